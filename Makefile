@@ -1,0 +1,75 @@
+# Two commands for a newcomer: `make demo`, `make test`. Everything installs into .venv.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+export PYTHON
+
+PY := .venv/bin/python
+STAMP := .venv/.installed
+LOCK_EXTRAS := --extra airflow --extra s3 --extra demo --extra dev
+
+.PHONY: help setup preflight demo up test test-unit test-all check format bench-w1 lock clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)$$/  make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null \
+	  || sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)$$/  make \1 - \2/p' Makefile
+
+preflight:
+	@tools/preflight.sh
+
+setup: $(STAMP)  ## make .venv from requirements.lock (PYTHON=python3.12 chooses the interpreter)
+
+$(STAMP): requirements.lock setup.cfg pyproject.toml
+	@echo "installing into .venv (once for each change of requirements.lock or setup.cfg)"
+	@tools/setup.sh
+	@touch $@
+
+# Java is asked for before anything is downloaded.
+demo: preflight  ## run the flight delays DAG in a real Airflow on a real Spark, and check its output
+	@$(MAKE) --no-print-directory setup
+	@$(PY) tools/demo.py
+
+up: preflight  ## leave Airflow running with the example DAGs; prints address and login
+	@$(MAKE) --no-print-directory setup
+	@$(PY) tools/up.py
+
+test: preflight  ## every layer: unit, real Spark, real Airflow (under 15 minutes on 2 cores)
+	@$(MAKE) --no-print-directory setup
+	@$(PY) -m pytest -m "not slow"
+
+test-unit: setup  ## the unit layer only; needs no Java
+	@$(PY) -m pytest tests/unit tests/test_architecture.py
+
+test-all: preflight  ## `test` and the tests marked slow
+	@$(MAKE) --no-print-directory setup
+	@$(PY) -m pytest
+
+check: setup  ## ruff, mypy --strict, import-linter, architecture and packaging tests
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@.venv/bin/lint-imports --no-cache
+	@$(PY) -m pytest tests/test_architecture.py tests/test_packaging.py
+
+format: setup  ## let ruff format the code and sort imports
+	@$(PY) -m ruff check --fix --select I .
+	@$(PY) -m ruff format .
+
+bench-w1: preflight  ## benchmark W1 beside Structured Streaming; writes benchmarks/RESULTS.md
+	@$(MAKE) --no-print-directory setup
+	@$(PY) benchmarks/w1.py --write
+
+lock: setup  ## resolve requirements.lock anew for Python 3.11-3.14
+	@{ printf '%s\n' \
+	  '# The exact versions `make setup` installs, for Python 3.11 to 3.14: all extras of setup.cfg.' \
+	  '# Written by `make lock` (uv, universal resolution); not edited by hand.' \
+	  '# pyspark-client is kept out: it installs into the same folder as pyspark and overwrites its files.'; \
+	  printf 'pyspark-client ; python_version < "3"\n' > .venv/lock-overrides.txt; \
+	  $(PY) -m uv pip compile --quiet --universal --upgrade --python-version 3.11 --no-emit-index-url --no-header \
+	    --override .venv/lock-overrides.txt $(LOCK_EXTRAS) setup.cfg; } > requirements.lock.new
+	@! grep -n 'pyspark-client==\|https\?://' requirements.lock.new
+	@mv requirements.lock.new requirements.lock
+
+clean:  ## remove build output, caches and the demo's folder; .venv stays
+	@rm -rf build dist *.egg-info .work .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis \
+	  spark-warehouse metastore_db derby.log requirements.lock.new
+	@find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +

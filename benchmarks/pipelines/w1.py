@@ -1,0 +1,165 @@
+"""Workload W1 as a tidegate pipeline; see `benchmarks/w1_workload.py` for its definition and README.md for the rules.
+
+One file, so that it can be pinned as the job's artifact. Arguments: `rows`, `keys` (integers) and `report`, a local folder
+in which each source and sink subtask leaves one small JSON file: when it saw its first and last record, and a fingerprint
+of the result rows it discarded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+import tidegate
+from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
+
+SCHEMA = pa.schema(
+    [pa.field(name, pa.int64(), nullable=False) for name in ("k", "v", "ts_ms")]
+)
+
+
+@numba.njit(cache=False)
+def generate(
+    numbers: npt.NDArray[np.int64],
+    keys: int,
+    half: int,
+    k: npt.NDArray[np.int64],
+    v: npt.NDArray[np.int64],
+    ts_ms: npt.NDArray[np.int64],
+) -> None:
+    """W1's three columns for the given row numbers, by its definition, row by row."""
+    for j in range(len(numbers)):
+        i = np.uint64(numbers[j])
+        k[j] = np.int64((i * np.uint64(2_654_435_761)) % np.uint64(keys))
+        v[j] = np.int64(i % np.uint64(1_000))
+        ts_ms[j] = np.int64((i % np.uint64(half)) // np.uint64(250))
+
+
+@numba.njit(cache=False)
+def fingerprint(
+    k: npt.NDArray[np.int64],
+    start_us: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
+    total: npt.NDArray[np.int64],
+) -> Any:
+    """Sum over result rows, modulo 2^64, of a 64-bit hash of the whole row: equal multisets of rows, and in practice only
+    those, give equal sums, in whatever order and batches the rows come."""
+    answer = np.uint64(0)
+    for j in range(len(k)):
+        h = np.uint64(0x9E3779B97F4A7C15)
+        for part in (k[j], start_us[j], rows[j], total[j]):
+            h = (h ^ np.uint64(part)) * np.uint64(0xFF51AFD7ED558CCD)
+            h ^= h >> np.uint64(32)
+        answer += h
+    return answer
+
+
+class W1Rows:
+    """The generator; notes when it is first called in its process, which is the first record of its subtask."""
+
+    def __init__(self, rows: int, keys: int, report: str) -> None:
+        self._keys = keys
+        self._half = rows // 2
+        self._report = report
+        self._started = False
+        self(np.zeros(0, dtype=np.int64))  # compiles before the job is ready, not at the first record
+        self._started = False
+
+    def __call__(self, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        """Row numbers to records."""
+        if not self._started:
+            self._started = True
+            if len(numbers):
+                _leave(self._report, f"source-{int(numbers[0])}", {"first_s": time.time()})
+        columns = [np.empty(len(numbers), dtype=np.int64) for _ in SCHEMA]
+        generate(numbers, self._keys, self._half, *columns)
+        return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=SCHEMA)
+
+
+class FingerprintSink(Sink):
+    """Discards its records after adding them to a fingerprint, a row count and the sums of both aggregates."""
+
+    two_phase = False
+
+    def __init__(self, report: str) -> None:
+        self._report = report
+
+    def create_writer(self, ctx: SinkContext) -> SinkWriter:
+        """One writer a subtask."""
+        return FingerprintWriter(self._report, ctx)
+
+
+class FingerprintWriter(SinkWriter):
+    """Writes its report when it is closed. A restart would leave two reports of one subtask with different runs, which the
+    benchmark refuses."""
+
+    def __init__(self, report: str, ctx: SinkContext) -> None:
+        self._report = report
+        self._name = f"sink-{ctx.subtask}-{ctx.generation}-{ctx.run_id}"
+        self._result_rows = self._counted = self._total = 0
+        self._fingerprint = 0
+        self._last_s = 0.0
+        none = np.zeros(0, dtype=np.int64)
+        fingerprint(none, none, none, none)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add the rows up and forget them."""
+        k, rows, total = (batch.column(name).to_numpy() for name in ("k", "rows", "total"))
+        start_us = batch.column("window_start").cast(pa.int64()).to_numpy()
+        self._result_rows += len(k)
+        self._counted += int(rows.sum())
+        self._total += int(total.sum())
+        self._fingerprint = (self._fingerprint + int(fingerprint(k, start_us, rows, total))) % 2**64
+        self._last_s = time.time()
+
+    def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
+        """Nothing to commit."""
+        return tuple
+
+    def commit(self, committables: Sequence[Committable]) -> None:
+        """Nothing to do."""
+
+    def abort(self, committables: Sequence[Committable]) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Leave the report."""
+        _leave(
+            self._report,
+            self._name,
+            {
+                "last_s": self._last_s,
+                "result_rows": self._result_rows,
+                "counted": self._counted,
+                "total": self._total,
+                "fingerprint": self._fingerprint,
+            },
+        )
+
+
+def _leave(folder: str, name: str, facts: Mapping[str, Any]) -> None:
+    with open(os.path.join(folder, f"{name}.json"), "w", encoding="utf-8") as file:
+        json.dump(facts, file)
+
+
+def build(args: Mapping[str, Any]) -> tidegate.Pipeline:
+    """W1: generate, window, count and sum, discard."""
+    rows, keys, report = int(args["rows"]), int(args["keys"]), str(args["report"])
+    p = tidegate.Pipeline()
+    (
+        p.read(tidegate.DataGen(W1Rows(rows, keys, report), SCHEMA, rows=rows), uid="rows")
+        .with_watermark("ts_ms", "0 s", unit="ms")
+        .group_by("k")
+        .window(tidegate.tumbling("10 s"))
+        .agg(rows=tidegate.count(), total=tidegate.sum("v"), uid="per-key")
+        .write(FingerprintSink(report), uid="discard")
+    )
+    return p

@@ -1,0 +1,209 @@
+"""W1 on Spark Structured Streaming: RocksDB state store, update mode, discarding (`noop`) sink, master local[2].
+
+Run by `w1.py` as a process of its own, so that the CPU of its tree is Structured Streaming's alone:
+
+    python benchmarks/structured_streaming.py --keys 100000 --seconds 30 --work DIR
+
+It warms up (class loading, JIT) and finds out the speed with a shorter query of the same shape, then runs the measured one,
+then reads every window's result back from the state store and compares it with the closed form. Prints one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+from cpu_timeline import CpuTimeline
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from w1_workload import MOST_ROWS, MULTIPLIER, ROWS_PER_MS, ROWS_PER_WINDOW, VALUES, WINDOW_MS, expected
+
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.memory": "4g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    # Both as Spark's own documents advise for speed: changelog checkpoints, no row counting in the store.
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
+    # Keeps every version of the state, so that the results can be read back afterwards; progress of every micro-batch.
+    "spark.sql.streaming.minBatchesToRetain": "100000",
+    "spark.sql.streaming.numRecentProgressUpdates": "100000",
+}
+PROGRESS_POLL_S = 0.1
+WARM_UP_BATCHES = 5
+WARM_UP_S = 15.0
+"""Least length of all warm-up queries together; they also settle how many rows make one micro-batch."""
+MOST_WARM_UPS = 8
+MOST_RUNS = 4
+"""How often the measured part is repeated with more rows when it was shorter than asked for."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run of N rows."""
+
+    rows: int
+    wall_s: float
+    cpu_s: float
+    micro_batches: int
+    last_batch_s: float
+    checked_windows: int = 0
+    checked_results: int = 0
+
+
+def result_stream(spark: SparkSession, rows: int, keys: int, rows_per_batch: int) -> DataFrame:
+    """W1 in native expressions. The source's number n goes to source partition n mod 2; that one reads half n mod 2 in
+    order, as our two source subtasks do. Numbers from `rows` on are cut off."""
+    n, half = F.col("value"), rows // 2
+    numbers = (
+        spark.readStream.format("rate-micro-batch")
+        .option("rowsPerBatch", rows_per_batch)
+        .option("numPartitions", 2)
+        .load()
+        .where(n < rows)
+        .select(((n % 2) * half + F.shiftright(n, 1)).alias("i"))
+    )
+    i = F.col("i")
+    records = numbers.select(
+        ((i * F.lit(MULTIPLIER)) % keys).alias("k"),
+        (i % VALUES).alias("v"),
+        F.timestamp_millis(((i % half) / ROWS_PER_MS).cast("bigint")).alias("ts"),
+    )
+    return (
+        records.withWatermark("ts", "0 seconds")
+        .groupBy("k", F.window("ts", f"{WINDOW_MS // 1000} seconds"))
+        .agg(F.count(F.lit(1)).alias("rows"), F.sum("v").alias("total"))
+    )
+
+
+def run(spark: SparkSession, keys: int, rows_per_batch: int, batches: int, checkpoint: str) -> Measured:
+    """Run `batches` full micro-batches; wall and CPU from the first one's trigger to the last one's commit."""
+    rows = rows_per_batch * batches
+    with CpuTimeline(os.getpid()) as timeline:
+        time.sleep(0.3)
+        query = (
+            result_stream(spark, rows, keys, rows_per_batch)
+            .writeStream.format("noop")
+            .outputMode("update")
+            .option("checkpointLocation", checkpoint)
+            .start()
+        )
+        while not any(p["batchId"] >= batches - 1 for p in [query.lastProgress] if p):
+            if query.exception():
+                raise RuntimeError(str(query.exception()))
+            time.sleep(PROGRESS_POLL_S)
+        time.sleep(0.3)
+    progress = {p["batchId"]: p for p in query.recentProgress}
+    query.stop()
+    done = [progress[b] for b in range(batches)]
+    if sum(p["numInputRows"] for p in done) != rows:
+        raise RuntimeError(f"{sum(p['numInputRows'] for p in done)} rows came instead of {rows}")
+    start_s = _unix_s(done[0]["timestamp"])
+    end_s = _unix_s(done[-1]["timestamp"]) + done[-1]["durationMs"]["triggerExecution"] / 1000
+    last_batch_s = done[-1]["durationMs"]["triggerExecution"] / 1000
+    return Measured(rows, end_s - start_s, timeline.between(start_s, end_s), batches, last_batch_s)
+
+
+def _unix_s(text: str) -> float:
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+def check(spark: SparkSession, measured: Measured, keys: int, checkpoint: str) -> tuple[int, int]:
+    """Compare every (k, window) with the closed form; (windows, result rows) compared. Raises RuntimeError on a difference.
+
+    A window's final numbers stand in the state after the micro-batch that brought its last row: the watermark of that
+    micro-batch comes from the one before, so the window is still there.
+    """
+    rows_per_batch = measured.rows // measured.micro_batches
+    windows = results = 0
+    for number, window in enumerate(expected(measured.rows, keys)):
+        last_row = min((number + 1) * ROWS_PER_WINDOW, measured.rows)
+        batch = -(-last_row // rows_per_batch) - 1
+        state = spark.read.format("statestore").option("batchId", batch).load(checkpoint)
+        start = F.unix_millis(F.col("key.window.start"))
+        table = (
+            state.where(start == window.start_ms)
+            .select(F.col("key.k").alias("k"), F.col("value.*"))
+            .toArrow()
+            .sort_by("k")
+        )
+        got = [table.column(c).to_numpy() for c in range(3)]
+        for name, want, have in zip(("k", "count", "sum"), (window.keys, window.counts, window.sums), got, strict=True):
+            if not np.array_equal(want, have):
+                raise RuntimeError(f"wrong {name} in the window that starts at {window.start_ms} ms, micro-batch {batch}")
+        windows += 1
+        results += len(window.keys)
+    return windows, results
+
+
+def measure(spark: SparkSession, keys: int, seconds: float, batch_s: float, work: str) -> Measured:
+    """Warm up, find the speed, then measure at least `seconds`."""
+    rows_per_batch, warm_s = 200_000, 0.0
+    for attempt in range(MOST_WARM_UPS):
+        warm = run(spark, keys, rows_per_batch, WARM_UP_BATCHES, os.path.join(work, f"warm-up-{attempt}"))
+        warm_s += warm.wall_s
+        slower = warm.last_batch_s / batch_s
+        if 0.8 <= slower <= 1.25 and warm_s >= WARM_UP_S:
+            break
+        rows_per_batch = _even(rows_per_batch / min(max(slower, 0.1), 10.0))
+    wanted_s = seconds
+    for attempt in range(MOST_RUNS):
+        batches = min(max(1, round(wanted_s * 1.25 / batch_s)), MOST_ROWS // rows_per_batch)
+        checkpoint = os.path.join(work, f"measured-{attempt}")
+        measured = run(spark, keys, rows_per_batch, batches, checkpoint)
+        if measured.wall_s >= seconds:
+            break
+        wanted_s *= seconds / measured.wall_s
+    else:
+        raise RuntimeError(f"no run lasted {seconds} s; the last one {measured.wall_s:.1f} s")
+    windows, results = check(spark, measured, keys, checkpoint)
+    return Measured(**{**asdict(measured), "checked_windows": windows, "checked_results": results})
+
+
+def _even(rows: float) -> int:
+    return max(2, int(rows) // 2 * 2)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure once and print JSON."""
+    parser = argparse.ArgumentParser(description="W1 on Structured Streaming")
+    parser.add_argument("--keys", type=int, required=True)
+    parser.add_argument("--seconds", type=float, default=30.0, help="least length of the measured part")
+    parser.add_argument("--batch-seconds", type=float, default=1.0, help="length of a micro-batch, as our checkpoints")
+    parser.add_argument("--work", required=True, help="a folder on local disk for checkpoints; emptied afterwards")
+    parser.add_argument("--conf", action="append", default=[], metavar="K=V")
+    args = parser.parse_args(argv)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder: Any = SparkSession.builder
+    builder = builder.master("local[2]").appName("w1")
+    for key, value in {**SETTINGS, **dict(pair.split("=", 1) for pair in args.conf)}.items():
+        builder = builder.config(key, value)
+    spark: SparkSession = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    folder = os.path.join(args.work, f"structured-streaming-{os.getpid()}")
+    try:
+        measured = measure(spark, args.keys, args.seconds, args.batch_seconds, folder)
+    finally:
+        spark.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+    print(json.dumps(asdict(measured)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

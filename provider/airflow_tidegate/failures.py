@@ -1,0 +1,82 @@
+"""One failure, told once: from a `TidegateError` (or a trigger's event) to the exception that ends the Airflow task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn
+
+from tidegate.contract.errors import JobFailedError, TidegateError
+
+try:  # Airflow 3.2 moved them
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException
+except ImportError:  # pragma: no cover - Airflow 3.1
+    from airflow.exceptions import (  # type: ignore[attr-defined,no-redef,unused-ignore]
+        AirflowException,
+        AirflowFailException,
+    )
+
+FINAL_CODES = frozenset({"option", "pipeline", "environment", "record"})
+"""Codes of errors that the same attempt would meet again: the Airflow task fails without using up its retries."""
+
+
+class RootCauseError(JobFailedError):
+    """The job failed; carries the user's traceback beside the message (design, section 5)."""
+
+    def __init__(self, what: str, *, where: str = "", cause: str = "", remedy: str = "", traceback: str = "") -> None:
+        super().__init__(what, where=where, cause=cause, remedy=remedy)
+        self.traceback = traceback
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failure as JSON, so that a trigger can hand it to its task.
+
+    Attributes:
+        code: the `TidegateError`'s code.
+        message: one text with place, cause and remedy.
+        traceback: the user's traceback, or empty.
+        final: a retry cannot mend it.
+    """
+
+    code: str
+    message: str
+    traceback: str = ""
+    final: bool = False
+
+    @classmethod
+    def of(cls, error: TidegateError) -> Failure:
+        """The failure that `error` tells."""
+        return cls(
+            code=error.code,
+            message=str(error),
+            traceback=getattr(error, "traceback", "") or "",
+            final=error.code in FINAL_CODES,
+        )
+
+    @classmethod
+    def from_event(cls, event: Mapping[str, Any]) -> Failure:
+        """The failure in a trigger's event."""
+        return cls(**event["failure"])
+
+    def to_event(self) -> dict[str, Any]:
+        """The event a trigger fires for this failure."""
+        return {"failure": asdict(self)}
+
+    def end_task(self) -> NoReturn:
+        """Raise what ends the Airflow task: AirflowFailException when no retry can mend it, else AirflowException."""
+        text = self.message if not self.traceback else f"{self.message}\n{self.traceback.rstrip()}"
+        raise (AirflowFailException if self.final else AirflowException)(text) from None
+
+
+@contextmanager
+def airflow_failures() -> Iterator[None]:
+    """Turn a `TidegateError` inside into the exception that ends the Airflow task, with one message."""
+    try:
+        yield
+    except TidegateError as error:
+        failure = Failure.of(error)
+    else:
+        return
+    failure.end_task()

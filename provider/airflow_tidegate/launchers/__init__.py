@@ -1,0 +1,1 @@
+"""Ways to bring a Spark driver up."""

@@ -1,0 +1,1 @@
+"""Operators: one module for each family of verbs."""

@@ -1,0 +1,1 @@
+"""Sensors over the decision log and the status hint."""

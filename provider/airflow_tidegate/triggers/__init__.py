@@ -1,0 +1,1 @@
+"""Triggers: one class for each kind of wait."""

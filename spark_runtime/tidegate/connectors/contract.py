@@ -1,0 +1,198 @@
+"""The contracts of sources and sinks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pyarrow as pa
+
+Boundedness = Literal["bounded", "unbounded"]
+
+
+@dataclass(frozen=True)
+class Split:
+    """A part of a source's input, read by one reader at a time.
+
+    Attributes:
+        split_id: unique within the source, stable over restores.
+        data: JSON-able description (path, row range, ...), without secrets.
+        position: JSON-able position after the last emitted record; None: from the start (S4.2).
+        finished: read to its end.
+        weight: relative size, for even assignment.
+    """
+
+    split_id: str
+    data: Mapping[str, Any]
+    position: Any = None
+    finished: bool = False
+    weight: int = 1
+
+
+@dataclass(frozen=True)
+class Polled:
+    """Answer of one `SourceReader.poll`.
+
+    Attributes:
+        batch: records, or None.
+        split_id: the split they came from.
+        state: `more` (poll again), `nothing_now` (poll again at `retry_at_ms`), `end` (all splits read; bounded sources only).
+        retry_at_ms: with `nothing_now`: processing time in milliseconds at which to poll again.
+        idle: the reader has nothing for an indefinite time: leave it out of the watermark (S4.4).
+    """
+
+    batch: pa.RecordBatch | None = None
+    split_id: str | None = None
+    state: Literal["more", "nothing_now", "end"] = "more"
+    retry_at_ms: int = 0
+    idle: bool = False
+
+
+class SourceReader(ABC):
+    """Reads splits in one subtask. All methods on the slot's loop; `poll` must not block for more than a few
+    milliseconds beyond the work of making one batch (at most some 64k rows)."""
+
+    @abstractmethod
+    def add_splits(self, splits: Sequence[Split]) -> None:
+        """Take splits: fresh ones (`position` None) or restored ones. Called once, before the first poll."""
+
+    @abstractmethod
+    def poll(self, now_ms: int) -> Polled:
+        """The next batch. The position moves together with the batch (S4.1)."""
+
+    @abstractmethod
+    def snapshot(self) -> Sequence[Split]:
+        """All splits of this reader, finished ones too, with positions after the last batch polled (S4.2)."""
+
+    def active_splits(self) -> frozenset[str]:
+        """Ids of the splits not read to their end; those not begun hold the watermark back (S4.4). Asked whenever the
+        split of a polled batch differs from the one before."""
+        return frozenset(split.split_id for split in self.snapshot() if not split.finished)
+
+    def progress(self) -> Mapping[str, Any]:
+        """Small JSON-able facts for the status, such as `{"played_all": true}`."""
+        return {}
+
+    def close(self) -> None:
+        """Release resources."""
+
+
+@dataclass(frozen=True)
+class SourceContext:
+    """What a reader knows of its place: parallelism of the source and its own subtask index, storage options."""
+
+    uid: str
+    subtask: int
+    parallelism: int
+
+
+class Source(ABC):
+    """A description of input: frozen, cheap to make, no I/O in its constructor."""
+
+    @property
+    @abstractmethod
+    def boundedness(self) -> Boundedness:
+        """Bounded sources reach the end of input by themselves."""
+
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """Schema of the records. May read a file's header; raises PipelineError naming the path when it is missing."""
+
+    @abstractmethod
+    def discover(self, parallelism: int) -> Sequence[Split]:
+        """All splits, in the driver, once per fresh start; deterministic order (S4.3)."""
+
+    @abstractmethod
+    def create_reader(self, ctx: SourceContext) -> SourceReader:
+        """A reader, in the slot."""
+
+    def describe(self) -> str:
+        """One line for `explain()`, without secrets."""
+        return type(self).__name__
+
+
+@dataclass(frozen=True)
+class Committable:
+    """Handle of one pre-committed transaction; lives in the snapshot.
+
+    Attributes:
+        transaction_id: unique; carries job, lineage, sink uid, subtask and checkpoint (S7.4).
+        data: JSON-able: what commit needs, without secrets.
+    """
+
+    transaction_id: str
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class SinkContext:
+    """What a writer knows of its place."""
+
+    job_id: str
+    lineage: str
+    uid: str
+    subtask: int
+    parallelism: int
+    generation: int
+    run_id: str
+    schema: pa.Schema
+    scratch: str = ""
+    """A private writable directory on local disk; empty: make a temporary one."""
+
+
+class SinkWriter(ABC):
+    """Two-phase writer of one subtask (S7.4). `write`, `prepare_commit` run on the loop; the function that
+    `prepare_commit` returns, `commit` and `abort` run on a writer thread and may block."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write to where readers do not see it."""
+
+    @abstractmethod
+    def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
+        """Close the running transaction; later writes belong to the next. The returned function (called once) makes
+        the staged data durable and gives its handles; empty when nothing was written."""
+
+    @abstractmethod
+    def commit(self, committables: Sequence[Committable]) -> None:
+        """Publish, idempotently. Neither commit marker nor staged data: raise, never "already done". Called only
+        while the caller holds a `CommitPermit` that covers them."""
+
+    @abstractmethod
+    def abort(self, committables: Sequence[Committable]) -> None:
+        """Remove staged data. Idempotent."""
+
+    def recover(self, checkpoint_id: int, pending: Sequence[Committable] = ()) -> None:
+        """Called once at the start of a run, on a writer thread, perhaps beside new writes of this run; at restore after
+        committing what the restored snapshot `checkpoint_id` held (0: fresh start): remove staged data that failed runs of
+        the same job, lineage, uid and subtask left. `pending`: restored handles that still await a permit (S7.8): keep."""
+
+    def close(self) -> None:
+        """Release resources; staged data that was not prepared is dropped."""
+
+
+class Sink(ABC):
+    """A description of output: frozen, cheap to make, no I/O in its constructor."""
+
+    two_phase: bool = True
+    """False: nothing to commit (a discarding or printing sink); then no final checkpoint is forced."""
+
+    def check(self, schema: pa.Schema) -> None:
+        """Raise PipelineError when records of this schema cannot be written, or the target cannot be used."""
+
+    @abstractmethod
+    def create_writer(self, ctx: SinkContext) -> SinkWriter:
+        """A writer, in the slot."""
+
+    def describe(self) -> str:
+        """One line for `explain()`, without secrets."""
+        return type(self).__name__
+
+
+@dataclass(frozen=True)
+class StorageOptions:
+    """fsspec options for a connector; values may be references `secret:env/NAME` or `secret:file/PATH`, resolved where used."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,263 @@
+"""DataGen: records computed from their row numbers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.connectors.contract import Boundedness, Polled, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.pacing import RowPacer
+from tidegate.contract.errors import OptionError, PipelineError
+
+RowFunction = Callable[[npt.NDArray[np.int64]], "pa.RecordBatch | Mapping[str, Any]"]
+"""Row numbers (int64, ascending) to records: a RecordBatch, or one array (numpy, Arrow, list) per column. Must be pure:
+the same row number always gives the same record, however the numbers are cut into batches."""
+
+DEFAULT_BATCH_ROWS = 65_536
+
+
+class DataGen(Source):
+    """Makes records from row numbers 0, 1, 2, ...; deterministic, so that a restored run repeats nothing and skips nothing.
+
+    Bounded when `rows` is given: split s of S holds the contiguous range [s * rows // S, (s + 1) * rows // S).
+    Unbounded otherwise: split s of S holds rows s, s + S, s + 2 S, ... A split's position is the rows it has emitted (S4.2).
+
+    Args:
+        function: see `RowFunction`; runs in the slots.
+        schema: of the records; each batch is checked against it.
+        rows: number of rows over all splits; None: unbounded.
+        splits: number of splits; None: the source's parallelism at the first start.
+        rate: rows per second over all splits; None: as fast as downstream takes them.
+        batch_rows: most rows in one batch.
+
+    Raises:
+        OptionError: a number is out of range.
+    """
+
+    def __init__(
+        self,
+        function: RowFunction,
+        schema: pa.Schema,
+        *,
+        rows: int | None = None,
+        splits: int | None = None,
+        rate: float | None = None,
+        batch_rows: int = DEFAULT_BATCH_ROWS,
+    ) -> None:
+        if not isinstance(schema, pa.Schema):
+            raise OptionError("schema must be a pyarrow.Schema", where="DataGen(schema=...)", cause=repr(type(schema)))
+        for name, value, least in (("rows", rows, 0), ("splits", splits, 1), ("batch_rows", batch_rows, 1)):
+            if value is not None and value < least:
+                raise OptionError(f"{name}={value} is too small", where=f"DataGen({name}=...)", remedy=f"Use {least} or more")
+        if rate is not None and not rate > 0:
+            raise OptionError(f"rate={rate} is not positive", where="DataGen(rate=...)", remedy="Use rows per second, or None")
+        self._function = function
+        self._schema = schema
+        self._rows = rows
+        self._splits = splits
+        self._rate = rate
+        self._batch_rows = batch_rows
+
+    @property
+    def boundedness(self) -> Boundedness:
+        """`bounded` when `rows` was given."""
+        return "unbounded" if self._rows is None else "bounded"
+
+    def schema(self) -> pa.Schema:
+        """The schema given."""
+        return self._schema
+
+    def discover(self, parallelism: int) -> Sequence[Split]:
+        """`splits` splits; their data is (first row, step, rows or None)."""
+        count = self._splits or parallelism
+        made = []
+        for s in range(count):
+            if self._rows is None:
+                data: dict[str, Any] = {"first": s, "step": count, "rows": None}
+                weight = 1
+            else:
+                first, stop = s * self._rows // count, (s + 1) * self._rows // count
+                data = {"first": first, "step": 1, "rows": stop - first}
+                weight = max(1, stop - first)
+            made.append(Split(f"rows-{s:05d}-of-{count:05d}", {**data, "share": 1 / count}, weight=weight))
+        return made
+
+    def create_reader(self, ctx: SourceContext) -> SourceReader:
+        """A reader that takes its splits in turn, one batch each."""
+        return DataGenReader(self._function, self._schema, self._rate, self._batch_rows, ctx)
+
+    def describe(self) -> str:
+        """Rows and rate."""
+        parts = ["unbounded" if self._rows is None else f"{self._rows:,} rows"]
+        if self._rate is not None:
+            parts.append(f"{self._rate:g} rows/s")
+        return f"DataGen({', '.join(parts)})"
+
+
+class _OpenSplit:
+    """Where one split stands."""
+
+    __slots__ = ("emitted", "first", "pacer", "rows", "split", "step")
+
+    def __init__(self, split: Split, rate: float | None) -> None:
+        self.split = split
+        self.first: int = split.data["first"]
+        self.step: int = split.data["step"]
+        self.rows: int | None = split.data["rows"]
+        self.emitted: int = split.position or 0
+        self.pacer = None if rate is None else RowPacer(rate * split.data["share"])
+
+    def left(self) -> int | None:
+        """Rows not emitted yet; None: endless."""
+        return None if self.rows is None else self.rows - self.emitted
+
+
+class DataGenReader(SourceReader):
+    """Reader of `DataGen`; see there. Splits take turns."""
+
+    def __init__(
+        self, function: RowFunction, schema: pa.Schema, rate: float | None, batch_rows: int, ctx: SourceContext
+    ) -> None:
+        self._function = function
+        self._schema = schema
+        self._names = schema.names
+        self._raw_dtypes = {field.name: _raw_dtype(field.type) for field in schema}
+        self._rate = rate
+        self._batch_rows = batch_rows
+        self._ctx = ctx
+        self._all: list[_OpenSplit] = []
+        self._turn: deque[_OpenSplit] = deque()
+        self._bounded = False
+
+    def add_splits(self, splits: Sequence[Split]) -> None:
+        """Take splits at their positions."""
+        self._all = [_OpenSplit(s, self._rate) for s in splits]
+        self._turn = deque(s for s in self._all if s.left() != 0)
+        self._bounded = all(s.rows is not None for s in self._all)
+
+    def poll(self, now_ms: int) -> Polled:
+        """The next batch of the split whose turn it is; `end` when all are read."""
+        turn = self._turn
+        if not turn:
+            return Polled(state="end") if self._bounded else Polled(state="nothing_now", retry_at_ms=now_ms + 1000, idle=True)
+        retry_at_ms = None
+        for _ in range(len(turn)):
+            current = turn[0]
+            wanted = self._batch_rows
+            left = current.left()
+            if left is not None:
+                wanted = min(wanted, left)
+            if current.pacer is not None:
+                wanted = min(wanted, current.pacer.due(now_ms))
+                if wanted == 0:
+                    due_ms = current.pacer.next_due_ms(now_ms)
+                    retry_at_ms = due_ms if retry_at_ms is None else min(retry_at_ms, due_ms)
+                    turn.rotate(-1)
+                    continue
+            return self._emit(current, wanted)
+        return Polled(state="nothing_now", retry_at_ms=retry_at_ms or now_ms)
+
+    def _emit(self, current: _OpenSplit, wanted: int) -> Polled:
+        start = current.first + current.emitted * current.step
+        batch = self._make(np.arange(start, start + wanted * current.step, current.step, dtype=np.int64))
+        current.emitted += wanted
+        if current.pacer is not None:
+            current.pacer.emitted(wanted)
+        if current.emitted == current.rows:
+            self._turn.popleft()
+        elif len(self._turn) > 1:
+            self._turn.rotate(-1)
+        return Polled(batch, current.split.split_id)
+
+    def _make(self, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
+        made = self._function(numbers)
+        if not isinstance(made, pa.RecordBatch):
+            made = self._from_columns(made)
+        elif not made.schema.equals(self._schema):
+            raise PipelineError(
+                "The function of DataGen returned another schema than declared",
+                where=f"source {self._ctx.uid!r}, subtask {self._ctx.subtask}",
+                cause=f"declared {_one_line(self._schema)}, returned {_one_line(made.schema)}",
+                remedy="Make both the same",
+            )
+        if made.num_rows != len(numbers):
+            raise PipelineError(
+                f"The function of DataGen returned {made.num_rows} rows for {len(numbers)} row numbers",
+                where=f"source {self._ctx.uid!r}, subtask {self._ctx.subtask}",
+                remedy="Return exactly one row per row number",
+            )
+        return made
+
+    def _from_columns(self, columns: Mapping[str, Any]) -> pa.RecordBatch:
+        where = f"source {self._ctx.uid!r}, subtask {self._ctx.subtask}"
+        if not isinstance(columns, Mapping):
+            raise PipelineError(
+                f"The function of DataGen returned {type(columns).__name__}",
+                where=where,
+                remedy="Return a pyarrow.RecordBatch or a dict of arrays",
+            )
+        if columns.keys() != set(self._names):
+            missing, extra = set(self._names) - columns.keys(), columns.keys() - set(self._names)
+            raise PipelineError(
+                "The function of DataGen returned other columns than declared",
+                where=where,
+                cause=f"missing {sorted(missing)}, undeclared {sorted(extra)}",
+                remedy="Make the returned columns those of schema=",
+            )
+        arrays = []
+        for field in self._schema:
+            column = columns[field.name]
+            raw = self._raw_dtypes[field.name]
+            try:
+                if isinstance(column, np.ndarray) and column.dtype == raw and column.ndim == 1 and column.flags.c_contiguous:
+                    column = pa.Array.from_buffers(field.type, len(column), [None, pa.py_buffer(column)])
+                elif not isinstance(column, pa.Array):
+                    column = pa.array(column, type=field.type)
+                elif column.type != field.type:
+                    raise pa.ArrowTypeError(f"got {column.type}")
+            except (pa.ArrowException, TypeError, ValueError) as e:
+                raise PipelineError(
+                    f"Column {field.name!r} from the function of DataGen is not {field.type}",
+                    where=where,
+                    cause=str(e),
+                    remedy="Return the type declared in schema=",
+                ) from e
+            arrays.append(column)
+        try:
+            return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        except pa.ArrowInvalid as e:
+            raise PipelineError(
+                "The columns from the function of DataGen do not make one batch",
+                where=where,
+                cause=str(e),
+                remedy="Return exactly one value per row number in each column",
+            ) from e
+
+    def snapshot(self) -> Sequence[Split]:
+        """All splits with the rows each has emitted."""
+        return [replace(s.split, position=s.emitted, finished=s.left() == 0) for s in self._all]
+
+    def progress(self) -> Mapping[str, Any]:
+        """Rows emitted by this reader's splits, over all runs."""
+        return {"rows": sum(s.emitted for s in self._all)}
+
+
+def _raw_dtype(kind: pa.DataType) -> np.dtype[Any] | None:
+    """The numpy dtype whose memory is that of `kind`, so that a column needs no conversion; None: convert."""
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return np.dtype(kind.to_pandas_dtype())
+    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind) or pa.types.is_time64(kind) or pa.types.is_date64(kind):
+        return np.dtype(np.int64)
+    if pa.types.is_date32(kind) or pa.types.is_time32(kind):
+        return np.dtype(np.int32)
+    return None
+
+
+def _one_line(schema: pa.Schema) -> str:
+    return ", ".join(f"{f.name}: {f.type}{'' if f.nullable else ' not null'}" for f in schema)

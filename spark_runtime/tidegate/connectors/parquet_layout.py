@@ -1,0 +1,89 @@
+"""Where the Parquet sink keeps what: every path below a sink's folder is built here.
+
+    <path>/part-<job>-<lineage>-<uid>-<subtask>-<checkpoint>-<n>.parquet           published, seen by readers
+    <path>/_tidegate/staging/<job>/<lineage>/<uid>/<subtask>/<name>.parquet.staged  pre-committed or being written
+    <path>/_tidegate/commits/<transaction id>.json                                  commit markers
+
+Readers (Spark, pandas, pyarrow datasets, DuckDB on `<path>/*.parquet`) pass over `_tidegate`. A staged name carries generation,
+run, transaction number and file number, so that a zombie never writes to its successor's file (S9.2).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from tidegate.connectors.contract import SinkContext
+from tidegate.connectors.transactions import TransactionId
+
+PRIVATE_FOLDER = "_tidegate"
+STAGED_SUFFIX = ".parquet.staged"
+
+_PLAIN = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.]*[A-Za-z0-9_])?")
+_STAGED_NAME = re.compile(r"g(\d+)-(.+)-(\d+)-(\d+)\.parquet\.staged")
+
+
+@dataclass(frozen=True)
+class StagedName:
+    """Who wrote a staged file: generation, run, transaction number and file number within it."""
+
+    generation: int
+    run: str
+    transaction: int
+    file: int
+
+    def __str__(self) -> str:
+        return f"g{self.generation}-{self.run}-{self.transaction}-{self.file}{STAGED_SUFFIX}"
+
+
+def parse_staged_name(name: str) -> StagedName | None:
+    """Inverse of `str(StagedName)`; None for a file that is not ours."""
+    match = _STAGED_NAME.fullmatch(name)
+    return StagedName(int(match[1]), match[2], int(match[3]), int(match[4])) if match else None
+
+
+def token(text: str) -> str:
+    """`text` as a part of a file name: as it is when plain, else cleaned with a digest, so that no two texts share a token and
+    a token holds no `-`, which separates."""
+    if _PLAIN.fullmatch(text):
+        return text
+    return f"{re.sub('[^A-Za-z0-9_.]', '_', text).strip('.')}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+class ParquetLayout:
+    """The paths of one subtask's writer below `root`, without a trailing slash."""
+
+    def __init__(self, root: str, ctx: SinkContext) -> None:
+        self.root = root.rstrip("/")
+        self._run = token(ctx.run_id)
+        self._generation = ctx.generation
+        names = [token(ctx.job_id), token(ctx.lineage), token(ctx.uid), str(ctx.subtask)]
+        self.staging = "/".join([self.root, PRIVATE_FOLDER, "staging", *names])
+        self.commits = f"{self.root}/{PRIVATE_FOLDER}/commits"
+
+    def own(self, name: StagedName) -> bool:
+        """Whether this very run wrote the staged file."""
+        return (name.generation, name.run) == (self._generation, self._run)
+
+    def staged_name(self, transaction: int, file: int) -> str:
+        """Name, within `staging`, of a file this run writes."""
+        return str(StagedName(self._generation, self._run, transaction, file))
+
+    def staged(self, name: str) -> str:
+        """Path of a staged file."""
+        return f"{self.staging}/{name}"
+
+    def target(self, name: str) -> str:
+        """Path of a published file."""
+        return f"{self.root}/{name}"
+
+    def marker(self, transaction_id: str) -> str:
+        """Path of a transaction's commit marker."""
+        return f"{self.commits}/{transaction_id}.json"
+
+
+def target_name(made: TransactionId, file: int) -> str:
+    """Name of the published file; unique, because checkpoint ids are claimed once in a lineage."""
+    names = [token(made.job_id), token(made.lineage), token(made.uid)]
+    return f"part-{'-'.join(names)}-{made.subtask}-{made.checkpoint_id}-{file}.parquet"

@@ -1,0 +1,192 @@
+"""SinkOperator: runs a SinkWriter as a stream operator and keeps its uncommitted transactions in the snapshot (S7.4)."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
+from tidegate.operators.contract import CommitPermit, OperatorContext, Output, StreamOperator
+from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+
+COMMITTABLES = "committables"
+COMMITTABLES_SCHEMA = pa.schema(
+    [
+        pa.field("checkpoint_id", pa.int64(), nullable=False),
+        pa.field("transaction_id", pa.string(), nullable=False),
+        pa.field("data", pa.string(), nullable=False),
+    ]
+)
+"""The sink's list state: one row per transaction that was pre-committed and not seen committed; `data` is JSON."""
+
+
+@dataclass(frozen=True)
+class SinkSpec:
+    """Makes one SinkOperator per subtask."""
+
+    sink: Sink
+
+    def create(self) -> SinkOperator:
+        """A fresh operator, not opened."""
+        return SinkOperator(self.sink)
+
+    def describe(self) -> str:
+        """The sink's own line."""
+        return self.sink.describe()
+
+
+class _Preparation:
+    """The blocking part of one pre-commit, run exactly once by whoever needs its handles first.
+
+    A later checkpoint's snapshot holds the handles of all earlier ones, so it must not be written before they are known;
+    running an earlier part itself instead of waiting for its thread cannot deadlock, whatever threads there are.
+    """
+
+    def __init__(self, checkpoint_id: int, work: Callable[[], Sequence[Committable]]) -> None:
+        self.checkpoint_id = checkpoint_id
+        self._work = work
+        self._lock = threading.Lock()
+        self._made: tuple[Committable, ...] | None = None
+        self._error: Exception | None = None
+
+    def made(self) -> tuple[Committable, ...]:
+        """The handles; blocks for the work, or for the thread that does it. A failure is final: the transaction's rows
+        are in no other, so no later checkpoint may complete without them."""
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            if self._made is None:
+                try:
+                    self._made = tuple(self._work())
+                except Exception as e:
+                    self._error = e
+                    raise
+            return self._made
+
+
+class SinkOperator(StreamOperator):
+    """One subtask of a sink.
+
+    On the loop: `process`, `snapshot` (its synchronous part closes the transaction), `commit`, `recover` (both only hand out
+    work). On writer threads, concurrently with the loop: the returned functions. Guarantee, with a two-phase sink: every row
+    processed before a completed checkpoint's barrier is published once, whatever fails, as long as permits are only made from
+    `complete` entries (S7.4). With `two_phase = False`: at least once.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._writer: SinkWriter | None = None
+        self._lock = threading.Lock()
+        self._publishing = threading.Lock()
+        self._pending: list[_Preparation] = []
+        self._restored_checkpoint_id = 0
+
+    @property
+    def writer(self) -> SinkWriter:
+        """The sink's writer; only after `open`."""
+        assert self._writer is not None, "SinkOperator used before open"
+        return self._writer
+
+    def open(self, ctx: OperatorContext) -> None:
+        """Make the writer."""
+        super().open(ctx)
+        self._writer = self._sink.create_writer(
+            SinkContext(
+                job_id=ctx.job_id,
+                lineage=ctx.lineage,
+                uid=ctx.uid,
+                subtask=ctx.subtask,
+                parallelism=ctx.parallelism,
+                generation=ctx.generation,
+                run_id=ctx.run_id,
+                schema=ctx.input_schemas[0],
+                scratch=ctx.scratch,
+            )
+        )
+
+    def restore(self, parts: Sequence[StatePart]) -> None:
+        """Keep the restored snapshot's handles until a permit covers them. The caller runs `recover` next."""
+        by_checkpoint: dict[int, list[Committable]] = {}
+        for part in parts:
+            assert part.name == COMMITTABLES, f"a sink has no state {part.name!r}"
+            for row in part.table.to_pylist():
+                handle = Committable(row["transaction_id"], json.loads(row["data"]))
+                by_checkpoint.setdefault(row["checkpoint_id"], []).append(handle)
+        with self._lock:
+            for checkpoint_id, handles in sorted(by_checkpoint.items()):
+                self._pending.append(_Preparation(checkpoint_id, lambda known=handles: known))  # type: ignore[misc]
+
+    def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        """Write the batch into the running transaction; emits nothing."""
+        self.writer.write(batch)
+        yield from ()
+
+    def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
+        """Close the running transaction; the returned function stages it durably and gives every uncommitted handle up to
+        `checkpoint_id`. A one-phase sink has no state."""
+        if not self._sink.two_phase:
+            return None
+        with self._lock:
+            self._pending.append(_Preparation(checkpoint_id, self.writer.prepare_commit(checkpoint_id)))
+            covered = tuple(self._pending)
+        return lambda: _as_parts(covered)
+
+    def commit(self, permit: CommitPermit) -> Callable[[], None] | None:
+        """Work that publishes everything pre-committed up to the permit, or None when there is nothing. Raises from the
+        work when a transaction cannot be published; the handles are then kept."""
+        with self._lock:
+            covered = [p for p in self._pending if p.checkpoint_id <= permit.checkpoint_id]
+        return (lambda: self._publish(covered)) if covered else None
+
+    def recover(self, permit: CommitPermit | None) -> Callable[[], None]:
+        """Work to run once after `restore`, before the first commit of this run: publish what the restored snapshot holds and
+        `permit` covers, then remove what failed runs left staged. It may run beside new writes.
+
+        Args:
+            permit: for the restored snapshot; None at a fresh start and in a fork, which never publishes its original's
+                transactions (S7.4): it forgets their handles and leaves their data alone.
+        """
+        with self._lock:
+            if permit is None:
+                self._pending.clear()
+            covered = [p for p in self._pending if permit is not None and p.checkpoint_id <= permit.checkpoint_id]
+            waiting = [p for p in self._pending if p not in covered]
+
+        def work() -> None:
+            self._publish(covered)
+            if self._sink.two_phase:
+                kept = [handle for p in waiting for handle in p.made()]
+                self.writer.recover(permit.checkpoint_id if permit is not None else 0, kept)
+
+        return work
+
+    def _publish(self, covered: Sequence[_Preparation]) -> None:
+        with self._publishing:
+            with self._lock:
+                open_still = [p for p in covered if p in self._pending]
+            handles = [handle for p in open_still for handle in p.made()]
+            if handles:
+                self.writer.commit(handles)
+            with self._lock:
+                self._pending = [p for p in self._pending if p not in open_still]
+
+    def aborted(self, checkpoint_id: int) -> None:
+        """Nothing: what the checkpoint pre-committed stays pending and is covered by the next permit."""
+
+    def close(self) -> None:
+        """Close the writer; what is staged and pre-committed stays for the next run."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _as_parts(covered: Sequence[_Preparation]) -> Sequence[StatePart]:
+    rows = [
+        {"checkpoint_id": p.checkpoint_id, "transaction_id": h.transaction_id, "data": json.dumps(dict(h.data), sort_keys=True)}
+        for p in covered
+        for h in p.made()
+    ]
+    return [StatePart(COMMITTABLES, "list", pa.Table.from_pylist(rows, schema=COMMITTABLES_SCHEMA))]

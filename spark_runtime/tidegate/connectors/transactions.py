@@ -1,0 +1,77 @@
+"""Transaction ids of two-phase sinks: who wrote what for which checkpoint (S7.4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from tidegate.connectors.contract import Committable, SinkContext
+from tidegate.contract.errors import TidegateError
+
+
+@dataclass(frozen=True)
+class TransactionId:
+    """The parts of a transaction id. `number` counts the transactions of one writer, from 1."""
+
+    job_id: str
+    lineage: str
+    uid: str
+    subtask: int
+    checkpoint_id: int
+    generation: int
+    run_id: str
+    number: int
+
+    def __str__(self) -> str:
+        names = [quote(v, safe="") for v in (self.job_id, self.lineage, self.uid)]
+        return ",".join(
+            [*names, str(self.subtask), str(self.checkpoint_id), str(self.generation), quote(self.run_id, safe=""), str(self.number)]
+        )
+
+
+def transaction_id(ctx: SinkContext, checkpoint_id: int, number: int) -> str:
+    """The id of the writer's `number`-th transaction, pre-committed for `checkpoint_id`."""
+    return str(
+        TransactionId(
+            ctx.job_id, ctx.lineage, ctx.uid, ctx.subtask, checkpoint_id, ctx.generation, ctx.run_id, number
+        )
+    )
+
+
+def parse_transaction_id(text: str) -> TransactionId:
+    """The parts; TidegateError when the text is no transaction id."""
+    parts = text.split(",")
+    try:
+        job_id, lineage, uid, subtask, checkpoint_id, generation, run_id, number = parts
+        return TransactionId(
+            unquote(job_id),
+            unquote(lineage),
+            unquote(uid),
+            int(subtask),
+            int(checkpoint_id),
+            int(generation),
+            unquote(run_id),
+            int(number),
+        )
+    except ValueError as e:
+        raise TidegateError("Not a transaction id", where=text, cause="damaged or foreign state of a sink") from e
+
+
+def check_own(ctx: SinkContext, committable: Committable) -> None:
+    """Raise unless the transaction was written by this job and lineage: a fork touches none of its original's (S7.4)."""
+    made = parse_transaction_id(committable.transaction_id)
+    if (made.job_id, made.lineage, made.uid) != (ctx.job_id, ctx.lineage, ctx.uid):
+        raise TidegateError(
+            "A transaction of another job, lineage or sink must not be committed or aborted here",
+            where=f"job {ctx.job_id}, lineage {ctx.lineage}, sink {ctx.uid!r}, subtask {ctx.subtask}",
+            cause=f"transaction {committable.transaction_id}",
+            remedy="Restore in the lineage that wrote it, or as a fork, which leaves it alone",
+        )
+
+
+def is_leftover(ctx: SinkContext, transaction: str) -> bool:
+    """Whether a staged transaction was left by an earlier run of this very subtask. Those of this run and of a newer
+    generation are not: a zombie that recovers late must not harm its successor (S9.2)."""
+    made = parse_transaction_id(transaction)
+    same = (made.job_id, made.lineage, made.uid, made.subtask) == (ctx.job_id, ctx.lineage, ctx.uid, ctx.subtask)
+    return same and made.generation <= ctx.generation and (made.generation, made.run_id) != (ctx.generation, ctx.run_id)

@@ -1,0 +1,51 @@
+"""Which subtasks a snapshot triggers and waits for, computed atomically from subtask states (S1.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from tidegate.coordinator.events import Subtask
+from tidegate.coordinator.topology import Topology
+
+SubtaskState = Literal["created", "running", "ended", "finished"]
+"""`ended`: runs still, has passed EndOfData on, waits for its final snapshot (S7.3)."""
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """Attributes: to_trigger, wait_for and finished are disjoint from `missing`, which names what is neither."""
+
+    to_trigger: tuple[Subtask, ...]
+    wait_for: frozenset[Subtask]
+    finished: frozenset[Subtask]
+    missing: tuple[Subtask, ...]
+
+
+def plan_checkpoint(topology: Topology, states: Mapping[Subtask, SubtaskState]) -> CheckpointPlan:
+    """The plan for a snapshot that would start now. Linear in subtasks."""
+    to_trigger: list[Subtask] = []
+    wait_for: list[Subtask] = []
+    finished: list[Subtask] = []
+    missing: list[Subtask] = []
+    p = topology.parallelism
+    all_finished = [False] * len(topology.chains)
+    for chain in topology.chains:
+        states_here = [states[(chain.chain_id, i)] for i in range(p)]
+        all_finished[chain.chain_id] = all(s == "finished" for s in states_here)
+        for i, state in enumerate(states_here):
+            subtask = (chain.chain_id, i)
+            if state == "created":
+                missing.append(subtask)
+            elif state == "finished":
+                finished.append(subtask)
+            else:
+                wait_for.append(subtask)
+                fed = all(
+                    all_finished[up] if all_to_all else states[(up, i)] == "finished"
+                    for up, all_to_all in chain.upstream
+                )
+                if fed:
+                    to_trigger.append(subtask)
+    return CheckpointPlan(tuple(to_trigger), frozenset(wait_for), frozenset(finished), tuple(missing))

@@ -1,0 +1,443 @@
+"""The coordinator of one run: events in, actions out; no clock, thread, socket or Spark (S1, S2, S6, S7)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tidegate.channel.elements import StopMode
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.checkpoint_plan import SubtaskState, plan_checkpoint
+from tidegate.coordinator.events import Action, Event, Request, Subtask
+from tidegate.coordinator.pending import PendingCheckpoint
+from tidegate.coordinator.requests import RequestQueue
+from tidegate.coordinator.retention import Completed, retired
+from tidegate.coordinator.topology import Topology
+
+FINAL_RETRY_MS = 1_000
+"""Back-off before a final snapshot that failed is asked for again (S1.2)."""
+
+
+@dataclass(frozen=True)
+class CoordinatorOptions:
+    """The options of S1 and S2, in milliseconds and counts; `interval_ms` None: periodic checkpoints off."""
+
+    interval_ms: int | None
+    min_pause_ms: int
+    timeout_ms: int
+    max_concurrent: int
+    max_queued: int
+    tolerable_failures: int
+    retained: int
+
+
+class Coordinator:
+    """Triggers, collects and completes the snapshots of one run.
+
+    `handle` must be called from one thread, with a clock that does not go back. After `EndRun` or `FailRun` the run is
+    over; `shut_down` gives the answers that are still owed.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        options: CoordinatorOptions,
+        *,
+        run_id: str,
+        first_delay_ms: int,
+        completed: Sequence[Completed] = (),
+        last_committed: int | None = None,
+        finished: Iterable[Subtask] = (),
+    ) -> None:
+        """Args: first_delay_ms: before the first periodic trigger, drawn by the caller (S1.1).
+        completed: snapshots of this lineage, oldest first. finished: subtasks that do not exist in this run."""
+        self._topology = topology
+        self._options = options
+        self._run_id = run_id
+        self._first_delay_ms = first_delay_ms
+        self._states: dict[Subtask, SubtaskState] = dict.fromkeys(topology.subtasks(), "created")
+        self._natural: dict[Subtask, bool] = {}
+        self._queue = RequestQueue(options.max_queued)
+        self._pending: dict[int, PendingCheckpoint] = {}
+        self._claiming: Request | None = None
+        self._completed = list(completed)
+        self._last_committed = last_committed
+        self._committed_by: dict[int, set[Subtask]] = {}
+        self._next_periodic_ms: int | None = None
+        self._last_completed_ms: int | None = None
+        self._failures = 0
+        self._final_due_ms: int | None = None
+        self._stop: PendingCheckpoint | None = None
+        self._over = False
+        self._sources_ended: set[int] = set()
+        for subtask in finished:
+            self._states[subtask] = "finished"
+
+    # ------------------------------------------------------------ entry
+
+    def handle(self, event: Event, now_ms: int) -> list[Action]:
+        """Take one event; the actions are to be carried out in order."""
+        if self._over:
+            return self._after_the_end(event)
+        match event:
+            case ev.Tick():
+                actions = self._on_tick(now_ms)
+            case ev.SubtaskRunning(subtask):
+                actions = self._on_running(subtask, now_ms)
+            case ev.SubtaskEndedData(subtask, natural):
+                actions = self._on_ended(subtask, natural, now_ms)
+            case ev.SubtaskFinished(subtask):
+                actions = self._on_finished(subtask, now_ms)
+            case ev.Acknowledged():
+                actions = self._on_ack(event, now_ms)
+            case ev.Declined():
+                actions = self._on_decline(event, now_ms)
+            case ev.SnapshotRequested(request):
+                actions = self._on_request(request, now_ms)
+            case ev.LocationReady(checkpoint_id, path):
+                actions = self._on_location(checkpoint_id, path, now_ms)
+            case ev.ClaimFailed(reason):
+                actions = self._on_claim_failed(reason)
+            case ev.CompletionDurable(checkpoint_id, log_number):
+                actions = self._on_durable(checkpoint_id, log_number, now_ms)
+            case ev.CompletionFailed(checkpoint_id, reason):
+                actions = self._abort(self._pending.get(checkpoint_id), f"could not be completed: {reason}", counts=True)
+            case ev.SubtaskCommitted(subtask, checkpoint_id):
+                actions = self._on_committed(subtask, checkpoint_id)
+        if not self._over:
+            actions += self._start_next(now_ms)
+        return actions
+
+    def next_wake_ms(self) -> int | None:
+        """When the next Tick can change something."""
+        times = [p.deadline_ms for p in self._pending.values() if not p.completing]
+        times += [t for t in (self._next_periodic_ms, self._final_due_ms) if t is not None]
+        return min(times, default=None)
+
+    def shut_down(self, reason: str) -> tuple[list[Action], list[Request]]:
+        """The run is over: abort what is pending, answer stops; returns also the user requests that the next run may
+        take up again (checkpoints and savepoints; S7.7 tells a stop apart)."""
+        self._over = True
+        actions: list[Action] = []
+        again: list[Request] = []
+        for pending in self._pending.values():
+            actions.append(ev.SendAbort(pending.checkpoint_id, reason))
+            again.append(pending.request)
+        if self._claiming is not None:
+            again.append(self._claiming)
+        again += self._queue.drain()
+        self._pending.clear()
+        keep: list[Request] = []
+        for request in again:
+            if request.request_id is None:
+                continue
+            if request.kind == "stop-savepoint":
+                text = f"the stop did not happen, nothing was committed by it; the job restarts: {reason}"
+                actions.append(ev.Answer(request.request_id, False, "savepoint_failed_job_continues", text))
+            else:
+                keep.append(request)
+        return actions, keep
+
+    @property
+    def all_running(self) -> bool:
+        """No subtask is still to come up."""
+        return "created" not in self._states.values()
+
+    @property
+    def pending_ids(self) -> tuple[int, ...]:
+        """Ids on their way."""
+        return tuple(self._pending)
+
+    @property
+    def stop_completed(self) -> bool:
+        """A stop-savepoint has completed; what follows is only its commit and the end (S7.7)."""
+        return self._stop is not None
+
+    # ------------------------------------------------------------ subtask states
+
+    def _on_running(self, subtask: Subtask, now_ms: int) -> list[Action]:
+        self._states[subtask] = "running"
+        if self._options.interval_ms is not None and "created" not in self._states.values():
+            self._next_periodic_ms = now_ms + self._first_delay_ms
+        return []
+
+    def _on_ended(self, subtask: Subtask, natural: bool, now_ms: int) -> list[Action]:
+        self._states[subtask] = "ended"
+        self._natural[subtask] = natural
+        return self._note_source_end(subtask[0]) + self._ask_for_final(now_ms)
+
+    def _on_finished(self, subtask: Subtask, now_ms: int) -> list[Action]:
+        self._states[subtask] = "finished"
+        self._natural.setdefault(subtask, True)
+        actions = self._note_source_end(subtask[0])
+        for pending in list(self._pending.values()):
+            if pending.waits_for(subtask):
+                reason = f"subtask {subtask} finished before it could take part"
+                actions += self._abort(pending, reason, counts=False)
+        if all(s == "finished" for s in self._states.values()):
+            self._over = True
+            stop = self._stop
+            for pending in self._pending.values():
+                actions.append(ev.SendAbort(pending.checkpoint_id, "the job ended"))
+                actions += _answer(pending.request, False, "job_ended", "the job ended before the snapshot completed")
+            for request in self._queue.drain():
+                actions += _answer(request, False, "job_ended", "the job ended before the snapshot was triggered")
+            self._pending.clear()
+            if stop is None:
+                actions.append(ev.EndRun(None, None, None))
+            else:
+                request = stop.request
+                actions.append(ev.EndRun(request.stop, stop.checkpoint_id, stop.path, request.request_id))
+        else:
+            actions += self._ask_for_final(now_ms)
+        return actions
+
+    def _note_source_end(self, chain_id: int) -> list[Action]:
+        chain = self._topology.chains[chain_id]
+        if not chain.is_source or chain_id in self._sources_ended:
+            return []
+        subtasks = [(chain_id, i) for i in range(self._topology.parallelism)]
+        over = all(self._states[s] in ("ended", "finished") and self._natural.get(s, True) for s in subtasks)
+        if not over:
+            return []
+        self._sources_ended.add(chain_id)
+        return [ev.RecordSourceEnd(chain_id)]
+
+    def _ask_for_final(self, now_ms: int) -> list[Action]:
+        """One final snapshot as soon as nothing reads any more; it serves every stage (S7.3)."""
+        if self._all_ended() and not self._ending_is_served():
+            self._final_due_ms = now_ms
+        return []
+
+    def _all_ended(self) -> bool:
+        states = self._states.values()
+        return "ended" in states and all(s in ("ended", "finished") for s in states)
+
+    def _ending_is_served(self) -> bool:
+        """A stop-savepoint or final snapshot is on its way or has completed."""
+        kinds = {p.request.kind for p in self._pending.values()} | {r.kind for r in self._queue.savepoints()}
+        if self._claiming is not None:
+            kinds.add(self._claiming.kind)
+        return self._stop is not None or "stop-savepoint" in kinds or "final" in kinds
+
+    # ------------------------------------------------------------ triggering
+
+    def _on_tick(self, now_ms: int) -> list[Action]:
+        actions: list[Action] = []
+        for pending in list(self._pending.values()):
+            if now_ms >= pending.deadline_ms and not pending.completing:
+                missing = sorted(pending.plan.wait_for - pending.acks.keys())[:5]
+                reason = f"expired after {now_ms - pending.triggered_ms} ms; no answer from subtasks {missing}"
+                actions += self._abort(pending, reason, counts=True)
+        if self._next_periodic_ms is not None and now_ms >= self._next_periodic_ms:
+            assert self._options.interval_ms is not None
+            self._next_periodic_ms = now_ms + self._options.interval_ms
+            if not self._queue.has_periodic():
+                actions += self._on_request(Request("checkpoint", periodic=True), now_ms)
+        if self._final_due_ms is not None and now_ms >= self._final_due_ms:
+            self._final_due_ms = None
+            if self._all_ended() and not self._ending_is_served():
+                self._queue.add(Request("final"))
+        return actions
+
+    def _on_request(self, request: Request, now_ms: int) -> list[Action]:
+        if request.kind == "stop-savepoint" and self._ending_is_served():
+            merged = self._merge_into_stop(request)
+            if merged is not None:
+                return merged
+        fell_out = self._queue.add(request)
+        if fell_out is None:
+            return []
+        limit = self._options.max_queued
+        return _answer(fell_out, False, "too_many_requests", f"more than {limit} snapshot requests are waiting")
+
+    def _merge_into_stop(self, request: Request) -> list[Action] | None:
+        stops = [p.request for p in self._pending.values() if p.request.kind == "stop-savepoint"]
+        stops += [r for r in self._queue.savepoints() if r.kind == "stop-savepoint"]
+        if self._stop is not None:
+            stops.append(self._stop.request)
+        if self._claiming is not None and self._claiming.kind == "stop-savepoint":
+            stops.append(self._claiming)
+        if not stops:
+            return None
+        text = f"a stop (mode {stops[0].stop}) is on its way already; wait for its end"
+        return _answer(request, False, "stop_in_progress", text)
+
+    def _start_next(self, now_ms: int) -> list[Action]:
+        if self._final_due_ms is not None and now_ms >= self._final_due_ms:
+            self._final_due_ms = None
+            if self._all_ended() and not self._ending_is_served():
+                self._queue.add(Request("final"))
+        if self._claiming is not None or self._stop is not None:
+            return []
+        request = self._queue.peek()
+        if request is None:
+            return []
+        forced = request.kind in ("savepoint", "stop-savepoint")
+        if not forced and len(self._pending) >= self._options.max_concurrent:
+            waiting = self._queue.savepoints()
+            if not waiting:
+                return []
+            request = waiting[0]
+        if request.kind == "final" and not self._all_ended():
+            self._queue.take(request)
+            return []
+        if request.periodic and self._last_completed_ms is not None:
+            pause_ends_ms = self._last_completed_ms + self._options.min_pause_ms
+            if now_ms < pause_ends_ms:
+                self._queue.take(request)
+                self._next_periodic_ms = pause_ends_ms
+                return []
+        plan = plan_checkpoint(self._topology, self._states)
+        if plan.missing:
+            if request.periodic:
+                self._queue.take(request)
+            return []
+        self._queue.take(request)
+        self._claiming = request
+        return [ev.Claim(request)]
+
+    def _on_location(self, checkpoint_id: int, path: str, now_ms: int) -> list[Action]:
+        request = self._claiming
+        assert request is not None, "LocationReady without Claim"
+        self._claiming = None
+        plan = plan_checkpoint(self._topology, self._states)
+        deadline_ms = now_ms + self._options.timeout_ms
+        pending = PendingCheckpoint(checkpoint_id, request, path, now_ms, deadline_ms, plan)
+        self._pending[checkpoint_id] = pending
+        if not plan.wait_for:
+            return self._abort(pending, "every subtask has finished", counts=False)
+        trigger = ev.SendTrigger(checkpoint_id, request.kind, request.stop, path, now_ms, plan.to_trigger)
+        return [trigger]
+
+    def _on_claim_failed(self, reason: str) -> list[Action]:
+        request, self._claiming = self._claiming, None
+        assert request is not None, "ClaimFailed without Claim"
+        actions = _answer(request, False, "claim_failed", f"the checkpoint id could not be claimed: {reason}")
+        return actions + self._count_failure(request, reason)
+
+    # ------------------------------------------------------------ collecting
+
+    def _on_ack(self, ack: ev.Acknowledged, now_ms: int) -> list[Action]:
+        pending = self._pending.get(ack.checkpoint_id)
+        if pending is None or ack.run_id != self._run_id or not pending.acknowledge(ack):
+            return []
+        pending.completing = True
+        request = pending.request
+        return [
+            ev.Complete(
+                pending.checkpoint_id,
+                request.kind,
+                request.stop,
+                pending.path,
+                pending.triggered_ms,
+                dict(pending.acks),
+                pending.plan.finished,
+                pending.metrics(now_ms),
+            )
+        ]
+
+    def _on_decline(self, decline: ev.Declined, now_ms: int) -> list[Action]:
+        pending = self._pending.get(decline.checkpoint_id)
+        if pending is None or decline.run_id != self._run_id or pending.completing:
+            return []
+        return self._abort(pending, f"declined by subtask {decline.subtask}: {decline.reason}", counts=True)
+
+    def _on_durable(self, checkpoint_id: int, log_number: int, now_ms: int) -> list[Action]:
+        pending = self._pending.pop(checkpoint_id, None)
+        if pending is None:
+            return []
+        request = pending.request
+        actions: list[Action] = []
+        self._failures = 0
+        self._last_completed_ms = now_ms
+        self._completed.append(Completed(checkpoint_id, request.kind, pending.path))
+        if request.kind != "savepoint":
+            for older in list(self._pending.values()):
+                if older.checkpoint_id < checkpoint_id and older.request.kind not in ("savepoint", "stop-savepoint"):
+                    actions += self._abort(older, f"subsumed by checkpoint {checkpoint_id}", counts=False)
+            actions.append(ev.NotifyComplete(checkpoint_id, log_number))
+            if self._topology.commits:
+                self._committed_by[checkpoint_id] = set()
+        if request.kind == "stop-savepoint":
+            self._stop = pending
+            for other in list(self._pending.values()):
+                actions += self._abort(other, "the job stops", counts=False)
+        else:
+            data = {"checkpoint_id": checkpoint_id, "path": pending.path, "kind": request.kind}
+            actions += _answer(request, True, "completed", f"{request.kind} {checkpoint_id} is complete", data)
+        return actions + self._retire()
+
+    def _on_committed(self, subtask: Subtask, checkpoint_id: int) -> list[Action]:
+        by = self._committed_by.get(checkpoint_id)
+        if by is None:
+            return []
+        by.add(subtask)
+        for chain in self._topology.chains:
+            if chain.commits:
+                for i in range(self._topology.parallelism):
+                    mine = (chain.chain_id, i)
+                    if mine not in by and self._states[mine] != "finished":
+                        return []
+        for older in [c for c in self._committed_by if c <= checkpoint_id]:
+            del self._committed_by[older]
+        self._last_committed = checkpoint_id
+        return [ev.RecordCommitted(checkpoint_id), *self._retire()]
+
+    def _retire(self) -> list[Action]:
+        last_committed = self._last_committed if self._topology.commits else None
+        gone = retired(self._completed, retained=self._options.retained, last_committed=last_committed)
+        ids = {c.checkpoint_id for c in gone}
+        self._completed = [c for c in self._completed if c.checkpoint_id not in ids]
+        return [ev.Retire(c.checkpoint_id, c.path) for c in gone]
+
+    # ------------------------------------------------------------ aborting
+
+    def _abort(self, pending: PendingCheckpoint | None, reason: str, *, counts: bool) -> list[Action]:
+        if pending is None or self._pending.pop(pending.checkpoint_id, None) is None:
+            return []
+        request = pending.request
+        actions: list[Action] = [ev.SendAbort(pending.checkpoint_id, reason)]
+        if request.kind == "savepoint" or request.kind == "checkpoint":
+            actions += _answer(request, False, "aborted", f"{request.kind} {pending.checkpoint_id} aborted: {reason}")
+        if request.kind == "checkpoint":
+            actions.append(ev.Retire(pending.checkpoint_id, pending.path))
+        if request.kind == "final":
+            self._final_due_ms = pending.triggered_ms + FINAL_RETRY_MS
+        if request.kind == "stop-savepoint":
+            return actions + self._stop_failed(request, reason)
+        return actions + (self._count_failure(request, reason) if counts else [])
+
+    def _stop_failed(self, request: Request, reason: str) -> list[Action]:
+        """A stop's sources have sent EndOfData with the trigger, so the run fails over; nothing was committed (S7.7)."""
+        text = f"the stop-savepoint failed, nothing was committed, the job restarts from its latest recovery point: {reason}"
+        self._over = True
+        return [*_answer(request, False, "savepoint_failed_job_continues", text), ev.FailRun(f"stop failed: {reason}")]
+
+    def _count_failure(self, request: Request, reason: str) -> list[Action]:
+        if request.kind in ("savepoint", "stop-savepoint"):
+            return []
+        self._failures += 1
+        if self._failures <= self._options.tolerable_failures:
+            return []
+        limit = self._options.tolerable_failures
+        return [ev.FailRun(f"more than tolerable_checkpoint_failures={limit} checkpoints failed in a row: {reason}")]
+
+    def _after_the_end(self, event: Event) -> list[Action]:
+        if isinstance(event, ev.SnapshotRequested):
+            return _answer(event.request, False, "not_running", "the job is not running any more")
+        return []
+
+
+def _answer(
+    request: Request, ok: bool, code: str, message: str, data: dict[str, object] | None = None
+) -> list[Action]:
+    if request.request_id is None:
+        return []
+    return [ev.Answer(request.request_id, ok, code, message, data or {})]
+
+
+def stop_answer(request_id: str, mode: StopMode, checkpoint_id: int, path: str) -> ev.Answer:
+    """The answer to a stop once the whole job has ended (S7.5)."""
+    data = {"outcome": "committed", "mode": mode, "checkpoint_id": checkpoint_id, "path": path}
+    return ev.Answer(request_id, True, "committed", f"the job stopped ({mode}) with savepoint {path}", data)

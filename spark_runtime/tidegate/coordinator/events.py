@@ -1,0 +1,267 @@
+"""What the coordinator is told (events) and what it asks for (actions). Frozen data, no behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from tidegate.channel.elements import CheckpointKind, StopMode
+
+Subtask: TypeAlias = tuple[int, int]
+"""(chain id, index)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One wish for a snapshot (S1.2).
+
+    Attributes:
+        kind: checkpoint, savepoint, stop-savepoint or final.
+        periodic: asked by the periodic scheduler.
+        request_id: the command that waits for the answer; None when nobody does.
+        stop: for a stop-savepoint.
+        path: where a savepoint goes; None: the default.
+    """
+
+    kind: CheckpointKind
+    periodic: bool = False
+    request_id: str | None = None
+    stop: StopMode | None = None
+    path: str | None = None
+
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskRunning:
+    """The subtask has been restored and runs."""
+
+    subtask: Subtask
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskEndedData:
+    """The subtask passed EndOfData on; it waits for a snapshot that starts after that (S7.3). `natural`: not by a stop."""
+
+    subtask: Subtask
+    natural: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskFinished:
+    """The subtask has closed and sent EndOfPartition."""
+
+    subtask: Subtask
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A subtask's part of a snapshot is durable.
+
+    Attributes:
+        operators: uid -> state handle as JSON; operators without state are left out.
+        finished: the subtask had processed all its data when it snapshotted (S6.2).
+        metrics: sync_ms, async_ms, alignment_ms, start_delay_ms, bytes, alignment_bytes.
+    """
+
+    subtask: Subtask
+    checkpoint_id: int
+    run_id: str
+    operators: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """A subtask cannot give its part."""
+
+    subtask: Subtask
+    checkpoint_id: int
+    run_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRequested:
+    """Somebody wants a snapshot."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class LocationReady:
+    """The claim is durable and the storage location exists."""
+
+    checkpoint_id: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimFailed:
+    """The id could not be claimed or the location not be created."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionDurable:
+    """`_metadata` is written and "complete n" is in the log, as entry `log_number`."""
+
+    checkpoint_id: int
+    log_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionFailed:
+    """`_metadata` or the log entry could not be written."""
+
+    checkpoint_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskCommitted:
+    """The subtask's sinks have committed every transaction <= `checkpoint_id`."""
+
+    subtask: Subtask
+    checkpoint_id: int
+
+
+Event: TypeAlias = (
+    Tick
+    | SubtaskRunning
+    | SubtaskEndedData
+    | SubtaskFinished
+    | Acknowledged
+    | Declined
+    | SnapshotRequested
+    | LocationReady
+    | ClaimFailed
+    | CompletionDurable
+    | CompletionFailed
+    | SubtaskCommitted
+)
+
+# ---------------------------------------------------------------- actions
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Claim the next checkpoint id durably, create its location, answer LocationReady or ClaimFailed."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class SendTrigger:
+    """Tell `subtasks` to start snapshot `checkpoint_id`."""
+
+    checkpoint_id: int
+    kind: CheckpointKind
+    stop: StopMode | None
+    path: str
+    triggered_ms: int
+    subtasks: tuple[Subtask, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendAbort:
+    """Tell every subtask that `checkpoint_id` will never complete, and record it."""
+
+    checkpoint_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Write `_metadata`, then append "complete n"; answer CompletionDurable or CompletionFailed (S2.1)."""
+
+    checkpoint_id: int
+    kind: CheckpointKind
+    stop: StopMode | None
+    path: str
+    triggered_ms: int
+    acks: Mapping[Subtask, Acknowledged]
+    finished: frozenset[Subtask]
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyComplete:
+    """Tell every subtask that `checkpoint_id` is complete; the permit names log entry `log_number`."""
+
+    checkpoint_id: int
+    log_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordCommitted:
+    """Append "committed n"."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """A completed checkpoint or an aborted attempt is no longer needed; garbage collection may take its folder."""
+
+    checkpoint_id: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer command `request_id`."""
+
+    request_id: str
+    ok: bool
+    code: str
+    message: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FailRun:
+    """The run must fail over: too many checkpoint failures, or a failed stop after EndOfData flowed (S2.2, S7.7)."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSourceEnd:
+    """All subtasks of chain `chain` (a source) have reached the end of their data."""
+
+    chain: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """Every subtask has finished. `stop` is set when a stop-savepoint ended the job, else it is the natural end."""
+
+    stop: StopMode | None
+    checkpoint_id: int | None
+    path: str | None
+    request_id: str | None = None
+
+
+Action: TypeAlias = (
+    Claim
+    | SendTrigger
+    | SendAbort
+    | Complete
+    | NotifyComplete
+    | RecordCommitted
+    | Retire
+    | Answer
+    | FailRun
+    | RecordSourceEnd
+    | EndRun
+)

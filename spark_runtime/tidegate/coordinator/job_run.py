@@ -1,0 +1,256 @@
+"""The I/O around the coordinator for one run: carries its actions out on log, store and slots, and feeds the results back."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tidegate.contract.errors import FencedError, TidegateError
+from tidegate.contract.layout import JobLayout
+from tidegate.contract.log import Reign
+from tidegate.contract.records import Spec
+from tidegate.contract.store import Store
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.coordinator import Coordinator
+from tidegate.coordinator.events import Action, Event
+from tidegate.coordinator.locations import open_location
+from tidegate.coordinator.metadata_of import drained_operators, operator_states
+from tidegate.coordinator.topology import Topology
+from tidegate.snapshot.metadata import SnapshotMetadata, write_metadata
+
+
+class Slots(Protocol):
+    """The way to the slots of a run. Does not block."""
+
+    def broadcast(self, message: dict[str, Any]) -> None:
+        """Send to every slot."""
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """What does not change while a driver reigns."""
+
+    store: Store
+    layout: JobLayout
+    spec: Spec
+    reign: Reign
+    topology: Topology
+    graph_document: Mapping[str, Any]
+    max_parallelism: int
+    savepoint_directory: str | None
+    now_iso: Callable[[], str]
+
+
+@dataclass(frozen=True)
+class RunEnded:
+    """Every subtask has finished. `stop` is None at a natural end."""
+
+    stop: str | None
+    checkpoint_id: int | None
+    path: str | None
+    request_id: str | None
+
+
+@dataclass(frozen=True)
+class RunFailed:
+    """The run must be given up; the root cause, as data of a `failure` entry."""
+
+    message: str
+    operator: str | None = None
+    subtask: int | None = None
+    traceback: str | None = None
+
+
+@dataclass
+class JobRun:
+    """One attempt. `outcome` is set when it is over; events after that are ignored.
+
+    Attributes:
+        next_checkpoint_id: from the log; ids are claimed in order and never reused (S1.4).
+        splits: source uid -> all splits as JSON: the enumerator's state (S4.3).
+        restored_from: location the run was restored from.
+    """
+
+    facts: JobFacts
+    coordinator: Coordinator
+    slots: Slots
+    run_id: str
+    next_checkpoint_id: int
+    splits: Mapping[str, Sequence[Mapping[str, Any]]]
+    restored_from: str | None
+    answer: Callable[[ev.Answer], None]
+    now_ms: Callable[[], int]
+    retire: Callable[[int, str], None]
+    on_completed: Callable[[], None]
+    outcome: RunEnded | RunFailed | None = None
+    _queue: deque[Event] = field(default_factory=deque)
+    _last_path: str | None = None
+
+    def on_event(self, event: Event) -> None:
+        """Take an event and everything that follows from it. Raises FencedError when a newer generation reigns."""
+        self._queue.append(event)
+        while self._queue and self.outcome is None:
+            for action in self.coordinator.handle(self._queue.popleft(), self.now_ms()):
+                self._carry_out(action)
+
+    def on_slot_message(self, message: Mapping[str, Any]) -> None:
+        """Take a message of a slot that concerns the protocol."""
+        event = event_of(message)
+        if event is not None:
+            self.on_event(event)
+        elif message["type"] == "failed" and self.outcome is None:
+            self.fail(
+                RunFailed(message["message"], message.get("operator"), message.get("subtask"), message.get("traceback"))
+            )
+
+    def fail(self, failure: RunFailed) -> None:
+        """Give the run up; the first failure is the root cause."""
+        if self.outcome is None:
+            self.outcome = failure
+
+    def shut_down(self, reason: str) -> list[ev.Request]:
+        """After the run: aborts and answers that are owed; the requests the next run takes up again."""
+        actions, again = self.coordinator.shut_down(reason)
+        for action in actions:
+            self._carry_out(action)
+        return again
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case ev.Claim(request):
+                self._queue.append(self._claim(request))
+            case ev.SendTrigger():
+                self.slots.broadcast(
+                    {
+                        "type": "trigger",
+                        "checkpoint_id": action.checkpoint_id,
+                        "kind": action.kind,
+                        "stop": action.stop,
+                        "path": action.path,
+                        "triggered_ms": action.triggered_ms,
+                        "subtasks": [list(s) for s in action.subtasks],
+                    }
+                )
+            case ev.SendAbort(checkpoint_id, reason):
+                self._append("abort", {"checkpoint_id": checkpoint_id, "reason": reason})
+                self.slots.broadcast({"type": "abort", "checkpoint_id": checkpoint_id})
+            case ev.Complete():
+                self._queue.append(self._complete(action))
+            case ev.NotifyComplete(checkpoint_id, log_number):
+                self.on_completed()
+                self.slots.broadcast(
+                    {
+                        "type": "complete",
+                        "checkpoint_id": checkpoint_id,
+                        "generation": self.facts.reign.generation,
+                        "log_number": log_number,
+                    }
+                )
+            case ev.RecordCommitted(checkpoint_id):
+                self._append("committed", {"checkpoint_id": checkpoint_id})
+            case ev.Retire(checkpoint_id, path):
+                self.retire(checkpoint_id, path)
+            case ev.Answer():
+                self.answer(action)
+            case ev.FailRun(reason):
+                self.fail(RunFailed(reason))
+            case ev.RecordSourceEnd(chain):
+                self._append("end_of_data", {"source": self.facts.topology.chains[chain].operators[0]})
+            case ev.EndRun(stop, checkpoint_id, path, request_id):
+                self.outcome = RunEnded(stop, checkpoint_id, path, request_id)
+
+    def _append(self, kind: str, data: Mapping[str, Any]) -> int:
+        return self.facts.reign.append(kind, data, run_id=self.run_id).number
+
+    def _claim(self, request: ev.Request) -> Event:
+        facts = self.facts
+        checkpoint_id = self.next_checkpoint_id
+        self.next_checkpoint_id += 1
+        generation = facts.reign.generation
+        if request.kind in ("savepoint", "stop-savepoint"):
+            parent = request.path or facts.savepoint_directory or facts.layout.savepoints
+            path = f"{parent.rstrip('/')}/savepoint-{facts.spec.job_id}-{checkpoint_id}-g{generation}"
+        else:
+            path = facts.layout.checkpoint(checkpoint_id, generation)
+        data = {
+            "checkpoint_id": checkpoint_id,
+            "kind": request.kind,
+            "triggered_at": facts.now_iso(),
+            "path": path,
+        }
+        try:
+            if request.path is not None:
+                open_location(facts.store, facts.spec, path)[0].probe()
+            self._append("claim", data)
+        except FencedError:
+            raise
+        except TidegateError as error:
+            return ev.ClaimFailed(str(error))
+        return ev.LocationReady(checkpoint_id, path)
+
+    def _complete(self, complete: ev.Complete) -> Event:
+        facts = self.facts
+        metadata = SnapshotMetadata(
+            checkpoint_id=complete.checkpoint_id,
+            kind=complete.kind,
+            job_id=facts.spec.job_id,
+            lineage=facts.spec.lineage,
+            generation=facts.reign.generation,
+            run_id=self.run_id,
+            parent=self._last_path or self.restored_from,
+            parallelism=facts.topology.parallelism,
+            max_parallelism=facts.max_parallelism,
+            created_at=facts.now_iso(),
+            stop_mode=complete.stop,
+            drained_operators=drained_operators(complete, facts.topology),
+            graph=facts.graph_document,
+            operators=operator_states(complete, facts.topology),
+            splits=self.splits,
+        )
+        data = {
+            "checkpoint_id": complete.checkpoint_id,
+            "kind": complete.kind,
+            "path": complete.path,
+            "stop": complete.stop,
+            "metrics": dict(complete.metrics),
+            "parent": metadata.parent,
+        }
+        try:
+            store, folder = open_location(facts.store, facts.spec, complete.path)
+            write_metadata(store, folder, metadata)
+            number = self._append("complete", data)
+        except FencedError:
+            raise
+        except (TidegateError, OSError) as error:
+            return ev.CompletionFailed(complete.checkpoint_id, str(error))
+        if complete.kind != "savepoint":
+            self._last_path = complete.path
+        return ev.CompletionDurable(complete.checkpoint_id, number)
+
+
+def event_of(message: Mapping[str, Any]) -> Event | None:
+    """The coordinator's event for a slot's message; None for messages that are not its business."""
+    subtask = (message["subtask"][0], message["subtask"][1]) if isinstance(message.get("subtask"), list) else (0, 0)
+    match message["type"]:
+        case "running":
+            return ev.SubtaskRunning(subtask)
+        case "ended":
+            return ev.SubtaskEndedData(subtask, message["natural"])
+        case "finished":
+            return ev.SubtaskFinished(subtask)
+        case "ack":
+            return ev.Acknowledged(
+                subtask,
+                message["checkpoint_id"],
+                message["run_id"],
+                message["operators"],
+                message["metrics"],
+                message["finished"],
+            )
+        case "decline":
+            return ev.Declined(subtask, message["checkpoint_id"], message["run_id"], message["reason"])
+        case "committed":
+            return ev.SubtaskCommitted(subtask, message["checkpoint_id"])
+    return None

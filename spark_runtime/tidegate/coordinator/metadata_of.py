@@ -1,0 +1,58 @@
+"""From collected acknowledgements to the `_metadata` of a snapshot (S2.1, S6.2). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from tidegate.coordinator.events import Complete, Subtask
+from tidegate.coordinator.topology import Topology
+from tidegate.snapshot.handles import StateHandle
+from tidegate.snapshot.metadata import OperatorState, SubtaskState
+
+
+def operator_states(complete: Complete, topology: Topology) -> tuple[OperatorState, ...]:
+    """Per operator: finished, partially finished or running, and the handle of every subtask.
+
+    A drained source and what it feeds is not finished: with a drain only what hangs on naturally ended sources is (S6.2).
+    """
+    ended = set(complete.finished)
+    ended |= {s for s, ack in complete.acks.items() if ack.finished}
+    really = {s for s in ended if _naturally(s, ended, topology)}
+    out: list[OperatorState] = []
+    for chain in topology.chains:
+        mine = [(chain.chain_id, i) for i in range(topology.parallelism)]
+        count = sum(s in really for s in mine)
+        status: Literal["running", "partially_finished", "finished"]
+        status = "finished" if count == len(mine) else "partially_finished" if count else "running"
+        for uid in chain.operators:
+            subtasks = tuple(_subtask_state(s, uid, s in really, complete) for s in mine)
+            out.append(OperatorState(uid, status, subtasks))
+    return tuple(out)
+
+
+def drained_operators(complete: Complete, topology: Topology) -> tuple[str, ...]:
+    """Operators whose windows a drain fired early: those fed by a source that had not ended by itself."""
+    if complete.stop != "drain":
+        return ()
+    states = operator_states(complete, topology)
+    return tuple(state.uid for state in states if state.status != "finished")
+
+
+def _naturally(subtask: Subtask, ended: set[Subtask], topology: Topology) -> bool:
+    sources = topology.source_chains_above(subtask[0])
+    if subtask[0] in sources:
+        return True
+    return all((chain, i) in ended for chain in sources for i in range(topology.parallelism))
+
+
+def _subtask_state(subtask: Subtask, uid: str, finished: bool, complete: Complete) -> SubtaskState:
+    ack = complete.acks.get(subtask)
+    document: Mapping[str, Any] | None = ack.operators.get(uid) if ack is not None else None
+    handle = StateHandle.from_json(document) if document is not None else None
+    return SubtaskState(subtask[1], finished, handle)
+
+
+def parent_of(restored_from: str | None, completed: Sequence[str]) -> str | None:
+    """Location of the snapshot before this one in its lineage."""
+    return completed[-1] if completed else restored_from

@@ -1,0 +1,45 @@
+"""A snapshot on its way (S2.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tidegate.coordinator.checkpoint_plan import CheckpointPlan
+from tidegate.coordinator.events import Acknowledged, Request, Subtask
+
+_SUMMED = ("bytes", "persisted_bytes", "alignment_bytes")
+_WORST = ("sync_ms", "async_ms", "alignment_ms", "start_delay_ms")
+
+
+@dataclass
+class PendingCheckpoint:
+    """Mutable record of one snapshot between trigger and completion or abort."""
+
+    checkpoint_id: int
+    request: Request
+    path: str
+    triggered_ms: int
+    deadline_ms: int
+    plan: CheckpointPlan
+    acks: dict[Subtask, Acknowledged] = field(default_factory=dict)
+    completing: bool = False
+
+    def waits_for(self, subtask: Subtask) -> bool:
+        """`subtask` is planned and has not acknowledged."""
+        return subtask in self.plan.wait_for and subtask not in self.acks
+
+    def acknowledge(self, ack: Acknowledged) -> bool:
+        """Take an acknowledgement once; True when it was the last one."""
+        if not self.waits_for(ack.subtask) or self.completing:
+            return False
+        self.acks[ack.subtask] = ack
+        return len(self.acks) == len(self.plan.wait_for)
+
+    def metrics(self, now_ms: int) -> dict[str, float]:
+        """Sums of bytes, worst of times (milliseconds) over subtasks, duration, counts (S2.5)."""
+        out: dict[str, float] = {name: sum(a.metrics.get(name, 0) for a in self.acks.values()) for name in _SUMMED}
+        out |= {name: max((a.metrics.get(name, 0) for a in self.acks.values()), default=0) for name in _WORST}
+        out["duration_ms"] = now_ms - self.triggered_ms
+        out["acknowledged"] = len(self.acks)
+        out["finished_subtasks"] = len(self.plan.finished)
+        return out

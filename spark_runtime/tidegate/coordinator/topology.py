@@ -1,0 +1,53 @@
+"""The part of an ExecutionPlan that the coordinator decides by: chains, who feeds whom, who commits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.coordinator.events import Subtask
+
+
+@dataclass(frozen=True)
+class ChainShape:
+    """One chain as the coordinator sees it.
+
+    Attributes:
+        chain_id: position, topological.
+        operators: uids, in order.
+        upstream: (chain id, all_to_all) of every input.
+        is_source: it has no inputs.
+        commits: it holds a two-phase-commit sink.
+    """
+
+    chain_id: int
+    operators: tuple[str, ...]
+    upstream: tuple[tuple[int, bool], ...]
+    is_source: bool
+    commits: bool
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Chains in topological order, each with `parallelism` subtasks."""
+
+    parallelism: int
+    chains: tuple[ChainShape, ...]
+
+    def subtasks(self) -> tuple[Subtask, ...]:
+        """All subtasks, chain by chain."""
+        return tuple((c.chain_id, i) for c in self.chains for i in range(self.parallelism))
+
+    @property
+    def commits(self) -> bool:
+        """Some sink commits in two phases."""
+        return any(c.commits for c in self.chains)
+
+    def source_chains_above(self, chain_id: int) -> frozenset[int]:
+        """Ids of the source chains that feed `chain_id`, itself included when it is one."""
+        chain = self.chains[chain_id]
+        if chain.is_source:
+            return frozenset({chain_id})
+        above: frozenset[int] = frozenset()
+        for upstream, _ in chain.upstream:
+            above |= self.source_chains_above(upstream)
+        return above

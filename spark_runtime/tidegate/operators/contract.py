@@ -1,0 +1,139 @@
+"""The contract between a subtask and the stream operators it runs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pyarrow as pa
+
+from tidegate.channel.elements import MIN_WATERMARK, Watermark
+from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+
+Output = pa.RecordBatch | Watermark
+"""What an operator may emit. Only a watermark assigner emits watermarks of its own."""
+
+
+@dataclass
+class OperatorContext:
+    """What an operator subtask knows of its place. Built once per run, before `open`.
+
+    Attributes:
+        job_id: the job.
+        lineage: id of the lineage (S7.4): enters transaction ids, so that a fork touches none of its original's.
+        uid: the operator's uid.
+        subtask: index, 0 <= subtask < parallelism.
+        parallelism: subtasks of this operator.
+        max_parallelism: number of key groups.
+        generation: the driver's reign (S9.2).
+        run_id: the attempt within it.
+        input_schemas: one per input.
+        processing_time_ms: the injected clock, milliseconds since the epoch.
+        current_split: id of the source split the batch in hand came from; None outside a source's chain.
+        active_splits: ids of the splits this source subtask has not finished (read or not); empty outside a source's chain.
+        counters: named counts shown in metrics, such as `late_dropped`.
+        scratch: a private writable directory on local disk.
+    """
+
+    job_id: str
+    lineage: str
+    uid: str
+    subtask: int
+    parallelism: int
+    max_parallelism: int
+    generation: int
+    run_id: str
+    input_schemas: tuple[pa.Schema, ...]
+    processing_time_ms: Callable[[], int]
+    current_split: str | None = None
+    active_splits: frozenset[str] = frozenset()
+    counters: dict[str, int] = field(default_factory=dict)
+    scratch: str = ""
+
+    def count(self, name: str, n: int = 1) -> None:
+        """Add `n` to the counter `name`."""
+        self.counters[name] = self.counters.get(name, 0) + n
+
+
+@dataclass(frozen=True)
+class CommitPermit:
+    """The right to commit every transaction <= `checkpoint_id`; made only from a `complete` entry of the decision log (S7.4)."""
+
+    checkpoint_id: int
+    generation: int
+    log_number: int
+
+
+class StreamOperator(ABC):
+    """One operator of one subtask. All methods are called by the slot's one loop, never concurrently (S4.1).
+
+    Call order: `open`, `restore` (only on restore, before any input), then any number of `process` / `on_watermark` /
+    snapshot calls, per input one `end_input` and then once `finish` on a real end (S7.1, never on suspend), `close` always.
+
+    `process`, `on_watermark`, `end_input`, `finish` and `prepare_snapshot_pre_barrier` are generators: the loop may stop
+    pulling between two batches when the output is full, and calls nothing else until the generator is exhausted. They must
+    not block. Emitted batches should hold at most some 64k rows.
+    """
+
+    ctx: OperatorContext
+
+    def open(self, ctx: OperatorContext) -> None:
+        """Take the context; compile kernels here, not at the first record."""
+        self.ctx = ctx
+
+    def restore(self, parts: Sequence[StatePart]) -> None:
+        """Take back what `snapshot` gave, all parts of this subtask."""
+
+    @abstractmethod
+    def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        """Process one batch of input `input_index`."""
+
+    def on_watermark(self, watermark_us: int) -> Iterator[Output]:
+        """The minimum over all inputs has advanced to `watermark_us`. Called before the watermark is passed on."""
+        yield from ()
+
+    def forwards_watermarks(self) -> bool:
+        """False: incoming watermarks stop here (a watermark assigner makes its own); MAX_WATERMARK always passes."""
+        return True
+
+    def end_input(self, input_index: int) -> Iterator[Output]:
+        """Input `input_index` has really ended (EndOfData(drain=True) on all its channels)."""
+        yield from ()
+
+    def finish(self) -> Iterator[Output]:
+        """All inputs have really ended; the last chance to emit (S7.1). May come again after a failure."""
+        yield from ()
+
+    def prepare_snapshot_pre_barrier(self, checkpoint_id: int) -> Iterator[Output]:
+        """Flush pre-aggregates in front of the barrier (S3.6)."""
+        yield from ()
+
+    def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
+        """Freeze the state, in a few milliseconds; the returned function writes it out later. None: no state."""
+        return None
+
+    def commit(self, permit: CommitPermit) -> Callable[[], None] | None:
+        """Checkpoint `permit.checkpoint_id` is complete. Returns the blocking work to do on a writer thread, or None.
+        Idempotent; may come twice, or never for an id when a newer one is complete."""
+        return None
+
+    def aborted(self, checkpoint_id: int) -> None:
+        """Checkpoint `checkpoint_id` will never complete. What it pre-committed joins the next one."""
+
+    def close(self) -> None:
+        """Release resources. Always called, also after errors; must not emit."""
+
+
+class OperatorSpec(Protocol):
+    """Frozen description of an operator in a JobGraph; makes one StreamOperator per subtask."""
+
+    def create(self) -> StreamOperator:
+        """A fresh operator, not opened."""
+
+    def describe(self) -> str:
+        """One line for `explain()`, without secrets."""
+
+
+__all__ = ["MIN_WATERMARK", "CommitPermit", "OperatorContext", "OperatorSpec", "Output", "StreamOperator"]

@@ -1,0 +1,215 @@
+"""Frozen descriptions of the built-in stream operators, as a JobGraph holds them.
+
+Cheap to import and to make: the operator modules, and numba with them, are imported by `create`, in the slot. The
+pipeline API validates columns, types and expressions before it makes a spec; a spec trusts what it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.operators.contract import StreamOperator
+
+TimeUnit = Literal["s", "ms", "us", "ns"]
+AggregateFunction = Literal["count", "sum", "min", "max", "mean"]
+JoinKind = Literal["inner", "left"]
+BatchFunction = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
+"""A user's `map_in_arrow` function: takes an iterator over one batch, gives any number of batches."""
+
+
+@dataclass(frozen=True, eq=False)
+class FilterSpec:
+    """Keeps the rows for which `expression` is true; null counts as false.
+
+    Attributes:
+        expression: boolean expression over the input's columns.
+        schema: of input and output.
+    """
+
+    expression: pc.Expression
+    schema: pa.Schema
+
+    def create(self) -> StreamOperator:
+        """A fresh filter."""
+        from tidegate.operators.map import FilterOperator
+
+        return FilterOperator(self)
+
+    def describe(self) -> str:
+        """The expression."""
+        return f"filter {self.expression}"
+
+
+@dataclass(frozen=True, eq=False)
+class ProjectSpec:
+    """Computes every output column from an expression.
+
+    Attributes:
+        columns: (name, expression) of each output column, in order.
+        schema: of the output; a result of another type is cast, safely.
+    """
+
+    columns: tuple[tuple[str, pc.Expression], ...]
+    schema: pa.Schema
+
+    def create(self) -> StreamOperator:
+        """A fresh projection."""
+        from tidegate.operators.map import ProjectOperator
+
+        return ProjectOperator(self)
+
+    def describe(self) -> str:
+        """Output columns, with their expressions where they are not the column itself."""
+        texts = (name if str(expression) == name else f"{name}={expression}" for name, expression in self.columns)
+        return f"project {', '.join(texts)}"
+
+
+@dataclass(frozen=True)
+class MapInArrowSpec:
+    """Calls a user function once per delivered batch, afresh, and exhausts it before anything else happens.
+
+    Attributes:
+        function: the user's function.
+        schema: of the batches it gives; anything else is an error naming the column.
+    """
+
+    function: BatchFunction
+    schema: pa.Schema
+
+    def create(self) -> StreamOperator:
+        """A fresh operator around the function."""
+        from tidegate.operators.map import MapInArrowOperator
+
+        return MapInArrowOperator(self)
+
+    def describe(self) -> str:
+        """The function's name."""
+        return f"map_in_arrow {getattr(self.function, '__qualname__', type(self.function).__name__)}"
+
+
+@dataclass(frozen=True)
+class WatermarkSpec:
+    """Assigns event time: watermark = minimum over the splits of the latest time seen, minus the delay (S4.4).
+
+    Attributes:
+        column: event time, a timestamp or an integer.
+        delay_us: how much out of order records may come, microseconds, >= 0.
+        unit: of the column.
+    """
+
+    column: str
+    delay_us: int
+    unit: TimeUnit
+
+    def create(self) -> StreamOperator:
+        """A fresh watermark assigner."""
+        from tidegate.operators.watermark import WatermarkOperator
+
+        return WatermarkOperator(self)
+
+    def describe(self) -> str:
+        """Column and delay."""
+        return f"watermark {self.column} - {self.delay_us / 1e6:g} s"
+
+
+@dataclass(frozen=True)
+class UnionSpec:
+    """Passes the batches of all inputs, which have one schema, in order of arrival."""
+
+    def create(self) -> StreamOperator:
+        """A fresh union."""
+        from tidegate.operators.map import UnionOperator
+
+        return UnionOperator()
+
+    def describe(self) -> str:
+        """The word."""
+        return "union"
+
+
+@dataclass(frozen=True)
+class Agg:
+    """One aggregate of a window.
+
+    Attributes:
+        name: output column.
+        function: `count`, `sum`, `min`, `max` or `mean`.
+        column: its input; None: count of rows.
+    """
+
+    name: str
+    function: AggregateFunction
+    column: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.function}({self.column or '*'})"
+
+
+@dataclass(frozen=True)
+class WindowAggSpec:
+    """Aggregates per key over tumbling event-time windows [start, end).
+
+    Attributes:
+        keys: key columns; null is a key of its own.
+        time_column: event time, a timestamp or an integer.
+        time_unit: of the time column.
+        size_us: length of a window, microseconds, > 0.
+        offset_us: windows start at multiples of `size_us` plus this.
+        aggregates: output columns after keys, `window_start` and `window_end`, in order.
+        input_schema: of the input.
+        schema: of the output: keys, window_start, window_end (timestamp[us]), aggregates.
+    """
+
+    keys: tuple[str, ...]
+    time_column: str
+    time_unit: TimeUnit
+    size_us: int
+    offset_us: int
+    aggregates: tuple[Agg, ...]
+    input_schema: pa.Schema
+    schema: pa.Schema
+
+    def create(self) -> StreamOperator:
+        """A fresh window aggregation."""
+        from tidegate.operators.window import WindowAggregate
+
+        return WindowAggregate(self)
+
+    def describe(self) -> str:
+        """Keys, window and aggregates."""
+        keys = ", ".join(self.keys) or "()"
+        return f"window {self.size_us / 1e6:g} s of {self.time_column} by {keys}: {', '.join(map(str, self.aggregates))}"
+
+
+@dataclass(frozen=True)
+class BroadcastJoinSpec:
+    """Equi-join of a stream (input 0, probe) with a complete bounded side (input 1, build) that every subtask holds.
+
+    Attributes:
+        on: key columns, of these names on both sides; a null key matches nothing.
+        how: `inner`, or `left`: probe rows without a match stay, with nulls.
+        left_schema: of the probe side.
+        right_schema: of the build side.
+        schema: of the output: probe columns, then the build columns that are not keys.
+    """
+
+    on: tuple[str, ...]
+    how: JoinKind
+    left_schema: pa.Schema
+    right_schema: pa.Schema
+    schema: pa.Schema
+
+    def create(self) -> StreamOperator:
+        """A fresh broadcast join."""
+        from tidegate.operators.join import BroadcastJoin
+
+        return BroadcastJoin(self)
+
+    def describe(self) -> str:
+        """Kind and keys."""
+        return f"{self.how} broadcast join on {', '.join(self.on)}"

@@ -1,0 +1,79 @@
+"""JobGraph: the user's pipeline as frozen data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from tidegate.connectors.contract import Sink, Source
+from tidegate.operators.contract import OperatorSpec
+
+Exchange = Literal["forward", "hash", "broadcast", "rebalance"]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One input of a node.
+
+    Attributes:
+        upstream: id of the node it comes from.
+        exchange: `forward` subtask i to i; `hash` by key group of `keys`; `broadcast` every record to every subtask;
+            `rebalance` batches round robin.
+        keys: key columns for `hash`.
+    """
+
+    upstream: int
+    exchange: Exchange
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator of the graph. Exactly one of `source`, `spec`, `sink` is set.
+
+    Attributes:
+        node_id: position in `JobGraph.nodes`, topological.
+        uid: stable name; given by the user for sources, sinks and stateful operators, else derived from position.
+        kind: short word for explain(): "source", "filter", "window", ...
+        inputs: edges, in input order.
+        schema: of the records it emits (a sink: those it takes).
+        location: `file:line` in the user's code.
+        stateful: keeps state of its own, so its uid must be the user's.
+    """
+
+    node_id: int
+    uid: str
+    kind: str
+    inputs: tuple[Edge, ...]
+    schema: pa.Schema
+    location: str
+    stateful: bool = False
+    source: Source | None = None
+    spec: OperatorSpec | None = None
+    sink: Sink | None = None
+
+
+@dataclass(frozen=True)
+class JobGraph:
+    """Nodes in topological order; `nodes[i].node_id == i`."""
+
+    nodes: tuple[Node, ...]
+
+    def consumers(self, node_id: int) -> tuple[tuple[Node, int], ...]:
+        """(node, input index) of everything that reads `node_id`."""
+        return tuple((n, i) for n in self.nodes for i, edge in enumerate(n.inputs) if edge.upstream == node_id)
+
+    def by_uid(self, uid: str) -> Node:
+        """The node of this uid; KeyError when there is none."""
+        for n in self.nodes:
+            if n.uid == uid:
+                return n
+        raise KeyError(uid)
+
+    def explain(self) -> str:
+        """A readable tree: sinks first, their inputs below them, with schemas and places in the user's code."""
+        from tidegate.plan.text import explain_graph
+
+        return explain_graph(self)

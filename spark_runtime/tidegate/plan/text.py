@@ -1,0 +1,81 @@
+"""A JobGraph as text for people (`explain`) and as a document for snapshots (`graph_document`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.plan.graph import Edge, JobGraph, Node
+
+GRAPH_DOCUMENT_VERSION = 1
+"""Of the document that `graph_document` makes."""
+
+
+def schema_text(schema: pa.Schema) -> str:
+    """One line: names and types; metadata is left out, so that it is equal wherever the columns are."""
+    return ", ".join(f"{f.name}: {f.type}{'' if f.nullable else ' not null'}" for f in schema)
+
+
+def describe_node(node: Node) -> str:
+    """What the node does, one line, without secrets."""
+    described = node.source or node.sink or node.spec
+    assert described is not None, f"node {node.uid!r} has neither source, spec nor sink"
+    return described.describe()
+
+
+def explain_graph(graph: JobGraph) -> str:
+    """A tree for each sink: the sink first, its inputs below it, indented.
+
+    A node that several others read is described once and referred to by its uid from then on.
+    """
+    read = {edge.upstream for node in graph.nodes for edge in node.inputs}
+    lines: list[str] = []
+    seen: set[int] = set()
+    for node in graph.nodes:
+        if node.node_id not in read:
+            _explain(graph, node, None, "", "", seen, lines)
+    return "\n".join(lines)
+
+
+def _explain(
+    graph: JobGraph, node: Node, edge: Edge | None, first: str, rest: str, seen: set[int], lines: list[str]
+) -> None:
+    """Append the node's lines: `first` leads its own, `rest` those below it."""
+    arrow = "" if edge is None or edge.exchange == "forward" else f" <{_exchange_text(edge)}>"
+    if node.node_id in seen:
+        lines.append(f"{first}[{node.uid}] as above{arrow}")
+        return
+    seen.add(node.node_id)
+    lines.append(f"{first}[{node.uid}] {describe_node(node)}{arrow}")
+    below = rest + ("|  " if node.inputs else "   ")
+    lines.append(f"{below}{schema_text(node.schema)}  ({node.location})")
+    for index, given in enumerate(node.inputs):
+        last = index == len(node.inputs) - 1
+        upstream = graph.nodes[given.upstream]
+        _explain(graph, upstream, given, rest + "+- ", rest + ("   " if last else "|  "), seen, lines)
+
+
+def _exchange_text(edge: Edge) -> str:
+    return f"{edge.exchange} by {', '.join(edge.keys)}" if edge.keys else edge.exchange
+
+
+def graph_document(graph: JobGraph) -> dict[str, Any]:
+    """The graph as a JSON document: pinned in snapshots, compared by a preflight without any runtime (S5.5, S6.4).
+
+    Per operator, in topological order: uid, kind, stateful, schema (text), inputs (uids) and their exchanges.
+    """
+    return {
+        "version": GRAPH_DOCUMENT_VERSION,
+        "operators": [
+            {
+                "uid": node.uid,
+                "kind": node.kind,
+                "stateful": node.stateful,
+                "schema": schema_text(node.schema),
+                "inputs": [graph.nodes[edge.upstream].uid for edge in node.inputs],
+                "exchanges": [edge.exchange for edge in node.inputs],
+            }
+            for node in graph.nodes
+        ],
+    }

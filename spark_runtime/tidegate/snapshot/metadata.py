@@ -1,0 +1,271 @@
+"""`_metadata`: the one file that makes a folder a snapshot (S2.1). Written last, create-only; read first.
+
+A document of one JSON object: `{"record": "snapshot", "v": 1, "sha256": <of the body's canonical JSON>, "body": {...}}`.
+Paths in it are relative to its folder, so a savepoint can be moved or copied as a whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tidegate.contract.errors import NotFoundError, SnapshotError
+from tidegate.snapshot.handles import StateHandle, StreamFactory, checked_name, joined
+
+if TYPE_CHECKING:
+    from tidegate.contract.store import Store
+
+METADATA_NAME = "_metadata"
+METADATA_VERSION = 1
+
+OperatorStatus = Literal["running", "partially_finished", "finished"]
+_STATUSES = ("running", "partially_finished", "finished")
+
+
+@dataclass(frozen=True)
+class SubtaskState:
+    """One operator subtask's part.
+
+    Attributes:
+        index: of the subtask.
+        finished: it had ended, or had processed all its data, when it snapshotted (S6.2).
+        handle: its state stream; None: no state.
+    """
+
+    index: int
+    finished: bool
+    handle: StateHandle | None
+
+
+@dataclass(frozen=True)
+class OperatorState:
+    """One operator's part.
+
+    Attributes:
+        uid: of the operator.
+        status: `running`, `partially_finished` or `finished` (S6.2).
+        subtasks: by index, ascending.
+    """
+
+    uid: str
+    status: OperatorStatus
+    subtasks: tuple[SubtaskState, ...]
+
+    def __post_init__(self) -> None:
+        assert self.status in _STATUSES, f"unknown operator status {self.status!r}"
+
+
+@dataclass(frozen=True)
+class SnapshotMetadata:
+    """Everything a restore needs to know of a snapshot.
+
+    Attributes:
+        checkpoint_id: claimed id.
+        kind: checkpoint, savepoint, stop-savepoint or final.
+        job_id: the job that wrote it.
+        lineage: its lineage (S7.4).
+        generation: the driver's reign that completed it.
+        run_id: the attempt within it.
+        parent: folder of the snapshot this run was restored from, None for a fresh start.
+        parallelism: subtasks per operator.
+        max_parallelism: number of key groups; fixed for the life of a job (S5.1).
+        created_at: ISO 8601 with zone.
+        graph: document of the JobGraph that wrote it.
+        operators: one per operator of the graph, stateless ones included, in the graph's order.
+        splits: per source uid all splits as JSON, whichever subtask reads them (S4.3).
+        stop_mode: `suspend` or `drain` for a stop-savepoint.
+        drained_operators: uids whose windows fired early (S7.5).
+        version: of this document.
+    """
+
+    checkpoint_id: int
+    kind: str
+    job_id: str
+    lineage: str
+    generation: int
+    run_id: str
+    parent: str | None
+    parallelism: int
+    max_parallelism: int
+    created_at: str
+    graph: Mapping[str, Any]
+    operators: tuple[OperatorState, ...]
+    splits: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    stop_mode: str | None = None
+    drained_operators: tuple[str, ...] = ()
+    version: int = METADATA_VERSION
+
+    def operator(self, uid: str) -> OperatorState | None:
+        """State of operator `uid`; None when the snapshot does not know it."""
+        return next((operator for operator in self.operators if operator.uid == uid), None)
+
+    def handles(self) -> tuple[StateHandle, ...]:
+        """Every state handle, operator by operator."""
+        return tuple(s.handle for operator in self.operators for s in operator.subtasks if s.handle is not None)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all state streams."""
+        return sum(handle.size_bytes for handle in self.handles())
+
+
+def encode_metadata(metadata: SnapshotMetadata) -> bytes:
+    """The document, ending in a newline. Deterministic."""
+    body = {
+        "checkpoint_id": metadata.checkpoint_id,
+        "kind": metadata.kind,
+        "job_id": metadata.job_id,
+        "lineage": metadata.lineage,
+        "generation": metadata.generation,
+        "run_id": metadata.run_id,
+        "parent": metadata.parent,
+        "parallelism": metadata.parallelism,
+        "max_parallelism": metadata.max_parallelism,
+        "created_at": metadata.created_at,
+        "stop_mode": metadata.stop_mode,
+        "drained_operators": list(metadata.drained_operators),
+        "graph": metadata.graph,
+        "operators": [_operator_to_json(operator) for operator in metadata.operators],
+        "splits": {uid: [dict(split) for split in splits] for uid, splits in metadata.splits.items()},
+    }
+    canonical = _canonical(body)
+    sha256 = hashlib.sha256(canonical).hexdigest()
+    start = f'{{"record":"snapshot","v":{METADATA_VERSION},"sha256":"{sha256}","body":'.encode()
+    return start + canonical + b"}\n"
+
+
+def decode_metadata(data: bytes, *, where: str = "") -> SnapshotMetadata:
+    """Inverse of `encode_metadata`.
+
+    Args:
+        data: the document.
+        where: path to name in errors.
+
+    Raises:
+        SnapshotError: not a snapshot's metadata, damaged, or of a newer version.
+    """
+    try:
+        document = json.loads(data)
+        record, version = document["record"], document["v"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged("is not readable as JSON", where) from error
+    if record != "snapshot" or not isinstance(version, int):
+        raise _damaged("is not a snapshot's metadata", where)
+    if version > METADATA_VERSION:
+        raise SnapshotError(
+            f"The snapshot's metadata has version {version}, this tidegate reads up to {METADATA_VERSION}",
+            where=where,
+            cause="a newer tidegate wrote it",
+            remedy="Upgrade tidegate, or restore an older snapshot",
+        )
+    body = document.get("body")
+    if hashlib.sha256(_canonical(body)).hexdigest() != document.get("sha256"):
+        raise _damaged("does not match its checksum", where)
+    try:
+        return _from_body(body, version)
+    except (KeyError, TypeError, ValueError, AssertionError) as error:
+        raise _damaged(f"lacks something ({error!r})", where) from error
+
+
+def write_metadata(store: Store, folder: str, metadata: SnapshotMetadata) -> None:
+    """Write `_metadata` into `folder`, create-only, after every state file.
+
+    Raises:
+        AlreadyExistsError: the folder is a snapshot already.
+        StoreError: the store cannot write.
+    """
+    store.create(joined(folder, METADATA_NAME), encode_metadata(metadata))
+
+
+def read_metadata(store: Store, folder: str) -> SnapshotMetadata:
+    """The metadata of the snapshot in `folder`.
+
+    Raises:
+        SnapshotError: no `_metadata` there, or it is damaged or of a newer version.
+        StoreError: the store cannot read.
+    """
+    path = joined(folder, METADATA_NAME)
+    try:
+        data = store.read(path)
+    except NotFoundError as error:
+        raise SnapshotError(
+            f"{folder or store.url} is not a complete snapshot: it has no {METADATA_NAME}",
+            where=path,
+            cause="the path is wrong, or the snapshot was never completed",
+            remedy="Name the folder of a completed checkpoint or savepoint",
+        ) from error
+    return decode_metadata(data, where=path)
+
+
+def verify(store: Store, folder: str) -> SnapshotMetadata:
+    """Check that the snapshot in `folder` is whole: metadata readable, every state file there with its size.
+
+    On a local store sizes alone are compared; elsewhere each file is read and its checksum compared too. A restore checks
+    every checksum anyway.
+
+    Raises:
+        SnapshotError: names the first file that is missing or damaged.
+    """
+    metadata = read_metadata(store, folder)
+    streams = StreamFactory(store, folder)
+    for handle in metadata.handles():
+        local = None
+        if handle.path is not None:
+            local = store.local_path(joined(folder, checked_name(handle.path)))
+        if local is None or not Path(local).is_file() or Path(local).stat().st_size != handle.size_bytes:
+            streams.load(handle)
+    return metadata
+
+
+def _canonical(body: Any) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def _operator_to_json(operator: OperatorState) -> dict[str, Any]:
+    subtasks = [
+        {"index": s.index, "finished": s.finished, "handle": None if s.handle is None else s.handle.to_json()}
+        for s in operator.subtasks
+    ]
+    return {"uid": operator.uid, "status": operator.status, "subtasks": subtasks}
+
+
+def _operator_from_json(document: Mapping[str, Any]) -> OperatorState:
+    subtasks = tuple(
+        SubtaskState(s["index"], s["finished"], None if s["handle"] is None else StateHandle.from_json(s["handle"]))
+        for s in document["subtasks"]
+    )
+    return OperatorState(document["uid"], document["status"], subtasks)
+
+
+def _from_body(body: Mapping[str, Any], version: int) -> SnapshotMetadata:
+    return SnapshotMetadata(
+        checkpoint_id=body["checkpoint_id"],
+        kind=body["kind"],
+        job_id=body["job_id"],
+        lineage=body["lineage"],
+        generation=body["generation"],
+        run_id=body["run_id"],
+        parent=body["parent"],
+        parallelism=body["parallelism"],
+        max_parallelism=body["max_parallelism"],
+        created_at=body["created_at"],
+        graph=body["graph"],
+        operators=tuple(_operator_from_json(operator) for operator in body["operators"]),
+        splits=body["splits"],
+        stop_mode=body["stop_mode"],
+        drained_operators=tuple(body["drained_operators"]),
+        version=version,
+    )
+
+
+def _damaged(what: str, where: str) -> SnapshotError:
+    return SnapshotError(
+        f"The snapshot's metadata {what}",
+        where=where,
+        cause="the file was changed or cut after it was written",
+        remedy="Restore another snapshot",
+    )

@@ -1,0 +1,34 @@
+"""What an operator hands to a snapshot and gets back at restore: named, typed Arrow tables (S5.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+StateKind = Literal["keyed", "list", "union", "broadcast"]
+
+KEY_GROUP_COLUMN = "__key_group"
+"""Keyed parts carry this uint16 column: the key group of each row, so that a rescale can cut them (S5.5)."""
+
+
+@dataclass(frozen=True)
+class StatePart:
+    """One state of one operator subtask.
+
+    Attributes:
+        name: state name, unique within the operator.
+        kind: how it is redistributed on restore (S5.1).
+        table: the rows. Keyed parts hold `KEY_GROUP_COLUMN`.
+    """
+
+    name: str
+    kind: StateKind
+    table: pa.Table
+
+
+AsyncSnapshot = Callable[[], Sequence[StatePart]]
+"""The asynchronous phase: called once, on a snapshot writer thread, after the synchronous freeze. Must not touch live
+state; may block; its exception declines the checkpoint (S3.6)."""

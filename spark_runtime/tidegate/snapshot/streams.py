@@ -1,0 +1,213 @@
+"""The state stream: all parts of one operator subtask as one sequence of bytes (S3.6, S5.3).
+
+Layout, version 1, integers little endian::
+
+    magic     8 bytes  b"TGSTATE\\n"
+    version   u16
+    length    u32      of the header, bytes
+    crc32     u32      of the header
+    header    JSON     meta information: {"key_bytes": 1, "parts": [...]}, per part its name, kind, fields, rows,
+                       length in bytes, crc32 and, when keyed, [key group, first row] of each group that has rows
+    parts     one Arrow IPC stream (lz4) each, in the header's order, nothing between them and nothing after them
+
+Meta information precedes data, so that a restore checks names, kinds and types before it reads a row. Rows of keyed parts
+are sorted by key group, so that a rescale reads one contiguous range (S5.5). Reading runs no code from the stream.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.contract.errors import SnapshotError
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, StateKind, StatePart
+
+MAGIC = b"TGSTATE\n"
+STREAM_VERSION = 1
+KEY_BYTES_VERSION = 1
+"""Version of the canonical key bytes that key groups were made from (S5.1); other versions need their keys hashed again."""
+MAX_BATCH_ROWS = 256 * 1024
+"""Rows per Arrow batch in a stream: bounds what a reader must decompress at once."""
+
+_PREFIX = struct.Struct("<8sHII")
+_KINDS: frozenset[str] = frozenset({"keyed", "list", "union", "broadcast"})
+
+
+@dataclass(frozen=True)
+class PartHeader:
+    """Meta information of one part.
+
+    Attributes:
+        name: state name.
+        kind: how it is redistributed.
+        fields: (column, Arrow type as text) in order.
+        rows: number of rows.
+        size_bytes: of the part's Arrow stream.
+        crc32: of the part's Arrow stream.
+        key_groups: (key group, first row) of each group that has rows, ascending; empty unless keyed.
+    """
+
+    name: str
+    kind: StateKind
+    fields: tuple[tuple[str, str], ...]
+    rows: int
+    size_bytes: int
+    crc32: int
+    key_groups: tuple[tuple[int, int], ...] = ()
+
+
+def encode_parts(parts: Sequence[StatePart]) -> bytes:
+    """The stream of `parts`. Deterministic for the same tables. Raises AssertionError for a keyed part without a uint16
+    key-group column or a name used twice: bugs of an operator."""
+    names = [part.name for part in parts]
+    assert len(set(names)) == len(names), f"state names are not unique: {names}"
+    headers: list[dict[str, Any]] = []
+    payloads: list[pa.Buffer] = []
+    for part in parts:
+        table, key_groups = _by_key_group(part)
+        payload = _to_ipc(table)
+        payloads.append(payload)
+        headers.append(
+            {
+                "name": part.name,
+                "kind": part.kind,
+                "fields": [[field.name, str(field.type)] for field in table.schema],
+                "rows": table.num_rows,
+                "size_bytes": payload.size,
+                "crc32": zlib.crc32(payload),
+                "key_groups": key_groups,
+            }
+        )
+    header = json.dumps({"key_bytes": KEY_BYTES_VERSION, "parts": headers}, separators=(",", ":")).encode()
+    prefix = _PREFIX.pack(MAGIC, STREAM_VERSION, len(header), zlib.crc32(header))
+    return b"".join([prefix, header, *payloads])
+
+
+def read_header(data: bytes | memoryview, *, where: str = "") -> tuple[PartHeader, ...]:
+    """Meta information of a stream, without reading rows.
+
+    Args:
+        data: the stream; its first bytes up to the end of the header are enough.
+        where: what to name in errors: path, operator uid, subtask.
+
+    Raises:
+        SnapshotError: not a state stream, damaged, cut short, or of a newer version.
+    """
+    return _header(data, where)[0]
+
+
+def decode_parts(data: bytes, *, where: str = "") -> list[StatePart]:
+    """Inverse of `encode_parts`; keyed rows come sorted by key group. All or nothing: every part is checked before the first
+    is decoded.
+
+    Args:
+        data: the whole stream.
+        where: what to name in errors.
+
+    Raises:
+        SnapshotError: not a state stream, damaged, cut short, or of a newer version.
+    """
+    headers, start = _header(data, where)
+    expected = start + sum(header.size_bytes for header in headers)
+    if len(data) != expected:
+        what = "is cut short" if len(data) < expected else "has bytes after its end"
+        raise _damaged(f"A state stream {what}: {len(data)} bytes, not {expected}", where)
+    view = memoryview(data)
+    payloads: list[memoryview] = []
+    for header in headers:
+        payload = view[start : start + header.size_bytes]
+        start += header.size_bytes
+        if zlib.crc32(payload) != header.crc32:
+            raise _damaged(f"State {header.name!r} does not match its checksum", where)
+        payloads.append(payload)
+    return [_decode_part(header, payload, where) for header, payload in zip(headers, payloads, strict=True)]
+
+
+def _by_key_group(part: StatePart) -> tuple[pa.Table, list[list[int]]]:
+    if part.kind != "keyed":
+        return part.table, []
+    index = part.table.schema.get_field_index(KEY_GROUP_COLUMN)
+    assert index >= 0 and part.table.schema.field(index).type == pa.uint16(), f"state {part.name!r} has no key groups"
+    groups = part.table.column(index).to_numpy()
+    table = part.table
+    if len(groups) and np.any(groups[1:] < groups[:-1]):
+        order = np.argsort(groups, kind="stable")
+        table, groups = table.take(pa.array(order)), groups[order]
+    present, first = np.unique(groups, return_index=True)
+    return table, [[int(group), int(row)] for group, row in zip(present, first, strict=True)]
+
+
+def _to_ipc(table: pa.Table) -> pa.Buffer:
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        writer.write_table(table.combine_chunks(), max_chunksize=MAX_BATCH_ROWS)
+    return out.getvalue()
+
+
+def _decode_part(header: PartHeader, payload: memoryview, where: str) -> StatePart:
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
+            table = reader.read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(f"State {header.name!r} is not a readable Arrow stream ({error})", where) from error
+    fields = tuple((field.name, str(field.type)) for field in table.schema)
+    if table.num_rows != header.rows or fields != header.fields:
+        raise _damaged(f"State {header.name!r} does not match its header", where)
+    return StatePart(header.name, header.kind, table)
+
+
+def _header(data: bytes | memoryview, where: str) -> tuple[tuple[PartHeader, ...], int]:
+    if len(data) < _PREFIX.size:
+        raise _damaged(f"A state stream is cut short: {len(data)} bytes", where)
+    magic, version, length, crc32 = _PREFIX.unpack_from(data)
+    if magic != MAGIC:
+        raise _damaged("These bytes are not a state stream", where)
+    if version > STREAM_VERSION:
+        raise SnapshotError(
+            f"A state stream has version {version}, this tidegate reads up to {STREAM_VERSION}",
+            where=where,
+            cause="a newer tidegate wrote it",
+            remedy="Upgrade tidegate, or restore an older snapshot",
+        )
+    start = _PREFIX.size + length
+    text = bytes(memoryview(data)[_PREFIX.size : start])
+    if version < 1 or len(text) < length or zlib.crc32(text) != crc32:
+        raise _damaged("The header of a state stream is damaged or cut short", where)
+    document = json.loads(text)
+    if document["key_bytes"] > KEY_BYTES_VERSION:
+        raise SnapshotError(
+            f"Key groups were made by version {document['key_bytes']} of the key bytes, this tidegate knows {KEY_BYTES_VERSION}",
+            where=where,
+            remedy="Upgrade tidegate, or restore an older snapshot",
+        )
+    return tuple(_part_header(part, where) for part in document["parts"]), start
+
+
+def _part_header(part: Mapping[str, Any], where: str) -> PartHeader:
+    if part["kind"] not in _KINDS:
+        raise _damaged(f"State {part['name']!r} is of the unknown kind {part['kind']!r}", where)
+    return PartHeader(
+        name=part["name"],
+        kind=part["kind"],
+        fields=tuple((name, type_) for name, type_ in part["fields"]),
+        rows=part["rows"],
+        size_bytes=part["size_bytes"],
+        crc32=part["crc32"],
+        key_groups=tuple((group, row) for group, row in part["key_groups"]),
+    )
+
+
+def _damaged(what: str, where: str) -> SnapshotError:
+    return SnapshotError(
+        what,
+        where=where,
+        cause="the file was changed, cut or mixed up after it was written",
+        remedy="Restore another snapshot",
+    )

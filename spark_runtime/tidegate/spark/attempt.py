@@ -1,0 +1,234 @@
+"""One run of the job on Spark: rendezvous, deployment, the event loop around the coordinator, and its end."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from tidegate.channel.control import ControlServer
+from tidegate.contract.options import JobOptions
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
+from tidegate.coordinator.restore import Restore
+from tidegate.spark.barrier_stage import BarrierStage, first_line
+from tidegate.spark.session import is_local
+from tidegate.spark.slot_entry import SlotParameters
+
+TICK_S = 0.1
+"""Longest time between two looks at the clock, seconds."""
+SECONDARY_WAIT_S = 2.0
+"""A slot that lost a peer is a consequence: this long the root cause may still arrive, seconds."""
+STAGE_END_S = 60.0
+"""How long a cancelled stage may take to end before the next run starts beside its zombies, seconds."""
+
+Posted = tuple[str, Any]
+"""(what, payload): slot message, lost slot, stage end, or a call."""
+
+
+@dataclass
+class SlotView:
+    """What the driver knows of one slot."""
+
+    address: tuple[str, int] | None = None
+    pid: int = 0
+    node: str = ""
+    deployed: bool = False
+    over: bool = False
+    heard_s: float = field(default_factory=time.monotonic)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Attempt:
+    """One run. `run` blocks until it is over and returns its outcome; `post` may be called from any thread."""
+
+    def __init__(
+        self,
+        session: SparkSession,
+        options: JobOptions,
+        parameters: Mapping[str, Any],
+        *,
+        master: str,
+        make_run: Callable[[Attempt], JobRun],
+        assignments: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]],
+        restore: Restore | None,
+        wait_for_final: bool,
+        on_running: Callable[[], None],
+        on_metrics: Callable[[Mapping[int, SlotView]], None],
+    ) -> None:
+        """Args: parameters: fields of SlotParameters but secret, control address and bind host.
+        assignments: source uid -> subtask index -> splits, for a fresh start."""
+        self._session = session
+        self._options = options
+        self._assignments = assignments
+        self._restore = restore
+        self._wait_for_final = wait_for_final
+        self._on_running = on_running
+        self._on_metrics = on_metrics
+        self._posted: queue.Queue[Posted] = queue.Queue()
+        self._slots = {i: SlotView() for i in range(options.parallelism)}
+        self._running = False
+        self._suspected: tuple[float, RunFailed] | None = None
+        secret = secrets.token_bytes(32)
+        self._control = ControlServer(
+            secret=secret,
+            generation=parameters["generation"],
+            run_id=parameters["run_id"],
+            on_message=lambda slot, message: self._posted.put(("message", (slot, message))),
+            on_lost=lambda slot, reason: self._posted.put(("lost", (slot, reason))),
+        )
+        host = str(session.sparkContext.getConf().get("spark.driver.host", "127.0.0.1"))
+        control_host, control_port = self._control.listen("127.0.0.1" if is_local(master) else host)
+        self._stage = BarrierStage(
+            session,
+            options.parallelism,
+            SlotParameters(
+                **parameters,
+                control_host=control_host,
+                control_port=control_port,
+                bind_host="127.0.0.1" if is_local(master) else None,
+                secret=secret,
+            ),
+            on_end=lambda error: self._posted.put(("stage", error)),
+        )
+        self._job_run = make_run(self)
+        self._stage_ended = False
+
+    # ------------------------------------------------------------ Slots
+
+    def broadcast(self, message: dict[str, Any]) -> None:
+        """Send to every slot."""
+        for slot in self._slots:
+            self._control.send(slot, message)
+
+    def post(self, call: Callable[[JobRun], None]) -> None:
+        """Run `call` on the attempt's loop; from any thread."""
+        self._posted.put(("call", call))
+
+    # ------------------------------------------------------------ the loop
+
+    def run(self) -> RunEnded | RunFailed:
+        """From stage start to outcome. Raises FencedError when a newer generation reigns."""
+        self._stage.start()
+        try:
+            while self._job_run.outcome is None or not self._is_settled():
+                self._take_posted()
+                self._look_at_clock()
+            return self._job_run.outcome
+        finally:
+            self._end()
+
+    def shut_down(self, reason: str) -> list[ev.Request]:
+        """After `run`: what JobRun.shut_down says."""
+        return self._job_run.shut_down(reason)
+
+    def _is_settled(self) -> bool:
+        """A failure is at once; an end when every slot has told its own, so that nothing is cut off."""
+        return isinstance(self._job_run.outcome, RunFailed) or all(s.over for s in self._slots.values())
+
+    def _take_posted(self) -> None:
+        try:
+            what, payload = self._posted.get(timeout=TICK_S)
+        except queue.Empty:
+            return
+        if what == "message":
+            self._on_message(*payload)
+        elif what == "lost":
+            slot, reason = payload
+            if not self._slots[slot].over:
+                self._suspect(RunFailed(f"slot {slot} was lost: {reason}", subtask=slot), 0.5)
+        elif what == "stage":
+            self._stage_ended = True
+            if payload is not None:
+                self._suspect(RunFailed(f"the barrier stage failed: {first_line(payload)}"), SECONDARY_WAIT_S)
+            elif not all(s.over for s in self._slots.values()):
+                self._suspect(RunFailed("the barrier stage ended before its slots did"), SECONDARY_WAIT_S)
+        else:
+            payload(self._job_run)
+
+    def _on_message(self, slot: int, message: Mapping[str, Any]) -> None:
+        view = self._slots[slot]
+        view.heard_s = time.monotonic()
+        match message["type"]:
+            case "hello":
+                view.address = (message["host"], message["port"])
+                view.pid, view.node = message["pid"], message["node"]
+                if all(s.address is not None for s in self._slots.values()):
+                    self._deploy()
+            case "deployed":
+                view.deployed = True
+                if all(s.deployed for s in self._slots.values()):
+                    self.broadcast({"type": "start"})
+            case "heartbeat":
+                view.metrics = message
+                self._on_metrics(self._slots)
+            case "over":
+                view.over = True
+            case "failed" if message.get("secondary"):
+                self._suspect(RunFailed(message["message"], traceback=message.get("traceback")), SECONDARY_WAIT_S)
+            case "running":
+                self._job_run.on_slot_message(message)
+                self._note_running(slot)
+            case _:
+                self._job_run.on_slot_message(message)
+
+    def _note_running(self, slot: int) -> None:
+        """Tell once when the last subtask runs: the coordinator knows, by its plan having nothing missing."""
+        if not self._running and self._job_run.coordinator.all_running:
+            self._running = True
+            self._on_running()
+
+    def _deploy(self) -> None:
+        peers = {str(i): list(view.address or ()) for i, view in self._slots.items()}
+        for index in self._slots:
+            splits = {uid: list(by_index.get(index, ())) for uid, by_index in self._assignments.items()}
+            restored = self._restore.for_slot(index) if self._restore is not None else None
+            self._control.send(
+                index,
+                {
+                    "type": "deploy",
+                    "peers": peers,
+                    "splits": splits,
+                    "restored": restored,
+                    "wait_for_final": self._wait_for_final,
+                },
+            )
+
+    def _suspect(self, failure: RunFailed, grace_s: float) -> None:
+        """A failure that may be the consequence of another: it counts when nothing better comes in time."""
+        if self._suspected is None:
+            self._suspected = (time.monotonic() + grace_s, failure)
+
+    def _look_at_clock(self) -> None:
+        now = time.monotonic()
+        if self._suspected is not None and now >= self._suspected[0] and self._job_run.outcome is None:
+            self._job_run.fail(self._suspected[1])
+        if self._job_run.outcome is not None:
+            if self._suspected is not None and now >= self._suspected[0]:
+                for view in self._slots.values():
+                    view.over = True
+            return
+        timeout_s = self._options.heartbeat_timeout.total_seconds()
+        for slot, view in self._slots.items():
+            if view.address is not None and not view.over and now - view.heard_s > timeout_s:
+                self._job_run.fail(RunFailed(f"slot {slot} was silent for {now - view.heard_s:.0f} s", subtask=slot))
+        wake_ms = self._job_run.coordinator.next_wake_ms()
+        if wake_ms is not None and self._job_run.now_ms() >= wake_ms:
+            self._job_run.on_event(ev.Tick())
+
+    def _end(self) -> None:
+        """Take the slots down and wait for the stage."""
+        self.broadcast({"type": "cancel"})
+        if isinstance(self._job_run.outcome, RunEnded):
+            clean = self._stage.join(STAGE_END_S)
+        else:
+            clean = self._stage.join(0.5)
+        if not clean:
+            self._stage.cancel()
+            self._stage.join(STAGE_END_S)
+        self._control.close()

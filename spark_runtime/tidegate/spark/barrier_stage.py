@@ -1,0 +1,65 @@
+"""One barrier stage: a Spark task per slot, started together, failing together."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from pyspark import InheritableThread
+from pyspark.sql import SparkSession
+
+from tidegate.spark.slot_entry import SlotParameters, slot_main
+
+_groups = itertools.count(1)
+
+
+class BarrierStage:
+    """Runs `slot_main` in `slots` Spark tasks. `on_end` is called once, from the stage's thread, with the error or None."""
+
+    def __init__(
+        self,
+        session: SparkSession,
+        slots: int,
+        parameters: SlotParameters,
+        on_end: Callable[[BaseException | None], None],
+    ) -> None:
+        self._context: Any = session.sparkContext
+        self._slots = slots
+        self._parameters = parameters
+        self._on_end = on_end
+        self._group = f"tidegate-{parameters.run_id}-{next(_groups)}"
+        self._thread: Any = InheritableThread(target=self._run, name=self._group)
+
+    def start(self) -> None:
+        """Submit the stage."""
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """Cancel it. Python workers may live on for some seconds: they are fenced by generation and run id."""
+        self._context.cancelJobGroup(self._group)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the stage's end; False when it has not ended in time."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._context.setJobGroup(self._group, f"tidegate run {self._parameters.run_id}", interruptOnCancel=True)
+            tasks = self._context.parallelize(range(self._slots), self._slots)
+            tasks.barrier().mapPartitions(partial(slot_main, self._parameters)).collect()
+        except BaseException as error:
+            self._on_end(error)
+        else:
+            self._on_end(None)
+
+
+def first_line(error: BaseException) -> str:
+    """The message of a Spark error without the JVM's stack."""
+    text = str(error)
+    for line in text.splitlines():
+        if "Caused by" in line or "SparkException" in line or "Exception:" in line:
+            return line.strip()
+    return text.splitlines()[0] if text else type(error).__name__

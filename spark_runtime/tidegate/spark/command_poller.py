@@ -1,0 +1,65 @@
+"""Finds new commands in the job directory: polls one object, the bell, and lists only when it rang (design, section 4)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from tidegate.contract.errors import NotFoundError, TidegateError
+from tidegate.contract.layout import JobLayout
+from tidegate.contract.records import Command, decode
+from tidegate.contract.store import Store
+
+POLL_S = 0.25
+"""How often the bell is read, seconds."""
+
+
+class CommandPoller:
+    """Calls `on_command` once per command that has neither result nor withdrawal, from its own thread."""
+
+    def __init__(self, store: Store, layout: JobLayout, on_command: Callable[[Command], None]) -> None:
+        self._store, self._layout, self._on_command = store, layout, on_command
+        self._seen: set[str] = set()
+        self._bell: bytes | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="command-poller", daemon=True)
+
+    def start(self) -> None:
+        """Start polling; commands that wait already are found first."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop polling."""
+        self._over.set()
+        self._thread.join(5.0)
+
+    def _work(self) -> None:
+        first = True
+        while not self._over.wait(POLL_S):
+            try:
+                bell = self._read_bell()
+                if first or bell != self._bell:
+                    self._bell = bell
+                    self._look()
+                    first = False
+            except TidegateError as error:
+                print(f"tidegate: commands could not be read: {error}", flush=True)
+
+    def _read_bell(self) -> bytes | None:
+        try:
+            return self._store.read(self._layout.bell)
+        except NotFoundError:
+            return None
+
+    def _look(self) -> None:
+        names = set(self._store.list(self._layout.commands))
+        for name in sorted(names):
+            if not name.endswith(".json") or name.endswith((".result.json", ".withdrawn.json")):
+                continue
+            command_id = name.removesuffix(".json")
+            if command_id in self._seen:
+                continue
+            self._seen.add(command_id)
+            if f"{command_id}.result.json" in names or f"{command_id}.withdrawn.json" in names:
+                continue
+            self._on_command(decode(self._store.read(self._layout.command(command_id)), Command))

@@ -1,0 +1,162 @@
+"""The driver process of one job: `python -m tidegate.spark.driver --root R --job J --spec N --launch K`.
+
+It reigns by a fence in the decision log, runs attempts until the job ends, and answers commands. Exit code 0: the job ended as
+asked; 13: a newer generation reigns; else the code of the error that made the job fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from types import FrameType
+from typing import Any
+
+from tidegate.contract.artifact import materialise
+from tidegate.contract.errors import FencedError, TidegateError
+from tidegate.contract.layout import JobLayout
+from tidegate.contract.log import DecisionLog, Reign
+from tidegate.contract.options import JobOptions
+from tidegate.contract.records import Spec, decode
+from tidegate.contract.store import open_store
+from tidegate.pipeline.load import load_pipeline
+from tidegate.plan.execution import plan
+from tidegate.spark.commands import CommandDesk
+from tidegate.spark.hint import HintWriter
+from tidegate.spark.job import Job
+from tidegate.spark.retiring import Retiring
+from tidegate.spark.supervision import Supervision
+
+EXIT_BUG = 70
+"""Exit code of an internal error."""
+
+
+def now_iso() -> str:
+    """UTC, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the driver process."""
+    parser = argparse.ArgumentParser(prog="tidegate.spark.driver")
+    parser.add_argument("--root", required=True)
+    parser.add_argument("--job", required=True)
+    parser.add_argument("--spec", type=int, required=True)
+    parser.add_argument("--launch", type=int, required=True)
+    arguments = parser.parse_args(argv)
+    storage_options = json.loads(os.environ.get("TIDEGATE_STORAGE_OPTIONS", "{}"))
+    try:
+        return Driver(arguments.root, arguments.job, arguments.spec, arguments.launch, storage_options).run()
+    except FencedError as error:
+        print(f"tidegate: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except TidegateError as error:
+        print(f"tidegate: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+class Driver:
+    """Reign, report, run."""
+
+    def __init__(
+        self, root: str, job_id: str, spec_number: int, launch: int, storage_options: dict[str, Any]
+    ) -> None:
+        self._root = root
+        self._storage_options = storage_options
+        self._store = open_store(root, storage_options)
+        self._layout = JobLayout(job_id)
+        self._spec = decode(self._store.read(self._layout.spec(spec_number)), Spec)
+        self._launch = launch
+        self._terminated = threading.Event()
+
+    def run(self) -> int:
+        """The whole life of this driver; its exit code."""
+        log = DecisionLog(self._store, self._layout, now_iso=now_iso, nonce=lambda: secrets.token_hex(8))
+        reign = log.reign(spec=self._spec.number, launch=self._launch)
+        print(f"tidegate: generation {reign.generation} of job {self._spec.job_id}, spec {self._spec.number}", flush=True)
+        hint = HintWriter(self._store, self._layout, reign.generation, 1.0, now_iso)
+        hint.start()
+        desk = CommandDesk(self._store, self._layout, self._spec, reign.generation, now_iso, _now)
+        retiring = Retiring(self._store)
+        try:
+            return self._reign(log, reign, hint, desk, retiring)
+        except FencedError:
+            raise
+        except TidegateError as error:
+            self._record_failure(reign, str(error), "")
+            print(f"tidegate: {error}", file=sys.stderr, flush=True)
+            return error.exit_code
+        except Exception as error:
+            self._record_failure(reign, f"internal error: {type(error).__name__}: {error}", traceback.format_exc())
+            traceback.print_exc()
+            return EXIT_BUG
+        finally:
+            desk.close()
+            retiring.close()
+            hint.close()
+
+    def _reign(self, log: DecisionLog, reign: Reign, hint: HintWriter, desk: CommandDesk, retiring: Retiring) -> int:
+        options = JobOptions.from_mapping(self._spec.options)
+        with tempfile.TemporaryDirectory(prefix="tidegate-driver-") as scratch:
+            code = os.path.join(scratch, "artifact")
+            materialise(self._store, self._layout, self._spec.artifact, code)
+            graph = load_pipeline(code, self._spec.pipeline, dict(self._spec.arguments))
+            execution = plan(graph, options.parallelism, options.max_parallelism)
+            print(execution.explain(), flush=True)
+            for node in graph.nodes:
+                if node.sink is not None:
+                    node.sink.check(node.schema)
+            job = Job(
+                root=self._root,
+                storage_options=self._storage_options,
+                store=self._store,
+                layout=self._layout,
+                spec=self._spec,
+                options=options,
+                graph=graph,
+                plan=execution,
+                log=log,
+                reign=reign,
+                hint=hint,
+                desk=desk,
+                retiring=retiring,
+                now_iso=now_iso,
+            )
+            self._listen_to_signals()
+            return Supervision(job, self._terminated).run()
+
+    def _listen_to_signals(self) -> None:
+        def on_signal(number: int, _frame: FrameType | None) -> None:
+            print(f"tidegate: signal {signal.Signals(number).name}", file=sys.stderr, flush=True)
+            self._terminated.set()
+
+        install: Callable[..., Any] = signal.signal
+        install(signal.SIGTERM, on_signal)
+        install(signal.SIGINT, on_signal)
+
+    def _record_failure(self, reign: Reign, message: str, trace: str) -> None:
+        try:
+            reign.append("failure", {"message": message, "operator": None, "subtask": None, "traceback": trace})
+            reign.append("status", {"status": "FAILED", "reason": message})
+        except TidegateError as error:
+            print(f"tidegate: the failure could not be recorded: {error}", file=sys.stderr, flush=True)
+
+
+def _now() -> float:
+    return time.time()
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

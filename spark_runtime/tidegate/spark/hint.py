@@ -1,0 +1,109 @@
+"""The status hint: what the driver replaces in the job directory every second; never the truth (design, section 4)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
+from tidegate.contract.errors import StoreError
+from tidegate.contract.layout import JobLayout
+from tidegate.contract.records import StatusHint, encode
+from tidegate.contract.store import Store
+from tidegate.plan.graph import JobGraph
+from tidegate.spark.attempt import SlotView
+
+
+class HintWriter:
+    """Replaces status/<generation>.json from its own thread; the heartbeat counter counts its writes."""
+
+    def __init__(
+        self,
+        store: Store,
+        layout: JobLayout,
+        generation: int,
+        interval_s: float,
+        now_iso: Callable[[], str],
+    ) -> None:
+        self._store, self._path, self._generation = store, layout.status(generation), generation
+        self._interval_s, self._now_iso = interval_s, now_iso
+        self._data: dict[str, Any] = {}
+        self._run_id = ""
+        self._beat = 0
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._work, name="status-hint", daemon=True)
+
+    def start(self) -> None:
+        """Start beating."""
+        self._thread.start()
+
+    def update(self, run_id: str | None = None, **data: Any) -> None:
+        """Merge into the hint's data."""
+        with self._lock:
+            self._data.update(data)
+            if run_id is not None:
+                self._run_id = run_id
+
+    def close(self) -> None:
+        """A last write, then silence."""
+        self._over.set()
+        self._thread.join(5.0)
+        self._write()
+
+    def _work(self) -> None:
+        while True:
+            self._write()
+            if self._over.wait(self._interval_s):
+                return
+
+    def _write(self) -> None:
+        with self._lock:
+            self._beat += 1
+            hint = StatusHint(self._generation, self._beat, self._run_id, self._now_iso(), dict(self._data))
+        try:
+            self._store.replace(self._path, encode(hint))
+        except StoreError as error:
+            print(f"tidegate: the status hint could not be written: {error}", flush=True)
+
+
+def job_metrics(graph: JobGraph, slots: Mapping[int, SlotView]) -> dict[str, Any]:
+    """Sources, watermark and rows of the whole job, from the slots' heartbeats."""
+    sources: dict[str, dict[str, Any]] = {}
+    for node in graph.nodes:
+        if node.source is not None:
+            sources[node.uid] = {
+                "boundedness": node.source.boundedness,
+                "records": 0,
+                "played_all": node.source.boundedness == "unbounded",
+                "subtasks": 0,
+            }
+    low: int | None = None
+    counters: dict[str, dict[str, int]] = {}
+    for view in slots.values():
+        for uid, _, progress in view.metrics.get("sources", ()):
+            facts = sources[uid]
+            facts["records"] += progress.get("records", 0)
+            facts["played_all"] = bool(facts["played_all"] and progress.get("played_all", False))
+            facts["subtasks"] += 1
+        for _, _, _, watermark in view.metrics.get("subtasks", ()):
+            time_us = int(watermark)
+            low = time_us if low is None else min(low, time_us)
+        for uid, _, counts in view.metrics.get("counters", ()):
+            mine = counters.setdefault(uid, {})
+            for name, n in counts.items():
+                mine[name] = mine.get(name, 0) + n
+    for facts in sources.values():
+        complete = facts.pop("subtasks") == len(slots)
+        facts["played_all"] = facts["played_all"] and complete
+    known = low is not None and low not in (MIN_WATERMARK, MAX_WATERMARK)
+    return {
+        "sources": sources,
+        "watermark_us": low if known else None,
+        "counters": counters,
+        "slots": [
+            {"slot": i, "pid": v.pid, "node": v.node, "resident_bytes": v.metrics.get("resident_bytes", 0)}
+            for i, v in slots.items()
+        ],
+    }

@@ -1,0 +1,138 @@
+"""The Spark session of a job, and how many slots it offers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from tidegate.contract.errors import EnvironmentProblemError, OptionError, SlotsUnavailableError
+from tidegate.contract.options import JobOptions
+from tidegate.contract.records import Spec
+from tidegate.contract.secrets import resolve_secrets
+
+SLOT_POLL_S = 0.5
+"""How often the driver asks Spark for free slots while it waits, seconds."""
+
+FIXED_CONF = {
+    "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+    "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "2",
+    "spark.python.worker.reuse": "false",
+    "spark.task.maxFailures": "1",
+}
+"""Settings the barrier stage depends on; not the user's to change."""
+
+DEFAULT_CONF = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.memory": "512m",
+}
+
+
+def is_local(master: str) -> bool:
+    """`local`, `local[N]`: executors live in the driver's JVM and slots can not grow."""
+    return master == "local" or master.startswith("local[")
+
+
+def spark_settings(spec: Spec, options: JobOptions) -> dict[str, str]:
+    """All settings of the job's session. Raises OptionError for settings a barrier stage cannot work with."""
+    given = {key: str(value) for key, value in resolve_secrets(spec.spark_conf).items()}
+    if given.get("spark.dynamicAllocation.enabled", "false").lower() == "true":
+        raise OptionError(
+            "spark.dynamicAllocation.enabled=true cannot be used",
+            where=f"job {spec.job_id}, spark_conf",
+            cause="Spark runs no barrier stage with dynamic allocation",
+            remedy="Remove it; tidegate waits for slots up to slots_timeout",
+        )
+    for key, value in FIXED_CONF.items():
+        if given.get(key, value) != value:
+            raise OptionError(
+                f"{key}={given[key]} cannot be used",
+                where=f"job {spec.job_id}, spark_conf",
+                cause=f"the barrier stage depends on {key}={value}",
+                remedy="Remove the setting",
+            )
+    conf = {**DEFAULT_CONF, **given, **FIXED_CONF}
+    conf.setdefault("spark.pyspark.python", os.environ.get("PYSPARK_PYTHON", sys.executable))
+    if is_local(spec.master):
+        conf.setdefault("spark.driver.host", "127.0.0.1")
+        conf.setdefault("spark.driver.bindAddress", "127.0.0.1")
+    else:
+        slots_per_executor = int(given.get("spark.executor.cores", "1"))
+        overhead_mib = options.slot_memory_bytes * slots_per_executor // 2**20
+        conf.setdefault("spark.executor.memoryOverhead", f"{overhead_mib}m")
+    return conf
+
+
+def start_session(spec: Spec, options: JobOptions) -> SparkSession:
+    """Start Spark; an EnvironmentProblemError when Java is not there or the master cannot be reached."""
+    if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
+        raise EnvironmentProblemError(
+            "Java is not installed",
+            cause="Spark needs Java 17 or newer",
+            remedy="Install it, for example `apt-get install openjdk-17-jre-headless`",
+        )
+    builder: Any = SparkSession.builder
+    builder = builder.master(spec.master).appName(f"tidegate {spec.job_id}")
+    for key, value in spark_settings(spec, options).items():
+        builder = builder.config(key, value)
+    try:
+        session: SparkSession = builder.getOrCreate()
+    except Exception as error:
+        raise EnvironmentProblemError(
+            f"Spark could not be started on master {spec.master}",
+            where=f"job {spec.job_id}",
+            cause=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            remedy="`tidegate doctor` checks Java and Python; is the master's address right?",
+        ) from error
+    session.sparkContext.setLogLevel("WARN")
+    return session
+
+
+def offered_slots(session: SparkSession) -> int:
+    """How many Spark tasks could run at once now: what the barrier stage itself will check."""
+    context: Any = session.sparkContext
+    jvm_context = context._jsc.sc()
+    return int(jvm_context.maxNumConcurrentTasks(jvm_context.resourceProfileManager().defaultResourceProfile()))
+
+
+def wait_for_slots(
+    session: SparkSession,
+    spec: Spec,
+    options: JobOptions,
+    on_progress: Callable[[int], None],
+    given_up: Callable[[], bool],
+) -> bool:
+    """Wait until `parallelism` slots are offered, at most `slots_timeout`. False: `given_up` said so.
+
+    Raises SlotsUnavailableError naming slots needed, slots there and what to change; at once on a local master.
+    """
+    needed = options.parallelism
+    waited_from = time.monotonic()
+    while True:
+        there = offered_slots(session)
+        on_progress(there)
+        if there >= needed:
+            return True
+        waited_s = time.monotonic() - waited_from
+        local = is_local(spec.master)
+        if local or waited_s >= options.slots_timeout.total_seconds():
+            remedy = (
+                f"Use master local[{needed}], or lower parallelism to {there}"
+                if local
+                else f"Add workers or free cores, lower parallelism to {there}, or raise slots_timeout"
+            )
+            raise SlotsUnavailableError(
+                f"{there} of {needed} slots" + ("" if local else f" after {waited_s:.0f} s"),
+                where=f"job {spec.job_id}, master {spec.master}",
+                cause="a job needs all its slots at once, one free core each",
+                remedy=remedy,
+            )
+        if given_up():
+            return False
+        time.sleep(SLOT_POLL_S)

@@ -1,0 +1,308 @@
+"""What runs inside one Spark task of the barrier stage: the slot process."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import queue
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidegate.channel.control import ControlClient
+from tidegate.channel.tcp import DataTransport
+from tidegate.contract.artifact import materialise
+from tidegate.contract.errors import TidegateError
+from tidegate.contract.layout import JobLayout
+from tidegate.contract.options import JobOptions
+from tidegate.contract.records import Spec, decode
+from tidegate.contract.store import Store, open_store
+from tidegate.coordinator.locations import open_location
+from tidegate.operators.contract import CommitPermit
+from tidegate.pipeline.load import load_pipeline
+from tidegate.plan.execution import ExecutionPlan, plan
+from tidegate.plan.graph import JobGraph
+from tidegate.snapshot.handles import StateHandle, StreamFactory
+from tidegate.snapshot.streams import decode_parts
+from tidegate.state.kernels import compile_all
+from tidegate.subtask.chain import OperatorFailure
+from tidegate.subtask.deployment import Deployment, Restored, deploy
+from tidegate.subtask.slot import Slot, Wake
+
+SNAPSHOT_WRITERS = 2
+"""Threads of a slot that write snapshots and commit."""
+SWITCH_INTERVAL_S = 0.0005
+"""A busy loop must not starve the socket thread; at Python's default of 5 ms throughput falls by orders of magnitude."""
+MEMORY_CHECK_S = 0.5
+"""How often a slot looks at its resident memory, seconds."""
+CONNECT_TIMEOUT_S = 30.0
+"""For connecting to every other slot, seconds; all of them listen by then."""
+DEPLOY_TIMEOUT_S = 600.0
+"""How long a slot waits for the deployment, seconds: the slowest other slot has to start in this time."""
+
+
+@dataclass(frozen=True)
+class SlotParameters:
+    """What a Spark task needs to become a slot; travels in Spark's closure.
+
+    Attributes:
+        secret: of this run, for both kinds of connection; not in its repr.
+        bind_host: address to listen on; None: the executor's own.
+    """
+
+    root: str
+    storage_options: Mapping[str, Any]
+    job_id: str
+    spec: int
+    generation: int
+    run_id: str
+    control_host: str
+    control_port: int
+    digest: str
+    bind_host: str | None
+    secret: bytes = field(repr=False)
+
+
+def slot_main(parameters: SlotParameters, _partition: Iterable[int]) -> Iterator[str]:
+    """Run one slot to its end. Any failure is told to the driver as root cause before Spark sees it."""
+    from pyspark import BarrierTaskContext
+
+    context = BarrierTaskContext.get()
+    assert context is not None
+    index = context.partitionId()
+    host = parameters.bind_host or context.getTaskInfos()[index].address.rsplit(":", 1)[0]
+    faulthandler.enable()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    process = SlotProcess(parameters, index, host)
+    try:
+        process.run()
+    finally:
+        process.close()
+    yield f"slot {index} ended"
+
+
+class SlotProcess:
+    """Connections, threads and directories of one slot; `run` returns when every subtask has finished."""
+
+    def __init__(self, parameters: SlotParameters, index: int, host: str) -> None:
+        self._parameters = parameters
+        self._index = index
+        self._wake = Wake()
+        self._messages: queue.Queue[Mapping[str, Any]] = queue.Queue()
+        self._slot: Slot | None = None
+        self._over = threading.Event()
+        self._switch = threading.Lock()
+        self._scratch = tempfile.mkdtemp(prefix=f"tidegate-slot{index}-")
+        self._writers = ThreadPoolExecutor(SNAPSHOT_WRITERS, thread_name_prefix="snapshot-writer")
+        self._store: Store = open_store(parameters.root, parameters.storage_options)
+        self._layout = JobLayout(parameters.job_id)
+        self._spec = decode(self._store.read(self._layout.spec(parameters.spec)), Spec)
+        self._options = JobOptions.from_mapping(self._spec.options)
+        self._transport = DataTransport(
+            slot=index,
+            secret=parameters.secret,
+            generation=parameters.generation,
+            run_id=parameters.run_id,
+            capacity_bytes=self._options.channel_capacity_bytes,
+            wake=self._wake.set,
+        )
+        self._address = self._transport.listen(host)
+        self._control = ControlClient(
+            host=parameters.control_host,
+            port=parameters.control_port,
+            secret=parameters.secret,
+            generation=parameters.generation,
+            run_id=parameters.run_id,
+            slot=index,
+            on_message=self._on_message,
+            on_lost=self._on_control_lost,
+        )
+
+    def run(self) -> None:
+        """Register, build, deploy, loop."""
+        threading.Thread(target=self._watch, name="slot-watch", daemon=True).start()
+        try:
+            graph, execution = self._build()
+            compile_all()
+            self._control.send(
+                {
+                    "type": "hello",
+                    "host": self._address[0],
+                    "port": self._address[1],
+                    "pid": os.getpid(),
+                    "node": socket.gethostname(),
+                    "python": sys.version.split()[0],
+                }
+            )
+            message = self._await_message()
+            if message["type"] != "cancel":
+                self._loop(graph, execution, message)
+            self._control.send({"type": "over"})
+        except BaseException as error:
+            self._report(error)
+            raise
+        finally:
+            self._over.set()
+            if self._slot is not None:
+                self._slot.close()
+
+    def _build(self) -> tuple[JobGraph, ExecutionPlan]:
+        """The pipeline, rebuilt from the pinned artifact: nothing is unpickled."""
+        code = os.path.join(self._scratch, "artifact")
+        materialise(self._store, self._layout, self._spec.artifact, code)
+        graph = load_pipeline(code, self._spec.pipeline, dict(self._spec.arguments))
+        execution = plan(graph, self._options.parallelism, self._options.max_parallelism)
+        if execution.digest != self._parameters.digest:
+            raise TidegateError(
+                "this slot builds another pipeline than the driver",
+                where=f"job {self._parameters.job_id}, slot {self._index}",
+                cause="build() depends on something besides its arguments, or versions differ between the machines",
+                remedy="Make build() depend on its arguments alone, and install the same versions everywhere",
+            )
+        return graph, execution
+
+    def _await_message(self) -> Mapping[str, Any]:
+        """`deploy`, then, when every slot has opened its channels, `start`; or `cancel`."""
+        return self._messages.get(timeout=DEPLOY_TIMEOUT_S)
+
+    def _loop(self, graph: JobGraph, execution: ExecutionPlan, message: Mapping[str, Any]) -> None:
+        peers = {int(slot): (host, port) for slot, (host, port) in message["peers"].items()}
+        slot = Slot(
+            run_id=self._parameters.run_id,
+            generation=self._parameters.generation,
+            send=self._control.send,
+            open_location=self._open_location,
+            threshold_bytes=self._options.state_size_threshold_bytes,
+            writers=self._writers,
+            now_ms=_now_ms,
+            wake=self._wake,
+            transport_failure=lambda: self._transport.failure,
+        )
+        deployment = Deployment(
+            job_id=self._parameters.job_id,
+            lineage=self._spec.lineage,
+            generation=self._parameters.generation,
+            run_id=self._parameters.run_id,
+            indices=(self._index,),
+            mode=self._options.checkpoint_mode,
+            wait_for_final=message["wait_for_final"],
+            channel_capacity_bytes=self._options.channel_capacity_bytes,
+            splits={uid: {self._index: splits} for uid, splits in message["splits"].items()},
+            restored=self._restored(message["restored"]),
+            scratch=self._scratch,
+        )
+        subtasks = deploy(graph, execution, deployment, slot, self._transport)
+        self._control.send({"type": "deployed"})
+        started = self._await_message()
+        if started["type"] == "cancel":
+            return
+        self._transport.connect(peers, timeout_s=CONNECT_TIMEOUT_S)
+        self._transport.start()
+        slot.start(subtasks)
+        with self._switch:
+            self._slot = slot
+            while not self._messages.empty():
+                slot.tell(self._messages.get())
+        slot.run()
+        if not slot.was_cancelled:
+            self._writers.shutdown(wait=True)
+            self._transport.flush()
+
+    def _restored(self, document: Mapping[str, Any] | None) -> Restored | None:
+        if document is None:
+            return None
+        store, folder = self._open_location(document["location"])
+        factory = StreamFactory(store, folder, self._options.state_size_threshold_bytes)
+        parts = {
+            (uid, self._index): decode_parts(factory.load(StateHandle.from_json(handle)))
+            for uid, handle in document["handles"].items()
+        }
+        permit = CommitPermit(document["checkpoint_id"], document["generation"], document["log_number"])
+        return Restored(permit, parts, {(chain, index) for chain, index in document["finished"]})
+
+    def _open_location(self, location: str) -> tuple[Store, str]:
+        return open_location(self._store, self._spec, location)
+
+    # ------------------------------------------------------------ threads
+
+    def _on_message(self, message: Mapping[str, Any]) -> None:
+        with self._switch:
+            if self._slot is not None:
+                self._slot.tell(message)
+            else:
+                self._messages.put(message)
+
+    def _on_control_lost(self, reason: str) -> None:
+        """Without its driver a slot is a zombie: it ends itself."""
+        if not self._over.is_set():
+            print(f"tidegate slot {self._index}: control connection lost ({reason}); ending", file=sys.stderr, flush=True)
+            os._exit(70)
+
+    def _watch(self) -> None:
+        """Heartbeats, and the bound on memory; its own thread, so that a hung loop is told from a dead slot."""
+        interval_s = self._options.heartbeat_interval.total_seconds()
+        next_beat = time.monotonic()
+        while not self._over.wait(min(MEMORY_CHECK_S, interval_s)):
+            resident = resident_bytes()
+            limit = self._options.slot_memory_bytes
+            if resident > limit:
+                self._control.send(
+                    {
+                        "type": "failed",
+                        "message": f"slot {self._index} exceeded slot_memory: {resident / 2**20:.0f} MiB resident, "
+                        f"{limit / 2**20:.0f} MiB allowed. Raise slot_memory or parallelism",
+                    }
+                )
+                self._control.flush(1.0)
+                os._exit(137)
+            if time.monotonic() >= next_beat:
+                next_beat += interval_s
+                slot = self._slot
+                metrics = slot.metrics() if slot is not None else {}
+                self._control.send({"type": "heartbeat", "resident_bytes": resident, **metrics})
+
+    def _report(self, error: BaseException) -> None:
+        if isinstance(error, OperatorFailure):
+            message = {
+                "type": "failed",
+                "message": error.message,
+                "operator": error.uid,
+                "subtask": error.subtask,
+                "traceback": error.traceback,
+            }
+        else:
+            text = str(error) if isinstance(error, TidegateError) else f"{type(error).__name__}: {error}"
+            message = {"type": "failed", "message": text, "traceback": "".join(traceback.format_exception(error))}
+            message["secondary"] = isinstance(error, (ConnectionError, EOFError, BrokenPipeError))
+        self._control.send(message)
+        self._control.flush(2.0)
+
+    def close(self) -> None:
+        """Close connections and remove the scratch directory."""
+        self._over.set()
+        self._control.flush(2.0)
+        self._control.close()
+        self._transport.close()
+        self._writers.shutdown(wait=False, cancel_futures=True)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process, bytes; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

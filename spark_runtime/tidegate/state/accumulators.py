@@ -1,0 +1,307 @@
+"""Aggregates as plain columns indexed by entry number: count, sum, min, max, mean as SQL has them (S5.1).
+
+Null inputs are ignored; sum, min, max and mean of no values are null. Integers sum exactly in int64 or fail; floats sum in
+order of arrival. NaN is greater than every number, as in Spark and DuckDB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from tidegate.contract.errors import TidegateError
+from tidegate.state.compiled import inlined, kernel
+from tidegate.state.keybytes import Bytes, fixed_values, valid_mask
+from tidegate.state.keyindex import Entries
+
+Numbers = npt.NDArray[np.int64] | npt.NDArray[np.uint64] | npt.NDArray[np.float64]
+Function = Literal["count", "sum", "min", "max", "mean"]
+
+
+class SumOverflowError(TidegateError):
+    """A sum of integers left the range of int64."""
+
+    code = "sum_overflow"
+
+
+@dataclass(frozen=True)
+class Values:
+    """One aggregated column of a batch.
+
+    Attributes:
+        numbers: int64, uint64 or float64; anything where null. None: the column is only counted.
+        valid: 0 where null; None: no nulls.
+    """
+
+    numbers: Numbers | None
+    valid: Bytes | None
+
+    def part(self, start: int, stop: int) -> Values:
+        """Rows start..stop."""
+        return Values(
+            None if self.numbers is None else self.numbers[start:stop],
+            None if self.valid is None else self.valid[start:stop],
+        )
+
+
+def read_values(array: pa.Array, function: Function) -> Values:
+    """`array` as `function` takes it: times and dates as their integers, mean in float64, uint64 as such."""
+    valid = valid_mask(array).view(np.uint8) if array.null_count else None
+    if function == "count":
+        return Values(None, valid)
+    if function == "mean" or pt.is_floating(array.type):
+        return Values(_floats(array), valid)
+    if pt.is_boolean(array.type):
+        array = array.cast(pa.int8())
+    numbers = fixed_values(array)
+    return Values(numbers.view(np.uint64) if pt.is_uint64(array.type) else numbers, valid)
+
+
+class Accumulator:
+    """One aggregate of every entry. Not safe for several threads; `freeze` gives what a snapshot writer may read."""
+
+    def __init__(self, name: str, function: Function, input_type: pa.DataType | None, output_type: pa.DataType) -> None:
+        """Args: name: of the output column. input_type: None for count of rows. output_type: of the output column."""
+        self.name = name
+        self.output_type = output_type
+        self._function = function
+        dtype: type[Any] = np.int64
+        if function == "mean" or (input_type is not None and pt.is_floating(input_type) and function != "count"):
+            dtype = np.float64
+        elif function in ("min", "max") and input_type is not None and pt.is_uint64(input_type):
+            dtype = np.uint64
+        self._dtype = np.dtype(dtype)
+        self._start = _START[function](self._dtype)
+        self._add = _KERNELS[function, self._dtype]
+        self._values = np.zeros(0, self._dtype)
+        self._seen: Bytes | None = None  # 1 where a value has come; None: everywhere
+        self._counts = np.zeros(0, np.int64)  # of mean
+
+    @property
+    def state_schema(self) -> pa.Schema:
+        """Columns of `freeze` and `restore`."""
+        fields = [pa.field(f"{self._function}:{self.name}", pa.from_numpy_dtype(self._dtype))]
+        if self._function == "mean":
+            fields.append(pa.field(f"mean_count:{self.name}", pa.int64()))
+        return pa.schema(fields)
+
+    def grow(self, capacity: int) -> None:
+        """Make room for entries 0..capacity - 1."""
+        self._values = _extended(self._values, capacity, self._start)
+        if self._seen is not None:
+            self._seen = _extended(self._seen, capacity, 0)
+        if self._function == "mean":
+            self._counts = _extended(self._counts, capacity, 0)
+
+    def add(self, entries: Entries, values: Values | None, known: int) -> None:
+        """Take a row for each of `entries`.
+
+        Args:
+            entries: entry number of each row.
+            values: the aggregated column; None for count of rows.
+            known: entries that had rows before this call.
+
+        Raises:
+            SumOverflowError: a sum of integers left int64.
+        """
+        if self._function == "count":
+            if values is None or values.valid is None:
+                _count(entries, self._values)
+            else:
+                _count_valid(entries, values.valid, self._values)
+            return
+        assert values is not None and values.numbers is not None
+        valid = values.valid
+        if self._function == "mean":
+            if valid is None:
+                _count(entries, self._counts)
+            else:
+                _count_valid(entries, valid, self._counts)
+        elif valid is not None and self._seen is None:
+            self._seen = np.zeros(len(self._values), np.uint8)
+            self._seen[:known] = 1
+        if valid is not None:
+            valid_rows = np.flatnonzero(valid)
+            entries, numbers = entries[valid_rows], values.numbers[valid_rows]
+        else:
+            numbers = values.numbers
+        if self._seen is not None:
+            self._seen[entries] = 1
+        if self._add(entries, numbers, self._values):
+            raise SumOverflowError(
+                f"The sum {self.name!r} has left the range of 64-bit integers",
+                cause="the sum of one key's values in one window is beyond +-9.2e18",
+                remedy="Sum a float: cast the column to double first",
+            )
+
+    def result(self, start: int, stop: int) -> pa.Array:
+        """Output column of entries start..stop."""
+        part, missing = self._values[start:stop], self._missing(start, stop)
+        if self._function == "mean":
+            counts = self._counts[start:stop]
+            part = np.divide(part, counts, out=np.zeros(len(part)), where=counts != 0)
+            missing = counts == 0 if not counts.all() else None
+        return _typed(part, missing, self.output_type)
+
+    def freeze(self, size: int) -> Callable[[], list[pa.Array]]:
+        """State columns of entries 0..size - 1; copies eight bytes an entry and column."""
+        values, missing = self._values[:size].copy(), self._missing(0, size)
+        counts = self._counts[:size].copy()
+        if self._function == "mean":
+            return lambda: [pa.array(values), pa.array(counts)]
+        return lambda: [pa.array(values, mask=missing)]
+
+    def restore(self, columns: Sequence[pa.Array], capacity: int) -> None:
+        """Take back state columns, with room for `capacity` entries."""
+        state = columns[0]
+        size = len(state)
+        if state.null_count:
+            self._seen = valid_mask(state).view(np.uint8).copy()
+        filled = pc.fill_null(state, pa.scalar(self._start, state.type)) if state.null_count else state
+        self._values = filled.to_numpy(zero_copy_only=False).astype(self._dtype)
+        if self._function == "mean":
+            self._counts = columns[1].to_numpy(zero_copy_only=False).astype(np.int64)
+        self.grow(max(capacity, size))
+
+    def _missing(self, start: int, stop: int) -> npt.NDArray[np.bool_] | None:
+        if self._seen is None:
+            return None
+        seen = self._seen[start:stop]
+        return None if seen.all() else seen == 0
+
+
+def _floats(array: pa.Array) -> npt.NDArray[np.float64]:
+    wide = array.cast(pa.float64(), safe=False) if not pt.is_float64(array.type) else array
+    buffer = wide.buffers()[1]
+    return np.zeros(len(wide)) if buffer is None else np.frombuffer(buffer, np.float64, len(wide), wide.offset * 8)
+
+
+def _typed(values: Any, missing: npt.NDArray[np.bool_] | None, type_: pa.DataType) -> pa.Array:
+    array = pa.array(np.ascontiguousarray(values), mask=missing)
+    if array.type == type_:
+        return array
+    if pt.is_integer(type_) or pt.is_floating(type_):
+        return array.cast(type_, safe=False)
+    return array.cast(pa.int32() if type_.bit_width == 32 else pa.int64()).view(type_)
+
+
+def _extended(array: Any, capacity: int, fill: Any) -> Any:
+    return np.concatenate([array, np.full(capacity - len(array), fill, array.dtype)]) if capacity > len(array) else array
+
+
+def _start_of_min(dtype: np.dtype[Any]) -> Any:
+    return np.nan if dtype.kind == "f" else np.iinfo(dtype).max
+
+
+def _start_of_max(dtype: np.dtype[Any]) -> Any:
+    return -np.inf if dtype.kind == "f" else np.iinfo(dtype).min
+
+
+_START: dict[str, Callable[[np.dtype[Any]], Any]] = {
+    "count": lambda dtype: 0,
+    "sum": lambda dtype: 0,
+    "mean": lambda dtype: 0,
+    "min": _start_of_min,
+    "max": _start_of_max,
+}
+
+
+@inlined
+def _is_nan(value: Any) -> Any:
+    return value != value
+
+
+@kernel("void(i4[], i8[]!)")
+def _count(entries: Any, counts: Any) -> None:
+    for i in range(len(entries)):
+        counts[entries[i]] += 1
+
+
+@kernel("void(i4[], u1[], i8[]!)")
+def _count_valid(entries: Any, valid: Any, counts: Any) -> None:
+    for i in range(len(entries)):
+        counts[entries[i]] += valid[i] != 0
+
+
+@kernel("b1(i4[], i8[], i8[]!)")
+def _sum_ints(entries: Any, values: Any, sums: Any) -> Any:
+    overflow = np.int64(0)
+    for i in range(len(entries)):
+        old = sums[entries[i]]
+        new = old + values[i]
+        overflow |= (old ^ new) & (values[i] ^ new)
+        sums[entries[i]] = new
+    return overflow < 0
+
+
+@kernel("b1(i4[], u8[], i8[]!)")
+def _sum_unsigned(entries: Any, values: Any, sums: Any) -> Any:
+    overflow = np.int64(0)
+    for i in range(len(entries)):
+        value = np.int64(values[i])
+        new = sums[entries[i]] + value
+        overflow |= value | new  # sums of uint64 are never negative
+        sums[entries[i]] = new
+    return overflow < 0
+
+
+@kernel("b1(i4[], f8[], f8[]!)")
+def _sum_floats(entries: Any, values: Any, sums: Any) -> Any:
+    for i in range(len(entries)):
+        sums[entries[i]] += values[i]
+    return False
+
+
+@kernel("b1(i4[], i8[], i8[]!)", "b1(i4[], u8[], u8[]!)")
+def _min(entries: Any, values: Any, least: Any) -> Any:
+    for i in range(len(entries)):
+        if values[i] < least[entries[i]]:
+            least[entries[i]] = values[i]
+    return False
+
+
+@kernel("b1(i4[], i8[], i8[]!)", "b1(i4[], u8[], u8[]!)")
+def _max(entries: Any, values: Any, greatest: Any) -> Any:
+    for i in range(len(entries)):
+        if values[i] > greatest[entries[i]]:
+            greatest[entries[i]] = values[i]
+    return False
+
+
+@kernel("b1(i4[], f8[], f8[]!)")
+def _min_floats(entries: Any, values: Any, least: Any) -> Any:
+    for i in range(len(entries)):
+        old = least[entries[i]]
+        if values[i] < old or _is_nan(old):
+            least[entries[i]] = values[i]
+    return False
+
+
+@kernel("b1(i4[], f8[], f8[]!)")
+def _max_floats(entries: Any, values: Any, greatest: Any) -> Any:
+    for i in range(len(entries)):
+        if values[i] > greatest[entries[i]] or _is_nan(values[i]):
+            greatest[entries[i]] = values[i]
+    return False
+
+
+_INT, _UINT, _FLOAT = np.dtype(np.int64), np.dtype(np.uint64), np.dtype(np.float64)
+_KERNELS: dict[tuple[str, np.dtype[Any]], Callable[..., bool]] = {
+    ("count", _INT): _count,
+    ("sum", _INT): lambda e, v, s: (_sum_unsigned if v.dtype == _UINT else _sum_ints)(e, v, s),
+    ("sum", _FLOAT): _sum_floats,
+    ("mean", _FLOAT): _sum_floats,
+    ("min", _INT): _min,
+    ("min", _UINT): _min,
+    ("min", _FLOAT): _min_floats,
+    ("max", _INT): _max,
+    ("max", _UINT): _max,
+    ("max", _FLOAT): _max_floats,
+}

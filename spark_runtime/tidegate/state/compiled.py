@@ -1,0 +1,112 @@
+"""How kernels are compiled: numba, without the interpreter lock, cached in a private writable directory.
+
+Import this module before numba: it settles where numba keeps its cache. The cache holds machine code that later processes
+load and run, so the directory belongs to this user alone; where none can be made, a temporary one lives as long as the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+CACHE_VARIABLE = "NUMBA_CACHE_DIR"
+"""Set it to keep the kernels elsewhere."""
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def private_cache_directory(base: Path) -> Path | None:
+    """`base`/tidegate/kernels, made with mode 0700 where it is not there; None when that is impossible, or when what is there
+    belongs to, or can be written by, somebody else."""
+    directory = base / "tidegate" / "kernels"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.stat()
+    except OSError:
+        return None
+    foreign = hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    return None if foreign or not os.access(directory, os.W_OK | os.X_OK) else directory
+
+
+def _user_cache() -> Path | None:
+    named = os.environ.get("XDG_CACHE_HOME")
+    if named:
+        return Path(named)
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:
+        return None
+
+
+def _settle_cache_directory() -> None:
+    if os.environ.get(CACHE_VARIABLE):
+        return
+    base = _user_cache()
+    directory = private_cache_directory(base) if base is not None else None
+    if directory is None:
+        directory = Path(tempfile.mkdtemp(prefix="tidegate-kernels-"))
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    os.environ[CACHE_VARIABLE] = str(directory)
+    config = getattr(sys.modules.get("numba"), "config", None)
+    if config is not None and not config.CACHE_DIR:
+        config.CACHE_DIR = str(directory)
+
+
+_settle_cache_directory()
+
+import numba  # noqa: E402
+
+
+def kernel(*signatures: str) -> Callable[[_Function], _Function]:
+    """Compile for exactly `signatures` when the module is imported, or load it from the cache.
+
+    Signatures name read-only arrays, which writable ones convert to, so that Arrow's and our own arrays need one version.
+    Kernels hold no interpreter lock, do not check bounds and wrap around on integer overflow.
+    """
+    compile_: Callable[[_Function], _Function] = numba.njit(
+        [_signature(text) for text in signatures], cache=True, nogil=True, error_model="numpy"
+    )
+    return compile_
+
+
+def inlined(function: _Function) -> _Function:
+    """A device function for use in kernels of any signature."""
+    compiled: _Function = numba.njit(inline="always", error_model="numpy")(function)
+    return compiled
+
+
+_ARRAYS = {
+    "u1[]": numba.types.Array(numba.uint8, 1, "C", readonly=True),
+    "u2[]": numba.types.Array(numba.uint16, 1, "C", readonly=True),
+    "i4[]": numba.types.Array(numba.int32, 1, "C", readonly=True),
+    "i8[]": numba.types.Array(numba.int64, 1, "C", readonly=True),
+    "u8[]": numba.types.Array(numba.uint64, 1, "C", readonly=True),
+    "f8[]": numba.types.Array(numba.float64, 1, "C", readonly=True),
+    "u1[]!": numba.uint8[::1],
+    "u2[]!": numba.uint16[::1],
+    "i4[]!": numba.int32[::1],
+    "u4[]!": numba.uint32[::1],
+    "i8[]!": numba.int64[::1],
+    "u8[]!": numba.uint64[::1],
+    "f8[]!": numba.float64[::1],
+    "u1": numba.uint8,
+    "i4": numba.int32,
+    "i8": numba.int64,
+    "u8": numba.uint64,
+    "f8": numba.float64,
+    "b1": numba.boolean,
+    "void": numba.void,
+}
+"""Words of a signature: `i8[]` is a read-only array of int64, `i8[]!` one that the kernel writes."""
+
+
+def _signature(text: str) -> Any:
+    returns, _, arguments = text.partition("(")
+    return _ARRAYS[returns.strip()](*(_ARRAYS[word.strip()] for word in arguments.rstrip(")").split(",")))

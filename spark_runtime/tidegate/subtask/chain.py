@@ -1,0 +1,99 @@
+"""The operators of one chain, called in order as nested generators, so that an emission can stop between two batches."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+
+import pyarrow as pa
+
+from tidegate.channel.elements import MAX_WATERMARK, Watermark
+from tidegate.operators.contract import Output, StreamOperator
+
+
+class OperatorFailure(Exception):
+    """A user function or operator raised; carries the root cause to the driver.
+
+    Attributes: uid, subtask index, message and the traceback as text.
+    """
+
+    def __init__(self, uid: str, subtask: int, error: BaseException) -> None:
+        self.uid, self.subtask = uid, subtask
+        self.message = f"{type(error).__name__}: {error}"
+        self.traceback = "".join(traceback.format_exception(error))
+        super().__init__(f"operator {uid!r} subtask {subtask}: {self.message}")
+
+
+class OperatorChain:
+    """Runs a chain's operators; `index` counts from the head. An empty chain passes everything through."""
+
+    def __init__(self, operators: Sequence[StreamOperator], uids: Sequence[str], subtask: int) -> None:
+        self.operators = tuple(operators)
+        self._uids = tuple(uids)
+        self._subtask = subtask
+
+    def batch(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        """Push a batch in at the head."""
+        if not self.operators:
+            yield batch
+            return
+        for out in self._guarded(0, self.operators[0].process(batch, input_index)):
+            yield from self._through(1, out)
+
+    def watermark(self, time_us: int) -> Iterator[Output]:
+        """Push a watermark in at the head."""
+        yield from self._through(0, Watermark(time_us))
+
+    def end_input(self, input_index: int) -> Iterator[Output]:
+        """Input `input_index` of the head has really ended."""
+        if self.operators:
+            for out in self._guarded(0, self.operators[0].end_input(input_index)):
+                yield from self._through(1, out)
+
+    def finish(self) -> Iterator[Output]:
+        """All inputs have really ended: every operator's end_input (but the head's) and finish, in order (S7.2)."""
+        for index, operator in enumerate(self.operators):
+            if index:
+                for out in self._guarded(index, operator.end_input(0)):
+                    yield from self._through(index + 1, out)
+            for out in self._guarded(index, operator.finish()):
+                yield from self._through(index + 1, out)
+
+    def prepare_snapshot(self, checkpoint_id: int) -> Iterator[Output]:
+        """Flush pre-aggregates in front of the barrier, head first (S3.6)."""
+        for index, operator in enumerate(self.operators):
+            for out in self._guarded(index, operator.prepare_snapshot_pre_barrier(checkpoint_id)):
+                yield from self._through(index + 1, out)
+
+    def close(self) -> None:
+        """Close every operator; the first error is raised after all have been closed."""
+        errors: list[BaseException] = []
+        for operator in self.operators:
+            try:
+                operator.close()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _through(self, index: int, element: Output) -> Iterator[Output]:
+        if index == len(self.operators):
+            yield element
+            return
+        operator = self.operators[index]
+        if isinstance(element, Watermark):
+            for out in self._guarded(index, operator.on_watermark(element.time_us)):
+                yield from self._through(index + 1, out)
+            if element.time_us == MAX_WATERMARK or operator.forwards_watermarks():
+                yield from self._through(index + 1, element)
+        else:
+            for out in self._guarded(index, operator.process(element, 0)):
+                yield from self._through(index + 1, out)
+
+    def _guarded(self, index: int, emission: Iterable[Output]) -> Iterator[Output]:
+        try:
+            yield from emission
+        except OperatorFailure:
+            raise
+        except Exception as error:
+            raise OperatorFailure(self._uids[index], self._subtask, error) from error

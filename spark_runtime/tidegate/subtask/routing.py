@@ -1,0 +1,69 @@
+"""Where a chain's output goes: its edges and their channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from tidegate.channel.elements import Element
+from tidegate.channel.ports import OutputChannel
+
+Partitioner = Callable[[pa.RecordBatch], Sequence[pa.RecordBatch | None]]
+"""Cuts a batch into one batch (or None) per channel."""
+
+
+@dataclass
+class OutputEdge:
+    """One edge of the ExecutionPlan as one subtask sees it.
+
+    Attributes:
+        channels: one for `forward`, else one per target subtask.
+        partition: for `hash`; None sends each batch to every channel (`forward` has one, `broadcast` all).
+        round_robin: for `rebalance`.
+    """
+
+    channels: Sequence[OutputChannel]
+    partition: Partitioner | None = None
+    round_robin: bool = False
+    _next: int = field(default=0, init=False)
+
+    def has_capacity(self) -> bool:
+        """Another batch may be sent on every channel."""
+        return all(channel.has_capacity() for channel in self.channels)
+
+    def send(self, element: Element) -> None:
+        """Route a batch; send an event to every channel (S3.1)."""
+        if not isinstance(element, pa.RecordBatch):
+            for channel in self.channels:
+                channel.send(element)
+        elif self.partition is not None:
+            for channel, part in zip(self.channels, self.partition(element), strict=True):
+                if part is not None and part.num_rows:
+                    channel.send(part)
+        elif self.round_robin:
+            self.channels[self._next].send(element)
+            self._next = (self._next + 1) % len(self.channels)
+        else:
+            for channel in self.channels:
+                channel.send(element)
+
+
+@dataclass
+class Router:
+    """All output edges of one subtask."""
+
+    edges: Sequence[OutputEdge]
+    rows_out: int = 0
+
+    def has_capacity(self) -> bool:
+        """Every edge takes another batch; else the subtask is parked."""
+        return all(edge.has_capacity() for edge in self.edges)
+
+    def send(self, element: Element) -> None:
+        """To every edge, in order."""
+        if isinstance(element, pa.RecordBatch):
+            self.rows_out += element.num_rows
+        for edge in self.edges:
+            edge.send(element)

@@ -1,0 +1,323 @@
+"""One slot: its subtasks, the messages of its control connection, and the one cooperative loop (design, "Loop rules").
+
+Threads around it only append to the inbox and wake it; everything else happens in `run`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+from tidegate.channel.elements import CheckpointBarrier
+from tidegate.contract.store import Store
+from tidegate.operators.contract import CommitPermit
+from tidegate.snapshot.handles import StreamFactory
+from tidegate.snapshot.parts import AsyncSnapshot
+from tidegate.snapshot.streams import encode_parts
+from tidegate.subtask.chain import OperatorFailure
+from tidegate.subtask.subtask import Subtask
+
+IDLE_WAIT_S = 0.05
+"""Longest sleep of an idle loop, seconds: bounds the delay of a wake-up that raced with falling asleep."""
+
+MAX_KNOWN_PATHS = 1_024
+"""Snapshot locations a slot remembers; more than can be pending at once, since the coordinator bounds those."""
+
+OpenLocation = Callable[[str], tuple[Store, str]]
+"""Snapshot location (root-relative folder or URL) -> store and folder in it."""
+
+
+class Wake:
+    """The one wake primitive of a slot's loop."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        """Wake the loop; from any thread."""
+        self._event.set()
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until woken or `timeout_s` has passed; forgets the wake-up."""
+        self._event.wait(timeout_s)
+        self._event.clear()
+
+
+class Slot:
+    """Hosts subtasks; implements SubtaskHost.
+
+    Call order: construct, `subtasks = deploy(..., host=slot)`, `start(subtasks)`, then `run`, or `pump` when driven from
+    outside. `tell` may be called from any thread, everything else from the loop's.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        generation: int,
+        send: Callable[[dict[str, Any]], None],
+        open_location: OpenLocation,
+        threshold_bytes: int,
+        writers: Executor,
+        now_ms: Callable[[], int],
+        wake: Wake,
+        transport_failure: Callable[[], BaseException | None] = lambda: None,
+    ) -> None:
+        """Args: send: a message to the driver, must not block. threshold_bytes: `state_size_threshold` (S5.4)."""
+        self._run_id = run_id
+        self._generation = generation
+        self._send = send
+        self._open_location = open_location
+        self._threshold_bytes = threshold_bytes
+        self._writers = writers
+        self._now_ms = now_ms
+        self._wake = wake
+        self._transport_failure = transport_failure
+        self._subtasks: list[Subtask] = []
+        self._by_id: dict[tuple[int, int], Subtask] = {}
+        self._inbox: deque[Mapping[str, Any] | Callable[[], None]] = deque()
+        self._paths: dict[int, str] = {}
+        self._held: dict[int, list[Callable[[str], None]]] = {}
+        self._cancelled = False
+        self.progress = 0
+
+    # ------------------------------------------------------------ SubtaskHost
+
+    def now_ms(self) -> int:
+        """Processing time, milliseconds since the epoch."""
+        return self._now_ms()
+
+    def write_snapshot(
+        self,
+        subtask: tuple[int, int],
+        checkpoint_id: int,
+        parts: Sequence[tuple[str, AsyncSnapshot]],
+        metrics: dict[str, float],
+        finished: bool,
+    ) -> None:
+        """Hand the asynchronous phase to a writer; a barrier that overtook its trigger message waits for the path."""
+
+        def submit(path: str) -> None:
+            self._writers.submit(self._write, subtask, checkpoint_id, path, parts, metrics, finished)
+
+        path = self._paths.get(checkpoint_id)
+        if path is None:
+            self._held.setdefault(checkpoint_id, []).append(submit)
+        else:
+            submit(path)
+
+    def decline(self, subtask: tuple[int, int], checkpoint_id: int, reason: str) -> None:
+        """Tell the coordinator."""
+        self._send(
+            {
+                "type": "decline",
+                "subtask": list(subtask),
+                "checkpoint_id": checkpoint_id,
+                "run_id": self._run_id,
+                "reason": reason,
+            }
+        )
+
+    def ended(self, subtask: tuple[int, int], natural: bool) -> None:
+        """Tell the coordinator."""
+        self._send({"type": "ended", "subtask": list(subtask), "natural": natural})
+
+    def finished(self, subtask: tuple[int, int]) -> None:
+        """Tell the coordinator."""
+        self._send({"type": "finished", "subtask": list(subtask)})
+
+    def commit(
+        self,
+        subtask: tuple[int, int],
+        checkpoint_id: int,
+        work: Sequence[Callable[[], None]],
+        done: Callable[[], None],
+    ) -> None:
+        """Do the commits on a writer, report them, then `done` on the loop."""
+
+        def run() -> None:
+            try:
+                for todo in work:
+                    todo()
+            except Exception as error:
+                failure = error
+                uids = "sink"
+                self.tell(lambda: _raise(OperatorFailure(uids, subtask[1], failure)))
+                return
+            self._send({"type": "committed", "subtask": list(subtask), "checkpoint_id": checkpoint_id})
+            self.tell(done)
+
+        self._writers.submit(run)
+
+    def _write(
+        self,
+        subtask: tuple[int, int],
+        checkpoint_id: int,
+        path: str,
+        parts: Sequence[tuple[str, AsyncSnapshot]],
+        metrics: dict[str, float],
+        finished: bool,
+    ) -> None:
+        started = time.monotonic()
+        try:
+            store, folder = self._open_location(path)
+            factory = StreamFactory(store, folder, self._threshold_bytes)
+            operators: dict[str, Any] = {}
+            written = 0
+            for uid, snapshot in parts:
+                name = f"{_safe(uid)}-{subtask[1]}-g{self._generation}-{self._run_id}-{secrets.token_hex(4)}.state"
+                handle = factory.store(name, encode_parts(snapshot()))
+                operators[uid] = handle.to_json()
+                written += handle.size_bytes
+        except Exception as error:
+            traceback.print_exc()
+            self.decline(subtask, checkpoint_id, f"state could not be written: {type(error).__name__}: {error}")
+            return
+        metrics["async_ms"] = (time.monotonic() - started) * 1000
+        metrics["bytes"] = metrics["persisted_bytes"] = float(written)
+        self._send(
+            {
+                "type": "ack",
+                "subtask": list(subtask),
+                "checkpoint_id": checkpoint_id,
+                "run_id": self._run_id,
+                "operators": operators,
+                "metrics": metrics,
+                "finished": finished,
+            }
+        )
+
+    # ------------------------------------------------------------ messages
+
+    def tell(self, message: Mapping[str, Any] | Callable[[], None]) -> None:
+        """Queue a message of the driver, or a call, for the loop; from any thread."""
+        self._inbox.append(message)
+        self._wake.set()
+
+    def start(self, subtasks: Sequence[Subtask]) -> None:
+        """Take the deployed subtasks, downstream ones first, and report them running."""
+        self._subtasks = list(subtasks)
+        self._by_id = {s.subtask: s for s in subtasks}
+        for subtask in subtasks:
+            self._send({"type": "running", "subtask": list(subtask.subtask)})
+
+    def _take_messages(self) -> bool:
+        any_taken = bool(self._inbox)
+        while self._inbox:
+            message = self._inbox.popleft()
+            if callable(message):
+                message()
+            else:
+                self._on_message(message)
+        return any_taken
+
+    def _on_message(self, message: Mapping[str, Any]) -> None:
+        match message["type"]:
+            case "trigger":
+                self._on_trigger(message)
+            case "abort":
+                checkpoint_id = message["checkpoint_id"]
+                self._paths.pop(checkpoint_id, None)
+                self._held.pop(checkpoint_id, None)
+                for subtask in self._subtasks:
+                    subtask.aborted(checkpoint_id)
+            case "complete":
+                permit = CommitPermit(message["checkpoint_id"], message["generation"], message["log_number"])
+                for subtask in self._subtasks:
+                    subtask.completed(permit)
+            case "cancel":
+                self._cancelled = True
+            case other:
+                raise AssertionError(f"unknown message {other!r}")
+
+    def _on_trigger(self, message: Mapping[str, Any]) -> None:
+        checkpoint_id = message["checkpoint_id"]
+        self._paths[checkpoint_id] = message["path"]
+        while len(self._paths) > MAX_KNOWN_PATHS:
+            del self._paths[min(self._paths)]
+        for submit in self._held.pop(checkpoint_id, ()):
+            submit(message["path"])
+        barrier = CheckpointBarrier(checkpoint_id, message["kind"], message["triggered_ms"], message["stop"])
+        for chain_id, index in message["subtasks"]:
+            subtask = self._by_id.get((chain_id, index))
+            if subtask is not None:
+                subtask.trigger(barrier)
+
+    # ------------------------------------------------------------ loop
+
+    @property
+    def is_over(self) -> bool:
+        """Every subtask has finished, or the driver cancelled the run."""
+        return self._cancelled or all(s.is_finished for s in self._subtasks)
+
+    @property
+    def was_cancelled(self) -> bool:
+        """The driver cancelled the run."""
+        return self._cancelled
+
+    def pump(self) -> bool:
+        """One round: messages, then one step of every subtask. False: nothing could be done now."""
+        progressed = self._take_messages()
+        failure = self._transport_failure()
+        if failure is not None and not self._cancelled:
+            raise failure
+        for subtask in self._subtasks:
+            if subtask.step():
+                progressed = True
+        if progressed:
+            self.progress += 1
+        return progressed
+
+    def run(self) -> None:
+        """Pump until over. Sleeps only when no subtask could do anything."""
+        while not self.is_over:
+            if not self.pump():
+                self._wake.wait(self._sleep_s())
+
+    def _sleep_s(self) -> float:
+        times = [s.retry_at_ms for s in self._subtasks if s.retry_at_ms is not None]
+        if not times:
+            return IDLE_WAIT_S
+        return min(IDLE_WAIT_S, max(0.0, (min(times) - self._now_ms()) / 1000))
+
+    def close(self) -> None:
+        """Close every subtask; errors are printed, since the run's own outcome matters more."""
+        for subtask in self._subtasks:
+            try:
+                subtask.close()
+            except Exception:
+                traceback.print_exc()
+
+    def metrics(self) -> dict[str, Any]:
+        """For the heartbeat: loop progress, rows and watermark per subtask, progress per source."""
+        return {
+            "progress": self.progress,
+            "subtasks": [
+                [list(s.subtask), s.rows_in, s.rows_out, str(s.watermark_us)] for s in self._subtasks
+            ],
+            "sources": [
+                [s.source_input.uid, s.subtask[1], s.source_input.progress()]
+                for s in self._subtasks
+                if s.source_input is not None
+            ],
+            "counters": [
+                [uid, s.subtask[1], dict(context.counters)]
+                for s in self._subtasks
+                for uid, context in s.contexts()
+                if context.counters
+            ],
+        }
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _safe(uid: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else "_" for c in uid)

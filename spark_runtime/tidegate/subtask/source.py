@@ -1,0 +1,103 @@
+"""The head of a source chain: a reader, its splits, and what operators must know of them (S4)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.connectors.contract import Polled, SourceReader, Split
+from tidegate.operators.contract import OperatorContext
+from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+from tidegate.subtask.chain import OperatorFailure
+
+SPLITS_SCHEMA = pa.schema([("split", pa.string())])
+"""One JSON document per split."""
+
+
+def split_to_json(split: Split) -> dict[str, Any]:
+    """JSON form of a split, as in deployments, metadata and state."""
+    return {
+        "split_id": split.split_id,
+        "data": dict(split.data),
+        "position": split.position,
+        "finished": split.finished,
+        "weight": split.weight,
+    }
+
+
+def split_from_json(document: Mapping[str, Any]) -> Split:
+    """Inverse of `split_to_json`."""
+    return Split(
+        document["split_id"], document["data"], document["position"], document["finished"], document["weight"]
+    )
+
+
+def splits_from_parts(parts: Sequence[StatePart]) -> list[Split]:
+    """The splits a snapshot of a reader holds."""
+    return [split_from_json(json.loads(row)) for part in parts for row in part.table["split"].to_pylist()]
+
+
+class SourceInput:
+    """A reader as the subtask sees it. Records and position move together, because `poll` and `snapshot` are called by
+    the one loop (S4.1)."""
+
+    def __init__(self, uid: str, reader: SourceReader, contexts: Sequence[OperatorContext], subtask: int) -> None:
+        """Args: contexts: of the chain's operators; they learn the split of the batch in hand."""
+        self.uid = uid
+        self.records = 0
+        self._reader = reader
+        self._contexts = tuple(contexts)
+        self._subtask = subtask
+        self._split: str | None = None
+        self._idle = False
+
+    def start(self, splits: Sequence[Split]) -> None:
+        """Give the reader its splits, once."""
+        self._guard(lambda: self._reader.add_splits(splits))
+        self._learn_splits(None)
+
+    def poll(self, now_ms: int) -> Polled:
+        """The next batch, with the contexts told of its split."""
+        polled: Polled = self._guard(lambda: self._reader.poll(now_ms))
+        if polled.batch is not None:
+            self.records += polled.batch.num_rows
+            if polled.split_id != self._split:
+                self._learn_splits(polled.split_id)
+        return polled
+
+    def idle_change(self, polled: Polled) -> bool | None:
+        """The new idleness when it changed, else None (S4.4)."""
+        if polled.idle == self._idle:
+            return None
+        self._idle = polled.idle
+        return polled.idle
+
+    def snapshot(self) -> AsyncSnapshot:
+        """Positions after the last batch polled (S4.2)."""
+        rows = [json.dumps(split_to_json(split)) for split in self._reader.snapshot()]
+        table = pa.table({"split": rows}, schema=SPLITS_SCHEMA)
+        return lambda: [StatePart("splits", "list", table)]
+
+    def progress(self) -> dict[str, Any]:
+        """For the status: records and what the reader tells."""
+        return {"records": self.records, **self._reader.progress()}
+
+    def close(self) -> None:
+        """Close the reader."""
+        self._reader.close()
+
+    def _learn_splits(self, split_id: str | None) -> None:
+        self._split = split_id
+        active = self._reader.active_splits()
+        for context in self._contexts:
+            context.current_split = split_id
+            context.active_splits = active
+
+    def _guard(self, call: Any) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            raise OperatorFailure(self.uid, self._subtask, error) from error

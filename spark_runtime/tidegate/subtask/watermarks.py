@@ -1,0 +1,50 @@
+"""Watermark of a subtask: the minimum over its input channels (S4.4). Pure."""
+
+from __future__ import annotations
+
+from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
+
+
+class WatermarkTracker:
+    """Takes watermarks and idleness per channel; tells when the minimum over the active channels advances."""
+
+    def __init__(self, channels: int) -> None:
+        """Args: channels: number of input channels, numbered from 0."""
+        self._times = [MIN_WATERMARK] * channels
+        self._idle = [False] * channels
+        self._current = MIN_WATERMARK
+
+    @property
+    def current_us(self) -> int:
+        """The watermark last told, microseconds since the epoch."""
+        return self._current
+
+    @property
+    def all_idle(self) -> bool:
+        """No channel is active."""
+        return all(self._idle)
+
+    def watermark(self, channel: int, time_us: int) -> int | None:
+        """`channel` advanced; the new minimum when that advanced, else None. Never goes back."""
+        self._times[channel] = max(self._times[channel], time_us)
+        return self._advance()
+
+    def idle(self, channel: int, idle: bool) -> int | None:
+        """`channel` became idle or active; the new minimum when leaving it out advanced it."""
+        self._idle[channel] = idle
+        return self._advance()
+
+    def ended(self, channel: int) -> int | None:
+        """`channel` has ended: counts as MAX_WATERMARK."""
+        self._idle[channel] = False
+        return self.watermark(channel, MAX_WATERMARK)
+
+    def _advance(self) -> int | None:
+        active = [t for t, idle in zip(self._times, self._idle, strict=True) if not idle]
+        if not active:
+            return None
+        low = min(active)
+        if low <= self._current:
+            return None
+        self._current = low
+        return low

@@ -1,0 +1,284 @@
+"""A whole job in one thread of this process: the runtime's own coordinator, slot and subtasks, without Spark, sockets or sleeping.
+
+Messages between driver and slot make a JSON round trip, snapshots go to a store, time is moved by the caller.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from tidegate.contract.layout import JobLayout
+from tidegate.contract.log import DecisionLog, Reign
+from tidegate.contract.options import JobOptions
+from tidegate.contract.records import RestoreFrom, Spec
+from tidegate.contract.store import Store, open_store
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
+from tidegate.coordinator.locations import open_location
+from tidegate.operators.contract import CommitPermit
+from tidegate.pipeline.pipeline import Pipeline
+from tidegate.plan.execution import plan
+from tidegate.snapshot.handles import StateHandle, StreamFactory
+from tidegate.snapshot.streams import decode_parts
+from tidegate.spark.job import Job, assign
+from tidegate.subtask.deployment import Deployment, Restored, deploy
+from tidegate.subtask.slot import Slot, Wake
+
+MAX_ROUNDS = 200_000
+"""Rounds `until` pumps before it says that the job is stuck."""
+
+_names = itertools.count(1)
+
+
+class InlineExecutor(Executor):
+    """Runs work at once, or when `held` is set keeps it for `release`."""
+
+    def __init__(self) -> None:
+        self.held = False
+        self._waiting: list[Callable[[], Any]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run or keep `fn`; the future is not used by the runtime."""
+        if self.held:
+            self._waiting.append(lambda: fn(*args, **kwargs))
+        else:
+            fn(*args, **kwargs)
+        return Future()
+
+    def release(self) -> None:
+        """Run what was kept."""
+        self.held = False
+        waiting, self._waiting = self._waiting, []
+        for work in waiting:
+            work()
+
+
+class _Silent:
+    """Stands for the driver's outer parts that one run does not need."""
+
+    grace_s = 0.0
+
+    def update(self, *_: Any, **__: Any) -> None:
+        """Nothing."""
+
+    def add(self, *_: Any) -> None:
+        """Nothing."""
+
+
+@dataclass
+class InProcessJob:
+    """A job directory in memory and the runs made in it.
+
+    Args:
+        build: makes the pipeline anew for every run, as slots do.
+        options: JobOptions fields.
+        root: where the job directory lies; by default a memory store of its own.
+    """
+
+    build: Callable[[], Pipeline]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    job_id: str = "job"
+    root: str = ""
+    answers: dict[str, ev.Answer] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.root = self.root or f"memory://in-process-{next(_names)}"
+        self.store: Store = open_store(self.root)
+        self.layout = JobLayout(self.job_id)
+        self.now_ms = 1_700_000_000_000
+        self._nonce = itertools.count(1)
+        self._spec_number = 0
+        self.log = DecisionLog(self.store, self.layout, now_iso=self.now_iso, nonce=lambda: f"n{next(self._nonce)}")
+
+    def now_iso(self) -> str:
+        """The job's clock."""
+        return datetime.fromtimestamp(self.now_ms / 1000, UTC).isoformat()
+
+    def submit(self, restore: RestoreFrom | None = None) -> InProcessRun:
+        """A new submission and its first run, deployed and running."""
+        self._spec_number += 1
+        self._spec = Spec(
+            job_id=self.job_id,
+            number=self._spec_number,
+            submission_id=f"s{self._spec_number}",
+            pipeline="in_process:build",
+            artifact="",
+            arguments={},
+            options=JobOptions.from_mapping(self.options).to_mapping(),
+            master="in-process",
+            spark_conf={},
+            storage_options={},
+            restore=restore,
+            lineage="lineage-1",
+            owner_dag=None,
+            submitted_at=self.now_iso(),
+            submitted_by="test",
+        )
+        return self.relaunch()
+
+    def relaunch(self) -> InProcessRun:
+        """A new driver for the current submission: a new generation."""
+        self.reign = self.log.reign(spec=self._spec_number, launch=1)
+        return self.rerun()
+
+    def rerun(self) -> InProcessRun:
+        """The same driver tries again after a failed run."""
+        return InProcessRun(self, self._spec, self.reign)
+
+
+class InProcessRun:
+    """One run: pump it, ask it for snapshots, crash it."""
+
+    def __init__(self, owner: InProcessJob, spec: Spec, reign: Reign) -> None:
+        self.owner = owner
+        self.writers = InlineExecutor()
+        options = JobOptions.from_mapping(spec.options)
+        graph = owner.build().build()
+        execution = plan(graph, options.parallelism, options.max_parallelism)
+        silent: Any = _Silent()
+        job = Job(
+            root=owner.root,
+            storage_options={},
+            store=owner.store,
+            layout=owner.layout,
+            spec=spec,
+            options=options,
+            graph=graph,
+            plan=execution,
+            log=owner.log,
+            reign=reign,
+            hint=silent,
+            desk=silent,
+            retiring=silent,
+            now_iso=owner.now_iso,
+        )
+        found = job.find_restore()
+        restore = found[1] if found else None
+        splits = job.discover() if restore is None else {u: [dict(s) for s in v] for u, v in restore.metadata.splits.items()}
+        facts = job.facts()
+        run_id = f"r{next(owner._nonce)}"
+        interval = options.checkpoint_interval
+        self.run = JobRun(
+            facts=facts,
+            coordinator=job.coordinator(run_id, int(interval.total_seconds() * 1000) if interval else 0),
+            slots=self,
+            run_id=run_id,
+            next_checkpoint_id=job.next_checkpoint_id(),
+            splits=splits,
+            restored_from=restore.location if restore else None,
+            answer=lambda answer: owner.answers.__setitem__(answer.request_id, answer),
+            now_ms=lambda: owner.now_ms,
+            retire=lambda _id, path: owner.store.delete_folder(path),
+            on_completed=lambda: None,
+        )
+        self.slot = Slot(
+            run_id=run_id,
+            generation=reign.generation,
+            send=self._from_slot,
+            open_location=lambda location: open_location(owner.store, spec, location),
+            threshold_bytes=options.state_size_threshold_bytes,
+            writers=self.writers,
+            now_ms=lambda: owner.now_ms,
+            wake=Wake(),
+        )
+        self._to_driver: list[Mapping[str, Any]] = []
+        indices = tuple(range(options.parallelism))
+        deployment = Deployment(
+            job_id=spec.job_id,
+            lineage=spec.lineage,
+            generation=reign.generation,
+            run_id=run_id,
+            indices=indices,
+            mode=options.checkpoint_mode,
+            wait_for_final=interval is not None or facts.topology.commits,
+            channel_capacity_bytes=options.channel_capacity_bytes,
+            splits=assign(splits, options.parallelism) if restore is None else {},
+            restored=self._restored(job, restore, indices) if restore is not None else None,
+        )
+        self.slot.start(deploy(graph, execution, deployment, self.slot, None))
+        self._deliver()
+
+    def _restored(self, job: Job, restore: Any, indices: Sequence[int]) -> Restored:
+        store, folder = open_location(job.store, job.spec, restore.location)
+        factory = StreamFactory(store, folder, job.options.state_size_threshold_bytes)
+        parts: dict[tuple[str, int], Any] = {}
+        finished: set[tuple[int, int]] = set()
+        document: Mapping[str, Any] = {}
+        for index in indices:
+            document = json.loads(json.dumps(restore.for_slot(index)))
+            for uid, handle in document["handles"].items():
+                parts[(uid, index)] = decode_parts(factory.load(StateHandle.from_json(handle)))
+            finished |= {(chain, i) for chain, i in document["finished"]}
+        permit = CommitPermit(document["checkpoint_id"], document["generation"], document["log_number"])
+        return Restored(permit, parts, finished)
+
+    # ------------------------------------------------------------ wiring
+
+    def broadcast(self, message: dict[str, Any]) -> None:
+        """Driver to slot."""
+        self.slot.tell(json.loads(json.dumps(message)))
+
+    def _from_slot(self, message: dict[str, Any]) -> None:
+        self._to_driver.append(json.loads(json.dumps(message)))
+
+    def _deliver(self) -> bool:
+        any_delivered = bool(self._to_driver)
+        while self._to_driver:
+            self.run.on_slot_message(self._to_driver.pop(0))
+        return any_delivered
+
+    # ------------------------------------------------------------ driving
+
+    @property
+    def outcome(self) -> RunEnded | RunFailed | None:
+        """Set when the run is over."""
+        return self.run.outcome
+
+    def pump(self, rounds: int = 1) -> bool:
+        """Slot and driver take `rounds` turns; False: the last one could do nothing."""
+        progressed = False
+        for _ in range(rounds):
+            progressed = self.slot.pump()
+            progressed = self._deliver() or progressed
+        return progressed
+
+    def tick(self, ms: int) -> None:
+        """Let time pass."""
+        self.owner.now_ms += ms
+        self.run.on_event(ev.Tick())
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Pump until `condition` holds; AssertionError when the job is stuck before."""
+        for _ in range(MAX_ROUNDS):
+            if condition():
+                return
+            if not self.pump():
+                self.tick(10)
+        raise AssertionError(f"stuck: outcome {self.outcome}, answers {self.owner.answers}")
+
+    def to_end(self) -> RunEnded | RunFailed:
+        """Pump until the run is over."""
+        self.until(lambda: self.outcome is not None)
+        assert self.outcome is not None
+        return self.outcome
+
+    def ask(self, request: ev.Request) -> ev.Answer | None:
+        """Ask for a snapshot and pump until it is answered (a stop: until the run is over)."""
+        self.run.on_event(ev.SnapshotRequested(request))
+        if request.kind == "stop-savepoint":
+            self.until(lambda: self.outcome is not None or request.request_id in self.owner.answers)
+        else:
+            self.until(lambda: request.request_id in self.owner.answers)
+        return self.owner.answers.get(request.request_id or "")
+
+    def crash(self) -> list[ev.Request]:
+        """Every subtask dies on the spot; the driver notices."""
+        self.slot.close()
+        self.run.fail(RunFailed("crashed by the test"))
+        return self.run.shut_down("crashed by the test")

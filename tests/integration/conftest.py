@@ -1,0 +1,175 @@
+"""Real Spark: jobs started through the job directory, on local masters and on a standalone cluster on loopback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pytest
+from tidegate.contract.client import JobClient
+from tidegate.contract.launching import find_local, launch_local
+from tidegate.contract.records import RestoreFrom
+from tidegate.contract.status import JobView
+
+PIPELINE = Path(__file__).parent / "pipelines" / "counting.py"
+PATIENCE_S = 120.0
+
+
+class RealJob:
+    """A job on real Spark and the ways to look at it."""
+
+    def __init__(self, tmp_path: Path, master: str, job_id: str = "counting") -> None:
+        self.root = str(tmp_path / "jobs")
+        self.out = str(tmp_path / "out")
+        self.master = master
+        self.client = JobClient(self.root, job_id)
+        self.options: dict[str, Any] = {"parallelism": 2, "checkpoint_interval": "400 ms", "restart_delay": "200 ms"}
+        self._pids: list[int] = []
+
+    def start(
+        self,
+        *,
+        rows: int,
+        rate: float,
+        function: str = "build",
+        restore: RestoreFrom | None = None,
+        conf: dict[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        """Submit and launch."""
+        spec = self.client.submit(
+            pipeline=f"{PIPELINE}:{function}",
+            arguments={"rows": rows, "rate": rate, "out": self.out},
+            options={**self.options, **options},
+            master=self.master,
+            spark_conf=conf or {},
+            restore=restore,
+        )
+        launch_local(self.client, spec)
+        self._pids.append(self.driver_pid())
+
+    def driver_pid(self) -> int:
+        """Of the newest driver."""
+        running = find_local(self.client, self.client.specs()[-1])
+        assert running is not None
+        return running.pid
+
+    def until(self, condition: Callable[[JobView], Any], what: str, patience_s: float = PATIENCE_S) -> JobView:
+        """Poll the job directory until `condition`; the log's tail when it does not come."""
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            view = self.client.view()
+            if condition(view):
+                return view
+            time.sleep(0.1)
+        raise AssertionError(f"waited {patience_s} s for {what}: {self.client.view()}\n{self.logs()[-6000:]}")
+
+    def until_status(self, *statuses: str) -> JobView:
+        """Wait for one of `statuses`."""
+        return self.until(lambda view: view.status.value in statuses, f"status {statuses}")
+
+    def completed(self, at_least: int) -> JobView:
+        """Wait for so many completed checkpoints."""
+        return self.until(lambda view: len(view.completed) >= at_least, f"{at_least} completed checkpoints")
+
+    def hint(self) -> dict[str, Any]:
+        """The newest status hint's data."""
+        return dict(self.client.hint().data)
+
+    def logs(self) -> str:
+        """Driver log, as far as there is one."""
+        try:
+            return self.client.logs()
+        except Exception as error:
+            return f"(no log: {error})"
+
+    def output(self) -> list[tuple[int, int, int, int]]:
+        """Committed rows, sorted."""
+        table = ds.dataset(self.out, format="parquet").to_table()
+        starts = pc.cast(pc.cast(table["window_start"], "timestamp[ms, tz=UTC]"), "int64").to_pylist()
+        return sorted(
+            zip(table["k"].to_pylist(), starts, table["n"].to_pylist(), table["total"].to_pylist(), strict=True)
+        )
+
+    def end(self) -> None:
+        """End what is left of the drivers this job started."""
+        for pid in self._pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+@pytest.fixture
+def local_job(tmp_path: Path) -> Iterator[RealJob]:
+    """A job on local[2]."""
+    job = RealJob(tmp_path, "local[2]")
+    yield job
+    job.end()
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def standalone_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Spark standalone cluster from pip's pyspark: one Master, two Workers of one core, on loopback."""
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    logs = tmp_path_factory.mktemp("cluster")
+    port = _free_port()
+    url = f"spark://127.0.0.1:{port}"
+    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def launch(name: str, *arguments: str) -> None:
+        with open(logs / f"{name}.log", "wb") as log:
+            command = [str(home / "bin" / "spark-class"), *arguments]
+            processes.append(
+                subprocess.Popen(
+                    command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                )
+            )
+
+    master = "org.apache.spark.deploy.master.Master"
+    worker = "org.apache.spark.deploy.worker.Worker"
+    launch("master", master, "--host", "127.0.0.1", "--port", str(port), "--webui-port", str(_free_port()))
+    for i in range(2):
+        folder = str(logs / f"work{i}")
+        launch(f"worker{i}", worker, "--host", "127.0.0.1", "-c", "1", "-m", "2g", "-d", folder, "--webui-port", "0", url)
+    _wait_for_workers(logs / "master.log", 2)
+    yield url
+    for process in reversed(processes):
+        os.killpg(process.pid, signal.SIGTERM)
+    for process in processes:
+        process.wait(20)
+
+
+def _wait_for_workers(log: Path, n: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if log.exists() and log.read_text().count("Registering worker") >= n:
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"the cluster did not come up: {log.read_text()}")
+
+
+@pytest.fixture
+def cluster_job(standalone_cluster: str, tmp_path: Path) -> Iterator[RealJob]:
+    """A job on the standalone cluster."""
+    job = RealJob(tmp_path, standalone_cluster)
+    yield job
+    job.end()

@@ -1,0 +1,127 @@
+"""A job's whole life on real Spark, and what it survives."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from conftest import RealJob
+from pipelines.counting import expected
+from tidegate.contract.records import RestoreFrom
+
+ROWS = 40_000
+RATE = 4_000.0
+
+
+def test_a_bounded_job_ends_by_itself_with_complete_output(local_job: RealJob) -> None:
+    local_job.start(rows=ROWS, rate=20_000.0)
+    view = local_job.until_status("FINISHED", "FAILED")
+    assert view.status.value == "FINISHED", view.failure
+    assert local_job.output() == expected(ROWS)
+    assert view.completed[-1].committed
+
+
+def test_suspend_and_restore_lose_and_repeat_nothing(local_job: RealJob) -> None:
+    local_job.start(rows=ROWS, rate=RATE)
+    local_job.until_status("RUNNING")
+    local_job.completed(2)
+    saved = local_job.client.send("savepoint", issued_by="test")
+    assert local_job.client.wait_result(saved.command_id, 60, 0.1).ok
+    command = local_job.client.send("stop", {"mode": "suspend"}, issued_by="test")
+    result = local_job.client.wait_result(command.command_id, 60, 0.1)
+    assert result.ok and result.data["outcome"] == "committed"
+    view = local_job.until_status("STOPPED")
+    assert len(local_job.output()) < len(expected(ROWS)), "the job should have been stopped half-way"
+    local_job.start(rows=ROWS, rate=50_000.0, restore=RestoreFrom("savepoint", path=result.data["path"]))
+    view = local_job.until_status("FINISHED", "FAILED")
+    assert view.status.value == "FINISHED", view.failure
+    assert local_job.output() == expected(ROWS)
+
+
+def test_drain_fires_open_windows_of_an_unbounded_job(local_job: RealJob) -> None:
+    local_job.start(rows=0, rate=RATE)
+    local_job.completed(3)
+    command = local_job.client.send("stop", {"mode": "drain"}, issued_by="test")
+    assert local_job.client.wait_result(command.command_id, 60, 0.1).data["mode"] == "drain"
+    local_job.until_status("STOPPED")
+    output = local_job.output()
+    assert sum(n for _, _, n, _ in output) == len({v for v in range(sum(n for _, _, n, _ in output))})
+    assert sum(total for *_, total in output) > 0
+
+
+def test_a_job_whose_worker_is_killed_recovers_by_itself_with_exact_output(local_job: RealJob) -> None:
+    local_job.start(rows=ROWS, rate=RATE)
+    local_job.completed(3)
+    (pid, *_) = [slot["pid"] for slot in local_job.hint()["slots"]]
+    os.kill(pid, signal.SIGKILL)
+    view = local_job.until_status("FINISHED", "FAILED")
+    assert view.status.value == "FINISHED", view.failure
+    assert view.restarts == 1
+    assert local_job.output() == expected(ROWS)
+
+
+def test_a_job_on_a_standalone_cluster_survives_the_kill_of_a_worker(cluster_job: RealJob) -> None:
+    cluster_job.start(rows=ROWS, rate=RATE)
+    cluster_job.completed(3)
+    pids = [slot["pid"] for slot in cluster_job.hint()["slots"]]
+    assert len(set(pids)) == 2
+    os.kill(pids[1], signal.SIGKILL)
+    view = cluster_job.until_status("FINISHED", "FAILED")
+    assert view.status.value == "FINISHED", view.failure
+    assert view.restarts == 1
+    assert cluster_job.output() == expected(ROWS)
+
+
+def test_sigterm_suspends_the_job_with_a_savepoint(local_job: RealJob) -> None:
+    local_job.start(rows=ROWS, rate=RATE)
+    local_job.completed(2)
+    os.kill(local_job.driver_pid(), signal.SIGTERM)
+    view = local_job.until_status("STOPPED", "FAILED")
+    assert view.status.value == "STOPPED", view.failure
+    assert view.stop is not None and view.stop["mode"] == "suspend"
+    local_job.start(rows=ROWS, rate=50_000.0, restore=RestoreFrom("latest"))
+    local_job.until_status("FINISHED", "FAILED")
+    assert local_job.output() == expected(ROWS)
+
+
+def test_a_killed_driver_is_replaced_and_the_dead_generation_can_write_nothing(local_job: RealJob) -> None:
+    local_job.start(rows=ROWS, rate=RATE)
+    first = local_job.completed(3)
+    os.kill(local_job.driver_pid(), signal.SIGKILL)
+    local_job.until(lambda _: not local_job.client.is_alive(), "the driver's death to be seen")
+    local_job.start(rows=ROWS, rate=50_000.0, restore=RestoreFrom("latest"))
+    view = local_job.until_status("FINISHED", "FAILED")
+    assert view.status.value == "FINISHED", view.failure
+    assert view.generation == first.generation + 1
+    assert local_job.output() == expected(ROWS)
+    reigns = [d.generation for d in local_job.client.decisions()]
+    assert reigns == sorted(reigns), "an entry of the dead generation came after the fence"
+
+
+def test_user_errors_reach_the_log_as_root_cause(local_job: RealJob) -> None:
+    local_job.start(rows=0, rate=RATE, function="failing", restart_attempts=0)
+    view = local_job.until_status("FAILED")
+    assert view.failure is not None
+    assert view.failure.operator == "explode"
+    assert "row 777 is cursed" in view.failure.message
+    assert "in explode" in (view.failure.traceback or "")
+
+
+def test_a_typo_in_a_column_fails_before_spark_starts(local_job: RealJob) -> None:
+    local_job.start(rows=0, rate=RATE, function="typo")
+    view = local_job.until_status("FAILED")
+    assert view.failure is not None
+    assert "vv" in view.failure.message and "counting.py" in view.failure.message
+
+
+def test_too_few_slots_fail_with_the_numbers_and_the_remedy(local_job: RealJob) -> None:
+    local_job.start(rows=ROWS, rate=RATE, parallelism=3)
+    view = local_job.until_status("FAILED")
+    assert view.failure is not None
+    assert "2 of 3 slots" in view.failure.message and "local[3]" in view.failure.message
+
+
+def test_a_slot_over_its_memory_is_named(local_job: RealJob) -> None:
+    local_job.start(rows=0, rate=RATE, slot_memory="64 MiB", restart_attempts=0)
+    view = local_job.until_status("FAILED")
+    assert view.failure is not None and "exceeded slot_memory" in view.failure.message

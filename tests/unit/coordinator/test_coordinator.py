@@ -1,0 +1,346 @@
+"""S1, S2, S7: the coordinator, by events and actions alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.coordinator import FINAL_RETRY_MS, Coordinator, CoordinatorOptions
+from tidegate.coordinator.retention import Completed
+from tidegate.coordinator.topology import ChainShape, Topology
+
+SOURCE, WINDOW = 0, 1
+ALL = [(SOURCE, 0), (SOURCE, 1), (WINDOW, 0), (WINDOW, 1)]
+TOPOLOGY = Topology(
+    2,
+    (
+        ChainShape(SOURCE, ("src",), (), True, False),
+        ChainShape(WINDOW, ("win", "out"), ((SOURCE, True),), False, True),
+    ),
+)
+
+
+class Driver:
+    """Carries out Claim and Complete as the I/O shell would, and records every action."""
+
+    def __init__(self, topology: Topology = TOPOLOGY, **options: Any) -> None:
+        given: dict[str, Any] = {
+            "interval_ms": 1000,
+            "min_pause_ms": 0,
+            "timeout_ms": 10_000,
+            "max_concurrent": 1,
+            "max_queued": 10,
+            "tolerable_failures": 0,
+            "retained": 1,
+        }
+        completed = options.pop("completed", ())
+        given |= options
+        self.coordinator = Coordinator(
+            topology, CoordinatorOptions(**given), run_id="run", first_delay_ms=1000, completed=completed
+        )
+        self.now = 0
+        self.next_id = 1
+        self.actions: list[ev.Action] = []
+        self.topology = topology
+
+    def send(self, event: ev.Event) -> list[ev.Action]:
+        """All actions that follow from `event`."""
+        out: list[ev.Action] = []
+        pending = [event]
+        while pending:
+            for action in self.coordinator.handle(pending.pop(0), self.now):
+                out.append(action)
+                if isinstance(action, ev.Claim):
+                    pending.append(ev.LocationReady(self.next_id, f"chk-{self.next_id}"))
+                    self.next_id += 1
+                if isinstance(action, ev.Complete):
+                    pending.append(ev.CompletionDurable(action.checkpoint_id, 100 + action.checkpoint_id))
+        self.actions += out
+        return out
+
+    def start(self) -> None:
+        for subtask in self.topology.subtasks():
+            self.send(ev.SubtaskRunning(subtask))
+
+    def tick(self, ms: int) -> list[ev.Action]:
+        self.now += ms
+        return self.send(ev.Tick())
+
+    def ack(self, subtask: ev.Subtask, n: int, run: str = "run", **kwargs: Any) -> list[ev.Action]:
+        return self.send(ev.Acknowledged(subtask, n, run, **kwargs))
+
+    def ack_all(self, n: int) -> list[ev.Action]:
+        out: list[ev.Action] = []
+        for subtask in self.topology.subtasks():
+            out += self.ack(subtask, n)
+        return out
+
+    def ask(self, kind: Any = "checkpoint", request_id: str = "c", **kwargs: Any) -> list[ev.Action]:
+        return self.send(ev.SnapshotRequested(ev.Request(kind, request_id=request_id, **kwargs)))
+
+
+def of(actions: list[ev.Action], kind: type) -> list[Any]:
+    return [a for a in actions if isinstance(a, kind)]
+
+
+@pytest.fixture
+def driver() -> Driver:
+    d = Driver()
+    d.start()
+    return d
+
+
+def test_nothing_is_triggered_before_every_subtask_runs() -> None:
+    d = Driver()
+    d.send(ev.SubtaskRunning((SOURCE, 0)))
+    assert of(d.tick(5_000), ev.Claim) == []
+
+
+def test_the_periodic_trigger_starts_after_the_first_delay_and_goes_to_the_sources(driver: Driver) -> None:
+    assert of(driver.tick(999), ev.SendTrigger) == []
+    (trigger,) = of(driver.tick(1), ev.SendTrigger)
+    assert trigger.subtasks == ((SOURCE, 0), (SOURCE, 1))
+    assert trigger.kind == "checkpoint" and trigger.triggered_ms == 1000
+
+
+def test_completion_needs_every_acknowledgement_and_then_notifies(driver: Driver) -> None:
+    driver.tick(1000)
+    for subtask in ALL[:-1]:
+        assert driver.ack(subtask, 1) == []
+    actions = driver.ack(ALL[-1], 1)
+    assert [type(a).__name__ for a in actions] == ["Complete", "NotifyComplete"]
+    assert of(actions, ev.NotifyComplete)[0].log_number == 101
+
+
+def test_late_duplicate_unknown_and_foreign_acknowledgements_change_nothing(driver: Driver) -> None:
+    driver.tick(1000)
+    assert driver.ack((SOURCE, 0), 1, run="older run") == []
+    assert driver.ack((SOURCE, 0), 99) == []
+    driver.ack((SOURCE, 0), 1)
+    assert driver.ack((SOURCE, 0), 1) == []
+    for subtask in ALL[1:]:
+        driver.ack(subtask, 1)
+    assert driver.ack((SOURCE, 0), 1) == []
+
+
+def test_only_one_checkpoint_is_pending_by_default(driver: Driver) -> None:
+    driver.tick(1000)
+    assert of(driver.tick(1000), ev.Claim) == []
+    assert of(driver.ack_all(1), ev.Claim) != []
+
+
+def test_min_pause_counts_from_completion_and_sets_the_next_tick() -> None:
+    d = Driver(min_pause_ms=700)
+    d.start()
+    d.tick(1000)
+    d.now += 900
+    d.ack_all(1)
+    assert of(d.tick(100), ev.Claim) == []
+    assert of(d.tick(599), ev.Claim) == []
+    assert of(d.tick(1), ev.Claim) != []
+
+
+def test_a_savepoint_is_forced_past_concurrency_and_min_pause() -> None:
+    d = Driver(min_pause_ms=60_000)
+    d.start()
+    d.tick(1000)
+    (trigger,) = of(d.ask("savepoint"), ev.SendTrigger)
+    assert trigger.kind == "savepoint"
+
+
+def test_a_savepoint_answers_its_request_but_commits_and_subsumes_nothing(driver: Driver) -> None:
+    driver.tick(1000)
+    driver.ask("savepoint")
+    actions = driver.ack_all(2)
+    (answer,) = of(actions, ev.Answer)
+    assert answer.ok and answer.data["path"] == "chk-2"
+    assert of(actions, ev.NotifyComplete) == [] and of(actions, ev.SendAbort) == []
+    assert of(driver.ack_all(1), ev.NotifyComplete) != []
+
+
+def test_a_user_checkpoint_runs_before_a_periodic_one() -> None:
+    d = Driver()
+    d.start()
+    d.tick(1000)
+    d.tick(1000)
+    d.ask("checkpoint", "mine")
+    d.ack_all(1)
+    actions = d.ack_all(2)
+    assert [a.request_id for a in of(actions, ev.Answer)] == ["mine"]
+
+
+def test_the_request_that_falls_out_of_a_full_queue_is_answered() -> None:
+    d = Driver(max_queued=1, interval_ms=None)
+    d.ask("checkpoint", "first")
+    (answer,) = of(d.ask("checkpoint", "second"), ev.Answer)
+    assert (answer.request_id, answer.code) == ("second", "too_many_requests")
+
+
+def test_a_checkpoint_that_expires_is_aborted_everywhere_and_fails_the_run_when_none_is_tolerated(driver: Driver) -> None:
+    driver.tick(1000)
+    driver.ack((SOURCE, 0), 1)
+    actions = driver.tick(10_000)
+    (abort,) = of(actions, ev.SendAbort)
+    assert abort.checkpoint_id == 1 and "expired" in abort.reason
+    assert len(of(actions, ev.FailRun)) == 1
+
+
+def test_declines_count_against_the_tolerated_failures_and_a_success_resets_them() -> None:
+    d = Driver(tolerable_failures=1, interval_ms=None)
+    d.start()
+    d.ask(request_id="a")
+    assert of(d.send(ev.Declined((WINDOW, 0), 1, "run", "disk full")), ev.FailRun) == []
+    d.ask(request_id="b")
+    d.ack_all(2)
+    d.ask(request_id="c")
+    assert of(d.send(ev.Declined((WINDOW, 0), 3, "run", "disk full")), ev.FailRun) == []
+    d.ask(request_id="d")
+    assert len(of(d.send(ev.Declined((WINDOW, 0), 4, "run", "disk full")), ev.FailRun)) == 1
+
+
+def test_a_failed_savepoint_does_not_count(driver: Driver) -> None:
+    driver.ask("savepoint")
+    actions = driver.send(ev.Declined((WINDOW, 0), 1, "run", "disk full"))
+    assert of(actions, ev.FailRun) == []
+    assert not of(actions, ev.Answer)[0].ok
+
+
+def test_a_newer_completion_subsumes_older_checkpoints_but_no_savepoint() -> None:
+    d = Driver(max_concurrent=3, interval_ms=None)
+    d.start()
+    d.ask("checkpoint", "one")
+    d.ask("savepoint", "two")
+    d.ask("checkpoint", "three")
+    actions = d.ack_all(3)
+    assert [a.checkpoint_id for a in of(actions, ev.SendAbort)] == [1]
+    assert of(d.ack_all(2), ev.Answer)[0].ok
+
+
+def test_a_finished_source_is_recorded_and_the_rest_is_triggered_past_it(driver: Driver) -> None:
+    driver.send(ev.SubtaskEndedData((SOURCE, 0), True))
+    driver.send(ev.SubtaskFinished((SOURCE, 0)))
+    (trigger,) = of(driver.tick(1000), ev.SendTrigger)
+    assert trigger.subtasks == ((SOURCE, 1),)
+    for subtask in ALL[1:-1]:
+        driver.ack(subtask, 1)
+    (complete,) = of(driver.ack(ALL[-1], 1), ev.Complete)
+    assert complete.finished == frozenset({(SOURCE, 0)})
+
+
+def test_when_all_sources_have_finished_the_next_stage_is_triggered(driver: Driver) -> None:
+    for i in range(2):
+        driver.send(ev.SubtaskEndedData((SOURCE, i), True))
+        driver.send(ev.SubtaskFinished((SOURCE, i)))
+    (trigger,) = of(driver.tick(1000), ev.SendTrigger)
+    assert trigger.subtasks == ((WINDOW, 0), (WINDOW, 1))
+
+
+def test_a_subtask_that_finishes_between_plan_and_acknowledgement_aborts_that_checkpoint(driver: Driver) -> None:
+    driver.tick(1000)
+    actions = driver.send(ev.SubtaskFinished((SOURCE, 0)))
+    assert [a.checkpoint_id for a in of(actions, ev.SendAbort)] == [1]
+    assert of(actions, ev.FailRun) == []
+
+
+def test_the_end_of_a_source_is_recorded_once_all_its_subtasks_have_ended(driver: Driver) -> None:
+    assert of(driver.send(ev.SubtaskEndedData((SOURCE, 0), True)), ev.RecordSourceEnd) == []
+    assert of(driver.send(ev.SubtaskEndedData((SOURCE, 1), True)), ev.RecordSourceEnd) == [ev.RecordSourceEnd(SOURCE)]
+    assert of(driver.send(ev.SubtaskFinished((SOURCE, 1))), ev.RecordSourceEnd) == []
+
+
+def test_a_source_ended_by_a_stop_has_not_reached_its_end_of_data(driver: Driver) -> None:
+    driver.send(ev.SubtaskEndedData((SOURCE, 0), False))
+    assert of(driver.send(ev.SubtaskEndedData((SOURCE, 1), False)), ev.RecordSourceEnd) == []
+
+
+def test_one_final_snapshot_starts_at_once_when_nothing_reads_any_more() -> None:
+    d = Driver(interval_ms=None)
+    d.start()
+    actions: list[ev.Action] = []
+    for subtask in ALL:
+        actions += d.send(ev.SubtaskEndedData(subtask, True))
+    assert [t.kind for t in of(actions, ev.SendTrigger)] == ["final"]
+    actions = d.ack_all(1)
+    assert of(actions, ev.NotifyComplete) != []
+
+
+def test_a_failed_final_snapshot_is_asked_for_again_after_a_pause() -> None:
+    d = Driver(interval_ms=None, tolerable_failures=3)
+    d.start()
+    for subtask in ALL:
+        d.send(ev.SubtaskEndedData(subtask, True))
+    assert of(d.send(ev.Declined((WINDOW, 0), 1, "run", "io")), ev.Claim) == []
+    assert [c.request.kind for c in of(d.tick(FINAL_RETRY_MS), ev.Claim)] == ["final"]
+
+
+def test_the_run_ends_when_every_subtask_has_finished() -> None:
+    d = Driver(interval_ms=None)
+    d.start()
+    for subtask in ALL[:-1]:
+        assert of(d.send(ev.SubtaskFinished(subtask)), ev.EndRun) == []
+    assert of(d.send(ev.SubtaskFinished(ALL[-1])), ev.EndRun) == [ev.EndRun(None, None, None)]
+
+
+def test_a_stop_ends_the_run_with_its_savepoint_and_takes_no_other_snapshot(driver: Driver) -> None:
+    driver.ask("stop-savepoint", "stop", stop="suspend")
+    for subtask in ALL:
+        driver.send(ev.SubtaskEndedData(subtask, False))
+    actions = driver.ack_all(1)
+    assert of(actions, ev.Answer) == [] and of(actions, ev.NotifyComplete) != []
+    assert of(driver.tick(5_000), ev.Claim) == []
+    actions = []
+    for subtask in ALL:
+        actions += driver.send(ev.SubtaskFinished(subtask))
+    assert of(actions, ev.EndRun) == [ev.EndRun("suspend", 1, "chk-1", "stop")]
+
+
+def test_a_stop_whose_savepoint_fails_makes_the_run_fail_over_and_says_so(driver: Driver) -> None:
+    driver.ask("stop-savepoint", "stop", stop="drain")
+    actions = driver.send(ev.Declined((WINDOW, 1), 1, "run", "disk full"))
+    (answer,) = of(actions, ev.Answer)
+    assert (answer.ok, answer.code) == (False, "savepoint_failed_job_continues")
+    assert len(of(actions, ev.FailRun)) == 1
+
+
+def test_a_second_stop_is_told_of_the_first(driver: Driver) -> None:
+    driver.ask("stop-savepoint", "one", stop="drain")
+    (answer,) = of(driver.ask("stop-savepoint", "two", stop="suspend"), ev.Answer)
+    assert (answer.request_id, answer.code) == ("two", "stop_in_progress")
+
+
+def test_a_checkpoint_counts_as_committed_when_every_committing_subtask_says_so(driver: Driver) -> None:
+    driver.tick(1000)
+    driver.ack_all(1)
+    assert of(driver.send(ev.SubtaskCommitted((WINDOW, 0), 1)), ev.RecordCommitted) == []
+    assert of(driver.send(ev.SubtaskCommitted((WINDOW, 1), 1)), ev.RecordCommitted) == [ev.RecordCommitted(1)]
+
+
+def test_retention_keeps_the_newest_and_the_last_committed() -> None:
+    d = Driver(completed=(Completed(1, "checkpoint", "chk-1"),))
+    d.next_id = 2
+    d.start()
+    d.tick(1000)
+    d.ack_all(2)
+    d.send(ev.SubtaskCommitted((WINDOW, 0), 2))
+    d.send(ev.SubtaskCommitted((WINDOW, 1), 2))
+    assert [r.checkpoint_id for r in of(d.actions, ev.Retire)] == [1]
+    d.tick(1000)
+    assert of(d.ack_all(3), ev.Retire) == []
+    d.send(ev.SubtaskCommitted((WINDOW, 0), 3))
+    assert [r.checkpoint_id for r in of(d.send(ev.SubtaskCommitted((WINDOW, 1), 3)), ev.Retire)] == [2]
+
+
+def test_shutting_down_aborts_what_is_pending_and_hands_user_requests_to_the_next_run(driver: Driver) -> None:
+    driver.ask("checkpoint", "mine")
+    actions, again = driver.coordinator.shut_down("a slot died")
+    assert [a.checkpoint_id for a in of(actions, ev.SendAbort)] == [1]
+    assert [r.request_id for r in again] == ["mine"]
+
+
+def test_shutting_down_tells_a_stop_that_the_job_goes_on(driver: Driver) -> None:
+    driver.ask("stop-savepoint", "stop", stop="suspend")
+    actions, again = driver.coordinator.shut_down("a slot died")
+    (answer,) = of(actions, ev.Answer)
+    assert answer.code == "savepoint_failed_job_continues" and again == []
