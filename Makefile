@@ -17,6 +17,7 @@ preflight:
 	@tools/preflight.sh
 
 setup: $(STAMP)  ## make .venv from requirements.lock (PYTHON=python3.12 chooses the interpreter)
+	@:
 
 $(STAMP): requirements.lock setup.cfg pyproject.toml
 	@echo "installing into .venv (once for each change of requirements.lock or setup.cfg)"

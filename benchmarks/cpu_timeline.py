@@ -65,7 +65,9 @@ class CpuTimeline:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stop.set()
         self._thread.join()
 
@@ -82,7 +84,7 @@ class CpuTimeline:
         self._cpu_s.append(cpu_s)
 
     def cpu_at(self, at_s: float) -> float:
-        """CPU seconds used up to a wall-clock instant (Unix seconds), interpolated. Raises ValueError outside the samples."""
+        """CPU seconds used up to a wall-clock instant (Unix seconds), interpolated. ValueError outside the samples."""
         right = bisect_left(self._at_s, at_s)
         if right == len(self._at_s) or (right == 0 and self._at_s[0] != at_s):
             raise ValueError(f"no CPU sample on both sides of {at_s:.3f}; there are {len(self._at_s)} samples")

@@ -4,19 +4,21 @@ Run by `w1.py` as a process of its own, so that the CPU of its tree is Structure
 
     python benchmarks/structured_streaming.py --keys 100000 --seconds 30 --work DIR
 
-It warms up (class loading, JIT) and finds out the speed with a shorter query of the same shape, then runs the measured one,
-then reads every window's result back from the state store and compares it with the closed form. Prints one JSON document.
+It warms up (class loading, JIT) and finds out the speed with a shorter query of the same shape, then runs the
+measured one, then reads every window's result back from the state store and compares it with the closed form. Prints
+one JSON document.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -45,10 +47,10 @@ SETTINGS = {
     "spark.sql.streaming.numRecentProgressUpdates": "100000",
 }
 PROGRESS_POLL_S = 0.1
-WARM_UP_BATCHES = 5
+WARM_UP_BATCHES = 2
 WARM_UP_S = 15.0
 """Least length of all warm-up queries together; they also settle how many rows make one micro-batch."""
-MOST_WARM_UPS = 8
+MOST_WARM_UPS = 6
 MOST_RUNS = 4
 """How often the measured part is repeated with more rows when it was shorter than asked for."""
 
@@ -124,7 +126,7 @@ def _unix_s(text: str) -> float:
 
 
 def check(spark: SparkSession, measured: Measured, keys: int, checkpoint: str) -> tuple[int, int]:
-    """Compare every (k, window) with the closed form; (windows, result rows) compared. Raises RuntimeError on a difference.
+    """Compare every (k, window) with the closed form; (windows, result rows) compared. RuntimeError on a difference.
 
     A window's final numbers stand in the state after the micro-batch that brought its last row: the watermark of that
     micro-batch comes from the one before, so the window is still there.
@@ -145,38 +147,45 @@ def check(spark: SparkSession, measured: Measured, keys: int, checkpoint: str) -
         got = [table.column(c).to_numpy() for c in range(3)]
         for name, want, have in zip(("k", "count", "sum"), (window.keys, window.counts, window.sums), got, strict=True):
             if not np.array_equal(want, have):
-                raise RuntimeError(f"wrong {name} in the window that starts at {window.start_ms} ms, micro-batch {batch}")
+                raise RuntimeError(
+                    f"wrong {name} in the window that starts at {window.start_ms} ms, micro-batch {batch}"
+                )
         windows += 1
         results += len(window.keys)
     return windows, results
 
 
 def measure(spark: SparkSession, keys: int, seconds: float, batch_s: float, work: str) -> Measured:
-    """Warm up, find the speed, then measure at least `seconds`."""
-    rows_per_batch, warm_s = 200_000, 0.0
+    """Warm up, settle the size of a micro-batch, then measure at least `seconds`.
+
+    A micro-batch is `batch_s` long, but never less than one whole window, and whole windows: so each result is
+    written to the state once, by the micro-batch that brings its window, which is the least work that Structured
+    Streaming can do.
+    """
+    rows_per_batch, warm_s = ROWS_PER_WINDOW, 0.0
     for attempt in range(MOST_WARM_UPS):
         warm = run(spark, keys, rows_per_batch, WARM_UP_BATCHES, os.path.join(work, f"warm-up-{attempt}"))
         warm_s += warm.wall_s
-        slower = warm.last_batch_s / batch_s
-        if 0.8 <= slower <= 1.25 and warm_s >= WARM_UP_S:
+        wanted = _whole_windows(rows_per_batch * batch_s / warm.last_batch_s)
+        if 0.8 * wanted <= rows_per_batch <= 1.25 * wanted and warm_s >= WARM_UP_S:
             break
-        rows_per_batch = _even(rows_per_batch / min(max(slower, 0.1), 10.0))
-    wanted_s = seconds
+        rows_per_batch = wanted
+    batches = math.ceil(1.25 * seconds / warm.last_batch_s)
     for attempt in range(MOST_RUNS):
-        batches = min(max(1, round(wanted_s * 1.25 / batch_s)), MOST_ROWS // rows_per_batch)
+        batches = min(max(batches, 2), MOST_ROWS // rows_per_batch)
         checkpoint = os.path.join(work, f"measured-{attempt}")
         measured = run(spark, keys, rows_per_batch, batches, checkpoint)
         if measured.wall_s >= seconds:
             break
-        wanted_s *= seconds / measured.wall_s
+        batches = math.ceil(batches * 1.25 * seconds / measured.wall_s)
     else:
         raise RuntimeError(f"no run lasted {seconds} s; the last one {measured.wall_s:.1f} s")
     windows, results = check(spark, measured, keys, checkpoint)
-    return Measured(**{**asdict(measured), "checked_windows": windows, "checked_results": results})
+    return replace(measured, checked_windows=windows, checked_results=results)
 
 
-def _even(rows: float) -> int:
-    return max(2, int(rows) // 2 * 2)
+def _whole_windows(rows: float) -> int:
+    return max(1, round(rows / ROWS_PER_WINDOW)) * ROWS_PER_WINDOW
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -184,7 +193,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="W1 on Structured Streaming")
     parser.add_argument("--keys", type=int, required=True)
     parser.add_argument("--seconds", type=float, default=30.0, help="least length of the measured part")
-    parser.add_argument("--batch-seconds", type=float, default=1.0, help="length of a micro-batch, as our checkpoints")
+    parser.add_argument("--batch-seconds", type=float, default=5.0, help="wanted length of a micro-batch")
     parser.add_argument("--work", required=True, help="a folder on local disk for checkpoints; emptied afterwards")
     parser.add_argument("--conf", action="append", default=[], metavar="K=V")
     args = parser.parse_args(argv)

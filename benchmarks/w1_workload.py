@@ -1,7 +1,8 @@
 """Workload W1: its rows, and its result in closed form, without generating the rows.
 
-Row i, 0 <= i < N: k = (i * 2654435761) mod K, v = i mod 1000, ts_ms = (i mod (N/2)) div 250. Two source subtasks read one
-half each; both halves therefore walk through the same event times. Result: count and sum(v) per k and 10 s window.
+Row i, 0 <= i < N: k = (i * 2654435761) mod K, v = i mod 1000, ts_ms = (i mod (N/2)) div 250. Two source subtasks read
+one half each; both halves therefore walk through the same event times. Result: count and sum(v) per k and 10 s
+window.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ def check_rows(rows: int, keys: int) -> None:
 def expected(rows: int, keys: int) -> Iterator[WindowResult]:
     """Every window of W1 in ascending order, from closed forms.
 
-    k depends on r = i mod K alone and, K and the multiplier being coprime, on no two r alike. So key k's rows in a range of
-    i are i = r + K t for a range of t, and v = (r + K t) mod 1000 repeats in t with period P = 1000 / gcd(K, 1000).
+    k depends on r = i mod K alone and, K and the multiplier being coprime, on no two r alike. So key k's rows in a
+    range of i are i = r + K t for a range of t, and v = (r + K t) mod 1000 repeats in t with period P = 1000 / gcd(K,
+    1000).
     """
     check_rows(rows, keys)
     residues = np.arange(keys, dtype=np.int64)

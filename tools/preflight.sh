@@ -10,7 +10,7 @@ major="$({ "$java" -version 2>&1 || true; } | sed -n 's/^.* version "\([0-9]*\).
 found=0
 if [ -z "$major" ] || [ "$major" -lt 17 ]; then
     if [ -n "$major" ]; then
-        have="$java is older"
+        have="$java is version $major"
     elif [ -n "${JAVA_HOME:-}" ]; then
         have="JAVA_HOME=$JAVA_HOME has no java that runs"
     else

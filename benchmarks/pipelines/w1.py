@@ -1,8 +1,8 @@
 """Workload W1 as a tidegate pipeline; see `benchmarks/w1_workload.py` for its definition and README.md for the rules.
 
-One file, so that it can be pinned as the job's artifact. Arguments: `rows`, `keys` (integers) and `report`, a local folder
-in which each source and sink subtask leaves one small JSON file: when it saw its first and last record, and a fingerprint
-of the result rows it discarded.
+One file, so that it can be pinned as the job's artifact. Arguments: `rows`, `keys` (integers) and `report`, a local
+folder in which each source and sink subtask leaves one small JSON file: when it saw its first and last record, and a
+fingerprint of the result rows it discarded.
 """
 
 from __future__ import annotations
@@ -21,37 +21,40 @@ import pyarrow as pa
 import tidegate
 from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
 
-SCHEMA = pa.schema(
-    [pa.field(name, pa.int64(), nullable=False) for name in ("k", "v", "ts_ms")]
-)
+SCHEMA = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("k", "v", "ts_ms")])
+_INT64S = numba.int64[::1]
+_READ_ONLY = numba.types.Array(numba.int64, 1, "C", readonly=True)
+# Explicit signatures: both kernels are compiled when the pipeline is built, not at the first record.
 
 
-@numba.njit(cache=False)
-def generate(
-    numbers: npt.NDArray[np.int64],
-    keys: int,
-    half: int,
-    k: npt.NDArray[np.int64],
-    v: npt.NDArray[np.int64],
-    ts_ms: npt.NDArray[np.int64],
-) -> None:
-    """W1's three columns for the given row numbers, by its definition, row by row."""
-    for j in range(len(numbers)):
-        i = np.uint64(numbers[j])
-        k[j] = np.int64((i * np.uint64(2_654_435_761)) % np.uint64(keys))
-        v[j] = np.int64(i % np.uint64(1_000))
-        ts_ms[j] = np.int64((i % np.uint64(half)) // np.uint64(250))
+def make_generator(rows: int, keys: int) -> Callable[..., None]:
+    """W1's definition, compiled for these numbers, as Spark compiles the same expressions with the same constants.
+
+    The function made fills the columns k, v and ts_ms for consecutive or other row numbers, row by row.
+    """
+    k_mod, half = np.uint64(keys), np.uint64(rows // 2)
+    multiplier, v_mod, rows_per_ms = np.uint64(2_654_435_761), np.uint64(1_000), np.uint64(250)
+
+    def generate(numbers: Any, k: Any, v: Any, ts_ms: Any) -> None:
+        for j in range(len(numbers)):
+            i = np.uint64(numbers[j])
+            k[j] = np.int64((i * multiplier) % k_mod)
+            v[j] = np.int64(i % v_mod)
+            ts_ms[j] = np.int64((i % half) // rows_per_ms)
+
+    compiled: Callable[..., None] = numba.njit([numba.void(_INT64S, _INT64S, _INT64S, _INT64S)], nogil=True)(generate)
+    return compiled
 
 
-@numba.njit(cache=False)
+@numba.njit([numba.uint64(_READ_ONLY, _READ_ONLY, _READ_ONLY, _READ_ONLY)], nogil=True)
 def fingerprint(
     k: npt.NDArray[np.int64],
     start_us: npt.NDArray[np.int64],
     rows: npt.NDArray[np.int64],
     total: npt.NDArray[np.int64],
 ) -> Any:
-    """Sum over result rows, modulo 2^64, of a 64-bit hash of the whole row: equal multisets of rows, and in practice only
-    those, give equal sums, in whatever order and batches the rows come."""
+    """Sum over result rows, modulo 2^64, of a 64-bit hash of the whole row: equal multisets of rows, and in practice
+    only those, give equal sums, in whatever order and batches the rows come."""
     answer = np.uint64(0)
     for j in range(len(k)):
         h = np.uint64(0x9E3779B97F4A7C15)
@@ -66,21 +69,18 @@ class W1Rows:
     """The generator; notes when it is first called in its process, which is the first record of its subtask."""
 
     def __init__(self, rows: int, keys: int, report: str) -> None:
-        self._keys = keys
-        self._half = rows // 2
+        self._generate = make_generator(rows, keys)
         self._report = report
         self._started = False
-        self(np.zeros(0, dtype=np.int64))  # compiles before the job is ready, not at the first record
-        self._started = False
+        pa.array(np.zeros(1, dtype=np.int64))  # the first such call of a process looks for pandas, for a second or so
 
     def __call__(self, numbers: npt.NDArray[np.int64]) -> pa.RecordBatch:
         """Row numbers to records."""
-        if not self._started:
+        if not self._started and len(numbers):
             self._started = True
-            if len(numbers):
-                _leave(self._report, f"source-{int(numbers[0])}", {"first_s": time.time()})
+            _leave(self._report, f"source-{int(numbers[0])}", {"first_s": time.time()})
         columns = [np.empty(len(numbers), dtype=np.int64) for _ in SCHEMA]
-        generate(numbers, self._keys, self._half, *columns)
+        self._generate(numbers, *columns)
         return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=SCHEMA)
 
 
@@ -98,8 +98,8 @@ class FingerprintSink(Sink):
 
 
 class FingerprintWriter(SinkWriter):
-    """Writes its report when it is closed. A restart would leave two reports of one subtask with different runs, which the
-    benchmark refuses."""
+    """Writes its report when it is closed. A restart would leave two reports of one subtask with different runs, which
+    the benchmark refuses."""
 
     def __init__(self, report: str, ctx: SinkContext) -> None:
         self._report = report
@@ -107,8 +107,6 @@ class FingerprintWriter(SinkWriter):
         self._result_rows = self._counted = self._total = 0
         self._fingerprint = 0
         self._last_s = 0.0
-        none = np.zeros(0, dtype=np.int64)
-        fingerprint(none, none, none, none)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add the rows up and forget them."""

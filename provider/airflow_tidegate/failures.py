@@ -7,26 +7,21 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
-from tidegate.contract.errors import JobFailedError, TidegateError
+from tidegate.contract.errors import TidegateError
 
-try:  # Airflow 3.2 moved them
-    from airflow.sdk.exceptions import AirflowException, AirflowFailException
+try:  # where Airflow has them since 3.2
+    from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSensorTimeout
 except ImportError:  # pragma: no cover - Airflow 3.1
     from airflow.exceptions import (  # type: ignore[attr-defined,no-redef,unused-ignore]
         AirflowException,
         AirflowFailException,
+        AirflowSensorTimeout,
     )
+
+__all__ = ["AirflowException", "AirflowFailException", "AirflowSensorTimeout", "Failure", "airflow_failures"]
 
 FINAL_CODES = frozenset({"option", "pipeline", "environment", "record"})
 """Codes of errors that the same attempt would meet again: the Airflow task fails without using up its retries."""
-
-
-class RootCauseError(JobFailedError):
-    """The job failed; carries the user's traceback beside the message (design, section 5)."""
-
-    def __init__(self, what: str, *, where: str = "", cause: str = "", remedy: str = "", traceback: str = "") -> None:
-        super().__init__(what, where=where, cause=cause, remedy=remedy)
-        self.traceback = traceback
 
 
 @dataclass(frozen=True)
@@ -35,25 +30,18 @@ class Failure:
 
     Attributes:
         code: the `TidegateError`'s code.
-        message: one text with place, cause and remedy.
-        traceback: the user's traceback, or empty.
+        message: one text with place, cause (the user's traceback included) and remedy.
         final: a retry cannot mend it.
     """
 
     code: str
     message: str
-    traceback: str = ""
     final: bool = False
 
     @classmethod
     def of(cls, error: TidegateError) -> Failure:
         """The failure that `error` tells."""
-        return cls(
-            code=error.code,
-            message=str(error),
-            traceback=getattr(error, "traceback", "") or "",
-            final=error.code in FINAL_CODES,
-        )
+        return cls(code=error.code, message=str(error), final=error.code in FINAL_CODES)
 
     @classmethod
     def from_event(cls, event: Mapping[str, Any]) -> Failure:
@@ -66,8 +54,7 @@ class Failure:
 
     def end_task(self) -> NoReturn:
         """Raise what ends the Airflow task: AirflowFailException when no retry can mend it, else AirflowException."""
-        text = self.message if not self.traceback else f"{self.message}\n{self.traceback.rstrip()}"
-        raise (AirflowFailException if self.final else AirflowException)(text) from None
+        raise (AirflowFailException if self.final else AirflowException)(self.message) from None
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def _connection_fields() -> dict[str, Any]:
         "storage_options": {
             "label": "Storage options",
             "schema": text,
-            "description": "JSON object of fsspec options for the job root; secrets as secret:env/NAME or secret:file/PATH.",
+            "description": "JSON object of fsspec options; secrets as secret:env/NAME or secret:file/PATH.",
         },
         "python": {
             "label": "Python interpreter",

@@ -1,20 +1,14 @@
 """Names that an Airflow task instance gives to what it asks for, so that a retry finds its own question and answer.
 
-The name is a digest of dag id, run id, task id, map index and the run's clear number. A retry of the task instance
-computes the same name; Airflow raises the clear number of the whole run with every clear, so that a cleared task asks
-anew.
+A name is made of dag id, run id, task id, map index and the run's clear number. A retry of the task instance computes
+the same name; Airflow raises the clear number of the whole run with every clear, so that a cleared task asks anew.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
 from typing import Any
 
-DIGEST_HEX = 20
-"""Hex digits of the digest in a name: 80 bits, far beyond the number of commands a job ever sees."""
-SLUG_CHARACTERS = 40
-"""How much of the task id is kept readable in a name."""
+from tidegate.contract.layout import stable_id
 
 
 def ask_id(context: Any, verb: str) -> str:
@@ -25,19 +19,16 @@ def ask_id(context: Any, verb: str) -> str:
         verb: `submit`, `checkpoint`, `savepoint`, `stop` or `cancel`.
     """
     instance = context["ti"]
-    dag_run = context.get("dag_run")
     map_index = getattr(instance, "map_index", -1)
-    parts = (
+    clear_number = getattr(context.get("dag_run"), "clear_number", None) or 0
+    return stable_id(
         verb,
+        instance.task_id,
         instance.dag_id,
         instance.run_id,
-        instance.task_id,
-        str(-1 if map_index is None else map_index),
-        str(getattr(dag_run, "clear_number", None) or 0),
+        -1 if map_index is None else map_index,
+        clear_number,
     )
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:DIGEST_HEX]
-    slug = re.sub(r"[^A-Za-z0-9_-]+", "-", instance.task_id)[:SLUG_CHARACTERS].strip("-")
-    return f"{verb}-{slug}-{digest}"
 
 
 def numbered(ask: str, attempt: int) -> str:

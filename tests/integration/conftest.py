@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pytest
+
 from tidegate.contract.client import JobClient
 from tidegate.contract.launching import find_local, launch_local
 from tidegate.contract.records import RestoreFrom
@@ -83,19 +85,21 @@ class RealJob:
 
     def hint(self) -> dict[str, Any]:
         """The newest status hint's data."""
-        return dict(self.client.hint().data)
+        hint = self.client.hint(self.client.view().generation)
+        assert hint is not None
+        return dict(hint.data)
 
     def logs(self) -> str:
         """Driver log, as far as there is one."""
         try:
-            return self.client.logs()
+            return "\n".join(self.client.logs().values())
         except Exception as error:
             return f"(no log: {error})"
 
     def output(self) -> list[tuple[int, int, int, int]]:
         """Committed rows, sorted."""
         table = ds.dataset(self.out, format="parquet").to_table()
-        starts = pc.cast(pc.cast(table["window_start"], "timestamp[ms, tz=UTC]"), "int64").to_pylist()
+        starts = [start // 1000 for start in pc.cast(table["window_start"], pa.int64()).to_pylist()]
         return sorted(
             zip(table["k"].to_pylist(), starts, table["n"].to_pylist(), table["total"].to_pylist(), strict=True)
         )
@@ -149,7 +153,9 @@ def standalone_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
     launch("master", master, "--host", "127.0.0.1", "--port", str(port), "--webui-port", str(_free_port()))
     for i in range(2):
         folder = str(logs / f"work{i}")
-        launch(f"worker{i}", worker, "--host", "127.0.0.1", "-c", "1", "-m", "2g", "-d", folder, "--webui-port", "0", url)
+        launch(
+            f"worker{i}", worker, "--host", "127.0.0.1", "-c", "1", "-m", "2g", "-d", folder, "--webui-port", "0", url
+        )
     _wait_for_workers(logs / "master.log", 2)
     yield url
     for process in reversed(processes):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow.sdk import BaseHook
+
 from tidegate.contract.client import JobClient
 from tidegate.contract.errors import OptionError, TidegateError
 from tidegate.contract.store import open_store
@@ -64,7 +65,7 @@ class TidegateHook(BaseHook):
         connection = self.get_connection(self.tidegate_conn_id)
         where = f"connection {self.tidegate_conn_id}"
         extra = connection.extra_dejson
-        root = extra.get("root") or root_of_host(connection.host, connection.schema)
+        root = extra.get("root") or connection.host
         if not root:
             raise OptionError(
                 "the connection names no job root",
@@ -92,14 +93,6 @@ class TidegateHook(BaseHook):
         except TidegateError as error:
             return False, str(error)
         return True, f"the job root {job_root.root} holds what a job directory needs"
-
-
-def root_of_host(host: str | None, schema: str | None) -> str:
-    """The root a connection's host means. Airflow splits `s3://bucket/x` of a URI-style connection into
-    schema and host; put together again here."""
-    if not host:
-        return ""
-    return f"{schema}://{host}" if schema and "://" not in host else host
 
 
 def _mapping(value: Any, name: str, where: str) -> dict[str, Any]:

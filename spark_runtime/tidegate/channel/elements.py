@@ -1,7 +1,7 @@
 """What travels on a channel, in FIFO order: record batches and in-band events (S3.1).
 
-Events are never subject to credit: capacity is reserved for them, because their number is bounded (one watermark that is
-newer than the last, `max_concurrent_checkpoints` barriers, one EndOfData, one EndOfPartition).
+Events are never subject to credit: capacity is reserved for them, because their number is bounded (one watermark that
+is newer than the last, `max_concurrent_checkpoints` barriers, one EndOfData, one EndOfPartition).
 """
 
 from __future__ import annotations

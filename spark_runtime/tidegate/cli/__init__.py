@@ -1,0 +1,1 @@
+"""The command line: `tidegate ...`. See docs/cli.md."""

@@ -38,7 +38,8 @@ class Polled:
     Attributes:
         batch: records, or None.
         split_id: the split they came from.
-        state: `more` (poll again), `nothing_now` (poll again at `retry_at_ms`), `end` (all splits read; bounded sources only).
+        state: `more` (poll again), `nothing_now` (poll again at `retry_at_ms`), `end` (all splits read; bounded
+            sources only).
         retry_at_ms: with `nothing_now`: processing time in milliseconds at which to poll again.
         idle: the reader has nothing for an indefinite time: leave it out of the watermark (S4.4).
     """
@@ -165,9 +166,10 @@ class SinkWriter(ABC):
         """Remove staged data. Idempotent."""
 
     def recover(self, checkpoint_id: int, pending: Sequence[Committable] = ()) -> None:
-        """Called once at the start of a run, on a writer thread, perhaps beside new writes of this run; at restore after
-        committing what the restored snapshot `checkpoint_id` held (0: fresh start): remove staged data that failed runs of
-        the same job, lineage, uid and subtask left. `pending`: restored handles that still await a permit (S7.8): keep."""
+        """Called once at the start of a run, on a writer thread, perhaps beside new writes of this run; at restore
+        after committing what the restored snapshot `checkpoint_id` held (0: fresh start): remove staged data that
+        failed runs of the same job, lineage, uid and subtask left. `pending`: restored handles that still await a
+        permit (S7.8): keep."""
 
     def close(self) -> None:
         """Release resources; staged data that was not prepared is dropped."""
@@ -193,6 +195,7 @@ class Sink(ABC):
 
 @dataclass(frozen=True)
 class StorageOptions:
-    """fsspec options for a connector; values may be references `secret:env/NAME` or `secret:file/PATH`, resolved where used."""
+    """fsspec options for a connector; values may be references `secret:env/NAME` or `secret:file/PATH`, resolved where
+    used."""
 
     values: Mapping[str, Any] = field(default_factory=dict)

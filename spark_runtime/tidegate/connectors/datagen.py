@@ -23,10 +23,12 @@ DEFAULT_BATCH_ROWS = 65_536
 
 
 class DataGen(Source):
-    """Makes records from row numbers 0, 1, 2, ...; deterministic, so that a restored run repeats nothing and skips nothing.
+    """Makes records from row numbers 0, 1, 2, ...; deterministic, so that a restored run repeats nothing and skips
+    nothing.
 
     Bounded when `rows` is given: split s of S holds the contiguous range [s * rows // S, (s + 1) * rows // S).
-    Unbounded otherwise: split s of S holds rows s, s + S, s + 2 S, ... A split's position is the rows it has emitted (S4.2).
+    Unbounded otherwise: split s of S holds rows s, s + S, s + 2 S, ... A split's position is the rows it has emitted
+    (S4.2).
 
     Args:
         function: see `RowFunction`; runs in the slots.
@@ -54,9 +56,13 @@ class DataGen(Source):
             raise OptionError("schema must be a pyarrow.Schema", where="DataGen(schema=...)", cause=repr(type(schema)))
         for name, value, least in (("rows", rows, 0), ("splits", splits, 1), ("batch_rows", batch_rows, 1)):
             if value is not None and value < least:
-                raise OptionError(f"{name}={value} is too small", where=f"DataGen({name}=...)", remedy=f"Use {least} or more")
+                raise OptionError(
+                    f"{name}={value} is too small", where=f"DataGen({name}=...)", remedy=f"Use {least} or more"
+                )
         if rate is not None and not rate > 0:
-            raise OptionError(f"rate={rate} is not positive", where="DataGen(rate=...)", remedy="Use rows per second, or None")
+            raise OptionError(
+                f"rate={rate} is not positive", where="DataGen(rate=...)", remedy="Use rows per second, or None"
+            )
         self._function = function
         self._schema = schema
         self._rows = rows
@@ -90,7 +96,9 @@ class DataGen(Source):
 
     def create_reader(self, ctx: SourceContext) -> SourceReader:
         """A reader that takes its splits in turn, one batch each."""
-        return DataGenReader(self._function, self._schema, self._rate, self._batch_rows, ctx)
+        return DataGenReader(
+            self._function, self._schema, self._rate, self._batch_rows, ctx, bounded=self._rows is not None
+        )
 
     def describe(self) -> str:
         """Rows and rate."""
@@ -122,7 +130,14 @@ class DataGenReader(SourceReader):
     """Reader of `DataGen`; see there. Splits take turns."""
 
     def __init__(
-        self, function: RowFunction, schema: pa.Schema, rate: float | None, batch_rows: int, ctx: SourceContext
+        self,
+        function: RowFunction,
+        schema: pa.Schema,
+        rate: float | None,
+        batch_rows: int,
+        ctx: SourceContext,
+        *,
+        bounded: bool,
     ) -> None:
         self._function = function
         self._schema = schema
@@ -133,19 +148,22 @@ class DataGenReader(SourceReader):
         self._ctx = ctx
         self._all: list[_OpenSplit] = []
         self._turn: deque[_OpenSplit] = deque()
-        self._bounded = False
+        self._bounded = bounded
 
     def add_splits(self, splits: Sequence[Split]) -> None:
         """Take splits at their positions."""
         self._all = [_OpenSplit(s, self._rate) for s in splits]
         self._turn = deque(s for s in self._all if s.left() != 0)
-        self._bounded = all(s.rows is not None for s in self._all)
 
     def poll(self, now_ms: int) -> Polled:
         """The next batch of the split whose turn it is; `end` when all are read."""
         turn = self._turn
         if not turn:
-            return Polled(state="end") if self._bounded else Polled(state="nothing_now", retry_at_ms=now_ms + 1000, idle=True)
+            return (
+                Polled(state="end")
+                if self._bounded
+                else Polled(state="nothing_now", retry_at_ms=now_ms + 1000, idle=True)
+            )
         retry_at_ms = None
         for _ in range(len(turn)):
             current = turn[0]
@@ -215,7 +233,12 @@ class DataGenReader(SourceReader):
             column = columns[field.name]
             raw = self._raw_dtypes[field.name]
             try:
-                if isinstance(column, np.ndarray) and column.dtype == raw and column.ndim == 1 and column.flags.c_contiguous:
+                if (
+                    isinstance(column, np.ndarray)
+                    and column.dtype == raw
+                    and column.ndim == 1
+                    and column.flags.c_contiguous
+                ):
                     column = pa.Array.from_buffers(field.type, len(column), [None, pa.py_buffer(column)])
                 elif not isinstance(column, pa.Array):
                     column = pa.array(column, type=field.type)
@@ -231,7 +254,7 @@ class DataGenReader(SourceReader):
             arrays.append(column)
         try:
             return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-        except pa.ArrowInvalid as e:
+        except ValueError as e:
             raise PipelineError(
                 "The columns from the function of DataGen do not make one batch",
                 where=where,
@@ -252,7 +275,12 @@ def _raw_dtype(kind: pa.DataType) -> np.dtype[Any] | None:
     """The numpy dtype whose memory is that of `kind`, so that a column needs no conversion; None: convert."""
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return np.dtype(kind.to_pandas_dtype())
-    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind) or pa.types.is_time64(kind) or pa.types.is_date64(kind):
+    if (
+        pa.types.is_timestamp(kind)
+        or pa.types.is_duration(kind)
+        or pa.types.is_time64(kind)
+        or pa.types.is_date64(kind)
+    ):
         return np.dtype(np.int64)
     if pa.types.is_date32(kind) or pa.types.is_time32(kind):
         return np.dtype(np.int32)

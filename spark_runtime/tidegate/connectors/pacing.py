@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 
 PACING_TICK_MS = 5
-"""A paced source emits at most one batch per tick, so that a low rate makes few batches and a high one adds little latency."""
+"""A paced source emits at most one batch per tick, so that a low rate makes few batches and a high one adds little
+latency."""
 
 
 class RowPacer:
     """Rows that are due at a steady rate since the first question asked.
 
-    A source that was held up (full output, alignment) catches up: due rows are counted from the start, not from the last
-    batch. Not durable: after a restore the count starts anew with the first poll.
+    A source that was held up (full output, alignment) catches up: due rows are counted from the start, not from the
+    last batch. Not durable: after a restore the count starts anew with the first poll.
 
     Args:
         rows_per_s: rate, > 0.

@@ -21,9 +21,10 @@ DEFAULT_TARGET_FILE_ROWS = 1_000_000
 class Parquet(Sink):
     """Writes records to `<path>/part-*.parquet`, for pandas, pyarrow, DuckDB (`<path>/*.parquet`) and Spark to read.
 
-    Guarantee: exactly once, end to end, for readers of those files: each record in front of a completed checkpoint's barrier is
-    in one published file, once, whatever fails (S7.4). Files appear one by one within a commit, not all at one instant. One or
-    more files per subtask and checkpoint that had records. How transactions are staged and published: `ParquetWriter`.
+    Guarantee: exactly once, end to end, for readers of those files: each record in front of a completed checkpoint's
+    barrier is in one published file, once, whatever fails (S7.4). Files appear one by one within a commit, not all at
+    one instant. One or more files per subtask and checkpoint that had records. How transactions are staged and
+    published: `ParquetWriter`.
 
     Args:
         path: folder or fsspec URL of one; made when missing. Several jobs may share it, with one schema.
@@ -43,7 +44,9 @@ class Parquet(Sink):
     ) -> None:
         if target_file_rows < 1:
             raise OptionError(
-                f"target_file_rows={target_file_rows} is too small", where="Parquet(target_file_rows=...)", remedy="Use 1 or more"
+                f"target_file_rows={target_file_rows} is too small",
+                where="Parquet(target_file_rows=...)",
+                remedy="Use 1 or more",
             )
         self._url = absolute(path)
         self._storage_options = dict(storage_options or {})
@@ -59,15 +62,22 @@ class Parquet(Sink):
         filesystem, root = open_filesystem(self._url, self._storage_options)
         try:
             if filesystem.isfile(root):
-                raise PipelineError("The sink's path is a file", where=self._url, remedy="Name a folder, which may be missing")
+                raise PipelineError(
+                    "The sink's path is a file", where=self._url, remedy="Name a folder, which may be missing"
+                )
             if is_local(filesystem):
                 _check_writable(root)
             found = sorted(
-                name for name in (filesystem.ls(root, detail=False) if filesystem.isdir(root) else []) if name.endswith(".parquet")
+                name
+                for name in (filesystem.ls(root, detail=False) if filesystem.isdir(root) else [])
+                if name.endswith(".parquet")
             )
         except OSError as e:
             raise PipelineError(
-                "The sink's path cannot be used", where=self._url, cause=str(e), remedy="Check the path and its access rights"
+                "The sink's path cannot be used",
+                where=self._url,
+                cause=str(e),
+                remedy="Check the path and its access rights",
             ) from e
         if found:
             _check_same(filesystem, found[0], stored)
@@ -121,7 +131,9 @@ def _check_same(filesystem: Any, path: str, stored: pa.Schema) -> None:
         with filesystem.open(path, "rb") as file:
             there = pq.read_schema(file)
     except (pa.ArrowException, OSError) as e:
-        raise PipelineError("A file in the sink's folder is not readable as Parquet", where=path, cause=str(e), remedy=remedy) from e
+        raise PipelineError(
+            "A file in the sink's folder is not readable as Parquet", where=path, cause=str(e), remedy=remedy
+        ) from e
     ours, theirs = [(f.name, f.type) for f in stored], [(f.name, f.type) for f in there]
     if ours != theirs:
         raise PipelineError(

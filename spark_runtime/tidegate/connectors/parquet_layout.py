@@ -1,11 +1,11 @@
 """Where the Parquet sink keeps what: every path below a sink's folder is built here.
 
-    <path>/part-<job>-<lineage>-<uid>-<subtask>-<checkpoint>-<n>.parquet           published, seen by readers
+    <path>/part-<job>--<lineage>--<uid>--<subtask>--<checkpoint>--<n>.parquet      published, seen by readers
     <path>/_tidegate/staging/<job>/<lineage>/<uid>/<subtask>/<name>.parquet.staged  pre-committed or being written
     <path>/_tidegate/commits/<transaction id>.json                                  commit markers
 
-Readers (Spark, pandas, pyarrow datasets, DuckDB on `<path>/*.parquet`) pass over `_tidegate`. A staged name carries generation,
-run, transaction number and file number, so that a zombie never writes to its successor's file (S9.2).
+Readers (Spark, pandas, pyarrow datasets, DuckDB on `<path>/*.parquet`) pass over `_tidegate`. A staged name carries
+generation, run, transaction number and file number, so that a zombie never writes to its successor's file (S9.2).
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from tidegate.connectors.transactions import TransactionId
 PRIVATE_FOLDER = "_tidegate"
 STAGED_SUFFIX = ".parquet.staged"
 
-_PLAIN = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.]*[A-Za-z0-9_])?")
-_STAGED_NAME = re.compile(r"g(\d+)-(.+)-(\d+)-(\d+)\.parquet\.staged")
+_SEPARATOR = "--"
+_PLAIN = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
+_STAGED_NAME = re.compile(r"g(\d+)--(.+)--(\d+)--(\d+)\.parquet\.staged")
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class StagedName:
     file: int
 
     def __str__(self) -> str:
-        return f"g{self.generation}-{self.run}-{self.transaction}-{self.file}{STAGED_SUFFIX}"
+        parts = [f"g{self.generation}", self.run, str(self.transaction), str(self.file)]
+        return _SEPARATOR.join(parts) + STAGED_SUFFIX
 
 
 def parse_staged_name(name: str) -> StagedName | None:
@@ -44,11 +46,11 @@ def parse_staged_name(name: str) -> StagedName | None:
 
 
 def token(text: str) -> str:
-    """`text` as a part of a file name: as it is when plain, else cleaned with a digest, so that no two texts share a token and
-    a token holds no `-`, which separates."""
-    if _PLAIN.fullmatch(text):
+    """`text` as a part of a file name: as it is when plain, else cleaned and with a digest, so that no two texts
+    share a token. A token holds no separator."""
+    if _PLAIN.fullmatch(text) and _SEPARATOR not in text:
         return text
-    return f"{re.sub('[^A-Za-z0-9_.]', '_', text).strip('.')}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"{re.sub('[^A-Za-z0-9_]', '_', text)}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 class ParquetLayout:
@@ -85,5 +87,5 @@ class ParquetLayout:
 
 def target_name(made: TransactionId, file: int) -> str:
     """Name of the published file; unique, because checkpoint ids are claimed once in a lineage."""
-    names = [token(made.job_id), token(made.lineage), token(made.uid)]
-    return f"part-{'-'.join(names)}-{made.subtask}-{made.checkpoint_id}-{file}.parquet"
+    parts = [token(made.job_id), token(made.lineage), token(made.uid), str(made.subtask), str(made.checkpoint_id)]
+    return f"part-{_SEPARATOR.join([*parts, str(file)])}.parquet"

@@ -68,15 +68,19 @@ class _EncodedFile:
 
 
 class ParquetWriter(SinkWriter):
-    """Two-phase writer of one subtask. A transaction is what was written between two barriers; its handle names its files.
+    """Two-phase writer of one subtask. A transaction is what was written between two barriers; its handle names its
+    files.
 
-    - `write`: encodes to a file that no reader looks at: in the staging folder of a local target, else in scratch space.
+    - `write`: encodes to a file that no reader looks at: in the staging folder of a local target, else in scratch
+      space.
     - pre-commit (asynchronous): footer, then fsync or upload to the staging folder.
-    - `commit`: every file is renamed into place (local: atomic) or copied and its staged copy removed (object stores: an
-      object appears whole); the transaction's marker follows. Repeating any part is harmless. With a marker: nothing to do,
-      also when readers have moved the files since. Without marker: a staged file is published, a published one accepted;
+    - `commit`: every file is renamed into place (local: atomic) or copied and its staged copy removed (object stores:
+      an object appears whole); the transaction's marker follows. Repeating any part is harmless. With a marker:
+      nothing to do, also when readers have moved the files since. Without marker: a staged file is published, a
+      published one accepted;
       neither there: `TidegateError`.
-    - `recover`: removes what earlier runs of this subtask left staged, never what this run or a newer generation stages.
+    - `recover`: removes what earlier runs of this subtask left staged, never what this run or a newer generation
+      stages.
 
     `commit`, `abort`, `recover` touch no state shared with `write`, so they may run on another thread.
     """

@@ -1,4 +1,4 @@
-"""SinkOperator: runs a SinkWriter as a stream operator and keeps its uncommitted transactions in the snapshot (S7.4)."""
+"""SinkOperator: a SinkWriter as a stream operator, with its uncommitted transactions in the snapshot (S7.4)."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class SinkSpec:
 class _Preparation:
     """The blocking part of one pre-commit, run exactly once by whoever needs its handles first.
 
-    A later checkpoint's snapshot holds the handles of all earlier ones, so it must not be written before they are known;
-    running an earlier part itself instead of waiting for its thread cannot deadlock, whatever threads there are.
+    A later checkpoint's snapshot holds the handles of all earlier ones, so it must not be written before they are
+    known; running an earlier part itself instead of waiting for its thread cannot deadlock, whatever threads there are.
     """
 
     def __init__(self, checkpoint_id: int, work: Callable[[], Sequence[Committable]]) -> None:
@@ -71,10 +71,10 @@ class _Preparation:
 class SinkOperator(StreamOperator):
     """One subtask of a sink.
 
-    On the loop: `process`, `snapshot` (its synchronous part closes the transaction), `commit`, `recover` (both only hand out
-    work). On writer threads, concurrently with the loop: the returned functions. Guarantee, with a two-phase sink: every row
-    processed before a completed checkpoint's barrier is published once, whatever fails, as long as permits are only made from
-    `complete` entries (S7.4). With `two_phase = False`: at least once.
+    On the loop: `process`, `snapshot` (its synchronous part closes the transaction), `commit`, `recover` (both only
+    hand out work). On writer threads, concurrently with the loop: the returned functions. Guarantee, with a two-phase
+    sink: every row processed before a completed checkpoint's barrier is published once, whatever fails, as long as
+    permits are only made from `complete` entries (S7.4). With `two_phase = False`: at least once.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -126,8 +126,8 @@ class SinkOperator(StreamOperator):
         yield from ()
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
-        """Close the running transaction; the returned function stages it durably and gives every uncommitted handle up to
-        `checkpoint_id`. A one-phase sink has no state."""
+        """Close the running transaction; the returned function stages it durably and gives every uncommitted handle up
+        to `checkpoint_id`. A one-phase sink has no state."""
         if not self._sink.two_phase:
             return None
         with self._lock:
@@ -143,8 +143,8 @@ class SinkOperator(StreamOperator):
         return (lambda: self._publish(covered)) if covered else None
 
     def recover(self, permit: CommitPermit | None) -> Callable[[], None]:
-        """Work to run once after `restore`, before the first commit of this run: publish what the restored snapshot holds and
-        `permit` covers, then remove what failed runs left staged. It may run beside new writes.
+        """Work to run once after `restore`, before the first commit of this run: publish what the restored snapshot
+        holds and `permit` covers, then remove what failed runs left staged. It may run beside new writes.
 
         Args:
             permit: for the restored snapshot; None at a fresh start and in a fork, which never publishes its original's
@@ -185,7 +185,11 @@ class SinkOperator(StreamOperator):
 
 def _as_parts(covered: Sequence[_Preparation]) -> Sequence[StatePart]:
     rows = [
-        {"checkpoint_id": p.checkpoint_id, "transaction_id": h.transaction_id, "data": json.dumps(dict(h.data), sort_keys=True)}
+        {
+            "checkpoint_id": p.checkpoint_id,
+            "transaction_id": h.transaction_id,
+            "data": json.dumps(dict(h.data), sort_keys=True),
+        }
         for p in covered
         for h in p.made()
     ]

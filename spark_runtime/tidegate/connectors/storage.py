@@ -15,8 +15,9 @@ from tidegate.contract.secrets import resolve_secrets
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """A URL as it is; a local path made absolute in the folder of this process, so that `explain()` shows what is meant and
-    slots that run elsewhere are found to build another pipeline instead of reading or writing another place."""
+    """A URL as it is; a local path made absolute in the folder of this process, so that `explain()` shows what is
+    meant and slots that run elsewhere are found to build another pipeline instead of reading or writing another
+    place."""
     text = os.fspath(path)
     return text if "://" in text or "::" in text else os.path.abspath(text)
 

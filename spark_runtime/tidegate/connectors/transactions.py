@@ -25,16 +25,21 @@ class TransactionId:
     def __str__(self) -> str:
         names = [quote(v, safe="") for v in (self.job_id, self.lineage, self.uid)]
         return ",".join(
-            [*names, str(self.subtask), str(self.checkpoint_id), str(self.generation), quote(self.run_id, safe=""), str(self.number)]
+            [
+                *names,
+                str(self.subtask),
+                str(self.checkpoint_id),
+                str(self.generation),
+                quote(self.run_id, safe=""),
+                str(self.number),
+            ]
         )
 
 
 def transaction_id(ctx: SinkContext, checkpoint_id: int, number: int) -> str:
     """The id of the writer's `number`-th transaction, pre-committed for `checkpoint_id`."""
     return str(
-        TransactionId(
-            ctx.job_id, ctx.lineage, ctx.uid, ctx.subtask, checkpoint_id, ctx.generation, ctx.run_id, number
-        )
+        TransactionId(ctx.job_id, ctx.lineage, ctx.uid, ctx.subtask, checkpoint_id, ctx.generation, ctx.run_id, number)
     )
 
 
@@ -58,7 +63,8 @@ def parse_transaction_id(text: str) -> TransactionId:
 
 
 def check_own(ctx: SinkContext, committable: Committable) -> None:
-    """Raise unless the transaction was written by this job and lineage: a fork touches none of its original's (S7.4)."""
+    """Raise unless the transaction was written by this job and lineage: a fork touches none of its original's
+    (S7.4)."""
     made = parse_transaction_id(committable.transaction_id)
     if (made.job_id, made.lineage, made.uid) != (ctx.job_id, ctx.lineage, ctx.uid):
         raise TidegateError(

@@ -65,6 +65,12 @@ class JobFailedError(TidegateError):
     code = "job_failed"
 
 
+class DriverLostError(JobFailedError):
+    """The job's driver died or fell silent; what it had made durable can be restored."""
+
+    code = "driver_lost"
+
+
 class CommandRefusedError(TidegateError):
     """The driver answered a command with a refusal."""
 

@@ -67,6 +67,7 @@ class Coordinator:
         self._last_completed_ms: int | None = None
         self._failures = 0
         self._final_due_ms: int | None = None
+        self._final_done = False
         self._stop: PendingCheckpoint | None = None
         self._over = False
         self._sources_ended: set[int] = set()
@@ -101,7 +102,9 @@ class Coordinator:
             case ev.CompletionDurable(checkpoint_id, log_number):
                 actions = self._on_durable(checkpoint_id, log_number, now_ms)
             case ev.CompletionFailed(checkpoint_id, reason):
-                actions = self._abort(self._pending.get(checkpoint_id), f"could not be completed: {reason}", counts=True)
+                actions = self._abort(
+                    self._pending.get(checkpoint_id), f"could not be completed: {reason}", counts=True
+                )
             case ev.SubtaskCommitted(subtask, checkpoint_id):
                 actions = self._on_committed(subtask, checkpoint_id)
         if not self._over:
@@ -214,11 +217,11 @@ class Coordinator:
         return "ended" in states and all(s in ("ended", "finished") for s in states)
 
     def _ending_is_served(self) -> bool:
-        """A stop-savepoint or final snapshot is on its way or has completed."""
+        """A snapshot that lets every ended subtask finish is on its way or has completed."""
         kinds = {p.request.kind for p in self._pending.values()} | {r.kind for r in self._queue.savepoints()}
         if self._claiming is not None:
             kinds.add(self._claiming.kind)
-        return self._stop is not None or "stop-savepoint" in kinds or "final" in kinds
+        return self._final_done or self._stop is not None or "stop-savepoint" in kinds or "final" in kinds
 
     # ------------------------------------------------------------ triggering
 
@@ -305,6 +308,7 @@ class Coordinator:
         deadline_ms = now_ms + self._options.timeout_ms
         pending = PendingCheckpoint(checkpoint_id, request, path, now_ms, deadline_ms, plan)
         self._pending[checkpoint_id] = pending
+        pending.after_all_data = self._all_ended()
         if not plan.wait_for:
             return self._abort(pending, "every subtask has finished", counts=False)
         trigger = ev.SendTrigger(checkpoint_id, request.kind, request.stop, path, now_ms, plan.to_trigger)
@@ -353,6 +357,7 @@ class Coordinator:
         self._last_completed_ms = now_ms
         self._completed.append(Completed(checkpoint_id, request.kind, pending.path))
         if request.kind != "savepoint":
+            self._final_done = self._final_done or pending.after_all_data
             for older in list(self._pending.values()):
                 if older.checkpoint_id < checkpoint_id and older.request.kind not in ("savepoint", "stop-savepoint"):
                     actions += self._abort(older, f"subsumed by checkpoint {checkpoint_id}", counts=False)
@@ -409,8 +414,9 @@ class Coordinator:
         return actions + (self._count_failure(request, reason) if counts else [])
 
     def _stop_failed(self, request: Request, reason: str) -> list[Action]:
-        """A stop's sources have sent EndOfData with the trigger, so the run fails over; nothing was committed (S7.7)."""
-        text = f"the stop-savepoint failed, nothing was committed, the job restarts from its latest recovery point: {reason}"
+        """A stop's sources have sent EndOfData with the trigger, so the run fails over; nothing was committed
+        (S7.7)."""
+        text = f"the stop-savepoint failed, nothing was committed, the job restarts from its recovery point: {reason}"
         self._over = True
         return [*_answer(request, False, "savepoint_failed_job_continues", text), ev.FailRun(f"stop failed: {reason}")]
 
@@ -429,9 +435,7 @@ class Coordinator:
         return []
 
 
-def _answer(
-    request: Request, ok: bool, code: str, message: str, data: dict[str, object] | None = None
-) -> list[Action]:
+def _answer(request: Request, ok: bool, code: str, message: str, data: dict[str, object] | None = None) -> list[Action]:
     if request.request_id is None:
         return []
     return [ev.Answer(request.request_id, ok, code, message, data or {})]

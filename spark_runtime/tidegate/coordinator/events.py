@@ -48,7 +48,8 @@ class SubtaskRunning:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskEndedData:
-    """The subtask passed EndOfData on; it waits for a snapshot that starts after that (S7.3). `natural`: not by a stop."""
+    """The subtask passed EndOfData on; it waits for a snapshot that starts after that (S7.3). `natural`: not by a
+    stop."""
 
     subtask: Subtask
     natural: bool

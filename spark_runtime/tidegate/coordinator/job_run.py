@@ -1,4 +1,5 @@
-"""The I/O around the coordinator for one run: carries its actions out on log, store and slots, and feeds the results back."""
+"""The I/O around the coordinator for one run: carries its actions out on log, store and slots, and feeds the results
+back."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from tidegate.snapshot.metadata import OperatorState, SubtaskState
 def operator_states(complete: Complete, topology: Topology) -> tuple[OperatorState, ...]:
     """Per operator: finished, partially finished or running, and the handle of every subtask.
 
-    A drained source and what it feeds is not finished: with a drain only what hangs on naturally ended sources is (S6.2).
+    A drained source and what it feeds is not finished: with a drain only what hangs on naturally ended sources is
+    (S6.2).
     """
     ended = set(complete.finished)
     ended |= {s for s, ack in complete.acks.items() if ack.finished}

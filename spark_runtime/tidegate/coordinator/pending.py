@@ -13,7 +13,9 @@ _WORST = ("sync_ms", "async_ms", "alignment_ms", "start_delay_ms")
 
 @dataclass
 class PendingCheckpoint:
-    """Mutable record of one snapshot between trigger and completion or abort."""
+    """Mutable record of one snapshot between trigger and completion or abort. `after_all_data`: it was triggered when
+    every
+    subtask had passed EndOfData on, so that all may finish on it (S7.3)."""
 
     checkpoint_id: int
     request: Request
@@ -23,6 +25,7 @@ class PendingCheckpoint:
     plan: CheckpointPlan
     acks: dict[Subtask, Acknowledged] = field(default_factory=dict)
     completing: bool = False
+    after_all_data: bool = False
 
     def waits_for(self, subtask: Subtask) -> bool:
         """`subtask` is planned and has not acknowledged."""

@@ -66,7 +66,8 @@ def choose_restore_point(decisions: Sequence[Decision], spec: Spec) -> RestorePo
 
 
 def completed_after(decisions: Sequence[Decision], point: RestorePoint, spec: Spec) -> list[int]:
-    """Ids of recovery points newer than `point` that earlier submissions completed, and so permitted to commit (S9.3)."""
+    """Ids of recovery points newer than `point` that earlier submissions completed, and so permitted to commit
+    (S9.3)."""
     if point.checkpoint_id is None:
         return []
     earlier: list[int] = []

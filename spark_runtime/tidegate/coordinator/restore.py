@@ -1,4 +1,5 @@
-"""Reading a snapshot for a restore: checks that it fits the pipeline, then what each slot needs of it (S5.5, S6.2, S9.3)."""
+"""Reading a snapshot for a restore: checks that it fits the pipeline, then what each slot needs of it (S5.5, S6.2,
+S9.3)."""
 
 from __future__ import annotations
 

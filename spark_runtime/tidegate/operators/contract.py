@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
 from tidegate.channel.elements import MIN_WATERMARK, Watermark
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 
-Output = pa.RecordBatch | Watermark
+Output: TypeAlias = pa.RecordBatch | Watermark
 """What an operator may emit. Only a watermark assigner emits watermarks of its own."""
 
 
@@ -32,7 +32,8 @@ class OperatorContext:
         input_schemas: one per input.
         processing_time_ms: the injected clock, milliseconds since the epoch.
         current_split: id of the source split the batch in hand came from; None outside a source's chain.
-        active_splits: ids of the splits this source subtask has not finished (read or not); empty outside a source's chain.
+        active_splits: ids of the splits this source subtask has not finished (read or not); empty outside a source's
+            chain.
         counters: named counts shown in metrics, such as `late_dropped`.
         scratch: a private writable directory on local disk.
     """
@@ -59,7 +60,8 @@ class OperatorContext:
 
 @dataclass(frozen=True)
 class CommitPermit:
-    """The right to commit every transaction <= `checkpoint_id`; made only from a `complete` entry of the decision log (S7.4)."""
+    """The right to commit every transaction <= `checkpoint_id`; made only from a `complete` entry of the decision log
+    (S7.4)."""
 
     checkpoint_id: int
     generation: int
@@ -70,11 +72,12 @@ class StreamOperator(ABC):
     """One operator of one subtask. All methods are called by the slot's one loop, never concurrently (S4.1).
 
     Call order: `open`, `restore` (only on restore, before any input), then any number of `process` / `on_watermark` /
-    snapshot calls, per input one `end_input` and then once `finish` on a real end (S7.1, never on suspend), `close` always.
+    snapshot calls, per input one `end_input` and then once `finish` on a real end (S7.1, never on suspend), `close`
+    always.
 
-    `process`, `on_watermark`, `end_input`, `finish` and `prepare_snapshot_pre_barrier` are generators: the loop may stop
-    pulling between two batches when the output is full, and calls nothing else until the generator is exhausted. They must
-    not block. Emitted batches should hold at most some 64k rows.
+    `process`, `on_watermark`, `end_input`, `finish` and `prepare_snapshot_pre_barrier` are generators: the loop may
+    stop pulling between two batches when the output is full, and calls nothing else until the generator is exhausted.
+    They must not block. Emitted batches should hold at most some 64k rows.
     """
 
     ctx: OperatorContext

@@ -183,7 +183,8 @@ class WindowAggSpec:
     def describe(self) -> str:
         """Keys, window and aggregates."""
         keys = ", ".join(self.keys) or "()"
-        return f"window {self.size_us / 1e6:g} s of {self.time_column} by {keys}: {', '.join(map(str, self.aggregates))}"
+        aggregates = ", ".join(map(str, self.aggregates))
+        return f"window {self.size_us / 1e6:g} s of {self.time_column} by {keys}: {aggregates}"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""The user's API: a Pipeline and its streams, lazily building a JobGraph."""

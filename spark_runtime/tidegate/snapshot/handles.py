@@ -54,7 +54,8 @@ class StateHandle:
             data = None if inline is None else base64.b64decode(inline, validate=True)
             size_bytes, sha256 = int(document["size_bytes"]), str(document["sha256"])
         except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
-            raise SnapshotError("A state handle is not readable", where=str(document)[:200], cause=repr(error)) from error
+            where = str(document)[:200]
+            raise SnapshotError("A state handle is not readable", where=where, cause=repr(error)) from error
         if (path is None) == (data is None):
             raise SnapshotError("A state handle is neither a path nor inline", where=str(document)[:200])
         return cls(None if path is None else checked_name(path), data, size_bytes, sha256)
@@ -80,11 +81,13 @@ def joined(folder: str, name: str) -> str:
 class StreamFactory:
     """Writes and reads the state streams of one snapshot folder; hides whether they are files or inline (S5.4).
 
-    Blocks on the store: for snapshot writer threads and restores, never the loop. Safe from several threads, as its store is.
+    Blocks on the store: for snapshot writer threads and restores, never the loop. Safe from several threads, as its
+    store is.
     """
 
     def __init__(self, store: Store, folder: str, threshold_bytes: int = DEFAULT_THRESHOLD_BYTES) -> None:
-        """Args: folder: of the snapshot, relative to the store's root. threshold_bytes: smaller streams stay inline; 0: none."""
+        """Args: folder: of the snapshot, relative to the store's root. threshold_bytes: smaller streams stay inline; 0:
+        none."""
         self._store = store
         self._folder = folder
         self._threshold_bytes = threshold_bytes

@@ -1,7 +1,7 @@
 """`_metadata`: the one file that makes a folder a snapshot (S2.1). Written last, create-only; read first.
 
-A document of one JSON object: `{"record": "snapshot", "v": 1, "sha256": <of the body's canonical JSON>, "body": {...}}`.
-Paths in it are relative to its folder, so a savepoint can be moved or copied as a whole.
+A document of one JSON object: `{"record": "snapshot", "v": 1, "sha256": <of the body's canonical JSON>, "body":
+{...}}`. Paths in it are relative to its folder, so a savepoint can be moved or copied as a whole.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def decode_metadata(data: bytes, *, where: str = "") -> SnapshotMetadata:
         record, version = document["record"], document["v"]
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged("is not readable as JSON", where) from error
-    if record != "snapshot" or not isinstance(version, int):
+    if record != "snapshot" or not isinstance(version, int) or version < 1:
         raise _damaged("is not a snapshot's metadata", where)
     if version > METADATA_VERSION:
         raise SnapshotError(
@@ -204,8 +204,8 @@ def read_metadata(store: Store, folder: str) -> SnapshotMetadata:
 def verify(store: Store, folder: str) -> SnapshotMetadata:
     """Check that the snapshot in `folder` is whole: metadata readable, every state file there with its size.
 
-    On a local store sizes alone are compared; elsewhere each file is read and its checksum compared too. A restore checks
-    every checksum anyway.
+    On a local store sizes alone are compared; elsewhere each file is read and its checksum compared too. A restore
+    checks every checksum anyway.
 
     Raises:
         SnapshotError: names the first file that is missing or damaged.

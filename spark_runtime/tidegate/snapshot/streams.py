@@ -10,8 +10,9 @@ Layout, version 1, integers little endian::
                        length in bytes, crc32 and, when keyed, [key group, first row] of each group that has rows
     parts     one Arrow IPC stream (lz4) each, in the header's order, nothing between them and nothing after them
 
-Meta information precedes data, so that a restore checks names, kinds and types before it reads a row. Rows of keyed parts
-are sorted by key group, so that a rescale reads one contiguous range (S5.5). Reading runs no code from the stream.
+Meta information precedes data, so that a restore checks names, kinds and types before it reads a row. Rows of keyed
+parts are sorted by key group, so that a rescale reads one contiguous range (S5.5). Reading runs no code from the
+stream.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from tidegate.snapshot.parts import KEY_GROUP_COLUMN, StateKind, StatePart
 MAGIC = b"TGSTATE\n"
 STREAM_VERSION = 1
 KEY_BYTES_VERSION = 1
-"""Version of the canonical key bytes that key groups were made from (S5.1); other versions need their keys hashed again."""
+"""Version of the canonical key bytes that key groups were made from (S5.1); other versions need their keys hashed
+again."""
 MAX_BATCH_ROWS = 256 * 1024
 """Rows per Arrow batch in a stream: bounds what a reader must decompress at once."""
 
@@ -104,8 +106,8 @@ def read_header(data: bytes | memoryview, *, where: str = "") -> tuple[PartHeade
 
 
 def decode_parts(data: bytes, *, where: str = "") -> list[StatePart]:
-    """Inverse of `encode_parts`; keyed rows come sorted by key group. All or nothing: every part is checked before the first
-    is decoded.
+    """Inverse of `encode_parts`; keyed rows come sorted by key group. All or nothing: every part is checked before the
+    first is decoded.
 
     Args:
         data: the whole stream.
@@ -183,7 +185,7 @@ def _header(data: bytes | memoryview, where: str) -> tuple[tuple[PartHeader, ...
     document = json.loads(text)
     if document["key_bytes"] > KEY_BYTES_VERSION:
         raise SnapshotError(
-            f"Key groups were made by version {document['key_bytes']} of the key bytes, this tidegate knows {KEY_BYTES_VERSION}",
+            f"Key groups were made by version {document['key_bytes']} of the key bytes, not {KEY_BYTES_VERSION}",
             where=where,
             remedy="Upgrade tidegate, or restore an older snapshot",
         )

@@ -16,7 +16,8 @@ _groups = itertools.count(1)
 
 
 class BarrierStage:
-    """Runs `slot_main` in `slots` Spark tasks. `on_end` is called once, from the stage's thread, with the error or None."""
+    """Runs `slot_main` in `slots` Spark tasks. `on_end` is called once, from the stage's thread, with the error or
+    None."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""Finds new commands in the job directory: polls one object, the bell, and lists only when it rang (design, section 4)."""
+"""Finds new commands in the job directory: polls one object, the bell, and lists only when it rang (design, section
+4)."""
 
 from __future__ import annotations
 
@@ -52,14 +53,7 @@ class CommandPoller:
             return None
 
     def _look(self) -> None:
-        names = set(self._store.list(self._layout.commands))
-        for name in sorted(names):
-            if not name.endswith(".json") or name.endswith((".result.json", ".withdrawn.json")):
-                continue
-            command_id = name.removesuffix(".json")
-            if command_id in self._seen:
-                continue
-            self._seen.add(command_id)
-            if f"{command_id}.result.json" in names or f"{command_id}.withdrawn.json" in names:
-                continue
-            self._on_command(decode(self._store.read(self._layout.command(command_id)), Command))
+        for command_id in self._layout.unanswered(self._store.list(self._layout.commands)):
+            if command_id not in self._seen:
+                self._seen.add(command_id)
+                self._on_command(decode(self._store.read(self._layout.command(command_id)), Command))

@@ -1,6 +1,7 @@
 """The driver process of one job: `python -m tidegate.spark.driver --root R --job J --spec N --launch K`.
 
-It reigns by a fence in the decision log, runs attempts until the job ends, and answers commands. Exit code 0: the job ended as
+It reigns by a fence in the decision log, runs attempts until the job ends, and answers commands. Exit code 0: the job
+ended as
 asked; 13: a newer generation reigns; else the code of the error that made the job fail.
 """
 
@@ -17,11 +18,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from types import FrameType
 from typing import Any
 
 from tidegate.contract.artifact import materialise
+from tidegate.contract.clock import now_iso
 from tidegate.contract.errors import FencedError, TidegateError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.log import DecisionLog, Reign
@@ -38,11 +39,6 @@ from tidegate.spark.supervision import Supervision
 
 EXIT_BUG = 70
 """Exit code of an internal error."""
-
-
-def now_iso() -> str:
-    """UTC, ISO 8601."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,9 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 class Driver:
     """Reign, report, run."""
 
-    def __init__(
-        self, root: str, job_id: str, spec_number: int, launch: int, storage_options: dict[str, Any]
-    ) -> None:
+    def __init__(self, root: str, job_id: str, spec_number: int, launch: int, storage_options: dict[str, Any]) -> None:
         self._root = root
         self._storage_options = storage_options
         self._store = open_store(root, storage_options)
@@ -82,10 +76,12 @@ class Driver:
         """The whole life of this driver; its exit code."""
         log = DecisionLog(self._store, self._layout, now_iso=now_iso, nonce=lambda: secrets.token_hex(8))
         reign = log.reign(spec=self._spec.number, launch=self._launch)
-        print(f"tidegate: generation {reign.generation} of job {self._spec.job_id}, spec {self._spec.number}", flush=True)
+        print(
+            f"tidegate: generation {reign.generation} of job {self._spec.job_id}, spec {self._spec.number}", flush=True
+        )
         hint = HintWriter(self._store, self._layout, reign.generation, 1.0, now_iso)
         hint.start()
-        desk = CommandDesk(self._store, self._layout, self._spec, reign.generation, now_iso, _now)
+        desk = CommandDesk(self._store, self._layout, self._spec, reign.generation, now_iso, time.time)
         retiring = Retiring(self._store)
         try:
             return self._reign(log, reign, hint, desk, retiring)
@@ -112,9 +108,6 @@ class Driver:
             graph = load_pipeline(code, self._spec.pipeline, dict(self._spec.arguments))
             execution = plan(graph, options.parallelism, options.max_parallelism)
             print(execution.explain(), flush=True)
-            for node in graph.nodes:
-                if node.sink is not None:
-                    node.sink.check(node.schema)
             job = Job(
                 root=self._root,
                 storage_options=self._storage_options,
@@ -149,10 +142,6 @@ class Driver:
             reign.append("status", {"status": "FAILED", "reason": message})
         except TidegateError as error:
             print(f"tidegate: the failure could not be recorded: {error}", file=sys.stderr, flush=True)
-
-
-def _now() -> float:
-    return time.time()
 
 
 if __name__ == "__main__":

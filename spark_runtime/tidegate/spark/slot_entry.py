@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import queue
@@ -15,9 +16,11 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from tidegate.channel.control import ControlClient
+from tidegate.channel.failures import PeerLostError
 from tidegate.channel.tcp import DataTransport
 from tidegate.contract.artifact import materialise
 from tidegate.contract.errors import TidegateError
@@ -40,11 +43,14 @@ from tidegate.subtask.slot import Slot, Wake
 SNAPSHOT_WRITERS = 2
 """Threads of a slot that write snapshots and commit."""
 SWITCH_INTERVAL_S = 0.0005
-"""A busy loop must not starve the socket thread; at Python's default of 5 ms throughput falls by orders of magnitude."""
+"""A busy loop must not starve the socket thread; at Python's default of 5 ms throughput falls by orders of
+magnitude."""
 MEMORY_CHECK_S = 0.5
 """How often a slot looks at its resident memory, seconds."""
 CONNECT_TIMEOUT_S = 30.0
 """For connecting to every other slot, seconds; all of them listen by then."""
+RELEASE_TIMEOUT_S = 600.0
+"""How long a slot that is done waits for the others, seconds; commits of the slowest sink have to end in this time."""
 DEPLOY_TIMEOUT_S = 600.0
 """How long a slot waits for the deployment, seconds: the slowest other slot has to start in this time."""
 
@@ -143,9 +149,9 @@ class SlotProcess:
                 }
             )
             message = self._await_message()
-            if message["type"] != "cancel":
-                self._loop(graph, execution, message)
-            self._control.send({"type": "over"})
+            if message["type"] != "cancel" and self._loop(graph, execution, message):
+                self._control.send({"type": "over"})
+                self._await_release()
         except BaseException as error:
             self._report(error)
             raise
@@ -158,7 +164,7 @@ class SlotProcess:
         """The pipeline, rebuilt from the pinned artifact: nothing is unpickled."""
         code = os.path.join(self._scratch, "artifact")
         materialise(self._store, self._layout, self._spec.artifact, code)
-        graph = load_pipeline(code, self._spec.pipeline, dict(self._spec.arguments))
+        graph = load_pipeline(code, self._spec.pipeline, dict(self._spec.arguments), check_sinks=False)
         execution = plan(graph, self._options.parallelism, self._options.max_parallelism)
         if execution.digest != self._parameters.digest:
             raise TidegateError(
@@ -173,7 +179,16 @@ class SlotProcess:
         """`deploy`, then, when every slot has opened its channels, `start`; or `cancel`."""
         return self._messages.get(timeout=DEPLOY_TIMEOUT_S)
 
-    def _loop(self, graph: JobGraph, execution: ExecutionPlan, message: Mapping[str, Any]) -> None:
+    def _await_release(self) -> None:
+        """A slot that is done stays until all are: its closed connections would look like a failure to the others."""
+        with self._switch:
+            self._slot = None
+        with contextlib.suppress(queue.Empty):
+            while self._messages.get(timeout=RELEASE_TIMEOUT_S)["type"] != "cancel":
+                continue
+
+    def _loop(self, graph: JobGraph, execution: ExecutionPlan, message: Mapping[str, Any]) -> bool:
+        """Deploy and run; False when the driver cancelled the run."""
         peers = {int(slot): (host, port) for slot, (host, port) in message["peers"].items()}
         slot = Slot(
             run_id=self._parameters.run_id,
@@ -192,18 +207,19 @@ class SlotProcess:
             generation=self._parameters.generation,
             run_id=self._parameters.run_id,
             indices=(self._index,),
-            mode=self._options.checkpoint_mode,
+            mode="exactly_once" if self._options.checkpoint_mode == "exactly_once" else "at_least_once",
             wait_for_final=message["wait_for_final"],
             channel_capacity_bytes=self._options.channel_capacity_bytes,
             splits={uid: {self._index: splits} for uid, splits in message["splits"].items()},
             restored=self._restored(message["restored"]),
+            idle_after_ms=_milliseconds(self._options.idle_after),
             scratch=self._scratch,
         )
         subtasks = deploy(graph, execution, deployment, slot, self._transport)
         self._control.send({"type": "deployed"})
         started = self._await_message()
         if started["type"] == "cancel":
-            return
+            return False
         self._transport.connect(peers, timeout_s=CONNECT_TIMEOUT_S)
         self._transport.start()
         slot.start(subtasks)
@@ -212,9 +228,12 @@ class SlotProcess:
             while not self._messages.empty():
                 slot.tell(self._messages.get())
         slot.run()
-        if not slot.was_cancelled:
-            self._writers.shutdown(wait=True)
-            self._transport.flush()
+        if slot.was_cancelled:
+            return False
+        self._writers.shutdown(wait=True)
+        self._transport.flush()
+        slot.close()
+        return True
 
     def _restored(self, document: Mapping[str, Any] | None) -> Restored | None:
         if document is None:
@@ -243,7 +262,9 @@ class SlotProcess:
     def _on_control_lost(self, reason: str) -> None:
         """Without its driver a slot is a zombie: it ends itself."""
         if not self._over.is_set():
-            print(f"tidegate slot {self._index}: control connection lost ({reason}); ending", file=sys.stderr, flush=True)
+            print(
+                f"tidegate slot {self._index}: control connection lost ({reason}); ending", file=sys.stderr, flush=True
+            )
             os._exit(70)
 
     def _watch(self) -> None:
@@ -281,7 +302,7 @@ class SlotProcess:
         else:
             text = str(error) if isinstance(error, TidegateError) else f"{type(error).__name__}: {error}"
             message = {"type": "failed", "message": text, "traceback": "".join(traceback.format_exception(error))}
-            message["secondary"] = isinstance(error, (ConnectionError, EOFError, BrokenPipeError))
+            message["secondary"] = isinstance(error, PeerLostError)
         self._control.send(message)
         self._control.flush(2.0)
 
@@ -293,6 +314,10 @@ class SlotProcess:
         self._transport.close()
         self._writers.shutdown(wait=False, cancel_futures=True)
         shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _milliseconds(duration: timedelta | None) -> int | None:
+    return None if duration is None else int(duration.total_seconds() * 1000)
 
 
 def _now_ms() -> int:

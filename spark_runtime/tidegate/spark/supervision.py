@@ -11,6 +11,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from tidegate.channel.elements import StopMode
 from tidegate.contract.errors import SlotsUnavailableError
 from tidegate.contract.records import Command
 from tidegate.coordinator import events as ev
@@ -174,7 +175,9 @@ class Supervision:
             job.status("FINISHED")
         else:
             assert outcome.path is not None and outcome.checkpoint_id is not None
-            answer = stop_answer("", "drain" if outcome.stop == "drain" else "suspend", outcome.checkpoint_id, outcome.path)
+            answer = stop_answer(
+                "", "drain" if outcome.stop == "drain" else "suspend", outcome.checkpoint_id, outcome.path
+            )
             job.status("STOPPED", stop=dict(answer.data))
             for command_id in {outcome.request_id, *self._stop_commands} - {None}:
                 assert command_id is not None
@@ -251,7 +254,7 @@ class Supervision:
             case "savepoint":
                 self._post(ev.Request("savepoint", request_id=command.command_id, path=arguments.get("path")))
             case "stop":
-                mode = "drain" if arguments.get("mode") == "drain" else "suspend"
+                mode: StopMode = "drain" if arguments.get("mode") == "drain" else "suspend"
                 self._stop_commands[command.command_id] = mode
                 path = arguments.get("path")
                 self._post(ev.Request("stop-savepoint", request_id=command.command_id, stop=mode, path=path))
@@ -291,6 +294,3 @@ class Supervision:
                 return True
             time.sleep(COMMAND_POLL_S)
         return False
-
-
-

@@ -1,7 +1,7 @@
 """Aggregates as plain columns indexed by entry number: count, sum, min, max, mean as SQL has them (S5.1).
 
-Null inputs are ignored; sum, min, max and mean of no values are null. Integers sum exactly in int64 or fail; floats sum in
-order of arrival. NaN is greater than every number, as in Spark and DuckDB.
+Null inputs are ignored; sum, min, max and mean of no values are null. Integers sum exactly in int64 or fail; floats sum
+in order of arrival. NaN is greater than every number, as in Spark and DuckDB.
 """
 
 from __future__ import annotations
@@ -193,7 +193,8 @@ def _typed(values: Any, missing: npt.NDArray[np.bool_] | None, type_: pa.DataTyp
 
 
 def _extended(array: Any, capacity: int, fill: Any) -> Any:
-    return np.concatenate([array, np.full(capacity - len(array), fill, array.dtype)]) if capacity > len(array) else array
+    more = capacity - len(array)
+    return np.concatenate([array, np.full(more, fill, array.dtype)]) if more > 0 else array
 
 
 def _start_of_min(dtype: np.dtype[Any]) -> Any:
@@ -293,7 +294,7 @@ def _max_floats(entries: Any, values: Any, greatest: Any) -> Any:
 
 
 _INT, _UINT, _FLOAT = np.dtype(np.int64), np.dtype(np.uint64), np.dtype(np.float64)
-_KERNELS: dict[tuple[str, np.dtype[Any]], Callable[..., bool]] = {
+_KERNELS: dict[tuple[str, np.dtype[Any]], Callable[..., bool | None]] = {
     ("count", _INT): _count,
     ("sum", _INT): lambda e, v, s: (_sum_unsigned if v.dtype == _UINT else _sum_ints)(e, v, s),
     ("sum", _FLOAT): _sum_floats,

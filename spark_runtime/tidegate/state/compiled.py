@@ -1,12 +1,14 @@
 """How kernels are compiled: numba, without the interpreter lock, cached in a private writable directory.
 
-Import this module before numba: it settles where numba keeps its cache. The cache holds machine code that later processes
-load and run, so the directory belongs to this user alone; where none can be made, a temporary one lives as long as the process.
+Import this module before numba: it settles where numba keeps its cache. The cache holds machine code that later
+processes load and run, so the directory belongs to this user alone; where none can be made, a temporary one lives as
+long as the process.
 """
 
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
 import shutil
 import stat
@@ -22,17 +24,32 @@ CACHE_VARIABLE = "NUMBA_CACHE_DIR"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def private_cache_directory(base: Path) -> Path | None:
-    """`base`/tidegate/kernels, made with mode 0700 where it is not there; None when that is impossible, or when what is there
-    belongs to, or can be written by, somebody else."""
-    directory = base / "tidegate" / "kernels"
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = directory.stat()
-    except OSError:
-        return None
-    foreign = hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
-    return None if foreign or not os.access(directory, os.W_OK | os.X_OK) else directory
+def private_cache_directory(base: Path, digest: str) -> Path | None:
+    """`base`/tidegate/kernels/`digest`, every level made with mode 0700 where it is not there; None when that is
+    impossible, or when a level belongs to, or can be written by, somebody else."""
+    directory = base
+    for name in ("tidegate", "kernels", digest):
+        directory = directory / name
+        try:
+            base.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(mode=0o700, exist_ok=True)
+            found = directory.stat()
+        except OSError:
+            return None
+        if hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+            return None
+        if not os.access(directory, os.W_OK | os.X_OK):
+            return None
+    return directory
+
+
+def sources_digest() -> str:
+    """Of the sources of all kernels: numba's cache notices a change only in the file a kernel is in, not in what it
+    calls."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _user_cache() -> Path | None:
@@ -49,7 +66,7 @@ def _settle_cache_directory() -> None:
     if os.environ.get(CACHE_VARIABLE):
         return
     base = _user_cache()
-    directory = private_cache_directory(base) if base is not None else None
+    directory = private_cache_directory(base, sources_digest()) if base is not None else None
     if directory is None:
         directory = Path(tempfile.mkdtemp(prefix="tidegate-kernels-"))
         atexit.register(shutil.rmtree, directory, ignore_errors=True)
@@ -67,10 +84,10 @@ import numba  # noqa: E402
 def kernel(*signatures: str) -> Callable[[_Function], _Function]:
     """Compile for exactly `signatures` when the module is imported, or load it from the cache.
 
-    Signatures name read-only arrays, which writable ones convert to, so that Arrow's and our own arrays need one version.
-    Kernels hold no interpreter lock, do not check bounds and wrap around on integer overflow.
+    Signatures name read-only arrays, which writable ones convert to, so that Arrow's and our own arrays need one
+    version. Kernels hold no interpreter lock, do not check bounds and wrap around on integer overflow.
     """
-    compile_: Callable[[_Function], _Function] = numba.njit(
+    compile_: Any = numba.njit(
         [_signature(text) for text in signatures], cache=True, nogil=True, error_model="numpy"
     )
     return compile_
@@ -78,11 +95,11 @@ def kernel(*signatures: str) -> Callable[[_Function], _Function]:
 
 def inlined(function: _Function) -> _Function:
     """A device function for use in kernels of any signature."""
-    compiled: _Function = numba.njit(inline="always", error_model="numpy")(function)
+    compiled: Any = numba.njit(inline="always", error_model="numpy")(function)
     return compiled
 
 
-_ARRAYS = {
+_ARRAYS: dict[str, Any] = {
     "u1[]": numba.types.Array(numba.uint8, 1, "C", readonly=True),
     "u2[]": numba.types.Array(numba.uint16, 1, "C", readonly=True),
     "i4[]": numba.types.Array(numba.int32, 1, "C", readonly=True),

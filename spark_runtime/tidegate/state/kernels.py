@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 
-_MODULES = ("keybytes", "keyhash", "partition", "keyindex", "accumulators", "rows")
+_MODULES = ("keybytes", "keyhash", "keyindex", "accumulators", "rows")
 
 
 def compile_all() -> None:
-    """Compile every kernel, or load it from the cache; to be called before READY. Seconds the first time on a machine, a
-    fraction of one afterwards. May be called twice."""
+    """Compile every kernel, or load it from the cache; to be called before READY. Seconds the first time on a machine,
+    a fraction of one afterwards. May be called twice."""
     for name in _MODULES:
         importlib.import_module(f"tidegate.state.{name}")

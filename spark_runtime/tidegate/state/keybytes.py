@@ -90,7 +90,8 @@ def is_fixed_key_type(type_: pa.DataType) -> bool:
 
 
 def fixed_column(array: pa.Array) -> FixedColumn:
-    """The eight bytes of each row of a column for which `is_fixed_key_type` holds. No copy for int64 and timestamp[us]."""
+    """The eight bytes of each row of a column for which `is_fixed_key_type` holds. No copy for int64 and
+    timestamp[us]."""
     type_ = array.type
     own: npt.NDArray[np.bool_] | None = None
     own_tag = NULL_TAG
@@ -193,8 +194,8 @@ def valid_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def fixed_values(array: pa.Array) -> Int64s:
-    """The raw values of an integer, timestamp or date column as int64; anything where null; no copy where they are so wide.
-    uint64 wraps around."""
+    """The raw values of an integer, timestamp or date column as int64; anything where null; no copy where they are so
+    wide. uint64 wraps around."""
     dtype: np.dtype[Any] = np.dtype(array.type.to_pandas_dtype()) if pt.is_integer(array.type) else _width(array.type)
     buffer = array.buffers()[1]
     if buffer is None:
@@ -204,8 +205,8 @@ def fixed_values(array: pa.Array) -> Int64s:
 
 
 def raw_values(array: pa.Array) -> Int64s:
-    """Eight bytes a row that are equal exactly where two keys of this column are: the value itself, a float's normalised bits.
-    For a column for which `is_fixed_key_type` holds; anything where null."""
+    """Eight bytes a row that are equal exactly where two keys of this column are: the value itself, a float's
+    normalised bits. For a column for which `is_fixed_key_type` holds; anything where null."""
     if pt.is_floating(array.type):
         return _normalised_floats(array)
     return fixed_values(array.cast(pa.int8()) if pt.is_boolean(array.type) else array)

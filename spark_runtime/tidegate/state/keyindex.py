@@ -1,8 +1,8 @@
 """Open-addressing indexes from keys to dense entry numbers 0, 1, 2, ... in order of first sight.
 
-Whoever keeps state per key holds plain columns indexed by entry number. `FixedIndex` is for one key column of eight bytes a
-row, `BytesIndex` for everything else; both stand behind `KeyIndex`. Not safe for several threads; `freeze` gives what a
-snapshot writer may read while the index goes on.
+Whoever keeps state per key holds plain columns indexed by entry number. `FixedIndex` is for one key column of eight
+bytes a row, `BytesIndex` for everything else; both stand behind `KeyIndex`. Not safe for several threads; `freeze`
+gives what a snapshot writer may read while the index goes on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
-from tidegate.state.compiled import inlined, kernel
 from tidegate.state.keybytes import (
     Bytes,
     Int64s,
@@ -28,6 +27,15 @@ from tidegate.state.keybytes import (
     valid_mask,
 )
 from tidegate.state.keyhash import hash_rows
+from tidegate.state.keyindex_kernels import (
+    add_bytes,
+    add_fixed,
+    add_fixed_or_null,
+    fill_bytes,
+    fill_fixed,
+    find_bytes,
+    find_fixed,
+)
 
 Entries = npt.NDArray[np.int32]
 
@@ -67,8 +75,8 @@ class KeyIndex(Protocol):
     capacity: int
 
     def find_or_add(self, keys: Any, start: int, stop: int, out: Entries) -> None:
-        """Entry numbers of rows start..stop of `keys` into out[:stop - start]; keys not seen before get the next numbers.
-        Equal keys get one number, null is a key. `size` and `capacity` may grow."""
+        """Entry numbers of rows start..stop of `keys` into out[:stop - start]; keys not seen before get the next
+        numbers. Equal keys get one number, null is a key. `size` and `capacity` may grow."""
 
     def find(self, keys: Any, start: int, stop: int, out: Entries) -> None:
         """As `find_or_add`, but -1 for keys that are not there."""
@@ -83,11 +91,12 @@ class KeyIndex(Protocol):
 class KeyReader:
     """Reads the keys of batches of one schema and makes the indexes that fit them."""
 
-    def __init__(self, schema: pa.Schema, columns: Sequence[str]) -> None:
-        """Args: schema: of the batches. columns: key columns, in order; at least one."""
+    def __init__(self, schema: pa.Schema, columns: Sequence[str], *, canonical: bool = False) -> None:
+        """Args: schema: of the batches. columns: key columns, in order; at least one. canonical: always canonical
+        bytes, so that keys of two schemas whose types differ in width or unit can be compared."""
         self.schema = pa.schema([schema.field(name) for name in columns])
         self._columns = tuple(columns)
-        self._fixed = len(self.schema) == 1 and is_fixed_key_type(self.schema.field(0).type)
+        self._fixed = not canonical and len(self.schema) == 1 and is_fixed_key_type(self.schema.field(0).type)
 
     def read(self, batch: pa.RecordBatch) -> Keys:
         """Keys of every row. Raises PipelineError when a column's type cannot be a key."""
@@ -124,9 +133,9 @@ class FixedIndex:
         self._cursor[0] = 0
         while True:
             if valid is None:
-                _add_fixed(values, self._slots, self._values, self._cursor, out)
+                add_fixed(values, self._slots, self._values, self._cursor, out)
             else:
-                _add_fixed_or_null(values, valid, self._slots, self._values, self._cursor, out)
+                add_fixed_or_null(values, valid, self._slots, self._values, self._cursor, out)
             self.size = int(self._cursor[1])
             if self._cursor[0] == len(values):
                 return
@@ -134,7 +143,7 @@ class FixedIndex:
 
     def find(self, keys: FixedKeys, start: int, stop: int, out: Entries) -> None:
         """See `KeyIndex`."""
-        _find_fixed(keys.values[start:stop], self._slots, self._values, out)
+        find_fixed(keys.values[start:stop], self._slots, self._values, out)
         if keys.valid is not None:
             out[: stop - start][keys.valid[start:stop] == 0] = self._cursor[2]
 
@@ -151,7 +160,7 @@ class FixedIndex:
         self.capacity = _grown(self.capacity)
         self._values = np.concatenate([self._values, np.empty(self.capacity - len(self._values), np.int64)])
         self._slots = np.full(2 * self.capacity, -1, np.int32)
-        _fill_fixed(self._values[: self.size], self._cursor[2], self._slots)
+        fill_fixed(self._values[: self.size], self._cursor[2], self._slots)
 
 
 class BytesIndex:
@@ -177,7 +186,7 @@ class BytesIndex:
         self._cursor[0] = 0
         while True:
             before = self.size
-            _add_bytes(
+            add_bytes(
                 keys.data, offsets, hashes, self._slots, self._hashes, self._ends, self._arena, self._cursor, out,
                 added[before - known :],
             )  # fmt: skip
@@ -197,7 +206,7 @@ class BytesIndex:
 
     def find(self, keys: BytesKeys, start: int, stop: int, out: Entries) -> None:
         """See `KeyIndex`."""
-        _find_bytes(
+        find_bytes(
             keys.data, keys.offsets[start : stop + 1], keys.hashes[start:stop],
             self._slots, self._hashes, self._ends, self._arena, out,
         )  # fmt: skip
@@ -219,7 +228,7 @@ class BytesIndex:
         self._hashes = np.concatenate([self._hashes, np.empty(more, np.uint64)])
         self._ends = np.concatenate([self._ends, np.empty(more, np.int64)])
         self._slots = np.full(2 * self.capacity, -1, np.int32)
-        _fill_bytes(self._hashes[: self.size], self._slots)
+        fill_bytes(self._hashes[: self.size], self._slots)
 
     def _grow_arena(self, needed: int) -> None:
         self._arena = np.concatenate([self._arena, np.empty(len(self._arena) + needed, np.uint8)])
@@ -252,164 +261,3 @@ def _normalised(columns: pa.RecordBatch) -> pa.RecordBatch:
         for a in columns.columns
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=columns.schema)
-
-
-@inlined
-def _slot_of(h: Any, mask: Any) -> Any:
-    # Not the hash that key groups are made from: all keys of one subtask agree in some of that one's bits.
-    mixed = np.uint64(h) * np.uint64(0x9E3779B97F4A7C15)
-    return np.int64((mixed ^ (mixed >> np.uint64(32))) & np.uint64(mask))
-
-
-@kernel("void(i8[], i4[]!, i8[]!, i8[]!, i4[]!)")
-def _add_fixed(values: Any, slots: Any, known: Any, cursor: Any, out: Any) -> None:
-    mask = len(slots) - 1
-    limit = len(known)
-    size = cursor[1]
-    for i in range(cursor[0], len(values)):
-        value = values[i]
-        at = _slot_of(value, mask)
-        entry = slots[at]
-        while entry >= 0 and known[entry] != value:
-            at = (at + 1) & mask
-            entry = slots[at]
-        if entry < 0:
-            if size == limit:
-                cursor[0] = i
-                cursor[1] = size
-                return
-            entry = np.int32(size)
-            known[size] = value
-            slots[at] = entry
-            size += 1
-        out[i] = entry
-    cursor[0] = len(values)
-    cursor[1] = size
-
-
-@kernel("void(i8[], u1[], i4[]!, i8[]!, i8[]!, i4[]!)")
-def _add_fixed_or_null(values: Any, valid: Any, slots: Any, known: Any, cursor: Any, out: Any) -> None:
-    mask = len(slots) - 1
-    limit = len(known)
-    for i in range(cursor[0], len(values)):
-        size = cursor[1]
-        entry = np.int64(-1)
-        at = np.int64(-1)
-        if valid[i]:
-            at = _slot_of(values[i], mask)
-            entry = slots[at]
-            while entry >= 0 and known[entry] != values[i]:
-                at = (at + 1) & mask
-                entry = slots[at]
-        else:
-            entry = cursor[2]
-        if entry < 0:
-            if size == limit:
-                cursor[0] = i
-                return
-            entry = size
-            if at >= 0:
-                known[size] = values[i]
-                slots[at] = np.int32(entry)
-            else:
-                known[size] = 0
-                cursor[2] = entry
-            cursor[1] = size + 1
-        out[i] = np.int32(entry)
-    cursor[0] = len(values)
-
-
-@kernel("void(i8[], i4[], i8[], i4[]!)")
-def _find_fixed(values: Any, slots: Any, known: Any, out: Any) -> None:
-    mask = len(slots) - 1
-    for i in range(len(values)):
-        at = _slot_of(values[i], mask)
-        entry = slots[at]
-        while entry >= 0 and known[entry] != values[i]:
-            at = (at + 1) & mask
-            entry = slots[at]
-        out[i] = entry
-
-
-@kernel("void(i8[], i8, i4[]!)")
-def _fill_fixed(known: Any, null_entry: Any, slots: Any) -> None:
-    mask = len(slots) - 1
-    for entry in range(len(known)):
-        if entry != null_entry:
-            at = _slot_of(known[entry], mask)
-            while slots[at] >= 0:
-                at = (at + 1) & mask
-            slots[at] = np.int32(entry)
-
-
-@inlined
-def _same(data: Any, start: Any, end: Any, arena: Any, other: Any, other_end: Any) -> Any:
-    same = end - start == other_end - other
-    i = 0
-    while same and i < end - start:
-        same = data[start + i] == arena[other + i]
-        i += 1
-    return same
-
-
-@kernel("void(u1[], i8[], u8[], i4[]!, u8[]!, i8[]!, u1[]!, i8[]!, i4[]!, i8[]!)")
-def _add_bytes(
-    data: Any, offsets: Any, hashes: Any, slots: Any, known: Any, ends: Any, arena: Any, cursor: Any, out: Any, added: Any
-) -> None:
-    mask = len(slots) - 1
-    limit = len(known)
-    size = cursor[1]
-    first = size
-    for i in range(cursor[0], len(hashes)):
-        h = hashes[i]
-        start = offsets[i]
-        end = offsets[i + 1]
-        at = _slot_of(h, mask)
-        entry = slots[at]
-        while entry >= 0 and not (known[entry] == h and _same(data, start, end, arena, ends[entry], ends[entry + 1])):
-            at = (at + 1) & mask
-            entry = slots[at]
-        if entry < 0:
-            free = ends[size]
-            if size == limit or free + end - start > len(arena):
-                cursor[0] = i
-                cursor[1] = size
-                return
-            for j in range(end - start):
-                arena[free + j] = data[start + j]
-            entry = np.int32(size)
-            ends[size + 1] = free + end - start
-            known[size] = h
-            slots[at] = entry
-            added[size - first] = i
-            size += 1
-        out[i] = entry
-    cursor[0] = len(hashes)
-    cursor[1] = size
-
-
-@kernel("void(u1[], i8[], u8[], i4[], u8[], i8[], u1[], i4[]!)")
-def _find_bytes(
-    data: Any, offsets: Any, hashes: Any, slots: Any, known: Any, ends: Any, arena: Any, out: Any
-) -> None:
-    mask = len(slots) - 1
-    for i in range(len(hashes)):
-        h = hashes[i]
-        at = _slot_of(h, mask)
-        entry = slots[at]
-        while entry >= 0 and not (
-            known[entry] == h and _same(data, offsets[i], offsets[i + 1], arena, ends[entry], ends[entry + 1])
-        ):
-            at = (at + 1) & mask
-            entry = slots[at]
-        out[i] = entry
-
-
-@kernel("void(u8[], i4[]!)")
-def _fill_bytes(known: Any, slots: Any) -> None:
-    mask = len(slots) - 1
-    for entry in range(len(known)):
-        at = _slot_of(known[entry], mask)
-        while slots[at] >= 0:
-            at = (at + 1) & mask
-        slots[at] = np.int32(entry)

@@ -58,7 +58,8 @@ class _Alignment:
 class BarrierAligner:
     """Alignment state of one subtask.
 
-    Exactly-once keeps at most one alignment and blocks the channels that have delivered its barrier; at-least-once keeps
+    Exactly-once keeps at most one alignment and blocks the channels that have delivered its barrier; at-least-once
+    keeps
     every one that can still complete and blocks nothing.
     """
 

@@ -1,4 +1,5 @@
-"""The operators of one chain, called in order as nested generators, so that an emission can stop between two batches."""
+"""The operators of one chain, called in order as nested generators, so that an emission can stop between two
+batches."""
 
 from __future__ import annotations
 

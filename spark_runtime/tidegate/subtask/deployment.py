@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -73,6 +73,7 @@ class Deployment:
     channel_capacity_bytes: int
     splits: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]]
     restored: Restored | None = None
+    idle_after_ms: int | None = None
     scratch: str = ""
 
 
@@ -144,7 +145,7 @@ def _deploy_subtask(
     source = None
     if nodes[0].source is not None:
         reader = nodes[0].source.create_reader(SourceContext(nodes[0].uid, index, plan.parallelism))
-        source = SourceInput(nodes[0].uid, reader, contexts, index)
+        source = SourceInput(nodes[0].uid, reader, contexts, index, deployment.idle_after_ms)
         if not finished:
             source.start(_splits(nodes[0].uid, index, deployment))
     return Subtask(
@@ -192,9 +193,7 @@ def _processing_time() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _open_operator(
-    node: Node, index: int, context: OperatorContext, restored: Restored | None
-) -> StreamOperator:
+def _open_operator(node: Node, index: int, context: OperatorContext, restored: Restored | None) -> StreamOperator:
     try:
         operator: StreamOperator
         if node.sink is not None:
@@ -205,10 +204,8 @@ def _open_operator(
         operator.open(context)
         if restored is not None:
             operator.restore(restored.parts.get((node.uid, index), ()))
-            if isinstance(operator, SinkOperator):
-                recover: Callable[[], None] | None = operator.recover(restored.permit)
-                if recover is not None:
-                    recover()
+        if isinstance(operator, SinkOperator):
+            operator.recover(restored.permit if restored is not None else None)()
         return operator
     except Exception as error:
         raise OperatorFailure(node.uid, index, error) from error

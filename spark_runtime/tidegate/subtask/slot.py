@@ -52,7 +52,8 @@ class Wake:
 class Slot:
     """Hosts subtasks; implements SubtaskHost.
 
-    Call order: construct, `subtasks = deploy(..., host=slot)`, `start(subtasks)`, then `run`, or `pump` when driven from
+    Call order: construct, `subtasks = deploy(..., host=slot)`, `start(subtasks)`, then `run`, or `pump` when driven
+    from
     outside. `tell` may be called from any thread, everything else from the loop's.
     """
 
@@ -298,9 +299,7 @@ class Slot:
         """For the heartbeat: loop progress, rows and watermark per subtask, progress per source."""
         return {
             "progress": self.progress,
-            "subtasks": [
-                [list(s.subtask), s.rows_in, s.rows_out, str(s.watermark_us)] for s in self._subtasks
-            ],
+            "subtasks": [[list(s.subtask), s.rows_in, s.rows_out, str(s.watermark_us)] for s in self._subtasks],
             "sources": [
                 [s.source_input.uid, s.subtask[1], s.source_input.progress()]
                 for s in self._subtasks

@@ -30,9 +30,7 @@ def split_to_json(split: Split) -> dict[str, Any]:
 
 def split_from_json(document: Mapping[str, Any]) -> Split:
     """Inverse of `split_to_json`."""
-    return Split(
-        document["split_id"], document["data"], document["position"], document["finished"], document["weight"]
-    )
+    return Split(document["split_id"], document["data"], document["position"], document["finished"], document["weight"])
 
 
 def splits_from_parts(parts: Sequence[StatePart]) -> list[Split]:
@@ -44,8 +42,18 @@ class SourceInput:
     """A reader as the subtask sees it. Records and position move together, because `poll` and `snapshot` are called by
     the one loop (S4.1)."""
 
-    def __init__(self, uid: str, reader: SourceReader, contexts: Sequence[OperatorContext], subtask: int) -> None:
-        """Args: contexts: of the chain's operators; they learn the split of the batch in hand."""
+    def __init__(
+        self,
+        uid: str,
+        reader: SourceReader,
+        contexts: Sequence[OperatorContext],
+        subtask: int,
+        idle_after_ms: int | None = None,
+    ) -> None:
+        """Args: contexts: of the chain's operators; they learn the split of the batch in hand.
+        idle_after_ms: without records for so long the source counts as idle; None: only when the reader says so."""
+        self._idle_after_ms = idle_after_ms
+        self._last_batch_ms: int | None = None
         self.uid = uid
         self.records = 0
         self._reader = reader
@@ -68,12 +76,16 @@ class SourceInput:
                 self._learn_splits(polled.split_id)
         return polled
 
-    def idle_change(self, polled: Polled) -> bool | None:
+    def idle_change(self, polled: Polled, now_ms: int) -> bool | None:
         """The new idleness when it changed, else None (S4.4)."""
-        if polled.idle == self._idle:
+        if polled.batch is not None or self._last_batch_ms is None:
+            self._last_batch_ms = now_ms
+        silent_ms = now_ms - self._last_batch_ms
+        idle = polled.idle or (self._idle_after_ms is not None and silent_ms >= self._idle_after_ms)
+        if idle == self._idle:
             return None
-        self._idle = polled.idle
-        return polled.idle
+        self._idle = idle
+        return idle
 
     def snapshot(self) -> AsyncSnapshot:
         """Positions after the last batch polled (S4.2)."""

@@ -1,6 +1,7 @@
 """One subtask: takes elements and triggers one at a time, emits resumably, snapshots as one atomic step (S3, S4, S7).
 
-No clock, thread or socket: channels, clock and the host that makes snapshots durable are given. Everything a subtask does is
+No clock, thread or socket: channels, clock and the host that makes snapshots durable are given. Everything a subtask
+does is
 an *emission*, a generator; the loop pulls it while the outputs have capacity, and starts nothing else before it is
 exhausted. That makes records, barriers, watermarks and snapshots serial (S4.1).
 """
@@ -39,7 +40,7 @@ from tidegate.subtask.alignment import (
     UnblockAll,
 )
 from tidegate.subtask.chain import OperatorChain
-from tidegate.subtask.lifecycle import AllInputsEnded, InputEnded, SubtaskLifecycle
+from tidegate.subtask.lifecycle import InputEnded, SubtaskLifecycle
 from tidegate.subtask.routing import Router
 from tidegate.subtask.source import SourceInput
 from tidegate.subtask.watermarks import WatermarkTracker
@@ -236,9 +237,10 @@ class Subtask:
 
     def _poll_source(self) -> bool:
         assert self._source is not None
-        polled = self._source.poll(self._host.now_ms())
+        now_ms = self._host.now_ms()
+        polled = self._source.poll(now_ms)
         self.retry_at_ms = polled.retry_at_ms if polled.state == "nothing_now" else None
-        idle_change = self._source.idle_change(polled)
+        idle_change = self._source.idle_change(polled, now_ms)
         if polled.batch is not None:
             self.rows_in += polled.batch.num_rows
             self._emission = self._source_batch(polled.batch, idle_change)

@@ -14,7 +14,6 @@ from tidegate.connectors.transactions import check_own, is_leftover, transaction
 from tidegate.contract.errors import TidegateError
 
 
-
 @dataclass
 class Collection:
     """What went into the sinks of one name: what readers of a real system would see, and what they would not.
@@ -22,7 +21,8 @@ class Collection:
     Attributes:
         staged: batches per pre-committed, unpublished transaction.
         committed: batches per published transaction, in order of publication.
-        repeated_commits: ids of transactions that were asked to be committed again (allowed; nothing was published twice).
+        repeated_commits: ids of transactions that were asked to be committed again (allowed; nothing was published
+            twice).
         publications: how often each transaction became visible; anything but 1 is a defect of the sink.
         rows_written: rows ever written, also by runs that failed.
     """
@@ -56,9 +56,8 @@ class Collection:
         """Fail, naming lost and duplicated rows, unless the committed rows are `expected` as a multiset."""
         found, wanted = Counter(self.rows()), Counter(expected)
         lost, extra = wanted - found, found - wanted
-        assert not lost and not extra, (
-            f"{sum(lost.values())} rows lost, such as {list(lost)[:3]}; {sum(extra.values())} too many, such as {list(extra)[:3]}"
-        )
+        assert not lost, f"{sum(lost.values())} rows lost, such as {list(lost)[:3]}"
+        assert not extra, f"{sum(extra.values())} rows too many, such as {list(extra)[:3]}"
         twice = {t: n for t, n in self.publications.items() if n != 1}
         assert not twice, f"transactions published more than once: {twice}"
 

@@ -1,4 +1,5 @@
-"""A whole job in one thread of this process: the runtime's own coordinator, slot and subtasks, without Spark, sockets or sleeping.
+"""A whole job in one thread of this process: the runtime's own coordinator, slot and subtasks, without Spark, sockets
+or sleeping.
 
 Messages between driver and slot make a JSON round trip, snapshots go to a store, time is moved by the caller.
 """
@@ -94,7 +95,10 @@ class InProcessJob:
         self.now_ms = 1_700_000_000_000
         self._nonce = itertools.count(1)
         self._spec_number = 0
-        self.log = DecisionLog(self.store, self.layout, now_iso=self.now_iso, nonce=lambda: f"n{next(self._nonce)}")
+        self.log = self._open_log()
+
+    def _open_log(self) -> DecisionLog:
+        return DecisionLog(self.store, self.layout, now_iso=self.now_iso, nonce=lambda: f"n{next(self._nonce)}")
 
     def now_iso(self) -> str:
         """The job's clock."""
@@ -123,7 +127,8 @@ class InProcessJob:
         return self.relaunch()
 
     def relaunch(self) -> InProcessRun:
-        """A new driver for the current submission: a new generation."""
+        """A new driver for the current submission: a new generation, with its own view of the log."""
+        self.log = self._open_log()
         self.reign = self.log.reign(spec=self._spec_number, launch=1)
         return self.rerun()
 
@@ -160,7 +165,9 @@ class InProcessRun:
         )
         found = job.find_restore()
         restore = found[1] if found else None
-        splits = job.discover() if restore is None else {u: [dict(s) for s in v] for u, v in restore.metadata.splits.items()}
+        splits = (
+            job.discover() if restore is None else {u: [dict(s) for s in v] for u, v in restore.metadata.splits.items()}
+        )
         facts = job.facts()
         run_id = f"r{next(owner._nonce)}"
         interval = options.checkpoint_interval
@@ -195,7 +202,7 @@ class InProcessRun:
             generation=reign.generation,
             run_id=run_id,
             indices=indices,
-            mode=options.checkpoint_mode,
+            mode="exactly_once" if options.checkpoint_mode == "exactly_once" else "at_least_once",
             wait_for_final=interval is not None or facts.topology.commits,
             channel_capacity_bytes=options.channel_capacity_bytes,
             splits=assign(splits, options.parallelism) if restore is None else {},

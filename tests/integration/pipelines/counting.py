@@ -1,12 +1,14 @@
-"""A stateful job whose complete output is known in closed form: row i has key i mod KEYS, value i, time i milliseconds."""
+"""A stateful job whose complete output is known in closed form: row i has key i mod KEYS, value i, time i
+milliseconds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+
 from tidegate import DataGen, Parquet, Pipeline, count, sum, tumbling
 
 KEYS = 17
@@ -46,7 +48,9 @@ def failing(args: Mapping[str, Any]) -> Pipeline:
 
     p = Pipeline()
     source = DataGen(rows, SCHEMA, rows=10_000, splits=2, batch_rows=256)
-    p.read(source, uid="numbers").map_in_arrow(explode, SCHEMA, uid="explode").write(Parquet(str(args["out"])), uid="out")
+    p.read(source, uid="numbers").map_in_arrow(explode, SCHEMA, uid="explode").write(
+        Parquet(str(args["out"])), uid="out"
+    )
     return p
 
 
@@ -58,12 +62,16 @@ def typo(args: Mapping[str, Any]) -> Pipeline:
     return p
 
 
-def expected(total_rows: int, splits: int = 2) -> list[tuple[int, int, int, int]]:
+def expected(total_rows: int) -> list[tuple[int, int, int, int]]:
     """(key, window start in ms, n, total) of the first `total_rows` rows, sorted."""
-    numbers = np.arange(total_rows)
-    frame: dict[tuple[int, int], list[int]] = {}
-    for number in numbers.tolist():
-        entry = frame.setdefault((number % KEYS, number // WINDOW_MS * WINDOW_MS), [0, 0])
+    return expected_of(range(total_rows))
+
+
+def expected_of(numbers: Iterable[int]) -> list[tuple[int, int, int, int]]:
+    """The same for any set of row numbers."""
+    windows: dict[tuple[int, int], list[int]] = {}
+    for number in numbers:
+        entry = windows.setdefault((number % KEYS, number // WINDOW_MS * WINDOW_MS), [0, 0])
         entry[0] += 1
         entry[1] += number
-    return sorted((k, w, n, total) for (k, w), (n, total) in frame.items())
+    return sorted((k, w, n, total) for (k, w), (n, total) in windows.items())

@@ -178,7 +178,9 @@ def test_the_request_that_falls_out_of_a_full_queue_is_answered() -> None:
     assert (answer.request_id, answer.code) == ("second", "too_many_requests")
 
 
-def test_a_checkpoint_that_expires_is_aborted_everywhere_and_fails_the_run_when_none_is_tolerated(driver: Driver) -> None:
+def test_a_checkpoint_that_expires_is_aborted_everywhere_and_fails_the_run_when_none_is_tolerated(
+    driver: Driver,
+) -> None:
     driver.tick(1000)
     driver.ack((SOURCE, 0), 1)
     actions = driver.tick(10_000)

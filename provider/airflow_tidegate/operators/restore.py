@@ -1,0 +1,91 @@
+"""Go on from a snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airflow_tidegate.hooks.tidegate import JobRoot
+from airflow_tidegate.identity import ask_id, asked_by
+from airflow_tidegate.operators.start import SubmittingOperator
+from tidegate.contract.client import JobClient
+from tidegate.contract.errors import JobNotFoundError, OptionError
+from tidegate.contract.options import JobOptions
+from tidegate.contract.records import RestoreFrom, Spec
+
+
+class TidegateRestoreJobOperator(SubmittingOperator):
+    """Restore a job and succeed once it is RUNNING.
+
+    What is not given is taken from the last submission, its pinned code included: a restore runs what was submitted,
+    not what lies there today. XCom: `{"job_id", "spec", "generation", "status"}`.
+
+    Args:
+        from_: "latest" (of the job's lineage), a checkpoint id, a savepoint's path or URL, or the XCom of a savepoint
+            or stop task (a mapping with "path"); templated.
+        allow_non_restored_state: state without an operator in the pipeline is dropped instead of refused (S5.5).
+        on_committed_after: going back past committed output: "refuse", "rewind" or "accept_duplicates" (S9.3).
+        pipeline, arguments, options, master, spark_conf: as for starting.
+    """
+
+    template_fields: Sequence[str] = (*SubmittingOperator.template_fields, "from_", "on_committed_after")
+
+    def __init__(
+        self,
+        *,
+        from_: str | int | Mapping[str, Any] = "latest",
+        allow_non_restored_state: bool = False,
+        on_committed_after: str = "refuse",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.from_ = from_
+        self.allow_non_restored_state = allow_non_restored_state
+        self.on_committed_after = on_committed_after
+
+    def submit(self, client: JobClient, root: JobRoot, context: Any) -> Spec:
+        """A submission that names its snapshot."""
+        if not client.specs():
+            raise JobNotFoundError(
+                "there is no such job",
+                where=f"job {client.job_id} under {client.root}",
+                remedy="Start it first, or mend the job id",
+            )
+        return client.submit(
+            pipeline=self.pipeline_of(context),
+            arguments=self.arguments,
+            options=None if self.options is None else JobOptions.from_mapping(self.options),
+            submission_id=ask_id(context, "submit"),
+            master=self.master,
+            spark_conf=self.spark_conf,
+            restore=restore_from(
+                self.from_,
+                allow_non_restored_state=self.allow_non_restored_state,
+                on_committed_after=self.on_committed_after,
+            ),
+            owner_dag=context["ti"].dag_id,
+            submitted_by=asked_by(context),
+            code_root=self.code_root,
+        )
+
+
+def restore_from(value: Any, *, allow_non_restored_state: bool, on_committed_after: str) -> RestoreFrom:
+    """What `from_` means. Raises OptionError on nothing and on a mapping without a path."""
+    if isinstance(value, Mapping):
+        value = value.get("path")
+    text = str(value).strip() if value is not None else ""
+    if not text or text == "None":
+        raise OptionError(
+            "no snapshot is named",
+            where="argument from_",
+            remedy='use "latest", a checkpoint id, a savepoint path, or the XCom of a savepoint or stop task',
+        )
+    rest: dict[str, Any] = {
+        "allow_non_restored_state": allow_non_restored_state,
+        "on_committed_after": on_committed_after,
+    }
+    if text == "latest":
+        return RestoreFrom(kind="latest", path=None, checkpoint_id=None, **rest)
+    if text.isdecimal():
+        return RestoreFrom(kind="checkpoint", path=None, checkpoint_id=int(text), **rest)
+    return RestoreFrom(kind="savepoint", path=text, checkpoint_id=None, **rest)

@@ -1,0 +1,69 @@
+"""Ask a running job for a checkpoint or a savepoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from airflow_tidegate.operators.base import JobOperator
+from airflow_tidegate.operators.commands import ask
+from airflow_tidegate.waits import CommandWait, Payload, Wait
+from tidegate.contract.client import JobClient
+
+
+class CommandOperator(JobOperator):
+    """Sends one command and waits for its answer; withdraws it when the wait takes too long. Not used by itself."""
+
+    verb: ClassVar[str]
+    wait_class: ClassVar[type[CommandWait]] = CommandWait
+
+    def command_arguments(self) -> dict[str, Any]:
+        """Arguments of the command; checked here, before anything is sent."""
+        return {}
+
+    def begin(self, client: JobClient, context: Any) -> Wait:
+        """Ask, or find the own question."""
+        timeout = self.wait_limit()
+        return self.wait_class(command_id=ask(client, context, self.verb, self.command_arguments(), timeout))
+
+    def gave_up(self, client: JobClient, wait: Mapping[str, Any]) -> None:
+        """Withdraw the command: if the driver has not begun it, it never will (S9.4)."""
+        client.withdraw(wait["command_id"])
+
+
+class TidegateTriggerCheckpointOperator(CommandOperator):
+    """Take a checkpoint now.
+
+    XCom: `{"checkpoint_id", "path", "answered_at"}`; a retry that finds its own answer gives that, with its time.
+    """
+
+    verb = "checkpoint"
+
+    def finish(self, client: JobClient, found: Payload) -> Payload:
+        """The checkpoint."""
+        return {k: found.get(k) for k in ("checkpoint_id", "path", "answered_at")}
+
+
+class TidegateTriggerSavepointOperator(CommandOperator):
+    """Take a savepoint: a snapshot that belongs to the user and is never deleted by the job.
+
+    XCom: `{"path", "checkpoint_id", "answered_at"}`.
+
+    Args:
+        path: folder or URL that the savepoint's own folder is made in; default: the job's savepoint directory.
+    """
+
+    template_fields: Sequence[str] = (*CommandOperator.template_fields, "path")
+    verb = "savepoint"
+
+    def __init__(self, *, path: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.path = path
+
+    def command_arguments(self) -> dict[str, Any]:
+        """Where to."""
+        return {"path": self.path} if self.path else {}
+
+    def finish(self, client: JobClient, found: Payload) -> Payload:
+        """The savepoint."""
+        return {k: found.get(k) for k in ("path", "checkpoint_id", "answered_at")}

@@ -1,0 +1,146 @@
+"""Start a job and leave it running, or run a bounded one to its end."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from airflow_tidegate.hooks.tidegate import JobRoot
+from airflow_tidegate.identity import ask_id, asked_by
+from airflow_tidegate.launchers.local import ensure_driver
+from airflow_tidegate.operators.base import JobOperator
+from airflow_tidegate.waits import StatusWait, Wait
+from tidegate.contract.client import JobClient
+from tidegate.contract.errors import OptionError
+from tidegate.contract.options import JobOptions
+from tidegate.contract.records import Spec
+
+KillPolicy = Literal["keep_running", "cancel"]
+STARTED = ("RUNNING", "FINISHED", "FINISHED_COMMIT_PENDING", "STOPPED")
+ENDED = ("FINISHED", "FINISHED_COMMIT_PENDING")
+
+
+class SubmittingOperator(JobOperator):
+    """Submits a spec under a deterministic submission id and sees to it that exactly one driver runs it.
+
+    A retry finds its own spec and, when the driver still lives, that driver; a driver is launched only when none does.
+
+    Args:
+        pipeline: `path/to/file.py:function` or `package.module:function`; a relative path is looked for beside the DAG
+            file, or below `code_root`.
+        arguments: given to the function; JSON-able, secrets as references.
+        options: names and values of `JobOptions`; checked before anything is submitted.
+        master: Spark master; default: the connection's.
+        spark_conf: Spark properties, over the connection's.
+        code_root: folder to pin as a whole; default: the pipeline's file, or its top package.
+        on_kill: what happens to the job when a user kills the Airflow task: "keep_running" or "cancel".
+    """
+
+    template_fields: Sequence[str] = (
+        *JobOperator.template_fields,
+        "pipeline",
+        "arguments",
+        "options",
+        "master",
+        "spark_conf",
+        "code_root",
+    )
+    waits_for: ClassVar[tuple[str, ...]] = STARTED
+
+    def __init__(
+        self,
+        *,
+        pipeline: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        options: JobOptions | Mapping[str, Any] | None = None,
+        master: str | None = None,
+        spark_conf: Mapping[str, str] | None = None,
+        code_root: str | None = None,
+        on_kill: KillPolicy = "keep_running",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.pipeline = pipeline
+        self.arguments = arguments
+        self.options = options.to_mapping() if isinstance(options, JobOptions) else options
+        self.master = master
+        self.spark_conf = spark_conf
+        self.code_root = code_root
+        self.kill_policy = on_kill
+
+    @abstractmethod
+    def submit(self, client: JobClient, root: JobRoot, context: Any) -> Spec:
+        """Write the spec, or find this task instance's own."""
+
+    def begin(self, client: JobClient, context: Any) -> Wait:
+        """Submit, launch if needed, and wait for the status."""
+        if self.kill_policy not in ("keep_running", "cancel"):
+            raise OptionError(
+                f"on_kill={self.kill_policy!r} is unknown",
+                where=f"Airflow task {self.task_id}",
+                remedy='use "keep_running" or "cancel"',
+            )
+        root = self.job_root()
+        spec = self.submit(client, root, context)
+        if self.kill_policy == "cancel":
+            self._kill_command = {
+                "verb": "cancel",
+                "command_id": ask_id(context, "cancel"),
+                "issued_by": asked_by(context),
+            }
+        after_generation = ensure_driver(client, spec, python=root.python)
+        return StatusWait(spec=spec.number, statuses=self.waits_for, after_generation=after_generation)
+
+    def pipeline_of(self, context: Any) -> str | None:
+        """The pipeline, a relative path to a file that lies beside the DAG file made absolute."""
+        if self.pipeline is None or self.code_root:
+            return self.pipeline
+        location, _, _ = self.pipeline.rpartition(":")
+        fileloc = getattr(context.get("dag"), "fileloc", None)
+        if not fileloc or not location.endswith(".py") or os.path.isabs(location):
+            return self.pipeline
+        return os.path.join(os.path.dirname(fileloc), self.pipeline)
+
+
+class TidegateStartJobOperator(SubmittingOperator):
+    """Start a job; succeeds once it is RUNNING.
+
+    XCom: `{"job_id", "spec", "generation", "status"}`.
+    """
+
+    def submit(self, client: JobClient, root: JobRoot, context: Any) -> Spec:
+        """A fresh submission: a new lineage (S9.3)."""
+        if not self.pipeline:
+            raise OptionError(
+                "no pipeline is named",
+                where=f"Airflow task {self.task_id}",
+                remedy='set pipeline="path/to/file.py:build"',
+            )
+        return client.submit(
+            pipeline=self.pipeline_of(context),
+            arguments=dict(self.arguments or {}),
+            options=JobOptions.from_mapping(self.options or {}),
+            submission_id=ask_id(context, "submit"),
+            master=self.master or root.master,
+            spark_conf={**root.spark_conf, **(self.spark_conf or {})},
+            owner_dag=context["ti"].dag_id,
+            submitted_by=asked_by(context),
+            code_root=self.code_root,
+        )
+
+
+class TidegateRunJobOperator(TidegateStartJobOperator):
+    """Run a bounded job; succeeds when it has FINISHED.
+
+    A retry goes on from the job's latest recovery point (S9.1). XCom: `{"job_id", "spec", "generation", "status"}`.
+
+    Args:
+        on_kill: "cancel" by default: a killed run does not go on in the dark.
+    """
+
+    waits_for: ClassVar[tuple[str, ...]] = ENDED
+
+    def __init__(self, *, on_kill: KillPolicy = "cancel", **kwargs: Any) -> None:
+        super().__init__(on_kill=on_kill, **kwargs)

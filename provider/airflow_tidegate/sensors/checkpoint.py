@@ -1,0 +1,58 @@
+"""Wait for a completed snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airflow_tidegate.sensors.base import JobSensor
+from airflow_tidegate.waits import CheckpointWait, Wait
+from tidegate.contract.errors import OptionError
+
+
+class TidegateCheckpointSensor(JobSensor):
+    """Waits until a snapshot is completed: this very one, any newer than one, or so many of the current submission.
+
+    With none of the three: any one of the current submission. XCom:
+    `{"checkpoint_id", "kind", "path", "duration_ms", "completed_at", "count"}` of the newest that satisfies it.
+
+    Args:
+        checkpoint_id: this one; its abortion is a failure.
+        newer_than: a checkpoint id, or the XCom of a checkpoint, savepoint or stop task.
+        count: so many completed under the current submission.
+    """
+
+    template_fields: Sequence[str] = (*JobSensor.template_fields, "checkpoint_id", "newer_than", "count")
+
+    def __init__(
+        self,
+        *,
+        checkpoint_id: int | str | None = None,
+        newer_than: int | str | Mapping[str, Any] | None = None,
+        count: int | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.checkpoint_id = checkpoint_id
+        self.newer_than = newer_than
+        self.count = count
+
+    def question(self) -> Wait:
+        """The wait, from rendered arguments."""
+        checkpoint_id = whole_number(self.checkpoint_id, "checkpoint_id")
+        newer_than = self.newer_than.get("checkpoint_id") if isinstance(self.newer_than, Mapping) else self.newer_than
+        newer = whole_number(newer_than, "newer_than")
+        count = whole_number(self.count, "count")
+        if checkpoint_id is None and newer is None and count is None:
+            count = 1
+        return CheckpointWait(checkpoint_id=checkpoint_id, newer_than=newer, count=count)
+
+
+def whole_number(value: Any, name: str) -> int | None:
+    """`value`, perhaps rendered to text, as a number. Raises OptionError naming the argument."""
+    if value is None or value in ("", "None"):
+        return None
+    text = str(value).strip()
+    if not text.isdecimal():
+        raise OptionError(f"{value!r} is not a whole number", where=f"argument {name}", remedy="give one such as 12")
+    return int(text)

@@ -1,0 +1,46 @@
+"""Wait for sources to end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow_tidegate.sensors.base import JobSensor
+from airflow_tidegate.waits import EndOfDataWait, Wait
+
+
+class TidegateEndOfDataSensor(JobSensor):
+    """Waits until bounded sources have been read to their end, or replaying ones have played all they have.
+
+    XCom: `{"job_id", "status", "sources": {uid: {"records", "end_of_data"}}}`.
+
+    Args:
+        sources: uids of sources that must have ended; with neither argument: all sources of the job.
+        played_all: uids of replaying sources, which stay open at their end; theirs is a fact of the status hint, not
+            of the decision log: a job restored from before that point plays on.
+    """
+
+    template_fields: Sequence[str] = (*JobSensor.template_fields, "sources", "played_all")
+
+    def __init__(
+        self,
+        *,
+        sources: Sequence[str] | str | None = None,
+        played_all: Sequence[str] | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.sources = sources
+        self.played_all = played_all
+
+    def question(self) -> Wait:
+        """The wait, from rendered arguments."""
+        return EndOfDataWait(sources=names(self.sources), played_all=names(self.played_all))
+
+
+def names(value: Sequence[str] | str | None) -> tuple[str, ...]:
+    """Uids from a list, or from text with commas."""
+    if value is None:
+        return ()
+    parts = value.split(",") if isinstance(value, str) else value
+    return tuple(p.strip() for p in parts if p.strip())

@@ -1,0 +1,279 @@
+"""What an Airflow task can wait for, as serialisable questions about a job.
+
+One place for operators, sensors and triggers: a `Wait` is pure data with one question, `look`, over the job's derived
+view and the store. `watch.py` asks it again and again, in a worker or in the triggerer, and notices that nobody is left
+to bring about what is waited for.
+"""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from tidegate.contract.client import JobClient
+from tidegate.contract.errors import CommandRefusedError, OptionError
+from tidegate.contract.records import CommandResult
+from tidegate.contract.status import CheckpointView, JobStatus, JobView, SourceView
+from tidegate.contract.waiting import ended_error
+
+Payload = dict[str, Any]
+"""What was found, JSON-able."""
+NEXT_ACTIONS = {
+    "savepoint_failed_job_continues": "The job goes on as before; find the reason in its log, then retry the task",
+    "superseded": "Retry the task, to ask the job's current submission",
+    "expired": "No driver saw the command in time; see that one runs, then retry the task",
+    "job_failed": "Restore the job from its latest snapshot",
+    "job_ended": "There is nothing to ask any more; look at how the job ended",
+}
+"""Code of a negative answer -> what to do next (S7.7, S9.4)."""
+
+ENDED_WELL = frozenset({JobStatus.FINISHED, JobStatus.FINISHED_COMMIT_PENDING, JobStatus.STOPPED})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait(ABC):
+    """A question about a job."""
+
+    kind: ClassVar[str]
+    """Names the wait where it is serialised; each kind has its trigger class."""
+    what: ClassVar[str]
+    """What is waited for, in words, for messages."""
+
+    @abstractmethod
+    def look(self, client: JobClient, view: JobView) -> Payload | None:
+        """What was waited for, or None: not yet. May read the store.
+
+        Args:
+            client: the job's client.
+            view: read just before.
+
+        Raises:
+            TidegateError: it cannot come any more.
+        """
+
+    def raise_if_over(self, view: JobView) -> None:
+        """Raise what tells why the job is over, with its root cause; nothing when it is not."""
+        if view.is_terminal:
+            raise ended_error(view, view.spec_number, self.what)
+
+    def fields(self) -> dict[str, Any]:
+        """JSON-able keyword arguments that make the same wait again."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusWait(Wait):
+    """Until submission `spec` has one of `statuses`.
+
+    Attributes:
+        spec: number of the submission.
+        statuses: job statuses that end the wait.
+        after_generation: what drivers up to this generation say belongs to an earlier try and is not listened to.
+    """
+
+    kind: ClassVar[str] = "status"
+    what: ClassVar[str] = "the job's status"
+    spec: int
+    statuses: tuple[str, ...]
+    after_generation: int = 0
+
+    def look(self, client: JobClient, view: JobView) -> Payload | None:
+        """The job's summary once its status is one of `statuses`."""
+        if view.spec_number > self.spec:
+            raise ended_error(view, self.spec, self.what)
+        if view.spec_number < self.spec or (self.after_generation and view.generation <= self.after_generation):
+            return None
+        if view.status.value in self.statuses:
+            return summary(view)
+        self.raise_if_over(view)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandWait(Wait):
+    """Until command `command_id` is answered; a refusal is an error."""
+
+    kind: ClassVar[str] = "command"
+    what: ClassVar[str] = "the driver's answer"
+    command_id: str
+
+    def look(self, client: JobClient, view: JobView) -> Payload | None:
+        """The answer's data with `answered_at`."""
+        result = client.result(self.command_id)
+        if result is None:
+            return self._without_answer(view)
+        if not result.ok:
+            raise refusal(view, result)
+        return {**result.data, "answered_at": result.at}
+
+    def _without_answer(self, view: JobView) -> Payload | None:
+        self.raise_if_over(view)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopWait(CommandWait):
+    """Until the job has stopped as asked; a job that came to its own end meanwhile has stopped too (S7.5, S7.7)."""
+
+    kind: ClassVar[str] = "stop"
+    what: ClassVar[str] = "the job to stop"
+
+    def _without_answer(self, view: JobView) -> Payload | None:
+        if view.status not in ENDED_WELL:
+            self.raise_if_over(view)
+            return None
+        return ended_as_stop(view)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CancelWait(CommandWait):
+    """Until the job is cancelled, or has ended otherwise."""
+
+    kind: ClassVar[str] = "cancel"
+    what: ClassVar[str] = "the job to be cancelled"
+
+    def look(self, client: JobClient, view: JobView) -> Payload | None:
+        """The job's summary once it has ended."""
+        if view.is_terminal:
+            return summary(view)
+        result = client.result(self.command_id)
+        if result is not None and not result.ok:
+            raise refusal(view, result)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointWait(Wait):
+    """Until a completed snapshot is there.
+
+    Attributes:
+        checkpoint_id: this very one; its abortion is an error.
+        newer_than: any with a greater id.
+        count: so many, of the current submission.
+    """
+
+    kind: ClassVar[str] = "checkpoint"
+    what: ClassVar[str] = "a completed checkpoint"
+    checkpoint_id: int | None = None
+    newer_than: int | None = None
+    count: int | None = None
+
+    def look(self, client: JobClient, view: JobView) -> Payload | None:
+        """The newest completed snapshot that satisfies the wait."""
+        completed: Sequence[CheckpointView] = view.completed
+        if self.checkpoint_id is not None:
+            self._refuse_aborted(view)
+            completed = [c for c in completed if c.checkpoint_id == self.checkpoint_id]
+        if self.newer_than is not None:
+            completed = [c for c in completed if c.checkpoint_id > self.newer_than]
+        if self.count is not None:
+            completed = [c for c in completed if c.spec == view.spec_number]
+        if len(completed) >= (self.count or 1):
+            return {**checkpoint_facts(completed[-1]), "count": len(completed)}
+        self.raise_if_over(view)
+        return None
+
+    def _refuse_aborted(self, view: JobView) -> None:
+        for checkpoint in view.checkpoints:
+            if checkpoint.checkpoint_id == self.checkpoint_id and checkpoint.status == "aborted":
+                raise CommandRefusedError(
+                    f"checkpoint {self.checkpoint_id} was aborted",
+                    where=f"job {view.job_id}",
+                    cause=checkpoint.reason or "no reason recorded",
+                    remedy="wait for a newer one (newer_than=), or trigger one",
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndOfDataWait(Wait):
+    """Until sources have come to their end.
+
+    Attributes:
+        sources: uids whose every subtask must have ended; empty together with `played_all`: all sources of the job.
+        played_all: uids of replaying sources that must have played all they have; they stay open after that.
+    """
+
+    kind: ClassVar[str] = "end_of_data"
+    what: ClassVar[str] = "the end of data"
+    sources: tuple[str, ...] = ()
+    played_all: tuple[str, ...] = ()
+
+    def look(self, client: JobClient, view: JobView) -> Payload | None:
+        """The sources' facts once all have ended."""
+        known = {s.uid: s for s in view.sources}
+        ended = {uid for uid, s in known.items() if s.end_of_data}
+        played = {uid for uid, s in known.items() if s.played_all or s.end_of_data}
+        self._refuse_unknown(view, set(known))
+        needed = set(self.sources) or (set() if self.played_all else set(known))
+        finished = view.status in (JobStatus.FINISHED, JobStatus.FINISHED_COMMIT_PENDING)
+        if finished or (known and needed <= ended and set(self.played_all) <= played):
+            return {
+                "job_id": view.job_id,
+                "status": view.status.value,
+                "sources": {uid: _source_facts(s) for uid, s in known.items()},
+            }
+        self.raise_if_over(view)
+        return None
+
+    def _refuse_unknown(self, view: JobView, known: set[str]) -> None:
+        """A source that the running job does not have will never end."""
+        if view.status is not JobStatus.RUNNING or not known or view.hint_generation != view.generation:
+            return
+        for uid in (*self.sources, *self.played_all):
+            if uid not in known:
+                near = difflib.get_close_matches(uid, known, 1)
+                raise OptionError(
+                    f"the job has no source {uid!r}",
+                    where=f"job {view.job_id}",
+                    cause=f"its sources are {', '.join(sorted(known))}",
+                    remedy=f"did you mean {near[0]!r}" if near else "name one of them",
+                )
+
+
+def _source_facts(source: SourceView) -> Payload:
+    return {"records": source.records, "end_of_data": source.end_of_data, "played_all": source.played_all}
+
+
+def ended_as_stop(view: JobView) -> Payload:
+    """What a stop gives when the job is over already: the outcome of the stop that ended it, or its own end."""
+    stop = view.stop or {}
+    return {
+        "outcome": stop.get("outcome", "finished"),
+        "mode": stop.get("mode"),
+        "path": stop.get("path"),
+        "checkpoint_id": stop.get("checkpoint_id"),
+    }
+
+
+def refusal(view: JobView, result: CommandResult) -> CommandRefusedError:
+    """A negative answer as an error, with the next action where the answer's code has one."""
+    return CommandRefusedError(
+        result.message or "the job refused",
+        where=f"job {view.job_id}, status {view.status.value}",
+        cause=f"code {result.code}",
+        remedy=NEXT_ACTIONS.get(result.code, ""),
+    )
+
+
+def summary(view: JobView) -> Payload:
+    """A job in four facts."""
+    return {
+        "job_id": view.job_id,
+        "spec": view.spec_number,
+        "generation": view.generation,
+        "status": view.status.value,
+    }
+
+
+def checkpoint_facts(checkpoint: CheckpointView) -> Payload:
+    """A completed snapshot, JSON-able."""
+    return {
+        "checkpoint_id": checkpoint.checkpoint_id,
+        "kind": checkpoint.kind,
+        "path": checkpoint.path,
+        "duration_ms": checkpoint.duration_ms,
+        "completed_at": checkpoint.completed_at,
+    }

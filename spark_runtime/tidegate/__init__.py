@@ -1,0 +1,75 @@
+"""tidegate: barrier snapshots for PySpark, driven from Airflow.
+
+Public names are imported when they are first used, so that `import tidegate.contract` needs neither pyarrow nor Spark.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tidegate.connectors.datagen import DataGen
+    from tidegate.connectors.discard import Discard
+    from tidegate.connectors.files import Files
+    from tidegate.connectors.parquet import Parquet
+    from tidegate.connectors.replay import Replay
+    from tidegate.contract.errors import PipelineError, TidegateError
+    from tidegate.contract.options import JobOptions
+    from tidegate.pipeline.aggregates import count, max, mean, min, sum
+    from tidegate.pipeline.pipeline import Pipeline
+    from tidegate.pipeline.streams import Stream
+    from tidegate.pipeline.windows import tumbling
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DataGen",
+    "Discard",
+    "Files",
+    "JobOptions",
+    "Parquet",
+    "Pipeline",
+    "PipelineError",
+    "Replay",
+    "Stream",
+    "TidegateError",
+    "count",
+    "max",
+    "mean",
+    "min",
+    "sum",
+    "tumbling",
+]
+
+_HOMES = {
+    "DataGen": "connectors.datagen",
+    "Discard": "connectors.discard",
+    "Files": "connectors.files",
+    "JobOptions": "contract.options",
+    "Parquet": "connectors.parquet",
+    "Pipeline": "pipeline.pipeline",
+    "PipelineError": "contract.errors",
+    "Replay": "connectors.replay",
+    "Stream": "pipeline.streams",
+    "TidegateError": "contract.errors",
+    "count": "pipeline.aggregates",
+    "max": "pipeline.aggregates",
+    "mean": "pipeline.aggregates",
+    "min": "pipeline.aggregates",
+    "sum": "pipeline.aggregates",
+    "tumbling": "pipeline.windows",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its home."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,117 @@
+"""Control messages on a non-blocking socket: u32 length, little-endian, then that many bytes of JSON, an object."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tidegate.channel.failures import ChannelError, PeerLostError, ProtocolError
+
+MAX_MESSAGE_BYTES = 64 * 2**20
+"""Longest control message: all state handles and inline states of one subtask snapshot."""
+MAX_QUEUED_BYTES = 256 * 2**20
+"""Messages waiting for one connection; a peer that lets more pile up is taken as lost."""
+READ_BYTES = 2**20
+"""Read at most this much before other connections have their turn."""
+_LENGTH = struct.Struct("<I")
+
+
+def encode_message(message: Mapping[str, Any]) -> bytes:
+    """Length and JSON.
+
+    Raises:
+        ChannelError: longer than `MAX_MESSAGE_BYTES`.
+        TypeError: something JSON cannot hold.
+    """
+    body = json.dumps(message, separators=(",", ":")).encode()
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise ChannelError(
+            f"a control message of {len(body):,} bytes is too long",
+            where=f"type {message.get('type')!r}",
+            cause=f"at most {MAX_MESSAGE_BYTES:,} bytes; state that is stored inline travels in such a message",
+            remedy="Lower state_size_threshold, so that state goes to files",
+        )
+    return _LENGTH.pack(len(body)) + body
+
+
+class MessageConnection:
+    """One authenticated socket. `queue` from any thread, the rest from its socket thread."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Args: connection: non-blocking."""
+        self.connection = connection
+        self._outgoing: deque[bytes] = deque()
+        self._sent = 0
+        self._incoming = bytearray()
+
+    @property
+    def has_outgoing(self) -> bool:
+        """Something is still to be written."""
+        return bool(self._outgoing)
+
+    def queue(self, data: bytes) -> None:
+        """Append an encoded message."""
+        self._outgoing.append(data)
+
+    def write(self) -> bool:
+        """Write what the socket takes. True: everything is out.
+
+        Raises:
+            OSError: the connection is lost.
+            PeerLostError: the peer does not read.
+        """
+        while self._outgoing:
+            data = self._outgoing[0]
+            try:
+                self._sent += self.connection.send(memoryview(data)[self._sent :])
+            except BlockingIOError:
+                if sum(map(len, tuple(self._outgoing))) > MAX_QUEUED_BYTES:
+                    raise PeerLostError(f"does not read: {MAX_QUEUED_BYTES:,} bytes are waiting") from None
+                return False
+            if self._sent == len(data):
+                self._sent = 0
+                self._outgoing.popleft()
+        return True
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """The messages that are complete now.
+
+        Raises:
+            OSError: the connection is lost; ConnectionResetError also when it was closed.
+            ProtocolError: too long, or no JSON object.
+        """
+        try:
+            piece = self.connection.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        if not piece:
+            raise ConnectionResetError("connection closed")
+        self._incoming += piece
+        start = 0
+        try:
+            while len(self._incoming) - start >= _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(self._incoming, start)
+                if length > MAX_MESSAGE_BYTES:
+                    raise ProtocolError(f"a control message claims {length:,} bytes, more than {MAX_MESSAGE_BYTES:,}")
+                end = start + _LENGTH.size + length
+                if len(self._incoming) < end:
+                    break
+                body = bytes(self._incoming[start + _LENGTH.size : end])
+                start = end
+                yield _decode(body)
+        finally:
+            del self._incoming[:start]
+
+
+def _decode(body: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(body)
+    except ValueError as error:
+        raise ProtocolError("a control message is not JSON", cause=str(error)) from error
+    if not isinstance(message, dict):
+        raise ProtocolError("a control message is no JSON object")
+    return message

@@ -1,0 +1,212 @@
+"""Frames of a data connection, wire format v1 (docs/adr/0002-wire-format.md). Pure: bytes and elements, no sockets.
+
+A frame is a 16-byte header and a payload. Header, little-endian: u8 kind, u8 flags, u16 reserved (0), u32 channel id,
+u32 sequence, u32 payload length. Elements are numbered from 0 per channel, modulo 2**32; credits and farewells carry 0.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from tidegate.channel.elements import (
+    CancelBarrier,
+    CheckpointBarrier,
+    CheckpointKind,
+    EndOfData,
+    EndOfPartition,
+    Event,
+    IdleStatus,
+    StopMode,
+    Watermark,
+)
+from tidegate.channel.failures import ChannelError, ProtocolError
+
+HEADER_BYTES = 16
+MAX_FRAME_BYTES = 256 * 2**20
+"""Largest payload, which is one record batch."""
+MAX_EVENT_BYTES = 64
+"""Largest payload of anything but a record batch."""
+SEQUENCES = 2**32
+NO_CHANNEL = 2**32 - 1
+"""Channel id of frames that concern the connection."""
+FLAG_STREAM = 1
+"""On a batch: the payload is an IPC stream with schema and dictionaries, not a single IPC message."""
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    BATCH = 1
+    WATERMARK = 2
+    IDLE = 3
+    BARRIER = 4
+    CANCEL = 5
+    END_OF_DATA = 6
+    END_OF_PARTITION = 7
+    CREDIT = 8
+    FAREWELL = 9
+    """Connection-wide: the sender has sent its last element on every channel."""
+    FAREWELL_SEEN = 10
+    """The answer to a farewell: everything in front of it has arrived."""
+
+
+class Header(NamedTuple):
+    """A frame's header."""
+
+    kind: Kind
+    flags: int
+    channel_id: int
+    sequence: int
+    length: int
+
+
+_HEADER = struct.Struct("<BBHIII")
+_WATERMARK = struct.Struct("<q")
+_FLAG = struct.Struct("<B")
+_BARRIER = struct.Struct("<QqBB")
+_CANCEL = struct.Struct("<Q")
+_CREDIT = struct.Struct("<Q")
+_KINDS = {int(kind): kind for kind in Kind}
+_CHECKPOINT_KINDS: tuple[CheckpointKind, ...] = ("checkpoint", "savepoint", "stop-savepoint", "final")
+_STOP_MODES: tuple[StopMode | None, ...] = (None, "suspend", "drain")
+
+
+def pack_header(kind: Kind, channel_id: int, sequence: int, length: int, flags: int = 0) -> bytes:
+    """Header of a frame with `length` bytes of payload."""
+    return _HEADER.pack(kind, flags, 0, channel_id, sequence, length)
+
+
+def unpack_header(data: Any) -> Header:
+    """Header from its 16 bytes.
+
+    Raises:
+        ProtocolError: unknown kind, or a payload beyond the kind's bound.
+    """
+    kind_number, flags, reserved, channel_id, sequence, length = _HEADER.unpack(data)
+    kind = _KINDS.get(kind_number)
+    if kind is None or reserved:
+        raise ProtocolError("a frame has an unknown kind", where=f"kind {kind_number}, reserved {reserved}")
+    bound = MAX_FRAME_BYTES if kind is Kind.BATCH else MAX_EVENT_BYTES
+    if length > bound:
+        raise ProtocolError(f"a {kind.name} frame claims {length:,} bytes", cause=f"at most {bound:,} are allowed")
+    return Header(kind, flags, channel_id, sequence, length)
+
+
+def event_frame(event: Event, channel_id: int, sequence: int) -> bytes:
+    """Header and payload of an in-band event."""
+    match event:
+        case Watermark(time_us):
+            kind, payload = Kind.WATERMARK, _WATERMARK.pack(time_us)
+        case IdleStatus(idle):
+            kind, payload = Kind.IDLE, _FLAG.pack(idle)
+        case CheckpointBarrier(checkpoint_id, checkpoint_kind, triggered_ms, stop):
+            kind = Kind.BARRIER
+            payload = _BARRIER.pack(
+                checkpoint_id, triggered_ms, _CHECKPOINT_KINDS.index(checkpoint_kind), _STOP_MODES.index(stop)
+            )
+        case CancelBarrier(checkpoint_id):
+            kind, payload = Kind.CANCEL, _CANCEL.pack(checkpoint_id)
+        case EndOfData(drain):
+            kind, payload = Kind.END_OF_DATA, _FLAG.pack(drain)
+        case EndOfPartition():
+            kind, payload = Kind.END_OF_PARTITION, b""
+        case other:
+            raise AssertionError(f"unknown event {other!r}")
+    return pack_header(kind, channel_id, sequence, len(payload)) + payload
+
+
+def decode_event(header: Header, payload: Any) -> Event:
+    """The event of a frame whose kind is one of the events'.
+
+    Raises:
+        ProtocolError: the payload does not fit the kind.
+    """
+    try:
+        match header.kind:
+            case Kind.WATERMARK:
+                return Watermark(_WATERMARK.unpack(payload)[0])
+            case Kind.IDLE:
+                return IdleStatus(_decode_flag(payload))
+            case Kind.BARRIER:
+                checkpoint_id, triggered_ms, kind, stop = _BARRIER.unpack(payload)
+                return CheckpointBarrier(checkpoint_id, _CHECKPOINT_KINDS[kind], triggered_ms, _STOP_MODES[stop])
+            case Kind.CANCEL:
+                return CancelBarrier(_CANCEL.unpack(payload)[0])
+            case Kind.END_OF_DATA:
+                return EndOfData(_decode_flag(payload))
+            case Kind.END_OF_PARTITION if not payload:
+                return EndOfPartition()
+    except (struct.error, IndexError) as error:
+        raise ProtocolError(f"a {header.kind.name} frame is damaged", cause=str(error)) from error
+    raise ProtocolError(f"a {header.kind.name} frame is no event")
+
+
+def _decode_flag(payload: Any) -> bool:
+    return (False, True)[_FLAG.unpack(payload)[0]]
+
+
+def credit_frame(channel_id: int, consumed_bytes: int) -> bytes:
+    """The receiver of `channel_id` has consumed that many more payload bytes of batches."""
+    return pack_header(Kind.CREDIT, channel_id, 0, _CREDIT.size) + _CREDIT.pack(consumed_bytes)
+
+
+def decode_credit(payload: Any) -> int:
+    """Consumed bytes of a CREDIT frame."""
+    try:
+        return int(_CREDIT.unpack(payload)[0])
+    except struct.error as error:
+        raise ProtocolError("a CREDIT frame is damaged", cause=str(error)) from error
+
+
+def farewell_frame(kind: Kind) -> bytes:
+    """FAREWELL or FAREWELL_SEEN."""
+    return pack_header(kind, NO_CHANNEL, 0, 0)
+
+
+def encode_batch(batch: pa.RecordBatch) -> tuple[int, pa.Buffer]:
+    """(flags, payload) of a record batch.
+
+    Raises:
+        ChannelError: larger than `MAX_FRAME_BYTES`.
+    """
+    if any(_has_dictionary(field.type) for field in batch.schema):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        flags, payload = FLAG_STREAM, sink.getvalue()
+    else:
+        flags, payload = 0, batch.serialize()
+    if payload.size > MAX_FRAME_BYTES:
+        raise ChannelError(
+            f"a record batch of {payload.size:,} bytes is too large for a channel",
+            where=f"{batch.num_rows:,} rows, columns {', '.join(batch.schema.names)}",
+            cause=f"at most {MAX_FRAME_BYTES:,} bytes travel as one batch",
+            remedy="Emit smaller batches: some 64k rows each",
+        )
+    return flags, payload
+
+
+def decode_batch(flags: int, payload: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
+    """The record batch of a BATCH frame; its columns are views of `payload`.
+
+    Raises:
+        ProtocolError: damaged, or not of `schema`.
+    """
+    try:
+        if flags & FLAG_STREAM:
+            return pa.ipc.open_stream(payload).read_next_batch()
+        return pa.ipc.read_record_batch(payload, schema)
+    except (pa.ArrowException, OSError, StopIteration) as error:
+        raise ProtocolError(
+            "a record batch cannot be read", where=f"{payload.size:,} bytes", cause=str(error)
+        ) from error
+
+
+def _has_dictionary(data_type: pa.DataType) -> bool:
+    if pa.types.is_dictionary(data_type):
+        return True
+    return any(_has_dictionary(data_type.field(i).type) for i in range(data_type.num_fields))

@@ -1,0 +1,143 @@
+"""From words on the command line to values: `k=v` pairs, JSON documents, durations, and the arguments verbs share."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from tidegate.contract.errors import OptionError
+from tidegate.contract.options import parse_duration
+
+ROOT_VARIABLE = "TIDEGATE_ROOT"
+"""Environment variable with the default of --root."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that raises OptionError instead of printing a usage text and leaving the process, and takes no
+    shortened flags.
+
+    Attributes:
+        verbs: names of the verbs, for the parser of the whole command line.
+    """
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        more.setdefault("allow_abbrev", False)
+        super().__init__(*args, **more)
+        self.verbs: tuple[str, ...] = ()
+
+    def error(self, message: str) -> NoReturn:
+        """Raise; the remedy names the help of the verb concerned."""
+        raise OptionError(message, where=self.prog, remedy=f"See `{self.prog} --help`")
+
+    def check_verb(self, words: Sequence[str]) -> None:
+        """Raise OptionError, naming the nearest verb, when the first word is none."""
+        word = next(iter(words), "--help")
+        if word.startswith("-") or word in self.verbs:
+            return
+        near = difflib.get_close_matches(word, self.verbs, n=1)
+        raise OptionError(
+            f"there is no verb {word!r}",
+            where=self.prog,
+            remedy=f"Did you mean {near[0]!r}?" if near else f"The verbs are: {', '.join(self.verbs)}",
+        )
+
+
+def pairs(given: Sequence[str] | None, flag: str) -> dict[str, str]:
+    """`["a=1", "b=x=y"]` to `{"a": "1", "b": "x=y"}`. OptionError without "=" or for a name given twice."""
+    found: dict[str, str] = {}
+    for word in given or ():
+        name, equals, value = word.partition("=")
+        if not equals or not name.strip():
+            raise OptionError(f"{word!r} is not name=value", where=flag, remedy=f"Write {flag} name=value")
+        if name.strip() in found:
+            raise OptionError(f"{name.strip()!r} is given twice", where=flag, remedy="Give it once")
+        found[name.strip()] = value
+    return found
+
+
+def json_object(text: str, where: str) -> dict[str, Any]:
+    """A JSON object. Raises OptionError naming line and column of a mistake."""
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise OptionError(
+            f"not JSON: {error.msg}", where=f"{where}, line {error.lineno}, column {error.colno}", remedy="Correct it"
+        ) from error
+    if not isinstance(document, dict):
+        raise OptionError("not a JSON object", where=where, remedy='Write {"name": value, ...}')
+    return document
+
+
+def json_file(path: str, flag: str) -> dict[str, Any]:
+    """The JSON object in a file. Raises OptionError when it cannot be read."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json_object(file.read(), f"{flag} {path}")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(
+            "the file cannot be read", where=f"{flag} {path}", cause=str(error), remedy="Check the path"
+        ) from error
+
+
+def duration(text: str | None, flag: str) -> timedelta | None:
+    """A duration with its unit; None stays None."""
+    return None if text is None else parse_duration(text, where=flag)
+
+
+def storage_options(args: argparse.Namespace) -> dict[str, str]:
+    """The root's storage options."""
+    return pairs(args.storage_option, "--storage-option")
+
+
+def root(args: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    """--root, else the environment's. Raises OptionError when neither is given."""
+    found: str | None = args.root or environment.get(ROOT_VARIABLE)
+    if not found:
+        raise OptionError(
+            "no root is given",
+            where="--root",
+            cause="the root is the folder or URL that holds the job directories",
+            remedy=f"Give --root, or set {ROOT_VARIABLE}",
+        )
+    return found
+
+
+def job_id(args: argparse.Namespace) -> str:
+    """The job's id, given before the options or as --job-id; OptionError when two are given, or none."""
+    words = {word for word in (getattr(args, "job", None), args.job_id) if word is not None}
+    if len(words) != 1:
+        raise OptionError(
+            "no job is named" if not words else f"two jobs are named: {' and '.join(sorted(words))}",
+            where="--job-id",
+            remedy="Name one, for example --job-id flight-delays; `tidegate list` shows what is there",
+        )
+    return str(words.pop())
+
+
+def add_root(parser: argparse.ArgumentParser) -> None:
+    """Arguments of every verb that looks into a root."""
+    parser.add_argument("--root", help=f"folder or URL of the job directories (default: ${ROOT_VARIABLE})")
+    parser.add_argument(
+        "--storage-option",
+        action="append",
+        metavar="NAME=VALUE",
+        help="option for the root's file system; secrets as secret:env/NAME or secret:file/PATH",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+
+
+def add_job(parser: argparse.ArgumentParser, *, positional: bool = True) -> None:
+    """Arguments of every verb that concerns one job."""
+    if positional:
+        parser.add_argument("job", nargs="?", metavar="JOB", help="job id; --job-id does the same")
+    parser.add_argument("--job-id", metavar="JOB", help="job id: letters, digits, '.', '_' and '-'")
+    add_root(parser)
+
+
+def add_timeout(parser: argparse.ArgumentParser, default: str | None, what: str) -> None:
+    """--timeout. With `default` None the verb has another default of its own, told in `what`."""
+    parser.add_argument("--timeout", default=default, metavar="DURATION", help=what)

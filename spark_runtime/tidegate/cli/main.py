@@ -1,0 +1,82 @@
+"""Entry point of the command line. Exit codes: docs/cli.md."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from tidegate.cli import commanding, doctor, looking, starting
+from tidegate.cli.arguments import Parser
+from tidegate.cli.output import Output
+from tidegate.cli.surroundings import Surroundings, Verbs
+from tidegate.contract.errors import TidegateError
+
+EXIT_BUG = 70
+"""An error that tidegate has no words for: a bug."""
+EXIT_INTERRUPTED = 130
+"""Ctrl-C. Jobs are not touched by it."""
+EXIT_PIPE_CLOSED = 141
+"""Whoever read the output has gone."""
+
+
+def parser() -> Parser:
+    """The whole grammar."""
+    whole = Parser(
+        prog="tidegate",
+        description="Stateful jobs on Spark with checkpoints, savepoints, drain and restore.",
+        epilog="`tidegate VERB --help` tells more. Exit codes: 0 done, 2 wrong option, 3 pipeline, 4 job exists, 5 no "
+        "such job, 6 job failed, 7 refused, 8 timeout, 9 slots, 10 snapshot, 11 store, 12 environment, 13 fenced, 70 a bug.",
+    )
+    added = whole.add_subparsers(title="verbs", metavar="VERB", required=True, parser_class=Parser)
+    for family in (starting, looking, commanding, doctor):
+        family.add(cast(Verbs, added))
+    whole.verbs = tuple(added.choices)
+    return whole
+
+
+def main(
+    argv: Sequence[str] | None = None, *, make_surroundings: Callable[[Output], Surroundings] | None = None
+) -> int:
+    """Run one verb.
+
+    Args:
+        argv: words after `tidegate`; None: the process's.
+        make_surroundings: the world for an output; None: the real one.
+
+    Returns:
+        The exit code. Only `--help` leaves by SystemExit(0).
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    output = Output(sys.stdout, sys.stderr, as_json="--json" in words)
+    try:
+        around = make_surroundings(output) if make_surroundings is not None else Surroundings(output, os.environ)
+        grammar = parser()
+        grammar.check_verb(words)
+        args = grammar.parse_args(words)
+        run: Callable[..., int] = args.run
+        return run(args, around)
+    except TidegateError as error:
+        output.error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        output.note("interrupted; jobs that run go on")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE_CLOSED
+    except Exception:
+        output.wipe()
+        traceback.print_exc()
+        output.note("tidegate: this is a bug in tidegate; please report it with the lines above")
+        return EXIT_BUG
+    finally:
+        output.wipe()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

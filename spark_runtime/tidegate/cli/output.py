@@ -1,0 +1,102 @@
+"""Where a verb's words go: results to stdout, as text or as one JSON document; progress and errors to stderr."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from tidegate.contract.errors import TidegateError
+
+
+class Output:
+    """Writes for people, or for programs when `as_json`.
+
+    The progress line is drawn only for people and only when standard error is a terminal; it is wiped before anything
+    else is written.
+
+    Args:
+        stdout, stderr: streams.
+        as_json: one JSON document on stdout, nothing else there.
+        columns: width of the terminal; None: ask the system.
+    """
+
+    def __init__(self, stdout: TextIO, stderr: TextIO, *, as_json: bool = False, columns: int | None = None) -> None:
+        self._stdout, self._stderr = stdout, stderr
+        self.as_json = as_json
+        self._columns = columns
+        self._drawn = False
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether `progress` draws."""
+        return not self.as_json and self._stderr.isatty()
+
+    def progress(self, text: str) -> None:
+        """Replace the progress line."""
+        if not self.shows_progress:
+            return
+        width = self._columns or shutil.get_terminal_size().columns
+        self._stderr.write("\r\x1b[K" + text[: max(1, width - 1)])
+        self._stderr.flush()
+        self._drawn = True
+
+    def wipe(self) -> None:
+        """Remove the progress line."""
+        if self._drawn:
+            self._stderr.write("\r\x1b[K")
+            self._stderr.flush()
+            self._drawn = False
+
+    def say(self, text: str) -> None:
+        """A line for people; nothing with `as_json`."""
+        if not self.as_json:
+            self.wipe()
+            print(text, file=self._stdout, flush=True)
+
+    def raw(self, text: str) -> None:
+        """Text as it is, in either form: logs."""
+        self.wipe()
+        self._stdout.write(text)
+        self._stdout.flush()
+
+    def document(self, document: Mapping[str, Any] | Sequence[Any]) -> None:
+        """The answer for programs; nothing without `as_json`. To be called once."""
+        if self.as_json:
+            print(json.dumps(document, indent=2, sort_keys=False, default=str), file=self._stdout, flush=True)
+
+    def note(self, text: str) -> None:
+        """A line beside the result, to stderr."""
+        self.wipe()
+        print(text, file=self._stderr, flush=True)
+
+    def error(self, error: TidegateError) -> None:
+        """One clear message to stderr; with `as_json` the same as a document on stdout."""
+        self.note(f"tidegate: {error}")
+        self.document(
+            {
+                "error": {
+                    "code": error.code,
+                    "exit_code": error.exit_code,
+                    "message": str(error),
+                    "what": error.what,
+                    "where": error.where,
+                    "cause": error.cause,
+                    "remedy": error.remedy,
+                }
+            }
+        )
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[str] = frozenset()) -> list[str]:
+    """Lines of a table with aligned columns, two blanks between them; columns named in `right` are flush right."""
+    widths = [max(len(row[i]) for row in [headings, *rows]) for i in range(len(headings))]
+    lines = []
+    for row in [headings, *rows]:
+        cells = [
+            cell.rjust(width) if heading in right else cell.ljust(width)
+            for cell, width, heading in zip(row, widths, headings, strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines

@@ -1,0 +1,194 @@
+"""A job's view as text and as JSON. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tidegate.cli.output import table
+from tidegate.contract.status import CheckpointView, FailureView, JobStatus, JobView, SourceView
+
+_SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def view_document(view: JobView, *, alive: bool | None = None) -> dict[str, Any]:
+    """A job for programs. `alive`: whether its driver was seen to live; None: not looked at, or nothing to look at."""
+    return {
+        "job_id": view.job_id,
+        "status": str(view.status),
+        "reason": view.reason,
+        "is_terminal": view.is_terminal,
+        "driver_alive": alive,
+        "spec": view.spec_number,
+        "generation": view.generation,
+        "run_id": view.run_id,
+        "restarts": view.restarts,
+        "slots": {"registered": view.slots_registered, "needed": view.slots_needed},
+        "watermark": event_time(view.watermark_us),
+        "watermark_us": view.watermark_us,
+        "sources": [_source_document(source) for source in view.sources],
+        "latest_checkpoint": _optional(view.completed[-1] if view.completed else None),
+        "latest_recovery_point": _optional(view.latest_recovery_point),
+        "latest_savepoint": _optional(view.latest_savepoint),
+        "failure": _failure_document(view.failure),
+        "stop": dict(view.stop) if view.stop is not None else None,
+    }
+
+
+def checkpoint_document(checkpoint: CheckpointView) -> dict[str, Any]:
+    """A snapshot for programs."""
+    return {
+        "checkpoint_id": checkpoint.checkpoint_id,
+        "kind": checkpoint.kind,
+        "status": checkpoint.status,
+        "path": checkpoint.path,
+        "generation": checkpoint.generation,
+        "spec": checkpoint.spec,
+        "triggered_at": checkpoint.triggered_at,
+        "completed_at": checkpoint.completed_at,
+        "duration_ms": checkpoint.duration_ms,
+        "reason": checkpoint.reason,
+        "committed": checkpoint.committed,
+        "metrics": dict(checkpoint.metrics),
+    }
+
+
+def view_lines(view: JobView, *, alive: bool | None = None) -> list[str]:
+    """A job for people."""
+    lines = [f"{view.job_id}: {status_text(view)}"]
+    if alive is False:
+        never = view.status is JobStatus.CREATED
+        gone = "no sign of life; `tidegate restore` goes on, `tidegate cancel` ends it"
+        lines.append(f"  driver: {'never began; start it again' if never else gone}")
+    lines.append(f"  submission {view.spec_number}, generation {view.generation}, restarts {view.restarts}")
+    if view.watermark_us is not None:
+        lines.append(f"  watermark {event_time(view.watermark_us)}")
+    for source in view.sources:
+        lines.append(f"  source {source.uid}: {_source_text(source)}")
+    if view.completed:
+        newest = view.completed[-1]
+        lines.append(f"  latest snapshot: {newest.kind} {newest.checkpoint_id}, {newest.path}")
+    if view.latest_recovery_point is not None and not view.completed:
+        lines.append(f"  restored from: {view.latest_recovery_point.path}")
+    if view.failure is not None:
+        lines += [f"  {line}" for line in failure_lines(view.failure, recovered=view.status is not JobStatus.FAILED)]
+    return lines
+
+
+def status_text(view: JobView) -> str:
+    """Status with what explains it, on one line."""
+    if view.status is JobStatus.WAITING_FOR_SLOTS and view.slots_needed is not None:
+        return f"{view.status} ({view.slots_registered or 0} of {view.slots_needed} slots)"
+    if view.stop is not None:
+        mode, outcome, path = (view.stop.get(name) for name in ("mode", "outcome", "path"))
+        return f"{view.status} ({mode}, {outcome}) with savepoint {path}"
+    return f"{view.status}: {view.reason}" if view.reason else str(view.status)
+
+
+def progress_text(view: JobView) -> str:
+    """A job on one line, for the progress line."""
+    parts = [f"{view.job_id} {status_text(view)}"]
+    if view.status is JobStatus.RUNNING:
+        records = sum(source.records for source in view.sources)
+        parts += [f"{records:,} records", f"{len(view.completed)} snapshots"]
+        if view.watermark_us is not None:
+            parts.append(f"watermark {event_time(view.watermark_us)}")
+    if view.restarts:
+        parts.append(f"{view.restarts} restarts")
+    return ", ".join(parts)
+
+
+def checkpoint_lines(checkpoints: tuple[CheckpointView, ...]) -> list[str]:
+    """The history as a table, oldest first (S2.5)."""
+    headings = ("id", "kind", "status", "triggered", "duration", "size", "alignment", "committed", "path")
+    rows = [
+        (
+            str(c.checkpoint_id),
+            c.kind,
+            c.status,
+            c.triggered_at,
+            "-" if c.duration_ms is None else f"{c.duration_ms:,} ms",
+            size(c.metrics.get("bytes")),
+            _milliseconds(c.metrics.get("alignment_ms")),
+            "yes" if c.committed else "-",
+            c.path if c.status != "aborted" else (c.reason or "aborted"),
+        )
+        for c in checkpoints
+    ]
+    return table(headings, rows, right=frozenset({"id", "duration", "size", "alignment"}))
+
+
+def failure_lines(failure: FailureView, *, recovered: bool) -> list[str]:
+    """A failure with its place and the traceback of the user's code."""
+    place = failure.operator or ""
+    if failure.subtask is not None:
+        place += f"{', ' if place else ''}subtask {failure.subtask}"
+    head = "last failure, since recovered" if recovered else "failure"
+    lines = [f"{head}{f' [{place}]' if place else ''}: {failure.message}"]
+    if failure.traceback and not recovered:
+        lines += [f"  {line}" for line in failure.traceback.rstrip().splitlines()]
+    return lines
+
+
+def event_time(time_us: int | None) -> str | None:
+    """Microseconds since the epoch as ISO 8601; None stays None."""
+    if time_us is None:
+        return None
+    try:
+        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time_us)
+    except OverflowError:
+        return f"{time_us} us"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def size(size_bytes: object) -> str:
+    """Bytes to three digits or so: "1.5 MiB"; "-" for what is no number."""
+    if not isinstance(size_bytes, int | float) or isinstance(size_bytes, bool):
+        return "-"
+    number, unit = float(size_bytes), 0
+    while number >= 1024 and unit < len(_SIZE_UNITS) - 1:
+        number, unit = number / 1024, unit + 1
+    return f"{number:.0f} {_SIZE_UNITS[unit]}" if unit == 0 else f"{number:.1f} {_SIZE_UNITS[unit]}"
+
+
+def _milliseconds(value: object) -> str:
+    return f"{value:,.0f} ms" if isinstance(value, int | float) and not isinstance(value, bool) else "-"
+
+
+def _optional(checkpoint: CheckpointView | None) -> Mapping[str, Any] | None:
+    return None if checkpoint is None else checkpoint_document(checkpoint)
+
+
+def _source_document(source: SourceView) -> dict[str, Any]:
+    return {
+        "uid": source.uid,
+        "boundedness": source.boundedness,
+        "records": source.records,
+        "end_of_data": source.end_of_data,
+        "played_all": source.played_all,
+        "watermark": event_time(source.watermark_us),
+        "watermark_us": source.watermark_us,
+        "details": dict(source.details),
+    }
+
+
+def _source_text(source: SourceView) -> str:
+    parts = [source.boundedness, f"{source.records:,} records"]
+    if source.end_of_data:
+        parts.append("ended")
+    elif source.played_all:
+        parts.append("played all")
+    return ", ".join(parts)
+
+
+def _failure_document(failure: FailureView | None) -> dict[str, Any] | None:
+    if failure is None:
+        return None
+    return {
+        "message": failure.message,
+        "operator": failure.operator,
+        "subtask": failure.subtask,
+        "traceback": failure.traceback,
+        "at": failure.at,
+    }

@@ -1,0 +1,236 @@
+"""`tidegate start` and `tidegate restore`: submit, launch, wait."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from tidegate.cli import arguments
+from tidegate.cli.presenting import status_text, view_document, view_lines
+from tidegate.cli.reaching import client_of, same_place, show_progress
+from tidegate.cli.surroundings import Surroundings, Verbs
+from tidegate.cli.validation import validate
+from tidegate.contract.client import JobClient
+from tidegate.contract.errors import JobNotFoundError, OptionError
+from tidegate.contract.options import JobOptions
+from tidegate.contract.records import Launch, RestoreFrom, Spec
+from tidegate.contract.status import JobStatus, JobView
+
+START_ALLOWANCE = timedelta(minutes=2)
+"""How long a driver may take besides waiting for slots until its job runs, by default."""
+
+_STARTED = (JobStatus.RUNNING, JobStatus.STOPPED, JobStatus.FINISHED, JobStatus.FINISHED_COMMIT_PENDING)
+_ENDED = tuple(status for status in JobStatus if status.is_terminal)
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verbs."""
+    parser = verbs.add_parser(
+        "start",
+        help="submit a pipeline as a job and start it",
+        description="Checks the pipeline, pins its code, submits it, starts a driver here and waits until it runs.",
+    )
+    parser.add_argument("pipeline", metavar="PIPELINE", help="path/to/file.py:function or package.module:function")
+    arguments.add_job(parser, positional=False)
+    _add_settings(parser)
+    parser.set_defaults(run=start)
+    parser = verbs.add_parser(
+        "restore",
+        help="start a job from one of its snapshots, or from another job's savepoint",
+        description="Starts a new driver from a snapshot. What is not given is as before, the pinned code too.",
+    )
+    arguments.add_job(parser)
+    parser.add_argument(
+        "--from",
+        dest="source",
+        default="latest",
+        metavar="latest|ID|PATH",
+        help="the latest recovery point (default), a checkpoint's number, or a snapshot's folder or URL",
+    )
+    parser.add_argument(
+        "--pipeline", metavar="PIPELINE", help="other code than before: file.py:function or module:function"
+    )
+    parser.add_argument(
+        "--allow-non-restored-state", action="store_true", help="drop state that no operator of the pipeline takes"
+    )
+    parser.add_argument(
+        "--on-committed-after",
+        choices=("refuse", "rewind", "accept_duplicates"),
+        default="refuse",
+        help="what to do when something was committed after the snapshot (default: refuse)",
+    )
+    _add_settings(parser)
+    parser.set_defaults(run=restore)
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--arg", action="append", metavar="NAME=VALUE", help="argument of the pipeline's function, a text"
+    )
+    parser.add_argument(
+        "--args-json", metavar="JSON", help='arguments as a JSON object: {"rows": 10}; --arg goes before it'
+    )
+    parser.add_argument(
+        "--option", action="append", metavar="NAME=VALUE", help='job option: --option "checkpoint_interval=10 s"'
+    )
+    parser.add_argument("--options", metavar="FILE.json", help="job options from a JSON file; --option goes before it")
+    parser.add_argument("--master", help="Spark master URL (default: local[*])")
+    parser.add_argument(
+        "--conf", action="append", metavar="NAME=VALUE", help="Spark setting; secrets as secret:env/NAME"
+    )
+    parser.add_argument(
+        "--code-root", metavar="FOLDER", help="folder to pin as a whole (default: the file or its package)"
+    )
+    parser.add_argument("--submission-id", help="submitting again under the same id gives the existing submission")
+    waiting = parser.add_mutually_exclusive_group()
+    waiting.add_argument("--detach", action="store_true", help="return when the driver's process is started")
+    waiting.add_argument("--wait", action="store_true", help="wait until the job has ended")
+    what = "how long to wait (default: slots_timeout and 2 min; with --wait: for ever)"
+    arguments.add_timeout(parser, None, what)
+
+
+def start(args: argparse.Namespace, around: Surroundings) -> int:
+    """Submit and start anew."""
+    client = client_of(args, around)
+    options = JobOptions.from_mapping(_options(args) or {})
+    given = _arguments(args) or {}
+    timeout = arguments.duration(args.timeout, "--timeout")
+    around.output.progress("checking the pipeline")
+    validate(args.pipeline, args.code_root, given, options)
+    around.output.progress("submitting")
+    spec = client.submit(
+        pipeline=args.pipeline,
+        arguments=given,
+        options=options,
+        submission_id=args.submission_id,
+        master=args.master,
+        spark_conf=arguments.pairs(args.conf, "--conf"),
+        submitted_by=around.caller,
+        code_root=args.code_root,
+    )
+    return _run(args, around, client, spec, timeout)
+
+
+def restore(args: argparse.Namespace, around: Surroundings) -> int:
+    """Submit and start from a snapshot. Options and arguments given are laid over those of the submission before."""
+    client = client_of(args, around)
+    specs = client.specs()
+    if not specs and args.pipeline is None:
+        raise JobNotFoundError(
+            "there is no job of this id",
+            where=f"job {client.job_id}, root {client.root}",
+            remedy="To fork another job's savepoint under a new id, name the code: --pipeline file.py:build",
+        )
+    options = _laid_over(specs[-1].options if specs else {}, _options(args))
+    checked = None if options is None else JobOptions.from_mapping(options)
+    given = _laid_over(specs[-1].arguments if specs else {}, _arguments(args))
+    timeout = arguments.duration(args.timeout, "--timeout")
+    if args.pipeline is not None:
+        around.output.progress("checking the pipeline")
+        before = (specs[-1].options, specs[-1].arguments) if specs else ({}, {})
+        in_effect = checked or JobOptions.from_mapping(before[0])
+        validate(args.pipeline, args.code_root, before[1] if given is None else given, in_effect)
+    around.output.progress("submitting")
+    spec = client.submit(
+        pipeline=args.pipeline,
+        arguments=given,
+        options=checked,
+        submission_id=args.submission_id,
+        master=args.master,
+        spark_conf=_laid_over(specs[-1].spark_conf if specs else {}, arguments.pairs(args.conf, "--conf") or None),
+        restore=restore_from(args.source, args.allow_non_restored_state, args.on_committed_after),
+        submitted_by=around.caller,
+        code_root=args.code_root,
+    )
+    return _run(args, around, client, spec, timeout)
+
+
+def restore_from(
+    source: str, allow_non_restored_state: bool = False, on_committed_after: Any = "refuse"
+) -> RestoreFrom:
+    """`latest`, a checkpoint's number, or a snapshot's folder: absolute, a URL, or relative to the root - or, when a
+    snapshot lies there, to the working directory. Raises OptionError for an empty one."""
+    make: Callable[..., RestoreFrom] = RestoreFrom
+    more: Mapping[str, Any] = {
+        "allow_non_restored_state": allow_non_restored_state,
+        "on_committed_after": on_committed_after,
+    }
+    if source == "latest":
+        return make("latest", **more)
+    if source.isascii() and source.isdigit():
+        return make("checkpoint", checkpoint_id=int(source), **more)
+    if not source.strip():
+        raise OptionError(
+            "no snapshot is named", where="--from", remedy="Give latest, a checkpoint's number, or a path"
+        )
+    path = os.path.expanduser(source).rstrip("/") or source
+    if "://" not in path and os.path.isfile(os.path.join(path, "_metadata")):
+        path = os.path.abspath(path)
+    return make("savepoint", path=path, **more)
+
+
+def _run(
+    args: argparse.Namespace, around: Surroundings, client: JobClient, spec: Spec, timeout: timedelta | None
+) -> int:
+    output = around.output
+    launch = around.launch(client, spec)
+    if args.detach:
+        view = client.view()
+        output.say(f"{client.job_id}: submission {spec.number} started, process {launch.pid}")
+        _say_next(args, around, client.job_id)
+    else:
+        output.progress(f"{client.job_id}: waiting for the driver")
+        if timeout is None and not args.wait:
+            timeout = JobOptions.from_mapping(spec.options).slots_timeout + START_ALLOWANCE
+        wanted = _ENDED if args.wait else _STARTED
+        view = client.wait_status(
+            wanted, timeout, around.poll_s, lambda seen: show_progress(around, seen), spec=spec.number
+        )
+        if args.wait:
+            view = _succeeded(client, view)
+            for line in view_lines(view):
+                output.say(line)
+        else:
+            output.say(f"{client.job_id}: {status_text(view)}, submission {spec.number}, generation {view.generation}")
+            if not view.is_terminal:
+                _say_next(args, around, client.job_id)
+    output.document({**view_document(view), "launch": _launch_document(launch)})
+    return 0
+
+
+def _succeeded(client: JobClient, view: JobView) -> JobView:
+    """The view of a job that ended well; JobFailedError or CommandRefusedError otherwise."""
+    if view.status in (JobStatus.FAILED, JobStatus.CANCELED):
+        return client.wait_status(_STARTED, timedelta(0), spec=view.spec_number)
+    return view
+
+
+def _say_next(args: argparse.Namespace, around: Surroundings, job_id: str) -> None:
+    place = same_place(args, job_id)
+    around.output.say(f"next: tidegate status --watch {place}")
+    around.output.say(f"      tidegate stop {place}")
+
+
+def _launch_document(launch: Launch) -> dict[str, Any]:
+    return {"attempt": launch.attempt, "host": launch.host, "pid": launch.pid, "log": launch.log}
+
+
+def _arguments(args: argparse.Namespace) -> dict[str, Any] | None:
+    if args.arg is None and args.args_json is None:
+        return None
+    document = arguments.json_object(args.args_json, "--args-json") if args.args_json is not None else {}
+    return {**document, **arguments.pairs(args.arg, "--arg")}
+
+
+def _options(args: argparse.Namespace) -> dict[str, Any] | None:
+    if args.option is None and args.options is None:
+        return None
+    document = arguments.json_file(args.options, "--options") if args.options is not None else {}
+    return {**document, **arguments.pairs(args.option, "--option")}
+
+
+def _laid_over(before: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if given is None else {**before, **given}

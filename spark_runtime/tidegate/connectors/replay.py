@@ -1,0 +1,141 @@
+"""Replay: plays files as an unbounded stream, in event-time order, at a chosen speed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from tidegate.connectors.contract import Boundedness, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.file_formats import MAX_BATCH_ROWS, FormatName
+from tidegate.connectors.file_set import DEFAULT_NULL_VALUES, FileSet, Paths
+from tidegate.connectors.replay_reader import ReplayReader
+from tidegate.contract.errors import OptionError, PipelineError
+
+AtEnd = Literal["idle", "loop"]
+
+
+class Replay(Source):
+    """Plays the files that are there when the job starts; unbounded.
+
+    All records are ordered by (time, order of the files), those without a time last; record r belongs to split r
+    modulo the number of splits. A split's position is (loop, records emitted in it) (S4.2). Every reader holds its
+    splits' records in memory, and reads all files once when it starts.
+
+    At the end a replay stays open: `idle` emits nothing more and counts as idle (S4.4); `loop` begins again, with
+    times moved on by the span from the first to the last. The status tells `played_all`, `rows` and `null_times`
+    (records without a time).
+
+    Args:
+        paths, format, schema, columns, storage_options, null_values: see `FileSet`.
+        time_column: event time: a timestamp, or int64 microseconds since the epoch.
+        rate: records per second over all splits, from the first poll after each start.
+        speedup: seconds of event time per second, from each start's first record. Neither: as fast as downstream takes
+            them.
+        at_end: "idle" or "loop".
+        splits: number of splits; None: the source's parallelism at the first start.
+        batch_rows: most records in one batch.
+
+    Raises:
+        OptionError: a number is out of range, or both `rate` and `speedup` are given.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        time_column: str,
+        rate: float | None = None,
+        speedup: float | None = None,
+        at_end: AtEnd = "idle",
+        splits: int | None = None,
+        batch_rows: int = MAX_BATCH_ROWS,
+        format: FormatName | None = None,
+        schema: pa.Schema | None = None,
+        columns: Sequence[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        null_values: Sequence[str] = DEFAULT_NULL_VALUES,
+    ) -> None:
+        if rate is not None and speedup is not None:
+            raise OptionError("rate and speedup exclude each other", where="Replay(...)", remedy="Give one of them")
+        for name, value in (("rate", rate), ("speedup", speedup), ("splits", splits), ("batch_rows", batch_rows)):
+            if value is not None and not value > 0:
+                raise OptionError(
+                    f"{name}={value} is not positive", where=f"Replay({name}=...)", remedy="Use more than 0"
+                )
+        if at_end not in ("idle", "loop"):
+            raise OptionError(
+                f"at_end={at_end!r} is unknown", where="Replay(at_end=...)", remedy='Use "idle" or "loop"'
+            )
+        self._files = FileSet(
+            paths,
+            format=format,
+            schema=schema,
+            columns=columns,
+            storage_options=storage_options,
+            null_values=null_values,
+        )
+        self._time_column = time_column
+        self._rate = rate
+        self._speedup = speedup
+        self._at_end = at_end
+        self._splits = splits
+        self._batch_rows = batch_rows
+
+    @property
+    def boundedness(self) -> Boundedness:
+        """Unbounded: it ends when it is stopped or drained."""
+        return "unbounded"
+
+    def schema(self) -> pa.Schema:
+        """Given, or found in the first file; see `FileSet.schema`.
+
+        Raises:
+            PipelineError: it lacks the time column, or that is no time.
+        """
+        schema = self._files.schema()
+        where = f"{self._files.describe()}, time_column={self._time_column!r}"
+        if self._time_column not in schema.names:
+            raise PipelineError(
+                f"There is no column {self._time_column!r}",
+                where=where,
+                cause=f"the columns are {', '.join(schema.names)}",
+                remedy="Check time_column= and columns=",
+            )
+        kind = schema.field(self._time_column).type
+        if not (pa.types.is_timestamp(kind) or pa.types.is_int64(kind)):
+            raise PipelineError(
+                f"Column {self._time_column!r} is {kind}, not a time",
+                where=where,
+                remedy="Use a timestamp, or int64 microseconds since the epoch; schema= can say so",
+            )
+        return schema
+
+    def discover(self, parallelism: int) -> Sequence[Split]:
+        """`splits` splits, each knowing all files.
+
+        Raises:
+            PipelineError: no file matches, or the files differ.
+        """
+        files = [[f.given, f.path, f.size_bytes] for f in self._files.files()]
+        count = self._splits or parallelism
+        return [
+            Split(f"replay-{s:05d}-of-{count:05d}", {"index": s, "of": count, "files": files}) for s in range(count)
+        ]
+
+    def create_reader(self, ctx: SourceContext) -> SourceReader:
+        """A reader that plays its splits in turn."""
+        return ReplayReader(
+            self._files,
+            self._time_column,
+            rate=self._rate,
+            speedup=self._speedup,
+            loops=self._at_end == "loop",
+            batch_rows=self._batch_rows,
+        )
+
+    def describe(self) -> str:
+        """Paths, speed and end."""
+        speed = f", {self._rate:g} rows/s" if self._rate else f", speedup {self._speedup:g}" if self._speedup else ""
+        return f"Replay({self._files.describe()} by {self._time_column}{speed}, at end {self._at_end})"

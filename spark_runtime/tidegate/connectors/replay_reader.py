@@ -1,0 +1,217 @@
+"""The reader of `Replay`: ordered records in memory, played by the injected clock."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.connectors.contract import Polled, SourceReader, Split
+from tidegate.connectors.file_listing import FoundFile
+from tidegate.connectors.file_set import FileSet
+from tidegate.connectors.pacing import PACING_TICK_MS, RowPacer
+
+IDLE_RETRY_MS = 1_000
+"""How long a reader that has played all asks not to be polled."""
+_UNITS_PER_US = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
+
+
+class _Recording:
+    """The records of one split in play order.
+
+    Attributes:
+        times_us: event times, non-decreasing; those of records without a time are the last over all splits.
+        null_times: how many have none.
+        span_us: last minus first time over *all* splits: what one loop moves times by.
+    """
+
+    def __init__(
+        self, table: pa.Table, time_column: str, times_us: npt.NDArray[np.int64], null_times: int, span_us: int
+    ) -> None:
+        self._batch = _one_batch(table)
+        self._time_index = table.schema.get_field_index(time_column)
+        self.times_us = times_us
+        self.null_times = null_times
+        self.span_us = span_us
+
+    @property
+    def rows(self) -> int:
+        """Records in one loop."""
+        return len(self.times_us)
+
+    def cut(self, start: int, rows: int, loop: int) -> pa.RecordBatch:
+        """Records [start, start + rows) as loop `loop` plays them."""
+        batch = self._batch.slice(start, rows)
+        if loop == 0 or self.span_us == 0:
+            return batch
+        field = batch.schema.field(self._time_index)
+        shifted = _shift(batch.column(self._time_index), self.span_us * loop)
+        return batch.set_column(self._time_index, field, shifted)
+
+
+class _Playing:
+    """Where one split stands, and how fast it goes."""
+
+    def __init__(self, split: Split, recording: _Recording, rate: float | None) -> None:
+        self.split = split
+        self.recording = recording
+        position = split.position or {"loop": 0, "rows": 0}
+        self.loop: int = position["loop"]
+        self.rows: int = position["rows"]
+        self.pacer = None if rate is None else RowPacer(rate / split.data["of"])
+
+    def time_us(self) -> int:
+        """Time of the next record."""
+        return int(self.recording.times_us[self.rows]) + self.loop * self.recording.span_us
+
+    def due_by(self, until_us: int) -> int:
+        """Records left in this loop with a time <= `until_us`."""
+        until = until_us - self.loop * self.recording.span_us
+        return int(np.searchsorted(self.recording.times_us, until, side="right")) - self.rows
+
+
+class ReplayReader(SourceReader):
+    """Plays its splits in turn, one batch each. Positions are durable, the pace is not: it starts anew with the first
+    poll."""
+
+    def __init__(
+        self,
+        files: FileSet,
+        time_column: str,
+        *,
+        rate: float | None,
+        speedup: float | None,
+        loops: bool,
+        batch_rows: int,
+    ) -> None:
+        self._files = files
+        self._time_column = time_column
+        self._rate = rate
+        self._speedup = speedup
+        self._loops = loops
+        self._batch_rows = batch_rows
+        self._all: list[_Playing] = []
+        self._turn: deque[_Playing] = deque()
+        self._start: tuple[int, int] | None = None
+
+    def add_splits(self, splits: Sequence[Split]) -> None:
+        """Take splits, and read the files they name."""
+        if not splits:
+            return
+        recordings = self._load(splits)
+        self._all = [_Playing(s, r, self._rate) for s, r in zip(splits, recordings, strict=True)]
+        self._turn = deque(p for p in self._all if p.rows < p.recording.rows or (self._loops and p.recording.rows))
+
+    def _load(self, splits: Sequence[Split]) -> list[_Recording]:
+        schema = self._files.schema()
+        files = [FoundFile(*entry) for entry in splits[0].data["files"]]
+        table = pa.Table.from_batches([b for f in files for b in self._files.batches(f)], schema)
+        times = table.column(self._time_column)
+        order = pc.sort_indices(times)
+        recordings = []
+        all_times_us = _as_us(times.drop_null())
+        first_us, last_us = (int(all_times_us.min()), int(all_times_us.max())) if len(all_times_us) else (0, 0)
+        for split in splits:
+            own = table.take(order[split.data["index"] :: split.data["of"]])
+            column = own.column(self._time_column)
+            known_us = _as_us(column.slice(0, len(column) - column.null_count))
+            times_us = np.concatenate([known_us, np.full(column.null_count, last_us, dtype=np.int64)])
+            recordings.append(_Recording(own, self._time_column, times_us, column.null_count, last_us - first_us))
+        return recordings
+
+    def poll(self, now_ms: int) -> Polled:
+        """The records that are due, of the split whose turn it is."""
+        turn = self._turn
+        if not turn:
+            return Polled(state="nothing_now", retry_at_ms=now_ms + IDLE_RETRY_MS, idle=True)
+        if self._start is None:
+            for playing in turn:
+                self._begin_loop(playing)
+            self._start = now_ms, min(playing.time_us() for playing in turn)
+        retry_at_ms: int | None = None
+        for _ in range(len(turn)):
+            playing = turn[0]
+            due, again_ms = self._due(playing, now_ms)
+            if due:
+                return self._emit(playing, due)
+            turn.rotate(-1)
+            retry_at_ms = again_ms if retry_at_ms is None else min(retry_at_ms, again_ms)
+        return Polled(state="nothing_now", retry_at_ms=now_ms if retry_at_ms is None else retry_at_ms)
+
+    def _begin_loop(self, playing: _Playing) -> None:
+        if playing.rows == playing.recording.rows:
+            playing.loop, playing.rows = playing.loop + 1, 0
+
+    def _due(self, playing: _Playing, now_ms: int) -> tuple[int, int]:
+        """(records to emit now, when to ask again when there are none)."""
+        left = min(self._batch_rows, playing.recording.rows - playing.rows)
+        if playing.pacer is not None:
+            due = playing.pacer.due(now_ms)
+            return min(left, due), playing.pacer.next_due_ms(now_ms)
+        if self._speedup is not None:
+            assert self._start is not None, "pace asked before the first poll"
+            start_ms, start_us = self._start
+            due = playing.due_by(start_us + int((now_ms - start_ms) * 1_000 * self._speedup))
+            again_ms = start_ms + math.ceil((playing.time_us() - start_us) / (1_000 * self._speedup))
+            return min(left, max(0, due)), max(now_ms + PACING_TICK_MS, again_ms)
+        return left, now_ms
+
+    def _emit(self, playing: _Playing, rows: int) -> Polled:
+        batch = playing.recording.cut(playing.rows, rows, playing.loop)
+        playing.rows += rows
+        if playing.pacer is not None:
+            playing.pacer.emitted(rows)
+        if playing.rows == playing.recording.rows:
+            if self._loops:
+                self._begin_loop(playing)
+            else:
+                self._turn.popleft()
+                return Polled(batch, playing.split.split_id)
+        self._turn.rotate(-1)
+        return Polled(batch, playing.split.split_id)
+
+    def snapshot(self) -> Sequence[Split]:
+        """All splits with (loop, records emitted in it); never finished."""
+        return [replace(p.split, position={"loop": p.loop, "rows": p.rows}) for p in self._all]
+
+    def progress(self) -> Mapping[str, Any]:
+        """`played_all`: each record was emitted at least once. `rows`: emitted, over all runs and loops. `null_times`:
+        records without a time, per loop."""
+        return {
+            "played_all": all(p.loop > 0 or p.rows == p.recording.rows for p in self._all),
+            "rows": sum(p.loop * p.recording.rows + p.rows for p in self._all),
+            "null_times": sum(p.recording.null_times for p in self._all),
+        }
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    """The table as one batch; a type whose values do not fit one array (2 GiB of text) is refused by Arrow."""
+    batches = table.combine_chunks().to_batches()
+    if len(batches) == 1:
+        return batches[0]
+    arrays = [
+        pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type) for column in table.columns
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=table.schema)
+
+
+def _as_us(times: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    """Event times without nulls, microseconds since the epoch."""
+    whole = pa.concat_arrays(times.cast(pa.int64()).chunks) if times.num_chunks else pa.array([], pa.int64())
+    counts = np.frombuffer(whole.buffers()[1] or b"", np.int64)[whole.offset : whole.offset + len(whole)]
+    if not pa.types.is_timestamp(times.type):
+        return counts
+    multiply, divide = _UNITS_PER_US[times.type.unit]
+    return np.asarray(counts * multiply // divide, dtype=np.int64)
+
+
+def _shift(times: pa.Array, by_us: int) -> pa.Array:
+    multiply, divide = _UNITS_PER_US[times.type.unit] if pa.types.is_timestamp(times.type) else (1, 1)
+    return pc.add(times.cast(pa.int64()), by_us * divide // multiply).cast(times.type)

@@ -1,0 +1,197 @@
+"""The history of a job's snapshots and what a restore may start from, derived from the decision log. Pure (S2.4, S2.5,
+S9.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from tidegate.contract.clock import elapsed_ms
+from tidegate.contract.records import Decision, RestoreFrom, Spec
+from tidegate.contract.reigns import Entry
+
+RECOVERY_KINDS = frozenset({"checkpoint", "final", "stop-savepoint"})
+"""Snapshots that are recovery points when completed; an intermediate savepoint is not one (S2.4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointView:
+    """A claimed snapshot.
+
+    Attributes:
+        checkpoint_id: never used twice in the life of a job; 0: a snapshot from outside, of unknown id.
+        kind: "checkpoint", "savepoint", "stop-savepoint" or "final".
+        status: "pending", "completed" or "aborted".
+        path: its folder: relative to the root, or a URL.
+        generation: the reign that claimed it.
+        triggered_at: time.
+        completed_at: time of completion or abort.
+        duration_ms: from trigger to that.
+        reason: why it was aborted.
+        committed: what it covers has been committed.
+        metrics: as the driver recorded them (S2.5).
+        spec: the submission that took it.
+    """
+
+    checkpoint_id: int
+    kind: str
+    status: Literal["pending", "completed", "aborted"]
+    path: str
+    generation: int
+    triggered_at: str = ""
+    completed_at: str | None = None
+    duration_ms: int | None = None
+    reason: str | None = None
+    committed: bool = False
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    spec: int = 0
+
+    @property
+    def is_recovery_point(self) -> bool:
+        """Completed, and of a kind that recovery may start from (S2.4)."""
+        return self.status == "completed" and self.kind in RECOVERY_KINDS
+
+
+def next_checkpoint_id(decisions: Sequence[Decision]) -> int:
+    """The id of the next claim: one more than any claimed before, restores and abandoned timelines included (S1.4)."""
+    return 1 + max((d.data["checkpoint_id"] for d in decisions if d.kind == "claim"), default=0)
+
+
+def checkpoint_views(entries: Sequence[Entry], *, ended: bool) -> tuple[CheckpointView, ...]:
+    """Every claimed snapshot, oldest first.
+
+    Args:
+        entries: the whole log.
+        ended: the job is in a terminal status: what is pending stays incomplete for ever.
+    """
+    views: dict[int, CheckpointView] = {}
+    generation = 0
+    for entry in entries:
+        match entry.kind:
+            case "fence":
+                generation = entry.decision.generation
+                _abort_pending(views, f"generation {generation} took over", entry.decision.at)
+            case "claim":
+                view = _claimed(entry)
+                views[view.checkpoint_id] = view
+            case "complete" | "abort":
+                pending = views.get(entry.data["checkpoint_id"])
+                if pending is not None and pending.status == "pending":
+                    views[pending.checkpoint_id] = _settled(pending, entry)
+            case "committed":
+                _mark_committed(views, entry)
+    if ended:
+        _abort_pending(views, "the job ended", None)
+    return tuple(views[checkpoint_id] for checkpoint_id in sorted(views))
+
+
+def _claimed(entry: Entry) -> CheckpointView:
+    data = entry.data
+    return CheckpointView(
+        checkpoint_id=data["checkpoint_id"],
+        kind=data["kind"],
+        status="pending",
+        path=data["path"],
+        generation=entry.decision.generation,
+        triggered_at=data.get("triggered_at") or entry.decision.at,
+        spec=entry.spec,
+    )
+
+
+def _settled(pending: CheckpointView, entry: Entry) -> CheckpointView:
+    metrics: Mapping[str, Any] = entry.data.get("metrics") or {}
+    measured_ms = metrics.get("duration_ms")
+    if isinstance(measured_ms, int | float):
+        duration_ms: int | None = round(measured_ms)
+    else:
+        duration_ms = elapsed_ms(pending.triggered_at, entry.decision.at)
+    done = entry.kind == "complete"
+    return replace(
+        pending,
+        status="completed" if done else "aborted",
+        kind=entry.data.get("kind", pending.kind),
+        path=entry.data.get("path", pending.path),
+        completed_at=entry.decision.at,
+        duration_ms=duration_ms,
+        reason=None if done else str(entry.data.get("reason") or ""),
+        metrics=metrics,
+    )
+
+
+def _mark_committed(views: dict[int, CheckpointView], entry: Entry) -> None:
+    """ "committed n" covers n, and what the same submission completed before it (S7.4)."""
+    newest = entry.data["checkpoint_id"]
+    for view in list(views.values()):
+        covered = view.checkpoint_id == newest or (view.checkpoint_id < newest and view.spec == entry.spec)
+        if covered and view.status == "completed" and view.kind != "savepoint":
+            views[view.checkpoint_id] = replace(view, committed=True)
+
+
+def _abort_pending(views: dict[int, CheckpointView], reason: str, at: str | None) -> None:
+    for view in list(views.values()):
+        if view.status == "pending":
+            views[view.checkpoint_id] = replace(view, status="aborted", reason=reason, completed_at=at)
+
+
+class RecoveryPoints:
+    """Where restores may start: a submission's line of descent (S9.3)."""
+
+    def __init__(self, specs: Sequence[Spec], entries: Sequence[Entry], views: Sequence[CheckpointView]) -> None:
+        self._specs = {spec.number: spec for spec in specs}
+        self._entries = entries
+        self._views = views
+
+    def latest(self, spec_number: int) -> CheckpointView | None:
+        """The newest recovery point that submission `spec_number` completed, else what it was restored from; None: it
+        started fresh and has completed none. Abandoned timelines are no candidates."""
+        number = spec_number
+        while number in self._specs:
+            own = [view for view in self._views if view.spec == number and view.is_recovery_point]
+            if own:
+                return own[-1]
+            restore = self._specs[number].restore
+            if restore is None:
+                return None
+            if restore.kind != "latest":
+                return self.named(restore)
+            number -= 1
+        return None
+
+    def restored(self, spec_number: int) -> CheckpointView | None:
+        """What submission `spec_number` starts from; None: fresh, or nothing is there."""
+        restore = self._specs[spec_number].restore
+        if restore is None:
+            return None
+        return self.latest(spec_number - 1) if restore.kind == "latest" else self.named(restore)
+
+    def named(self, restore: RestoreFrom) -> CheckpointView | None:
+        """The snapshot that `restore` names by path or id; a path that the log does not know is one from outside."""
+        for view in reversed(self._views):
+            known = (
+                view.path == restore.path if restore.path is not None else view.checkpoint_id == restore.checkpoint_id
+            )
+            if known and view.status == "completed":
+                return view
+        if restore.path is None:
+            return None
+        return CheckpointView(restore.checkpoint_id or 0, restore.kind, "completed", restore.path, generation=0)
+
+    def ended_before(self, spec_number: int) -> frozenset[str]:
+        """Sources whose whole data had been read when the snapshot that `spec_number` starts from was claimed."""
+        ended: set[str] = set()
+        point, descendant = self.restored(spec_number), spec_number
+        while point is not None and 0 < point.spec < descendant:
+            claim = self._claim_number(point)
+            ended |= {
+                str(entry.data["source"])
+                for entry in self._entries
+                if entry.kind == "end_of_data" and entry.spec == point.spec and entry.decision.number < claim
+            }
+            descendant = point.spec
+            point = self.restored(descendant)
+        return frozenset(ended)
+
+    def _claim_number(self, point: CheckpointView) -> int:
+        claims = (e for e in self._entries if e.kind == "claim" and e.data["checkpoint_id"] == point.checkpoint_id)
+        return next(claim.decision.number for claim in claims)

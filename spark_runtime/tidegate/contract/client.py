@@ -1,0 +1,414 @@
+"""`JobClient`: everything that the command line, Airflow and programs do with a job goes through its job directory
+here."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any, cast
+
+from tidegate.contract import submission
+from tidegate.contract.clock import iso, utc_now
+from tidegate.contract.errors import (
+    AlreadyExistsError,
+    CommandRefusedError,
+    JobNotFoundError,
+    NotFoundError,
+    OptionError,
+    RecordError,
+)
+from tidegate.contract.launching import find_local, launched_processes, local_death
+from tidegate.contract.layout import JOB_ID_PATTERN, JobLayout
+from tidegate.contract.log import DecisionLog
+from tidegate.contract.logs import output_tail, read_logs
+from tidegate.contract.options import JobOptions
+from tidegate.contract.records import (
+    Command,
+    CommandResult,
+    Decision,
+    Launch,
+    RestoreFrom,
+    Spec,
+    StatusHint,
+    Verb,
+    Withdrawn,
+    decode,
+    encode,
+)
+from tidegate.contract.status import JobStatus, JobView, derive
+from tidegate.contract.store import Store, open_store
+from tidegate.contract.units import parse_duration
+from tidegate.contract.waiting import HeartbeatWatch, Waiting
+
+VERBS: tuple[str, ...] = ("checkpoint", "savepoint", "stop", "cancel")
+STOP_MODES = ("suspend", "drain")
+POLL_S = 0.5
+"""Default pause between two looks at a job, seconds."""
+OBSERVE_INTERVALS = 5
+"""Heartbeat intervals that an observer waits for one heartbeat before it takes a driver for dead."""
+LEAST_OBSERVE_S = 5.0
+"""The least it waits, seconds: a busy machine may be late."""
+RESULT_GRACE_S = 5.0
+"""How long after a job's end an answer may still come, seconds: the driver writes its last answers about then."""
+
+
+class JobClient:
+    """One job below one root. Blocks on the store; not for event loops. Keeps what cannot change; safe to make anew at
+    will, not safe to share between threads.
+
+    Attributes:
+        root: URL of the root.
+        job_id: of the job.
+        store: the root.
+        layout: paths.
+        storage_options: as given, with references to secrets.
+        log: the decision log.
+        now: wall clock, with zone.
+    """
+
+    def __init__(
+        self,
+        root: str | Store,
+        job_id: str,
+        storage_options: Mapping[str, Any] | None = None,
+        *,
+        now: Callable[[], datetime] = utc_now,
+        sleep: Callable[[float], None] = time.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises OptionError for a bad job id, StoreError for a root that cannot be a store. Touches nothing."""
+        self.layout = JobLayout(job_id)
+        self.job_id = job_id
+        self.store = open_store(root, storage_options) if isinstance(root, str | os.PathLike) else root
+        self.root = self.store.url
+        self.storage_options: Mapping[str, Any] = dict(storage_options or {})
+        self.now = now
+        self.log = DecisionLog(self.store, self.layout, lambda: iso(now()), lambda: secrets.token_hex(16))
+        self._sleep = sleep
+        self._monotonic = monotonic
+        self._specs: tuple[Spec, ...] = ()
+
+    # ------------------------------------------------------------ submissions
+
+    def submit(
+        self,
+        *,
+        pipeline: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        options: JobOptions | Mapping[str, Any] | None = None,
+        submission_id: str | None = None,
+        master: str | None = None,
+        spark_conf: Mapping[str, Any] | None = None,
+        restore: RestoreFrom | None = None,
+        owner_dag: str | None = None,
+        submitted_by: str = "cli",
+        code_root: str | None = None,
+    ) -> Spec:
+        """Create a submission: the job directory then says what is to run; `launching` starts it.
+
+        Args:
+            pipeline: `path/to/file.py:function` or `package.module:function`, pinned now. With a restore, None is the
+                pinned code, arguments, options, master and Spark settings of the submission before, each unless given.
+            arguments: JSON values for the function; secrets as references.
+            options: see `JobOptions`.
+            submission_id: submitting again under one gives the existing spec, whatever else is asked for; None: a new
+                one.
+            master: Spark master URL; None: local[*].
+            spark_conf: Spark settings; secrets as references.
+            restore: what to start from; None: fresh, in a lineage of its own.
+            owner_dag: Airflow DAG that owns the job.
+            submitted_by: for people.
+            code_root: folder to pin as a whole.
+
+        Raises:
+            OptionError: a wrong option, or a secret in plain text.
+            PipelineError: the pipeline's file or module is not there.
+            JobExistsError: the job is active; it is alive, or a fresh start would forget its state.
+            SnapshotError: nothing to restore.
+            StoreError: the root does not work.
+        """
+        if options is not None and not isinstance(options, JobOptions):
+            options = JobOptions.from_mapping(options)
+        request = submission.Request(
+            pipeline=pipeline,
+            arguments=arguments,
+            options=options,
+            master=master,
+            spark_conf=spark_conf,
+            restore=restore,
+            code_root=code_root,
+            owner_dag=owner_dag,
+            submission_id=submission_id or secrets.token_hex(16),
+            submitted_by=submitted_by,
+        )
+        return submission.submit(self, request)
+
+    def specs(self) -> tuple[Spec, ...]:
+        """All submissions, oldest first; () when there is no job of this id. One request when nothing is new."""
+        while True:
+            number = len(self._specs) + 1
+            path = self.layout.spec(number)
+            try:
+                spec = decode(self.store.read(path), Spec, path)
+            except NotFoundError:
+                return self._specs
+            if (spec.number, spec.job_id) != (number, self.job_id):
+                raise RecordError("a submission is in another's place", where=path)
+            self._specs += (spec,)
+
+    def spec(self, number: int) -> Spec:
+        """Submission `number`. Raises JobNotFoundError."""
+        specs = self.specs()
+        if not 1 <= number <= len(specs):
+            raise self._not_found(f"there is no submission {number}")
+        return specs[number - 1]
+
+    def launches(self) -> list[tuple[int, int]]:
+        """(submission, attempt) of every launch, ascending."""
+        return self.layout.launch_numbers(self.store.list(self.layout.launches))
+
+    # ------------------------------------------------------------ looking
+
+    def view(self) -> JobView:
+        """The job now. Raises JobNotFoundError."""
+        specs = self.specs()
+        if not specs:
+            raise self._not_found("there is no job of this id")
+        decisions = self.decisions()
+        return derive(specs, decisions, self.hint(decisions[-1].generation) if decisions else None)
+
+    def decisions(self) -> tuple[Decision, ...]:
+        """The decision log, oldest first."""
+        return self.log.read()
+
+    def hint(self, generation: int) -> StatusHint | None:
+        """What the driver of `generation` last told about itself."""
+        path = self.layout.status(generation)
+        try:
+            return decode(self.store.read(path), StatusHint, path)
+        except NotFoundError:
+            return None
+
+    def is_alive(self, observe_s: float | None = None) -> bool:
+        """Whether the job's driver gives a sign of life while being watched: its heartbeat counter or the log advances.
+        Clocks are not compared. Answers as soon as it knows.
+
+        Args:
+            observe_s: how long to watch, seconds; None: OBSERVE_INTERVALS heartbeat intervals, or LEAST_OBSERVE_S.
+        """
+        view = self.view()
+        spec = self.spec(view.spec_number)
+        if view.is_terminal or local_death(self, spec) is not None:
+            return False
+        if view.status is JobStatus.CREATED:
+            return find_local(self, spec) is not None
+        options = JobOptions.from_mapping(spec.options)
+        interval_s = options.heartbeat_interval.total_seconds()
+        limit_s = max(OBSERVE_INTERVALS * interval_s, LEAST_OBSERVE_S) if observe_s is None else observe_s
+        watch = HeartbeatWatch(limit_s, self._monotonic)
+        while not watch.advanced(view):
+            if watch.silent_s(view) >= limit_s:
+                return False
+            self._sleep(min(interval_s / 2, POLL_S))
+            view = self.view()
+        return not view.is_terminal
+
+    def logs(self, generation: int | None = None) -> dict[str, str]:
+        """Log files by name: those of `generation`, or of the newest one and the output of its process, where that can
+        be read from here."""
+        decisions = self.decisions()
+        newest = decisions[-1].generation if decisions else 0
+        launches: list[Launch] = []
+        if generation is None and self.specs():
+            launches = launched_processes(self.store, self.layout, self.specs()[-1].number)[:1]
+        return read_logs(self.store, self.layout, launches, newest if generation is None else generation)
+
+    # ------------------------------------------------------------ commands
+
+    def send(
+        self,
+        verb: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        command_id: str | None = None,
+        expires_in: timedelta = timedelta(hours=1),
+        spec: int | None = None,
+        issued_by: str,
+    ) -> Command:
+        """Send a command to the driver.
+
+        Args:
+            verb: checkpoint, savepoint, stop or cancel.
+            arguments: savepoint {"path"}; stop {"mode": "suspend" | "drain", "path"}; `path`: folder or URL to put it
+                in.
+            command_id: sending again under one gives the existing command; None: a new one. See `layout.stable_id`.
+            expires_in: a driver refuses it after that.
+            spec: submission it is meant for; None: the newest.
+            issued_by: for people.
+
+        Raises:
+            OptionError: no such verb or mode.
+            CommandRefusedError: the job has ended.
+            RecordError: another command has this id.
+        """
+        if verb not in VERBS:
+            raise OptionError(f"{verb!r} is not a command", where="verb", remedy=f"Use {', '.join(VERBS)}")
+        data = dict(arguments or {})
+        if verb == "stop" and data.setdefault("mode", "suspend") not in STOP_MODES:
+            raise OptionError(f"{data['mode']!r} is not a way to stop", where="mode", remedy="Use suspend or drain")
+        command_id = command_id or f"{verb}-{secrets.token_hex(8)}"
+        existing = self.command(command_id)
+        if existing is None:
+            view = self.view()
+            if view.is_terminal:
+                raise CommandRefusedError(
+                    f"the job is {view.status}", where=f"job {self.job_id}", remedy=f"There is nothing to {verb}"
+                )
+            now = self.now()
+            command = Command(
+                command_id=command_id,
+                verb=cast(Verb, verb),
+                arguments=data,
+                spec=view.spec_number if spec is None else spec,
+                issued_at=iso(now),
+                expires_at=iso(now + expires_in),
+                issued_by=issued_by,
+            )
+            with suppress(AlreadyExistsError):
+                self.store.create(self.layout.command(command_id), encode(command))
+            existing = self.command(command_id)
+            assert existing is not None, "a command that was just created is not there"
+        if existing.verb != verb:
+            raise RecordError(
+                f"command {command_id} is there already, as {existing.verb!r}",
+                where=self.layout.command(command_id),
+                remedy="Use another command id",
+            )
+        if self.result(command_id) is None:
+            self.store.replace(self.layout.bell, f"{command_id} {secrets.token_hex(8)}\n".encode())
+        return existing
+
+    def command(self, command_id: str) -> Command | None:
+        """The command of this id."""
+        path = self.layout.command(command_id)
+        try:
+            return decode(self.store.read(path), Command, path)
+        except NotFoundError:
+            return None
+
+    def result(self, command_id: str) -> CommandResult | None:
+        """The driver's answer; None while there is none."""
+        path = self.layout.result(command_id)
+        try:
+            return decode(self.store.read(path), CommandResult, path)
+        except NotFoundError:
+            return None
+
+    def withdraw(self, command_id: str, by: str = "cli") -> None:
+        """Ask that a command not be executed any more; no effect once the driver has begun it. May come twice."""
+        record = Withdrawn(command_id, iso(self.now()), by)
+        with suppress(AlreadyExistsError):
+            self.store.create(self.layout.withdrawn(command_id), encode(record))
+
+    def cancel_dead(self, by: str = "cli") -> JobView:
+        """End a job whose driver is dead: fence it off, so that it can write nothing should it live after all, and
+        record CANCELED. Idempotent. Raises CommandRefusedError while the driver is alive."""
+        return submission.cancel_dead(self, by)
+
+    # ------------------------------------------------------------ waiting
+
+    def wait_result(
+        self,
+        command_id: str,
+        timeout: timedelta | str | None = None,
+        poll_s: float = POLL_S,
+        on_poll: Callable[[JobView], None] | None = None,
+    ) -> CommandResult:
+        """Wait for the answer to a command; a refusal is an answer too (`raise_if_refused`). Errors: see
+        `Waiting.until`."""
+        command = self.command(command_id)
+        if command is None:
+            raise self._not_found(f"there is no command {command_id}")
+        return self._waiting(command.spec).until(
+            lambda view: self.result(command_id),
+            spec=command.spec,
+            what=f"the answer to {command.verb!r}",
+            timeout=None if timeout is None else parse_duration(timeout, where="timeout"),
+            poll_s=poll_s,
+            end_grace_s=RESULT_GRACE_S,
+            on_poll=on_poll,
+        )
+
+    def wait_status(
+        self,
+        wanted: Collection[str],
+        timeout: timedelta | str | None = None,
+        poll_s: float = POLL_S,
+        on_poll: Callable[[JobView], None] | None = None,
+        *,
+        spec: int | None = None,
+    ) -> JobView:
+        """Wait until the job's status is one of `wanted`. Errors: see `Waiting.until`."""
+        wanted = {JobStatus(status) for status in wanted}
+        what = f"status {' or '.join(sorted(wanted))}"
+        return self.wait_until(lambda view: view.status in wanted, what, timeout, poll_s, on_poll, spec=spec)
+
+    def wait_until(
+        self,
+        condition: Callable[[JobView], bool],
+        what: str,
+        timeout: timedelta | str | None = None,
+        poll_s: float = POLL_S,
+        on_poll: Callable[[JobView], None] | None = None,
+        *,
+        spec: int | None = None,
+    ) -> JobView:
+        """Wait until `condition` holds of the job.
+
+        Args:
+            condition: asked of each view of submission `spec`.
+            what: what is waited for, for errors.
+            timeout: None: as long as the driver lives.
+            poll_s: between two looks, seconds.
+            on_poll: told of every view.
+            spec: submission; None: the newest now.
+
+        Errors: see `Waiting.until`.
+        """
+        number = self.view().spec_number if spec is None else spec
+        return self._waiting(number).until(
+            lambda view: view if view.spec_number == number and condition(view) else None,
+            spec=number,
+            what=what,
+            timeout=None if timeout is None else parse_duration(timeout, where="timeout"),
+            poll_s=poll_s,
+            on_poll=on_poll,
+        )
+
+    def _waiting(self, number: int) -> Waiting:
+        spec = self.spec(number)
+        silence = JobOptions.from_mapping(spec.options).heartbeat_timeout
+        return Waiting(
+            look=self.view,
+            dead_here=lambda: local_death(self, spec),
+            watch=HeartbeatWatch(silence.total_seconds(), self._monotonic),
+            tail=output_tail,
+            sleep=self._sleep,
+            monotonic=self._monotonic,
+        )
+
+    def _not_found(self, what: str) -> JobNotFoundError:
+        return JobNotFoundError(
+            what, where=f"job {self.job_id}, root {self.root}", remedy="`tidegate list` shows the jobs of a root"
+        )
+
+
+def list_jobs(root: str | Store, storage_options: Mapping[str, Any] | None = None) -> list[str]:
+    """Ids of all jobs below a root, sorted."""
+    store = open_store(root, storage_options) if isinstance(root, str | os.PathLike) else root
+    names = [name for name in store.list("") if JOB_ID_PATTERN.fullmatch(name) and ".." not in name]
+    return [name for name in names if store.exists(JobLayout(name).spec(1))]

@@ -1,0 +1,65 @@
+"""Processes of this machine, told apart even when a pid is used again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from contextlib import suppress
+
+
+def host_name() -> str:
+    """This machine's name."""
+    return socket.gethostname()
+
+
+def process_space() -> str:
+    """What pids are unique in, besides the host's name: containers may share that. "" where the system does not
+    tell."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def process_started(pid: int) -> str | None:
+    """A text that this very process has for all its life and no other with its pid has; None when there is no such
+    process, or it has ended and only waits for its parent."""
+    if not os.path.isdir("/proc/self"):
+        return _started_by_ps(pid)
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+    except OSError:
+        return None
+    state, started_ticks = fields[0], fields[19]
+    return None if state in ("Z", "X") else f"{boot}:{started_ticks}"
+
+
+def is_running(pid: int, started: str | None) -> bool:
+    """Whether the process that `started` belongs to is running on this machine."""
+    return started is not None and process_started(pid) == started
+
+
+def send_signal(pid: int, started: str | None, number: signal.Signals) -> bool:
+    """Send a signal to this very process; False when it is not running."""
+    if not is_running(pid, started):
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+        return True
+    return False
+
+
+def _started_by_ps(pid: int) -> str | None:
+    try:
+        answer = subprocess.run(
+            ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    state, _, started = answer.stdout.strip().partition(" ")
+    return None if not state or state.startswith("Z") else started.strip()

@@ -1,0 +1,133 @@
+"""Finding the snapshot that a submission wants to start from, before anything is started (S9.3)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tidegate.contract.errors import NotFoundError, SnapshotError
+from tidegate.contract.layout import JobLayout
+from tidegate.contract.records import RestoreFrom, Spec
+from tidegate.contract.status import JobView
+from tidegate.contract.store import Store, open_store
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRestore:
+    """A snapshot that is there.
+
+    Attributes:
+        restore: as the spec records it: paths below the root relative to it. "latest" stays open: the driver chooses
+            after its fence, so that what an older driver completes in between is not lost.
+        lineage: that the submission continues; None: a fork, which gets its own (S7.4).
+    """
+
+    restore: RestoreFrom
+    lineage: str | None
+
+
+def resolve_restore(
+    store: Store,
+    storage_options: Mapping[str, Any],
+    job_id: str,
+    restore: RestoreFrom,
+    specs: Sequence[Spec],
+    view: JobView | None,
+) -> ResolvedRestore:
+    """Check that what `restore` names is there and complete.
+
+    Args:
+        specs: earlier submissions of the job.
+        view: the job as it is; None when it has never been submitted.
+
+    Raises:
+        SnapshotError: nothing to restore, or not a complete snapshot.
+    """
+    where = f"job {job_id}"
+    if restore.kind == "latest":
+        point = view.latest_recovery_point if view is not None else None
+        if point is None:
+            raise SnapshotError(
+                "there is nothing to restore from",
+                where=where,
+                cause="the job has completed no checkpoint and was not started from a snapshot",
+                remedy="Start it anew, or name a savepoint",
+            )
+        _metadata(store, storage_options, point.path, where)
+        return ResolvedRestore(replace(restore, path=None, checkpoint_id=None), specs[-1].lineage)
+    if restore.path is None:
+        return _by_id(store, storage_options, restore, specs, view, where)
+    path = _relative(store, restore.path)
+    known = next((c for c in (view.completed if view is not None else ()) if c.path == path), None)
+    document = _metadata(store, storage_options, path, where)
+    restore = replace(
+        restore, path=path, checkpoint_id=known.checkpoint_id if known is not None else restore.checkpoint_id
+    )
+    if known is not None:
+        return ResolvedRestore(restore, _lineage_of(specs, known.spec))
+    own = document.get("job_id") == job_id and any(spec.lineage == document.get("lineage") for spec in specs)
+    return ResolvedRestore(restore, str(document["lineage"]) if own else None)
+
+
+def open_snapshot(store: Store, storage_options: Mapping[str, Any], path: str) -> tuple[Store, str]:
+    """Store and folder of a snapshot: `path` is relative to the root, absolute, or a URL."""
+    if "://" not in path and not path.startswith("/"):
+        return store, path
+    parent, _, folder = path.rstrip("/").rpartition("/")
+    return open_store(parent or "/", storage_options), folder
+
+
+def _by_id(
+    store: Store,
+    storage_options: Mapping[str, Any],
+    restore: RestoreFrom,
+    specs: Sequence[Spec],
+    view: JobView | None,
+    where: str,
+) -> ResolvedRestore:
+    wanted = restore.checkpoint_id
+    known = view.checkpoint(wanted) if view is not None and wanted is not None else None
+    if known is None or known.status != "completed":
+        there = ", ".join(str(c.checkpoint_id) for c in view.completed[-10:]) if view is not None else ""
+        raise SnapshotError(
+            f"checkpoint {wanted} was never completed" if known is not None else f"there is no checkpoint {wanted}",
+            where=where,
+            cause=f"completed are {there}" if there else "none has completed",
+            remedy="`tidegate checkpoints` lists what can be restored",
+        )
+    _metadata(store, storage_options, known.path, where)
+    return ResolvedRestore(replace(restore, path=known.path), _lineage_of(specs, known.spec))
+
+
+def _lineage_of(specs: Sequence[Spec], number: int) -> str | None:
+    return next((spec.lineage for spec in specs if spec.number == number), None)
+
+
+def _relative(store: Store, path: str) -> str:
+    """A path below the root as the log writes it."""
+    path = path.rstrip("/") or path
+    for root in (store.url, f"file://{store.url}"):
+        if path.startswith(f"{root.rstrip('/')}/"):
+            return path[len(root.rstrip("/")) + 1 :]
+    return path
+
+
+def _metadata(store: Store, storage_options: Mapping[str, Any], path: str, where: str) -> Mapping[str, Any]:
+    """Body of a snapshot's metadata as far as its job and lineage are concerned; the driver checks all of it."""
+    try:
+        holder, folder = open_snapshot(store, storage_options, path)
+        body = json.loads(holder.read(JobLayout.metadata(folder))).get("body", {})
+    except NotFoundError as error:
+        raise SnapshotError(
+            f"{path} is not a complete snapshot",
+            where=where,
+            cause="it has no _metadata: never completed, or deleted since",
+            remedy="`tidegate checkpoints` lists what can be restored",
+        ) from error
+    except (ValueError, AttributeError) as error:
+        raise SnapshotError(
+            f"the metadata of {path} is damaged", where=where, remedy="Restore another snapshot"
+        ) from error
+    return body if isinstance(body, Mapping) else {}

@@ -1,0 +1,278 @@
+"""What a job is doing, derived from its submissions, its decision log and its driver's hint. Pure; nothing of it is
+stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from tidegate.contract.checkpoints import (
+    CheckpointView,
+    RecoveryPoints,
+    checkpoint_views,
+    next_checkpoint_id,
+)
+from tidegate.contract.records import Decision, Spec, StatusHint
+from tidegate.contract.reigns import Entry, submissions_of
+
+__all__ = [
+    "CheckpointView",
+    "FailureView",
+    "JobStatus",
+    "JobView",
+    "RecoveryPoints",
+    "SourceView",
+    "derive",
+    "next_checkpoint_id",
+]
+
+
+class JobStatus(StrEnum):
+    """Status of a job. CREATED: submitted, no driver has begun yet."""
+
+    CREATED = "CREATED"
+    WAITING_FOR_SLOTS = "WAITING_FOR_SLOTS"
+    RUNNING = "RUNNING"
+    RESTARTING = "RESTARTING"
+    STOPPING = "STOPPING"
+    STOPPED = "STOPPED"
+    FINISHED = "FINISHED"
+    FINISHED_COMMIT_PENDING = "FINISHED_COMMIT_PENDING"
+    CANCELED = "CANCELED"
+    FAILED = "FAILED"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether nothing more happens under this submission."""
+        return self in _TERMINAL
+
+
+_TERMINAL = frozenset(
+    {
+        JobStatus.STOPPED,
+        JobStatus.FINISHED,
+        JobStatus.FINISHED_COMMIT_PENDING,
+        JobStatus.CANCELED,
+        JobStatus.FAILED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceView:
+    """A source of the current submission.
+
+    Attributes:
+        uid: of the source.
+        boundedness: "bounded", "unbounded", or "unknown" while no hint tells.
+        records: read so far, all subtasks, since the run began.
+        end_of_data: all of it has been read, and every subtask has passed its end on.
+        played_all: a replay has played everything once, though the source stays open.
+        watermark_us: event time, microseconds since the epoch; None: none yet.
+        details: whatever else the source tells.
+    """
+
+    uid: str
+    boundedness: str = "unknown"
+    records: int = 0
+    end_of_data: bool = False
+    played_all: bool = False
+    watermark_us: int | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FailureView:
+    """The last failure of the current submission: its root cause.
+
+    Attributes:
+        message: one line.
+        operator: uid, where one is concerned.
+        subtask: index, where one is concerned.
+        traceback: of the user's code, where there is one.
+        at: time.
+    """
+
+    message: str
+    operator: str | None = None
+    subtask: int | None = None
+    traceback: str | None = None
+    at: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job as of one look at its directory.
+
+    Attributes:
+        job_id: of the job.
+        status: see `JobStatus`.
+        reason: what the driver said with that status.
+        spec_number: current submission.
+        generation: current reign, 0 before the first.
+        run_id: current attempt, "" when none is known.
+        restarts: of the current submission.
+        checkpoints: all snapshots ever claimed, oldest first.
+        sources: by uid.
+        failure: last one of the current submission, also when the job has recovered since.
+        watermark_us: of the whole job, event time in microseconds since the epoch.
+        heartbeat: the driver's counter, None without a hint of the current reign.
+        hint_generation: reign of the hint used.
+        slots_registered: free or taken slots the driver has counted.
+        slots_needed: slots the job needs.
+        stop: {"outcome", "mode", "checkpoint_id", "path"} of a job that was stopped.
+        last_decision: number of the newest log entry, 0 when there is none.
+        latest_recovery_point: what a restore of "latest" starts from (S2.4, S9.3): the newest recovery point that the
+            current submission completed, else the snapshot it was itself restored from.
+    """
+
+    job_id: str
+    status: JobStatus
+    reason: str
+    spec_number: int
+    generation: int
+    run_id: str
+    restarts: int
+    checkpoints: tuple[CheckpointView, ...]
+    sources: tuple[SourceView, ...]
+    failure: FailureView | None
+    watermark_us: int | None
+    heartbeat: int | None
+    hint_generation: int | None
+    slots_registered: int | None
+    slots_needed: int | None
+    stop: Mapping[str, Any] | None
+    last_decision: int
+    latest_recovery_point: CheckpointView | None
+
+    @property
+    def completed(self) -> tuple[CheckpointView, ...]:
+        """Completed snapshots of every kind, oldest first."""
+        return tuple(checkpoint for checkpoint in self.checkpoints if checkpoint.status == "completed")
+
+    @property
+    def latest_savepoint(self) -> CheckpointView | None:
+        """The newest completed savepoint or stop-savepoint."""
+        return next((c for c in reversed(self.completed) if c.kind in ("savepoint", "stop-savepoint")), None)
+
+    @property
+    def is_terminal(self) -> bool:
+        """Nothing more happens under this submission."""
+        return self.status.is_terminal
+
+    @property
+    def is_active(self) -> bool:
+        """A driver has begun and not ended, dead or alive."""
+        return not self.is_terminal and self.status is not JobStatus.CREATED
+
+    def checkpoint(self, checkpoint_id: int) -> CheckpointView | None:
+        """The snapshot of this id."""
+        return next((c for c in self.checkpoints if c.checkpoint_id == checkpoint_id), None)
+
+    def source(self, uid: str) -> SourceView | None:
+        """The source of this uid."""
+        return next((source for source in self.sources if source.uid == uid), None)
+
+
+def derive(specs: Sequence[Spec], decisions: Sequence[Decision], hint: StatusHint | None) -> JobView:
+    """The view of a job.
+
+    Args:
+        specs: its submissions, ascending; at least one.
+        decisions: its log, oldest first.
+        hint: of the newest generation; ignored when it is of another one.
+    """
+    assert specs, "a job has a submission"
+    spec = specs[-1]
+    entries = submissions_of(decisions)
+    current = [entry for entry in entries if entry.spec == spec.number]
+    generation = decisions[-1].generation if decisions else 0
+    if hint is not None and (not current or hint.generation != generation):
+        hint = None
+    told: Mapping[str, Any] = hint.data if hint is not None else {}
+    status, status_data = _status(current)
+    views = checkpoint_views(entries, ended=status.is_terminal)
+    points = RecoveryPoints(specs, entries, views)
+    restarts = sum(1 for e in current if e.kind == "status" and e.data.get("status") == JobStatus.RESTARTING)
+    return JobView(
+        job_id=spec.job_id,
+        status=status,
+        reason=str(status_data.get("reason") or ""),
+        spec_number=spec.number,
+        generation=generation,
+        run_id=hint.run_id if hint is not None else "",
+        restarts=_int(told.get("restarts"), restarts),
+        checkpoints=views,
+        sources=_sources(current, told, points.ended_before(spec.number)),
+        failure=_failure(current),
+        watermark_us=_optional_int(told.get("watermark_us")),
+        heartbeat=hint.heartbeat if hint is not None else None,
+        hint_generation=hint.generation if hint is not None else None,
+        slots_registered=_optional_int(told.get("slots_registered")),
+        slots_needed=_optional_int(told.get("slots_needed")),
+        stop=status_data.get("stop"),
+        last_decision=decisions[-1].number if decisions else 0,
+        latest_recovery_point=points.latest(spec.number),
+    )
+
+
+def _status(current: Sequence[Entry]) -> tuple[JobStatus, Mapping[str, Any]]:
+    """Status and its entry's data. After a later fence, before its driver says anything: RESTARTING."""
+    fences = 0
+    status = JobStatus.CREATED
+    data: Mapping[str, Any] = {}
+    for entry in current:
+        if entry.kind == "fence":
+            fences += 1
+            status, data = (JobStatus.WAITING_FOR_SLOTS if fences == 1 else JobStatus.RESTARTING), {}
+        elif entry.kind == "status":
+            status, data = JobStatus(entry.data["status"]), entry.data
+    return status, data
+
+
+def _failure(current: Sequence[Entry]) -> FailureView | None:
+    for entry in reversed(current):
+        if entry.kind == "failure":
+            data = entry.data
+            return FailureView(
+                message=str(data.get("message", "")),
+                operator=data.get("operator"),
+                subtask=data.get("subtask"),
+                traceback=data.get("traceback"),
+                at=entry.decision.at,
+            )
+    return None
+
+
+def _sources(current: Sequence[Entry], told: Mapping[str, Any], inherited: frozenset[str]) -> tuple[SourceView, ...]:
+    """Sources that the hint or the log knows. That one has ended is true when either says so, or when the snapshot that
+    the submission started from was taken after its end."""
+    ended = inherited | {str(entry.data["source"]) for entry in current if entry.kind == "end_of_data"}
+    hints = told.get("sources")
+    hints = hints if isinstance(hints, Mapping) else {}
+    views: list[SourceView] = []
+    for uid in sorted(ended | set(hints)):
+        data: Mapping[str, Any] = hints.get(uid, {})
+        views.append(
+            SourceView(
+                uid=uid,
+                boundedness=str(data.get("boundedness", "unknown")),
+                records=_int(data.get("records"), 0),
+                end_of_data=uid in ended or bool(data.get("end_of_data")),
+                played_all=bool(data.get("played_all")),
+                watermark_us=_optional_int(data.get("watermark_us")),
+                details=data.get("details") or {},
+            )
+        )
+    return tuple(views)
+
+
+def _optional_int(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _int(value: object, default: int) -> int:
+    number = _optional_int(value)
+    return default if number is None else number

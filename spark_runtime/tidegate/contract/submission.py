@@ -1,0 +1,181 @@
+"""Submitting: from a pipeline and its settings to a spec, once however often it is asked for (S9.3, S9.4)."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tidegate.contract.artifact import pack, resolve_pipeline, upload
+from tidegate.contract.clock import iso
+from tidegate.contract.errors import (
+    AlreadyExistsError,
+    CommandRefusedError,
+    JobExistsError,
+    OptionError,
+    RecordError,
+    StoreError,
+)
+from tidegate.contract.launching import find_local
+from tidegate.contract.options import JobOptions
+from tidegate.contract.records import RestoreFrom, Spec, canonical, decode, encode
+from tidegate.contract.secrets import check_no_plain_secrets
+from tidegate.contract.snapshots import ResolvedRestore, resolve_restore
+from tidegate.contract.status import JobStatus, JobView
+
+if TYPE_CHECKING:
+    from tidegate.contract.client import JobClient
+
+MAX_SUBMIT_RACES = 20
+"""Specs that other submitters may create first before this one gives up."""
+DEFAULT_MASTER = "local[*]"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a submitter asks for. None of `pipeline`, `arguments`, `options`, `master`, `spark_conf`: as in the
+    submission that a restore follows; a fresh start needs a pipeline."""
+
+    pipeline: str | None
+    arguments: Mapping[str, Any] | None
+    options: JobOptions | None
+    master: str | None
+    spark_conf: Mapping[str, Any] | None
+    restore: RestoreFrom | None
+    code_root: str | None
+    owner_dag: str | None
+    submission_id: str
+    submitted_by: str
+
+
+def submit(client: JobClient, request: Request) -> Spec:
+    """See `JobClient.submit`. Everything is checked, and the code pinned, before the spec is created; the create is the
+    submission."""
+    for _ in range(MAX_SUBMIT_RACES):
+        specs = client.specs()
+        for spec in specs:
+            if spec.submission_id == request.submission_id:
+                return spec
+        _check_settings(client, request)
+        view = client.view() if specs else None
+        if view is not None:
+            _refuse_if_taken(client, view, specs[-1], fresh=request.restore is None)
+        resolved = _resolved(client, request, specs, view)
+        spec = _spec(client, request, specs, resolved)
+        try:
+            client.store.create(client.layout.spec(spec.number), encode(spec))
+        except AlreadyExistsError:
+            continue
+        return decode(encode(spec), Spec)
+    raise StoreError("others keep submitting this job", where=f"job {client.job_id}", remedy="Find out who does")
+
+
+def _check_settings(client: JobClient, request: Request) -> None:
+    client.store.probe()
+    check_no_plain_secrets(client.storage_options, where="storage_options", storage=True)
+    check_no_plain_secrets(request.arguments, where="arguments")
+    check_no_plain_secrets(request.spark_conf, where="spark_conf")
+    for where, values in (("arguments", request.arguments), ("spark_conf", request.spark_conf)):
+        if values is not None and not isinstance(values, Mapping):
+            raise OptionError(f"{where} must be a mapping, not {type(values).__name__}", where=where)
+        try:
+            canonical(dict(values or {}))
+        except RecordError as error:
+            raise OptionError(
+                f"{where} cannot be written as JSON", where=where, cause=error.cause, remedy=error.remedy
+            ) from error
+
+
+def _refuse_if_taken(client: JobClient, view: JobView, last: Spec, *, fresh: bool) -> None:
+    """Raise JobExistsError while a driver has, or is about to have, this job; a fresh start needs the last submission
+    to be over."""
+    where = f"job {client.job_id}"
+    if view.status is JobStatus.CREATED:
+        living = find_local(client, last)
+        if living is not None:
+            raise JobExistsError(
+                "a job of this id is being started",
+                where=where,
+                cause=f"submission {last.number}, process {living.pid}",
+                remedy="Wait for it, stop it, or choose another job id",
+            )
+        return
+    if view.is_active and client.is_alive():
+        raise JobExistsError(
+            f"a job of this id is {view.status}",
+            where=where,
+            cause=f"submission {view.spec_number} by {last.submitted_by}, generation {view.generation}, is alive",
+            remedy="Stop it first (`tidegate stop`), or choose another job id",
+        )
+    if view.is_active and fresh:
+        raise JobExistsError(
+            f"a job of this id was {view.status} when its driver died",
+            where=where,
+            cause="a fresh start would forget its state",
+            remedy="Restore it (`tidegate restore`), or cancel it first (`tidegate cancel`)",
+        )
+
+
+def _resolved(
+    client: JobClient, request: Request, specs: tuple[Spec, ...], view: JobView | None
+) -> ResolvedRestore | None:
+    if request.restore is None:
+        return None
+    return resolve_restore(client.store, client.storage_options, client.job_id, request.restore, specs, view)
+
+
+def _spec(client: JobClient, request: Request, specs: tuple[Spec, ...], resolved: ResolvedRestore | None) -> Spec:
+    """The next spec, its code uploaded."""
+    before = specs[-1] if specs and resolved is not None else None
+    if request.pipeline is not None:
+        path, pipeline = resolve_pipeline(request.pipeline, request.code_root)
+        artifact = upload(client.store, client.layout, pack(path))
+    elif before is not None:
+        pipeline, artifact = before.pipeline, before.artifact
+    else:
+        raise OptionError("no pipeline is named", where="pipeline", remedy="Write path/to/file.py:build")
+    lineage = resolved.lineage if resolved is not None else None
+    options = request.options
+    if options is None:
+        options = JobOptions.from_mapping(before.options if before is not None else None)
+    return Spec(
+        job_id=client.job_id,
+        number=len(specs) + 1,
+        submission_id=request.submission_id,
+        pipeline=pipeline,
+        artifact=artifact,
+        arguments=_chosen(request.arguments, before.arguments if before is not None else None),
+        options=options.to_mapping(),
+        master=request.master or (before.master if before is not None else DEFAULT_MASTER),
+        spark_conf=_chosen(request.spark_conf, before.spark_conf if before is not None else None),
+        storage_options=dict(client.storage_options),
+        restore=resolved.restore if resolved is not None else None,
+        lineage=lineage or secrets.token_hex(8),
+        owner_dag=request.owner_dag,
+        submitted_at=iso(client.now()),
+        submitted_by=request.submitted_by,
+    )
+
+
+def _chosen(given: Mapping[str, Any] | None, before: Mapping[str, Any] | None) -> dict[str, Any]:
+    return dict(given if given is not None else before or {})
+
+
+def cancel_dead(client: JobClient, by: str) -> JobView:
+    """See `JobClient.cancel_dead`."""
+    view = client.view()
+    if view.is_terminal:
+        return view
+    last = client.specs()[-1]
+    if client.is_alive() or find_local(client, last) is not None:
+        raise CommandRefusedError(
+            "the driver is alive", where=f"job {client.job_id}", remedy="Send it the command: `tidegate cancel`"
+        )
+    used = [attempt for number, attempt in client.launches() if number == last.number]
+    used += [d.data["launch"] for d in client.decisions() if d.kind == "fence" and d.data["spec"] == last.number]
+    reign = client.log.reign(spec=last.number, launch=max(used, default=0) + 1)
+    reign.append(
+        "status", {"status": JobStatus.CANCELED.value, "reason": f"cancelled by {by} after its driver had died"}
+    )
+    return client.view()

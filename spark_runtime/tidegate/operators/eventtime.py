@@ -1,0 +1,41 @@
+"""Event time of a batch: a timestamp or integer column as int64 in its own unit, and conversions to microseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tidegate.operators.specs import TimeUnit
+from tidegate.state.keybytes import Int64s, fixed_values, valid_mask
+
+_PER_SECOND: dict[str, int] = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_MICROSECONDS = 1_000_000
+
+
+@dataclass(frozen=True)
+class EventTime:
+    """How one column counts time.
+
+    Attributes:
+        column: a timestamp or integer column.
+        unit: of one step of the column.
+    """
+
+    column: str
+    unit: TimeUnit
+
+    @property
+    def per_second(self) -> int:
+        """Steps of the column in a second."""
+        return _PER_SECOND[self.unit]
+
+    def times(self, batch: pa.RecordBatch) -> tuple[Int64s, int]:
+        """Times of the rows that have one, in the column's unit, and how many rows have none."""
+        array = batch.column(self.column)
+        times = fixed_values(array)
+        return (times[valid_mask(array)] if array.null_count else times), array.null_count
+
+    def to_us(self, time: int) -> int:
+        """Microseconds since the epoch, rounded down."""
+        return time * _MICROSECONDS // self.per_second

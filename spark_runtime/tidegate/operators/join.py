@@ -1,0 +1,107 @@
+"""BroadcastJoin: joins a stream with a complete bounded side that every subtask holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from tidegate.channel.elements import MAX_WATERMARK, Watermark
+from tidegate.operators.build_side import BuildSide
+from tidegate.operators.contract import Output, StreamOperator
+from tidegate.operators.restoring import checked_schema
+from tidegate.operators.specs import BroadcastJoinSpec
+from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+
+PROBE, BUILD = 0, 1
+
+PROGRESS_SCHEMA = pa.schema([pa.field("build_ended", pa.bool_(), nullable=False), pa.field("held_us", pa.int64())])
+"""State `progress`: whether the build side is complete, and the watermark held back meanwhile (null: none)."""
+
+
+class BroadcastJoin(StreamOperator):
+    """Input 0 is probed with input 1, which is broadcast and must end.
+
+    No operator selects its input, so probe rows that come before the build side is complete are buffered, and
+    watermarks held back; when it ends, the buffered rows come out joined, then the held watermark. From then on it
+    keeps no probe rows. The build side is complete at `end_input(1)`, or at MAX_WATERMARK, which says that every input
+    has ended and may come first.
+
+    State: `build` (broadcast), `buffered` probe rows (list), `progress` (list). Batches are immutable, so `snapshot`
+    copies nothing.
+    """
+
+    def __init__(self, spec: BroadcastJoinSpec) -> None:
+        self._spec = spec
+        self._build_rows: list[pa.RecordBatch] = []
+        self._buffered: list[pa.RecordBatch] = []
+        self._build: BuildSide | None = None
+        self._held_us: int | None = None
+
+    def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        """Join a probe batch, or keep it for later; collect a build batch."""
+        if input_index == BUILD:
+            assert self._build is None, "a record of the build side after its end"
+            self._build_rows.append(batch)
+        elif self._build is None:
+            self._buffered.append(batch)
+        else:
+            yield from self._build.join(batch)
+
+    def on_watermark(self, watermark_us: int) -> Iterator[Output]:
+        """Hold it back while probe rows are waiting; MAX_WATERMARK completes the build side."""
+        if watermark_us == MAX_WATERMARK:
+            yield from self._complete()
+        elif self._build is None:
+            self._held_us = watermark_us
+
+    def forwards_watermarks(self) -> bool:
+        """Not before the build side is complete."""
+        return self._build is not None
+
+    def end_input(self, input_index: int) -> Iterator[Output]:
+        """The end of the build side releases the buffered probe rows."""
+        if input_index == BUILD:
+            yield from self._complete()
+
+    def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
+        """Build rows, waiting probe rows, and how far things are."""
+        build, buffered = tuple(self._build_rows), tuple(self._buffered)
+        progress = pa.table([[self._build is not None], [self._held_us]], schema=PROGRESS_SCHEMA)
+        return lambda: [
+            StatePart("build", "broadcast", pa.Table.from_batches(build, schema=self._spec.right_schema)),
+            StatePart("buffered", "list", pa.Table.from_batches(buffered, schema=self._spec.left_schema)),
+            StatePart("progress", "list", progress),
+        ]
+
+    def restore(self, parts: Sequence[StatePart]) -> None:
+        """Take back what `snapshot` gave. Raises SnapshotError when either side has other columns now (S5.5)."""
+        ended = False
+        for part in parts:
+            if part.name == "build":
+                table = checked_schema(part, self._spec.right_schema, self.ctx.uid)
+                self._build_rows = _batches(table, self._spec.right_schema)
+            elif part.name == "buffered":
+                table = checked_schema(part, self._spec.left_schema, self.ctx.uid)
+                self._buffered.extend(_batches(table, self._spec.left_schema))
+            else:
+                for row in part.table.to_pylist():
+                    ended = ended or row["build_ended"]
+                    self._held_us = row["held_us"]
+        if ended:
+            self._build = BuildSide(self._spec, self._build_rows)
+
+    def _complete(self) -> Iterator[Output]:
+        if self._build is not None:
+            return
+        self._build = BuildSide(self._spec, self._build_rows)
+        buffered, self._buffered = self._buffered, []
+        for batch in buffered:
+            yield from self._build.join(batch)
+        if self._held_us is not None:
+            yield Watermark(self._held_us)
+            self._held_us = None
+
+
+def _batches(table: pa.Table, schema: pa.Schema) -> list[pa.RecordBatch]:
+    return [pa.RecordBatch.from_arrays(b.columns, schema=schema) for b in table.to_batches() if b.num_rows]

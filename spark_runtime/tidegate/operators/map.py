@@ -1,0 +1,130 @@
+"""Stateless operators: filter, project, map_in_arrow, union."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import acero
+
+from tidegate.contract.errors import PipelineError
+from tidegate.operators.batches import MAX_BATCH_ROWS
+from tidegate.operators.contract import Output, StreamOperator
+from tidegate.operators.specs import FilterSpec, MapInArrowSpec, ProjectSpec
+
+
+class FilterOperator(StreamOperator):
+    """Keeps the rows for which the expression is true. Stateless; rows keep their order; empty results are not
+    emitted."""
+
+    def __init__(self, spec: FilterSpec) -> None:
+        self._node = acero.FilterNodeOptions(spec.expression)
+        self._schema = spec.schema
+
+    def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        """The rows that pass, in one batch."""
+        kept = _run(batch, "filter", self._node)
+        if kept.num_rows:
+            yield pa.RecordBatch.from_arrays(kept.columns, schema=self._schema)
+
+
+class ProjectOperator(StreamOperator):
+    """Computes every output column. Stateless; a row for each row. Plain columns are passed on without computing."""
+
+    def __init__(self, spec: ProjectSpec) -> None:
+        self._schema = spec.schema
+        self._sources: list[str | int] = []
+        computed: list[pc.Expression] = []
+        for _, expression in spec.columns:
+            plain = _plain_column(expression)
+            self._sources.append(len(computed) if plain is None else plain)
+            if plain is None:
+                computed.append(expression)
+        names = [str(i) for i in range(len(computed))]
+        self._node = acero.ProjectNodeOptions(computed, names) if computed else None
+
+    def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        """One batch of the output schema. Raises ArrowInvalid when a value does not fit its output type."""
+        computed = None if self._node is None else _run(batch, "project", self._node)
+        arrays = []
+        for field, source in zip(self._schema, self._sources, strict=True):
+            if isinstance(source, str):
+                array = batch.column(source)
+            else:
+                assert computed is not None
+                array = computed.column(source)
+            arrays.append(array if array.type == field.type else array.cast(field.type))
+        yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+class MapInArrowOperator(StreamOperator):
+    """Calls the user's function afresh for each delivered batch and exhausts it before anything else happens, so that
+    no record of it is left when a barrier comes (S4.1). What it raises passes as it is; what it keeps is not
+    snapshotted."""
+
+    def __init__(self, spec: MapInArrowSpec) -> None:
+        self._function = spec.function
+        self._schema = spec.schema
+
+    def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        """The function's batches, without the empty ones, cut to `MAX_BATCH_ROWS`.
+
+        Raises:
+            PipelineError: a batch is not one, or not of the declared schema; names the column.
+        """
+        for result in self._function(iter((batch,))):
+            checked = self._checked(result)
+            for start in range(0, checked.num_rows, MAX_BATCH_ROWS):
+                yield checked.slice(start, MAX_BATCH_ROWS)
+
+    def _checked(self, result: object) -> pa.RecordBatch:
+        if not isinstance(result, pa.RecordBatch):
+            raise self._refused(f"it gave a {type(result).__name__}", "Yield pyarrow.RecordBatch objects")
+        if result.schema.names != self._schema.names:
+            declared, given = self._schema.names, result.schema.names
+            missing = [name for name in declared if name not in given]
+            extra = [name for name in given if name not in declared]
+            cause = f"columns are {given}, declared are {declared}"
+            if missing or extra:
+                cause += f"; missing {missing}, not declared {extra}"
+            raise self._refused(cause, "Yield exactly the declared columns, in their order")
+        for field, array in zip(self._schema, result.columns, strict=True):
+            if array.type != field.type:
+                raise self._refused(
+                    f"column {field.name!r} is {array.type}, declared is {field.type}",
+                    f"Cast {field.name!r} in the function, or declare {array.type}",
+                )
+            if not field.nullable and array.null_count:
+                raise self._refused(f"column {field.name!r} has nulls, declared is not null", "Declare it nullable")
+        return pa.RecordBatch.from_arrays(result.columns, schema=self._schema)
+
+    def _refused(self, cause: str, remedy: str) -> PipelineError:
+        name = getattr(self._function, "__qualname__", type(self._function).__name__)
+        return PipelineError(
+            f"map_in_arrow function {name} broke its declared schema",
+            where=f"operator {self.ctx.uid!r}",
+            cause=cause,
+            remedy=remedy,
+        )
+
+
+class UnionOperator(StreamOperator):
+    """Passes every batch on, whichever input it came from. Stateless."""
+
+    def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        """The batch itself."""
+        yield batch
+
+
+def _plain_column(expression: pc.Expression) -> str | None:
+    """The column's name where the expression is nothing but a column, else None."""
+    text = str(expression)
+    return text if expression.equals(pc.field(text)) else None
+
+
+def _run(batch: pa.RecordBatch, kind: str, options: acero.ExecNodeOptions) -> pa.RecordBatch:
+    source = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([batch])))
+    plan = acero.Declaration.from_sequence([source, acero.Declaration(kind, options)])
+    batches = plan.to_table(use_threads=False).combine_chunks().to_batches()
+    return batches[0] if batches else batch.slice(0, 0)

@@ -1,0 +1,76 @@
+"""WatermarkOperator: makes watermarks from event times (S4.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark
+from tidegate.operators.contract import Output, StreamOperator
+from tidegate.operators.eventtime import EventTime
+from tidegate.operators.specs import WatermarkSpec
+from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+
+NULL_EVENT_TIME = "null_event_time"
+"""Counter: rows without an event time; they are passed on and move no watermark."""
+
+PROGRESS_SCHEMA = pa.schema([pa.field("split", pa.string()), pa.field("time_us", pa.int64(), nullable=False)])
+"""State `progress`: the latest time seen in each split; split null: outside a source's chain."""
+
+
+class WatermarkOperator(StreamOperator):
+    """Watermark = minimum over the active splits of the latest time seen in each, minus the delay; emitted after the
+    batch that advanced it, never going back.
+
+    An active split without a record yet holds it back; a finished one drops out. Outside a source's chain all input
+    counts as one split. Watermarks from upstream stop here, but MAX_WATERMARK, which is never state (S4.4). State: the
+    progress of each split, so that a restored run holds back as the old one did.
+    """
+
+    def __init__(self, spec: WatermarkSpec) -> None:
+        self._time = EventTime(spec.column, spec.unit)
+        self._delay_us = spec.delay_us
+        self._progress: dict[str | None, int] = {}
+        self._current_us = MIN_WATERMARK
+
+    def restore(self, parts: Sequence[StatePart]) -> None:
+        """Take back the progress of each split; of a split told twice the earlier one."""
+        for part in parts:
+            for row in part.table.to_pylist():
+                known = self._progress.get(row["split"], MAX_WATERMARK)
+                self._progress[row["split"]] = min(known, row["time_us"])
+
+    def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        """The batch, then a watermark when it advanced."""
+        yield batch
+        times, nulls = self._time.times(batch)
+        if nulls:
+            self.ctx.count(NULL_EVENT_TIME, nulls)
+        if len(times):
+            split = self.ctx.current_split
+            latest = min(self._time.to_us(int(times.max())), MAX_WATERMARK - 1)
+            self._progress[split] = max(self._progress.get(split, MIN_WATERMARK), latest)
+        low = self._lowest()
+        if low is not None and low - self._delay_us > self._current_us:
+            self._current_us = low - self._delay_us
+            yield Watermark(self._current_us)
+
+    def forwards_watermarks(self) -> bool:
+        """They stop here."""
+        return False
+
+    def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
+        """Progress of the splits that still matter."""
+        active = self.ctx.active_splits
+        kept = {s: t for s, t in self._progress.items() if s is None or s in active or not active}
+        table = pa.table({"split": list(kept), "time_us": list(kept.values())}, schema=PROGRESS_SCHEMA)
+        return lambda: [StatePart("progress", "list", table)]
+
+    def _lowest(self) -> int | None:
+        active = self.ctx.active_splits
+        if not active:
+            return self._progress.get(self.ctx.current_split)
+        if not all(split in self._progress for split in active):
+            return None
+        return min(self._progress[split] for split in active)

@@ -1,0 +1,87 @@
+"""Columns: which there are, which can be keys, event times or aggregated, and the errors that say so."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterable
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from tidegate.contract.errors import PipelineError
+
+MAX_NAMED_COLUMNS = 20
+"""Columns that an error message lists at most."""
+
+
+def require_column(schema: pa.Schema, column: str, where: str) -> pa.Field:
+    """The field of this name; PipelineError naming the nearest one when it is missing."""
+    if not isinstance(column, str):
+        raise PipelineError(
+            f"a column name is a string, got {column!r}", where=where, remedy='Name columns as in "dep_delay"'
+        )
+    if column not in schema.names:
+        raise missing_column(schema, column, where)
+    return schema.field(column)
+
+
+def missing_column(schema: pa.Schema, column: str, where: str) -> PipelineError:
+    """The error for a column that is not there."""
+    near = nearest(column, schema.names)
+    shown = ", ".join(schema.names[:MAX_NAMED_COLUMNS]) or "none"
+    if len(schema.names) > MAX_NAMED_COLUMNS:
+        shown += f" and {len(schema.names) - MAX_NAMED_COLUMNS} more"
+    return PipelineError(
+        f"there is no column {column!r}" + (f", did you mean {near!r}?" if near else ""),
+        where=where,
+        cause=f"the columns here are {shown}",
+        remedy=f"Use {near!r}, or add the column upstream" if near else "Use one of these, or add the column upstream",
+    )
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The most similar of `names`; None when none is similar."""
+    by_folded = {n.casefold(): n for n in names}
+    found = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.6)
+    return by_folded[found[0]] if found else None
+
+
+def refuse_duplicates(names: Iterable[str], where: str, *, remedy: str) -> None:
+    """PipelineError when a column name comes twice."""
+    twice = [name for name, n in Counter(names).items() if n > 1]
+    if twice:
+        raise PipelineError(f"there would be two columns named {twice[0]!r}", where=where, remedy=remedy)
+
+
+def require_key(field: pa.Field, where: str) -> None:
+    """PipelineError when the column cannot be a key (S5.1)."""
+    if is_key(field.type):
+        return
+    remedy = "Use a column of integers, floats, booleans, strings, binary, dates or timestamps"
+    if pt.is_dictionary(field.type):
+        cast = f"pc.field({field.name!r}).cast({_call_text(field.type.value_type)})"
+        remedy = f"Cast it first: .with_columns({field.name}={cast})"
+    elif pt.is_decimal(field.type):
+        remedy = f"Cast it first, to an integer or a string: pc.field({field.name!r}).cast(pa.string())"
+    raise PipelineError(f"column {field.name!r} of type {field.type} cannot be a key", where=where, remedy=remedy)
+
+
+def is_key(type_: pa.DataType) -> bool:
+    """Columns of this type can be keys: they have canonical bytes (S5.1)."""
+    return bool(
+        pt.is_integer(type_)
+        or pt.is_floating(type_)
+        or pt.is_boolean(type_)
+        or pt.is_string(type_)
+        or pt.is_large_string(type_)
+        or pt.is_binary(type_)
+        or pt.is_large_binary(type_)
+        or pt.is_fixed_size_binary(type_)
+        or pt.is_date(type_)
+        or pt.is_timestamp(type_)
+    )
+
+
+def _call_text(type_: pa.DataType) -> str:
+    return f"pa.{type_}()" if str(type_).isidentifier() else f"{str(type_)!r}"

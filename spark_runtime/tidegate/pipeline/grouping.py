@@ -1,0 +1,117 @@
+"""`group_by(...).window(...).agg(...)`: keyed event-time windows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from tidegate.contract.errors import PipelineError
+from tidegate.operators.specs import Agg, WindowAggSpec
+from tidegate.pipeline.aggregates import Aggregate, aggregate_field
+from tidegate.pipeline.columns import refuse_duplicates, require_column, require_key
+from tidegate.pipeline.draft import DraftNode, place, require_uid
+from tidegate.pipeline.location import user_location
+from tidegate.pipeline.windows import Tumbling
+from tidegate.plan.graph import Edge
+
+if TYPE_CHECKING:
+    from tidegate.pipeline.streams import Stream
+
+WINDOW_START = "window_start"
+WINDOW_END = "window_end"
+WINDOW_BOUND = pa.timestamp("us")
+"""Type of both bounds; without zone, in UTC."""
+
+
+class GroupedStream:
+    """A stream grouped by key columns; follow it by `.window(...)`."""
+
+    def __init__(self, stream: Stream, keys: tuple[str, ...], location: str) -> None:
+        where = place("group_by", None, location)
+        if not keys:
+            raise PipelineError("group_by of no columns", where=where, remedy='Name at least one: .group_by("carrier")')
+        for key in keys:
+            require_key(require_column(stream.schema, key, where), where)
+        refuse_duplicates(keys, where, remedy="Name each key column once")
+        self._stream = stream
+        self._keys = keys
+
+    def window(self, window: Tumbling) -> WindowedStream:
+        """Cut each group into windows over event time; follow it by `.agg(...)`.
+
+        Raises:
+            PipelineError: not a window, or no event time: no `with_watermark` upstream, or its column was dropped.
+        """
+        where = place("window", None, user_location())
+        if not isinstance(window, Tumbling):
+            raise PipelineError(
+                f"a window is needed, got {window!r}",
+                where=where,
+                remedy=f"Write tumbling({window!r})" if isinstance(window, str) else 'Write tumbling("1 day")',
+            )
+        return WindowedStream(self._stream, self._keys, window, self._stream._event_time.require(where))
+
+
+class WindowedStream:
+    """Groups cut into windows; follow it by `.agg(...)`."""
+
+    def __init__(self, stream: Stream, keys: tuple[str, ...], window: Tumbling, time_column: str) -> None:
+        self._stream = stream
+        self._keys = keys
+        self._window = window
+        self._time_column = time_column
+
+    def agg(self, *, uid: str | None = None, **aggregates: Aggregate) -> Stream:
+        """One record per key and window with records, when the watermark has passed the window's end.
+
+        Records that come later than that are counted (`late_dropped`) and dropped. The result has no event time of its
+        own: for another window say `.with_watermark("window_start", "0 s")`.
+
+        Args:
+            uid: required.
+            aggregates: output column = `count()`, `sum("delay")`, `min`, `max` or `mean`.
+
+        Returns:
+            The keys, `window_start`, `window_end` (timestamp[us], UTC) and the aggregates.
+
+        Raises:
+            PipelineError: no uid, no such column, a type that does not fit, or a name twice.
+        """
+        location = user_location()
+        uid = require_uid(uid, "window", location)
+        where = place("window", uid, location)
+        stream = self._stream
+        if not aggregates:
+            raise PipelineError("agg of nothing", where=where, remedy="Give at least one: .agg(rows=count(), uid=...)")
+        for name, aggregate in aggregates.items():
+            if not isinstance(aggregate, Aggregate):
+                raise PipelineError(
+                    f"{name} is not an aggregate: {aggregate!r}",
+                    where=where,
+                    cause="Python's own sum, min or max?" if callable(aggregate) else "",
+                    remedy="Use count, sum, min, max and mean of tidegate, each called: tidegate.sum('delay')",
+                )
+        names = [*self._keys, WINDOW_START, WINDOW_END, *aggregates]
+        refuse_duplicates(names, where, remedy="Rename the aggregate or the key column")
+        schema = pa.schema(
+            [
+                *(stream.schema.field(key).remove_metadata() for key in self._keys),
+                pa.field(WINDOW_START, WINDOW_BOUND),
+                pa.field(WINDOW_END, WINDOW_BOUND),
+                *(aggregate_field(name, a, stream.schema, where) for name, a in aggregates.items()),
+            ]
+        )
+        spec = WindowAggSpec(
+            keys=self._keys,
+            time_column=self._time_column,
+            time_unit=stream._event_time.unit,
+            size_us=self._window.size_us,
+            offset_us=self._window.offset_us,
+            aggregates=tuple(Agg(name, a.function, a.column) for name, a in aggregates.items()),
+            input_schema=stream.schema,
+            schema=schema,
+        )
+        edge = Edge(stream._node_id, "hash", self._keys)
+        node = DraftNode(uid, "window", (edge,), schema, location, stateful=True, spec=spec)
+        return stream._then(node, stream._event_time.gone(f"the {where} gives records of its own"))

@@ -1,0 +1,71 @@
+"""Pipeline: where a user starts to draw a job."""
+
+from __future__ import annotations
+
+from tidegate.connectors.contract import Source
+from tidegate.contract.errors import PipelineError
+from tidegate.pipeline.columns import refuse_duplicates
+from tidegate.pipeline.draft import DraftNode, GraphDraft, place, placed, require_uid
+from tidegate.pipeline.eventtime import EventTime
+from tidegate.pipeline.location import user_location
+from tidegate.pipeline.streams import Stream
+from tidegate.plan.graph import JobGraph
+
+
+class Pipeline:
+    """A job being drawn: read sources, chain calls on the streams, write to sinks. Nothing runs.
+
+    A pipeline file has a function that takes the job's arguments and gives one::
+
+        def build(args):
+            p = Pipeline()
+            flights = p.read(Files(args["flights"]), uid="flights").with_watermark("time_hour", "1 hour")
+            daily = flights.group_by("carrier").window(tumbling("1 day")).agg(flights=count(), uid="daily")
+            daily.write(Parquet(args["out"]), uid="out")
+            return p
+
+    The function must depend on its arguments alone: the driver and every slot call it for themselves.
+    """
+
+    def __init__(self) -> None:
+        self._draft = GraphDraft()
+
+    def read(self, source: Source, *, uid: str | None = None) -> Stream:
+        """The records of a source. Asks the source for its schema, which may read a file's header.
+
+        Raises:
+            PipelineError: not a source, no uid, or what the source says, such as a missing file.
+        """
+        location = user_location()
+        uid = require_uid(uid, "source", location)
+        where = place("source", uid, location)
+        if not isinstance(source, Source):
+            raise PipelineError(
+                f"read needs a source, got {source!r}",
+                where=where,
+                remedy=f"Write Files({source!r})" if isinstance(source, str) else "Give one, such as Files(path)",
+            )
+        try:
+            schema = source.schema()
+        except PipelineError as error:
+            raise placed(error, where) from error
+        if not schema.names:
+            raise PipelineError("the source has no columns", where=where, remedy="Look at the files, or give schema=")
+        refuse_duplicates(schema.names, where, remedy="Rename one of them in the source")
+        node = DraftNode(uid, "source", (), schema, location, stateful=True, source=source)
+        return Stream(self._draft, self._draft.add(node), schema, EventTime(), bounded=source.boundedness == "bounded")
+
+    def build(self, *, check_sinks: bool = True) -> JobGraph:
+        """The finished graph, as frozen data. May be called again after more calls.
+
+        Args:
+            check_sinks: ask every sink whether it can take its records, which may do I/O.
+
+        Raises:
+            PipelineError: no sink, records that go nowhere, or what a sink says.
+        """
+        return self._draft.graph(check_sinks=check_sinks)
+
+    def explain(self) -> str:
+        """A readable tree: sinks first, their inputs below them, with schemas and places in the user's code."""
+        return self.build(check_sinks=False).explain()

@@ -1,0 +1,447 @@
+"""Conformance suites for connectors: subclass, say how to make one, and pytest runs the contract against it.
+
+They need pytest and hypothesis. A source that passes `SourceConformance` can be restored from any snapshot without
+losing or repeating a record (S4.1, S4.2); a sink that passes `SinkConformance` publishes each record once, whatever
+crashes (S7.4).
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tidegate.connectors.contract import (
+    Committable,
+    Polled,
+    Sink,
+    SinkContext,
+    SinkWriter,
+    Source,
+    SourceContext,
+    SourceReader,
+    Split,
+)
+from tidegate.connectors.sink_operator import SinkOperator
+from tidegate.contract.errors import TidegateError
+from tidegate.operators.contract import CommitPermit, OperatorContext
+from tidegate.snapshot.parts import StatePart
+
+MAX_BATCH_ROWS = 65_536
+_settings = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+CRASH_ACTIONS = ("write", "write", "checkpoint", "late", "abort", "complete then crash", "commit then crash", "crash")
+
+
+class SourceConformance(ABC):
+    """Subclass it, named `Test...`, and give `make_source`.
+
+    Attributes:
+        enough_rows: how many records per split of an unbounded source are compared.
+    """
+
+    enough_rows = 500
+
+    @abstractmethod
+    def make_source(self) -> Source:
+        """A fresh description of always the same input: some hundreds of records, made in milliseconds."""
+
+    def test_discovering_twice_gives_the_same_json_able_splits(self) -> None:
+        """S4.3: deterministic, unique, fit for a snapshot."""
+        first, second = self.make_source().discover(3), self.make_source().discover(3)
+        assert list(first) == list(second)
+        assert len({split.split_id for split in first}) == len(first)
+        assert [through_json(split) for split in first] == list(first)
+        assert all(split.position is None and not split.finished and split.weight > 0 for split in first)
+
+    def test_every_batch_has_the_schema_and_a_known_split(self) -> None:
+        """What `poll` promises of a batch."""
+        source = self.make_source()
+        splits = source.discover(2)
+        for polled in _play(source, _reader(source, splits), self.enough_rows):
+            assert polled.batch is not None
+            assert polled.batch.schema.equals(source.schema()), polled.batch.schema
+            assert 0 < polled.batch.num_rows <= MAX_BATCH_ROWS
+            assert polled.split_id in {split.split_id for split in splits}
+
+    def test_a_bounded_source_ends_and_an_unbounded_one_never_does(self) -> None:
+        """S4.2: the only difference between the two."""
+        source = self.make_source()
+        reader = _reader(source, source.discover(2))
+        _play(source, reader, self.enough_rows)
+        if source.boundedness == "bounded":
+            assert reader.poll(10**9).state == "end", "a bounded source stays at its end"
+            assert all(split.finished for split in reader.snapshot())
+            assert reader.active_splits() == frozenset()
+        else:
+            assert not any(split.finished for split in reader.snapshot())
+
+    def test_a_reader_without_splits_ends_or_is_idle(self) -> None:
+        """More subtasks than splits is no error."""
+        source = self.make_source()
+        polled = _reader(source, []).poll(0)
+        assert polled.state == "end" if source.boundedness == "bounded" else polled.idle
+
+    @_settings
+    @given(st.data())
+    def test_any_interleaving_of_polls_snapshots_and_restores_gives_each_record_once(self, data: st.DataObject) -> None:
+        """S4.1, S4.2: records per split equal those of an uninterrupted run, in the same order."""
+        source = self.make_source()
+        splits = source.discover(2)
+        whole = _by_split(_play(source, _reader(source, splits), self.enough_rows))
+        reader, taken = _reader(source, splits), list(splits)
+        kept: list[Polled] = []
+        seen: list[Polled] = []
+        now_ms = 0
+        for action in data.draw(
+            st.lists(st.sampled_from(["poll", "poll", "poll", "snapshot", "restore"]), max_size=30)
+        ):
+            now_ms += data.draw(st.sampled_from([0, 1, 7, 1_000, 60_000]))
+            if action == "snapshot":
+                taken, kept = [through_json(split) for split in reader.snapshot()], list(seen)
+            elif action == "restore":
+                reader.close()
+                reader, seen = _reader(self.make_source(), taken), list(kept)
+            else:
+                polled = reader.poll(now_ms)
+                if polled.batch is not None:
+                    seen.append(polled)
+        seen.extend(_play(source, reader, self.enough_rows, now_ms))
+        reader.close()
+        found = _by_split(seen)
+        assert found.keys() == whole.keys()
+        for split_id, expected in whole.items():
+            rows = found[split_id].num_rows
+            if source.boundedness == "unbounded" and expected.num_rows >= self.enough_rows:
+                assert rows >= self.enough_rows
+                rows = min(rows, expected.num_rows)
+            assert found[split_id].slice(0, rows).equals(expected.slice(0, rows)), f"split {split_id}"
+
+
+def through_json(split: Split) -> Split:
+    """The split as a snapshot keeps it."""
+    return replace(split, data=json.loads(json.dumps(split.data)), position=json.loads(json.dumps(split.position)))
+
+
+def _reader(source: Source, splits: Sequence[Split]) -> SourceReader:
+    reader = source.create_reader(SourceContext("source", 0, 1))
+    reader.add_splits(splits)
+    return reader
+
+
+def _play(source: Source, reader: SourceReader, enough_rows: int, now_ms: int = 0) -> list[Polled]:
+    """Polls, with a clock that moves as the reader asks: to the end, to idleness, or until an unbounded source has
+    given `enough_rows` of each split."""
+    seen: list[Polled] = []
+    missing = {split.split_id: enough_rows for split in reader.snapshot()}
+    while source.boundedness == "bounded" or any(rows > 0 for rows in missing.values()):
+        polled = reader.poll(now_ms)
+        if polled.batch is not None:
+            assert polled.state == "more" and polled.split_id is not None
+            seen.append(polled)
+            missing[polled.split_id] -= polled.batch.num_rows
+        elif polled.state == "end" or polled.idle:
+            break
+        elif polled.state == "nothing_now":
+            assert polled.retry_at_ms >= now_ms, "a reader must not ask to be polled in the past"
+            now_ms = max(now_ms + 1, polled.retry_at_ms)
+    return seen
+
+
+def _by_split(seen: Sequence[Polled]) -> dict[str, pa.Table]:
+    batches: dict[str, list[pa.RecordBatch]] = {}
+    for polled in seen:
+        assert polled.split_id is not None and polled.batch is not None
+        batches.setdefault(polled.split_id, []).append(polled.batch)
+    return {split_id: pa.Table.from_batches(given).combine_chunks() for split_id, given in batches.items()}
+
+
+class Reign:
+    """Who writes in `SinkConformance`: a job's lineage, and the generation and run it is in."""
+
+    schema = pa.schema([("n", pa.int64())])
+
+    def __init__(self, lineage: str = "lineage-1") -> None:
+        self.lineage = lineage
+        self.generation = 1
+        self.run = 1
+
+    def context(self, subtask: int = 0) -> SinkContext:
+        """For a writer of the present run."""
+        return SinkContext(
+            job_id="job-1",
+            lineage=self.lineage,
+            uid="out",
+            subtask=subtask,
+            parallelism=2,
+            generation=self.generation,
+            run_id=f"run-{self.generation}-{self.run}",
+            schema=self.schema,
+        )
+
+    def operator_context(self) -> OperatorContext:
+        """For a SinkOperator of the present run."""
+        made = self.context()
+        return OperatorContext(
+            job_id=made.job_id,
+            lineage=made.lineage,
+            uid=made.uid,
+            subtask=made.subtask,
+            parallelism=made.parallelism,
+            max_parallelism=128,
+            generation=made.generation,
+            run_id=made.run_id,
+            input_schemas=(self.schema,),
+            processing_time_ms=lambda: 0,
+        )
+
+
+def numbers(first: int, count: int) -> pa.RecordBatch:
+    """Records first, first + 1, ... as a batch of `Reign.schema`."""
+    return pa.record_batch([pa.array(range(first, first + count), pa.int64())], schema=Reign.schema)
+
+
+class SinkConformance(ABC):
+    """Subclass it, named `Test...`, and give the two methods. Records are batches of one int64 column `n`."""
+
+    @abstractmethod
+    def make_sink(self, fresh: bool) -> Sink:
+        """A two-phase sink; `fresh`: into a new, empty target, else into the target made last."""
+
+    @abstractmethod
+    def visible(self) -> list[int]:
+        """What readers see in the target made last, in any order."""
+
+    def _prepared(self, writer: SinkWriter, checkpoint_id: int, first: int, count: int) -> list[Committable]:
+        writer.write(numbers(first, count))
+        made = writer.prepare_commit(checkpoint_id)()
+        return [replace(c, data=json.loads(json.dumps(dict(c.data)))) for c in made]
+
+    def test_nothing_is_visible_before_the_commit_and_everything_after(self) -> None:
+        """S7.4."""
+        writer = self.make_sink(fresh=True).create_writer(Reign().context())
+        handles = self._prepared(writer, 1, 0, 5)
+        assert self.visible() == []
+        writer.commit(handles)
+        assert sorted(self.visible()) == [0, 1, 2, 3, 4]
+
+    def test_records_after_the_barrier_belong_to_the_next_transaction(self) -> None:
+        """S3.6: also when the asynchronous part of the first runs after them."""
+        writer = self.make_sink(fresh=True).create_writer(Reign().context())
+        writer.write(numbers(0, 2))
+        stage = writer.prepare_commit(1)
+        writer.write(numbers(2, 2))
+        later = writer.prepare_commit(2)
+        writer.commit(later())
+        assert sorted(self.visible()) == [2, 3]
+        writer.commit(stage())
+        assert sorted(self.visible()) == [0, 1, 2, 3]
+
+    def test_an_empty_transaction_has_no_handle(self) -> None:
+        """Idle checkpoints leave nothing behind."""
+        writer = self.make_sink(fresh=True).create_writer(Reign().context())
+        assert list(writer.prepare_commit(1)()) == []
+
+    def test_committing_again_changes_nothing(self) -> None:
+        """Idempotence: in the same run, and by the one that restores."""
+        reign = Reign()
+        writer = self.make_sink(fresh=True).create_writer(reign.context())
+        handles = self._prepared(writer, 1, 0, 3)
+        writer.commit(handles)
+        writer.commit(handles)
+        reign.generation = 2
+        self.make_sink(fresh=False).create_writer(reign.context()).commit(handles)
+        assert sorted(self.visible()) == [0, 1, 2]
+
+    def test_a_later_run_commits_what_an_earlier_one_prepared(self) -> None:
+        """A crash between completion and commit."""
+        reign = Reign()
+        first = self.make_sink(fresh=True).create_writer(reign.context())
+        handles = self._prepared(first, 1, 0, 3)
+        first.close()
+        reign.run = 2
+        second = self.make_sink(fresh=False).create_writer(reign.context())
+        second.commit(handles)
+        second.recover(1)
+        assert sorted(self.visible()) == [0, 1, 2]
+
+    def test_a_transaction_with_neither_marker_nor_data_is_a_loud_failure(self) -> None:
+        """S7.4: never "already done"."""
+        writer = self.make_sink(fresh=True).create_writer(Reign().context())
+        handles = self._prepared(writer, 1, 0, 3)
+        writer.abort(handles)
+        writer.abort(handles)
+        _expect_refusal(lambda: writer.commit(handles))
+        assert self.visible() == []
+
+    def test_aborting_a_committed_transaction_takes_nothing_away(self) -> None:
+        """Published is published."""
+        writer = self.make_sink(fresh=True).create_writer(Reign().context())
+        handles = self._prepared(writer, 1, 0, 3)
+        writer.commit(handles)
+        writer.abort(handles)
+        assert sorted(self.visible()) == [0, 1, 2]
+
+    def test_recovery_removes_what_failed_runs_left_but_not_what_awaits_a_verdict(self) -> None:
+        """S7.4, S7.8."""
+        reign = Reign()
+        first = self.make_sink(fresh=True).create_writer(reign.context())
+        waiting, garbage = self._prepared(first, 1, 0, 2), self._prepared(first, 2, 2, 2)
+        reign.run = 2
+        second = self.make_sink(fresh=False).create_writer(reign.context())
+        own = self._prepared(second, 3, 4, 2)
+        second.recover(1, waiting)
+        _expect_refusal(lambda: second.commit(garbage))
+        second.commit(waiting)
+        second.commit(own)
+        assert sorted(self.visible()) == [0, 1, 4, 5]
+
+    def test_a_zombie_that_recovers_late_does_not_harm_its_successor(self) -> None:
+        """S9.2: fenced by generation."""
+        reign = Reign()
+        zombie = self.make_sink(fresh=True).create_writer(reign.context())
+        reign.generation = 2
+        writer = self.make_sink(fresh=False).create_writer(reign.context())
+        handles = self._prepared(writer, 1, 0, 2)
+        zombie.recover(0)
+        writer.commit(handles)
+        assert sorted(self.visible()) == [0, 1]
+
+    def test_recovery_leaves_other_subtasks_alone(self) -> None:
+        """Each cleans its own."""
+        reign = Reign()
+        other = self.make_sink(fresh=True).create_writer(reign.context(subtask=1))
+        handles = self._prepared(other, 1, 0, 2)
+        reign.generation = 2
+        self.make_sink(fresh=False).create_writer(reign.context(subtask=0)).recover(0)
+        other.commit(handles)
+        assert sorted(self.visible()) == [0, 1]
+
+    def test_a_fork_touches_nothing_of_its_original(self) -> None:
+        """S7.4."""
+        original = self.make_sink(fresh=True).create_writer(Reign().context())
+        handles = self._prepared(original, 1, 0, 2)
+        fork = Reign("lineage-2")
+        fork.generation = 5
+        writer = self.make_sink(fresh=False).create_writer(fork.context())
+        writer.recover(1)
+        _expect_refusal(lambda: writer.commit(handles))
+        _expect_refusal(lambda: writer.abort(handles))
+        original.commit(handles)
+        assert sorted(self.visible()) == [0, 1]
+
+    def test_closing_drops_what_was_not_prepared(self) -> None:
+        """And keeps what was."""
+        writer = self.make_sink(fresh=True).create_writer(Reign().context())
+        handles = self._prepared(writer, 1, 0, 2)
+        writer.write(numbers(2, 2))
+        writer.close()
+        self.make_sink(fresh=False).create_writer(Reign().context()).commit(handles)
+        assert sorted(self.visible()) == [0, 1]
+
+    @_settings
+    @given(st.lists(st.tuples(st.sampled_from(CRASH_ACTIONS), st.integers(0, 3)), max_size=25))
+    def test_whatever_crashes_each_record_is_published_once(self, script: Sequence[tuple[str, int]]) -> None:
+        """S7.4: a job of one sink subtask, replayed from its latest completed checkpoint after every crash."""
+        self.make_sink(fresh=True)
+        job = _OneSinkJob(lambda: self.make_sink(fresh=False))
+        for action, number in script:
+            job.act(action, number)
+            found = sorted(self.visible())
+            assert found == list(range(len(found))), f"lost or repeated: {found}"
+            assert len(found) <= job.completed_position, "a record of no completed checkpoint is visible"
+        job.act("checkpoint", 1)
+        assert sorted(self.visible()) == list(range(job.position))
+
+
+class _OneSinkJob:
+    """A source that counts, one SinkOperator, and the coordinator's part: what completed, and what a crash goes back
+    to."""
+
+    def __init__(self, make_sink: Callable[[], Sink]) -> None:
+        self._make_sink = make_sink
+        self._reign = Reign()
+        self._next_checkpoint = 1
+        self._completed: tuple[int, int, list[StatePart]] = (0, 0, [])
+        self._late: list[tuple[int, int, Callable[[], Sequence[StatePart]]]] = []
+        self.position = 0
+        self._operator = self._start()
+
+    @property
+    def completed_position(self) -> int:
+        """Records in front of the latest completed checkpoint's barrier."""
+        return self._completed[1]
+
+    def act(self, action: str, number: int) -> None:
+        """One step; `number` varies it."""
+        if action == "write":
+            list(self._operator.process(numbers(self.position, number), 0))
+            self.position += number
+            return
+        if action == "crash":
+            self._crash(number)
+            return
+        claimed, self._next_checkpoint = self._next_checkpoint, self._next_checkpoint + 1
+        work = self._operator.snapshot(claimed)
+        assert work is not None
+        if action == "late":
+            self._late.append((claimed, self.position, work))
+        elif action == "abort":
+            if number % 2:
+                work()
+            self._operator.aborted(claimed)
+        else:
+            self._complete(claimed, self.position, work)
+            if action != "complete then crash":
+                self._commit(claimed, 1 + number % 2)
+            if action != "checkpoint":
+                self._crash(number)
+
+    def _complete(self, claimed: int, position: int, work: Callable[[], Sequence[StatePart]]) -> None:
+        self._completed = (claimed, position, list(work()))
+        self._late = [entry for entry in self._late if entry[0] > claimed]
+
+    def _commit(self, claimed: int, times: int) -> None:
+        for _ in range(times):
+            commit = self._operator.commit(CommitPermit(claimed, self._reign.generation, claimed))
+            if commit is not None:
+                commit()
+
+    def _crash(self, number: int) -> None:
+        """Sometimes a checkpoint that was on its way completes just before; sometimes the driver dies too."""
+        if self._late and number % 2:
+            self._complete(*self._late[-1])
+        if number < 2:
+            self._operator.close()
+        self._late = []
+        self._reign.run += 1
+        if number == 3:
+            self._reign.generation, self._reign.run = self._reign.generation + 1, 1
+        self.position = self._completed[1]
+        self._operator = self._start()
+
+    def _start(self) -> SinkOperator:
+        operator = SinkOperator(self._make_sink())
+        operator.open(self._reign.operator_context())
+        claimed, _, parts = self._completed
+        if claimed:
+            operator.restore(parts)
+            operator.recover(CommitPermit(claimed, self._reign.generation, claimed))()
+        else:
+            operator.recover(None)()
+        return operator
+
+
+def _expect_refusal(call: Callable[[], Any]) -> None:
+    try:
+        call()
+    except TidegateError:
+        return
+    raise AssertionError("a TidegateError was expected")

@@ -1,0 +1,61 @@
+"""One real `airflow standalone` for all tests of this layer, with the checkout's DAGs and some of its own."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parent.parent
+for folder in ("tools", "dags"):
+    if str(REPOSITORY / folder) not in sys.path:
+        sys.path.append(str(REPOSITORY / folder))
+
+from airflow_home import AirflowHome, Standalone
+from flight_data import write
+
+from tidegate.contract.client import JobClient, list_jobs
+from tidegate.contract.errors import TidegateError
+from tidegate.contract.launching import find_local
+
+DAYS = 15
+"""Days of flights in the tests: some 12,700 rows."""
+
+
+@pytest.fixture(scope="session")
+def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    """Airflow, ready; afterwards no process of it and no driver is left."""
+    folder = tmp_path_factory.mktemp("airflow")
+    dags = folder / "dags"
+    shutil.copytree(REPOSITORY / "dags", dags)
+    shutil.copytree(HERE / "standalone_dags", dags, dirs_exist_ok=True)
+    home = AirflowHome(folder=folder / "home", job_root=folder / "jobs", flights=folder / "flights", dags=dags)
+    write(home.flights / "data", DAYS)
+    with Standalone(home) as standalone:
+        try:
+            standalone.wait_until_ready()
+            yield standalone
+        finally:
+            end_drivers(str(home.job_root))
+
+
+@pytest.fixture(scope="session")
+def client_of(airflow: Standalone) -> Callable[[str], JobClient]:
+    """Clients of the jobs that Airflow's tasks start."""
+    return lambda job_id: JobClient(str(airflow.home.job_root), job_id)
+
+
+def end_drivers(root: str) -> None:
+    """Kill the drivers of all jobs below `root`."""
+    with suppress(TidegateError):
+        for job_id in list_jobs(root):
+            client = JobClient(root, job_id)
+            for spec in client.specs():
+                driver = find_local(client, spec)
+                if driver is not None:
+                    driver.kill()

@@ -1,0 +1,162 @@
+"""Jobs driven by a real Airflow: workers, drivers and users' mistakes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pyarrow.dataset
+import pytest
+from airflow_home import Standalone
+from dag_run import DagRun
+from pipelines.flight_audit import audit, verdict
+
+from tidegate.contract.client import JobClient
+from tidegate.contract.errors import FencedError, JobNotFoundError
+from tidegate.contract.launching import find_local
+from tidegate.contract.log import Reign
+
+pytestmark = [pytest.mark.standalone, pytest.mark.timeout(600)]
+
+RUN_TIMEOUT_S = 300.0
+
+ClientOf = Callable[[str], JobClient]
+
+
+def run_to_end(run: DagRun) -> dict[str, str]:
+    """Task id -> final state."""
+    for _ in run.follow(RUN_TIMEOUT_S):
+        pass
+    return {task_id: task["state"] for task_id, task in run.tasks().items()}
+
+
+def until(what: str, condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
+    """Wait for something outside; this layer has no clock of its own to inject."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s for {what}"
+        time.sleep(0.1)
+
+
+def launched(client: JobClient) -> bool:
+    """A driver of submission 1 has been launched and its process recorded."""
+    try:
+        return find_local(client, client.spec(1)) is not None
+    except JobNotFoundError:
+        return False
+
+
+def assert_exact(client: JobClient) -> None:
+    """The committed output of `flight_delays` is what DuckDB calculates."""
+    audits = audit(client.specs()[-1].arguments)
+    assert all(found["exact"] for found in audits.values()), f"{verdict(audits)}: {audits}"
+
+
+def test_the_demo_dag_takes_a_job_through_its_whole_life_with_exact_output(
+    airflow: Standalone, client_of: ClientOf
+) -> None:
+    run = DagRun(airflow, "flight_delays", "whole-life")
+    run.trigger({"speed": 1.5})
+    states = run_to_end(run)
+    assert set(states.values()) == {"success"}, {t: run.log(t)[-3000:] for t, s in states.items() if s == "failed"}
+    client = client_of("flight-delays-whole-life")
+    assert_exact(client)
+    view = client.view()
+    kinds = [c.kind for c in view.completed]
+    assert view.status.value == "STOPPED"
+    assert kinds.count("savepoint") == 1
+    assert kinds.count("stop-savepoint") == 2
+    suspended = run.xcom("suspend")
+    assert suspended["outcome"] == "committed"
+    restored = client.specs()[1].restore
+    assert restored is not None
+    assert restored.path == suspended["path"]
+
+
+def test_one_job_survives_the_death_of_its_airflow_worker_and_then_of_its_driver(
+    airflow: Standalone, client_of: ClientOf
+) -> None:
+    client = client_of("survivor")
+    run = DagRun(airflow, "begin", "killed-worker")
+    run.trigger({"job_id": "survivor"})
+    until("the driver to be launched", lambda: launched(client))
+    task = run.tasks()["start"]
+    assert (task["state"], task["try_number"]) == ("running", 1), "the worker was to be killed while it waits"
+    os.kill(task["pid"], signal.SIGKILL)
+    states = run_to_end(run)
+    assert states == {"start": "success", "checkpointed": "success"}, run.log("start", 2)
+    assert run.tasks()["start"]["try_number"] == 2
+    assert len(client.specs()) == 1
+    assert len(client.launches()) == 1
+    assert run.xcom("start") == {"job_id": "survivor", "spec": 1, "generation": 1, "status": "RUNNING"}
+
+    driver = find_local(client, client.spec(1))
+    assert driver is not None
+    assert driver.kill(signal.SIGKILL)
+    dead = client_of("survivor")
+    dead.log.read()
+    go_on = DagRun(airflow, "go_on", "dead-driver")
+    go_on.trigger({"job_id": "survivor"})
+    states = run_to_end(go_on)
+    assert set(states.values()) == {"success"}, {t: go_on.log(t)[-3000:] for t, s in states.items() if s == "failed"}
+    assert_exact(client)
+    assert client.view().generation == 2
+    with pytest.raises(FencedError):
+        Reign(dead.log, "survivor", 1).append("committed", {"checkpoint_id": 1})
+
+
+def test_every_mistake_ends_with_one_clear_message_in_the_airflow_task_log(
+    airflow: Standalone, client_of: ClientOf
+) -> None:
+    words = {
+        "typo_in_column": ("wind_sped", "wind_speed"),
+        "missing_file": ("wether.parquet",),
+        "wrong_option": ("paralelism", "parallelism"),
+        "too_few_slots": ("1 of 3 slots", "local[3]"),
+        "bad_job_id": ("../x",),
+    }
+    run = DagRun(airflow, "mistakes", "all")
+    run.trigger({})
+    states = run_to_end(run)
+    assert states == dict.fromkeys(words, "failed")
+    for task_id, expected in words.items():
+        log = run.log(task_id)
+        missing = [word for word in expected if word not in log]
+        assert not missing, f"{task_id}: {missing} not in\n{log[-3000:]}"
+    for never_submitted in ("wrong_option", "bad_job_id"):
+        assert not list(airflow.home.job_root.glob(f"{never_submitted}*"))
+    for ended in ("typo_in_column", "missing_file", "too_few_slots"):
+        client = client_of(ended)
+        until(f"the driver of {ended} to end", lambda c=client: find_local(c, c.spec(1)) is None, 60.0)
+        assert client.view().status.value == "FAILED"
+    assert not list((airflow.home.flights / "out").glob("*/part-*")), "a mistake wrote output"
+
+
+def test_a_bounded_job_runs_to_its_end_under_dag_test(airflow: Standalone, client_of: ClientOf) -> None:
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import lives\n"
+        "run = lives.bounded.test(run_conf={'job_id': 'windy'})\n"
+        "print('state', run.state)"
+    )
+    home = airflow.home
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(home.dags)],
+        env=home.environment(),
+        cwd=home.folder,
+        capture_output=True,
+        text=True,
+        timeout=RUN_TIMEOUT_S,
+        check=False,
+    )
+    assert "state success" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
+    assert client_of("windy").view().status.value == "FINISHED"
+    out = pyarrow.dataset.dataset([str(p) for p in (home.flights / "out" / "windy").glob("*.parquet")]).to_table()
+    weather = pyarrow.dataset.dataset(str(home.flights / "data" / "weather.parquet")).to_table()
+    expected = weather.filter(pyarrow.dataset.field("wind_speed") > 20).select(out.column_names)
+    order = [("origin", "ascending"), ("time_hour", "ascending")]
+    assert out.num_rows > 0
+    assert out.sort_by(order).to_pylist() == expected.sort_by(order).to_pylist()

@@ -1,0 +1,80 @@
+"""What every layer shares: what the machine must have, and an environment that is the same on every machine.
+
+Layers, by folder: `tests/unit` (no process, no network), `tests/integration` (real Spark), `tests/airflow` (real
+Airflow, which starts real Spark). A layer whose needs are not met is an error that names them, never a skip.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+LAYERS_WITH_SPARK = ("integration", "airflow")
+OLDEST_JAVA = 17
+
+# Before any test module is imported: Airflow and Spark read these when they are imported or started.
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+os.environ.setdefault("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
+_own_airflow_home = "AIRFLOW_HOME" not in os.environ
+if _own_airflow_home:
+    os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="tidegate-airflow-home-")
+
+
+def java_command() -> str:
+    """The `java` that Spark will start: JAVA_HOME's, else the one on PATH."""
+    home = os.environ.get("JAVA_HOME")
+    return str(Path(home, "bin", "java")) if home else "java"
+
+
+def java_version(banner: str) -> int | None:
+    """The major version in what `java -version` prints; None when there is none in it.
+
+    The old numbering ("1.8.0_422") yields 1, which is older than anything supported, as it should be.
+    """
+    found = re.search(r'version "(\d+)', banner)
+    return int(found[1]) if found else None
+
+
+def missing_java() -> str | None:
+    """What is wrong with this machine's Java, in a few words; None when Spark can start."""
+    try:
+        run = subprocess.run([java_command(), "-version"], capture_output=True, text=True, timeout=60, check=False)
+    except OSError:
+        return "there is no Java"
+    version = java_version(run.stderr + run.stdout)
+    if version is None:
+        return f"{java_command()} does not run"
+    return None if version >= OLDEST_JAVA else f"Java is {version}"
+
+
+def layer_of(path: Path) -> str:
+    """The folder below `tests` that `path` is in; "" for the files directly in it."""
+    parts = path.relative_to(TESTS).parts if path.is_relative_to(TESTS) else ()
+    return parts[0] if len(parts) > 1 else ""
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Stop before the first test when some of those asked for cannot run here, and say which."""
+    needing = [item for item in items if layer_of(item.path) in LAYERS_WITH_SPARK]
+    if needing and (problem := missing_java()):
+        files = sorted({str(item.path.relative_to(TESTS.parent)) for item in needing})
+        raise pytest.UsageError(
+            f"{len(needing)} tests need Java {OLDEST_JAVA} or newer and {problem}: {', '.join(files)}. "
+            f"Install it (apt-get install openjdk-17-jre-headless), or run `make test-unit`."
+        )
+
+
+def pytest_unconfigure() -> None:
+    """Remove the Airflow home that was made for this run."""
+    if _own_airflow_home:
+        shutil.rmtree(os.environ["AIRFLOW_HOME"], ignore_errors=True)

@@ -1,0 +1,151 @@
+"""The shape of the code, held by tests: import direction, module size, names, and what must not be in it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+PACKAGES = (REPOSITORY / "spark_runtime" / "tidegate", REPOSITORY / "provider" / "airflow_tidegate")
+# Lines; the habit is to look for a module's second idea at 400, this is where the gate stops.
+LONGEST_MODULE = 450
+EMPTY_NAMES = {"manager", "handler", "helper", "helpers", "utils", "util", "common", "core", "misc", "engine", "impl"}
+CODE_RUNNING_FORMATS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
+# Of the runtime, all the provider may import (design, section 3).
+PROVIDER_MAY_IMPORT = "tidegate.contract"
+
+
+def modules() -> list[Path]:
+    """Every module of both packages."""
+    return sorted(module for package in PACKAGES for module in package.rglob("*.py"))
+
+
+def short(path: Path) -> str:
+    """`path` as read in a message."""
+    return path.relative_to(REPOSITORY).as_posix()
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of every import in `path`, also of those inside functions."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            # `from tidegate import spark` names tidegate.spark, so both halves are kept.
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def words(name: str) -> set[str]:
+    """The words of a module or class name."""
+    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)}
+
+
+def test_there_are_modules_to_look_at() -> None:
+    assert all(any(package.rglob("*.py")) for package in PACKAGES)
+
+
+def test_imports_keep_the_direction_of_the_design() -> None:
+    program = "from importlinter.cli import lint_imports; raise SystemExit(lint_imports('setup.cfg', no_cache=True))"
+    run = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert " kept, 0 broken" in run.stdout
+
+
+def test_every_package_of_the_runtime_but_the_contract_is_closed_to_the_provider() -> None:
+    """The list in setup.cfg is by name; a new package must be on it."""
+    text = (REPOSITORY / "setup.cfg").read_text(encoding="utf-8")
+    contract = text.split("[importlinter:contract:provider]")[1].split("[importlinter:contract:")[0]
+    closed = set(re.findall(r"^    (tidegate\.\w+)$", contract, flags=re.MULTILINE))
+    packages = {f"tidegate.{found.parent.name}" for found in PACKAGES[0].glob("*/__init__.py")}
+    assert closed == packages - {PROVIDER_MAY_IMPORT}
+
+
+def test_the_provider_imports_the_contract_and_nothing_else_of_the_runtime() -> None:
+    """Besides import-linter, because this one also sees imports by `from tidegate import ...`."""
+    wrong = [
+        f"{short(path)}:{line} {name}"
+        for path in modules()
+        if path.is_relative_to(PACKAGES[1])
+        for line, name in imports(path)
+        if name.partition(".")[0] == "tidegate" and not f"{name}.".startswith(f"{PROVIDER_MAY_IMPORT}.")
+    ]
+    assert wrong == []
+
+
+def test_nothing_that_runs_code_when_read_is_imported() -> None:
+    wrong = [
+        f"{short(path)}:{line} {name}"
+        for path in modules()
+        for line, name in imports(path)
+        if name.partition(".")[0] in CODE_RUNNING_FORMATS
+    ]
+    assert wrong == []
+
+
+def test_no_module_is_longer_than_one_idea() -> None:
+    lengths = {short(path): len(path.read_text(encoding="utf-8").splitlines()) for path in modules()}
+    assert {path: n for path, n in lengths.items() if n > LONGEST_MODULE} == {}
+
+
+def test_module_and_class_names_say_what_they_hold() -> None:
+    wrong = [
+        short(path) for path in modules() if words(path.stem) & EMPTY_NAMES or words(path.parent.name) & EMPTY_NAMES
+    ]
+    wrong += [
+        f"{short(path)}:{node.lineno} class {node.name}"
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and words(node.name) & EMPTY_NAMES
+    ]
+    assert wrong == []
+
+
+def test_every_module_says_what_it_is() -> None:
+    """Empty `__init__.py` files aside: their package says it in docs/architecture.md."""
+    texts = {short(path): path.read_text(encoding="utf-8") for path in modules()}
+    assert [path for path, text in texts.items() if text.strip() and not ast.get_docstring(ast.parse(text))] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("utils", {"utils"}), ("IOManager", {"io", "manager"}), ("job_core2", {"job", "core", "2"}), ("score", {"score"})],
+)
+def test_names_are_taken_apart_at_case_and_underscore(name: str, expected: set[str]) -> None:
+    assert words(name) == expected
+
+
+def test_no_test_is_skipped_or_expected_to_fail() -> None:
+    allowed = {Path(__file__).name}
+    wrong = [
+        f"{short(path)}:{number}"
+        for path in sorted((REPOSITORY / "tests").rglob("*.py"))
+        if path.name not in allowed
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(r"\b(mark\.skip|mark\.skipif|mark\.xfail|pytest\.skip\(|pytest\.xfail\(|importorskip)", line)
+    ]
+    assert wrong == []
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """Test folders are no packages, so two files of one name would hide each other."""
+    seen: dict[str, list[str]] = {}
+    for path in (REPOSITORY / "tests").rglob("test_*.py"):
+        seen.setdefault(path.name, []).append(short(path))
+    assert [paths for paths in seen.values() if len(paths) > 1] == []
+
+
+def test_no_unfinished_work_is_marked_in_the_code() -> None:
+    mark = re.compile(r"#.*\b(TODO|FIXME|XXX)\b")
+    wrong = [
+        f"{short(path)}:{number}"
+        for path in modules()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if mark.search(line)
+    ]
+    assert wrong == []

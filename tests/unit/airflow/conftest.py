@@ -1,0 +1,51 @@
+"""A job root with a connection that Airflow finds, launches that are only noted, and scripted sleep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_job import NOW, Job
+
+from tidegate.contract.client import JobClient
+from tidegate.contract.records import Launch
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A job root, a pipeline file beside a DAG file, and launches that only call `on_launch`."""
+    root = tmp_path / "root"
+    root.mkdir()
+    dag_file = tmp_path / "dags" / "d.py"
+    dag_file.parent.mkdir()
+    dag_file.write_text("")
+    (dag_file.parent / "pipe.py").write_text("def build(args):\n    raise AssertionError('not run by Airflow')\n")
+    connection = {"conn_type": "tidegate", "host": str(root), "extra": {"master": "local[2]"}}
+    monkeypatch.setenv("AIRFLOW_CONN_TIDEGATE_DEFAULT", json.dumps(connection))
+    made = Job(root, dag_file, JobClient(str(root), "j1"))
+
+    def launch_local(client: JobClient, spec: Any, **_: Any) -> Launch:
+        made.launches.append(spec.number)
+        attempt = made.launches.count(spec.number)
+        made.on_launch(spec.number, attempt)
+        return Launch(spec.number, attempt, "local", "elsewhere", NOW, (), "n", pid=1)
+
+    monkeypatch.setattr("airflow_tidegate.launchers.local.launch_local", launch_local)
+    monkeypatch.setattr("airflow_tidegate.launchers.local.find_local", lambda client, spec: None)
+    return made
+
+
+@pytest.fixture
+def between_looks(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """What happens while an operator sleeps between two looks, in order; one too many means the wait does not end."""
+    steps: list[Callable[[], None]] = []
+
+    def sleep(_: float) -> None:
+        assert steps, "the operator waits although nothing more will happen"
+        steps.pop(0)()
+
+    monkeypatch.setattr("airflow_tidegate.operators.base.JobOperator.sleep", staticmethod(sleep))
+    return steps

@@ -1,0 +1,204 @@
+"""Checkpoint, savepoint, stop and cancel: one command and one answer, however often Airflow tries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from scripted_job import Job, ScriptedDriver
+
+from airflow_tidegate.operators.snapshots import TidegateTriggerCheckpointOperator, TidegateTriggerSavepointOperator
+from airflow_tidegate.operators.stop import TidegateCancelJobOperator, TidegateStopJobOperator
+
+Steps = list[Callable[[], None]]
+
+
+@pytest.fixture
+def driver(job: Job) -> ScriptedDriver:
+    """A running job."""
+    job.submit()
+    made = ScriptedDriver(job.client)
+    made.status("RUNNING")
+    made.beat()
+    return made
+
+
+def savepoint(**changes: Any) -> TidegateTriggerSavepointOperator:
+    return TidegateTriggerSavepointOperator(**{"task_id": "save", "job_id": "j1", **changes})
+
+
+def stop(mode: Any = "suspend", **changes: Any) -> TidegateStopJobOperator:
+    return TidegateStopJobOperator(**{"task_id": "stop", "job_id": "j1", "mode": mode, **changes})
+
+
+def answer_newest(driver: ScriptedDriver, **answer: Any) -> Callable[[], None]:
+    """A step that answers the one command without an answer."""
+
+    def step() -> None:
+        [waiting] = [c for c in driver.commands() if driver.client.result(c) is None]
+        driver.answer(waiting, **answer)
+
+    return step
+
+
+def test_a_savepoint_gives_its_path_and_id(job: Job, driver: ScriptedDriver, between_looks: Steps) -> None:
+    between_looks += [lambda: None, answer_newest(driver, path="/s/1", checkpoint_id=4)]
+    result = savepoint(path="/s").execute(job.context("save"))
+    assert result["path"] == "/s/1"
+    assert result["checkpoint_id"] == 4
+    [command_id] = driver.commands()
+    command = job.client.command(command_id)
+    assert command is not None
+    assert (command.verb, command.arguments, command.issued_by) == ("savepoint", {"path": "/s"}, "airflow:d/r1/save")
+
+
+def test_a_checkpoint_gives_its_id(job: Job, driver: ScriptedDriver, between_looks: Steps) -> None:
+    between_looks.append(answer_newest(driver, checkpoint_id=4, path="p"))
+    operator = TidegateTriggerCheckpointOperator(task_id="chk", job_id="j1")
+    assert operator.execute(job.context("chk"))["checkpoint_id"] == 4
+
+
+def test_a_retry_finds_its_own_answer_and_asks_no_second_time(
+    job: Job, driver: ScriptedDriver, between_looks: Steps
+) -> None:
+    between_looks.append(answer_newest(driver, path="/s/1", checkpoint_id=4))
+    first = savepoint().execute(job.context("save"))
+    assert savepoint().execute(job.context("save")) == first
+    assert len(driver.commands()) == 1
+
+
+def test_a_retry_after_a_dead_worker_waits_for_the_command_in_flight(
+    job: Job, driver: ScriptedDriver, between_looks: Steps
+) -> None:
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    between_looks.append(die)
+    with pytest.raises(KeyboardInterrupt):
+        savepoint().execute(job.context("save"))
+    between_looks.append(answer_newest(driver, path="/s/1", checkpoint_id=4))
+    assert savepoint().execute(job.context("save"))["checkpoint_id"] == 4
+    assert len(driver.commands()) == 1
+
+
+def test_a_retry_after_a_failed_answer_asks_again(job: Job, driver: ScriptedDriver, between_looks: Steps) -> None:
+    between_looks.append(answer_newest(driver, ok=False, code="expired", message="disk full"))
+    with pytest.raises(AirflowException, match="disk full"):
+        savepoint().execute(job.context("save"))
+    between_looks.append(answer_newest(driver, path="/s/2", checkpoint_id=5))
+    assert savepoint().execute(job.context("save"))["checkpoint_id"] == 5
+    assert len(driver.commands()) == 2
+
+
+def test_a_clear_asks_anew_although_there_is_an_answer(job: Job, driver: ScriptedDriver, between_looks: Steps) -> None:
+    between_looks.append(answer_newest(driver, path="/s/1", checkpoint_id=4))
+    savepoint().execute(job.context("save"))
+    between_looks.append(answer_newest(driver, path="/s/2", checkpoint_id=5))
+    assert savepoint().execute(job.context("save", clear_number=1))["path"] == "/s/2"
+
+
+def test_a_question_for_an_earlier_submission_is_asked_again(
+    job: Job, driver: ScriptedDriver, between_looks: Steps
+) -> None:
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    between_looks.append(die)
+    with pytest.raises(KeyboardInterrupt):
+        savepoint().execute(job.context("save"))
+    driver.status("FAILED")
+    job.submit("second")
+    second = ScriptedDriver(job.client, spec=2)
+    second.status("RUNNING")
+    second.beat()
+
+    def answer() -> None:
+        [own] = [c for c in second.commands() if (found := job.client.command(c)) is not None and found.spec == 2]
+        second.answer(own, path="/s/2", checkpoint_id=9)
+
+    between_looks.append(answer)
+    assert savepoint().execute(job.context("save"))["checkpoint_id"] == 9
+
+
+def test_a_wait_that_takes_too_long_withdraws_its_command(job: Job, driver: ScriptedDriver) -> None:
+    with pytest.raises(AirflowException, match="did not come"):
+        savepoint(timeout="0 s").execute(job.context("save"))
+    [command] = driver.commands()
+    assert job.client.store.exists(job.client.layout.withdrawn(command))
+
+
+def test_asking_a_job_that_never_was_says_so(job: Job) -> None:
+    with pytest.raises(AirflowException, match="no job of this id"):
+        savepoint().execute(job.context("save"))
+
+
+def test_asking_a_job_that_is_over_fails_and_sends_nothing(job: Job, driver: ScriptedDriver) -> None:
+    driver.status("FINISHED")
+    with pytest.raises(AirflowException, match="FINISHED"):
+        savepoint().execute(job.context("save"))
+    assert driver.commands() == []
+
+
+def test_a_stop_gives_its_outcome(job: Job, driver: ScriptedDriver, between_looks: Steps) -> None:
+    outcome = {"outcome": "committed", "mode": "drain", "checkpoint_id": 7, "path": "/s/7"}
+    between_looks.append(answer_newest(driver, **outcome))
+    assert stop("drain").execute(job.context("stop")) == outcome
+    command = job.client.command(driver.commands()[0])
+    assert command is not None
+    assert command.arguments == {"mode": "drain"}
+
+
+def test_a_stop_whose_answer_was_lost_takes_the_outcome_from_the_decision_log(
+    job: Job, driver: ScriptedDriver, between_looks: Steps
+) -> None:
+    outcome = {"outcome": "committed", "mode": "suspend", "checkpoint_id": 7, "path": "/s/7"}
+    between_looks.append(lambda: driver.status("STOPPED", stop=outcome))
+    assert stop().execute(job.context("stop")) == outcome
+
+
+def test_a_stop_of_a_job_that_came_to_its_own_end_succeeds(job: Job, driver: ScriptedDriver) -> None:
+    driver.status("FINISHED")
+    assert stop("drain").execute(job.context("stop"))["outcome"] == "finished"
+    assert driver.commands() == []
+
+
+def test_a_stop_whose_savepoint_failed_says_that_the_job_goes_on(
+    job: Job, driver: ScriptedDriver, between_looks: Steps
+) -> None:
+    code = "savepoint_failed_job_continues"
+    between_looks.append(answer_newest(driver, ok=False, code=code, message="declined by daily"))
+    with pytest.raises(AirflowException, match=r"declined by daily.*goes on as before"):
+        stop().execute(job.context("stop"))
+
+
+def test_an_unknown_mode_fails_at_once_and_sends_nothing(job: Job, driver: ScriptedDriver) -> None:
+    with pytest.raises(AirflowFailException, match="suspend"):
+        stop("pause").execute(job.context("stop"))
+    assert driver.commands() == []
+
+
+def test_a_cancel_waits_for_the_job_to_be_cancelled(
+    job: Job, driver: ScriptedDriver, between_looks: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidegate.contract.client.JobClient.is_alive", lambda self, **_: True)
+    between_looks.append(lambda: driver.status("CANCELED"))
+    operator = TidegateCancelJobOperator(task_id="cancel", job_id="j1")
+    assert operator.execute(job.context("cancel"))["status"] == "CANCELED"
+
+
+def test_a_cancel_of_a_job_that_is_over_succeeds_and_sends_nothing(job: Job, driver: ScriptedDriver) -> None:
+    driver.status("STOPPED", stop={"outcome": "committed"})
+    operator = TidegateCancelJobOperator(task_id="cancel", job_id="j1")
+    assert operator.execute(job.context("cancel"))["status"] == "STOPPED"
+    assert driver.commands() == []
+
+
+def test_a_cancel_of_a_job_whose_driver_is_dead_ends_it_behind_a_fence(
+    job: Job, driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidegate.contract.client.JobClient.is_alive", lambda self, **_: False)
+    operator = TidegateCancelJobOperator(task_id="cancel", job_id="j1")
+    result = operator.execute(job.context("cancel"))
+    assert (result["status"], result["generation"]) == ("CANCELED", 2)

@@ -1,0 +1,200 @@
+"""Starting, running and restoring: one submission and one driver, however often Airflow tries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from scripted_job import PIPELINE, Job, ScriptedDriver
+
+from airflow_tidegate.operators.restore import TidegateRestoreJobOperator
+from airflow_tidegate.operators.start import TidegateRunJobOperator, TidegateStartJobOperator
+
+
+def start(**changes: Any) -> TidegateStartJobOperator:
+    arguments: dict[str, Any] = {"task_id": "start", "job_id": "j1", "pipeline": PIPELINE, **changes}
+    return TidegateStartJobOperator(**arguments)
+
+
+def runs_at_once(job: Job) -> list[ScriptedDriver]:
+    """Make every launch a driver that says RUNNING."""
+    drivers: list[ScriptedDriver] = []
+
+    def on_launch(spec: int, attempt: int) -> None:
+        driver = ScriptedDriver(job.client, spec, attempt)
+        driver.status("RUNNING")
+        driver.beat()
+        drivers.append(driver)
+
+    job.on_launch = on_launch
+    return drivers
+
+
+def test_start_returns_once_the_job_runs(job: Job, between_looks: list[Any]) -> None:
+    drivers: list[ScriptedDriver] = []
+    job.on_launch = lambda spec, attempt: drivers.append(ScriptedDriver(job.client, spec, attempt))
+    between_looks += [lambda: drivers[0].status("WAITING_FOR_SLOTS"), lambda: drivers[0].status("RUNNING")]
+    result = start(options={"parallelism": "2"}, arguments={"out": "o"}).execute(job.context())
+    assert result == {"job_id": "j1", "spec": 1, "generation": 1, "status": "RUNNING"}
+    spec = job.client.specs()[0]
+    assert spec.options["parallelism"] == 2
+    assert spec.arguments == {"out": "o"}
+    assert (spec.master, spec.owner_dag) == ("local[2]", "d")
+    assert between_looks == []
+
+
+def test_a_retry_finds_its_own_submission_and_driver(job: Job) -> None:
+    runs_at_once(job)
+    start().execute(job.context())
+    job.client.is_alive = lambda **_: True  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("airflow_tidegate.launchers.local.find_local", lambda client, spec: object())
+        result = start().execute(job.context())
+    assert result["generation"] == 1
+    assert len(job.client.specs()) == 1
+    assert job.launches == [1]
+
+
+def test_a_retry_launches_a_driver_for_its_own_submission_when_none_lives(
+    job: Job, between_looks: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs_at_once(job)
+    start().execute(job.context())
+    monkeypatch.setattr("tidegate.contract.client.JobClient.is_alive", lambda self, **_: False)
+    result = start().execute(job.context())
+    assert job.launches == [1, 1]
+    assert len(job.client.specs()) == 1
+    assert result["generation"] == 2
+
+
+def test_what_a_failed_driver_said_is_not_taken_for_the_words_of_the_one_launched_for_the_retry(
+    job: Job, between_looks: list[Any]
+) -> None:
+    drivers: list[ScriptedDriver] = []
+
+    def fails(spec: int, attempt: int) -> None:
+        driver = ScriptedDriver(job.client, spec, attempt)
+        driver.reign.append("failure", {"message": "disk full", "operator": "daily", "subtask": 1, "traceback": None})
+        driver.status("FAILED")
+
+    job.on_launch = fails
+    with pytest.raises(AirflowException, match="disk full"):
+        start().execute(job.context())
+    job.on_launch = lambda spec, attempt: None
+    between_looks += [
+        lambda: drivers.append(ScriptedDriver(job.client, 1, 2)),
+        lambda: drivers[0].status("RUNNING"),
+    ]
+    assert start().execute(job.context())["status"] == "RUNNING"
+
+
+def test_a_clear_submits_anew_once_the_job_has_ended(job: Job) -> None:
+    drivers = runs_at_once(job)
+    start().execute(job.context())
+    drivers[0].status("FINISHED")
+    start().execute(job.context(clear_number=1))
+    assert [s.number for s in job.client.specs()] == [1, 2]
+
+
+def test_a_second_job_of_the_same_id_is_refused_while_the_first_lives(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs_at_once(job)
+    start().execute(job.context())
+    monkeypatch.setattr("tidegate.contract.client.JobClient.is_alive", lambda self, **_: True)
+    with pytest.raises(AirflowException, match="j1") as caught:
+        start().execute(job.context(run_id="r2"))
+    assert "running" in str(caught.value).lower()
+    assert len(job.client.specs()) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"options": {"paralelism": 2}}, "parallelism"),
+        ({"options": {"checkpoint_interval": 5}}, "checkpoint_interval"),
+        ({"job_id": "../x"}, r"\.\./x"),
+        ({"pipeline": "pipe.py"}, "pipe.py"),
+        ({"pipeline": "nowhere.py:build"}, "nowhere.py"),
+        ({"pipeline": None}, "pipeline="),
+        ({"timeout": 5}, "timeout"),
+        ({"on_kill": "explode"}, "keep_running"),
+    ],
+    ids=["option name", "bare number", "job id", "no colon", "no file", "no pipeline", "timeout", "on_kill"],
+)
+def test_what_a_retry_cannot_mend_fails_at_once_with_nothing_left_behind(
+    job: Job, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(AirflowFailException, match=words):
+        start(**changes).execute(job.context())
+    assert job.launches == []
+    assert not any(p.is_file() for p in job.root.rglob("*"))
+
+
+def test_the_users_traceback_reaches_the_airflow_task_log(job: Job) -> None:
+    def fails(spec: int, attempt: int) -> None:
+        driver = ScriptedDriver(job.client, spec, attempt)
+        trace = "Traceback (most recent call last):\n  File 'pipe.py', line 3\nZeroDivisionError: division by zero\n"
+        failure = {"message": "division by zero", "operator": "rate", "subtask": 1, "traceback": trace}
+        driver.reign.append("failure", failure)
+        driver.status("FAILED")
+
+    job.on_launch = fails
+    with pytest.raises(AirflowException) as caught:
+        start().execute(job.context())
+    text = str(caught.value)
+    assert "operator rate, subtask 1" in text
+    assert "File 'pipe.py', line 3" in text
+    assert text.count("division by zero") == 2, "once as the message, once in the traceback"
+    assert caught.value.__cause__ is None
+
+
+def test_run_waits_for_the_end_and_not_only_for_running(job: Job, between_looks: list[Any]) -> None:
+    drivers = runs_at_once(job)
+    between_looks += [lambda: None, lambda: drivers[0].status("FINISHED")]
+    operator = TidegateRunJobOperator(task_id="run", job_id="j1", pipeline=PIPELINE)
+    assert operator.execute(job.context())["status"] == "FINISHED"
+
+
+def test_run_fails_when_somebody_stops_the_job_before_its_end(job: Job, between_looks: list[Any]) -> None:
+    drivers = runs_at_once(job)
+    between_looks.append(lambda: drivers[0].status("STOPPED", stop={"outcome": "committed", "mode": "suspend"}))
+    operator = TidegateRunJobOperator(task_id="run", job_id="j1", pipeline=PIPELINE)
+    with pytest.raises(AirflowException, match="STOPPED"):
+        operator.execute(job.context())
+
+
+def test_a_killed_run_cancels_its_job_and_a_killed_start_does_not(job: Job, between_looks: list[Any]) -> None:
+    drivers = runs_at_once(job)
+    run = TidegateRunJobOperator(task_id="run", job_id="j1", pipeline=PIPELINE)
+    between_looks += [run.on_kill, lambda: drivers[0].status("CANCELED")]
+    with pytest.raises(AirflowException, match="CANCELED"):
+        run.execute(job.context("run"))
+    [command] = drivers[0].commands()
+    assert command.startswith("cancel-run-")
+    keep = start()
+    keep.execute(job.context(clear_number=1))
+    keep.on_kill()
+    assert drivers[0].commands() == [command]
+
+
+def test_restore_takes_what_is_not_given_from_the_last_submission(job: Job) -> None:
+    drivers = runs_at_once(job)
+    start(arguments={"out": "o"}, options={"parallelism": 2}, master="local[7]").execute(job.context())
+    drivers[0].checkpoint(1, "stop-savepoint")
+    drivers[0].status("STOPPED", stop={"outcome": "committed", "mode": "suspend", "checkpoint_id": 1, "path": "p"})
+    (job.dag_file.parent / "pipe.py").write_text("changed since\n")
+    first = job.client.specs()[0]
+    operator = TidegateRestoreJobOperator(task_id="restore", job_id="j1", from_="latest")
+    assert operator.execute(job.context("restore"))["spec"] == 2
+    second = job.client.specs()[1]
+    assert (second.artifact, second.pipeline) == (first.artifact, first.pipeline)
+    assert (second.arguments, second.options, second.master) == ({"out": "o"}, first.options, "local[7]")
+    assert second.restore is not None and second.restore.kind == "latest"
+
+
+def test_restore_of_a_job_that_never_was_says_so(job: Job) -> None:
+    operator = TidegateRestoreJobOperator(task_id="restore", job_id="j1", from_="latest")
+    with pytest.raises(AirflowException, match="no such job"):
+        operator.execute(job.context())

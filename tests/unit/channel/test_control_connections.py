@@ -1,0 +1,223 @@
+"""Control connections on loopback: order, loss, refusal, bounds."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from tidegate.channel import messages
+from tidegate.channel.auth import DRIVER, Credentials, DiallerHandshake, Role
+from tidegate.channel.control import ControlClient, ControlServer
+from tidegate.channel.failures import ChannelError, HandshakeError, PeerLostError
+from tidegate.channel.sockets import dial
+
+SECRET = b"s" * 32
+WAIT_S = 10.0
+
+
+class Driver:
+    """A server that queues what it hears."""
+
+    def __init__(self, resources: ExitStack) -> None:
+        self.heard: queue.Queue[tuple[int, Any]] = queue.Queue()
+        self.server = ControlServer(SECRET, 3, "run-7", self._hear, self._hear)
+        self.host, self.port = self.server.listen("127.0.0.1")
+        resources.callback(self.server.close)
+        self._resources = resources
+
+    def _hear(self, slot: int, what: Any) -> None:
+        self.heard.put((slot, what))
+
+    def connect(self, slot: int, **changes: Any) -> tuple[ControlClient, queue.Queue[Any]]:
+        heard: queue.Queue[Any] = queue.Queue()
+        given = {"secret": SECRET, "generation": 3, "run_id": "run-7", **changes}
+        client = ControlClient(self.host, self.port, slot=slot, on_message=heard.put, on_lost=heard.put, **given)
+        self._resources.callback(client.close)
+        return client, heard
+
+    def dial_raw(self, slot: int) -> socket.socket:
+        """An authenticated socket on which a test can send what it likes; blocking."""
+        handshake = DiallerHandshake(Credentials(Role.CONTROL, 3, "run-7", SECRET), slot, DRIVER)
+        connection = dial(self.host, self.port, handshake, WAIT_S, "the driver")
+        connection.settimeout(WAIT_S)
+        self._resources.callback(connection.close)
+        return connection
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    with ExitStack() as resources:
+        yield Driver(resources)
+
+
+def test_messages_go_both_ways_in_order(driver: Driver) -> None:
+    client, heard = driver.connect(5)
+    for number in range(200):
+        client.send({"type": "up", "n": number})
+    assert [driver.heard.get(timeout=WAIT_S) for _ in range(200)] == [
+        (5, {"type": "up", "n": number}) for number in range(200)
+    ]
+    for number in range(200):
+        driver.server.send(5, {"type": "down", "n": number})
+    assert [heard.get(timeout=WAIT_S)["n"] for _ in range(200)] == list(range(200))
+
+
+def test_a_broadcast_reaches_every_slot_and_a_message_only_its_own(driver: Driver) -> None:
+    heard = [driver.connect(slot)[1] for slot in range(3)]
+    driver.server.send(1, {"type": "only"})
+    driver.server.broadcast({"type": "all"})
+    assert heard[0].get(timeout=WAIT_S) == heard[2].get(timeout=WAIT_S) == {"type": "all"}
+    assert [heard[1].get(timeout=WAIT_S)["type"] for _ in range(2)] == ["only", "all"]
+
+
+def test_a_message_of_many_megabytes_arrives_whole(driver: Driver) -> None:
+    client, heard = driver.connect(0)
+    driver.server.send(0, {"type": "deploy", "state": "y" * 20_000_000})
+    client.send({"type": "ack", "state": "x" * 20_000_000})
+    assert len(driver.heard.get(timeout=WAIT_S)[1]["state"]) == 20_000_000
+    assert len(heard.get(timeout=WAIT_S)["state"]) == 20_000_000
+
+
+def test_a_message_beyond_the_bound_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
+    monkeypatch.setattr(messages, "MAX_MESSAGE_BYTES", 100)
+    client, _ = driver.connect(0)
+    with pytest.raises(ChannelError, match=r"type 'ack'.*state_size_threshold"):
+        client.send({"type": "ack", "state": "x" * 100})
+
+
+def test_what_a_slot_sent_before_it_closed_is_heard_before_its_loss(driver: Driver) -> None:
+    client, _ = driver.connect(2)
+    driver.server.send(2, {"type": "unread"})
+    client.send({"type": "over"})
+    assert client.flush(WAIT_S)
+    client.close()
+    assert driver.heard.get(timeout=WAIT_S) == (2, {"type": "over"})
+    assert driver.heard.get(timeout=WAIT_S)[1] == "connection closed"
+
+
+def test_a_slot_learns_that_its_driver_is_gone_and_sends_into_the_void(driver: Driver) -> None:
+    client, heard = driver.connect(2)
+    driver.server.close()
+    assert heard.get(timeout=WAIT_S) == "connection closed"
+    client.send({"type": "heartbeat"})
+    assert client.flush(0)
+
+
+def test_a_server_that_closes_sends_what_is_queued_and_reports_no_loss(driver: Driver) -> None:
+    _, heard = driver.connect(2)
+    driver.server.send(2, {"type": "cancel"})
+    driver.server.close()
+    assert heard.get(timeout=WAIT_S) == {"type": "cancel"}
+    assert heard.get(timeout=WAIT_S) == "connection closed"
+    assert driver.heard.empty()
+
+
+def test_a_second_connection_for_a_slot_is_refused_and_the_first_goes_on(driver: Driver) -> None:
+    first, _ = driver.connect(4)
+    with pytest.raises(HandshakeError):
+        driver.connect(4)
+    assert driver.server.refused == {"this slot is connected already": 1}
+    first.send({"type": "still here"})
+    assert driver.heard.get(timeout=WAIT_S) == (4, {"type": "still here"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"secret": b"t" * 32}, "wrong proof"),
+        ({"generation": 2}, "older generation"),
+        ({"run_id": "run-6"}, "another run"),
+    ],
+    ids=["secret", "generation", "run"],
+)
+def test_a_zombie_or_stranger_is_closed_counted_and_never_heard(
+    driver: Driver, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(HandshakeError, match="refused by the other side"):
+        driver.connect(1, **changes)
+    assert driver.server.refused == {reason: 1}
+    driver.connect(1)[0].send({"type": "hello"})
+    assert driver.heard.get(timeout=WAIT_S) == (1, {"type": "hello"})
+
+
+def test_a_stranger_that_talks_http_is_closed_without_an_answer(driver: Driver) -> None:
+    with socket.create_connection((driver.host, driver.port), timeout=WAIT_S) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\nHost: driver\r\n\r\n".ljust(88, b" "))
+        assert stranger.recv(100) == b""
+    assert driver.server.refused == {"not tidegate": 1}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [struct.pack("<I", 2**31), struct.pack("<I", 3) + b"{,}", struct.pack("<I", 2) + b"[]"],
+    ids=["too long", "not JSON", "no object"],
+)
+def test_a_slot_that_breaks_the_protocol_is_lost(driver: Driver, data: bytes) -> None:
+    connection = driver.dial_raw(6)
+    connection.sendall(data)
+    slot, reason = driver.heard.get(timeout=WAIT_S)
+    assert slot == 6
+    assert "control message" in reason
+    assert connection.recv(1) == b""
+
+
+def test_messages_cut_anywhere_by_the_network_arrive_whole(driver: Driver) -> None:
+    connection = driver.dial_raw(6)
+    for byte in messages.encode_message({"n": 1}) + messages.encode_message({"n": 2}):
+        connection.sendall(bytes([byte]))
+    assert [driver.heard.get(timeout=WAIT_S) for _ in range(2)] == [(6, {"n": 1}), (6, {"n": 2})]
+
+
+def test_a_slot_that_reads_nothing_is_lost_when_too_much_waits(
+    monkeypatch: pytest.MonkeyPatch, driver: Driver
+) -> None:
+    monkeypatch.setattr(messages, "MAX_QUEUED_BYTES", 2**20)
+    connection = driver.dial_raw(6)
+    connection.sendall(messages.encode_message({"type": "hello"}))
+    driver.heard.get(timeout=WAIT_S)
+    for _ in range(64):
+        driver.server.send(6, {"type": "deploy", "state": "x" * 2**20})
+    slot, reason = driver.heard.get(timeout=WAIT_S)
+    assert slot == 6
+    assert "does not read" in reason
+
+
+def test_an_error_in_taking_a_message_loses_that_slot_only(capfd: pytest.CaptureFixture[str]) -> None:
+    heard: queue.Queue[tuple[int, Any]] = queue.Queue()
+
+    def take(slot: int, message: dict[str, Any]) -> None:
+        if slot == 1:
+            raise ValueError("cannot take it")
+        heard.put((slot, message))
+
+    with ExitStack() as resources:
+        server = ControlServer(SECRET, 3, "run-7", take, lambda slot, reason: heard.put((slot, reason)))
+        host, port = server.listen("127.0.0.1")
+        resources.callback(server.close)
+        ignore: Callable[[Any], None] = lambda _: None  # noqa: E731
+        clients = [ControlClient(host, port, SECRET, 3, "run-7", slot, ignore, ignore) for slot in (1, 2)]
+        for client in clients:
+            resources.callback(client.close)
+        clients[0].send({})
+        assert heard.get(timeout=WAIT_S) == (1, "cannot take it")
+        clients[1].send({"n": 1})
+        assert heard.get(timeout=WAIT_S) == (2, {"n": 1})
+    assert "cannot take it" in capfd.readouterr().err
+
+
+def test_a_message_to_a_slot_that_is_not_there_is_dropped(driver: Driver) -> None:
+    driver.server.send(9, {"type": "cancel"})
+    driver.server.broadcast({"type": "cancel"})
+
+
+def test_a_driver_that_is_not_there_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(PeerLostError, match=f"the driver at 127.0.0.1:{port}"):
+        ControlClient("127.0.0.1", port, SECRET, 3, "run-7", 0, print, print)

@@ -1,0 +1,262 @@
+"""SinkOperator: which transactions a snapshot holds and a permit publishes (S7.4)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from itertools import count
+
+import pyarrow as pa
+import pytest
+
+from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.discard import Discard, DiscardWriter
+from tidegate.connectors.sink_operator import COMMITTABLES_SCHEMA, SinkOperator, SinkSpec
+from tidegate.operators.contract import CommitPermit
+from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+from tidegate.testing.collect import Collection, CollectSink, collected, forget_collected
+from tidegate.testing.connector_conformance import Reign, numbers
+
+_names = count()
+
+
+class Job:
+    """One sink subtask over a fresh collection."""
+
+    def __init__(self) -> None:
+        self.name = f"operator-{next(_names)}"
+        self.reign = Reign()
+        self.operator = self.start()
+
+    def start(self) -> SinkOperator:
+        operator = SinkSpec(CollectSink(self.name)).create()
+        operator.open(self.reign.operator_context())
+        self.operator = operator
+        return operator
+
+    def write(self, first: int, rows: int) -> None:
+        assert list(self.operator.process(numbers(first, rows), 0)) == []
+
+    def snapshot(self, checkpoint_id: int) -> AsyncSnapshot:
+        work = self.operator.snapshot(checkpoint_id)
+        assert work is not None
+        return work
+
+    def published(self) -> list[int]:
+        table: pa.Table = collected(self.name).table()
+        return sorted(table.column("n").to_pylist()) if table.num_columns else []
+
+
+def permit(checkpoint_id: int) -> CommitPermit:
+    return CommitPermit(checkpoint_id, 1, checkpoint_id)
+
+
+def ids(parts: Sequence[StatePart]) -> list[int]:
+    (part,) = parts
+    assert (part.name, part.kind, part.table.schema) == ("committables", "list", COMMITTABLES_SCHEMA)
+    return [int(i) for i in part.table.column("checkpoint_id").to_pylist()]
+
+
+def run(work: Callable[[], None] | None) -> None:
+    assert work is not None
+    work()
+
+
+def test_a_snapshot_holds_every_transaction_that_is_not_committed() -> None:
+    job = Job()
+    job.write(0, 1)
+    first = job.snapshot(1)
+    job.write(1, 1)
+    second = job.snapshot(2)
+    assert ids(first()) == [1]
+    assert ids(second()) == [1, 2]
+    run(job.operator.commit(permit(1)))
+    job.write(2, 1)
+    assert ids(job.snapshot(3)()) == [2, 3]
+
+
+def test_a_later_snapshot_holds_an_earlier_transaction_whose_own_asynchronous_part_never_ran() -> None:
+    job = Job()
+    job.write(0, 1)
+    job.snapshot(1)
+    job.operator.aborted(1)
+    job.write(1, 1)
+    assert ids(job.snapshot(2)()) == [1, 2]
+    run(job.operator.commit(permit(2)))
+    assert job.published() == [0, 1]
+
+
+def test_a_permit_covers_its_checkpoint_and_those_before_and_nothing_later() -> None:
+    job = Job()
+    for checkpoint_id in (1, 2, 3):
+        job.write(checkpoint_id, 1)
+        job.snapshot(checkpoint_id)()
+    run(job.operator.commit(permit(2)))
+    assert job.published() == [1, 2]
+
+
+def test_a_permit_that_covers_nothing_gives_no_work() -> None:
+    job = Job()
+    assert job.operator.commit(permit(1)) is None
+    job.write(0, 1)
+    job.snapshot(2)()
+    assert job.operator.commit(permit(1)) is None
+
+
+def test_two_works_for_the_same_permit_publish_once() -> None:
+    job = Job()
+    job.write(0, 1)
+    job.snapshot(1)()
+    first, second = job.operator.commit(permit(1)), job.operator.commit(permit(1))
+    run(first)
+    run(second)
+    assert collected(job.name).repeated_commits == []
+    assert job.published() == [0]
+
+
+def test_an_idle_checkpoint_holds_nothing() -> None:
+    assert ids(Job().snapshot(1)()) == []
+
+
+def test_restore_and_recover_publish_what_the_snapshot_holds_and_drop_what_came_later() -> None:
+    job = Job()
+    job.write(0, 1)
+    parts = job.snapshot(1)()
+    job.write(1, 1)
+    job.snapshot(2)()
+    job.reign.run = 2
+    job.start().restore(parts)
+    run(job.operator.recover(permit(1)))
+    assert job.published() == [0]
+    assert collected(job.name).staged == {}
+    assert ids(job.snapshot(3)()) == []
+
+
+def test_what_still_awaits_an_approval_survives_a_restore_and_its_data_too() -> None:
+    job = Job()
+    job.write(0, 1)
+    job.snapshot(1)()
+    job.write(1, 1)
+    parts = job.snapshot(2)()
+    job.reign.generation = 2
+    job.start().restore(parts)
+    run(job.operator.recover(permit(1)))
+    assert job.published() == [0]
+    assert ids(job.snapshot(3)()) == [2]
+    run(job.operator.commit(permit(2)))
+    assert job.published() == [0, 1]
+
+
+def test_a_fork_publishes_and_removes_nothing_of_its_original() -> None:
+    job = Job()
+    job.write(0, 1)
+    parts = job.snapshot(1)()
+    original = job.operator
+    job.reign = Reign("lineage-2")
+    job.start().restore(parts)
+    run(job.operator.recover(None))
+    assert job.operator.commit(permit(9)) is None
+    assert job.published() == []
+    run(original.commit(permit(1)))
+    assert job.published() == [0]
+
+
+class FailingWriter(DiscardWriter):
+    """Fails to stage the first transaction, and to commit as long as told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refuse_commits = True
+        self.committed: list[str] = []
+
+    def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
+        def stage() -> Sequence[Committable]:
+            if checkpoint_id == 1:
+                raise OSError("disk full")
+            return [Committable(f"t{checkpoint_id}", {})]
+
+        return stage
+
+    def commit(self, committables: Sequence[Committable]) -> None:
+        if self.refuse_commits:
+            raise OSError("network down")
+        self.committed += [c.transaction_id for c in committables]
+
+
+class FailingSink(Sink):
+    def __init__(self) -> None:
+        self.writer = FailingWriter()
+
+    def create_writer(self, ctx: SinkContext) -> SinkWriter:
+        return self.writer
+
+
+def opened(sink: Sink) -> SinkOperator:
+    operator = SinkOperator(sink)
+    operator.open(Reign().operator_context())
+    return operator
+
+
+def test_no_checkpoint_completes_without_a_transaction_that_could_not_be_staged() -> None:
+    operator = opened(FailingSink())
+    first, second = operator.snapshot(1), operator.snapshot(2)
+    assert first is not None and second is not None
+    for work in (first, second, first):
+        with pytest.raises(OSError, match="disk full"):
+            work()
+
+
+def test_a_failed_commit_raises_and_keeps_its_transactions_for_the_next() -> None:
+    sink = FailingSink()
+    operator = opened(sink)
+    work = operator.snapshot(2)
+    assert work is not None
+    work()
+    with pytest.raises(OSError, match="network down"):
+        run(operator.commit(permit(2)))
+    sink.writer.refuse_commits = False
+    run(operator.commit(permit(3)))
+    assert sink.writer.committed == ["t2"]
+
+
+def test_asynchronous_parts_that_start_in_any_order_on_many_threads_agree() -> None:
+    job = Job()
+    works: list[AsyncSnapshot] = []
+    for checkpoint_id in range(1, 9):
+        job.write(checkpoint_id, 1)
+        works.append(job.snapshot(checkpoint_id))
+    held: dict[int, list[int]] = {}
+    threads = [
+        threading.Thread(target=lambda i=i, w=w: held.update({i: ids(w())}))
+        for i, w in reversed(list(enumerate(works, 1)))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert held == {i: list(range(1, i + 1)) for i in range(1, 9)}
+
+
+def test_a_one_phase_sink_has_no_state_and_counts() -> None:
+    operator = opened(Discard())
+    assert list(operator.process(numbers(0, 3), 0)) == []
+    assert operator.snapshot(1) is None
+    assert operator.commit(permit(1)) is None
+    assert isinstance(operator.writer, DiscardWriter)
+    assert operator.writer.rows == 3
+
+
+def test_the_collection_reports_lost_and_repeated_records() -> None:
+    name = f"operator-{next(_names)}"
+    writer = CollectSink(name, two_phase=False).create_writer(Reign().context())
+    writer.write(numbers(0, 2))
+    writer.write(numbers(1, 1))
+    collection: Collection = collected(name)
+    assert collection.duplicates() == {(1,): 2}
+    collection.assert_exactly([(0,), (1,), (1,)])
+    with pytest.raises(AssertionError, match="1 rows too many"):
+        collection.assert_exactly([(0,), (1,)])
+    with pytest.raises(AssertionError, match="1 rows lost"):
+        collection.assert_exactly([(0,), (1,), (1,), (5,)])
+    forget_collected(name)
+    assert collected(name).rows() == []

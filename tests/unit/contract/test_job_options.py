@@ -1,0 +1,110 @@
+"""JobOptions: what is allowed, what is refused, and that nothing is lost on the way through JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from datetime import timedelta
+
+import pytest
+
+from tidegate.contract.errors import OptionError
+from tidegate.contract.options import JobOptions
+
+
+def test_the_defaults_are_those_of_the_rules() -> None:
+    options = JobOptions()
+    assert options.checkpoint_interval is None
+    assert options.checkpoint_timeout == timedelta(minutes=10)
+    assert (options.max_concurrent_checkpoints, options.retained_checkpoints) == (1, 1)
+    assert (options.parallelism, options.max_parallelism) == (1, 128)
+    assert options.state_size_threshold_bytes == 20 * 1024
+    assert options.slot_memory_bytes == 2**30
+    assert options.channel_capacity_bytes == 4 * 2**20
+    assert options.slots_timeout == timedelta(minutes=10)
+
+
+def test_options_survive_json_and_back() -> None:
+    options = JobOptions(
+        parallelism=3,
+        checkpoint_interval="1 s 500 ms",
+        slot_memory="1.5 GiB",
+        idle_after=timedelta(minutes=2),
+        checkpoint_mode="at_least_once",
+        savepoint_directory="s3://b/sp",
+    )
+    assert JobOptions.from_mapping(json.loads(json.dumps(options.to_mapping()))) == options
+    assert set(options.to_mapping()) == {field.name for field in dataclasses.fields(JobOptions)}
+
+
+def test_texts_from_a_command_line_are_accepted() -> None:
+    options = JobOptions.from_mapping({"parallelism": "4", "checkpoint_interval": "none", "restart_delay": "0 s"})
+    assert options == JobOptions(parallelism=4, checkpoint_interval=None, restart_delay=timedelta(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("paralelism", "parallelism"),
+        ("checkpoint_intervall", "checkpoint_interval"),
+        ("retained", "retained_checkpoints"),
+    ],
+)
+def test_a_wrong_name_is_refused_with_the_nearest_right_one(name: str, nearest: str) -> None:
+    with pytest.raises(OptionError, match=f"there is no option '{name}'.*Did you mean '{nearest}'"):
+        JobOptions.from_mapping({name: 1})
+
+
+def test_a_name_like_no_other_is_refused_with_the_list() -> None:
+    with pytest.raises(OptionError, match="The options are: parallelism, max_parallelism"):
+        JobOptions.from_mapping({"zzz": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("parallelism", 0, "from 1 to"),
+        ("parallelism", "two", "whole number"),
+        ("parallelism", True, "whole number"),
+        ("parallelism", 1.5, "whole number"),
+        ("checkpoint_interval", 10, "duration with its unit"),
+        ("checkpoint_interval", "0 s", "at least 1 ms, or none"),
+        ("checkpoint_timeout", "0 s", "at least 1 ms"),
+        ("slot_memory", 2**30, "size with its unit"),
+        ("slot_memory", "1 MiB", "at least 128 MiB"),
+        ("checkpoint_mode", "exactly_onec", "did you mean 'exactly_once'"),
+        ("retention", "drop", "'keep' or 'delete'"),
+        ("retention", None, "'keep' or 'delete'"),
+        ("savepoint_directory", "", "leave it out"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_option_and_what_is_allowed(name: str, value: object, allowed: str) -> None:
+    with pytest.raises(OptionError, match=allowed) as refusal:
+        JobOptions.from_mapping({name: value})
+    assert name in refusal.value.where
+
+
+@pytest.mark.parametrize(("name", "value"), [("commit", "on_request"), ("execution_mode", "batch")])
+def test_what_this_version_does_not_offer_is_refused_as_such(name: str, value: str) -> None:
+    with pytest.raises(OptionError, match="not offered by this version.*Use "):
+        JobOptions.from_mapping({name: value})
+
+
+def test_options_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(OptionError, match="more than max_parallelism"):
+        JobOptions(parallelism=129)
+    with pytest.raises(OptionError, match="longer than heartbeat_interval"):
+        JobOptions(heartbeat_interval="30 s")
+
+
+def test_options_are_frozen_and_can_be_replaced() -> None:
+    options = JobOptions(slot_memory="2 GiB")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.parallelism = 2  # type: ignore[misc]
+    assert dataclasses.replace(options, parallelism=2) == JobOptions(slot_memory="2 GiB", parallelism=2)
+    assert hash(options) == hash(JobOptions(slot_memory="2 GiB"))
+
+
+def test_every_option_is_documented() -> None:
+    documented = JobOptions.__doc__ or ""
+    assert all(f"        {field.name}: " in documented for field in dataclasses.fields(JobOptions))

@@ -1,0 +1,94 @@
+"""The S3 store against moto's server on loopback: the same contract, and what retries inside the client may not do."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from moto.server import ThreadedMotoServer
+
+from tidegate.contract.errors import AlreadyExistsError, OptionError, StoreError
+from tidegate.contract.s3_store import S3Store
+from tidegate.contract.store import Store, open_store
+from tidegate.testing.store_conformance import StoreConformance
+
+BUCKET = "jobs"
+
+
+@pytest.fixture(scope="module")
+def options() -> Iterator[dict[str, Any]]:
+    """Storage options of a bucket that is there."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIDEGATE_TEST_KEY", "testing")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        storage_options = {
+            "key": "secret:env/TIDEGATE_TEST_KEY",
+            "secret": "secret:env/TIDEGATE_TEST_KEY",
+            "endpoint_url": f"http://{host}:{port}",
+            "client_kwargs": {"region_name": "us-east-1"},
+        }
+        store = open_store(f"s3://{BUCKET}", storage_options)
+        assert isinstance(store, S3Store)
+        store._files.call_s3("create_bucket", Bucket=BUCKET)
+        yield storage_options
+    server.stop()
+
+
+class TestS3Store(StoreConformance):
+    @pytest.fixture(autouse=True)
+    def _options(self, options: dict[str, Any]) -> None:
+        self.options = options
+
+    def make_store(self) -> Store:
+        return open_store(f"s3://{BUCKET}/{secrets.token_hex(8)}", self.options)
+
+
+def opened(options: dict[str, Any]) -> S3Store:
+    store = open_store(f"s3://{BUCKET}/{secrets.token_hex(8)}", options)
+    assert isinstance(store, S3Store)
+    return store
+
+
+def test_a_creator_whose_request_was_retried_does_not_lose_against_itself(options: dict[str, Any]) -> None:
+    store = opened(options)
+    real = store._files.pipe_file
+
+    def answered_twice(key: str, data: bytes, **arguments: Any) -> None:
+        real(key, data, **arguments)
+        real(key, data, **arguments)
+
+    store._files.pipe_file = answered_twice
+    try:
+        store.create("object", b"x")
+    finally:
+        del store._files.pipe_file
+    with pytest.raises(AlreadyExistsError):
+        store.create("object", b"x")
+
+
+def test_objects_have_no_local_path(options: dict[str, Any]) -> None:
+    assert opened(options).local_path("object") is None
+
+
+def test_a_missing_bucket_is_named(options: dict[str, Any]) -> None:
+    with pytest.raises(StoreError, match="no such bucket.*nowhere"):
+        open_store("s3://nowhere/root", options).probe()
+
+
+def test_a_missing_secret_is_named_before_anything_is_asked_of_s3(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="TIDEGATE_TEST_ABSENT is not set"):
+        open_store(f"s3://{BUCKET}", {**options, "secret": "secret:env/TIDEGATE_TEST_ABSENT"})
+
+
+def test_an_endpoint_that_does_not_answer_gives_a_clear_error(options: dict[str, Any]) -> None:
+    unreachable = {**options, "endpoint_url": "http://127.0.0.1:9", "config_kwargs": {"retries": {"max_attempts": 0}}}
+    store = open_store(f"s3://{BUCKET}", unreachable)
+    assert isinstance(store, S3Store)
+    store._files.retries = 1
+    with pytest.raises(StoreError, match="the root cannot be used: S3 cannot be used"):
+        store.probe()

@@ -1,0 +1,42 @@
+"""Opens operators outside a slot and drives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tidegate.operators.contract import OperatorContext, OperatorSpec, StreamOperator
+from tidegate.snapshot.parts import StatePart
+from tidegate.snapshot.streams import decode_parts, encode_parts
+
+OpenOperator = Callable[..., Any]
+
+
+@pytest.fixture
+def open_operator() -> OpenOperator:
+    """open_operator(spec, restored=None): an opened operator, restored from parts that went through a state stream."""
+
+    def open_(spec: OperatorSpec, restored: Sequence[StatePart] | None = None) -> StreamOperator:
+        operator = spec.create()
+        operator.open(
+            OperatorContext(
+                job_id="job",
+                lineage="lineage",
+                uid="op",
+                subtask=0,
+                parallelism=1,
+                max_parallelism=128,
+                generation=1,
+                run_id="1-1",
+                input_schemas=(pa.schema([]),),
+                processing_time_ms=lambda: 0,
+            )
+        )
+        if restored is not None:
+            operator.restore(decode_parts(encode_parts(restored)))
+        return operator
+
+    return open_

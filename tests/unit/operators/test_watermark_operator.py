@@ -1,0 +1,88 @@
+"""Watermarks from event times (S4.4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tidegate.channel.elements import Watermark
+from tidegate.operators.specs import WatermarkSpec
+
+SPEC = WatermarkSpec("t", delay_us=10, unit="us")
+
+
+def feed(operator: Any, times: list[int | None], split: str | None = None, active: set[str] | None = None) -> list[int]:
+    """Feed a batch; the watermarks that came after it."""
+    operator.ctx.current_split = split
+    operator.ctx.active_splits = frozenset(active or ())
+    batch = pa.record_batch({"t": pa.array(times, pa.int64())})
+    first, *rest = operator.process(batch, 0)
+    assert first is batch
+    assert all(isinstance(w, Watermark) for w in rest)
+    return [w.time_us for w in rest]
+
+
+def test_the_watermark_follows_the_latest_time_by_the_delay_and_never_goes_back(open_operator: Any) -> None:
+    operator = open_operator(SPEC)
+    assert feed(operator, [100, 120, 110]) == [110]
+    assert feed(operator, [90]) == []
+    assert feed(operator, [120]) == []
+    assert feed(operator, [121]) == [111]
+
+
+def test_an_unread_split_holds_the_watermark_back(open_operator: Any) -> None:
+    operator = open_operator(SPEC)
+    assert feed(operator, [100], "a", {"a", "b"}) == []
+    assert feed(operator, [50], "b", {"a", "b"}) == [40]
+    assert feed(operator, [70], "b", {"a", "b"}) == [60]
+    assert feed(operator, [500], "b", {"a", "b"}) == [90]
+
+
+def test_a_finished_split_drops_out_of_the_minimum(open_operator: Any) -> None:
+    operator = open_operator(SPEC)
+    assert feed(operator, [100], "a", {"a", "b"}) == []
+    assert feed(operator, [300], "b", {"b"}) == [290]
+
+
+def test_the_last_batch_of_the_last_split_advances_the_watermark(open_operator: Any) -> None:
+    operator = open_operator(SPEC)
+    feed(operator, [100], "a", {"a", "b"})
+    assert feed(operator, [300], "b", set()) == [290]
+
+
+def test_null_times_move_nothing_and_are_counted(open_operator: Any) -> None:
+    operator = open_operator(SPEC)
+    assert feed(operator, [None, 100, None]) == [90]
+    assert feed(operator, [None]) == []
+    assert operator.ctx.counters == {"null_event_time": 3}
+
+
+@pytest.mark.parametrize(("unit", "time"), [("s", 7), ("ms", 7_000), ("us", 7_000_000), ("ns", 7_000_000_999)])
+def test_times_count_in_their_unit(open_operator: Any, unit: Any, time: int) -> None:
+    operator = open_operator(WatermarkSpec("t", 1_000_000, unit))
+    batch = pa.record_batch({"t": pa.array([time]).cast(pa.timestamp(unit, "UTC"))})
+    assert list(operator.process(batch, 0))[1:] == [Watermark(6_000_000)]
+
+
+def test_incoming_watermarks_stop_here(open_operator: Any) -> None:
+    operator = open_operator(SPEC)
+    assert list(operator.on_watermark(5)) == [] and not operator.forwards_watermarks()
+
+
+def test_a_restored_assigner_holds_back_for_the_splits_as_before(open_operator: Any) -> None:
+    operator = open_operator(SPEC)
+    feed(operator, [100], "a", {"a", "b"})
+    feed(operator, [50], "b", {"a", "b"})
+    restored = open_operator(SPEC, operator.snapshot(1)())
+    assert feed(restored, [20], "a", {"a", "b"}) == [40]
+    assert feed(restored, [200], "b", {"a", "b"}) == [90]
+
+
+def test_finished_splits_are_not_in_the_state(open_operator: Any) -> None:
+    operator = open_operator(SPEC)
+    feed(operator, [100], "a", {"a", "b"})
+    feed(operator, [50], "b", {"b"})
+    (part,) = operator.snapshot(1)()
+    assert (part.kind, part.table.to_pylist()) == ("list", [{"split": "b", "time_us": 50}])

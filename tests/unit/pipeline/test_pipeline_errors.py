@@ -1,0 +1,401 @@
+"""Each mistake in a pipeline is one PipelineError that names the place, the cause and the remedy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import tidegate
+from tidegate import DataGen, Discard, Pipeline, Stream, count, tumbling
+from tidegate.contract.errors import PipelineError
+
+SCHEMA = pa.schema(
+    [
+        ("time", pa.timestamp("us")),
+        ("ts", pa.int64()),
+        ("carrier", pa.string()),
+        ("dep_delay", pa.float64()),
+        ("seats", pa.int32()),
+        ("price", pa.decimal128(10, 2)),
+        ("kind", pa.dictionary(pa.int8(), pa.string())),
+        ("where", pa.struct([("gate", pa.string())])),
+    ]
+)
+AIRLINES = pa.schema([("carrier", pa.string()), ("name", pa.string())])
+
+
+def nothing(numbers: Any) -> dict[str, Any]:
+    raise AssertionError("a pipeline runs nothing while it is built")
+
+
+def read(p: Pipeline, schema: pa.Schema = SCHEMA, uid: str = "flights", rows: int | None = None) -> Stream:
+    return p.read(DataGen(nothing, schema, rows=rows), uid=uid)
+
+
+@pytest.fixture
+def p() -> Pipeline:
+    return Pipeline()
+
+
+@pytest.fixture
+def flights(p: Pipeline) -> Stream:
+    return read(p)
+
+
+@pytest.fixture
+def timed(flights: Stream) -> Stream:
+    return flights.with_watermark("time", "0 s")
+
+
+def refusal(call: Callable[[], object]) -> PipelineError:
+    """The error that `call` raises; it must name this file and a remedy."""
+    with pytest.raises(PipelineError) as caught:
+        call()
+    assert "test_pipeline_errors.py:" in caught.value.where, str(caught.value)
+    assert caught.value.remedy
+    return caught.value
+
+
+def test_a_typo_in_a_column_names_the_nearest_one_the_uid_and_the_line(flights: Stream) -> None:
+    line = sys._getframe().f_lineno + 1
+    error = refusal(lambda: flights.with_watermark("tiem", "0 s", uid="lateness"))
+    assert error.what == "there is no column 'tiem', did you mean 'time'?"
+    assert error.where == f"watermark 'lateness' at {__file__}:{line}"
+    assert "dep_delay" in error.cause
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda s: s.filter(pc.field("dep_delai") > 0),
+        lambda s: s.select("dep_delai"),
+        lambda s: s.select(pc.field("dep_delai"), x=pc.field("dep_delai")),
+        lambda s: s.select(x=pc.field("dep_delai") + 1),
+        lambda s: s.with_columns(x=pc.coalesce(pc.field("seats"), pc.field("dep_delai"))),
+        lambda s: s.group_by("dep_delai"),
+        lambda s: (
+            s.with_watermark("time", "0 s")
+            .group_by("carrier")
+            .window(tumbling("1 h"))
+            .agg(uid="w", x=tidegate.mean("dep_delai"))
+        ),
+    ],
+    ids=["filter", "select", "unnamed", "expression", "with_columns", "group_by", "agg"],
+)
+def test_a_missing_column_is_named_by_every_call(call: Callable[[Stream], object], flights: Stream) -> None:
+    error = refusal(lambda: call(flights))
+    assert "did you mean 'dep_delay'?" in error.what or "has no name" in error.what
+
+
+def test_a_column_like_no_other_gets_no_guess(flights: Stream) -> None:
+    assert refusal(lambda: flights.select("zzz")).what == "there is no column 'zzz'"
+
+
+def test_a_missing_column_with_odd_characters_is_named_whole(flights: Stream) -> None:
+    assert "'a) b'" in refusal(lambda: flights.select(x=pc.field("a) b"))).what
+
+
+def test_a_missing_member_of_a_struct_is_named(flights: Stream) -> None:
+    error = refusal(lambda: flights.select(x=pc.field("where", "gaet")))
+    assert error.what == "column 'where' has no member 'gaet', did you mean 'gate'?"
+
+
+def test_a_member_of_a_column_that_is_not_there_names_the_column(flights: Stream) -> None:
+    assert "no column 'wher', did you mean 'where'?" in refusal(lambda: flights.select(x=pc.field("wher", "x"))).what
+
+
+def test_a_column_number_out_of_range_is_refused(flights: Stream) -> None:
+    assert "by name" in refusal(lambda: flights.select(x=pc.field(99))).remedy
+
+
+def test_types_that_do_not_fit_are_refused_with_the_reason(flights: Stream) -> None:
+    assert "string" in refusal(lambda: flights.with_columns(x=pc.field("carrier") + 1)).cause
+
+
+def test_a_filter_that_is_no_boolean_is_refused(flights: Stream) -> None:
+    assert "gives double" in refusal(lambda: flights.filter(pc.field("dep_delay"))).what
+
+
+def test_an_untyped_null_is_refused(flights: Stream) -> None:
+    assert "has no type" in refusal(lambda: flights.with_columns(x=pc.scalar(None))).what
+
+
+@pytest.mark.parametrize("value", ["dep_delay", 3, None, tidegate.count()], ids=str)
+def test_what_is_no_expression_is_refused(value: Any, flights: Stream) -> None:
+    assert "an expression" in refusal(lambda: flights.with_columns(x=value)).what
+    assert "an expression" in refusal(lambda: flights.filter(value)).what
+
+
+def test_an_expression_without_a_name_is_refused(flights: Stream) -> None:
+    assert "select(name=" in refusal(lambda: flights.select(pc.field("seats") + 1)).remedy
+
+
+def test_a_column_named_twice_is_refused(flights: Stream) -> None:
+    assert "two columns named 'seats'" in refusal(lambda: flights.select("seats", seats=pc.field("ts"))).what
+
+
+def test_a_projection_of_nothing_is_refused(flights: Stream) -> None:
+    refusal(flights.select)
+    refusal(flights.with_columns)
+
+
+# ---------------------------------------------------------------- uids
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (lambda p, s: p.read(DataGen(nothing, SCHEMA)), "source"),
+        (lambda p, s: s.write(Discard()), "sink"),
+        (lambda p, s: s.join(read(p, AIRLINES, "airlines", rows=1).broadcast(), on="carrier"), "join"),
+        (lambda p, s: s.group_by("carrier").window(tumbling("1 h")).agg(n=count()), "window"),
+    ],
+    ids=["source", "sink", "join", "window"],
+)
+def test_a_uid_is_needed_where_state_is_kept(
+    call: Callable[[Pipeline, Stream], object], kind: str, p: Pipeline, timed: Stream
+) -> None:
+    error = refusal(lambda: call(p, timed))
+    assert error.what == f"the {kind} has no uid"
+    assert error.where.startswith(f"{kind} at ")
+
+
+def test_a_uid_given_twice_names_both_places(p: Pipeline, flights: Stream) -> None:
+    error = refusal(lambda: flights.write(Discard(), uid="flights"))
+    assert error.what == "the uid 'flights' is given twice"
+    assert "the source at " in error.cause
+
+
+@pytest.mark.parametrize("uid", ["", "../x", "a/b", "a b", ".hidden", "x" * 101, 7], ids=str)
+def test_a_uid_that_cannot_be_part_of_a_file_name_is_refused(uid: Any, p: Pipeline) -> None:
+    assert "cannot be a uid" in refusal(lambda: read(p, uid=uid)).what
+
+
+# ---------------------------------------------------------------- event time and windows
+
+
+def test_a_window_without_a_watermark_is_refused(flights: Stream) -> None:
+    error = refusal(lambda: flights.group_by("carrier").window(tumbling("1 h")))
+    assert error.what == "the window has no event time"
+    assert "with_watermark" in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("call", "how"),
+    [
+        (lambda s: s.select("carrier", "seats"), "dropped or changed by select at "),
+        (lambda s: s.with_columns(time=pc.field("time").cast(pa.timestamp("s"))), "by with_columns at "),
+        (lambda s: s.map_in_arrow(iter, pa.schema([("carrier", pa.string())])), "by map_in_arrow at "),
+        (
+            lambda s: s.map_in_arrow(iter, pa.schema([("carrier", pa.string()), ("time", pa.string())])),
+            "by map_in_arrow at ",
+        ),
+        (
+            lambda s: s.group_by("carrier").window(tumbling("1 h")).agg(n=count(), uid="first"),
+            "the window 'first' at ",
+        ),
+    ],
+    ids=["select", "with_columns", "map drops", "map changes", "window"],
+)
+def test_event_time_lost_on_the_way_names_who_lost_it(
+    call: Callable[[Stream], Stream], how: str, timed: Stream
+) -> None:
+    error = refusal(lambda: call(timed).group_by("carrier").window(tumbling("1 day")))
+    assert how in error.cause
+    assert "(with_watermark at " in error.cause
+
+
+def test_a_union_with_a_stream_without_event_time_has_none(p: Pipeline, timed: Stream) -> None:
+    for union in (timed.union(read(p, uid="a")), read(p, uid="b").union(timed)):
+        error = refusal(lambda union=union: union.group_by("carrier").window(tumbling("1 h")))  # type: ignore[misc]
+        assert "different event-time columns" in error.cause
+
+
+@pytest.mark.parametrize("column", ["carrier", "seats", "dep_delay"])
+def test_a_watermark_needs_a_time_column(column: str, flights: Stream) -> None:
+    assert "cannot be event time" in refusal(lambda: flights.with_watermark(column, "0 s")).what
+
+
+def test_an_integer_event_time_without_unit_is_refused(flights: Stream) -> None:
+    assert 'unit="ms"' in refusal(lambda: flights.with_watermark("ts", "0 s")).remedy
+
+
+def test_a_wrong_unit_is_refused(flights: Stream) -> None:
+    assert "not a unit" in refusal(lambda: flights.with_watermark("ts", "0 s", unit="minutes")).what  # type: ignore[arg-type]
+    assert "has its own" in refusal(lambda: flights.with_watermark("time", "0 s", unit="ms")).remedy
+
+
+@pytest.mark.parametrize("delay", ["1 hours ago", 5, "-1 s", None], ids=str)
+def test_a_delay_that_is_no_duration_is_refused(delay: Any, flights: Stream) -> None:
+    assert refusal(lambda: flights.with_watermark("time", delay)).what.startswith("delay is not a duration")
+
+
+def test_a_window_that_is_no_duration_or_empty_is_refused() -> None:
+    assert "size is not a duration" in refusal(lambda: tumbling("daily")).what
+    assert "offset is not a duration" in refusal(lambda: tumbling("1 day", offset="x")).what
+    assert "empty" in refusal(lambda: tumbling("0 s")).what
+
+
+def test_a_window_must_be_one(timed: Stream) -> None:
+    assert refusal(lambda: timed.group_by("carrier").window("1 day")).remedy == "Write tumbling('1 day')"  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- keys and aggregates
+
+
+def test_a_dictionary_key_is_refused_with_the_cast(flights: Stream) -> None:
+    error = refusal(lambda: flights.group_by("kind"))
+    assert error.remedy == "Cast it first: .with_columns(kind=pc.field('kind').cast(pa.string()))"
+
+
+@pytest.mark.parametrize("column", ["price", "where"])
+def test_a_type_that_cannot_be_a_key_is_refused(column: str, flights: Stream) -> None:
+    assert "cannot be a key" in refusal(lambda: flights.group_by(column)).what
+
+
+def test_keys_must_be_some_and_different(flights: Stream) -> None:
+    assert "no columns" in refusal(flights.group_by).what
+    assert "two columns named" in refusal(lambda: flights.group_by("carrier", "carrier")).what
+
+
+@pytest.mark.parametrize(
+    "aggregate",
+    [
+        tidegate.sum("carrier"),
+        tidegate.sum("price"),
+        tidegate.sum("time"),
+        tidegate.mean("time"),
+        tidegate.min("carrier"),
+    ],
+    ids=str,
+)
+def test_an_aggregate_of_a_type_that_does_not_fit_is_refused(aggregate: Any, timed: Stream) -> None:
+    windows = timed.group_by("carrier").window(tumbling("1 h"))
+    error = refusal(lambda: windows.agg(x=aggregate, uid="w"))
+    assert "is not offered: it is of type" in error.what
+    assert error.where.startswith("window 'w' at ")
+    assert ".cast(" in error.remedy
+
+
+@pytest.mark.parametrize("name", ["carrier", "window_start", "window_end"])
+def test_an_aggregate_cannot_take_the_name_of_a_key_or_a_bound(name: str, timed: Stream) -> None:
+    windows = timed.group_by("carrier").window(tumbling("1 h"))
+    assert "two columns named" in refusal(lambda: windows.agg(uid="w", **{name: count()})).what
+
+
+def test_what_is_no_aggregate_is_refused(timed: Stream) -> None:
+    windows = timed.group_by("carrier").window(tumbling("1 h"))
+    assert "Python's own" in refusal(lambda: windows.agg(x=max, uid="w")).cause  # type: ignore[arg-type]
+    assert "agg of nothing" in refusal(lambda: windows.agg(uid="w")).what
+    assert "needs a column" in refusal(lambda: windows.agg(x=tidegate.sum(None), uid="w")).what  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- joins and unions
+
+
+def test_a_join_with_an_unbounded_side_is_refused(p: Pipeline, flights: Stream) -> None:
+    endless = read(p, AIRLINES, "airlines")
+    assert "unbounded" in refusal(lambda: flights.join(endless.broadcast(), on="carrier", uid="j")).what
+
+
+def test_a_join_without_broadcast_is_refused(p: Pipeline, flights: Stream) -> None:
+    other = read(p, AIRLINES, "airlines", rows=1)
+    assert "broadcast()" in refusal(lambda: flights.join(other, on="carrier", uid="j")).remedy  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("columns", "on", "says"),
+    [
+        ({"name": pa.string()}, "carrier", "there is no column 'carrier'"),
+        ({"code": pa.string()}, "code", "there is no column 'code'"),
+        ({"carrier": pa.large_string()}, "carrier", "large_string on the broadcast side"),
+        ({"carrier": pa.string(), "seats": pa.int64()}, "carrier", "column 'seats' is on both sides"),
+        ({"kind": pa.dictionary(pa.int8(), pa.string())}, "kind", "cannot be a key"),
+        ({"carrier": pa.string()}, [], "needs a key column"),
+        ({"carrier": pa.string()}, ["carrier", "carrier"], "two columns named"),
+    ],
+    ids=["not right", "not left", "types", "clash", "key type", "no key", "key twice"],
+)
+def test_a_join_whose_sides_do_not_fit_is_refused(
+    columns: dict[str, pa.DataType], on: Any, says: str, p: Pipeline, flights: Stream
+) -> None:
+    other = read(p, pa.schema(list(columns.items())), "other", rows=1)
+    assert says in refusal(lambda: flights.join(other.broadcast(), on=on, uid="j")).what
+
+
+def test_another_kind_of_join_is_refused(p: Pipeline, flights: Stream) -> None:
+    other = read(p, AIRLINES, "airlines", rows=1).broadcast()
+    assert "outer" in refusal(lambda: flights.join(other, "carrier", "outer", uid="j")).what  # type: ignore[arg-type]
+
+
+def test_streams_of_two_pipelines_do_not_meet(flights: Stream) -> None:
+    other = read(Pipeline(), uid="other", rows=1)
+    assert "two pipelines" in refusal(lambda: flights.union(other)).what
+    names = read(Pipeline(), AIRLINES, "airlines", rows=1).broadcast()
+    assert "two pipelines" in refusal(lambda: flights.join(names, on="carrier", uid="j")).what
+
+
+def test_a_union_of_other_columns_or_types_is_refused(p: Pipeline, flights: Stream) -> None:
+    one = read(p, pa.schema([("a", pa.int64())]), "one")
+    more = read(p, pa.schema([("a", pa.int64()), ("b", pa.int64())]), "more")
+    text = read(p, pa.schema([("a", pa.string())]), "text")
+    assert "'b' is in the other stream" in refusal(lambda: one.union(more)).what
+    assert "'b' is in the first stream" in refusal(lambda: more.union(one)).what
+    assert "int64 in the first stream of the union and string" in refusal(lambda: one.union(text)).what
+    assert "union of one stream" in refusal(one.union).what
+    assert "a stream is needed" in refusal(lambda: one.union("text")).what  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- ends
+
+
+def test_a_pipeline_without_sink_is_refused(p: Pipeline, flights: Stream) -> None:
+    assert refusal(p.build).what == "the pipeline has no sink"
+    with pytest.raises(PipelineError, match="the pipeline has no sink"):
+        Pipeline().build()
+
+
+def test_records_that_go_nowhere_are_refused(p: Pipeline, flights: Stream) -> None:
+    flights.write(Discard(), uid="out")
+    flights.filter(pc.field("seats") > 0)
+    error = refusal(p.build)
+    assert error.what == "the records of this filter go nowhere"
+
+
+@pytest.mark.parametrize("given", ["data/*.parquet", None], ids=str)
+def test_what_is_no_source_or_sink_is_refused(given: Any, p: Pipeline, flights: Stream) -> None:
+    assert "read needs a source" in refusal(lambda: p.read(given, uid="x")).what
+    assert "write needs a sink" in refusal(lambda: flights.write(given, uid="x")).what
+
+
+def test_what_a_source_says_comes_with_the_place_of_the_read(p: Pipeline) -> None:
+    class Missing(DataGen):
+        def schema(self) -> pa.Schema:
+            raise PipelineError("there is no file", where="/data/x", cause="typo", remedy="Look again")
+
+    error = refusal(lambda: p.read(Missing(nothing, SCHEMA), uid="flights"))
+    assert error.where.startswith("/data/x, source 'flights' at ")
+    assert (error.what, error.cause, error.remedy) == ("there is no file", "typo", "Look again")
+
+
+@pytest.mark.parametrize(
+    "schema", [pa.schema([]), pa.schema([("a", pa.int8()), ("a", pa.int8())])], ids=["none", "twice"]
+)
+def test_a_source_needs_columns_of_different_names(schema: pa.Schema, p: Pipeline) -> None:
+    class Odd(DataGen):
+        def schema(self) -> pa.Schema:
+            return schema
+
+    assert "column" in refusal(lambda: p.read(Odd(nothing, SCHEMA), uid="odd")).what
+
+
+def test_a_map_needs_a_function_and_a_schema(flights: Stream) -> None:
+    assert "needs a function" in refusal(lambda: flights.map_in_arrow(None, SCHEMA)).what  # type: ignore[arg-type]
+    assert "needs the schema" in refusal(lambda: flights.map_in_arrow(iter, {"a": 1})).what
+    twice = pa.schema([("a", pa.int8()), ("a", pa.int8())])
+    assert "two columns named 'a'" in refusal(lambda: flights.map_in_arrow(iter, twice)).what

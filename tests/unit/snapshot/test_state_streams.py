@@ -1,0 +1,92 @@
+"""The state stream: what comes back, and what is refused (S5.3)."""
+
+from __future__ import annotations
+
+import struct
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidegate.contract.errors import SnapshotError
+from tidegate.snapshot import streams
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, StatePart
+from tidegate.snapshot.streams import STREAM_VERSION, decode_parts, encode_parts, read_header
+
+KEYED = StatePart(
+    "windows",
+    "keyed",
+    pa.table(
+        {KEY_GROUP_COLUMN: pa.array([9, 2, 9, 2, 0], pa.uint16()), "row": [0, 1, 2, 3, 4], "s": list("abcd") + [None]}
+    ),
+)
+LIST = StatePart("progress", "list", pa.table({"split": ["a"], "time_us": [5]}))
+EMPTY = StatePart("buffered", "broadcast", pa.schema([("x", pa.float64())]).empty_table())
+
+
+def test_parts_come_back_with_keyed_rows_sorted_by_key_group() -> None:
+    keyed, progress, empty = decode_parts(encode_parts([KEYED, LIST, EMPTY]))
+    assert keyed.table.to_pydict() == {
+        KEY_GROUP_COLUMN: [0, 2, 2, 9, 9],
+        "row": [4, 1, 3, 0, 2],
+        "s": [None, "b", "d", "a", "c"],
+    }
+    assert (keyed.name, keyed.kind) == ("windows", "keyed")
+    assert (progress.name, progress.kind) == ("progress", "list") and progress.table.equals(LIST.table)
+    assert empty.kind == "broadcast" and empty.table.equals(EMPTY.table)
+    assert decode_parts(encode_parts([])) == []
+
+
+def test_the_header_tells_names_types_and_key_group_offsets_before_the_data() -> None:
+    data = encode_parts([KEYED, LIST])
+    keyed, progress = read_header(data)
+    assert keyed.fields == ((KEY_GROUP_COLUMN, "uint16"), ("row", "int64"), ("s", "string"))
+    assert keyed.key_groups == ((0, 0), (2, 1), (9, 3)) and keyed.rows == 5
+    assert progress.key_groups == ()
+    start = len(data) - keyed.size_bytes - progress.size_bytes
+    assert read_header(data[:start]) == (keyed, progress)
+
+
+def test_encoding_is_deterministic_and_does_not_depend_on_chunks() -> None:
+    chunked = pa.concat_tables([KEYED.table.slice(0, 2), KEYED.table.slice(2)])
+    assert encode_parts([StatePart("windows", "keyed", chunked)]) == encode_parts([KEYED])
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_no_damage_goes_unnoticed(data: st.DataObject) -> None:
+    whole = encode_parts([KEYED, LIST])
+    if data.draw(st.booleans()):
+        damaged = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    else:
+        at = data.draw(st.integers(0, len(whole) - 1))
+        damaged = whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :]
+    with pytest.raises(SnapshotError, match="subtask 3"):
+        decode_parts(damaged, where="daily subtask 3")
+
+
+def test_bytes_after_the_end_are_refused() -> None:
+    with pytest.raises(SnapshotError, match="after its end"):
+        decode_parts(encode_parts([LIST]) + b"x")
+
+
+def test_a_stream_of_a_newer_version_asks_for_an_upgrade() -> None:
+    data = bytearray(encode_parts([LIST]))
+    struct.pack_into("<H", data, 8, STREAM_VERSION + 1)
+    with pytest.raises(SnapshotError, match="version 2.*Upgrade tidegate"):
+        decode_parts(bytes(data))
+
+
+def test_key_groups_of_a_newer_hash_ask_for_an_upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "KEY_BYTES_VERSION", 2)
+    data = encode_parts([KEYED])
+    monkeypatch.undo()
+    with pytest.raises(SnapshotError, match="version 2 of the key bytes.*Upgrade"):
+        decode_parts(data)
+
+
+@pytest.mark.parametrize("parts", [[LIST, LIST], [StatePart("windows", "keyed", pa.table({"row": [1]}))]])
+def test_an_operator_that_breaks_the_contract_is_caught_when_writing(parts: list[StatePart]) -> None:
+    with pytest.raises(AssertionError):
+        encode_parts(parts)

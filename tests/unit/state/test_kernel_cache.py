@@ -1,0 +1,38 @@
+"""Where compiled kernels are kept."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numba
+
+from tidegate.state.compiled import CACHE_VARIABLE, private_cache_directory
+from tidegate.state.kernels import compile_all
+from tidegate.state.keyhash import _targets
+from tidegate.state.keyindex_kernels import add_bytes, add_fixed
+
+
+def test_the_cache_is_private_to_its_user(tmp_path: Path) -> None:
+    directory = private_cache_directory(tmp_path / "new", "digest")
+    assert directory == tmp_path / "new" / "tidegate" / "kernels" / "digest"
+    assert all(level.stat().st_mode & 0o077 == 0 for level in (directory, directory.parent, directory.parent.parent))
+    assert private_cache_directory(tmp_path / "new", "digest") == directory
+
+
+def test_a_cache_that_others_can_write_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "tidegate").mkdir()
+    (tmp_path / "tidegate").chmod(0o777)
+    assert private_cache_directory(tmp_path, "digest") is None
+
+
+def test_no_cache_can_be_made_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert private_cache_directory(tmp_path / "file", "digest") is None
+
+
+def test_every_kernel_is_compiled_before_it_is_called() -> None:
+    compile_all()
+    for compiled in (_targets, add_fixed, add_bytes):
+        assert len(compiled.signatures) == 1  # type: ignore[attr-defined]
+    assert os.environ[CACHE_VARIABLE] == numba.config.CACHE_DIR
