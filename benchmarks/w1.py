@@ -118,8 +118,8 @@ def table(rows: Sequence[Row], cost: Overhead | None) -> list[str]:
         pairs = ", ".join(f"{percent:+.1f}" for percent in cost.pairs)
         lines += [
             "",
-            f"Checkpoints every second at K = 100k cost {cost.wall_percent:.1f} % of the time and {cost.cpu_percent:.1f} % "
-            f"of the CPU (medians of {len(cost.pairs)} alternating pairs; time per pair: {pairs} %).",
+            f"Checkpoints each second at K = 100k cost {cost.wall_percent:.1f} % of the time, "
+            f"{cost.cpu_percent:.1f} % of the CPU: medians of {len(cost.pairs)} alternating pairs; time per pair: {pairs} %.",
         ]
     return lines
 

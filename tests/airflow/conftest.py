@@ -7,21 +7,21 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-
-HERE = Path(__file__).resolve().parent
-REPOSITORY = HERE.parent.parent
-for folder in ("tools", "dags"):
-    if str(REPOSITORY / folder) not in sys.path:
-        sys.path.append(str(REPOSITORY / folder))
-
-from airflow_home import AirflowHome, Standalone
-from flight_data import write
 
 from tidegate.contract.client import JobClient, list_jobs
 from tidegate.contract.errors import TidegateError
 from tidegate.contract.launching import find_local
+
+if TYPE_CHECKING:
+    from airflow_home import Standalone
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parent.parent
+# Before the test modules are imported: they use the tools of `make demo` and the audit of its DAG.
+sys.path += [str(REPOSITORY / folder) for folder in ("tools", "dags")]
 
 DAYS = 15
 """Days of flights in the tests: some 12,700 rows."""
@@ -30,6 +30,9 @@ DAYS = 15
 @pytest.fixture(scope="session")
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     """Airflow, ready; afterwards no process of it and no driver is left."""
+    from airflow_home import AirflowHome, Standalone
+    from flight_data import write
+
     folder = tmp_path_factory.mktemp("airflow")
     dags = folder / "dags"
     shutil.copytree(REPOSITORY / "dags", dags)

@@ -97,14 +97,14 @@ class JobOperator(BaseOperator):
                 raise
             return self._done(client, found)
 
-    def execute_complete(self, context: Any, event: Mapping[str, Any], wait: Mapping[str, Any]) -> Payload:
+    def execute_complete(self, context: Any, event: Mapping[str, Any]) -> Payload:
         """Called with the trigger's event."""
         with airflow_failures():
             client = self.job_root().client(self.job_id)
             if "failure" in event:
                 failure = Failure.from_event(event)
                 if failure.code == WaitTimeoutError.code:
-                    self.gave_up(client, wait)
+                    self.gave_up(client, event["wait"])
                 failure.end_task()
             return self._done(client, dict(event["found"]))
 
@@ -130,12 +130,11 @@ class JobOperator(BaseOperator):
         return None if self.timeout in (None, "", "None") else duration(self.timeout, "timeout")
 
     def _defer(self, root: JobRoot, watch: Watch, timeout: timedelta | None, poll_s: float) -> None:
-        fields = watch.wait.fields()
         trigger = TRIGGERS[watch.wait.kind](
             root=root.root,
             job_id=self.job_id,
             storage_options=root.storage_options,
-            wait=fields,
+            wait=watch.wait.fields(),
             deadline_at=watch.deadline_at,
             timeout_s=timeout.total_seconds() if timeout else 0.0,
             poll_s=poll_s,
@@ -144,7 +143,6 @@ class JobOperator(BaseOperator):
         self.defer(
             trigger=trigger,
             method_name="execute_complete",
-            kwargs={"wait": fields},
             timeout=None if timeout is None else timeout + TRIGGER_SLACK,
         )
 

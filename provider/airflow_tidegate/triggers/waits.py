@@ -34,7 +34,8 @@ STORE_RETRIES = 5
 class JobWaitTrigger(BaseTrigger):
     """What all waiting triggers share.
 
-    Fires one event: `{"found": {...}}`, or `{"failure": {...}}` as `Failure.to_event` makes it.
+    Fires one event: `{"wait": {...}, "found": {...}}`, or `{"wait": {...}, "failure": {...}}` as `Failure.to_event`
+    makes it. The wait comes back with it, because not every way to resume a deferred task passes arguments of its own.
 
     Args:
         root: job root.
@@ -111,9 +112,9 @@ class JobWaitTrigger(BaseTrigger):
                 if found is None:
                     await asyncio.sleep(self.poll_s)
         except TidegateError as error:
-            yield TriggerEvent(Failure.of(error).to_event())
+            yield TriggerEvent({"wait": self.wait, **Failure.of(error).to_event()})
         else:
-            yield TriggerEvent({"found": found})
+            yield TriggerEvent({"wait": self.wait, "found": found})
 
     async def on_kill(self) -> None:
         """A user ended the deferred task: send the command that the operator's policy asks for, if any."""

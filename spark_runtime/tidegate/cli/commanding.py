@@ -38,7 +38,7 @@ def add(verbs: Verbs) -> None:
     parser = verbs.add_parser(
         "stop",
         help="stop with a savepoint",
-        description="Stops the job with a savepoint and commits what it covers. Open windows stay in it without --drain.",
+        description="Stops the job with a savepoint and commits what it covers. Windows stay in it if not drained.",
     )
     arguments.add_job(parser)
     parser.add_argument("--drain", action="store_true", help="fire all windows and timers first; for the end of a job")

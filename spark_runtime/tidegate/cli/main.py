@@ -29,7 +29,7 @@ def parser() -> Parser:
         prog="tidegate",
         description="Stateful jobs on Spark with checkpoints, savepoints, drain and restore.",
         epilog="`tidegate VERB --help` tells more. Exit codes: 0 done, 2 wrong option, 3 pipeline, 4 job exists, 5 no "
-        "such job, 6 job failed, 7 refused, 8 timeout, 9 slots, 10 snapshot, 11 store, 12 environment, 13 fenced, 70 a bug.",
+        "such job, 6 job failed, 7 refused, 8 timeout, 9 slots, 10 snapshot, 11 store, 12 environment, 13 fenced.",
     )
     added = whole.add_subparsers(title="verbs", metavar="VERB", required=True, parser_class=Parser)
     for family in (starting, looking, commanding, doctor):

@@ -14,10 +14,11 @@ from tidegate.cli.reaching import client_of, same_place, show_progress
 from tidegate.cli.surroundings import Surroundings, Verbs
 from tidegate.cli.validation import validate
 from tidegate.contract.client import JobClient
-from tidegate.contract.errors import JobNotFoundError, OptionError
+from tidegate.contract.errors import CommandRefusedError, JobNotFoundError, OptionError
 from tidegate.contract.options import JobOptions
 from tidegate.contract.records import Launch, RestoreFrom, Spec
 from tidegate.contract.status import JobStatus, JobView
+from tidegate.contract.waiting import failure_error
 
 START_ALLOWANCE = timedelta(minutes=2)
 """How long a driver may take besides waiting for slots until its job runs, by default."""
@@ -203,8 +204,12 @@ def _run(
 
 def _succeeded(client: JobClient, view: JobView) -> JobView:
     """The view of a job that ended well; JobFailedError or CommandRefusedError otherwise."""
-    if view.status in (JobStatus.FAILED, JobStatus.CANCELED):
-        return client.wait_status(_STARTED, timedelta(0), spec=view.spec_number)
+    if view.status is JobStatus.FAILED:
+        raise failure_error(view)
+    if view.status is JobStatus.CANCELED:
+        raise CommandRefusedError(
+            "the job was cancelled", where=f"job {client.job_id}", cause=view.reason, remedy="Restore it to go on"
+        )
     return view
 
 

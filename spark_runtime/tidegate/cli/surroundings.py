@@ -34,9 +34,10 @@ class Surroundings:
     Attributes:
         output: where words go.
         environment: variables.
-        connect: root, job id and storage options to a client; raises OptionError for a bad job id, StoreError for a
-            bad root. launch: starts the driver of a submission. sleep: pause, seconds. poll_s: pause between two
-            looks at a job, seconds.
+        connect: root, job id and storage options to a client; OptionError for a bad job id, StoreError for a bad root.
+        launch: starts the driver of a submission.
+        sleep: pause, seconds.
+        poll_s: pause between two looks at a job, seconds.
     """
 
     output: Output

@@ -91,7 +91,8 @@ def _cut(rows: Sequence[int], wanted_rows: int) -> list[tuple[int, int]]:
     """Ranges [first, last) of row groups, as equal as they get, of some `wanted_rows` rows; at least one range."""
     total = sum(rows)
     parts = max(1, round(total / wanted_rows))
-    cuts, first, before = [], 0, 0
+    cuts: list[tuple[int, int]] = []
+    first, before = 0, 0
     for group, n in enumerate(rows):
         middle_in = (2 * before + n) * parts // (2 * total) if total else 0
         if middle_in > len(cuts) and group > first:

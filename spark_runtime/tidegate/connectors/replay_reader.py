@@ -204,7 +204,8 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
 
 def _as_us(times: pa.ChunkedArray) -> npt.NDArray[np.int64]:
     """Event times without nulls, microseconds since the epoch."""
-    whole = pa.concat_arrays(times.cast(pa.int64()).chunks) if times.num_chunks else pa.array([], pa.int64())
+    chunks = times.cast(pa.int64()).chunks
+    whole = pa.concat_arrays(chunks) if chunks else pa.array([], pa.int64())
     counts = np.frombuffer(whole.buffers()[1] or b"", np.int64)[whole.offset : whole.offset + len(whole)]
     if not pa.types.is_timestamp(times.type):
         return counts

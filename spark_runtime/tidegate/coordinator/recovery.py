@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tidegate.contract.checkpoints import RecoveryPoints, checkpoint_views
 from tidegate.contract.errors import SnapshotError
 from tidegate.contract.records import Decision, Spec
+from tidegate.contract.reigns import submissions_of
 from tidegate.coordinator.retention import Completed
 
 
@@ -29,56 +31,48 @@ class RestorePoint:
     stop_mode: str | None = None
 
 
-def choose_restore_point(decisions: Sequence[Decision], spec: Spec) -> RestorePoint | None:
-    """The newest recovery point completed by this submission, else what the submission names, else None: fresh.
+def choose_restore_point(decisions: Sequence[Decision], specs: Sequence[Spec], spec_number: int) -> RestorePoint | None:
+    """The newest recovery point completed by submission `spec_number`, else what it names, else None: fresh.
 
+    Candidates for "latest" are descendants of the submission's own restore point; abandoned timelines are none (S9.3).
     Raises SnapshotError when the submission names something the log does not hold.
     """
-    newest: Decision | None = None
-    for decision in _entries_of(decisions, spec.number):
-        if decision.kind == "complete" and decision.data["kind"] != "savepoint":
-            newest = decision
-    if newest is not None:
-        stopping = newest.data["kind"] == "stop-savepoint"
-        stop_mode = newest.data.get("stop") if stopping else None
-        return _point(newest, commit_only=stopping, stop_mode=stop_mode)
+    completes = {d.data["checkpoint_id"]: d for d in decisions if d.kind == "complete"}
+    spec = next(spec for spec in specs if spec.number == spec_number)
+    entries = submissions_of(decisions)
+    points = RecoveryPoints(specs, entries, checkpoint_views(entries, ended=False))
+    newest = points.latest(spec_number)
+    if newest is not None and newest.spec == spec_number:
+        decision = completes[newest.checkpoint_id]
+        stopping = newest.kind == "stop-savepoint"
+        stop_mode = decision.data.get("stop") if stopping else None
+        return RestorePoint(newest.path, newest.checkpoint_id, decision.number, stopping, stop_mode)
     wanted = spec.restore
     if wanted is None:
         return None
-    completes = [d for d in decisions if d.kind == "complete"]
-    if wanted.path is not None:
-        for decision in completes:
-            if decision.data["path"] == wanted.path:
-                return _point(decision)
-        return RestorePoint(wanted.path, wanted.checkpoint_id, 0)
-    if wanted.checkpoint_id is not None:
-        found = [d for d in completes if d.data["checkpoint_id"] == wanted.checkpoint_id]
-    else:
-        found = [d for d in completes if d.data["kind"] != "savepoint"]
-    if not found:
-        what = f"checkpoint {wanted.checkpoint_id}" if wanted.checkpoint_id is not None else "any completed checkpoint"
+    found = points.restored(spec_number)
+    if found is None:
+        what = "any completed checkpoint" if wanted.checkpoint_id is None else f"checkpoint {wanted.checkpoint_id}"
         raise SnapshotError(
             f"there is no record of {what}",
             where=f"job {spec.job_id}",
             remedy="`tidegate checkpoints` lists what can be restored",
         )
-    return _point(found[-1])
+    known = completes.get(found.checkpoint_id)
+    return RestorePoint(found.path, found.checkpoint_id or None, known.number if known is not None else 0)
 
 
-def completed_after(decisions: Sequence[Decision], point: RestorePoint, spec: Spec) -> list[int]:
-    """Ids of recovery points newer than `point` that earlier submissions completed, and so permitted to commit
+def completed_after(decisions: Sequence[Decision], checkpoint_id: int, spec_number: int) -> list[int]:
+    """Ids of recovery points newer than `checkpoint_id` that earlier submissions completed, and so permitted to commit
     (S9.3)."""
-    if point.checkpoint_id is None:
-        return []
-    earlier: list[int] = []
-    submission = 0
-    for decision in decisions:
-        if decision.kind == "fence":
-            submission = decision.data["spec"]
-        permits = decision.kind == "complete" and decision.data["kind"] != "savepoint"
-        if permits and submission < spec.number and decision.data["checkpoint_id"] > point.checkpoint_id:
-            earlier.append(decision.data["checkpoint_id"])
-    return earlier
+    return [
+        entry.data["checkpoint_id"]
+        for entry in submissions_of(decisions)
+        if entry.kind == "complete"
+        and entry.data["kind"] != "savepoint"
+        and entry.spec < spec_number
+        and entry.data["checkpoint_id"] > checkpoint_id
+    ]
 
 
 def completed_snapshots(decisions: Sequence[Decision], existing: set[str]) -> list[Completed]:
@@ -94,19 +88,3 @@ def last_committed(decisions: Sequence[Decision]) -> int | None:
     """The newest checkpoint whose commits are known to be done."""
     ids = [d.data["checkpoint_id"] for d in decisions if d.kind == "committed"]
     return ids[-1] if ids else None
-
-
-def _entries_of(decisions: Sequence[Decision], spec_number: int) -> list[Decision]:
-    out: list[Decision] = []
-    submission = 0
-    for decision in decisions:
-        if decision.kind == "fence":
-            submission = decision.data["spec"]
-        if submission == spec_number:
-            out.append(decision)
-    return out
-
-
-def _point(decision: Decision, *, commit_only: bool = False, stop_mode: str | None = None) -> RestorePoint:
-    data = decision.data
-    return RestorePoint(data["path"], data["checkpoint_id"], decision.number, commit_only, stop_mode)

@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any
 
 from tidegate.contract.artifact import materialise
+from tidegate.contract.client import JobClient
 from tidegate.contract.clock import now_iso
 from tidegate.contract.errors import FencedError, TidegateError
 from tidegate.contract.layout import JobLayout
@@ -79,7 +80,7 @@ class Driver:
         print(
             f"tidegate: generation {reign.generation} of job {self._spec.job_id}, spec {self._spec.number}", flush=True
         )
-        hint = HintWriter(self._store, self._layout, reign.generation, 1.0, now_iso)
+        hint = HintWriter(self._store, self._layout, reign.generation, self._heartbeat_s(), now_iso)
         hint.start()
         desk = CommandDesk(self._store, self._layout, self._spec, reign.generation, now_iso, time.time)
         retiring = Retiring(self._store)
@@ -123,9 +124,17 @@ class Driver:
                 desk=desk,
                 retiring=retiring,
                 now_iso=now_iso,
+                specs=JobClient(self._root, self._spec.job_id, self._storage_options).specs,
             )
             self._listen_to_signals()
             return Supervision(job, self._terminated).run()
+
+    def _heartbeat_s(self) -> float:
+        """From the options, which have been checked at submission; a driver must beat even when they are wrong."""
+        try:
+            return JobOptions.from_mapping(self._spec.options).heartbeat_interval.total_seconds()
+        except TidegateError:
+            return 1.0
 
     def _listen_to_signals(self) -> None:
         def on_signal(number: int, _frame: FrameType | None) -> None:

@@ -55,6 +55,7 @@ class Job:
     desk: CommandDesk
     retiring: Retiring
     now_iso: Callable[[], str]
+    specs: Callable[[], Sequence[Spec]]
 
     def facts(self) -> JobFacts:
         """For JobRun."""
@@ -82,14 +83,14 @@ class Job:
     def find_restore(self) -> tuple[RestorePoint, Restore] | None:
         """The restore point of the next run, read and checked; None: a fresh start. Raises SnapshotError."""
         decisions = self.log.read()
-        point = choose_restore_point(decisions, self.spec)
+        point = choose_restore_point(decisions, self.specs(), self.spec.number)
         if point is None:
             return None
         wanted = self.spec.restore
         store, folder = open_location(self.store, self.spec, point.location)
         metadata = read_metadata(store, folder)
-        known = RestorePoint(point.location, metadata.checkpoint_id, point.log_number)
-        rewound = completed_after(decisions, known, self.spec) if metadata.job_id == self.spec.job_id else []
+        same_job = metadata.job_id == self.spec.job_id
+        rewound = completed_after(decisions, metadata.checkpoint_id, self.spec.number) if same_job else []
         sinks = [n.uid for n in self.graph.nodes if n.sink is not None and n.sink.two_phase]
         if rewound and sinks and (wanted is None or wanted.on_committed_after != "accept_duplicates"):
             raise SnapshotError(

@@ -31,7 +31,9 @@ DEFAULT_CONF = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "512m",
+    "spark.python.daemon.module": "tidegate.spark.worker_daemon",
 }
+"""Settings that the user's spark_conf may change."""
 
 
 def is_local(master: str) -> bool:

@@ -335,6 +335,7 @@ class SinkConformance(ABC):
         _expect_refusal(lambda: writer.commit(handles))
         _expect_refusal(lambda: writer.abort(handles))
         original.commit(handles)
+        _expect_refusal(lambda: writer.commit(handles))
         assert sorted(self.visible()) == [0, 1]
 
     def test_closing_drops_what_was_not_prepared(self) -> None:

@@ -95,6 +95,7 @@ class InProcessJob:
         self.now_ms = 1_700_000_000_000
         self._nonce = itertools.count(1)
         self._spec_number = 0
+        self.specs: list[Spec] = []
         self.log = self._open_log()
 
     def _open_log(self) -> DecisionLog:
@@ -124,6 +125,7 @@ class InProcessJob:
             submitted_at=self.now_iso(),
             submitted_by="test",
         )
+        self.specs.append(self._spec)
         return self.relaunch()
 
     def relaunch(self) -> InProcessRun:
@@ -162,6 +164,7 @@ class InProcessRun:
             desk=silent,
             retiring=silent,
             now_iso=owner.now_iso,
+            specs=lambda: owner.specs,
         )
         found = job.find_restore()
         restore = found[1] if found else None

@@ -133,7 +133,7 @@ def test_a_deferred_savepoint_gives_the_same_as_one_in_a_worker(job: Job, driver
     driver.answer(driver.commands()[0], path="/s/1", checkpoint_id=3)
     assert isinstance(pause.trigger, JobWaitTrigger)
     event = fire(again(pause.trigger))
-    result = operator.execute_complete(job.context("save"), event, **(pause.kwargs or {}))
+    result = operator.execute_complete(job.context("save"), event)
     assert (result["path"], result["checkpoint_id"]) == ("/s/1", 3)
 
 
@@ -146,9 +146,11 @@ def test_what_is_there_already_is_not_deferred(job: Job, driver: ScriptedDriver)
 def test_a_deferred_wait_that_timed_out_withdraws_its_command(job: Job, driver: ScriptedDriver) -> None:
     operator = TidegateStopJobOperator(task_id="stop", job_id="j1", mode="drain", deferrable=True, timeout="1 min")
     pause = deferred(operator, job)
-    event = {"failure": {"code": "timeout", "message": "too long", "final": False}}
-    with pytest.raises(AirflowException, match="too long"):
-        operator.execute_complete(job.context("stop"), event, **(pause.kwargs or {}))
+    assert isinstance(pause.trigger, JobWaitTrigger)
+    late = again(pause.trigger)
+    late.deadline_at = 1.0
+    with pytest.raises(AirflowException, match="did not come within 60 s"):
+        operator.execute_complete(job.context("stop"), fire(late))
     assert job.client.store.exists(job.client.layout.withdrawn(driver.commands()[0]))
 
 

@@ -174,9 +174,7 @@ def test_messages_cut_anywhere_by_the_network_arrive_whole(driver: Driver) -> No
     assert [driver.heard.get(timeout=WAIT_S) for _ in range(2)] == [(6, {"n": 1}), (6, {"n": 2})]
 
 
-def test_a_slot_that_reads_nothing_is_lost_when_too_much_waits(
-    monkeypatch: pytest.MonkeyPatch, driver: Driver
-) -> None:
+def test_a_slot_that_reads_nothing_is_lost_when_too_much_waits(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
     monkeypatch.setattr(messages, "MAX_QUEUED_BYTES", 2**20)
     connection = driver.dial_raw(6)
     connection.sendall(messages.encode_message({"type": "hello"}))

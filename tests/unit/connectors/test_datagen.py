@@ -42,6 +42,8 @@ class TestBounded(SourceConformance):
 
 
 class TestUnboundedAndPaced(SourceConformance):
+    enough_rows = 60
+
     def make_source(self) -> Source:
         return DataGen(rows_of, SCHEMA, splits=3, batch_rows=50, rate=900)
 

@@ -79,4 +79,4 @@ class TestReplayLooping(FolderSource):
     enough_rows = 1_000
 
     def make_source(self) -> Source:
-        return Replay(self.folder / "*.parquet", time_column="at", at_end="loop", batch_rows=20)
+        return Replay(self.folder / "*.parquet", time_column="at", at_end="loop", batch_rows=100)

@@ -156,7 +156,7 @@ def test_integer_times_are_microseconds(tmp_path: Path) -> None:
 def test_no_records_at_all_are_idle_not_an_error(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", [])
     for at_end in ("idle", "loop"):
-        reader = reader_of(Replay(tmp_path, time_column="at", at_end=at_end))  # type: ignore[arg-type]
+        reader = reader_of(Replay(tmp_path, time_column="at", at_end=at_end))
         assert reader.poll(0).idle
 
 

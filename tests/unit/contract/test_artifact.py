@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.contract import artifact
-from tidegate.contract.artifact import materialise, pack, resolve_pipeline, upload
+from tidegate.contract.artifact import PackedArtifact, materialise, pack, resolve_pipeline, upload
 from tidegate.contract.errors import PipelineError, RecordError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.memory_store import MemoryStore
@@ -120,6 +120,16 @@ def test_other_code_under_the_name_is_not_run(store: MemoryStore, package: Path,
     store.replace(LAYOUT.artifact_code(sha256), store.read(LAYOUT.artifact_code(other)))
     with pytest.raises(RecordError, match="code.zip is damaged"):
         materialise(store, LAYOUT, sha256, str(tmp_path / "out"))
+
+
+def test_a_well_formed_archive_with_other_content_is_not_run(store: MemoryStore, package: Path, tmp_path: Path) -> None:
+    packed = pack(str(package))
+    upload(store, LAYOUT, packed)
+    forged = PackedArtifact(packed.sha256, tuple((path, content[::-1]) for path, content in packed.files))
+    store.replace(LAYOUT.artifact_code(packed.sha256), artifact._zipped(forged))
+    with pytest.raises(RecordError, match="pipelines/__init__.py does not match its checksum"):
+        materialise(store, LAYOUT, packed.sha256, str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_too_much_is_refused_with_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

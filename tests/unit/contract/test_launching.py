@@ -10,8 +10,10 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from scripted_contract import ScriptedDriver
 
 from tidegate.contract import launching, processes
 from tidegate.contract.client import JobClient
@@ -157,14 +159,29 @@ def test_killing_reaches_this_very_process_only(machine: Machine, local_client: 
     assert not found.kill() and not found.is_running()
 
 
+@pytest.mark.parametrize("elsewhere", [{"host": "elsewhere"}, {"process_space": "pid:[another container]"}])
+@pytest.mark.parametrize("alive_here", [True, False])
 def test_a_driver_of_another_machine_is_neither_found_nor_declared_dead(
-    local_client: JobClient, local_spec: Spec
+    local_client: JobClient, local_spec: Spec, elsewhere: dict[str, Any], alive_here: bool
 ) -> None:
-    launch = record_launch(local_client, local_spec, launcher="remote", host="elsewhere")
-    started = replace(launch, pid=os.getpid(), process_started=processes.process_started(os.getpid()))
-    local_client.store.create(local_client.layout.launched_process(1, 1), encode(started))
+    launch = record_launch(local_client, local_spec, launcher="local")
+    started = processes.process_started(os.getpid()) if alive_here else "long ago"
+    recorded = replace(launch, pid=os.getpid(), process_started=started, **elsewhere)
+    local_client.store.create(local_client.layout.launched_process(1, 1), encode(recorded))
     assert find_local(local_client, local_spec) is None
     assert local_death(local_client, local_spec) is None
+
+
+def test_a_driver_that_died_on_this_machine_is_known_to_be_dead_without_watching(
+    machine: Machine, local_client: JobClient, local_spec: Spec
+) -> None:
+    driver = ScriptedDriver(local_client, local_spec)
+    driver.status("RUNNING")
+    driver.beat()
+    machine.end(machine.launch(local_client, local_spec))
+    pauses: list[float] = []
+    assert not JobClient(local_client.root, "flights", sleep=pauses.append).is_alive()
+    assert pauses == []
 
 
 def test_a_launcher_waits_for_another_that_has_not_recorded_its_process_yet(

@@ -1,0 +1,29 @@
+"""PySpark's worker daemon with a slot's imports and kernels already loaded: workers are forked from it.
+
+Set as `spark.python.daemon.module`. Every slot after an executor's first, and every restart, then starts without the
+seconds that importing numba and loading the compiled kernels cost. PySpark's own daemon imports no libraries because
+they may start threads before the fork: numpy's are turned off here, and pyarrow's one thread is its allocator's, which
+survives forks by hooks of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+
+def main() -> None:
+    """Load, then serve PySpark's requests for workers."""
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    from pyspark.daemon import manager
+
+    from tidegate.state.kernels import compile_all
+
+    importlib.import_module("tidegate.spark.slot_entry")
+    compile_all()
+
+    manager()
+
+
+if __name__ == "__main__":
+    main()

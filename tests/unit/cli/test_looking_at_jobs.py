@@ -1,0 +1,257 @@
+"""`tidegate status`, `checkpoints`, `list`, `logs`, and what every verb has in common."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from cli_caller import Caller, Driver
+
+from tidegate.cli import main as entry
+from tidegate.cli.output import Output, table
+from tidegate.cli.presenting import event_time, size
+from tidegate.contract.errors import StoreError
+
+MEASURES = ("duration", "size", "alignment")
+VERBS = ("start", "restore", "status", "checkpoints", "list", "logs")
+COMMANDS = ("checkpoint", "savepoint", "stop", "cancel", "doctor")
+SOURCES = {
+    "flights": {"boundedness": "unbounded", "records": 336_776, "played_all": True},
+    "airlines": {"boundedness": "bounded", "records": 16, "end_of_data": True},
+}
+
+
+@pytest.fixture
+def driver(tidegate: Caller) -> Driver:
+    driver = tidegate.submitted()
+    driver.status("RUNNING")
+    tidegate.script = lambda driver: driver.beat(sources=SOURCES, watermark_us=1_357_016_400_000_000)
+    tidegate.script(driver)
+    return driver
+
+
+def test_status_shows_sources_watermark_and_the_latest_snapshot(tidegate: Caller, driver: Driver) -> None:
+    driver.complete(3, "checkpoint")
+    answer = tidegate("status", "flights")
+    assert answer.code == 0, answer.err
+    assert answer.out.splitlines() == [
+        "flights: RUNNING",
+        "  submission 1, generation 1, restarts 0",
+        "  watermark 2013-01-01T05:00:00.000Z",
+        "  source airlines: bounded, 16 records, ended",
+        "  source flights: unbounded, 336,776 records, played all",
+        "  latest snapshot: checkpoint 3, flights/checkpoints/chk-3-g1",
+    ]
+
+
+def test_status_is_one_document_for_programs(tidegate: Caller, driver: Driver) -> None:
+    driver.complete(3, "checkpoint")
+    document = tidegate("status", "flights", "--json").document
+    assert document["status"] == "RUNNING" and document["driver_alive"] is True
+    assert document["watermark"] == "2013-01-01T05:00:00.000Z"
+    assert [source["uid"] for source in document["sources"]] == ["airlines", "flights"]
+    assert document["latest_recovery_point"]["checkpoint_id"] == 3 and document["latest_savepoint"] is None
+
+
+def test_status_tells_that_a_driver_gives_no_sign_of_life(tidegate: Caller, driver: Driver) -> None:
+    tidegate.script = lambda driver: None
+    answer = tidegate("status", "flights")
+    assert answer.code == 0 and "no sign of life; `tidegate restore` goes on" in answer.out
+
+
+def test_status_of_a_failed_job_shows_the_users_traceback(tidegate: Caller, driver: Driver) -> None:
+    failure = {"message": "KeyError: 'x'", "operator": "daily", "subtask": 1, "traceback": "File a.py\n  line 3"}
+    driver.reign.append("failure", failure)
+    driver.status("FAILED", reason="KeyError: 'x'")
+    lines = tidegate("status", "flights").out.splitlines()
+    assert lines[0] == "flights: FAILED: KeyError: 'x'"
+    assert lines[-3:] == ["  failure [daily, subtask 1]: KeyError: 'x'", "    File a.py", "      line 3"]
+
+
+def test_watching_prints_a_line_for_each_change_and_ends_with_the_job(tidegate: Caller, driver: Driver) -> None:
+    def life(driver: Driver) -> None:
+        driver.beat()
+        if driver.beats == 5:
+            driver.complete(1, "checkpoint")
+        if driver.beats == 9:
+            driver.status("FINISHED")
+
+    tidegate.script = life
+    answer = tidegate("status", "flights", "--watch")
+    assert answer.code == 0, answer.err
+    assert answer.out.splitlines()[:3] == [
+        "flights RUNNING, 336,792 records, 0 snapshots, watermark 2013-01-01T05:00:00.000Z",
+        "flights RUNNING, 0 records, 1 snapshots",
+        "flights FINISHED",
+    ]
+
+
+@pytest.mark.parametrize("words", [("status", "flights", "--watch"), ("logs", "flights", "--follow")])
+def test_what_goes_on_is_no_single_document(tidegate: Caller, driver: Driver, words: tuple[str, ...]) -> None:
+    answer = tidegate(*words, "--json")
+    assert answer.code == 2 and "cannot be used with --json" in answer.document["error"]["message"]
+
+
+def test_checkpoints_are_a_table_oldest_first(tidegate: Caller, driver: Driver) -> None:
+    driver.complete(1, "checkpoint")
+    claim = {"checkpoint_id": 2, "kind": "savepoint", "path": "flights/savepoints/sp-2"}
+    driver.reign.append("claim", {**claim, "triggered_at": "2026-11-21T09:25:00.000Z"})
+    driver.reign.append("abort", {"checkpoint_id": 2, "reason": "expired"})
+    lines = tidegate("checkpoints", "flights").out.splitlines()
+    assert lines[0].split() == ["id", "kind", "status", "triggered", *MEASURES, "committed", "path"]
+    assert lines[1].split()[:5] == ["1", "checkpoint", "completed", "2026-11-21T09:25:00.000Z", "31"]
+    assert lines[1].endswith("flights/checkpoints/chk-1-g1")
+    assert lines[2].split()[1:3] == ["savepoint", "aborted"] and lines[2].endswith("expired")
+    document = tidegate("checkpoints", "flights", "--json").document
+    assert [(c["checkpoint_id"], c["status"]) for c in document["checkpoints"]] == [(1, "completed"), (2, "aborted")]
+
+
+def test_list_shows_every_job_of_the_root_and_survives_a_damaged_one(tidegate: Caller, driver: Driver) -> None:
+    broken = tidegate.submitted("broken").client
+    broken.store.replace(broken.layout.decision(1), b"{}")
+    answer = tidegate("list", "--json")
+    assert answer.code == 0, answer.err
+    jobs = {job["job_id"]: job for job in answer.document["jobs"]}
+    assert jobs["flights"]["status"] == "RUNNING" and jobs["broken"]["status"] is None
+    assert broken.layout.decision(1) in jobs["broken"]["error"]
+    assert tidegate("list").out.splitlines()[2].split()[0] == "flights"
+
+
+def test_list_of_an_empty_root_says_so(tidegate: Caller) -> None:
+    assert tidegate("list").out == f"no jobs below {tidegate.root}\n"
+
+
+def test_logs_come_with_their_names_when_there_are_several(tidegate: Caller, driver: Driver) -> None:
+    folder = driver.client.layout.logs(1)
+    driver.client.store.replace(f"{folder}/driver.log", b"one\n")
+    assert tidegate("logs", "flights").out == "one\n"
+    driver.client.store.replace(f"{folder}/slot-0.log", b"two")
+    assert tidegate("logs", "flights").out == "==> driver.log <==\none\n==> slot-0.log <==\ntwo\n"
+    assert tidegate("logs", "flights", "--json").document["files"] == {"driver.log": "one\n", "slot-0.log": "two"}
+    assert tidegate("logs", "flights", "--generation", "0").code == 2
+
+
+def test_followed_logs_show_each_word_once_until_the_job_has_ended(tidegate: Caller, driver: Driver) -> None:
+    path = f"{driver.client.layout.logs(1)}/driver.log"
+    driver.client.store.replace(path, b"0\n")
+
+    def writing(driver: Driver) -> None:
+        driver.beat()
+        text = driver.client.store.read(path).decode()
+        driver.client.store.replace(path, f"{text}{driver.beats}\n".encode())
+        if driver.beats == 4:
+            driver.status("STOPPED")
+
+    tidegate.script = writing
+    assert tidegate("logs", "flights", "--follow").out == "0\n2\n3\n4\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("stauts", "flights"), "Did you mean 'status'?"),
+        (("status", "flights", "--jason"), "--jason"),
+        (("status", "flights", "--job-id", "other"), "two jobs are named: flights and other"),
+        (("status",), "no job is named"),
+        ((), "VERB"),
+    ],
+)
+def test_wrong_words_are_one_message_with_a_remedy(tidegate: Caller, words: tuple[str, ...], said: str) -> None:
+    answer = tidegate(*words, root=bool(words))
+    assert answer.code == 2 and said in answer.err and answer.err.count("\n") == 1
+
+
+def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        entry.main(["--help"])
+    printed = capsys.readouterr().out
+    assert left.value.code == 0
+    for verb in [
+        "start",
+        "restore",
+        "status",
+        "checkpoints",
+        "list",
+        "logs",
+        "checkpoint",
+        "savepoint",
+        "stop",
+        "cancel",
+        "doctor",
+    ]:
+        assert re.search(rf"^    {verb}\s", printed, re.MULTILINE), verb
+
+
+def test_the_exit_codes_of_all_errors_are_documented() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
+    from tidegate.contract import errors
+
+    classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.TidegateError)]
+    for code in {c.exit_code for c in classes} | {0, entry.EXIT_BUG, entry.EXIT_INTERRUPTED, entry.EXIT_PIPE_CLOSED}:
+        assert f"\n| {code} |" in text, code
+
+
+def test_ctrl_c_says_that_jobs_go_on(tidegate: Caller, driver: Driver) -> None:
+    def interrupt(driver: Driver) -> None:
+        raise KeyboardInterrupt
+
+    tidegate.script = interrupt
+    answer = tidegate("checkpoint", "flights")
+    assert answer.code == 130 and "jobs that run go on" in answer.err
+
+
+def test_an_unforeseen_error_is_called_a_bug_and_keeps_its_traceback(tidegate: Caller, driver: Driver) -> None:
+    def broken(driver: Driver) -> None:
+        raise ZeroDivisionError("seven")
+
+    tidegate.script = broken
+    answer = tidegate("checkpoint", "flights")
+    assert answer.code == 70 and "ZeroDivisionError: seven" in answer.err and "bug in tidegate" in answer.err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_progress_line_is_cut_to_the_terminal_and_wiped_before_a_result() -> None:
+    out, err = io.StringIO(), Terminal()
+    output = Output(out, err, columns=8)
+    output.progress("0123456789")
+    output.say("done")
+    assert err.getvalue() == "\r\x1b[K0123456\r\x1b[K" and out.getvalue() == "done\n"
+
+
+def test_there_is_no_progress_line_without_a_terminal_or_for_programs() -> None:
+    for stream, as_json in ((io.StringIO(), False), (Terminal(), True)):
+        output = Output(io.StringIO(), stream, as_json=as_json)
+        output.progress("0123456789")
+        assert stream.getvalue() == ""
+
+
+def test_an_error_is_the_document_when_programs_ask() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    Output(out, err, as_json=True).error(StoreError("no", where="here", cause="why", remedy="Do"))
+    assert err.getvalue() == "tidegate: no [here]: why. Do\n"
+    document = json.loads(out.getvalue())["error"]
+    assert (document["code"], document["exit_code"], document["remedy"]) == ("store", 11, "Do")
+
+
+def test_tables_align_and_keep_no_blanks_at_the_end() -> None:
+    assert table(("a", "bb"), [("1", "x"), ("22", "")], right=frozenset({"a"})) == [" a  bb", " 1  x", "22"]
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 * 2**40, "5.0 TiB"), (None, "-")]
+)
+def test_sizes_are_written_in_the_largest_unit_that_fits(size_bytes: object, text: str) -> None:
+    assert size(size_bytes) == text
+
+
+def test_event_times_beyond_the_calendar_stay_numbers() -> None:
+    assert event_time(None) is None
+    assert event_time(-1) == "1969-12-31T23:59:59.999Z"
+    assert event_time(2**62) == f"{2**62} us"
