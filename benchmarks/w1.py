@@ -109,17 +109,18 @@ def table(rows: Sequence[Row], cost: Overhead | None) -> list[str]:
     ]
     base = {row.keys: row.rows_per_cpu_s for row in rows if row.engine != "tidegate"}
     for row in rows:
-        ratio = row.rows_per_cpu_s / base[row.keys] if row.keys in base else float("nan")
+        ratio = f"{row.rows_per_cpu_s / base[row.keys]:.1f}" if row.keys in base else "-"
         lines.append(
             f"| {KEYS.get(row.keys, row.keys)} | {row.engine} | {row.rows:,} | {row.wall_s:.1f} | {row.cpu_s:.1f} "
-            f"| {row.rows / row.wall_s / 1e6:.2f} | {row.rows_per_cpu_s / 1e6:.3f} | {ratio:.1f} | {row.note} |"
+            f"| {row.rows / row.wall_s / 1e6:.2f} | {row.rows_per_cpu_s / 1e6:.3f} | {ratio} | {row.note} |"
         )
     if cost is not None:
         pairs = ", ".join(f"{percent:+.1f}" for percent in cost.pairs)
         lines += [
             "",
             f"Checkpoints each second at K = 100k cost {cost.wall_percent:.1f} % of the time, "
-            f"{cost.cpu_percent:.1f} % of the CPU: medians of {len(cost.pairs)} alternating pairs; time per pair: {pairs} %.",
+            f"{cost.cpu_percent:.1f} % of the CPU (medians of {len(cost.pairs)} alternating pairs). "
+            f"Time, pair by pair: {pairs} %.",
         ]
     return lines
 

@@ -191,11 +191,3 @@ class Sink(ABC):
     def describe(self) -> str:
         """One line for `explain()`, without secrets."""
         return type(self).__name__
-
-
-@dataclass(frozen=True)
-class StorageOptions:
-    """fsspec options for a connector; values may be references `secret:env/NAME` or `secret:file/PATH`, resolved where
-    used."""
-
-    values: Mapping[str, Any] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from fsspec import AbstractFileSystem
 
 from tidegate.connectors.contract import Sink, SinkContext, SinkWriter
 from tidegate.connectors.parquet_layout import ParquetLayout
@@ -67,6 +68,8 @@ class Parquet(Sink):
                 )
             if is_local(filesystem):
                 _check_writable(root)
+            elif _lacks_bucket(filesystem, root):
+                raise FileNotFoundError(f"there is no bucket {root.split('/', 1)[0]!r}")
             found = sorted(
                 name
                 for name in (filesystem.ls(root, detail=False) if filesystem.isdir(root) else [])
@@ -125,7 +128,18 @@ def _check_writable(root: str) -> None:
         raise PermissionError(f"no right to write in {there}")
 
 
-def _check_same(filesystem: Any, path: str, stored: pa.Schema) -> None:
+def _lacks_bucket(filesystem: AbstractFileSystem, root: str) -> bool:
+    """Whether an object store answers that the path's bucket is missing; an unclear answer (no right to ask) is no."""
+    protocols = {filesystem.protocol} if isinstance(filesystem.protocol, str) else set(filesystem.protocol)
+    if not protocols & {"s3", "gs", "abfs"}:
+        return False
+    try:
+        return not filesystem.exists(root.split("/", 1)[0])
+    except OSError:
+        return False
+
+
+def _check_same(filesystem: AbstractFileSystem, path: str, stored: pa.Schema) -> None:
     remedy = "Write to another folder, or remove what is there"
     try:
         with filesystem.open(path, "rb") as file:

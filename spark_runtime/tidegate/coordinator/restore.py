@@ -19,12 +19,14 @@ class Restore:
     """A snapshot that fits the pipeline.
 
     Attributes:
+        is_fork: it belongs to another lineage, whose transactions are none of ours (S7.4).
         finished: subtasks that run no user code (S6.2); all of them when only commits are left (S7.7).
     """
 
     location: str
     metadata: SnapshotMetadata
     log_number: int
+    is_fork: bool
     finished: frozenset[Subtask]
 
     def for_slot(self, index: int) -> dict[str, Any]:
@@ -39,6 +41,7 @@ class Restore:
             "checkpoint_id": self.metadata.checkpoint_id,
             "generation": self.metadata.generation,
             "log_number": self.log_number,
+            "is_fork": self.is_fork,
             "handles": handles,
             "finished": [list(s) for s in self.finished if s[1] == index],
         }
@@ -50,6 +53,7 @@ def check_restore(
     graph: JobGraph,
     plan: ExecutionPlan,
     *,
+    lineage: str,
     log_number: int,
     allow_non_restored_state: bool,
     commit_only: bool,
@@ -86,7 +90,7 @@ def check_restore(
         if commit_only or all(_is_finished(by_uid, graph.nodes[n].uid) for n in chain.nodes)
         for index in range(plan.parallelism)
     )
-    return Restore(location, metadata, log_number, finished)
+    return Restore(location, metadata, log_number, metadata.lineage != lineage, finished)
 
 
 def _has_state(operator: OperatorState) -> bool:

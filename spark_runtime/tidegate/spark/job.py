@@ -111,6 +111,7 @@ class Job:
             metadata,
             self.graph,
             self.plan,
+            lineage=self.spec.lineage,
             log_number=point.log_number,
             allow_non_restored_state=bool(wanted and wanted.allow_non_restored_state),
             commit_only=point.commit_only,

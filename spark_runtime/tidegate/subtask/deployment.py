@@ -44,12 +44,13 @@ class Restored:
     """What a slot restores.
 
     Attributes:
-        permit: the right to commit what the snapshot holds (S7.4).
+        permit: the right to commit what the snapshot holds; None in a fork, which commits nothing of its original's
+            (S7.4).
         parts: (uid, index) -> state parts.
         finished: (chain id, index) of subtasks that run no user code (S6.2).
     """
 
-    permit: CommitPermit
+    permit: CommitPermit | None
     parts: Mapping[tuple[str, int], Sequence[StatePart]]
     finished: Collection[tuple[int, int]]
 

@@ -226,7 +226,7 @@ class InProcessRun:
                 parts[(uid, index)] = decode_parts(factory.load(StateHandle.from_json(handle)))
             finished |= {(chain, i) for chain, i in document["finished"]}
         permit = CommitPermit(document["checkpoint_id"], document["generation"], document["log_number"])
-        return Restored(permit, parts, finished)
+        return Restored(None if document["is_fork"] else permit, parts, finished)
 
     # ------------------------------------------------------------ wiring
 

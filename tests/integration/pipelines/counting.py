@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tidegate import DataGen, Parquet, Pipeline, count, sum, tumbling
+from tidegate import DataGen, Files, Parquet, Pipeline, count, sum, tumbling
 
 KEYS = 17
 WINDOW_MS = 1000
@@ -59,6 +59,13 @@ def typo(args: Mapping[str, Any]) -> Pipeline:
     p = Pipeline()
     numbers = p.read(DataGen(rows, SCHEMA, rows=100), uid="numbers")
     numbers.select("k", "vv").write(Parquet(str(args["out"])), uid="out")
+    return p
+
+
+def missing_input(args: Mapping[str, Any]) -> Pipeline:
+    """Files that are not there."""
+    p = Pipeline()
+    p.read(Files("no-such-folder/*.parquet"), uid="files").write(Parquet(str(args["out"])), uid="out")
     return p
 
 

@@ -13,7 +13,7 @@ import pytest
 from tidegate.connectors.contract import Source, SourceContext, SourceReader
 from tidegate.connectors.datagen import DataGen
 from tidegate.contract.errors import OptionError, PipelineError
-from tidegate.testing.connector_conformance import SourceConformance
+from tidegate.testing.source_conformance import SourceConformance
 
 SCHEMA = pa.schema([("n", pa.int64()), ("at", pa.timestamp("us"))])
 

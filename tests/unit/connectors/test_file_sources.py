@@ -15,7 +15,7 @@ import pytest
 from tidegate.connectors.contract import Source
 from tidegate.connectors.files import Files
 from tidegate.connectors.replay import Replay
-from tidegate.testing.connector_conformance import SourceConformance
+from tidegate.testing.source_conformance import SourceConformance
 
 START = datetime(2013, 1, 1)
 

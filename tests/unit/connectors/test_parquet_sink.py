@@ -22,7 +22,7 @@ from tidegate.connectors.parquet import Parquet
 from tidegate.connectors.parquet_layout import ParquetLayout, StagedName, parse_staged_name, token
 from tidegate.connectors.parquet_writer import ParquetWriter
 from tidegate.contract.errors import OptionError, PipelineError, TidegateError
-from tidegate.testing.connector_conformance import Reign, numbers
+from tidegate.testing.sink_conformance import Reign, numbers
 
 SCHEMA = Reign.schema
 

@@ -15,7 +15,7 @@ from tidegate.connectors.sink_operator import COMMITTABLES_SCHEMA, SinkOperator,
 from tidegate.operators.contract import CommitPermit
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.testing.collect import Collection, CollectSink, collected, forget_collected
-from tidegate.testing.connector_conformance import Reign, numbers
+from tidegate.testing.sink_conformance import Reign, numbers
 
 _names = count()
 

@@ -13,7 +13,7 @@ import pytest
 from tidegate.connectors.contract import Sink
 from tidegate.connectors.parquet import Parquet
 from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.connector_conformance import SinkConformance
+from tidegate.testing.sink_conformance import SinkConformance
 
 _numbers = count()
 

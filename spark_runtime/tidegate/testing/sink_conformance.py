@@ -1,8 +1,6 @@
-"""Conformance suites for connectors: subclass, say how to make one, and pytest runs the contract against it.
+"""The conformance suite for two-phase sinks: subclass it, say how to make one, and pytest runs the contract against it.
 
-They need pytest and hypothesis. A source that passes `SourceConformance` can be restored from any snapshot without
-losing or repeating a record (S4.1, S4.2); a sink that passes `SinkConformance` publishes each record once, whatever
-crashes (S7.4).
+Needs pytest and hypothesis. A sink that passes publishes each record once, whatever crashes (S7.4).
 """
 
 from __future__ import annotations
@@ -17,150 +15,14 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tidegate.connectors.contract import (
-    Committable,
-    Polled,
-    Sink,
-    SinkContext,
-    SinkWriter,
-    Source,
-    SourceContext,
-    SourceReader,
-    Split,
-)
+from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
 from tidegate.connectors.sink_operator import SinkOperator
 from tidegate.contract.errors import TidegateError
 from tidegate.operators.contract import CommitPermit, OperatorContext
 from tidegate.snapshot.parts import StatePart
 
-MAX_BATCH_ROWS = 65_536
-_settings = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-
-
 CRASH_ACTIONS = ("write", "write", "checkpoint", "late", "abort", "complete then crash", "commit then crash", "crash")
-
-
-class SourceConformance(ABC):
-    """Subclass it, named `Test...`, and give `make_source`.
-
-    Attributes:
-        enough_rows: how many records per split of an unbounded source are compared.
-    """
-
-    enough_rows = 500
-
-    @abstractmethod
-    def make_source(self) -> Source:
-        """A fresh description of always the same input: some hundreds of records, made in milliseconds."""
-
-    def test_discovering_twice_gives_the_same_json_able_splits(self) -> None:
-        """S4.3: deterministic, unique, fit for a snapshot."""
-        first, second = self.make_source().discover(3), self.make_source().discover(3)
-        assert list(first) == list(second)
-        assert len({split.split_id for split in first}) == len(first)
-        assert [through_json(split) for split in first] == list(first)
-        assert all(split.position is None and not split.finished and split.weight > 0 for split in first)
-
-    def test_every_batch_has_the_schema_and_a_known_split(self) -> None:
-        """What `poll` promises of a batch."""
-        source = self.make_source()
-        splits = source.discover(2)
-        for polled in _play(source, _reader(source, splits), self.enough_rows):
-            assert polled.batch is not None
-            assert polled.batch.schema.equals(source.schema()), polled.batch.schema
-            assert 0 < polled.batch.num_rows <= MAX_BATCH_ROWS
-            assert polled.split_id in {split.split_id for split in splits}
-
-    def test_a_bounded_source_ends_and_an_unbounded_one_never_does(self) -> None:
-        """S4.2: the only difference between the two."""
-        source = self.make_source()
-        reader = _reader(source, source.discover(2))
-        _play(source, reader, self.enough_rows)
-        if source.boundedness == "bounded":
-            assert reader.poll(10**9).state == "end", "a bounded source stays at its end"
-            assert all(split.finished for split in reader.snapshot())
-            assert reader.active_splits() == frozenset()
-        else:
-            assert not any(split.finished for split in reader.snapshot())
-
-    def test_a_reader_without_splits_ends_or_is_idle(self) -> None:
-        """More subtasks than splits is no error."""
-        source = self.make_source()
-        polled = _reader(source, []).poll(0)
-        assert polled.state == "end" if source.boundedness == "bounded" else polled.idle
-
-    @_settings
-    @given(st.data())
-    def test_any_interleaving_of_polls_snapshots_and_restores_gives_each_record_once(self, data: st.DataObject) -> None:
-        """S4.1, S4.2: records per split equal those of an uninterrupted run, in the same order."""
-        source = self.make_source()
-        splits = source.discover(2)
-        whole = _by_split(_play(source, _reader(source, splits), self.enough_rows))
-        reader, taken = _reader(source, splits), list(splits)
-        kept: list[Polled] = []
-        seen: list[Polled] = []
-        now_ms = 0
-        for action in data.draw(
-            st.lists(st.sampled_from(["poll", "poll", "poll", "snapshot", "restore"]), max_size=30)
-        ):
-            now_ms += data.draw(st.sampled_from([0, 1, 7, 1_000, 60_000]))
-            if action == "snapshot":
-                taken, kept = [through_json(split) for split in reader.snapshot()], list(seen)
-            elif action == "restore":
-                reader.close()
-                reader, seen = _reader(self.make_source(), taken), list(kept)
-            else:
-                polled = reader.poll(now_ms)
-                if polled.batch is not None:
-                    seen.append(polled)
-        seen.extend(_play(source, reader, self.enough_rows, now_ms))
-        reader.close()
-        found = _by_split(seen)
-        assert found.keys() == whole.keys()
-        for split_id, expected in whole.items():
-            rows = found[split_id].num_rows
-            if source.boundedness == "unbounded" and expected.num_rows >= self.enough_rows:
-                assert rows >= self.enough_rows
-                rows = min(rows, expected.num_rows)
-            assert found[split_id].slice(0, rows).equals(expected.slice(0, rows)), f"split {split_id}"
-
-
-def through_json(split: Split) -> Split:
-    """The split as a snapshot keeps it."""
-    return replace(split, data=json.loads(json.dumps(split.data)), position=json.loads(json.dumps(split.position)))
-
-
-def _reader(source: Source, splits: Sequence[Split]) -> SourceReader:
-    reader = source.create_reader(SourceContext("source", 0, 1))
-    reader.add_splits(splits)
-    return reader
-
-
-def _play(source: Source, reader: SourceReader, enough_rows: int, now_ms: int = 0) -> list[Polled]:
-    """Polls, with a clock that moves as the reader asks: to the end, to idleness, or until an unbounded source has
-    given `enough_rows` of each split."""
-    seen: list[Polled] = []
-    missing = {split.split_id: enough_rows for split in reader.snapshot()}
-    while source.boundedness == "bounded" or any(rows > 0 for rows in missing.values()):
-        polled = reader.poll(now_ms)
-        if polled.batch is not None:
-            assert polled.state == "more" and polled.split_id is not None
-            seen.append(polled)
-            missing[polled.split_id] -= polled.batch.num_rows
-        elif polled.state == "end" or polled.idle:
-            break
-        elif polled.state == "nothing_now":
-            assert polled.retry_at_ms >= now_ms, "a reader must not ask to be polled in the past"
-            now_ms = max(now_ms + 1, polled.retry_at_ms)
-    return seen
-
-
-def _by_split(seen: Sequence[Polled]) -> dict[str, pa.Table]:
-    batches: dict[str, list[pa.RecordBatch]] = {}
-    for polled in seen:
-        assert polled.split_id is not None and polled.batch is not None
-        batches.setdefault(polled.split_id, []).append(polled.batch)
-    return {split_id: pa.Table.from_batches(given).combine_chunks() for split_id, given in batches.items()}
+_settings = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class Reign:

@@ -1,0 +1,83 @@
+"""The Parquet sink and Files on S3, as far as moto's server on loopback is S3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import count
+from typing import Any
+
+import pytest
+import s3fs
+from moto.server import ThreadedMotoServer
+
+from tidegate.connectors.contract import SourceContext
+from tidegate.connectors.files import Files
+from tidegate.connectors.parquet import Parquet
+from tidegate.contract.errors import PipelineError
+from tidegate.testing.sink_conformance import Reign, numbers
+
+_buckets = count()
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def options(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Any]:
+    monkeypatch.setenv("TIDEGATE_TEST_S3_SECRET", "hidden")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    client = {"endpoint_url": endpoint, "region_name": "us-east-1"}
+    return {"key": "test", "secret": "secret:env/TIDEGATE_TEST_S3_SECRET", "client_kwargs": client}
+
+
+@pytest.fixture
+def bucket(options: Mapping[str, Any]) -> str:
+    name = f"connectors-{next(_buckets)}"
+    s3fs.S3FileSystem(**{**options, "secret": "hidden"}).call_s3("create_bucket", Bucket=name)
+    return name
+
+
+def test_what_one_run_staged_on_s3_another_commits_and_files_reads_back(
+    options: Mapping[str, Any], bucket: str
+) -> None:
+    url = f"s3://{bucket}/out"
+    sink = Parquet(url, storage_options=options, target_file_rows=2)
+    sink.check(Reign.schema)
+    reign = Reign()
+    first = sink.create_writer(reign.context())
+    first.write(numbers(0, 2))
+    first.write(numbers(2, 2))
+    completed = first.prepare_commit(1)()
+    first.write(numbers(4, 2))
+    first.prepare_commit(2)()
+    with pytest.raises(PipelineError, match="No input file"):
+        Files(url, storage_options=options).schema()
+    reign.run = 2
+    second = sink.create_writer(reign.context())
+    second.commit(completed)
+    second.commit(completed)
+    second.recover(1)
+
+    source = Files(f"{url}/*.parquet", storage_options=options)
+    reader = source.create_reader(SourceContext("files", 0, 1))
+    reader.add_splits(source.discover(1))
+    found: list[int] = []
+    while (polled := reader.poll(0)).batch is not None:
+        found += polled.batch.column("n").to_pylist()
+    assert found == [0, 1, 2, 3]
+    left = s3fs.S3FileSystem(**{**options, "secret": "hidden"}).find(f"{bucket}/out/_tidegate")
+    assert [path.split("/")[-2] for path in left] == ["commits"]
+    sink.check(Reign.schema)
+
+
+def test_a_missing_bucket_is_named_before_the_start(options: Mapping[str, Any]) -> None:
+    with pytest.raises(PipelineError, match="no-such-bucket"):
+        Parquet("s3://no-such-bucket/out", storage_options=options).check(Reign.schema)
+    with pytest.raises(PipelineError, match="no-such-bucket"):
+        Files("s3://no-such-bucket/in", storage_options=options).schema()
