@@ -8,6 +8,7 @@ import os
 import secrets
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ PIPELINE = str(Path(__file__).parent / "pipelines" / "w1.py") + ":build"
 FIRST_ROWS = 100_000_000
 RUN_TIMEOUT = timedelta(minutes=15)
 POLL_S = 0.5
+EXIT_TIMEOUT_S = 40.0
+"""How long a driver may take to leave after its job has ended or it was told to, seconds."""
 MOST_RUNS = 5
 """How often the measured part is repeated with more rows when it was shorter than asked for."""
 
@@ -88,6 +91,9 @@ def _driver(client: JobClient, spec: Spec) -> Iterator[int]:
         left = find_local(client, spec)
         if left is not None and not client.view().is_terminal:
             left.kill()
+        by_s = time.monotonic() + EXIT_TIMEOUT_S
+        while left is not None and left.is_running() and time.monotonic() < by_s:
+            time.sleep(0.1)  # a driver writes its last hint after the job has ended
 
 
 def _reports(folder: Path) -> tuple[float, float, dict[str, int]]:

@@ -207,5 +207,3 @@ class PeerLink:
         """The last element has been put. Once."""
         self._farewell_sent = True
         self.outbox.put(farewell_frame(Kind.FAREWELL))
-
-

@@ -120,6 +120,17 @@ class FencedError(TidegateError):
     code = "fenced"
 
 
+def exit_code_of(code: str) -> int | None:
+    """Exit code of the error class with this `code`; None when there is no such class."""
+    waiting = [TidegateError]
+    while waiting:
+        kind = waiting.pop()
+        if kind.code == code:
+            return kind.exit_code
+        waiting += kind.__subclasses__()
+    return None
+
+
 class AlreadyExistsError(StoreError):
     """Create-only found an object there already."""
 

@@ -93,6 +93,7 @@ class FailureView:
         subtask: index, where one is concerned.
         traceback: of the user's code, where there is one.
         at: time.
+        code: class of the error, as `TidegateError.code`; empty when a user function or a slot failed.
     """
 
     message: str
@@ -100,6 +101,7 @@ class FailureView:
     subtask: int | None = None
     traceback: str | None = None
     at: str = ""
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +244,7 @@ def _failure(current: Sequence[Entry]) -> FailureView | None:
                 subtask=data.get("subtask"),
                 traceback=data.get("traceback"),
                 at=entry.decision.at,
+                code=str(data.get("code") or ""),
             )
     return None
 

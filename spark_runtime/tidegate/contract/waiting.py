@@ -13,6 +13,7 @@ from tidegate.contract.errors import (
     JobFailedError,
     TidegateError,
     WaitTimeoutError,
+    exit_code_of,
 )
 from tidegate.contract.records import Launch
 from tidegate.contract.status import JobStatus, JobView
@@ -145,7 +146,11 @@ def failure_error(view: JobView) -> JobFailedError:
     if failure.subtask is not None:
         where.append(f"subtask {failure.subtask}")
     trace = f"\n{failure.traceback.rstrip()}\n" if failure.traceback else ""
-    return JobFailedError(failure.message, where=", ".join(where), cause=trace)
+    error = JobFailedError(failure.message, where=", ".join(where), cause=trace)
+    exit_code = exit_code_of(failure.code)
+    if exit_code is not None:
+        error.code, error.exit_code = failure.code, exit_code
+    return error
 
 
 def ended_error(view: JobView, spec: int, what: str) -> TidegateError:

@@ -62,6 +62,7 @@ class RunFailed:
     operator: str | None = None
     subtask: int | None = None
     traceback: str | None = None
+    code: str = ""
 
 
 @dataclass

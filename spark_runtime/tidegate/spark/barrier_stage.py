@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -58,8 +60,17 @@ class BarrierStage:
 
 
 def first_line(error: BaseException) -> str:
-    """The message of a Spark error without the JVM's stack."""
+    """The root cause in a Spark error, without the JVM's stack: a Python worker's own error where there is one."""
     text = str(error)
+    of_python = re.findall(r"^(?:[A-Za-z_][\w.]*\.)?[A-Za-z_]\w*Error: .*$", text, flags=re.MULTILINE)
+    if of_python:
+        return str(of_python[-1]).strip()
+    if "Could not recover from a failed barrier ResultStage" in text:
+        python = os.environ.get("PYSPARK_PYTHON", "python3")
+        return (
+            f"a Python worker ended before it could report why; the driver's log holds its last words. Is tidegate "
+            f"installed for {python} on every worker machine?"
+        )
     for line in text.splitlines():
         if "Caused by" in line or "SparkException" in line or "Exception:" in line:
             return line.strip()

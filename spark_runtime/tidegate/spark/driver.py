@@ -89,7 +89,7 @@ class Driver:
         except FencedError:
             raise
         except TidegateError as error:
-            self._record_failure(reign, str(error), "")
+            self._record_failure(reign, str(error), "", error.code)
             print(f"tidegate: {error}", file=sys.stderr, flush=True)
             return error.exit_code
         except Exception as error:
@@ -145,9 +145,11 @@ class Driver:
         install(signal.SIGTERM, on_signal)
         install(signal.SIGINT, on_signal)
 
-    def _record_failure(self, reign: Reign, message: str, trace: str) -> None:
+    def _record_failure(self, reign: Reign, message: str, trace: str, code: str = "") -> None:
         try:
-            reign.append("failure", {"message": message, "operator": None, "subtask": None, "traceback": trace})
+            reign.append(
+                "failure", {"message": message, "operator": None, "subtask": None, "traceback": trace, "code": code}
+            )
             reign.append("status", {"status": "FAILED", "reason": message})
         except TidegateError as error:
             print(f"tidegate: the failure could not be recorded: {error}", file=sys.stderr, flush=True)

@@ -79,9 +79,12 @@ def start_session(spec: Spec, options: JobOptions) -> SparkSession:
             cause="Spark needs Java 17 or newer",
             remedy="Install it, for example `apt-get install openjdk-17-jre-headless`",
         )
+    settings = spark_settings(spec, options)
+    # Only spark-submit reads spark.pyspark.python; the workers of a driver that is itself the program go by this.
+    os.environ["PYSPARK_PYTHON"] = settings["spark.pyspark.python"]
     builder: Any = SparkSession.builder
     builder = builder.master(spec.master).appName(f"tidegate {spec.job_id}")
-    for key, value in spark_settings(spec, options).items():
+    for key, value in settings.items():
         builder = builder.config(key, value)
     try:
         session: SparkSession = builder.getOrCreate()

@@ -245,7 +245,9 @@ class SlotProcess:
             for uid, handle in document["handles"].items()
         }
         permit = CommitPermit(document["checkpoint_id"], document["generation"], document["log_number"])
-        return Restored(None if document["is_fork"] else permit, parts, {(chain, index) for chain, index in document["finished"]})
+        return Restored(
+            None if document["is_fork"] else permit, parts, {(chain, index) for chain, index in document["finished"]}
+        )
 
     def _open_location(self, location: str) -> tuple[Store, str]:
         return open_location(self._store, self._spec, location)

@@ -84,7 +84,7 @@ class Supervision:
                     lambda: self._cancel is not None or self._terminated.is_set(),
                 )
             except SlotsUnavailableError as error:
-                return self._failed(RunFailed(str(error)), error.exit_code)
+                return self._failed(RunFailed(str(error), code=error.code), error.exit_code)
             if not there:
                 return self._canceled() if self._cancel is not None else self._given_up("before the job ran")
             outcome = self._one_run(session, splits)
@@ -219,6 +219,7 @@ class Supervision:
                 "operator": failure.operator,
                 "subtask": failure.subtask,
                 "traceback": failure.traceback,
+                "code": failure.code,
             },
         )
 

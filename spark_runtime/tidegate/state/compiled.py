@@ -87,9 +87,7 @@ def kernel(*signatures: str) -> Callable[[_Function], _Function]:
     Signatures name read-only arrays, which writable ones convert to, so that Arrow's and our own arrays need one
     version. Kernels hold no interpreter lock, do not check bounds and wrap around on integer overflow.
     """
-    compile_: Any = numba.njit(
-        [_signature(text) for text in signatures], cache=True, nogil=True, error_model="numpy"
-    )
+    compile_: Any = numba.njit([_signature(text) for text in signatures], cache=True, nogil=True, error_model="numpy")
     return compile_
 
 

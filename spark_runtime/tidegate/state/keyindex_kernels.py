@@ -113,7 +113,15 @@ def _same(data: Any, start: Any, end: Any, arena: Any, other: Any, other_end: An
 
 @kernel("void(u1[], i8[], u8[], i4[]!, u8[]!, i8[]!, u1[]!, i8[]!, i4[]!, i8[]!)")
 def add_bytes(
-    data: Any, offsets: Any, hashes: Any, slots: Any, known: Any, ends: Any, arena: Any, cursor: Any, out: Any,
+    data: Any,
+    offsets: Any,
+    hashes: Any,
+    slots: Any,
+    known: Any,
+    ends: Any,
+    arena: Any,
+    cursor: Any,
+    out: Any,
     added: Any,
 ) -> None:
     """Entry of each row's bytes from row cursor[0] on; rows that get a new one are listed in `added`. Stops where
@@ -151,9 +159,7 @@ def add_bytes(
 
 
 @kernel("void(u1[], i8[], u8[], i4[], u8[], i8[], u1[], i4[]!)")
-def find_bytes(
-    data: Any, offsets: Any, hashes: Any, slots: Any, known: Any, ends: Any, arena: Any, out: Any
-) -> None:
+def find_bytes(data: Any, offsets: Any, hashes: Any, slots: Any, known: Any, ends: Any, arena: Any, out: Any) -> None:
     """Entry of each row's bytes, or -1."""
     mask = len(slots) - 1
     for i in range(len(hashes)):

@@ -58,9 +58,7 @@ def group_by_window(times: Int64s, size: int, offset: int) -> WindowRuns:
     return WindowRuns(order, list(zip(windows.tolist(), starts.tolist(), ends.tolist(), strict=True)))
 
 
-def pair_rows(
-    matches: Entries, starts: Int64s, rows: Int64s, keep_unmatched: bool
-) -> tuple[Int64s, Int64s]:
+def pair_rows(matches: Entries, starts: Int64s, rows: Int64s, keep_unmatched: bool) -> tuple[Int64s, Int64s]:
     """Every pair of a left row and a right row with its key, in the order of the left rows.
 
     Args:

@@ -206,6 +206,7 @@ class Subtask:
         if self.is_finished:
             return False
         if self._triggers and self._lifecycle.all_partitions_ended:
+            self.retry_at_ms = None
             self._emission = self._on_trigger(self._triggers.popleft())
         elif self._lifecycle.may_finish and not self._committing and not self._triggers:
             self._emission = self._finish()
@@ -281,9 +282,11 @@ class Subtask:
             return self._chain.batch(element, port.input_index)
         match element:
             case Watermark(time_us):
-                return self._on_watermark(self._watermarks.watermark(index, time_us))
+                was_idle = self._watermarks.all_idle
+                return self._on_progress(self._watermarks.watermark(index, time_us), was_idle)
             case IdleStatus(idle):
-                return self._on_idle(index, idle)
+                was_idle = self._watermarks.all_idle
+                return self._on_progress(self._watermarks.idle(index, idle), was_idle)
             case CheckpointBarrier():
                 return self._on_alignment(self._aligner.barrier(index, element, self._host.now_ms()))
             case CancelBarrier(checkpoint_id):
@@ -296,14 +299,12 @@ class Subtask:
                 return self._on_alignment(self._aligner.end_of_partition(index))
         raise AssertionError(f"unknown element {element!r}")
 
-    def _on_watermark(self, time_us: int | None) -> Iterator[Element]:
-        if time_us is not None and not self._restored_finished:
-            yield from self._chain.watermark(time_us)
-
-    def _on_idle(self, index: int, idle: bool) -> Iterator[Element]:
-        was_idle = self._watermarks.all_idle
-        advanced = self._watermarks.idle(index, idle)
-        yield from self._on_watermark(advanced)
+    def _on_progress(self, advanced_us: int | None, was_idle: bool) -> Iterator[Element]:
+        """A channel told its time or idleness: what follows for the chain and downstream (S4.4)."""
+        if self._restored_finished:
+            return
+        if advanced_us is not None:
+            yield from self._chain.watermark(advanced_us)
         if self._watermarks.all_idle != was_idle:
             yield IdleStatus(not was_idle)
 
@@ -318,6 +319,8 @@ class Subtask:
                 yield from self._end(drain=step.drain, natural=True)
 
     def _on_alignment(self, actions: Sequence[AlignmentAction]) -> Iterator[Element]:
+        """Channels are blocked and unblocked at once: while a full output parks the emission, an abort may come, and
+        what it unblocks must stay so (S2.2)."""
         for action in actions:
             match action:
                 case Block(channel):
@@ -326,6 +329,11 @@ class Subtask:
                     self._unblock()
                 case AlignmentAborted(checkpoint_id, reason):
                     self._host.decline(self.subtask, checkpoint_id, reason)
+        return self._emit_alignment(actions)
+
+    def _emit_alignment(self, actions: Sequence[AlignmentAction]) -> Iterator[Element]:
+        for action in actions:
+            match action:
                 case ForwardCancel(checkpoint_id):
                     yield CancelBarrier(checkpoint_id)
                 case TakeSnapshot(barrier, first_ms):
@@ -388,6 +396,9 @@ class Subtask:
         self._host.finished(self.subtask)
 
     def _close(self) -> None:
-        if self._source is not None:
-            self._source.close()
-        self._chain.close()
+        """Reader and operators, each whatever the other does (S7.1)."""
+        try:
+            if self._source is not None:
+                self._source.close()
+        finally:
+            self._chain.close()

@@ -21,11 +21,13 @@ class WatermarkTracker:
 
     @property
     def all_idle(self) -> bool:
-        """No channel is active."""
-        return all(self._idle)
+        """Channels are left, and none of them is active."""
+        left = [idle for t, idle in zip(self._times, self._idle, strict=True) if t < MAX_WATERMARK]
+        return bool(left) and all(left)
 
     def watermark(self, channel: int, time_us: int) -> int | None:
-        """`channel` advanced; the new minimum when that advanced, else None. Never goes back."""
+        """`channel` advanced; the new minimum when that advanced, else None. Never goes back. MAX_WATERMARK ends the
+        channel, idle or not."""
         self._times[channel] = max(self._times[channel], time_us)
         return self._advance()
 
@@ -36,15 +38,16 @@ class WatermarkTracker:
 
     def ended(self, channel: int) -> int | None:
         """`channel` has ended: counts as MAX_WATERMARK."""
-        self._idle[channel] = False
         return self.watermark(channel, MAX_WATERMARK)
 
     def _advance(self) -> int | None:
-        active = [t for t, idle in zip(self._times, self._idle, strict=True) if not idle]
-        if not active:
-            return None
-        low = min(active)
-        if low <= self._current:
+        """The minimum over active channels. Ended ones alone decide only when none is left: an idle channel may wake
+        up, and nothing it then brings may be late for the end of time."""
+        low = min((t for t, idle in zip(self._times, self._idle, strict=True) if not idle), default=None)
+        ended = all(t == MAX_WATERMARK for t in self._times)
+        if ended:
+            low = MAX_WATERMARK
+        if low is None or low <= self._current or (low == MAX_WATERMARK and not ended):
             return None
         self._current = low
         return low
