@@ -10,7 +10,7 @@ from pipelines.counting import expected, expected_of
 
 from tidegate.contract.records import RestoreFrom
 
-ROWS = 40_000
+ROWS = 24_000
 RATE = 4_000.0
 
 

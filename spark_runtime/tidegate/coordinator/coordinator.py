@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tidegate.channel.elements import StopMode
 from tidegate.coordinator import events as ev
+from tidegate.coordinator.answers import answer_to
 from tidegate.coordinator.checkpoint_plan import SubtaskState, plan_checkpoint
+from tidegate.coordinator.commit_tracker import CommitTracker
 from tidegate.coordinator.events import Action, Event, Request, Subtask
 from tidegate.coordinator.pending import PendingCheckpoint
 from tidegate.coordinator.requests import RequestQueue
@@ -48,9 +49,12 @@ class Coordinator:
         completed: Sequence[Completed] = (),
         last_committed: int | None = None,
         finished: Iterable[Subtask] = (),
+        commit_only: int | None = None,
     ) -> None:
         """Args: first_delay_ms: before the first periodic trigger, drawn by the caller (S1.1).
-        completed: snapshots of this lineage, oldest first. finished: subtasks that do not exist in this run."""
+        completed: snapshots of this lineage, oldest first. finished: subtasks that do not exist in this run.
+        commit_only: the completed stop-savepoint that this run only commits (S7.7). Its subtasks hold no state any
+        more, so it takes no snapshot: that would be a newer recovery point with everything in it finished."""
         self._topology = topology
         self._options = options
         self._run_id = run_id
@@ -62,7 +66,8 @@ class Coordinator:
         self._claiming: Request | None = None
         self._completed = list(completed)
         self._last_committed = last_committed
-        self._committed_by: dict[int, set[Subtask]] = {}
+        self._commits = CommitTracker(topology)
+        self._commit_only = commit_only
         self._next_periodic_ms: int | None = None
         self._last_completed_ms: int | None = None
         self._failures = 0
@@ -94,11 +99,11 @@ class Coordinator:
             case ev.Declined():
                 actions = self._on_decline(event, now_ms)
             case ev.SnapshotRequested(request):
-                actions = self._on_request(request, now_ms)
+                actions = self._on_request(request)
             case ev.LocationReady(checkpoint_id, path):
                 actions = self._on_location(checkpoint_id, path, now_ms)
             case ev.ClaimFailed(reason):
-                actions = self._on_claim_failed(reason)
+                actions = self._on_claim_failed(reason, now_ms)
             case ev.CompletionDurable(checkpoint_id, log_number):
                 actions = self._on_durable(checkpoint_id, log_number, now_ms)
             case ev.CompletionFailed(checkpoint_id, reason):
@@ -125,6 +130,8 @@ class Coordinator:
         again: list[Request] = []
         for pending in self._pending.values():
             actions.append(ev.SendAbort(pending.checkpoint_id, reason))
+            if pending.request.kind in ("checkpoint", "final"):
+                actions.append(ev.Retire(pending.checkpoint_id, pending.path))
             again.append(pending.request)
         if self._claiming is not None:
             again.append(self._claiming)
@@ -160,7 +167,8 @@ class Coordinator:
 
     def _on_running(self, subtask: Subtask, now_ms: int) -> list[Action]:
         self._states[subtask] = "running"
-        if self._options.interval_ms is not None and "created" not in self._states.values():
+        periodic = self._options.interval_ms is not None and self._commit_only is None
+        if periodic and "created" not in self._states.values():
             self._next_periodic_ms = now_ms + self._first_delay_ms
         return []
 
@@ -173,20 +181,21 @@ class Coordinator:
         self._states[subtask] = "finished"
         self._natural.setdefault(subtask, True)
         actions = self._note_source_end(subtask[0])
-        for pending in list(self._pending.values()):
-            if pending.waits_for(subtask):
-                reason = f"subtask {subtask} finished before it could take part"
-                actions += self._abort(pending, reason, counts=False)
+        reason = f"subtask {subtask} finished before it could take part"
+        for pending in [p for p in self._pending.values() if p.waits_for(subtask)]:
+            actions += self._abort(pending, reason, counts=False)
         if all(s == "finished" for s in self._states.values()):
             self._over = True
             stop = self._stop
             for pending in self._pending.values():
                 actions.append(ev.SendAbort(pending.checkpoint_id, "the job ended"))
-                actions += _answer(pending.request, False, "job_ended", "the job ended before the snapshot completed")
+                actions += answer_to(pending.request, False, "job_ended", "the job ended before the snapshot completed")
             for request in self._queue.drain():
-                actions += _answer(request, False, "job_ended", "the job ended before the snapshot was triggered")
+                actions += answer_to(request, False, "job_ended", "the job ended before the snapshot was triggered")
             self._pending.clear()
             if stop is None:
+                if self._commit_only is not None and self._topology.commits:
+                    actions.append(ev.RecordCommitted(self._commit_only))
                 actions.append(ev.EndRun(None, None, None))
             else:
                 request = stop.request
@@ -197,7 +206,7 @@ class Coordinator:
 
     def _note_source_end(self, chain_id: int) -> list[Action]:
         chain = self._topology.chains[chain_id]
-        if not chain.is_source or chain_id in self._sources_ended:
+        if not chain.is_source or chain_id in self._sources_ended or self._commit_only is not None:
             return []
         subtasks = [(chain_id, i) for i in range(self._topology.parallelism)]
         over = all(self._states[s] in ("ended", "finished") and self._natural.get(s, True) for s in subtasks)
@@ -208,7 +217,7 @@ class Coordinator:
 
     def _ask_for_final(self, now_ms: int) -> list[Action]:
         """One final snapshot as soon as nothing reads any more; it serves every stage (S7.3)."""
-        if self._all_ended() and not self._ending_is_served():
+        if self._commit_only is None and self._all_ended() and not self._ending_is_served():
             self._final_due_ms = now_ms
         return []
 
@@ -236,23 +245,32 @@ class Coordinator:
             assert self._options.interval_ms is not None
             self._next_periodic_ms = now_ms + self._options.interval_ms
             if not self._queue.has_periodic():
-                actions += self._on_request(Request("checkpoint", periodic=True), now_ms)
-        if self._final_due_ms is not None and now_ms >= self._final_due_ms:
-            self._final_due_ms = None
-            if self._all_ended() and not self._ending_is_served():
-                self._queue.add(Request("final"))
+                actions += self._on_request(Request("checkpoint", periodic=True))
         return actions
 
-    def _on_request(self, request: Request, now_ms: int) -> list[Action]:
+    def _on_request(self, request: Request) -> list[Action]:
+        if self._commit_only is not None:
+            if request.kind == "stop-savepoint":
+                return []  # the job is stopping: whoever runs it answers when that is done
+            return answer_to(request, False, "job_ended", "the job has stopped and only commits what is left")
         if request.kind == "stop-savepoint" and self._ending_is_served():
             merged = self._merge_into_stop(request)
             if merged is not None:
                 return merged
+        return self._enqueue(request)
+
+    def _enqueue(self, request: Request) -> list[Action]:
         fell_out = self._queue.add(request)
         if fell_out is None:
             return []
         limit = self._options.max_queued
-        return _answer(fell_out, False, "too_many_requests", f"more than {limit} snapshot requests are waiting")
+        return answer_to(fell_out, False, "too_many_requests", f"more than {limit} snapshot requests are waiting")
+
+    def _is_ending(self) -> bool:
+        """The snapshot that ends every subtask is on its way or complete. Another one waits for the outcome: it would
+        hold windows a drain has fired, or be aborted by whoever finishes first."""
+        kinds = {p.request.kind for p in self._pending.values()}
+        return self._stop is not None or self._final_done or not kinds.isdisjoint(("stop-savepoint", "final"))
 
     def _merge_into_stop(self, request: Request) -> list[Action] | None:
         stops = [p.request for p in self._pending.values() if p.request.kind == "stop-savepoint"]
@@ -264,17 +282,19 @@ class Coordinator:
         if not stops:
             return None
         text = f"a stop (mode {stops[0].stop}) is on its way already; wait for its end"
-        return _answer(request, False, "stop_in_progress", text)
+        return answer_to(request, False, "stop_in_progress", text)
 
     def _start_next(self, now_ms: int) -> list[Action]:
+        actions: list[Action] = []
         if self._final_due_ms is not None and now_ms >= self._final_due_ms:
             self._final_due_ms = None
             if self._all_ended() and not self._ending_is_served():
-                self._queue.add(Request("final"))
-        if self._claiming is not None or self._stop is not None:
-            return []
+                actions = self._enqueue(Request("final"))
+        return actions + self._start_queued(now_ms)
+
+    def _start_queued(self, now_ms: int) -> list[Action]:
         request = self._queue.peek()
-        if request is None:
+        if request is None or self._claiming is not None or self._is_ending():
             return []
         forced = request.kind in ("savepoint", "stop-savepoint")
         if not forced and len(self._pending) >= self._options.max_concurrent:
@@ -314,10 +334,12 @@ class Coordinator:
         trigger = ev.SendTrigger(checkpoint_id, request.kind, request.stop, path, now_ms, plan.to_trigger)
         return [trigger]
 
-    def _on_claim_failed(self, reason: str) -> list[Action]:
+    def _on_claim_failed(self, reason: str, now_ms: int) -> list[Action]:
         request, self._claiming = self._claiming, None
         assert request is not None, "ClaimFailed without Claim"
-        actions = _answer(request, False, "claim_failed", f"the checkpoint id could not be claimed: {reason}")
+        actions = answer_to(request, False, "claim_failed", f"the checkpoint id could not be claimed: {reason}")
+        if request.kind == "final":
+            self._final_due_ms = now_ms + FINAL_RETRY_MS
         return actions + self._count_failure(request, reason)
 
     # ------------------------------------------------------------ collecting
@@ -362,30 +384,19 @@ class Coordinator:
                 if older.checkpoint_id < checkpoint_id and older.request.kind not in ("savepoint", "stop-savepoint"):
                     actions += self._abort(older, f"subsumed by checkpoint {checkpoint_id}", counts=False)
             actions.append(ev.NotifyComplete(checkpoint_id, log_number))
-            if self._topology.commits:
-                self._committed_by[checkpoint_id] = set()
+            self._commits.completed(checkpoint_id)
         if request.kind == "stop-savepoint":
             self._stop = pending
             for other in list(self._pending.values()):
                 actions += self._abort(other, "the job stops", counts=False)
         else:
             data = {"checkpoint_id": checkpoint_id, "path": pending.path, "kind": request.kind}
-            actions += _answer(request, True, "completed", f"{request.kind} {checkpoint_id} is complete", data)
+            actions += answer_to(request, True, "completed", f"{request.kind} {checkpoint_id} is complete", data)
         return actions + self._retire()
 
     def _on_committed(self, subtask: Subtask, checkpoint_id: int) -> list[Action]:
-        by = self._committed_by.get(checkpoint_id)
-        if by is None:
+        if not self._commits.committed(subtask, checkpoint_id, self._states):
             return []
-        by.add(subtask)
-        for chain in self._topology.chains:
-            if chain.commits:
-                for i in range(self._topology.parallelism):
-                    mine = (chain.chain_id, i)
-                    if mine not in by and self._states[mine] != "finished":
-                        return []
-        for older in [c for c in self._committed_by if c <= checkpoint_id]:
-            del self._committed_by[older]
         self._last_committed = checkpoint_id
         return [ev.RecordCommitted(checkpoint_id), *self._retire()]
 
@@ -404,8 +415,8 @@ class Coordinator:
         request = pending.request
         actions: list[Action] = [ev.SendAbort(pending.checkpoint_id, reason)]
         if request.kind == "savepoint" or request.kind == "checkpoint":
-            actions += _answer(request, False, "aborted", f"{request.kind} {pending.checkpoint_id} aborted: {reason}")
-        if request.kind == "checkpoint":
+            actions += answer_to(request, False, "aborted", f"{request.kind} {pending.checkpoint_id} aborted: {reason}")
+        if request.kind in ("checkpoint", "final"):
             actions.append(ev.Retire(pending.checkpoint_id, pending.path))
         if request.kind == "final":
             self._final_due_ms = pending.triggered_ms + FINAL_RETRY_MS
@@ -418,7 +429,8 @@ class Coordinator:
         (S7.7)."""
         text = f"the stop-savepoint failed, nothing was committed, the job restarts from its recovery point: {reason}"
         self._over = True
-        return [*_answer(request, False, "savepoint_failed_job_continues", text), ev.FailRun(f"stop failed: {reason}")]
+        answer = answer_to(request, False, "savepoint_failed_job_continues", text)
+        return [*answer, ev.FailRun(f"stop failed: {reason}")]
 
     def _count_failure(self, request: Request, reason: str) -> list[Action]:
         if request.kind in ("savepoint", "stop-savepoint"):
@@ -431,17 +443,5 @@ class Coordinator:
 
     def _after_the_end(self, event: Event) -> list[Action]:
         if isinstance(event, ev.SnapshotRequested):
-            return _answer(event.request, False, "not_running", "the job is not running any more")
+            return answer_to(event.request, False, "not_running", "the job is not running any more")
         return []
-
-
-def _answer(request: Request, ok: bool, code: str, message: str, data: dict[str, object] | None = None) -> list[Action]:
-    if request.request_id is None:
-        return []
-    return [ev.Answer(request.request_id, ok, code, message, data or {})]
-
-
-def stop_answer(request_id: str, mode: StopMode, checkpoint_id: int, path: str) -> ev.Answer:
-    """The answer to a stop once the whole job has ended (S7.5)."""
-    data = {"outcome": "committed", "mode": mode, "checkpoint_id": checkpoint_id, "path": path}
-    return ev.Answer(request_id, True, "committed", f"the job stopped ({mode}) with savepoint {path}", data)

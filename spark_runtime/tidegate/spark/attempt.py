@@ -97,7 +97,7 @@ class Attempt:
             on_end=lambda error: self._posted.put(("stage", error)),
         )
         self._job_run = make_run(self)
-        self._stage_ended = False
+        self._ended_s: float | None = None
 
     # ------------------------------------------------------------ Slots
 
@@ -143,7 +143,6 @@ class Attempt:
             if not self._slots[slot].over:
                 self._suspect(RunFailed(f"slot {slot} was lost: {reason}", subtask=slot), 0.5)
         elif what == "stage":
-            self._stage_ended = True
             if payload is not None:
                 self._suspect(RunFailed(f"the barrier stage failed: {first_line(payload)}"), SECONDARY_WAIT_S)
             elif not all(s.over for s in self._slots.values()):
@@ -165,7 +164,8 @@ class Attempt:
                 if all(s.deployed for s in self._slots.values()):
                     self.broadcast({"type": "start"})
             case "heartbeat":
-                view.metrics = message
+                if "progress" in message:
+                    view.metrics = message
                 self._on_metrics(self._slots)
             case "over":
                 view.over = True
@@ -210,8 +210,11 @@ class Attempt:
             self._job_run.fail(self._suspected[1])
         if self._job_run.outcome is not None:
             if self._suspected is not None and now >= self._suspected[0]:
-                for view in self._slots.values():
-                    view.over = True
+                self._forget_slots()
+            if self._ended_s is None:
+                self._ended_s = now
+            elif now - self._ended_s > STAGE_END_S:
+                self._forget_slots()
             return
         timeout_s = self._options.heartbeat_timeout.total_seconds()
         for slot, view in self._slots.items():
@@ -220,6 +223,11 @@ class Attempt:
         wake_ms = self._job_run.coordinator.next_wake_ms()
         if wake_ms is not None and self._job_run.now_ms() >= wake_ms:
             self._job_run.on_event(ev.Tick())
+
+    def _forget_slots(self) -> None:
+        """Every subtask has finished and committed; a slot that does not say so itself is not waited for."""
+        for view in self._slots.values():
+            view.over = True
 
     def _end(self) -> None:
         """Take the slots down and wait for the stage."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from tidegate.contract.errors import NotFoundError, TidegateError
+from tidegate.contract.errors import NotFoundError, RecordError, TidegateError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.records import Command, decode
 from tidegate.contract.store import Store
@@ -40,9 +40,8 @@ class CommandPoller:
             try:
                 bell = self._read_bell()
                 if first or bell != self._bell:
-                    self._bell = bell
                     self._look()
-                    first = False
+                    self._bell, first = bell, False
             except TidegateError as error:
                 print(f"tidegate: commands could not be read: {error}", flush=True)
 
@@ -55,5 +54,11 @@ class CommandPoller:
     def _look(self) -> None:
         for command_id in self._layout.unanswered(self._store.list(self._layout.commands)):
             if command_id not in self._seen:
+                data = self._store.read(self._layout.command(command_id))
                 self._seen.add(command_id)
-                self._on_command(decode(self._store.read(self._layout.command(command_id)), Command))
+                try:
+                    command = decode(data, Command)
+                except RecordError as error:
+                    print(f"tidegate: command {command_id} is not one: {error}", flush=True)
+                else:
+                    self._on_command(command)

@@ -87,13 +87,15 @@ class Driver:
         try:
             return self._reign(log, reign, hint, desk, retiring)
         except FencedError:
+            desk.abandon()
             raise
         except TidegateError as error:
-            self._record_failure(reign, str(error), "", error.code)
+            self._record_failure(reign, desk, str(error), "", error.code)
             print(f"tidegate: {error}", file=sys.stderr, flush=True)
             return error.exit_code
         except Exception as error:
-            self._record_failure(reign, f"internal error: {type(error).__name__}: {error}", traceback.format_exc())
+            trace = traceback.format_exc()
+            self._record_failure(reign, desk, f"internal error: {type(error).__name__}: {error}", trace)
             traceback.print_exc()
             return EXIT_BUG
         finally:
@@ -145,13 +147,15 @@ class Driver:
         install(signal.SIGTERM, on_signal)
         install(signal.SIGINT, on_signal)
 
-    def _record_failure(self, reign: Reign, message: str, trace: str, code: str = "") -> None:
+    def _record_failure(self, reign: Reign, desk: CommandDesk, message: str, trace: str, code: str = "") -> None:
         try:
             reign.append(
                 "failure", {"message": message, "operator": None, "subtask": None, "traceback": trace, "code": code}
             )
             reign.append("status", {"status": "FAILED", "reason": message})
         except TidegateError as error:
+            if isinstance(error, FencedError):
+                desk.abandon()
             print(f"tidegate: the failure could not be recorded: {error}", file=sys.stderr, flush=True)
 
 

@@ -46,6 +46,10 @@ class HintWriter:
             if run_id is not None:
                 self._run_id = run_id
 
+    def write_now(self) -> None:
+        """Write at once, for what must be seen before a status that ends the job."""
+        self._write()
+
     def close(self) -> None:
         """A last write, then silence."""
         self._over.set()

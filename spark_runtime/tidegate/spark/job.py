@@ -11,7 +11,7 @@ from tidegate.contract.layout import JobLayout
 from tidegate.contract.log import DecisionLog, Reign
 from tidegate.contract.options import JobOptions
 from tidegate.contract.records import Spec
-from tidegate.contract.status import next_checkpoint_id
+from tidegate.contract.status import JobStatus, next_checkpoint_id
 from tidegate.contract.store import Store
 from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions
 from tidegate.coordinator.job_run import JobFacts
@@ -72,7 +72,9 @@ class Job:
         )
 
     def status(self, status: str, **data: Any) -> None:
-        """Append a status change."""
+        """Append a status change; before one that ends the job, what the slots told last is shown."""
+        if JobStatus(status).is_terminal:
+            self.hint.write_now()
         self.reign.append("status", {"status": status, **data})
         print(f"tidegate: {status} {data.get('reason', '')}".rstrip(), flush=True)
 
@@ -118,16 +120,20 @@ class Job:
         )
         return point, restore
 
-    def discover(self) -> Splits:
-        """All splits of all sources, for a fresh start (S4.3)."""
+    def splits(self, restore: Restore | None) -> Splits:
+        """All splits of all sources: the enumerators' state (S4.3). Discovered, but for sources that the snapshot
+        knows."""
+        known = restore.metadata.splits if restore is not None else {}
         out: Splits = {}
         for node in self.graph.nodes:
-            if node.source is not None:
+            if node.uid in known:
+                out[node.uid] = [dict(split) for split in known[node.uid]]
+            elif node.source is not None:
                 out[node.uid] = [split_to_json(s) for s in node.source.discover(self.plan.parallelism)]
         return out
 
-    def coordinator(self, run_id: str, first_delay_ms: int) -> Coordinator:
-        """A fresh coordinator for one run."""
+    def coordinator(self, run_id: str, first_delay_ms: int, commit_only: int | None = None) -> Coordinator:
+        """A fresh coordinator for one run; `commit_only`: the stop-savepoint it only commits."""
         decisions = self.log.read()
         options = self.options
         interval = options.checkpoint_interval
@@ -147,7 +153,14 @@ class Job:
             first_delay_ms=first_delay_ms,
             completed=completed_snapshots(decisions, existing),
             last_committed=last_committed(decisions),
+            commit_only=commit_only,
         )
+
+
+def fresh_splits(splits: Splits, restore: Restore | None) -> Splits:
+    """Those of the sources that start fresh; a restored source has its splits in its readers' state."""
+    known = restore.metadata.splits if restore is not None else {}
+    return {uid: of_source for uid, of_source in splits.items() if uid not in known}
 
 
 def assign(splits: Splits, parallelism: int) -> dict[str, dict[int, Sequence[Mapping[str, Any]]]]:

@@ -230,6 +230,7 @@ class SlotProcess:
         slot.run()
         if slot.was_cancelled:
             return False
+        self._control.send({"type": "heartbeat", "resident_bytes": resident_bytes(), **_metrics(slot)})
         self._writers.shutdown(wait=True)
         self._transport.flush()
         slot.close()
@@ -289,7 +290,7 @@ class SlotProcess:
             if time.monotonic() >= next_beat:
                 next_beat += interval_s
                 slot = self._slot
-                metrics = slot.metrics() if slot is not None else {}
+                metrics = _metrics(slot) if slot is not None else {}
                 self._control.send({"type": "heartbeat", "resident_bytes": resident, **metrics})
 
     def _report(self, error: BaseException) -> None:
@@ -316,6 +317,15 @@ class SlotProcess:
         self._transport.close()
         self._writers.shutdown(wait=False, cancel_futures=True)
         shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _metrics(slot: Slot) -> dict[str, Any]:
+    """A source's own `progress` may fail, also because the loop changes it meanwhile: the heart must beat on."""
+    try:
+        return slot.metrics()
+    except Exception:
+        traceback.print_exc()
+        return {}
 
 
 def _milliseconds(duration: timedelta | None) -> int | None:

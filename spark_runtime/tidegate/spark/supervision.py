@@ -6,22 +6,23 @@ import random
 import secrets
 import threading
 import time
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from tidegate.channel.elements import StopMode
-from tidegate.contract.errors import SlotsUnavailableError
+from tidegate.contract.errors import SlotsUnavailableError, StoreError
 from tidegate.contract.records import Command
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.coordinator import stop_answer
+from tidegate.coordinator.answers import stop_answer
 from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
 from tidegate.coordinator.restart import FixedDelayRestart
 from tidegate.coordinator.restore import Restore
 from tidegate.spark.attempt import Attempt, SlotView
 from tidegate.spark.hint import job_metrics
-from tidegate.spark.job import Job, Splits, assign
+from tidegate.spark.job import Job, Splits, assign, fresh_splits
 from tidegate.spark.retiring import ZOMBIE_LIFE_S
 from tidegate.spark.session import offered_slots, start_session, wait_for_slots
 
@@ -41,6 +42,7 @@ class Supervision:
         self._terminated = terminated
         strategy_delay_ms = int(job.options.restart_delay.total_seconds() * 1000)
         self._strategy = FixedDelayRestart(job.options.restart_attempts, strategy_delay_ms)
+        self._lock = threading.Lock()
         self._carried: list[ev.Request] = []
         self._attempt: Attempt | None = None
         self._cancel: Command | None = None
@@ -56,7 +58,7 @@ class Supervision:
         job.hint.update(slots_needed=job.options.parallelism, slots_registered=0, restarts=0)
         job.status("WAITING_FOR_SLOTS")
         found = job.find_restore()
-        splits = self._splits(found[1] if found else None)
+        splits = job.splits(found[1] if found else None)
         session = start_session(job.spec, job.options)
         watcher = threading.Thread(target=self._watch, name="supervision", daemon=True)
         watcher.start()
@@ -66,11 +68,6 @@ class Supervision:
             self._over.set()
             watcher.join(5.0)
             session.stop()
-
-    def _splits(self, restore: Restore | None) -> Splits:
-        if restore is None:
-            return self._job.discover()
-        return {uid: [dict(s) for s in splits] for uid, splits in restore.metadata.splits.items()}
 
     def _loop(self, session: SparkSession, splits: Splits) -> int:
         job = self._job
@@ -87,6 +84,8 @@ class Supervision:
                 return self._failed(RunFailed(str(error), code=error.code), error.exit_code)
             if not there:
                 return self._canceled() if self._cancel is not None else self._given_up("before the job ran")
+            if self._cancel is not None:
+                return self._canceled()
             outcome = self._one_run(session, splits)
             if isinstance(outcome, RunEnded):
                 return self._ended(outcome)
@@ -108,8 +107,12 @@ class Supervision:
     def _one_run(self, session: SparkSession, splits: Splits) -> RunEnded | RunFailed:
         job = self._job
         run_id = secrets.token_hex(4)
-        found = job.find_restore()
+        try:
+            found = job.find_restore()
+        except StoreError as error:
+            return RunFailed(f"the restore point could not be read: {error}")
         restore = found[1] if found else None
+        commit_only = found[0].checkpoint_id if found is not None and found[0].commit_only else None
         interval = job.options.checkpoint_interval
         interval_ms = 0 if interval is None else int(interval.total_seconds() * 1000)
         pause_ms = int(job.options.min_pause_between_checkpoints.total_seconds() * 1000)
@@ -119,7 +122,7 @@ class Supervision:
         def make_run(attempt: Attempt) -> JobRun:
             return JobRun(
                 facts=facts,
-                coordinator=job.coordinator(run_id, first_delay_ms),
+                coordinator=job.coordinator(run_id, first_delay_ms, commit_only),
                 slots=attempt,
                 run_id=run_id,
                 next_checkpoint_id=job.next_checkpoint_id(),
@@ -145,24 +148,27 @@ class Supervision:
             },
             master=job.spec.master,
             make_run=make_run,
-            assignments=assign(splits, job.plan.parallelism) if restore is None else {},
+            assignments=assign(fresh_splits(splits, restore), job.plan.parallelism),
             restore=restore,
-            wait_for_final=interval is not None or facts.topology.commits,
+            wait_for_final=commit_only is None and (interval is not None or facts.topology.commits),
             on_running=lambda: self._on_running(run_id, restore),
             on_metrics=self._on_metrics,
         )
-        commit_only = found is not None and found[0].commit_only
-        self._attempt = attempt
-        for request in self._carried:
-            self._post(request)
-        self._carried = []
+        with self._lock:
+            self._attempt = attempt
+            carried, self._carried = self._carried, []
+            for request in carried:
+                self._deliver(attempt, request)
         try:
             outcome = attempt.run()
         finally:
-            self._attempt = None
+            with self._lock:
+                self._attempt = None
         if isinstance(outcome, RunFailed):
-            self._carried += attempt.shut_down(outcome.message)
-        elif commit_only and found is not None:
+            again = attempt.shut_down(outcome.message)
+            with self._lock:
+                self._carried += again
+        elif commit_only is not None and found is not None:
             point = found[0]
             outcome = RunEnded(point.stop_mode, point.checkpoint_id, point.location, outcome.request_id)
         return outcome
@@ -242,10 +248,21 @@ class Supervision:
     # ------------------------------------------------------------ commands and signals, own thread
 
     def _watch(self) -> None:
+        """Nothing that goes wrong here may end it: the job would be deaf from then on."""
         while not self._over.wait(COMMAND_POLL_S):
-            for command in self._job.desk.take():
-                self._on_command(command)
-            self._look_for_signal()
+            try:
+                for command in self._job.desk.take():
+                    self._on_command(command)
+                self._look_for_cancel()
+                self._look_for_signal()
+            except Exception:
+                traceback.print_exc()
+
+    def _look_for_cancel(self) -> None:
+        """Said again to every run until the job ends: a cancel may come when no run is there to hear it."""
+        command = self._cancel
+        if command is not None:
+            self._call(lambda run: run.fail(RunFailed(f"cancelled by {command.issued_by}")))
 
     def _on_command(self, command: Command) -> None:
         arguments = command.arguments
@@ -260,8 +277,7 @@ class Supervision:
                 path = arguments.get("path")
                 self._post(ev.Request("stop-savepoint", request_id=command.command_id, stop=mode, path=path))
             case "cancel":
-                self._cancel = command
-                self._call(lambda run: run.fail(RunFailed(f"cancelled by {command.issued_by}")))
+                self._cancel = self._cancel or command
             case other:
                 text = f"this version has no verb {other!r}"
                 self._job.desk.answer(ev.Answer(command.command_id, False, "unknown_verb", text))
@@ -277,10 +293,24 @@ class Supervision:
             self._call(lambda run: run.fail(RunFailed("no savepoint completed within sigterm_timeout")))
 
     def _post(self, request: ev.Request) -> None:
-        if self._attempt is None:
-            self._carried.append(request)
-        else:
-            self._call(lambda run: run.on_event(ev.SnapshotRequested(request)))
+        """To the run that is there, else to the next one."""
+        with self._lock:
+            if self._attempt is None:
+                self._carried.append(request)
+            else:
+                self._deliver(self._attempt, request)
+
+    def _deliver(self, attempt: Attempt, request: ev.Request) -> None:
+        """With the lock held. Kept until the run has taken it: one that is over takes nothing any more."""
+        self._carried.append(request)
+
+        def take(run: JobRun) -> None:
+            if run.outcome is None:
+                with self._lock:
+                    self._carried.remove(request)
+                run.on_event(ev.SnapshotRequested(request))
+
+        attempt.post(take)
 
     def _call(self, call: Any) -> None:
         attempt = self._attempt

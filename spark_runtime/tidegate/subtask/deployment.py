@@ -61,7 +61,9 @@ class Deployment:
 
     Attributes:
         indices: subtask indices this slot hosts (on Spark one: the slot's number).
-        splits: source uid -> index -> split documents; used on a fresh start only.
+        splits: source uid -> index -> split documents, of sources that start fresh: all of them, or after a restore
+        those
+            the snapshot does not know.
     """
 
     job_id: str
@@ -164,7 +166,7 @@ def _deploy_subtask(
 
 
 def _splits(uid: str, index: int, deployment: Deployment) -> list[Any]:
-    if deployment.restored is not None:
+    if deployment.restored is not None and uid not in deployment.splits:
         return splits_from_parts(deployment.restored.parts.get((uid, index), ()))
     return [split_from_json(document) for document in deployment.splits.get(uid, {}).get(index, ())]
 

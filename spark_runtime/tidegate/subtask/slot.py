@@ -85,6 +85,7 @@ class Slot:
         self._inbox: deque[Mapping[str, Any] | Callable[[], None]] = deque()
         self._paths: dict[int, str] = {}
         self._held: dict[int, list[Callable[[str], None]]] = {}
+        self._newest_trigger = 0
         self._cancelled = False
         self.progress = 0
 
@@ -108,6 +109,8 @@ class Slot:
             self._writers.submit(self._write, subtask, checkpoint_id, path, parts, metrics, finished)
 
         path = self._paths.get(checkpoint_id)
+        if path is None and checkpoint_id <= self._newest_trigger:
+            return  # aborted since: triggers come in order, and this one's path has been forgotten
         if path is None:
             self._held.setdefault(checkpoint_id, []).append(submit)
         else:
@@ -240,6 +243,7 @@ class Slot:
     def _on_trigger(self, message: Mapping[str, Any]) -> None:
         checkpoint_id = message["checkpoint_id"]
         self._paths[checkpoint_id] = message["path"]
+        self._newest_trigger = max(self._newest_trigger, checkpoint_id)
         while len(self._paths) > MAX_KNOWN_PATHS:
             del self._paths[min(self._paths)]
         for submit in self._held.pop(checkpoint_id, ()):

@@ -27,7 +27,7 @@ from tidegate.pipeline.pipeline import Pipeline
 from tidegate.plan.execution import plan
 from tidegate.snapshot.handles import StateHandle, StreamFactory
 from tidegate.snapshot.streams import decode_parts
-from tidegate.spark.job import Job, assign
+from tidegate.spark.job import Job, assign, fresh_splits
 from tidegate.subtask.deployment import Deployment, Restored, deploy
 from tidegate.subtask.slot import Slot, Wake
 
@@ -66,6 +66,9 @@ class _Silent:
     grace_s = 0.0
 
     def update(self, *_: Any, **__: Any) -> None:
+        """Nothing."""
+
+    def write_now(self) -> None:
         """Nothing."""
 
     def add(self, *_: Any) -> None:
@@ -168,15 +171,14 @@ class InProcessRun:
         )
         found = job.find_restore()
         restore = found[1] if found else None
-        splits = (
-            job.discover() if restore is None else {u: [dict(s) for s in v] for u, v in restore.metadata.splits.items()}
-        )
+        splits = job.splits(restore)
+        commit_only = found[0].checkpoint_id if found is not None and found[0].commit_only else None
         facts = job.facts()
         run_id = f"r{next(owner._nonce)}"
         interval = options.checkpoint_interval
         self.run = JobRun(
             facts=facts,
-            coordinator=job.coordinator(run_id, int(interval.total_seconds() * 1000) if interval else 0),
+            coordinator=job.coordinator(run_id, int(interval.total_seconds() * 1000) if interval else 0, commit_only),
             slots=self,
             run_id=run_id,
             next_checkpoint_id=job.next_checkpoint_id(),
@@ -206,9 +208,9 @@ class InProcessRun:
             run_id=run_id,
             indices=indices,
             mode="exactly_once" if options.checkpoint_mode == "exactly_once" else "at_least_once",
-            wait_for_final=interval is not None or facts.topology.commits,
+            wait_for_final=commit_only is None and (interval is not None or facts.topology.commits),
             channel_capacity_bytes=options.channel_capacity_bytes,
-            splits=assign(splits, options.parallelism) if restore is None else {},
+            splits=assign(fresh_splits(splits, restore), options.parallelism),
             restored=self._restored(job, restore, indices) if restore is not None else None,
         )
         self.slot.start(deploy(graph, execution, deployment, self.slot, None))

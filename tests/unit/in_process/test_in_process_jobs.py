@@ -254,6 +254,27 @@ def test_a_zombie_driver_can_complete_nothing(sink: str) -> None:
     assert sorted(committed(sink)) == sorted(expected_windows())
 
 
+def test_a_source_that_the_snapshot_does_not_know_is_read_from_its_start(sink: str) -> None:
+    a_job = job(sink)
+    run = a_job.submit()
+    run.pump(25)
+    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+    outcome = run.to_end()
+    assert isinstance(outcome, RunEnded) and outcome.path is not None
+
+    def with_another_source() -> Pipeline:
+        p = windows(sink)
+        p.read(DataGen(names, NAMES, rows=5, splits=2), uid="added").write(
+            CollectSink(f"{sink}-added"), uid="added-out"
+        )
+        return p
+
+    a_job.build = with_another_source
+    a_job.submit(RestoreFrom("savepoint", path=outcome.path)).to_end()
+    assert sorted(committed(sink)) == sorted(expected_windows())
+    assert sorted(committed(f"{sink}-added")) == [(n, f"key-{n}") for n in range(5)]
+
+
 def test_restoring_a_checkpoint_older_than_what_was_committed_is_refused(sink: str) -> None:
     a_job = job(sink, retained_checkpoints=5)
     run = a_job.submit()

@@ -1,0 +1,129 @@
+"""S1.2, S7.3, S7.7: what the coordinator starts, and does not start, while a job ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.coordinator import FINAL_RETRY_MS, Coordinator, CoordinatorOptions
+from tidegate.coordinator.topology import ChainShape, Topology
+
+SOURCE, SINK = 0, 1
+TOPOLOGY = Topology(
+    1, (ChainShape(SOURCE, ("src",), (), True, False), ChainShape(SINK, ("out",), ((SOURCE, True),), False, True))
+)
+
+
+class Run:
+    def __init__(self, commit_only: int | None = None, **options: Any) -> None:
+        given: dict[str, Any] = {
+            "interval_ms": None,
+            "min_pause_ms": 0,
+            "timeout_ms": 10_000,
+            "max_concurrent": 1,
+            "max_queued": 10,
+            "tolerable_failures": 5,
+            "retained": 1,
+        }
+        self.coordinator = Coordinator(
+            TOPOLOGY,
+            CoordinatorOptions(**{**given, **options}),
+            run_id="run",
+            first_delay_ms=1000,
+            commit_only=commit_only,
+        )
+        self.now, self.next_id, self.claims_fail = 0, 1, False
+        for subtask in TOPOLOGY.subtasks():
+            self.send(ev.SubtaskRunning(subtask))
+
+    def send(self, event: ev.Event) -> list[ev.Action]:
+        out: list[ev.Action] = []
+        pending = [event]
+        while pending:
+            for action in self.coordinator.handle(pending.pop(0), self.now):
+                out.append(action)
+                if isinstance(action, ev.Claim) and self.claims_fail:
+                    pending.append(ev.ClaimFailed("the store is away"))
+                elif isinstance(action, ev.Claim):
+                    pending.append(ev.LocationReady(self.next_id, f"chk-{self.next_id}"))
+                    self.next_id += 1
+                if isinstance(action, ev.Complete):
+                    pending.append(ev.CompletionDurable(action.checkpoint_id, 100 + action.checkpoint_id))
+        return out
+
+    def ask(self, kind: Any, request_id: str, **kwargs: Any) -> list[ev.Action]:
+        return self.send(ev.SnapshotRequested(ev.Request(kind, request_id=request_id, **kwargs)))
+
+    def end_data(self) -> list[ev.Action]:
+        out: list[ev.Action] = []
+        for subtask in TOPOLOGY.subtasks():
+            out += self.send(ev.SubtaskEndedData(subtask, True))
+        return out
+
+    def ack_all(self, n: int) -> list[ev.Action]:
+        return [a for s in TOPOLOGY.subtasks() for a in self.send(ev.Acknowledged(s, n, "run"))]
+
+
+def of(actions: list[ev.Action], kind: type) -> list[Any]:
+    return [a for a in actions if isinstance(a, kind)]
+
+
+def test_no_savepoint_is_triggered_behind_a_stop_on_its_way() -> None:
+    run = Run()
+    run.ask("stop-savepoint", "stop", stop="drain")
+    assert of(run.ask("savepoint", "sp"), ev.SendTrigger) == []
+    run.ack_all(1)
+    for subtask in TOPOLOGY.subtasks():
+        actions = run.send(ev.SubtaskFinished(subtask))
+    (answer,) = of(actions, ev.Answer)
+    assert (answer.request_id, answer.code) == ("sp", "job_ended")
+
+
+def test_a_stop_that_comes_during_the_final_snapshot_does_not_fail_the_run() -> None:
+    run = Run()
+    run.end_data()
+    assert run.coordinator.pending_ids == (1,)
+    actions = run.ask("stop-savepoint", "stop", stop="suspend") + run.ack_all(1)
+    for subtask in TOPOLOGY.subtasks():
+        actions += run.send(ev.SubtaskFinished(subtask))
+    assert of(actions, ev.FailRun) == []
+    assert [a.code for a in of(actions, ev.Answer)] == ["job_ended"]
+    assert of(actions, ev.EndRun) == [ev.EndRun(None, None, None)]
+
+
+def test_a_final_snapshot_whose_claim_failed_is_asked_for_again() -> None:
+    run = Run()
+    run.claims_fail = True
+    run.end_data()
+    run.claims_fail = False
+    assert run.coordinator.next_wake_ms() == FINAL_RETRY_MS
+    run.now += FINAL_RETRY_MS
+    assert [t.kind for t in of(run.send(ev.Tick()), ev.SendTrigger)] == ["final"]
+
+
+def test_a_request_that_a_final_snapshot_pushes_out_is_answered() -> None:
+    run = Run(max_queued=1, max_concurrent=1)
+    run.ask("checkpoint", "c1")
+    run.ask("checkpoint", "c2")
+    actions = run.end_data()
+    assert [(a.request_id, a.code) for a in of(actions, ev.Answer)] == [("c2", "too_many_requests")]
+
+
+def test_a_run_that_only_commits_takes_no_snapshot_and_records_the_commit() -> None:
+    run = Run(commit_only=7, interval_ms=1000)
+    run.now += 5_000
+    actions = run.send(ev.Tick()) + run.end_data()
+    actions += run.ask("stop-savepoint", "stop", stop="suspend")
+    actions += run.ask("savepoint", "sp")
+    for subtask in TOPOLOGY.subtasks():
+        actions += run.send(ev.SubtaskFinished(subtask))
+    assert of(actions, ev.Claim) == [] and of(actions, ev.RecordSourceEnd) == []
+    assert of(actions, ev.RecordCommitted) == [ev.RecordCommitted(7)]
+    assert [(a.request_id, a.code) for a in of(actions, ev.Answer)] == [("sp", "job_ended")]
+
+
+def test_an_aborted_final_snapshot_leaves_no_files() -> None:
+    run = Run()
+    run.end_data()
+    actions = run.send(ev.Declined((SINK, 0), 1, "run", "no space"))
+    assert of(actions, ev.Retire) == [ev.Retire(1, "chk-1")]

@@ -1,0 +1,60 @@
+"""S7.7, S9.3: a run that only commits a stop-savepoint leaves it the newest recovery point, whatever is asked of it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tidegate.connectors.datagen import DataGen
+from tidegate.contract.records import RestoreFrom
+from tidegate.coordinator import events as ev
+from tidegate.pipeline.aggregates import count
+from tidegate.pipeline.pipeline import Pipeline
+from tidegate.pipeline.windows import tumbling
+from tidegate.testing.collect import CollectSink, collected
+from tidegate.testing.in_process import InProcessJob
+
+ROWS = 600
+SCHEMA = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("ms"))])
+_sinks = itertools.count()
+
+
+def rows(numbers: Any) -> dict[str, Any]:
+    return {"k": numbers % 7, "ts": pa.array(numbers).cast(pa.timestamp("ms"))}
+
+
+def pipeline(sink: str) -> Pipeline:
+    p = Pipeline()
+    (
+        p.read(DataGen(rows, SCHEMA, rows=ROWS, splits=3, batch_rows=16), uid="numbers")
+        .with_watermark("ts", "0 s")
+        .group_by("k")
+        .window(tumbling("100 ms"))
+        .agg(n=count(), uid="windows")
+        .write(CollectSink(sink), uid="out")
+    )
+    return p
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("interval", [None, "1 s"])
+def test_nothing_is_lost_when_a_crash_follows_the_stop_savepoint(interval: str | None, asked: bool) -> None:
+    sink = f"stop-recovery-{next(_sinks)}"
+    a_job = InProcessJob(lambda: pipeline(sink), {"parallelism": 2, "checkpoint_interval": interval})
+    run = a_job.submit()
+    run.pump(5)
+    stop = ev.Request("stop-savepoint", request_id="stop", stop="suspend")
+    run.run.on_event(ev.SnapshotRequested(stop))
+    run.until(lambda: run.run.coordinator.stop_completed)
+    run.crash()
+    again = a_job.relaunch()
+    if asked:  # the new driver finds the command unanswered
+        again.run.on_event(ev.SnapshotRequested(stop))
+    again.to_end()
+    assert [d.data["kind"] for d in a_job.log.read() if d.kind == "complete"][-1] == "stop-savepoint"
+    assert [d for d in a_job.log.read() if d.kind == "end_of_data"] == []
+    a_job.submit(RestoreFrom("latest")).to_end()
+    assert sum(row["n"] for row in collected(sink).table().to_pylist()) == ROWS

@@ -1,0 +1,131 @@
+"""S2.2, S3.2: aborts that reach a subtask whose outputs are full; snapshots of aborted checkpoints; S4.4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.channel.elements import MAX_WATERMARK, CheckpointBarrier, IdleStatus, Watermark
+from tidegate.channel.memory import MemoryChannel
+from tidegate.operators.contract import Output, StreamOperator
+from tidegate.subtask.chain import OperatorChain
+from tidegate.subtask.routing import OutputEdge, Router
+from tidegate.subtask.slot import Slot, Wake
+from tidegate.subtask.subtask import InputPort, Subtask
+from tidegate.subtask.watermarks import WatermarkTracker
+from tidegate.testing.in_process import InlineExecutor
+
+BATCH = pa.record_batch({"v": [1, 2, 3]})
+
+
+class Flushing(StreamOperator):
+    """Holds a pre-aggregate back until a barrier."""
+
+    def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        yield from ()
+
+    def prepare_snapshot_pre_barrier(self, checkpoint_id: int) -> Iterator[Output]:
+        yield BATCH
+
+
+class Rig:
+    """A subtask with two inputs and one output that is full with one batch; without operators it passes all on."""
+
+    def __init__(self, *operators: StreamOperator) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.slot = Slot(
+            run_id="r",
+            generation=1,
+            send=self.sent.append,
+            open_location=lambda location: (_ for _ in ()).throw(AssertionError(location)),
+            threshold_bytes=1,
+            writers=InlineExecutor(),
+            now_ms=lambda: 0,
+            wake=Wake(),
+        )
+        self.inputs = [MemoryChannel(1_000_000), MemoryChannel(1_000_000)]
+        self.output = MemoryChannel(1)
+        self.subtask = Subtask(
+            (1, 0),
+            OperatorChain(operators, ["op"] * len(operators), 0),
+            ["op"] * len(operators),
+            [InputPort(channel, 0) for channel in self.inputs],
+            Router([OutputEdge([self.output])]),
+            self.slot,
+            source=None,
+            mode="exactly_once",
+            wait_for_final=True,
+        )
+        self.slot.start([self.subtask])
+
+    def pump(self) -> None:
+        while self.slot.pump():
+            continue
+
+    def out(self) -> list[Any]:
+        found = []
+        while (element := self.output.poll()) is not None:
+            found.append(element)
+            self.pump()
+        return found
+
+
+def barrier(n: int) -> CheckpointBarrier:
+    return CheckpointBarrier(n, "checkpoint", 0, None)
+
+
+def test_an_abort_while_the_output_is_full_leaves_no_channel_blocked() -> None:
+    rig = Rig()
+    rig.inputs[0].send(BATCH)
+    rig.inputs[0].send(barrier(1))
+    rig.inputs[0].send(BATCH)
+    rig.pump()
+    rig.slot.tell({"type": "abort", "checkpoint_id": 1})
+    rig.pump()
+    assert sum(isinstance(element, pa.RecordBatch) for element in rig.out()) == 2
+
+
+def test_the_snapshot_of_an_aborted_checkpoint_is_not_kept() -> None:
+    rig = Rig(Flushing())
+    for channel in rig.inputs:
+        channel.send(barrier(1))
+    rig.pump()
+    trigger = {"checkpoint_id": 1, "kind": "checkpoint", "triggered_ms": 0, "stop": None, "path": "chk-1"}
+    rig.slot.tell({"type": "trigger", "subtasks": [], **trigger})
+    rig.slot.tell({"type": "abort", "checkpoint_id": 1})
+    rig.out()
+    assert rig.slot._held == {}
+    assert not any(message["type"] == "ack" for message in rig.sent)
+
+
+def test_the_end_of_an_idle_channel_counts() -> None:
+    tracker = WatermarkTracker(2)
+    tracker.idle(0, True)
+    tracker.idle(1, True)
+    assert tracker.watermark(0, MAX_WATERMARK) is None
+    assert tracker.watermark(1, MAX_WATERMARK) == MAX_WATERMARK
+
+
+def test_ended_channels_do_not_end_time_for_idle_ones() -> None:
+    tracker = WatermarkTracker(2)
+    tracker.watermark(0, 5)
+    tracker.watermark(1, MAX_WATERMARK)
+    assert tracker.idle(0, True) is None
+    assert tracker.all_idle
+    tracker.idle(0, False)
+    assert tracker.watermark(0, 9) == 9
+
+
+def test_a_subtask_is_idle_when_its_last_active_channel_ends() -> None:
+    rig = Rig()
+    rig.inputs[0].send(IdleStatus(True))
+    rig.inputs[1].send(Watermark(7))
+    rig.inputs[1].send(Watermark(MAX_WATERMARK))
+    rig.pump()
+    assert rig.out() == [Watermark(7), IdleStatus(True)]
+    rig.inputs[0].send(IdleStatus(False))
+    rig.inputs[0].send(Watermark(9))
+    rig.pump()
+    assert rig.out() == [IdleStatus(False), Watermark(9)]
