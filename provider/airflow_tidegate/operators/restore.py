@@ -25,6 +25,7 @@ class TidegateRestoreJobOperator(SubmittingOperator):
             or stop task (a mapping with "path"); templated.
         allow_non_restored_state: state without an operator in the pipeline is dropped instead of refused (S5.5).
         on_committed_after: going back past committed output: "refuse", "rewind" or "accept_duplicates" (S9.3).
+        allow_drained: restore what a drain took, whose windows fired early and emit again (S7.5).
         pipeline, arguments, options, master, spark_conf: as for starting.
     """
 
@@ -36,12 +37,14 @@ class TidegateRestoreJobOperator(SubmittingOperator):
         from_: str | int | Mapping[str, Any] = "latest",
         allow_non_restored_state: bool = False,
         on_committed_after: str = "refuse",
+        allow_drained: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.from_ = from_
         self.allow_non_restored_state = allow_non_restored_state
         self.on_committed_after = on_committed_after
+        self.allow_drained = allow_drained
 
     def submit(self, client: JobClient, root: JobRoot, context: Any) -> Spec:
         """A submission that names its snapshot."""
@@ -62,6 +65,7 @@ class TidegateRestoreJobOperator(SubmittingOperator):
                 self.from_,
                 allow_non_restored_state=self.allow_non_restored_state,
                 on_committed_after=self.on_committed_after,
+                allow_drained=self.allow_drained,
             ),
             owner_dag=context["ti"].dag_id,
             submitted_by=asked_by(context),
@@ -69,7 +73,9 @@ class TidegateRestoreJobOperator(SubmittingOperator):
         )
 
 
-def restore_from(value: Any, *, allow_non_restored_state: bool, on_committed_after: str) -> RestoreFrom:
+def restore_from(
+    value: Any, *, allow_non_restored_state: bool, on_committed_after: str, allow_drained: bool = False
+) -> RestoreFrom:
     """What `from_` means. Raises OptionError on nothing and on a mapping without a path."""
     if isinstance(value, Mapping):
         value = value.get("path")
@@ -83,6 +89,7 @@ def restore_from(value: Any, *, allow_non_restored_state: bool, on_committed_aft
     rest: dict[str, Any] = {
         "allow_non_restored_state": allow_non_restored_state,
         "on_committed_after": on_committed_after,
+        "allow_drained": allow_drained,
     }
     if text == "latest":
         return RestoreFrom(kind="latest", path=None, checkpoint_id=None, **rest)

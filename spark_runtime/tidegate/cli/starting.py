@@ -63,6 +63,9 @@ def add(verbs: Verbs) -> None:
         default="refuse",
         help="what to do when something was committed after the snapshot (default: refuse)",
     )
+    parser.add_argument(
+        "--allow-drained", action="store_true", help="restore what a drain took: its windows fired early and emit again"
+    )
     _add_settings(parser)
     parser.set_defaults(run=restore)
 
@@ -142,7 +145,7 @@ def restore(args: argparse.Namespace, around: Surroundings) -> int:
         submission_id=args.submission_id,
         master=args.master,
         spark_conf=_laid_over(specs[-1].spark_conf if specs else {}, arguments.pairs(args.conf, "--conf") or None),
-        restore=restore_from(args.source, args.allow_non_restored_state, args.on_committed_after),
+        restore=restore_from(args.source, args.allow_non_restored_state, args.on_committed_after, args.allow_drained),
         submitted_by=around.caller,
         code_root=args.code_root,
     )
@@ -150,7 +153,10 @@ def restore(args: argparse.Namespace, around: Surroundings) -> int:
 
 
 def restore_from(
-    source: str, allow_non_restored_state: bool = False, on_committed_after: Any = "refuse"
+    source: str,
+    allow_non_restored_state: bool = False,
+    on_committed_after: Any = "refuse",
+    allow_drained: bool = False,
 ) -> RestoreFrom:
     """`latest`, a checkpoint's number, or a snapshot's folder: absolute, a URL, or relative to the root - or, when a
     snapshot lies there, to the working directory. Raises OptionError for an empty one."""
@@ -158,6 +164,7 @@ def restore_from(
     more: Mapping[str, Any] = {
         "allow_non_restored_state": allow_non_restored_state,
         "on_committed_after": on_committed_after,
+        "allow_drained": allow_drained,
     }
     if source == "latest":
         return make("latest", **more)

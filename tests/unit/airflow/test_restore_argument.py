@@ -15,6 +15,11 @@ def meaning(value: Any) -> RestoreFrom:
     return restore_from(value, allow_non_restored_state=False, on_committed_after="refuse")
 
 
+def test_a_drained_snapshot_is_asked_for_by_name() -> None:
+    found = restore_from("sp", allow_non_restored_state=False, on_committed_after="refuse", allow_drained=True)
+    assert found.allow_drained and not meaning("sp").allow_drained
+
+
 @pytest.mark.parametrize(
     ("value", "kind", "path", "checkpoint_id"),
     [
