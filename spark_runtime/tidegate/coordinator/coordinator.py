@@ -346,7 +346,7 @@ class Coordinator:
 
     def _on_ack(self, ack: ev.Acknowledged, now_ms: int) -> list[Action]:
         pending = self._pending.get(ack.checkpoint_id)
-        if pending is None or ack.run_id != self._run_id or not pending.acknowledge(ack):
+        if pending is None or ack.run_id != self._run_id or not pending.acknowledge(ack, now_ms):
             return []
         pending.completing = True
         request = pending.request

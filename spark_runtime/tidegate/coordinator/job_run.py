@@ -17,7 +17,7 @@ from tidegate.coordinator import events as ev
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.events import Action, Event
 from tidegate.coordinator.locations import open_location
-from tidegate.coordinator.metadata_of import drained_operators, operator_states
+from tidegate.coordinator.metadata_of import drained_operators, operator_states, subtask_history
 from tidegate.coordinator.topology import Topology
 from tidegate.snapshot.metadata import SnapshotMetadata, write_metadata
 
@@ -217,6 +217,8 @@ class JobRun:
             "path": complete.path,
             "stop": complete.stop,
             "metrics": dict(complete.metrics),
+            "subtasks": subtask_history(complete),
+            "finished_operators": [op.uid for op in metadata.operators if op.status == "finished"],
             "parent": metadata.parent,
         }
         try:

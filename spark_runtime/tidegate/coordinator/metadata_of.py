@@ -10,6 +10,9 @@ from tidegate.coordinator.topology import Topology
 from tidegate.snapshot.handles import StateHandle
 from tidegate.snapshot.metadata import OperatorState, SubtaskState
 
+MAX_SUBTASKS_IN_HISTORY = 64
+"""Subtasks whose acknowledgement a "complete" entry holds; bounds the entry to some 15 KiB."""
+
 
 def operator_states(complete: Complete, topology: Topology) -> tuple[OperatorState, ...]:
     """Per operator: finished, partially finished or running, and the handle of every subtask.
@@ -38,6 +41,16 @@ def drained_operators(complete: Complete, topology: Topology) -> tuple[str, ...]
         return ()
     states = operator_states(complete, topology)
     return tuple(state.uid for state in states if state.status != "finished")
+
+
+def subtask_history(complete: Complete) -> dict[str, dict[str, float]]:
+    """The acknowledgement of every subtask for the history (S2.5): "chain.index" -> ack_ms after the trigger, sync,
+    async,
+    alignment time, start delay, bytes. Of a job with more than MAX_SUBTASKS_IN_HISTORY subtasks, the slowest so
+    many."""
+    slowest = sorted(complete.acks.values(), key=lambda ack: -ack.metrics.get("ack_ms", 0))
+    kept = sorted(slowest[:MAX_SUBTASKS_IN_HISTORY], key=lambda ack: ack.subtask)
+    return {f"{ack.subtask[0]}.{ack.subtask[1]}": dict(ack.metrics) for ack in kept}
 
 
 def _naturally(subtask: Subtask, ended: set[Subtask], topology: Topology) -> bool:

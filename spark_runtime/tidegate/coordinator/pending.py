@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tidegate.coordinator.checkpoint_plan import CheckpointPlan
 from tidegate.coordinator.events import Acknowledged, Request, Subtask
@@ -31,11 +31,11 @@ class PendingCheckpoint:
         """`subtask` is planned and has not acknowledged."""
         return subtask in self.plan.wait_for and subtask not in self.acks
 
-    def acknowledge(self, ack: Acknowledged) -> bool:
-        """Take an acknowledgement once; True when it was the last one."""
+    def acknowledge(self, ack: Acknowledged, now_ms: int) -> bool:
+        """Take an acknowledgement once, with the time it took from the trigger; True when it was the last one."""
         if not self.waits_for(ack.subtask) or self.completing:
             return False
-        self.acks[ack.subtask] = ack
+        self.acks[ack.subtask] = replace(ack, metrics={**ack.metrics, "ack_ms": now_ms - self.triggered_ms})
         return len(self.acks) == len(self.plan.wait_for)
 
     def metrics(self, now_ms: int) -> dict[str, float]:

@@ -8,6 +8,7 @@ import pytest
 
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.coordinator import FINAL_RETRY_MS, Coordinator, CoordinatorOptions
+from tidegate.coordinator.metadata_of import subtask_history
 from tidegate.coordinator.retention import Completed
 from tidegate.coordinator.topology import ChainShape, Topology
 
@@ -112,6 +113,16 @@ def test_completion_needs_every_acknowledgement_and_then_notifies(driver: Driver
     actions = driver.ack(ALL[-1], 1)
     assert [type(a).__name__ for a in actions] == ["Complete", "NotifyComplete"]
     assert of(actions, ev.NotifyComplete)[0].log_number == 101
+
+
+def test_the_history_holds_every_subtasks_acknowledgement_with_its_time(driver: Driver) -> None:
+    driver.tick(1000)
+    for k, subtask in enumerate(ALL):
+        driver.now += 10
+        actions = driver.ack(subtask, 1, metrics={"bytes": k})
+    (complete,) = of(actions, ev.Complete)
+    assert subtask_history(complete)["0.1"] == {"ack_ms": 20, "bytes": 1}
+    assert complete.metrics["bytes"] == 6 and complete.metrics["acknowledged"] == 4
 
 
 def test_late_duplicate_unknown_and_foreign_acknowledgements_change_nothing(driver: Driver) -> None:
