@@ -42,7 +42,7 @@ with DAG(
     max_active_runs=1,
     tags=["tidegate", "example"],
     doc_md=__doc__,
-    default_args={"retries": 1, "retry_delay": timedelta(seconds=5), "job_id": JOB_ID},
+    default_args={"retries": 2, "retry_delay": timedelta(seconds=5), "job_id": JOB_ID},
     params={
         "home": Param(HOME, type="string", title="Folder with data/; output goes to out/"),
         "speed": Param(4.0, type="number", exclusiveMinimum=0, title="Days of flights played per second"),

@@ -83,6 +83,13 @@ class RealJob:
         """Wait for so many completed checkpoints."""
         return self.until(lambda view: len(view.completed) >= at_least, f"{at_least} completed checkpoints")
 
+    def slot_pids(self) -> list[int]:
+        """Processes of the slots, as soon as the hint, which lags by a heartbeat, tells all of them."""
+        self.until(
+            lambda _: all(slot["pid"] for slot in self.hint().get("slots", [{"pid": 0}])), "the slots' processes"
+        )
+        return [slot["pid"] for slot in self.hint()["slots"]]
+
     def hint(self) -> dict[str, Any]:
         """The newest status hint's data."""
         hint = self.client.hint(self.client.view().generation)

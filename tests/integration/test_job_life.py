@@ -55,8 +55,7 @@ def test_drain_fires_open_windows_of_an_unbounded_job(local_job: RealJob) -> Non
 def test_a_job_whose_worker_is_killed_recovers_by_itself_with_exact_output(local_job: RealJob) -> None:
     local_job.start(rows=ROWS, rate=RATE)
     local_job.completed(3)
-    (pid, *_) = [slot["pid"] for slot in local_job.hint()["slots"]]
-    os.kill(pid, signal.SIGKILL)
+    os.kill(local_job.slot_pids()[0], signal.SIGKILL)
     view = local_job.until_status("FINISHED", "FAILED")
     assert view.status.value == "FINISHED", view.failure
     assert view.restarts == 1
@@ -66,7 +65,7 @@ def test_a_job_whose_worker_is_killed_recovers_by_itself_with_exact_output(local
 def test_a_job_on_a_standalone_cluster_survives_the_kill_of_a_worker(cluster_job: RealJob) -> None:
     cluster_job.start(rows=ROWS, rate=RATE)
     cluster_job.completed(3)
-    pids = [slot["pid"] for slot in cluster_job.hint()["slots"]]
+    pids = cluster_job.slot_pids()
     assert len(set(pids)) == 2
     os.kill(pids[1], signal.SIGKILL)
     view = cluster_job.until_status("FINISHED", "FAILED")

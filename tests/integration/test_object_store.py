@@ -53,7 +53,7 @@ def s3_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealJob]
 def test_a_job_in_an_object_store_survives_a_kill_a_stop_and_a_restore(s3_job: RealJob) -> None:
     s3_job.start(rows=ROWS, rate=3_000.0)
     s3_job.completed(2)
-    os.kill(s3_job.hint()["slots"][0]["pid"], signal.SIGKILL)
+    os.kill(s3_job.slot_pids()[0], signal.SIGKILL)
     s3_job.until(lambda view: view.restarts == 1 and view.status.value == "RUNNING", "the restart")
     command = s3_job.client.send("stop", {"mode": "suspend"}, issued_by="test")
     result = s3_job.client.wait_result(command.command_id, "60 s")

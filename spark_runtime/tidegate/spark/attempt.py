@@ -157,6 +157,7 @@ class Attempt:
             case "hello":
                 view.address = (message["host"], message["port"])
                 view.pid, view.node = message["pid"], message["node"]
+                self._on_metrics(self._slots)
                 if all(s.address is not None for s in self._slots.values()):
                     self._deploy()
             case "deployed":

@@ -31,7 +31,10 @@ with DAG(dag_id="begin", default_args={"retries": 2, "retry_delay": timedelta(se
         master="local[2]",
     ) >> TidegateCheckpointSensor(task_id="checkpointed", job_id="{{ params.job_id }}", count=2, poke_interval=0.5)
 
-with DAG(dag_id="go_on", default_args={"retries": 0, "job_id": "{{ params.job_id }}"}, **COMMON):
+# Retries, because Airflow 3.3 fails a deferred task whose trigger fires before the scheduler has heard that its
+# worker let go.
+PATIENT = {"retries": 3, "retry_delay": timedelta(seconds=1), "job_id": "{{ params.job_id }}"}
+with DAG(dag_id="go_on", default_args=PATIENT, **COMMON):
     (
         TidegateRestoreJobOperator(task_id="restore", from_="latest")
         >> TidegateEndOfDataSensor(task_id="all_played", played_all=["flights"], deferrable=True, poke_interval=1)
