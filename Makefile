@@ -7,7 +7,8 @@ PY := .venv/bin/python
 STAMP := .venv/.installed
 LOCK_EXTRAS := --extra airflow --extra s3 --extra demo --extra dev
 
-.PHONY: help setup preflight demo up test test-unit test-all check format bench-w1 lock clean
+.PHONY: help setup preflight demo up test test-unit test-all check rules sim sim-mutants format bench-w1 \
+  bench-coordinator lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)$$/  make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null \
@@ -44,16 +45,30 @@ test-all: preflight  ## `test` and the tests marked slow
 	@$(MAKE) --no-print-directory setup
 	@$(PY) -m pytest
 
-check: setup  ## ruff, mypy --strict, import-linter, architecture and packaging tests
+check: setup  ## ruff, mypy --strict, import-linter, architecture and packaging tests, a test for every rule
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 	@.venv/bin/lint-imports --no-cache
 	@$(PY) -m pytest tests/test_architecture.py tests/test_packaging.py
+	@$(PY) tools/rules.py --quiet
+
+rules: setup  ## rule of docs/semantics.md -> the tests that prove it; fails on a gap (ALL=1 lists every test)
+	@$(PY) tools/rules.py $(if $(ALL),--all)
 
 format: setup  ## let ruff format the code and sort imports
 	@$(PY) -m ruff check --fix --select I .
 	@$(PY) -m ruff format .
+
+sim: setup  ## simulate SEEDS=2000 seeds of the protocol under faults; SEED=k replays one
+	@PYTHONHASHSEED=0 $(PY) -m tidegate.testing.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),2000)) \
+	  $(if $(FIRST),--first $(FIRST)) $(if $(RESUME),--resume $(RESUME))
+
+sim-mutants: setup  ## break the protocol on purpose, in many ways, and see each noticed
+	@$(PY) tools/sim_mutants.py
+
+bench-coordinator: setup  ## cost of a checkpoint's bookkeeping at 100, 1,000 and 10,000 subtasks
+	@$(PY) benchmarks/coordinator_scale.py --write
 
 bench-w1: preflight  ## benchmark W1 beside Structured Streaming; writes benchmarks/RESULTS.md
 	@$(MAKE) --no-print-directory setup

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import signal
 import statistics
@@ -19,7 +18,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +29,11 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 
 import tidegate_w1  # noqa: E402
+from results import RESULTS, machine, write_section  # noqa: E402
 
 KEYS = {10: "10", 100_000: "100k", 1_000_000: "1M"}
 OVERHEAD_KEYS = 100_000
 PAIRS = 5
-RESULTS = HERE / "RESULTS.md"
 HEADING = "## W1"
 
 
@@ -137,22 +135,7 @@ def last_line(rows: Sequence[Row], cost: Overhead | None) -> str:
 
 def write(lines: Sequence[str], path: Path = RESULTS) -> None:
     """Put the section into the results file in place of an older one."""
-    old = path.read_text(encoding="utf-8").splitlines() if path.exists() else ["# Results", ""]
-    start = next((i for i, line in enumerate(old) if line.strip() == HEADING), len(old))
-    end = next((i for i in range(start + 1, len(old)) if old[i].startswith("## ")), len(old))
-    section = [HEADING, "", *lines, ""]
-    path.write_text("\n".join([*old[:start], *section, *old[end:]]).rstrip() + "\n", encoding="utf-8")
-
-
-def machine() -> str:
-    """What it ran on."""
-    model = platform.processor() or platform.machine()
-    try:
-        cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-        model = next(line.split(":", 1)[1].strip() for line in cpuinfo.splitlines() if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
-    return f"{os.cpu_count()} cores of {model}, Python {platform.python_version()}, {datetime.now(UTC):%Y-%m-%d}"
+    write_section(HEADING, lines, path)
 
 
 def say(text: str) -> None:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from tidegate import Pusher, PushSource
+from tidegate.connectors.contract import SourceContext, Split
 
 REPOSITORY = Path(__file__).parents[1]
 DOCUMENTS = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")])
@@ -18,9 +27,9 @@ LONGEST_EXAMPLE = 25
 """Lines; the examples are to be read at a glance."""
 
 
-def example(containing: str) -> str:
-    """The README's Python example that contains the text."""
-    blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+def example(containing: str, document: str = "README.md") -> str:
+    """The document's Python example that contains the text."""
+    blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / document).read_text(encoding="utf-8"), flags=re.DOTALL)
     (found,) = (block for block in blocks if containing in block)
     return str(found)
 
@@ -101,3 +110,82 @@ def test_every_make_target_that_the_documents_name_exists() -> None:
     named = {name for text in texts for name in re.findall(r"(?:`|^)make ([a-z0-9-]+)", text, flags=re.MULTILINE)}
     assert {"demo", "test", "bench-w1"} <= named
     assert named <= targets
+
+
+def rules_tool() -> ModuleType:
+    """tools/rules.py, which is in no package."""
+    spec = importlib.util.spec_from_file_location("rules_tool", REPOSITORY / "tools" / "rules.py")
+    assert spec is not None and spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = tool
+    spec.loader.exec_module(tool)
+    return tool
+
+
+def linked_tests() -> list[tuple[str, str]]:
+    """(rule, test) of every row of the tables in docs/protocol.md."""
+    text = (REPOSITORY / "docs" / "protocol.md").read_text(encoding="utf-8")
+    return re.findall(r"^\| (S\d\.\d+) \| `(test_\w+)` \|$", text, flags=re.MULTILINE)
+
+
+def test_every_test_that_the_protocol_names_exists_once_or_in_a_suite_and_cites_the_rule_beside_it() -> None:
+    proofs = rules_tool().findings_of(REPOSITORY).proofs
+    citing = {
+        (str(rule), citation.name.rpartition("::")[2])
+        for rule, citations in proofs.items()
+        for citation in citations
+        if not citation.whole_module
+    }
+    assert [row for row in linked_tests() if row not in citing] == []
+    text = (REPOSITORY / "docs" / "protocol.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\btest_\w+", text))
+    assert named == {test for _, test in linked_tests()}, "a test is named outside the tables, or a row is malformed"
+
+
+def test_the_protocol_links_every_rule_of_the_core_to_a_test() -> None:
+    semantics = rules_tool().findings_of(REPOSITORY).semantics
+    core = {
+        str(rule)
+        for rule in semantics.rules
+        if rule.section in (1, 2, 3, 4, 9) and semantics.open.get(rule, ("",))[0] != "whole"
+    }
+    assert core - {rule for rule, _ in linked_tests()} == set()
+
+
+def test_every_module_that_the_protocol_names_exists() -> None:
+    text = (REPOSITORY / "docs" / "protocol.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([a-z_]+/[a-z_]+\.py)`", text)
+    assert len(named) > 8
+    assert [path for path in named if not (REPOSITORY / "spark_runtime" / "tidegate" / path).exists()] == []
+
+
+def test_the_push_source_of_the_documents_emits_what_its_feed_calls_back() -> None:
+    subscribed: list[tuple[int, Any, Any]] = []
+    feed = SimpleNamespace(
+        subscribe=lambda shard, *, after, call: subscribed.append((shard, after, call)), unsubscribe=lambda: None
+    )
+    names: dict[str, Any] = {
+        "PushSource": PushSource,
+        "Pusher": Pusher,
+        "Split": Split,
+        "pa": pa,
+        "partial": partial,
+        "feed": feed,
+    }
+    exec(compile(example("class Orders", "docs/connectors.md"), "connectors.md", "exec"), names)
+    source = names["Orders"]()
+    reader = source.create_reader(SourceContext("orders", 0, 1))
+    splits: Sequence[Split] = source.discover(1)
+    reader.add_splits([replace(splits[2], position=7)])
+    try:
+        now_ms = 0
+        while not subscribed:
+            now_ms = reader.poll(now_ms).retry_at_ms
+        ((shard, after, call),) = subscribed
+        call(9, ["a", "b"])
+        polled = reader.poll(now_ms)
+        assert (shard, after) == (2, 7)
+        assert polled.batch.to_pydict() == {"order": ["a", "b"]}
+        assert [split.position for split in reader.snapshot()] == [9]
+    finally:
+        reader.close()

@@ -23,6 +23,7 @@ Payload = dict[str, Any]
 """What was found, JSON-able."""
 NEXT_ACTIONS = {
     "savepoint_failed_job_continues": "The job goes on as before; find the reason in its log, then retry the task",
+    "savepoint_completed_stop_failed": "Mend the cause, then restore the job from that savepoint, which commits it",
     "superseded": "Retry the task, to ask the job's current submission",
     "expired": "No driver saw the command in time; see that one runs, then retry the task",
     "job_failed": "Restore the job from its latest snapshot",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tidegate.connectors.discard import Discard
     from tidegate.connectors.files import Files
     from tidegate.connectors.parquet import Parquet
+    from tidegate.connectors.push import PushContext, Pusher, PushSource
     from tidegate.connectors.replay import Replay
     from tidegate.contract.errors import PipelineError, TidegateError
     from tidegate.contract.options import JobOptions
@@ -31,6 +32,9 @@ __all__ = [
     "Parquet",
     "Pipeline",
     "PipelineError",
+    "PushContext",
+    "PushSource",
+    "Pusher",
     "Replay",
     "Stream",
     "TidegateError",
@@ -50,6 +54,9 @@ _HOMES = {
     "Parquet": "connectors.parquet",
     "Pipeline": "pipeline.pipeline",
     "PipelineError": "contract.errors",
+    "PushContext": "connectors.push",
+    "PushSource": "connectors.push",
+    "Pusher": "connectors.push",
     "Replay": "connectors.replay",
     "Stream": "pipeline.streams",
     "TidegateError": "contract.errors",

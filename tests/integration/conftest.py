@@ -43,13 +43,14 @@ class RealJob:
         rows: int,
         rate: float,
         function: str = "build",
+        pipeline: Path = PIPELINE,
         restore: RestoreFrom | None = None,
         conf: dict[str, str] | None = None,
         **options: Any,
     ) -> None:
         """Submit and launch."""
         spec = self.client.submit(
-            pipeline=f"{PIPELINE}:{function}",
+            pipeline=f"{pipeline}:{function}",
             arguments={"rows": rows, "rate": rate, "out": self.out},
             options={**self.options, **options},
             master=self.master,

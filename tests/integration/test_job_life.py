@@ -23,6 +23,7 @@ def test_a_bounded_job_ends_by_itself_with_complete_output(local_job: RealJob) -
 
 
 def test_suspend_and_restore_lose_and_repeat_nothing(local_job: RealJob) -> None:
+    """S4.2, S7.5."""
     local_job.start(rows=ROWS, rate=RATE)
     local_job.until_status("RUNNING")
     local_job.completed(2)
@@ -40,6 +41,7 @@ def test_suspend_and_restore_lose_and_repeat_nothing(local_job: RealJob) -> None
 
 
 def test_drain_fires_open_windows_of_an_unbounded_job(local_job: RealJob) -> None:
+    """S7.2, S7.5."""
     local_job.start(rows=0, rate=RATE)
     local_job.completed(3)
     command = local_job.client.send("stop", {"mode": "drain"}, issued_by="test")
@@ -53,6 +55,7 @@ def test_drain_fires_open_windows_of_an_unbounded_job(local_job: RealJob) -> Non
 
 
 def test_a_job_whose_worker_is_killed_recovers_by_itself_with_exact_output(local_job: RealJob) -> None:
+    """S9.1."""
     local_job.start(rows=ROWS, rate=RATE)
     local_job.completed(3)
     os.kill(local_job.slot_pids()[0], signal.SIGKILL)
@@ -102,6 +105,7 @@ def kill_the_driver_and_restore(job: RealJob) -> None:
 
 
 def test_a_killed_driver_is_replaced_and_the_dead_generation_can_write_nothing(local_job: RealJob) -> None:
+    """S9.2."""
     kill_the_driver_and_restore(local_job)
 
 
@@ -110,6 +114,7 @@ def test_a_killed_driver_on_a_standalone_cluster_is_replaced_too(cluster_job: Re
 
 
 def test_user_errors_reach_the_log_as_root_cause(local_job: RealJob) -> None:
+    """S9.1."""
     local_job.start(rows=0, rate=RATE, function="failing", restart_attempts=0)
     view = local_job.until_status("FAILED")
     assert view.failure is not None

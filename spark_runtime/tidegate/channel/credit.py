@@ -1,9 +1,10 @@
 """Credit of one channel, in payload bytes of record batches: the sender's account and the receiver's. Pure.
 
-Both accounts use one capacity. The sender has at most capacity plus one batch outstanding: it may send while less than
-the capacity is. The receiver tells what it consumed as soon as that is a quarter of the capacity. That cannot block
-for ever: a sender that may not send has the capacity outstanding, of which less than a quarter is consumed and untold,
-so that the rest is on its way to be consumed, and told.
+Both accounts use one capacity and one overdraft, which is 0 but with unaligned checkpoints (S3.7). The sender has at
+most capacity plus one batch outstanding, and the overdraft more while it may overdraw. The receiver tells what it
+consumed as soon as that is a quarter of the capacity. That cannot block for ever: a sender that may not send has the
+capacity outstanding, of which less than a quarter is consumed and untold, so that the rest is on its way to be
+consumed, and told.
 
 Each counter has one writing thread and only grows, so that no lock is needed.
 """
@@ -17,10 +18,12 @@ GRANT_FRACTION = 4
 
 
 class SenderCredit:
-    """`sent` is called by the slot's loop, `granted` by the I/O thread."""
+    """`sent` and `overdraw` are called by the slot's loop, `granted` by the I/O thread."""
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, overdraft_bytes: int = 0) -> None:
         self._capacity_bytes = capacity_bytes
+        self._overdraft_bytes = overdraft_bytes
+        self._limit_bytes = capacity_bytes
         self._sent_bytes = 0
         self._granted_bytes = 0
 
@@ -31,7 +34,11 @@ class SenderCredit:
 
     def has_capacity(self) -> bool:
         """Another batch may be sent."""
-        return self._sent_bytes - self._granted_bytes < self._capacity_bytes
+        return self._sent_bytes - self._granted_bytes < self._limit_bytes
+
+    def overdraw(self, allowed: bool) -> None:
+        """Count the overdraft to the capacity, or no longer."""
+        self._limit_bytes = self._capacity_bytes + (self._overdraft_bytes if allowed else 0)
 
     def sent(self, size_bytes: int) -> None:
         """A batch goes out."""
@@ -48,8 +55,8 @@ class SenderCredit:
 class ReceiverCredit:
     """`arrived` is called by the I/O thread, `consumed` by the slot's loop."""
 
-    def __init__(self, capacity_bytes: int) -> None:
-        self._capacity_bytes = capacity_bytes
+    def __init__(self, capacity_bytes: int, overdraft_bytes: int = 0) -> None:
+        self._limit_bytes = capacity_bytes + overdraft_bytes
         self._grant_at_bytes = max(1, capacity_bytes // GRANT_FRACTION)
         self._arrived_bytes = 0
         self._consumed_bytes = 0
@@ -61,9 +68,9 @@ class ReceiverCredit:
         return self._arrived_bytes - self._consumed_bytes
 
     def arrived(self, size_bytes: int) -> None:
-        """A batch came in; what the sender asserted is checked again here."""
-        if self._arrived_bytes - self._granted_bytes >= self._capacity_bytes:
-            raise ProtocolError("the sender exceeds its credit", where=f"capacity {self._capacity_bytes:,} bytes")
+        """A batch came in; what the sender asserted is checked again here, as if it always overdrew."""
+        if self._arrived_bytes - self._granted_bytes >= self._limit_bytes:
+            raise ProtocolError("the sender exceeds its credit", where=f"at most {self._limit_bytes:,} bytes")
         self._arrived_bytes += size_bytes
 
     def consumed(self, size_bytes: int) -> int:

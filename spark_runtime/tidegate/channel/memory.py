@@ -6,18 +6,23 @@ from collections import deque
 
 import pyarrow as pa
 
-from tidegate.channel.elements import Element
+from tidegate.channel.elements import CheckpointBarrier, Element, EndOfPartition
+from tidegate.channel.ports import Announce, in_front_of
 
 
 class MemoryChannel:
     """Both ends at once: OutputChannel and InputChannel. For the slot's loop alone; batches are not copied."""
 
-    def __init__(self, capacity_bytes: int) -> None:
-        """Args: capacity_bytes: with that much queued, `has_capacity` is False; events do not count."""
+    def __init__(self, capacity_bytes: int, overdraft_bytes: int = 0) -> None:
+        """Args: capacity_bytes: with that much queued, `has_capacity` is False; events do not count.
+        overdraft_bytes: how much more `overdraw` allows."""
         assert capacity_bytes > 0, f"capacity_bytes = {capacity_bytes}"
         self._capacity_bytes = capacity_bytes
+        self._overdraft_bytes = overdraft_bytes
+        self._limit_bytes = capacity_bytes
         self._queued_bytes = 0
         self._queue: deque[tuple[Element, int]] = deque()
+        self._announce: Announce | None = None
 
     @property
     def queued_bytes(self) -> int:
@@ -26,16 +31,22 @@ class MemoryChannel:
 
     def has_capacity(self) -> bool:
         """Another record batch may be sent."""
-        return self._queued_bytes < self._capacity_bytes
+        return self._queued_bytes < self._limit_bytes
+
+    def overdraw(self, allowed: bool) -> None:
+        """See `OutputChannel.overdraw`."""
+        self._limit_bytes = self._capacity_bytes + (self._overdraft_bytes if allowed else 0)
 
     def send(self, element: Element) -> None:
         """Append `element`; a record batch needs `has_capacity()`."""
         size = 0
         if isinstance(element, pa.RecordBatch):
-            assert self._queued_bytes < self._capacity_bytes, "a record batch was sent on a full channel"
+            assert self._queued_bytes < self._limit_bytes, "a record batch was sent on a full channel"
             size = element.nbytes
             self._queued_bytes += size
         self._queue.append((element, size))
+        if self._announce is not None and isinstance(element, CheckpointBarrier | EndOfPartition):
+            self._announce(element)
 
     def poll(self) -> Element | None:
         """The next element, or None."""
@@ -44,3 +55,11 @@ class MemoryChannel:
         element, size = self._queue.popleft()
         self._queued_bytes -= size
         return element
+
+    def announce_to(self, announce: Announce) -> None:
+        """See `InputChannel.announce_to`."""
+        self._announce = announce
+
+    def ahead_of(self, checkpoint_id: int) -> list[Element]:
+        """See `InputChannel.ahead_of`."""
+        return in_front_of(checkpoint_id, (element for element, _ in self._queue))

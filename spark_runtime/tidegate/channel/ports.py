@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeAlias
 
-from tidegate.channel.elements import Element
+from tidegate.channel.elements import CheckpointBarrier, Element, EndOfPartition
+
+Announced: TypeAlias = CheckpointBarrier | EndOfPartition
+"""What a receiver may learn of before it has polled what lies in front of it (S3.7)."""
+Announce: TypeAlias = Callable[[Announced], None]
+"""Told that a barrier or the end has arrived in the queue; on any thread, must not block."""
 
 
 class OutputChannel(Protocol):
@@ -24,6 +30,10 @@ class OutputChannel(Protocol):
         the run is over anyway.
         """
 
+    def overdraw(self, allowed: bool) -> None:
+        """From now on the capacity is larger by the channel's overdraft, or no longer so. Only so that an emission ends
+        which an unaligned barrier waits for (S3.7); what is overdrawn is bounded and paid back by consuming."""
+
 
 class InputChannel(Protocol):
     """The receiving end. Called by the slot's loop alone; nothing here blocks.
@@ -37,3 +47,23 @@ class InputChannel(Protocol):
 
     def poll(self) -> Element | None:
         """The next element, or None when none is there now."""
+
+    def announce_to(self, announce: Announce) -> None:
+        """Call `announce` for every checkpoint barrier, and for the end, once it is in the queue, in their order. It
+        may be polled before that call has been looked at. Once, before anything arrives."""
+
+    def ahead_of(self, checkpoint_id: int) -> list[Element]:
+        """What has arrived and lies in front of barrier `checkpoint_id`, else of the end of the partition, in order,
+        without consuming it. One of the two has been announced and was not polled."""
+
+
+def in_front_of(checkpoint_id: int, elements: Iterable[Element]) -> list[Element]:
+    """The elements up to barrier `checkpoint_id` or the end of the partition, whichever comes first."""
+    front: list[Element] = []
+    for element in elements:
+        if isinstance(element, EndOfPartition):
+            break
+        if isinstance(element, CheckpointBarrier) and element.checkpoint_id == checkpoint_id:
+            break
+        front.append(element)
+    return front

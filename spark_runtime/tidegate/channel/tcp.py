@@ -18,10 +18,10 @@ import pyarrow as pa
 from tidegate.channel.accepting import Acceptor
 from tidegate.channel.auth import Credentials, DiallerHandshake, ListenerHandshake, Role
 from tidegate.channel.credit import ReceiverCredit, SenderCredit
-from tidegate.channel.elements import Element
+from tidegate.channel.elements import CheckpointBarrier, Element, EndOfPartition
 from tidegate.channel.failures import ChannelError, PeerLostError, ProtocolError
 from tidegate.channel.link import PeerLink
-from tidegate.channel.ports import InputChannel, OutputChannel
+from tidegate.channel.ports import Announce, InputChannel, OutputChannel, in_front_of
 from tidegate.channel.socket_thread import SocketThread
 from tidegate.channel.sockets import dial, listen_on
 from tidegate.channel.wire import (
@@ -37,6 +37,7 @@ from tidegate.channel.wire import (
     pack_header,
 )
 
+_ANNOUNCED = (Kind.BARRIER, Kind.END_OF_PARTITION)
 FLUSH_TIMEOUT_S = 30.0
 """How long `flush` waits for every other slot to have everything, seconds: their I/O threads answer, not loops."""
 
@@ -44,16 +45,17 @@ FLUSH_TIMEOUT_S = 30.0
 class TcpOutputChannel:
     """OutputChannel to a subtask of another slot."""
 
-    def __init__(self, channel_id: int, link: PeerLink, capacity_bytes: int) -> None:
+    def __init__(self, channel_id: int, link: PeerLink, capacity_bytes: int, overdraft_bytes: int = 0) -> None:
         self.channel_id = channel_id
         self.link = link
-        self.credit = SenderCredit(capacity_bytes)
+        self.credit = SenderCredit(capacity_bytes, overdraft_bytes)
         self._sequence = 0
         self.has_capacity = self.credit.has_capacity
+        self.overdraw = self.credit.overdraw
 
     @property
     def outstanding_bytes(self) -> int:
-        """Payload bytes sent and not known to be consumed: at most capacity plus one batch."""
+        """Payload bytes sent and not known to be consumed: at most capacity, overdraft and one batch."""
         return self.credit.outstanding_bytes
 
     def send(self, element: Element) -> None:
@@ -77,10 +79,11 @@ class TcpOutputChannel:
 class TcpInputChannel:
     """InputChannel from a subtask of another slot."""
 
-    def __init__(self, channel_id: int, schema: pa.Schema, capacity_bytes: int) -> None:
+    def __init__(self, channel_id: int, schema: pa.Schema, capacity_bytes: int, overdraft_bytes: int = 0) -> None:
         self.channel_id = channel_id
         self._schema = schema
-        self._credit = ReceiverCredit(capacity_bytes)
+        self._credit = ReceiverCredit(capacity_bytes, overdraft_bytes)
+        self._announce: Announce | None = None
         self._queue: deque[tuple[Header, pa.Buffer]] = deque()
         self._link: PeerLink | None = None
         self._sequence = 0
@@ -108,6 +111,24 @@ class TcpInputChannel:
             link.outbox.put_urgent(credit_frame(self.channel_id, consumed_bytes))
         return decode_batch(header.flags, payload, self._schema)
 
+    def announce_to(self, announce: Announce) -> None:
+        """See `InputChannel.announce_to`; `announce` is called on the I/O thread."""
+        self._announce = announce
+
+    def ahead_of(self, checkpoint_id: int) -> list[Element]:
+        """See `InputChannel.ahead_of`; batches are views of what was received.
+
+        Raises:
+            ProtocolError: one cannot be read.
+        """
+        return in_front_of(checkpoint_id, map(self._decode, self._queue.copy()))
+
+    def _decode(self, frame: tuple[Header, pa.Buffer]) -> Element:
+        header, payload = frame
+        if header.kind is Kind.BATCH:
+            return decode_batch(header.flags, payload, self._schema)
+        return decode_event(header, payload)
+
     def take(self, link: PeerLink, header: Header, payload: pa.Buffer) -> None:
         """Queue an element that has arrived. On the I/O thread.
 
@@ -130,6 +151,10 @@ class TcpInputChannel:
         if header.kind is Kind.BATCH:
             self._credit.arrived(header.length)
         self._queue.append((header, payload))
+        if self._announce is not None and header.kind in _ANNOUNCED:
+            event = decode_event(header, payload)
+            assert isinstance(event, CheckpointBarrier | EndOfPartition), event
+            self._announce(event)
 
 
 class DataTransport:
@@ -148,13 +173,15 @@ class DataTransport:
         run_id: str,
         capacity_bytes: int,
         wake: Callable[[], None],
+        overdraft_bytes: int = 0,
     ) -> None:
-        """Args: secret: of this run. capacity_bytes: of each channel, the same in every slot.
+        """Args: secret: of this run. capacity_bytes, overdraft_bytes: of each channel, the same in every slot.
         wake: called on the I/O thread when an input has elements, an output may have capacity, or there is a failure;
         must not block."""
         self._slot = slot
         self._credentials = Credentials(Role.DATA, generation, run_id, secret)
         self._capacity_bytes = capacity_bytes
+        self._overdraft_bytes = overdraft_bytes
         self._wake = wake
         self._inputs: dict[int, TcpInputChannel] = {}
         self._outputs: dict[int, TcpOutputChannel] = {}
@@ -195,14 +222,15 @@ class DataTransport:
     def open_input(self, channel_id: int, schema: pa.Schema) -> InputChannel:
         """The receiving end of `channel_id`, whose batches have `schema`."""
         assert channel_id not in self._inputs, f"channel {channel_id} is opened twice"
-        self._inputs[channel_id] = channel = TcpInputChannel(channel_id, schema, self._capacity_bytes)
+        channel = TcpInputChannel(channel_id, schema, self._capacity_bytes, self._overdraft_bytes)
+        self._inputs[channel_id] = channel
         return channel
 
     def open_output(self, channel_id: int, target_slot: int) -> OutputChannel:
         """The sending end of `channel_id`, which ends in `target_slot`, another slot."""
         assert channel_id not in self._outputs, f"channel {channel_id} is opened twice"
         assert target_slot != self._slot, "a channel within a slot needs no transport"
-        channel = TcpOutputChannel(channel_id, self._link(target_slot), self._capacity_bytes)
+        channel = TcpOutputChannel(channel_id, self._link(target_slot), self._capacity_bytes, self._overdraft_bytes)
         self._outputs[channel_id] = channel
         return channel
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from typing import Any
 
 from tidegate.cli import arguments
@@ -11,6 +12,7 @@ from tidegate.cli.presenting import (
     checkpoint_document,
     checkpoint_lines,
     progress_text,
+    statistics_lines,
     status_text,
     view_document,
     view_lines,
@@ -87,8 +89,14 @@ def checkpoints(args: argparse.Namespace, around: Surroundings) -> int:
     else:
         for line in checkpoint_lines(view.checkpoints):
             around.output.say(line)
+        for line in statistics_lines(view.statistics):
+            around.output.say(line)
     around.output.document(
-        {"job_id": client.job_id, "checkpoints": [checkpoint_document(checkpoint) for checkpoint in view.checkpoints]}
+        {
+            "job_id": client.job_id,
+            "checkpoints": [checkpoint_document(checkpoint) for checkpoint in view.checkpoints],
+            "statistics": dataclasses.asdict(view.statistics),
+        }
     )
     return 0
 

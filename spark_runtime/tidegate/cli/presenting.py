@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tidegate.cli.output import table
+from tidegate.contract.statistics import CheckpointStatistics
 from tidegate.contract.status import CheckpointView, FailureView, JobStatus, JobView, SourceView
 
 _SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -49,6 +50,7 @@ def checkpoint_document(checkpoint: CheckpointView) -> dict[str, Any]:
         "completed_at": checkpoint.completed_at,
         "duration_ms": checkpoint.duration_ms,
         "reason": checkpoint.reason,
+        "code": checkpoint.code,
         "committed": checkpoint.committed,
         "metrics": dict(checkpoint.metrics),
     }
@@ -117,6 +119,33 @@ def checkpoint_lines(checkpoints: tuple[CheckpointView, ...]) -> list[str]:
         for c in checkpoints
     ]
     return table(headings, rows, right=frozenset({"id", "duration", "size", "alignment"}))
+
+
+def statistics_lines(statistics: CheckpointStatistics) -> list[str]:
+    """Counts and figures of the history, to stand below it (S2.5)."""
+    parts = [f"{statistics.completed} completed ({statistics.savepoints} savepoints)"]
+    parts.append(_by_code(sum(statistics.aborted.values()), "aborted", statistics.aborted))
+    parts += [f"{statistics.in_progress} in progress", f"{statistics.restored} restored"]
+    lines = ["", f"{statistics.triggered} triggered: {', '.join(parts)}"]
+    if statistics.refused:
+        lines.append(_by_code(sum(statistics.refused.values()), "requests refused", statistics.refused))
+    figures = (
+        ("duration", statistics.duration_ms, _milliseconds),
+        ("size", statistics.size_bytes, size),
+        ("alignment", statistics.alignment_ms, _milliseconds),
+    )
+    headings = ("", "min", "avg", "max", "p50", "p90", "p99")
+    rows = [
+        (name, *(show(figure) for figure in (of.min, of.avg, of.max, of.p50, of.p90, of.p99)))
+        for name, of, show in figures
+        if of is not None
+    ]
+    return lines + (table(headings, rows, right=frozenset(headings[1:])) if rows else [])
+
+
+def _by_code(count: int, what: str, by_code: Mapping[str, int]) -> str:
+    codes = ", ".join(f"{n} {code}" for code, n in by_code.items())
+    return f"{count} {what}{f' ({codes})' if codes else ''}"
 
 
 def failure_lines(failure: FailureView, *, recovered: bool) -> list[str]:

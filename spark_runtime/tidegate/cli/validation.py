@@ -18,9 +18,11 @@ def validate(pipeline: str, code_root: str | None, arguments: Mapping[str, Any],
     goes to standard error.
 
     Raises:
-        PipelineError: the code is not there, or the pipeline cannot be built or planned from it.
+        PipelineError: the code is not there, or the pipeline cannot be built or planned from it, or needs snapshots
+            that the options turn off.
     """
     path, target = resolve_pipeline(pipeline, code_root)
+    from tidegate.coordinator.checkpoint_mode import check_checkpoint_mode
     from tidegate.pipeline.load import load_pipeline
     from tidegate.plan.execution import plan
 
@@ -32,3 +34,4 @@ def validate(pipeline: str, code_root: str | None, arguments: Mapping[str, Any],
                 copy.write(content)
         graph = load_pipeline(folder, target, arguments)
         plan(graph, options.parallelism, options.max_parallelism)
+        check_checkpoint_mode(graph, options)

@@ -42,6 +42,7 @@ class Polled:
             sources only).
         retry_at_ms: with `nothing_now`: processing time in milliseconds at which to poll again.
         idle: the reader has nothing for an indefinite time: leave it out of the watermark (S4.4).
+        splits_changed: a split ended apart from a batch of its own: ask `active_splits` anew.
     """
 
     batch: pa.RecordBatch | None = None
@@ -49,6 +50,7 @@ class Polled:
     state: Literal["more", "nothing_now", "end"] = "more"
     retry_at_ms: int = 0
     idle: bool = False
+    splits_changed: bool = False
 
 
 class SourceReader(ABC):
@@ -82,11 +84,18 @@ class SourceReader(ABC):
 
 @dataclass(frozen=True)
 class SourceContext:
-    """What a reader knows of its place: parallelism of the source and its own subtask index, storage options."""
+    """What a reader knows of its place.
+
+    Attributes:
+        subtask, parallelism: its own index, and how many readers the source has.
+        wake: rouses the slot's loop, which else polls a reader that had nothing within tens of milliseconds; from any
+            thread, never blocks.
+    """
 
     uid: str
     subtask: int
     parallelism: int
+    wake: Callable[[], None] = lambda: None
 
 
 class Source(ABC):
@@ -168,8 +177,9 @@ class SinkWriter(ABC):
     def recover(self, checkpoint_id: int, pending: Sequence[Committable] = ()) -> None:
         """Called once at the start of a run, on a writer thread, perhaps beside new writes of this run; at restore
         after committing what the restored snapshot `checkpoint_id` held (0: fresh start): remove staged data that
-        failed runs of the same job, lineage, uid and subtask left. `pending`: restored handles that still await a
-        permit (S7.8): keep."""
+        failed runs of the same job, lineage and uid left, of its own subtask index and, when they ran at a higher
+        parallelism, of the indices congruent to it (`transactions.looks_after`). `pending`: restored handles that still
+        await a permit (S7.8): keep. `commit` may be given handles of those indices, too."""
 
     def close(self) -> None:
         """Release resources; staged data that was not prepared is dropped."""

@@ -54,14 +54,21 @@ def token(text: str) -> str:
 
 
 class ParquetLayout:
-    """The paths of one subtask's writer below `root`, without a trailing slash."""
+    """The paths of one subtask's writer below `root`, without a trailing slash.
+
+    Attributes:
+        staging: folder of this subtask's staged files.
+        staging_of_all: its parent: one folder for each subtask of this sink, named by index.
+        commits: folder of the markers.
+    """
 
     def __init__(self, root: str, ctx: SinkContext) -> None:
         self.root = root.rstrip("/")
         self._run = token(ctx.run_id)
         self._generation = ctx.generation
-        names = [token(ctx.job_id), token(ctx.lineage), token(ctx.uid), str(ctx.subtask)]
-        self.staging = "/".join([self.root, PRIVATE_FOLDER, "staging", *names])
+        names = [token(ctx.job_id), token(ctx.lineage), token(ctx.uid)]
+        self.staging_of_all = "/".join([self.root, PRIVATE_FOLDER, "staging", *names])
+        self.staging = f"{self.staging_of_all}/{ctx.subtask}"
         self.commits = f"{self.root}/{PRIVATE_FOLDER}/commits"
 
     def own(self, name: StagedName) -> bool:
@@ -72,9 +79,9 @@ class ParquetLayout:
         """Name, within `staging`, of a file this run writes."""
         return str(StagedName(self._generation, self._run, transaction, file))
 
-    def staged(self, name: str) -> str:
-        """Path of a staged file."""
-        return f"{self.staging}/{name}"
+    def staged(self, name: str, subtask: int | None = None) -> str:
+        """Path of a file staged by `subtask`; None: by this one."""
+        return f"{self.staging if subtask is None else f'{self.staging_of_all}/{subtask}'}/{name}"
 
     def target(self, name: str) -> str:
         """Path of a published file."""

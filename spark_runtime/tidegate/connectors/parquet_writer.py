@@ -17,7 +17,7 @@ from fsspec import AbstractFileSystem
 from tidegate.connectors.contract import Committable, SinkContext, SinkWriter
 from tidegate.connectors.parquet_layout import ParquetLayout, parse_staged_name, target_name
 from tidegate.connectors.storage import is_local, sync_to_disk
-from tidegate.connectors.transactions import check_own, parse_transaction_id, transaction_id
+from tidegate.connectors.transactions import check_own, looks_after, parse_transaction_id, transaction_id
 from tidegate.contract.errors import TidegateError
 
 ROW_GROUP_ROWS = 131_072
@@ -79,8 +79,8 @@ class ParquetWriter(SinkWriter):
       nothing to do, also when readers have moved the files since. Without marker: a staged file is published, a
       published one accepted;
       neither there: `TidegateError`.
-    - `recover`: removes what earlier runs of this subtask left staged, never what this run or a newer generation
-      stages.
+    - `recover`: removes what earlier runs of this subtask, and of those of a higher parallelism that it looks after,
+      left staged, never what this run or a newer generation stages.
 
     `commit`, `abort`, `recover` touch no state shared with `write`, so they may run on another thread.
     """
@@ -159,7 +159,8 @@ class ParquetWriter(SinkWriter):
             made = parse_transaction_id(handle.transaction_id)
             targets = [target_name(made, number) for number in range(len(handle.data["files"]))]
             for file, target in zip(handle.data["files"], targets, strict=True):
-                self._publish(self._layout.staged(file["staged"]), self._layout.target(target), handle.transaction_id)
+                staged = self._layout.staged(file["staged"], made.subtask)
+                self._publish(staged, self._layout.target(target), handle.transaction_id)
             if self._local:
                 sync_to_disk(self._layout.root)
             self._write_marker(marker, handle, targets)
@@ -220,25 +221,38 @@ class ParquetWriter(SinkWriter):
             self._remove_staged(handle)
 
     def _remove_staged(self, handle: Committable) -> None:
+        made = parse_transaction_id(handle.transaction_id)
         for file in handle.data["files"]:
-            self._remove(self._layout.staged(file["staged"]))
+            self._remove(self._layout.staged(file["staged"], made.subtask))
 
     def _remove(self, path: str) -> None:
         with suppress(FileNotFoundError):
             self._fs.rm_file(path)
 
     def recover(self, checkpoint_id: int, pending: Sequence[Committable] = ()) -> None:
-        """Remove what earlier runs left staged and `pending` does not name."""
-        kept = {file["staged"] for handle in pending for file in handle.data["files"]}
-        try:
-            names = [path.rsplit("/", 1)[-1] for path in self._fs.ls(self._layout.staging, detail=False)]
-        except FileNotFoundError:
-            return
-        for name in names:
-            made = parse_staged_name(name)
-            if made is None or name in kept or self._layout.own(made) or made.generation > self._ctx.generation:
+        """Remove what earlier runs of the subtasks this one looks after left staged and `pending` does not name."""
+        kept = {
+            (parse_transaction_id(handle.transaction_id).subtask, file["staged"])
+            for handle in pending
+            for file in handle.data["files"]
+        }
+        for folder in self._names(self._layout.staging_of_all):
+            if not folder.isdecimal() or not looks_after(self._ctx, int(folder)):
                 continue
-            self._remove(self._layout.staged(name))
+            subtask = int(folder)
+            for name in self._names(f"{self._layout.staging_of_all}/{folder}"):
+                made = parse_staged_name(name)
+                if made is None or (subtask, name) in kept or self._layout.own(made):
+                    continue
+                if made.generation <= self._ctx.generation:
+                    self._remove(self._layout.staged(name, subtask))
+
+    def _names(self, folder: str) -> list[str]:
+        try:
+            paths = self._fs.ls(folder, detail=False)
+        except FileNotFoundError:
+            return []
+        return [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
 
     def close(self) -> None:
         """Drop the running transaction; what was pre-committed stays."""

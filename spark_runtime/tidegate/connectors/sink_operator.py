@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
 from tidegate.operators.contract import CommitPermit, OperatorContext, Output, StreamOperator
-from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
 
 COMMITTABLES = "committables"
 COMMITTABLES_SCHEMA = pa.schema(
@@ -19,9 +19,12 @@ COMMITTABLES_SCHEMA = pa.schema(
         pa.field("checkpoint_id", pa.int64(), nullable=False),
         pa.field("transaction_id", pa.string(), nullable=False),
         pa.field("data", pa.string(), nullable=False),
+        pa.field(OWNER_COLUMN, pa.int32()),
     ]
 )
-"""The sink's list state: one row per transaction that was pre-committed and not seen committed; `data` is JSON."""
+"""The sink's list state: one row per transaction that was pre-committed and not seen committed; `data` is JSON. The
+owner is the subtask that wrote it, so that at another parallelism it is committed where leftovers of that subtask are
+removed: the one must come before the other."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,9 @@ class _Preparation:
     known; running an earlier part itself instead of waiting for its thread cannot deadlock, whatever threads there are.
     """
 
-    def __init__(self, checkpoint_id: int, work: Callable[[], Sequence[Committable]]) -> None:
+    def __init__(self, checkpoint_id: int, owner: int, work: Callable[[], Sequence[Committable]]) -> None:
         self.checkpoint_id = checkpoint_id
+        self.owner = owner
         self._work = work
         self._lock = threading.Lock()
         self._made: tuple[Committable, ...] | None = None
@@ -110,15 +114,16 @@ class SinkOperator(StreamOperator):
 
     def restore(self, parts: Sequence[StatePart]) -> None:
         """Keep the restored snapshot's handles until a permit covers them. The caller runs `recover` next."""
-        by_checkpoint: dict[int, list[Committable]] = {}
+        by_origin: dict[tuple[int, int], list[Committable]] = {}
         for part in parts:
             assert part.name == COMMITTABLES, f"a sink has no state {part.name!r}"
             for row in part.table.to_pylist():
                 handle = Committable(row["transaction_id"], json.loads(row["data"]))
-                by_checkpoint.setdefault(row["checkpoint_id"], []).append(handle)
+                origin = row["checkpoint_id"], row.get(OWNER_COLUMN, self.ctx.subtask)
+                by_origin.setdefault(origin, []).append(handle)
         with self._lock:
-            for checkpoint_id, handles in sorted(by_checkpoint.items()):
-                self._pending.append(_Preparation(checkpoint_id, lambda known=handles: known))  # type: ignore[misc]
+            for origin, handles in sorted(by_origin.items()):
+                self._pending.append(_Preparation(*origin, lambda known=handles: known))  # type: ignore[misc]
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """Write the batch into the running transaction; emits nothing."""
@@ -131,7 +136,8 @@ class SinkOperator(StreamOperator):
         if not self._sink.two_phase:
             return None
         with self._lock:
-            self._pending.append(_Preparation(checkpoint_id, self.writer.prepare_commit(checkpoint_id)))
+            work = self.writer.prepare_commit(checkpoint_id)
+            self._pending.append(_Preparation(checkpoint_id, self.ctx.subtask, work))
             covered = tuple(self._pending)
         return lambda: _as_parts(covered)
 
@@ -189,6 +195,7 @@ def _as_parts(covered: Sequence[_Preparation]) -> Sequence[StatePart]:
             "checkpoint_id": p.checkpoint_id,
             "transaction_id": h.transaction_id,
             "data": json.dumps(dict(h.data), sort_keys=True),
+            OWNER_COLUMN: p.owner,
         }
         for p in covered
         for h in p.made()

@@ -75,9 +75,17 @@ def check_own(ctx: SinkContext, committable: Committable) -> None:
         )
 
 
+def looks_after(ctx: SinkContext, subtask: int) -> bool:
+    """Whether the staged data of subtask index `subtask` is this writer's to clean up: its own, and when the job ran at
+    a higher parallelism that of the indices congruent to it, so that each has exactly one (S7.4)."""
+    return subtask % ctx.parallelism == ctx.subtask
+
+
 def is_leftover(ctx: SinkContext, transaction: str) -> bool:
-    """Whether a staged transaction was left by an earlier run of this very subtask. Those of this run and of a newer
-    generation are not: a zombie that recovers late must not harm its successor (S9.2)."""
+    """Whether a staged transaction was left by an earlier run of a subtask that this one looks after. Those of this run
+    and of a newer generation are not: a zombie that recovers late must not harm its successor (S9.2)."""
     made = parse_transaction_id(transaction)
-    same = (made.job_id, made.lineage, made.uid, made.subtask) == (ctx.job_id, ctx.lineage, ctx.uid, ctx.subtask)
-    return same and made.generation <= ctx.generation and (made.generation, made.run_id) != (ctx.generation, ctx.run_id)
+    if (made.job_id, made.lineage, made.uid) != (ctx.job_id, ctx.lineage, ctx.uid):
+        return False
+    own = (made.generation, made.run_id) == (ctx.generation, ctx.run_id)
+    return looks_after(ctx, made.subtask) and made.generation <= ctx.generation and not own

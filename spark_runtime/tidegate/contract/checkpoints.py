@@ -29,6 +29,8 @@ class CheckpointView:
         completed_at: time of completion or abort.
         duration_ms: from trigger to that.
         reason: why it was aborted.
+        code: that for programs: what the driver recorded (docs/job-directory.md), "driver_replaced" or "job_ended";
+            "" for one that was not aborted, or was by a version that recorded none.
         committed: what it covers has been committed.
         metrics: as the driver recorded them (S2.5).
         spec: the submission that took it.
@@ -43,6 +45,7 @@ class CheckpointView:
     completed_at: str | None = None
     duration_ms: int | None = None
     reason: str | None = None
+    code: str = ""
     committed: bool = False
     metrics: Mapping[str, Any] = field(default_factory=dict)
     spec: int = 0
@@ -71,7 +74,7 @@ def checkpoint_views(entries: Sequence[Entry], *, ended: bool) -> tuple[Checkpoi
         match entry.kind:
             case "fence":
                 generation = entry.decision.generation
-                _abort_pending(views, f"generation {generation} took over", entry.decision.at)
+                _abort_pending(views, "driver_replaced", f"generation {generation} took over", entry.decision.at)
             case "claim":
                 view = _claimed(entry)
                 views[view.checkpoint_id] = view
@@ -82,7 +85,7 @@ def checkpoint_views(entries: Sequence[Entry], *, ended: bool) -> tuple[Checkpoi
             case "committed":
                 _mark_committed(views, entry)
     if ended:
-        _abort_pending(views, "the job ended", None)
+        _abort_pending(views, "job_ended", "the job ended", None)
     return tuple(views[checkpoint_id] for checkpoint_id in sorted(views))
 
 
@@ -115,6 +118,7 @@ def _settled(pending: CheckpointView, entry: Entry) -> CheckpointView:
         completed_at=entry.decision.at,
         duration_ms=duration_ms,
         reason=None if done else str(entry.data.get("reason") or ""),
+        code="" if done else str(entry.data.get("code") or ""),
         metrics=metrics,
     )
 
@@ -128,10 +132,10 @@ def _mark_committed(views: dict[int, CheckpointView], entry: Entry) -> None:
             views[view.checkpoint_id] = replace(view, committed=True)
 
 
-def _abort_pending(views: dict[int, CheckpointView], reason: str, at: str | None) -> None:
+def _abort_pending(views: dict[int, CheckpointView], code: str, reason: str, at: str | None) -> None:
     for view in list(views.values()):
         if view.status == "pending":
-            views[view.checkpoint_id] = replace(view, status="aborted", reason=reason, completed_at=at)
+            views[view.checkpoint_id] = replace(view, status="aborted", reason=reason, code=code, completed_at=at)
 
 
 class RecoveryPoints:

@@ -148,17 +148,20 @@ class JobClient:
         return submission.submit(self, request)
 
     def specs(self) -> tuple[Spec, ...]:
-        """All submissions, oldest first; () when there is no job of this id. One request when nothing is new."""
+        """All submissions, oldest first; () when there is no job of this id. One request when nothing is new.
+        From any thread."""
+        specs = self._specs
         while True:
-            number = len(self._specs) + 1
+            number = len(specs) + 1
             path = self.layout.spec(number)
             try:
                 spec = decode(self.store.read(path), Spec, path)
             except NotFoundError:
-                return self._specs
+                self._specs = specs
+                return specs
             if (spec.number, spec.job_id) != (number, self.job_id):
                 raise RecordError("a submission is in another's place", where=path)
-            self._specs += (spec,)
+            specs += (spec,)
 
     def spec(self, number: int) -> Spec:
         """Submission `number`. Raises JobNotFoundError."""
@@ -309,7 +312,8 @@ class JobClient:
             return None
 
     def withdraw(self, command_id: str, by: str = "cli") -> None:
-        """Ask that a command not be executed any more; no effect once the driver has begun it. May come twice."""
+        """Ask that a command not be executed any more; no effect once a run has been given it: then its result tells
+        how it went. May come twice."""
         record = Withdrawn(command_id, iso(self.now()), by)
         with suppress(AlreadyExistsError):
             self.store.create(self.layout.withdrawn(command_id), encode(record))

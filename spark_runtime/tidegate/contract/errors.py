@@ -147,3 +147,10 @@ class RecordError(StoreError):
     """A durable record cannot be read: damaged, of a newer version, or contradicting another."""
 
     code = "record"
+
+
+class UnclearAnswerError(StoreError):
+    """The store left open whether an entry of the decision log was written; the reign that wanted it is over."""
+
+    exit_code = 14
+    code = "unclear_answer"

@@ -8,12 +8,20 @@ are never deleted, not even when a snapshot of the log holds them: a late zombie
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
-from tidegate.contract.errors import AlreadyExistsError, FencedError, NotFoundError, RecordError, StoreError
+from tidegate.contract.errors import (
+    AlreadyExistsError,
+    FencedError,
+    NotFoundError,
+    RecordError,
+    StoreError,
+    UnclearAnswerError,
+)
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.records import Decision, DecisionKind, decode, encode, from_document, to_document
 from tidegate.contract.store import Store
@@ -25,6 +33,13 @@ MAX_LOST_RACES = 64
 """Fences of other drivers that one driver lets go first before it gives up."""
 MAX_UNCLEAR_ANSWERS = 5
 """Attempts at one append when the store gives no clear answer."""
+FIRST_PAUSE_S = 0.1
+"""Between the first two of them, seconds; doubles from one to the next."""
+
+
+def pause_before(attempt: int) -> None:
+    """Sleep before `attempt`, from 1, at an append whose answer was unclear."""
+    time.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +62,21 @@ class DecisionLog:
     """Reads the log of one job, fetching each entry once, and opens reigns. Safe from several threads; blocks on the
     store."""
 
-    def __init__(self, store: Store, layout: JobLayout, now_iso: Callable[[], str], nonce: Callable[[], str]) -> None:
-        """Args: now_iso: the time, for entries. nonce: a new text at every call, never the same in two processes."""
+    def __init__(
+        self,
+        store: Store,
+        layout: JobLayout,
+        now_iso: Callable[[], str],
+        nonce: Callable[[], str],
+        pause: Callable[[int], None] = pause_before,
+    ) -> None:
+        """Args: now_iso: the time, for entries. nonce: a new text at every call, never the same in two processes.
+        pause: waits before an append is tried again; told which attempt follows, from 1."""
         self._store = store
         self._layout = layout
         self._now_iso = now_iso
         self._nonce = nonce
+        self._pause = pause
         self._lock = threading.RLock()
         self._entries: tuple[Decision, ...] = ()
         self._opened = False
@@ -87,7 +111,8 @@ class DecisionLog:
 
         Raises:
             FencedError: a driver of a newer submission, or of a newer launch of this one, has begun already.
-            StoreError: the store gives no clear answer, or too many drivers start at once.
+            UnclearAnswerError: the store gives no clear answer; a fence may be there, of a driver that does not live.
+            StoreError: the log cannot be read, or too many drivers start at once.
         """
         for _ in range(MAX_LOST_RACES):
             entries = self.read()
@@ -145,28 +170,44 @@ class DecisionLog:
         self, number: int, kind: DecisionKind, generation: int, run_id: str, data: Mapping[str, Any]
     ) -> Decision:
         """Compare-and-swap on `number`. AlreadyExistsError when somebody else's entry is there; an own one, left by an
-        attempt without a clear answer, is success (S9.2)."""
+        attempt without a clear answer, is success (S9.2). UnclearAnswerError when no attempt got a clear answer."""
         entry = Decision(number, kind, generation, run_id, self._now_iso(), self._nonce(), dict(data))
         problem = contradiction(entry, len(self._entries) + 1, self._entries[-1].generation if self._entries else 0)
         assert problem is None, problem
         path, payload = self._layout.decision(number), encode(entry)
+        unclear = ""
         for attempt in range(MAX_UNCLEAR_ANSWERS):
+            if attempt:
+                self._pause(attempt)
             try:
-                self._store.create(path, payload)
+                self._create(path, payload, entry)
                 break
-            except AlreadyExistsError:
-                found = self._fetch(number)
-                if found is not None and found.nonce == entry.nonce:
-                    break
+            except (AlreadyExistsError, RecordError):
                 raise
-            except StoreError:
-                if attempt == MAX_UNCLEAR_ANSWERS - 1:
-                    raise
+            except StoreError as error:
+                unclear = str(error)
+        else:
+            raise UnclearAnswerError(
+                f"the store did not tell whether entry {number}, {kind!r}, was written",
+                where=path,
+                cause=unclear,
+                remedy="Nothing is lost, but this driver must end. Start the job again from the latest: the new driver "
+                "reads in the log whether the entry is there, and goes on from that",
+            )
         entry = decode(payload, Decision, path)
         self._entries += (entry,)
         if number % SNAPSHOT_ENTRIES == 0:
             self._write_snapshot()
         return entry
+
+    def _create(self, path: str, payload: bytes, entry: Decision) -> None:
+        """Returns when `entry` is there. AlreadyExistsError: another one is. Any other StoreError: it is unclear."""
+        try:
+            self._store.create(path, payload)
+        except AlreadyExistsError:
+            found = self._fetch(entry.number)
+            if found is None or found.nonce != entry.nonce:
+                raise
 
     def _write_snapshot(self) -> None:
         """For faster readers; losing it loses nothing."""
@@ -194,6 +235,7 @@ class Reign:
     def __init__(self, log: DecisionLog, job_id: str, generation: int) -> None:
         self._log = log
         self._job_id = job_id
+        self._unclear: UnclearAnswerError | None = None
         self.generation = generation
 
     @property
@@ -212,8 +254,8 @@ class Reign:
         Raises:
             FencedError: a newer generation reigns; nothing was appended, and nothing may be done any more.
             RecordError: `data` is no JSON, or an entry is there that cannot be.
-            StoreError: no clear answer after several attempts. The entry may be there or not: the driver must end its
-                reign.
+            UnclearAnswerError: no clear answer after several attempts. The entry may be there or not: the driver must
+                end its reign, and every later append or check raises the same.
         """
         log = self._log
         assert kind != "fence", "a fence begins a reign"
@@ -222,17 +264,23 @@ class Reign:
             number = len(log._entries) + 1
             try:
                 return log._append(number, cast(DecisionKind, kind), self.generation, run_id, data)
+            except UnclearAnswerError as error:
+                self._unclear = error
+                raise
             except AlreadyExistsError:
                 self.check()
                 raise log._contradiction(number, f"generation {self.generation} did not write it") from None
 
     def check(self) -> None:
-        """Raise FencedError when a newer generation has begun. For places that are about to act without an entry; an
-        append needs no check before it."""
+        """Raise FencedError when a newer generation has begun, UnclearAnswerError after an append that ended the
+        reign. For places that are about to act without an entry; an append needs no check before it."""
         self._refuse_if_fenced(self._log.read())
 
     def _refuse_if_fenced(self, entries: Sequence[Decision]) -> None:
-        """A driver that has read a newer fence must not append behind it: there its number would be free."""
+        """A driver that has read a newer fence must not append behind it: there its number would be free. One that
+        does not know what it wrote must not either."""
+        if self._unclear is not None:
+            raise self._unclear
         if entries[-1].generation > self.generation:
             last = last_fence(entries)
             assert last is not None, "a generation begins with a fence"

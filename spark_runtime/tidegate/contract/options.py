@@ -7,11 +7,21 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Literal
 
 from tidegate.contract.errors import OptionError
+from tidegate.contract.settings import (
+    Choice,
+    Count,
+    Duration,
+    Factor,
+    Flag,
+    OptionalCount,
+    OptionalDuration,
+    OptionalText,
+    Size,
+)
 from tidegate.contract.units import (
-    ByteSize,
     format_duration,
     format_size,
     parse_duration,
@@ -24,158 +34,10 @@ MAX_KEY_GROUPS = 32_768
 """Upper bound of `max_parallelism`: key groups travel as uint16, with room to spare."""
 
 ExecutionMode = Literal["streaming"]
-CheckpointMode = Literal["exactly_once", "at_least_once"]
+CheckpointMode = Literal["exactly_once", "at_least_once", "off"]
 Retention = Literal["keep", "delete"]
 Commit = Literal["automatic"]
-
-T = TypeVar("T")
-G = TypeVar("G")
-
-
-class _Setting(Generic[T, G]):
-    """A field that takes what users write (`G`) and gives what programs use (`T`)."""
-
-    def __init__(self, default: G) -> None:
-        self._given_default = default
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-        self.default = self.parse(self._given_default)
-
-    @overload
-    def __get__(self, options: None, owner: type) -> T: ...
-    @overload
-    def __get__(self, options: object, owner: type) -> T: ...
-    def __get__(self, options: object | None, owner: type) -> T:
-        if options is None:
-            return self.default
-        value: T = vars(options)[self.name]
-        return value
-
-    def __set__(self, options: object, value: G) -> None:
-        vars(options)[self.name] = self.parse(value)
-
-    def parse(self, value: G) -> T:
-        """`value` checked, or OptionError."""
-        raise NotImplementedError
-
-    def plain(self, value: T) -> Any:
-        """JSON form that `parse` takes back."""
-        return value
-
-    def refuse(self, value: object, allowed: str) -> OptionError:
-        """The error for a wrong value."""
-        return OptionError(
-            f"{value!r} is not a value of {self.name}", where=f"option {self.name}", remedy=f"Give {allowed}"
-        )
-
-
-class Count(_Setting[int, int | str]):
-    """A whole number within bounds."""
-
-    def __init__(self, default: int, least: int, most: int | None = None) -> None:
-        self._least, self._most = least, most
-        super().__init__(default)
-
-    def parse(self, value: int | str) -> int:
-        """See `_Setting.parse`."""
-        allowed = f"a whole number from {self._least}" + (f" to {self._most}" if self._most is not None else " upwards")
-        try:
-            number = int(value) if isinstance(value, str) else value
-        except ValueError:
-            raise self.refuse(value, allowed) from None
-        good = isinstance(number, int) and not isinstance(number, bool) and number >= self._least
-        if not good or (self._most is not None and number > self._most):
-            raise self.refuse(value, allowed)
-        return number
-
-
-class Duration(_Setting[timedelta, timedelta | str]):
-    """A duration, at least `least`."""
-
-    def __init__(self, default: str, least: str = "0 s") -> None:
-        self._least = parse_duration(least)
-        super().__init__(default)
-
-    def parse(self, value: timedelta | str) -> timedelta:
-        """See `_Setting.parse`."""
-        duration = parse_duration(value, where=f"option {self.name}")
-        if duration < self._least:
-            raise self.refuse(value, f"at least {format_duration(self._least)}")
-        return duration
-
-    def plain(self, value: timedelta) -> Any:
-        """See `_Setting.plain`."""
-        return format_duration(value)
-
-
-class OptionalDuration(_Setting[timedelta | None, timedelta | str | None]):
-    """A duration of at least a millisecond, or None: off."""
-
-    def parse(self, value: timedelta | str | None) -> timedelta | None:
-        """See `_Setting.parse`."""
-        if value is None or (isinstance(value, str) and value.strip().lower() == "none"):
-            return None
-        duration = parse_duration(value, where=f"option {self.name}")
-        if duration < timedelta(milliseconds=1):
-            raise self.refuse(value, "at least 1 ms, or none")
-        return duration
-
-    def plain(self, value: timedelta | None) -> Any:
-        """See `_Setting.plain`."""
-        return None if value is None else format_duration(value)
-
-
-class Size(_Setting[ByteSize, ByteSize | str]):
-    """A number of bytes, at least `least`."""
-
-    def __init__(self, default: str, least: str = "0 B") -> None:
-        self._least = parse_size(least)
-        super().__init__(default)
-
-    def parse(self, value: ByteSize | str) -> ByteSize:
-        """See `_Setting.parse`."""
-        size = parse_size(value, where=f"option {self.name}")
-        if size < self._least:
-            raise self.refuse(value, f"at least {format_size(self._least)}")
-        return size
-
-    def plain(self, value: ByteSize) -> Any:
-        """See `_Setting.plain`."""
-        return format_size(value)
-
-
-class Choice(_Setting[T, T]):
-    """One of a few words; words of rules that this version does not offer yet are refused as such."""
-
-    def __init__(self, default: T, *others: T, not_offered: tuple[str, ...] = ()) -> None:
-        self._allowed: tuple[T, ...] = (default, *others)
-        self._not_offered = not_offered
-        super().__init__(default)
-
-    def parse(self, value: T) -> T:
-        """See `_Setting.parse`."""
-        if value in self._allowed:
-            return value
-        allowed = " or ".join(map(repr, self._allowed))
-        if value in self._not_offered:
-            raise OptionError(
-                f"{self.name}={value!r} is not offered by this version",
-                where=f"option {self.name}",
-                remedy=f"Use {allowed}",
-            )
-        near = difflib.get_close_matches(str(value), map(str, self._allowed), n=1)
-        raise self.refuse(value, f"{allowed}; did you mean {near[0]!r}?" if near else allowed)
-
-
-class OptionalText(_Setting[str | None, str | None]):
-    """A text that is not empty, or None."""
-
-    def parse(self, value: str | None) -> str | None:
-        """See `_Setting.parse`."""
-        if value is not None and (not isinstance(value, str) or not value.strip()):
-            raise self.refuse(value, "a text, or leave it out")
-        return value
+Restart = Literal["fixed_delay", "exponential_delay", "failure_rate", "none"]
 
 
 @dataclass(frozen=True)
@@ -188,7 +50,13 @@ class JobOptions:
         max_parallelism: key groups; fixed for the life of a job (S5.1).
         slot_memory: resident memory a slot may use.
         execution_mode: "streaming" (S8.1).
-        checkpoint_mode: "exactly_once" or "at_least_once" of records on state (S3.2, S3.3).
+        checkpoint_mode: "exactly_once" or "at_least_once" of records on state (S3.2, S3.3); "off": no snapshots at all,
+            every request for one is refused, and after a failure the job starts over.
+        unaligned_checkpoints: barriers of checkpoints overtake what is queued, which becomes state: a checkpoint does
+            not wait for slow operators, and is larger. Not for savepoints and the last snapshot; operators with a
+            forward or broadcast input align (S3.7).
+        aligned_checkpoint_timeout: with `unaligned_checkpoints`: how long a checkpoint aligns at an operator, from its
+            first barrier there, before it overtakes.
         checkpoint_interval: time between periodic checkpoints; None: no periodic ones (S1.1).
         min_pause_between_checkpoints: least time from a completion to the next periodic trigger (S1.2).
         checkpoint_timeout: a pending checkpoint older than this is aborted (S1.4).
@@ -198,14 +66,25 @@ class JobOptions:
         retained_checkpoints: newest completed checkpoints kept (S2.3).
         retention: "keep" or "delete" checkpoints when the job is cancelled (S2.3).
         state_size_threshold: smaller state streams live in the snapshot's metadata (S5.4).
-        restart_attempts: restarts since the last completed checkpoint before the job fails (S9.1).
-        restart_delay: pause before a restart.
+        restart_strategy: "fixed_delay", "exponential_delay", "failure_rate", or "none": the first failure is the last
+            (S9.1). Waiting for slots uses up no restart and no time of these options.
+        restart_attempts: restarts since the last completed checkpoint before the job fails; None: no limit. With
+            "failure_rate": failures in any `restart_failure_interval`, whatever completes.
+        restart_delay: pause before a restart; with "exponential_delay" the first one.
+        restart_max_delay: longest pause with "exponential_delay".
+        restart_backoff_multiplier: with "exponential_delay" each pause is so many times the one before, give or take a
+            tenth; 1 or more.
+        restart_reset_after: with "exponential_delay": after a run that was up for so long, pauses begin at
+            `restart_delay` again, and all attempts are there.
+        restart_failure_interval: with "failure_rate": where `restart_attempts` failures are allowed.
         slots_timeout: how long to wait for slots.
         idle_after: a source without records for this long no longer holds the watermark back; None: it always does
             (S4.4).
         channel_capacity: bytes buffered per channel.
         heartbeat_interval: between heartbeats of slots and driver.
         heartbeat_timeout: silence after which a slot or driver counts as dead; longer than `heartbeat_interval`.
+        slot_progress_timeout: a slot that lives but has not come round its loop for so long, since a user function or
+            connector does not return, counts as hung, and the run restarts; None: never.
         stop_timeout: for a stop, from command to end.
         sigterm_timeout: for a graceful end after SIGTERM.
         commit: "automatic": completion permits the commit (S7.4).
@@ -216,7 +95,9 @@ class JobOptions:
     max_parallelism: Count = Count(128, 1, MAX_KEY_GROUPS)
     slot_memory: Size = Size("1 GiB", least="128 MiB")
     execution_mode: Choice[ExecutionMode] = Choice("streaming", not_offered=("batch",))
-    checkpoint_mode: Choice[CheckpointMode] = Choice("exactly_once", "at_least_once")
+    checkpoint_mode: Choice[CheckpointMode] = Choice("exactly_once", "at_least_once", "off")
+    unaligned_checkpoints: Flag = Flag(False)
+    aligned_checkpoint_timeout: Duration = Duration("0 s")
     checkpoint_interval: OptionalDuration = OptionalDuration(None)
     min_pause_between_checkpoints: Duration = Duration("0 s")
     checkpoint_timeout: Duration = Duration("10 min", least="1 ms")
@@ -226,13 +107,19 @@ class JobOptions:
     retained_checkpoints: Count = Count(1, 1, 10_000)
     retention: Choice[Retention] = Choice("keep", "delete")
     state_size_threshold: Size = Size("20 KiB")
-    restart_attempts: Count = Count(3, 0)
+    restart_strategy: Choice[Restart] = Choice("fixed_delay", "exponential_delay", "failure_rate", "none")
+    restart_attempts: OptionalCount = OptionalCount(3, 0)
     restart_delay: Duration = Duration("1 s")
+    restart_max_delay: Duration = Duration("1 min")
+    restart_backoff_multiplier: Factor = Factor(2.0, 1.0)
+    restart_reset_after: Duration = Duration("10 min", least="1 s")
+    restart_failure_interval: Duration = Duration("10 min", least="1 s")
     slots_timeout: Duration = Duration("10 min", least="1 ms")
     idle_after: OptionalDuration = OptionalDuration(None)
     channel_capacity: Size = Size("4 MiB", least="64 KiB")
     heartbeat_interval: Duration = Duration("1 s", least="10 ms")
     heartbeat_timeout: Duration = Duration("30 s", least="20 ms")
+    slot_progress_timeout: OptionalDuration = OptionalDuration("5 min")
     stop_timeout: Duration = Duration("10 min", least="1 ms")
     sigterm_timeout: Duration = Duration("20 s")
     commit: Choice[Commit] = Choice("automatic", not_offered=("on_request",))
@@ -251,6 +138,54 @@ class JobOptions:
                 where="option heartbeat_timeout",
                 remedy=f"Give more than {format_duration(self.heartbeat_interval)}",
             )
+        self._check_restarts()
+        if self.checkpoint_mode == "off" and self.checkpoint_interval is not None:
+            raise OptionError(
+                "checkpoint_interval asks for checkpoints, but checkpoint_mode is 'off'",
+                where="option checkpoint_interval",
+                remedy="Set checkpoint_interval=none, or checkpoint_mode to exactly_once or at_least_once",
+            )
+        if self.unaligned_checkpoints and self.checkpoint_mode != "exactly_once":
+            raise OptionError(
+                f"unaligned_checkpoints does not go with checkpoint_mode={self.checkpoint_mode!r}",
+                where="option unaligned_checkpoints",
+                cause="only exactly_once blocks channels: there is nothing to overtake",
+                remedy="Leave one of the two at its default",
+            )
+        if self.aligned_checkpoint_timeout and not self.unaligned_checkpoints:
+            raise OptionError(
+                "aligned_checkpoint_timeout says when checkpoints stop aligning, but unaligned_checkpoints is off",
+                where="option aligned_checkpoint_timeout",
+                remedy="Set unaligned_checkpoints=true, or leave the timeout out",
+            )
+
+    def _check_restarts(self) -> None:
+        if self.restart_strategy == "exponential_delay" and not timedelta(0) < self.restart_delay:
+            raise OptionError(
+                "exponential_delay cannot begin with restart_delay 0 s",
+                where="option restart_delay",
+                cause="every delay would be 0 s",
+                remedy="Give the first delay, such as 1 s",
+            )
+        if self.restart_strategy == "exponential_delay" and self.restart_delay > self.restart_max_delay:
+            raise OptionError(
+                f"restart_delay is longer than restart_max_delay {format_duration(self.restart_max_delay)}",
+                where="option restart_max_delay",
+                remedy=f"Give at least {format_duration(self.restart_delay)}",
+            )
+        if self.restart_strategy == "failure_rate" and self.restart_attempts is None:
+            raise OptionError(
+                "failure_rate needs restart_attempts: how many failures an interval may have",
+                where="option restart_attempts",
+                remedy="Give a number, or use fixed_delay with restart_attempts=none to restart for ever",
+            )
+
+    @property
+    def unaligned_after_ms(self) -> int | None:
+        """From a checkpoint's first barrier to overtaking, milliseconds; None: never (S3.7)."""
+        if not self.unaligned_checkpoints:
+            return None
+        return self.aligned_checkpoint_timeout // timedelta(milliseconds=1)
 
     @property
     def slot_memory_bytes(self) -> int:
@@ -285,9 +220,9 @@ class JobOptions:
                 )
         return cls(**given)
 
-    def to_mapping(self) -> dict[str, str | int | None]:
+    def to_mapping(self) -> dict[str, str | float | None]:
         """Every option as JSON; `from_mapping` gives equal options back."""
-        mapping: dict[str, str | int | None] = {}
+        mapping: dict[str, str | float | None] = {}
         for field in dataclasses.fields(self):
             setting: Any = vars(type(self))[field.name]
             mapping[field.name] = setting.plain(getattr(self, field.name))

@@ -16,6 +16,7 @@ from tidegate.contract.checkpoints import (
 )
 from tidegate.contract.records import Decision, Spec, StatusHint
 from tidegate.contract.reigns import Entry, submissions_of
+from tidegate.contract.statistics import CheckpointStatistics, checkpoint_statistics
 
 __all__ = [
     "CheckpointView",
@@ -128,6 +129,8 @@ class JobView:
         last_decision: number of the newest log entry, 0 when there is none.
         latest_recovery_point: what a restore of "latest" starts from (S2.4, S9.3): the newest recovery point that the
             current submission completed, else the snapshot it was itself restored from.
+        restored_runs: runs, of all submissions, that began from a snapshot.
+        refused_requests: requests for snapshots that were refused since the current run began, by code.
     """
 
     job_id: str
@@ -148,11 +151,18 @@ class JobView:
     stop: Mapping[str, Any] | None
     last_decision: int
     latest_recovery_point: CheckpointView | None
+    restored_runs: int = 0
+    refused_requests: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def completed(self) -> tuple[CheckpointView, ...]:
         """Completed snapshots of every kind, oldest first."""
         return tuple(checkpoint for checkpoint in self.checkpoints if checkpoint.status == "completed")
+
+    @property
+    def statistics(self) -> CheckpointStatistics:
+        """Counts and figures of all snapshots (S2.5)."""
+        return checkpoint_statistics(self.checkpoints, restored=self.restored_runs, refused=self.refused_requests)
 
     @property
     def latest_savepoint(self) -> CheckpointView | None:
@@ -217,6 +227,8 @@ def derive(specs: Sequence[Spec], decisions: Sequence[Decision], hint: StatusHin
         stop=status_data.get("stop"),
         last_decision=decisions[-1].number if decisions else 0,
         latest_recovery_point=points.latest(spec.number),
+        restored_runs=sum(1 for e in entries if e.kind == "status" and e.data.get("restored_from")),
+        refused_requests=_counts(told.get("refused_requests")),
     )
 
 
@@ -270,6 +282,10 @@ def _sources(current: Sequence[Entry], told: Mapping[str, Any], inherited: froze
             )
         )
     return tuple(views)
+
+
+def _counts(value: object) -> Mapping[str, int]:
+    return {str(k): _int(n, 0) for k, n in value.items()} if isinstance(value, Mapping) else {}
 
 
 def _optional_int(value: object) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tidegate.channel.elements import StopMode
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.events import Action, Request
@@ -20,3 +22,16 @@ def stop_answer(request_id: str, mode: StopMode, checkpoint_id: int, path: str) 
     """The answer to a stop once the whole job has ended (S7.5)."""
     data = {"outcome": "committed", "mode": mode, "checkpoint_id": checkpoint_id, "path": path}
     return ev.Answer(request_id, True, "committed", f"the job stopped ({mode}) with savepoint {path}", data)
+
+
+def carried_over(requests: Iterable[Request], reason: str) -> tuple[list[Action], list[Request]]:
+    """Answers when a run is over, and the requests of users that the next run takes up again (S7.7)."""
+    actions: list[Action] = []
+    keep: list[Request] = []
+    for request in requests:
+        if request.kind == "stop-savepoint":
+            text = f"the stop did not happen, nothing was committed by it; the job restarts: {reason}"
+            actions += answer_to(request, False, "savepoint_failed_job_continues", text)
+        elif request.request_id is not None:
+            keep.append(request)
+    return actions, keep

@@ -2,34 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from tidegate.coordinator.checkpoint_plan import SubtaskState
 from tidegate.coordinator.events import Subtask
 from tidegate.coordinator.topology import Topology
 
 
+@dataclass
+class _Open:
+    """A completed snapshot: who has reported, and how many neither have nor have finished."""
+
+    missing: int
+    reported: set[Subtask] = field(default_factory=set)
+
+
 class CommitTracker:
-    """Collects the reports of the subtasks that commit."""
+    """Collects the reports of the subtasks that commit; a report costs the same whatever their number.
+
+    A subtask that has finished has committed all it ever will.
+    """
 
     def __init__(self, topology: Topology) -> None:
-        self._subtasks = tuple(
-            (c.chain_id, i) for c in topology.chains if c.commits for i in range(topology.parallelism)
-        )
-        self._by: dict[int, set[Subtask]] = {}
+        chains = [c.chain_id for c in topology.chains if c.commits]
+        self._running = {(chain, i) for chain in chains for i in range(topology.parallelism)}
+        self._commits = bool(chains)
+        self._open: dict[int, _Open] = {}
 
     def completed(self, checkpoint_id: int) -> None:
         """`checkpoint_id` may be committed from now on."""
-        if self._subtasks:
-            self._by[checkpoint_id] = set()
+        if self._commits:
+            self._open[checkpoint_id] = _Open(len(self._running))
 
-    def committed(self, subtask: Subtask, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> bool:
-        """True when this was the last report that `checkpoint_id` waited for; older ones are then covered."""
-        by = self._by.get(checkpoint_id)
-        if by is None:
-            return False
-        by.add(subtask)
-        if any(mine not in by and states[mine] != "finished" for mine in self._subtasks):
-            return False
-        self._by = {c: reported for c, reported in self._by.items() if c > checkpoint_id}
-        return True
+    def finished(self, subtask: Subtask) -> None:
+        """`subtask` has finished."""
+        if subtask not in self._running:
+            return
+        self._running.discard(subtask)
+        for entry in self._open.values():
+            entry.missing -= subtask not in entry.reported
+
+    def committed(self, subtask: Subtask, checkpoint_id: int) -> None:
+        """`subtask` has committed every transaction up to `checkpoint_id`. Again, unknown or covered: no difference."""
+        entry = self._open.get(checkpoint_id)
+        if entry is None or subtask in entry.reported:
+            return
+        entry.reported.add(subtask)
+        entry.missing -= subtask in self._running
+
+    def take_committed(self) -> int | None:
+        """The newest snapshot that everybody has committed since the last call; older ones are covered by it."""
+        done = [n for n, entry in self._open.items() if not entry.missing]
+        if not done:
+            return None
+        newest = max(done)
+        self._open = {n: entry for n, entry in self._open.items() if n > newest}
+        return newest

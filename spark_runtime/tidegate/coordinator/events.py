@@ -4,12 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from tidegate.channel.elements import CheckpointKind, StopMode
 
 Subtask: TypeAlias = tuple[int, int]
 """(chain id, index)."""
+
+RefusalCode = Literal[
+    "shut_down",
+    "job_ended",
+    "checkpointing_off",
+    "periodic_off",
+    "periodic_queued",
+    "too_many_requests",
+    "not_all_required_subtasks_running",
+    "stop_in_progress",
+    "claim_failed",
+]
+"""Why a request does not become a snapshot (S1.2, S1.3)."""
+
+AbortCode = Literal[
+    "expired",
+    "declined",
+    "io",
+    "subsumed",
+    "subtask_finished",
+    "alignment_aborted",
+    "job_stops",
+    "job_ended",
+    "shutdown",
+]
+"""Why a pending snapshot was aborted. The first three are failures and count, but for savepoints (S2.2).
+`subsumed`: a newer one completed. `subtask_finished`: before it could take part (S1.5). `alignment_aborted`: a subtask
+met a newer barrier or a cancel marker (S3.4). `job_stops`: a stop-savepoint completed first. `job_ended`: all had
+finished. `shutdown`: the run is over."""
+
+DeclineCode = Literal["failed", "subtask_finished", "alignment_aborted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +113,14 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """A subtask cannot give its part."""
+    """A subtask cannot give its part. `code`: its snapshot failed; it has finished (S1.5); or a newer checkpoint or a
+    cancel marker ended its alignment (S3.4)."""
 
     subtask: Subtask
     checkpoint_id: int
     run_id: str
     reason: str
+    code: DeclineCode = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +208,13 @@ class SendTrigger:
 
 @dataclass(frozen=True, slots=True)
 class SendAbort:
-    """Tell every subtask that `checkpoint_id` will never complete, and record it."""
+    """Tell every subtask that `checkpoint_id` will never complete, and record it. `counts`: against
+    `tolerable_checkpoint_failures` (S2.2)."""
 
     checkpoint_id: int
     reason: str
+    code: AbortCode
+    counts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tidegate.contract.errors import FencedError, TidegateError
+from tidegate.contract.errors import TidegateError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.log import Reign
 from tidegate.contract.records import Spec
@@ -91,7 +91,13 @@ class JobRun:
     _last_path: str | None = None
 
     def on_event(self, event: Event) -> None:
-        """Take an event and everything that follows from it. Raises FencedError when a newer generation reigns."""
+        """Take an event and everything that follows from it.
+
+        Raises:
+            FencedError: a newer generation reigns.
+            UnclearAnswerError: it is open whether something was decided. Nothing of it was answered, and nothing may be
+                done any more; the next generation reads what is there.
+        """
         self._queue.append(event)
         while self._queue and self.outcome is None:
             for action in self.coordinator.handle(self._queue.popleft(), self.now_ms()):
@@ -135,8 +141,9 @@ class JobRun:
                         "subtasks": [list(s) for s in action.subtasks],
                     }
                 )
-            case ev.SendAbort(checkpoint_id, reason):
-                self._append("abort", {"checkpoint_id": checkpoint_id, "reason": reason})
+            case ev.SendAbort(checkpoint_id, reason, code, counts):
+                data = {"checkpoint_id": checkpoint_id, "reason": reason, "code": code, "counts": counts}
+                self._append("abort", data)
                 self.slots.broadcast({"type": "abort", "checkpoint_id": checkpoint_id})
             case ev.Complete():
                 self._queue.append(self._complete(action))
@@ -182,14 +189,12 @@ class JobRun:
             "triggered_at": facts.now_iso(),
             "path": path,
         }
-        try:
-            if request.path is not None:
+        if request.path is not None:
+            try:
                 open_location(facts.store, facts.spec, path)[0].probe()
-            self._append("claim", data)
-        except FencedError:
-            raise
-        except TidegateError as error:
-            return ev.ClaimFailed(str(error))
+            except TidegateError as error:
+                return ev.ClaimFailed(str(error))
+        self._append("claim", data)
         return ev.LocationReady(checkpoint_id, path)
 
     def _complete(self, complete: ev.Complete) -> Event:
@@ -224,11 +229,9 @@ class JobRun:
         try:
             store, folder = open_location(facts.store, facts.spec, complete.path)
             write_metadata(store, folder, metadata)
-            number = self._append("complete", data)
-        except FencedError:
-            raise
         except (TidegateError, OSError) as error:
             return ev.CompletionFailed(complete.checkpoint_id, str(error))
+        number = self._append("complete", data)
         if complete.kind != "savepoint":
             self._last_path = complete.path
         return ev.CompletionDurable(complete.checkpoint_id, number)
@@ -254,7 +257,8 @@ def event_of(message: Mapping[str, Any]) -> Event | None:
                 message["finished"],
             )
         case "decline":
-            return ev.Declined(subtask, message["checkpoint_id"], message["run_id"], message["reason"])
+            code = message.get("code", "failed")
+            return ev.Declined(subtask, message["checkpoint_id"], message["run_id"], message["reason"], code)
         case "committed":
             return ev.SubtaskCommitted(subtask, message["checkpoint_id"])
     return None

@@ -22,7 +22,8 @@ def operator_states(complete: Complete, topology: Topology) -> tuple[OperatorSta
     """
     ended = set(complete.finished)
     ended |= {s for s, ack in complete.acks.items() if ack.finished}
-    really = {s for s in ended if _naturally(s, ended, topology)}
+    natural = _natural_chains(ended, topology)
+    really = {s for s in ended if s[0] in natural}
     out: list[OperatorState] = []
     for chain in topology.chains:
         mine = [(chain.chain_id, i) for i in range(topology.parallelism)]
@@ -53,11 +54,15 @@ def subtask_history(complete: Complete) -> dict[str, dict[str, float]]:
     return {f"{ack.subtask[0]}.{ack.subtask[1]}": dict(ack.metrics) for ack in kept}
 
 
-def _naturally(subtask: Subtask, ended: set[Subtask], topology: Topology) -> bool:
-    sources = topology.source_chains_above(subtask[0])
-    if subtask[0] in sources:
-        return True
-    return all((chain, i) in ended for chain in sources for i in range(topology.parallelism))
+def _natural_chains(ended: set[Subtask], topology: Topology) -> frozenset[int]:
+    """Chains whose ended subtasks have ended by themselves: sources, and what hangs on sources that have all ended."""
+    sources = [chain.chain_id for chain in topology.chains if chain.is_source]
+    read_out = frozenset(c for c in sources if all((c, i) in ended for i in range(topology.parallelism)))
+    return frozenset(
+        chain.chain_id
+        for chain in topology.chains
+        if chain.is_source or topology.source_chains_above(chain.chain_id) <= read_out
+    )
 
 
 def _subtask_state(subtask: Subtask, uid: str, finished: bool, complete: Complete) -> SubtaskState:

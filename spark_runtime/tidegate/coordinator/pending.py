@@ -5,17 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from tidegate.coordinator.checkpoint_plan import CheckpointPlan
-from tidegate.coordinator.events import Acknowledged, Request, Subtask
+from tidegate.coordinator.events import AbortCode, Acknowledged, Request, Subtask
 
-_SUMMED = ("bytes", "persisted_bytes", "alignment_bytes")
+COUNTED: frozenset[AbortCode] = frozenset({"expired", "declined", "io"})
+"""Aborts that are failures: they count against `tolerable_checkpoint_failures`, but for savepoints (S2.2)."""
+NAMED_SUBTASKS = 5
+"""Subtasks that the reason of an expiry names."""
+
+_SUMMED = ("bytes", "persisted_bytes", "alignment_bytes", "in_flight_bytes", "unaligned")
 _WORST = ("sync_ms", "async_ms", "alignment_ms", "start_delay_ms")
 
 
 @dataclass
 class PendingCheckpoint:
     """Mutable record of one snapshot between trigger and completion or abort. `after_all_data`: it was triggered when
-    every
-    subtask had passed EndOfData on, so that all may finish on it (S7.3)."""
+    every subtask had passed EndOfData on, so that all may finish on it (S7.3)."""
 
     checkpoint_id: int
     request: Request
@@ -37,6 +41,11 @@ class PendingCheckpoint:
             return False
         self.acks[ack.subtask] = replace(ack, metrics={**ack.metrics, "ack_ms": now_ms - self.triggered_ms})
         return len(self.acks) == len(self.plan.wait_for)
+
+    def expiry(self, now_ms: int) -> str:
+        """Why it expires, naming subtasks that have not answered."""
+        missing = sorted(self.plan.wait_for - self.acks.keys())[:NAMED_SUBTASKS]
+        return f"expired after {now_ms - self.triggered_ms} ms; no answer from subtasks {missing}"
 
     def metrics(self, now_ms: int) -> dict[str, float]:
         """Sums of bytes, worst of times (milliseconds) over subtasks, duration, counts (S2.5)."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tidegate.contract.checkpoints import RecoveryPoints, checkpoint_views
 from tidegate.contract.errors import SnapshotError
 from tidegate.contract.records import Decision, Spec
 from tidegate.contract.reigns import submissions_of
 from tidegate.coordinator.retention import Completed
+
+ENDED_FOR_GOOD = ("FINISHED", "STOPPED", "CANCELED")
+"""Statuses after which a submission is not run again."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +79,68 @@ def completed_after(decisions: Sequence[Decision], checkpoint_id: int, spec_numb
     ]
 
 
+def check_rewind(
+    decisions: Sequence[Decision], spec: Spec, *, location: str, checkpoint_id: int, sinks: Sequence[str]
+) -> tuple[int, ...]:
+    """Whether submission `spec` may start from a snapshot of its own job that is not the newest (S9.3).
+
+    Args:
+        decisions: the whole log.
+        location, checkpoint_id: of the snapshot.
+        sinks: uids of the pipeline's two-phase sinks.
+
+    Returns:
+        Ids of recovery points gone back past, whose rows come again: accepted.
+
+    Raises:
+        SnapshotError: there are such, and the submission does not accept duplicates; lists sinks and ids.
+    """
+    rewound = tuple(completed_after(decisions, checkpoint_id, spec.number)) if sinks else ()
+    mode = spec.restore.on_committed_after if spec.restore is not None else "refuse"
+    if not rewound or mode == "accept_duplicates":
+        return rewound
+    cause, remedy = "restoring an older snapshot emits their rows again", "set on_committed_after=accept_duplicates"
+    if mode == "rewind":
+        cause = "on_committed_after=rewind takes committed rows back, which these sinks cannot do"
+    if spec.restore is None or spec.restore.kind != "latest":
+        remedy = f"restore the latest, or {remedy}"
+    raise SnapshotError(
+        f"checkpoints {list(rewound)} were completed after {location} and may be committed already",
+        where=f"job {spec.job_id}, sinks {', '.join(sinks)}",
+        cause=cause,
+        remedy=remedy[0].upper() + remedy[1:],
+    )
+
+
+def check_drained(point: RestorePoint, spec: Spec, drained_operators: Sequence[str]) -> None:
+    """Refuse a snapshot whose open windows a drain fired early, unless the submission allows it (S7.5).
+
+    Raises:
+        SnapshotError: names the operators.
+    """
+    allowed = spec.restore is not None and spec.restore.allow_drained
+    if drained_operators and not point.commit_only and not allowed:
+        raise SnapshotError(
+            f"snapshot {point.location} was taken by a drain",
+            where=f"job {spec.job_id}, operators {', '.join(drained_operators)}",
+            cause="their open windows were fired early and would emit again",
+            remedy="Restore an earlier snapshot, or set allow_drained to accept that",
+        )
+
+
+def ended_as(decisions: Sequence[Decision], spec_number: int) -> tuple[str, Mapping[str, Any]] | None:
+    """Status and data with which submission `spec_number` came to its end: FINISHED, STOPPED or CANCELED; None: it may
+    run. One that failed may be tried again."""
+    told = [e.data for e in submissions_of(decisions) if e.kind == "status" and e.spec == spec_number]
+    if not told or told[-1]["status"] not in ENDED_FOR_GOOD:
+        return None
+    return told[-1]["status"], {name: value for name, value in told[-1].items() if name != "status"}
+
+
 def completed_snapshots(decisions: Sequence[Decision], existing: set[str]) -> list[Completed]:
     """Completed snapshots whose folders are still there, oldest first. Args: existing: their locations."""
     return [
-        Completed(d.data["checkpoint_id"], d.data["kind"], d.data["path"])
+        Completed(d.data["checkpoint_id"], d.data["kind"], d.data["path"], d.data.get("stop"))
         for d in decisions
         if d.kind == "complete" and (d.data["path"] in existing or d.data["kind"] in ("savepoint", "stop-savepoint"))
     ]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import insort
+from collections import Counter
+from typing import NamedTuple
+
 from tidegate.coordinator.events import Request
 
 
@@ -12,47 +16,66 @@ def _rank(request: Request) -> tuple[int, int]:
     return (who, what)
 
 
+class _Place(NamedTuple):
+    """A request's place: by rank, then in order of arrival."""
+
+    rank: tuple[int, int]
+    sequence: int
+    request: Request
+
+
 class RequestQueue:
     """At most `limit` requests; first in first out within one rank."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._sequence = 0
-        self._waiting: list[tuple[tuple[int, int], int, Request]] = []
+        self._waiting: list[_Place] = []
+        self._count: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def has_periodic(self) -> bool:
         """A periodic request waits already."""
-        return any(r.periodic for _, _, r in self._waiting)
+        return bool(self._count["periodic"])
 
     def add(self, request: Request) -> Request | None:
         """Queue `request`; the request that falls out when the queue is full, the new one included, or None."""
         self._sequence += 1
-        self._waiting.append((_rank(request), self._sequence, request))
-        self._waiting.sort(key=lambda entry: entry[:2])
-        if len(self._waiting) > self._limit:
-            return self._waiting.pop()[2]
-        return None
+        insort(self._waiting, _Place(_rank(request), self._sequence, request), key=lambda place: place[:2])
+        self._note(request, 1)
+        if len(self._waiting) <= self._limit:
+            return None
+        last = self._waiting.pop().request
+        self._note(last, -1)
+        return last
 
     def peek(self) -> Request | None:
         """The next request, left in place."""
-        return self._waiting[0][2] if self._waiting else None
+        return self._waiting[0].request if self._waiting else None
 
     def take(self, request: Request) -> None:
         """Remove exactly this request object."""
-        for k, (_, _, waiting) in enumerate(self._waiting):
-            if waiting is request:
+        for k, place in enumerate(self._waiting):
+            if place.request is request:
                 del self._waiting[k]
+                self._note(request, -1)
                 return
 
     def savepoints(self) -> list[Request]:
         """Waiting savepoints of all kinds, in order."""
-        return [r for _, _, r in self._waiting if r.kind in ("savepoint", "stop-savepoint")]
+        if not self._count["savepoint"]:
+            return []
+        return [p.request for p in self._waiting if p.request.kind in ("savepoint", "stop-savepoint")]
 
     def drain(self) -> list[Request]:
         """Take everything out, in order."""
-        out = [r for _, _, r in self._waiting]
+        out = [place.request for place in self._waiting]
         self._waiting.clear()
+        self._count.clear()
         return out
+
+    def _note(self, request: Request, change: int) -> None:
+        self._count["periodic"] += change * request.periodic
+        self._count["savepoint"] += change * (request.kind in ("savepoint", "stop-savepoint"))

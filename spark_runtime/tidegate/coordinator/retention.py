@@ -5,34 +5,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tidegate.channel.elements import CheckpointKind
+from tidegate.channel.elements import CheckpointKind, StopMode
 
 
 @dataclass(frozen=True)
 class Completed:
-    """A completed snapshot: id, kind, folder."""
+    """A completed snapshot: id, kind, folder; `stop` of a stop-savepoint."""
 
     checkpoint_id: int
     kind: CheckpointKind
     path: str
+    stop: StopMode | None = None
 
 
-def retired(completed: Sequence[Completed], *, retained: int, last_committed: int | None) -> list[Completed]:
+def retired(
+    completed: Sequence[Completed], *, retained: int, last_committed: int | None, restored: int | None = None
+) -> list[Completed]:
     """The checkpoints that may go, oldest first.
 
     Args:
         completed: oldest first.
         retained: `retained_checkpoints`; the newest so many recovery points stay, savepoints among them counted.
         last_committed: newest id whose commit is known; it stays.
+        restored: what the current submission starts from, while it has completed no recovery point itself; it stays.
 
     Savepoints are never in the answer; the newest runtime-owned checkpoint stays even when savepoints fill the list.
+    After a stop-savepoint nothing older is needed; but a drain fires windows early, so that going on from it needs
+    consent, and the newest checkpoint in front of one stays for those who do not give it (S7.5).
     """
     recovery = [c for c in completed if c.kind != "savepoint"]
-    newest = recovery[-retained:]
-    own = [c for c in completed if c.kind in ("checkpoint", "final")]
-    keep = {c.checkpoint_id for c in newest}
-    if own:
-        keep.add(own[-1].checkpoint_id)
-    if last_committed is not None:
+    own = [c for c in recovery if c.kind != "stop-savepoint"]
+    keep: set[int | None] = {restored}
+    if recovery and recovery[-1].kind == "stop-savepoint":
+        if recovery[-1].stop == "drain" and own:
+            keep.add(own[-1].checkpoint_id)
+    else:
+        keep |= {c.checkpoint_id for c in recovery[-retained:]}
+        keep |= {c.checkpoint_id for c in own[-1:]}
         keep.add(last_committed)
     return [c for c in own if c.checkpoint_id not in keep]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from tidegate.coordinator.events import Subtask
 
@@ -44,10 +45,12 @@ class Topology:
 
     def source_chains_above(self, chain_id: int) -> frozenset[int]:
         """Ids of the source chains that feed `chain_id`, itself included when it is one."""
-        chain = self.chains[chain_id]
-        if chain.is_source:
-            return frozenset({chain_id})
-        above: frozenset[int] = frozenset()
-        for upstream, _ in chain.upstream:
-            above |= self.source_chains_above(upstream)
-        return above
+        return self._sources_above[chain_id]
+
+    @cached_property
+    def _sources_above(self) -> tuple[frozenset[int], ...]:
+        above: list[frozenset[int]] = []
+        for chain in self.chains:
+            own = frozenset({chain.chain_id}) if chain.is_source else frozenset()
+            above.append(own.union(*(above[upstream] for upstream, _ in chain.upstream)))
+        return tuple(above)

@@ -11,12 +11,15 @@ from tidegate.operators.build_side import BuildSide
 from tidegate.operators.contract import Output, StreamOperator
 from tidegate.operators.restoring import checked_schema
 from tidegate.operators.specs import BroadcastJoinSpec
-from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
 
 PROBE, BUILD = 0, 1
 
-PROGRESS_SCHEMA = pa.schema([pa.field("build_ended", pa.bool_(), nullable=False), pa.field("held_us", pa.int64())])
-"""State `progress`: whether the build side is complete, and the watermark held back meanwhile (null: none)."""
+PROGRESS_SCHEMA = pa.schema([pa.field("build_ended", pa.bool_(), nullable=False)])
+"""State `progress`: whether the build side is complete; it comes from the subtask that the build rows come from."""
+HELD_SCHEMA = pa.schema([pa.field("held_us", pa.int64()), pa.field(OWNER_COLUMN, pa.int32())])
+"""State `held`: the watermark held back until the build side is complete (null: none). No row has an owner: at another
+parallelism every subtask learns all of them, and holds the earliest."""
 
 
 class BroadcastJoin(StreamOperator):
@@ -27,8 +30,8 @@ class BroadcastJoin(StreamOperator):
     keeps no probe rows. The build side is complete at `end_input(1)`, or at MAX_WATERMARK, which says that every input
     has ended and may come first.
 
-    State: `build` (broadcast), `buffered` probe rows (list), `progress` (list). Batches are immutable, so `snapshot`
-    copies nothing.
+    State: `build` and `progress` (broadcast), `buffered` probe rows and `held` (list). Batches are immutable, so
+    `snapshot` copies nothing.
     """
 
     def __init__(self, spec: BroadcastJoinSpec) -> None:
@@ -67,16 +70,19 @@ class BroadcastJoin(StreamOperator):
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
         """Build rows, waiting probe rows, and how far things are."""
         build, buffered = tuple(self._build_rows), tuple(self._buffered)
-        progress = pa.table([[self._build is not None], [self._held_us]], schema=PROGRESS_SCHEMA)
+        progress = pa.table([[self._build is not None]], schema=PROGRESS_SCHEMA)
+        held = pa.table([[self._held_us], [None]], schema=HELD_SCHEMA)
         return lambda: [
             StatePart("build", "broadcast", pa.Table.from_batches(build, schema=self._spec.right_schema)),
             StatePart("buffered", "list", pa.Table.from_batches(buffered, schema=self._spec.left_schema)),
-            StatePart("progress", "list", progress),
+            StatePart("progress", "broadcast", progress),
+            StatePart("held", "list", held),
         ]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
         """Take back what `snapshot` gave. Raises SnapshotError when either side has other columns now (S5.5)."""
         ended = False
+        held: list[int | None] = []
         for part in parts:
             if part.name == "build":
                 table = checked_schema(part, self._spec.right_schema, self.ctx.uid)
@@ -84,10 +90,14 @@ class BroadcastJoin(StreamOperator):
             elif part.name == "buffered":
                 table = checked_schema(part, self._spec.left_schema, self.ctx.uid)
                 self._buffered.extend(_batches(table, self._spec.left_schema))
+            elif part.name == "held":
+                held += part.table.column("held_us").to_pylist()
             else:
-                for row in part.table.to_pylist():
-                    ended = ended or row["build_ended"]
-                    self._held_us = row["held_us"]
+                ended = any(part.table.column("build_ended").to_pylist())
+                if "held_us" in part.table.column_names:  # as the first version wrote it
+                    held += part.table.column("held_us").to_pylist()
+        known = [time_us for time_us in held if time_us is not None]
+        self._held_us = min(known) if known and len(known) == len(held) else None
         if ended:
             self._build = BuildSide(self._spec, self._build_rows)
 

@@ -10,13 +10,20 @@ from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark
 from tidegate.operators.contract import Output, StreamOperator
 from tidegate.operators.eventtime import EventTime
 from tidegate.operators.specs import WatermarkSpec
-from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
 
 NULL_EVENT_TIME = "null_event_time"
 """Counter: rows without an event time; they are passed on and move no watermark."""
 
-PROGRESS_SCHEMA = pa.schema([pa.field("split", pa.string()), pa.field("time_us", pa.int64(), nullable=False)])
-"""State `progress`: the latest time seen in each split; split null: outside a source's chain."""
+PROGRESS_SCHEMA = pa.schema(
+    [
+        pa.field("split", pa.string()),
+        pa.field("time_us", pa.int64(), nullable=False),
+        pa.field(OWNER_COLUMN, pa.int32()),
+    ]
+)
+"""State `progress`: the latest time seen in each split; split null: outside a source's chain. No row has an owner: at
+another parallelism every subtask learns the times of all splits, and heeds those of its own."""
 
 
 class WatermarkOperator(StreamOperator):
@@ -25,7 +32,8 @@ class WatermarkOperator(StreamOperator):
 
     An active split without a record yet holds it back; a finished one drops out. Outside a source's chain all input
     counts as one split. Watermarks from upstream stop here, but MAX_WATERMARK, which is never state (S4.4). State: the
-    progress of each split, so that a restored run holds back as the old one did.
+    progress of each split, so that a restored run holds back as the old one did; at another parallelism outside a
+    source's chain as the furthest behind of the old subtasks did.
     """
 
     def __init__(self, spec: WatermarkSpec) -> None:
@@ -61,10 +69,14 @@ class WatermarkOperator(StreamOperator):
         return False
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
-        """Progress of the splits that still matter."""
+        """Progress of the splits that still matter. Of none, an input that has had no record tells so: at another
+        parallelism it may be joined by others."""
         active = self.ctx.active_splits
-        kept = {s: t for s, t in self._progress.items() if s is None or s in active or not active}
-        table = pa.table({"split": list(kept), "time_us": list(kept.values())}, schema=PROGRESS_SCHEMA)
+        kept = {split: time_us for split, time_us in self._progress.items() if split is None or split in active}
+        if not active:
+            kept.setdefault(None, MIN_WATERMARK)
+        columns = {"split": list(kept), "time_us": list(kept.values()), OWNER_COLUMN: [None] * len(kept)}
+        table = pa.table(columns, schema=PROGRESS_SCHEMA)
         return lambda: [StatePart("progress", "list", table)]
 
     def _lowest(self) -> int | None:

@@ -15,6 +15,7 @@ from tidegate.operators.eventtime import EventTime
 from tidegate.operators.keyed_window import FrozenWindow, KeyedWindow, WindowLayout
 from tidegate.operators.restoring import checked_schema
 from tidegate.operators.specs import WindowAggSpec
+from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.keybytes import Int64s, valid_mask
 from tidegate.state.keyhash import hash_keys, key_groups, subtask_of_key_groups
@@ -30,6 +31,7 @@ MIN_TIME_US, MAX_TIME_US = -(2**62), 2**62
 
 PROGRESS_SCHEMA = pa.schema(
     [
+        pa.field(KEY_GROUP_COLUMN, pa.uint16(), nullable=False),
         pa.field("watermark_us", pa.int64(), nullable=False),
         pa.field("size_us", pa.int64(), nullable=False),
         pa.field("offset_us", pa.int64(), nullable=False),
@@ -44,9 +46,13 @@ class WindowAggregate(StreamOperator):
     counted under `late_dropped` and dropped (S4.4, no allowed lateness). Null is a key like any other. MAX_WATERMARK
     fires all windows (S7.2). Windows fire in order of time; keys within one in order of first sight.
 
-    State: `windows` (keyed: a row for each window and key) and `progress` (list: the watermark that decides what is
-    late, never MAX, S4.4). `snapshot` copies the columns, some milliseconds a million keys; tables are built by the
-    returned function.
+    State: `windows` (keyed: a row for each window and key) and `progress` (keyed: for each key group the watermark that
+    decides what is late, never MAX, S4.4). `snapshot` copies the columns, some milliseconds a million keys; tables are
+    built by the returned function.
+
+    After a restore at another parallelism key groups may come from subtasks whose watermarks differed. The watermark is
+    then the earliest of them, so that no row is called late that was not; and until it has caught up, a row is late
+    where its key group's own watermark had passed, so that no window fires twice.
     """
 
     def __init__(self, spec: WindowAggSpec) -> None:
@@ -61,6 +67,7 @@ class WindowAggregate(StreamOperator):
         self._windows: dict[int, KeyedWindow] = {}  # by window number
         self._next_end_us = MAX_WATERMARK
         self._watermark_us = MIN_WATERMARK
+        self._passed_us: Int64s | None = None  # by key group, where some restored watermark is ahead
         self._expected = 0
         self._state_schema = pa.schema(
             [
@@ -89,6 +96,8 @@ class WindowAggregate(StreamOperator):
         """Emit every window that ends at or before the watermark, in batches of at most `MAX_BATCH_ROWS`."""
         if watermark_us < MAX_WATERMARK:
             self._watermark_us = max(self._watermark_us, watermark_us)
+            if self._passed_us is not None and self._passed_us.max() <= self._watermark_us:
+                self._passed_us = None
         if watermark_us < self._next_end_us:
             return
         yield from coalesced(self._fire(watermark_us))
@@ -97,13 +106,10 @@ class WindowAggregate(StreamOperator):
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
         """Copy the columns of every open window."""
         frozen = [(self._start_us(number), window.freeze()) for number, window in sorted(self._windows.items())]
-        progress = pa.table(
-            [[self._watermark_us], [self._spec.size_us], [self._spec.offset_us]],
-            schema=PROGRESS_SCHEMA,
-        )
+        watermark_us, passed_us = self._watermark_us, self._passed_us
         return lambda: [
             StatePart("windows", "keyed", self._state_table(frozen)),
-            StatePart("progress", "list", progress),
+            StatePart("progress", "keyed", self._progress_table(watermark_us, passed_us)),
         ]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
@@ -130,6 +136,10 @@ class WindowAggregate(StreamOperator):
             )
         if not self._whole_steps:
             times = times * (1_000_000 // self._time.per_second)
+        if self._passed_us is not None:
+            batch, times = self._not_passed(batch, times, self._passed_us)
+            if not batch.num_rows:
+                return
         grouped = group_by_window(times, self._size, self._offset)
         if grouped.order is not None:
             batch = batch.select(self._layout.used_columns).take(pa.array(grouped.order))
@@ -181,17 +191,46 @@ class WindowAggregate(StreamOperator):
         groups = key_groups(hash_keys(keys, self._spec.keys), self.ctx.max_parallelism)
         return pa.table([pa.array(groups), pa.array(np.concatenate(starts)), *columns], schema=self._state_schema)
 
+    def _not_passed(self, batch: pa.RecordBatch, times: Int64s, passed_us: Int64s) -> tuple[pa.RecordBatch, Int64s]:
+        """The rows whose window had not fired for their key group before the restore; the others are late. Rows that
+        are late by the watermark, too, are left to `_take`."""
+        ends_us = ((times - self._offset) // self._size + 1) * self._spec.size_us + self._spec.offset_us
+        groups = key_groups(hash_keys(batch, self._spec.keys), self.ctx.max_parallelism)
+        late = (ends_us <= passed_us[groups]) & (ends_us > self._watermark_us)
+        if not late.any():
+            return batch, times
+        self.ctx.count(LATE_DROPPED, int(late.sum()))
+        return batch.filter(pa.array(~late)), times[~late]
+
+    def _progress_table(self, watermark_us: int, passed_us: Int64s | None) -> pa.Table:
+        groups = key_group_range(self.ctx.subtask, self.ctx.parallelism, self.ctx.max_parallelism)
+        marks = np.full(len(groups), watermark_us, np.int64)
+        if passed_us is not None:
+            marks = np.maximum(marks, passed_us[groups.start : groups.stop])
+        columns = [np.array(groups, np.uint16), marks, *(np.full(len(groups), us) for us in self._size_and_offset_us)]
+        return pa.table([pa.array(column) for column in columns], schema=PROGRESS_SCHEMA)
+
+    @property
+    def _size_and_offset_us(self) -> tuple[int, int]:
+        return self._spec.size_us, self._spec.offset_us
+
     def _restore_progress(self, table: pa.Table) -> None:
-        wanted = (self._spec.size_us, self._spec.offset_us)
-        for row in table.to_pylist():
-            if (row["size_us"], row["offset_us"]) != wanted:
+        if not table.num_rows:
+            return
+        wanted = self._size_and_offset_us
+        for found in set(zip(table["size_us"].to_pylist(), table["offset_us"].to_pylist(), strict=True)):
+            if found != wanted:
                 raise SnapshotError(
                     f"The window of operator {self.ctx.uid!r} has changed",
                     where=f"state 'progress' of operator {self.ctx.uid!r}",
-                    cause=f"size, offset in us were {row['size_us']}, {row['offset_us']}, now {wanted[0]}, {wanted[1]}",
+                    cause=f"size, offset in us were {found[0]}, {found[1]}, now {wanted[0]}, {wanted[1]}",
                     remedy="Restore with the window of the snapshot, or give the operator a new uid",
                 )
-            self._watermark_us = max(self._watermark_us, row["watermark_us"])
+        marks = table.column("watermark_us").to_numpy()
+        self._watermark_us = int(marks.min())
+        if marks.max() > self._watermark_us:
+            self._passed_us = np.full(self.ctx.max_parallelism, MIN_WATERMARK, np.int64)
+            self._passed_us[table.column(KEY_GROUP_COLUMN).to_numpy()] = marks
 
     def _restore_windows(self, table: pa.Table) -> None:
         if not table.num_rows:

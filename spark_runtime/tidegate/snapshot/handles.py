@@ -13,6 +13,7 @@ from tidegate.contract.errors import NotFoundError, SnapshotError
 
 if TYPE_CHECKING:
     from tidegate.contract.store import Store
+    from tidegate.snapshot.parts import StateKind
 
 DEFAULT_THRESHOLD_BYTES = 20 * 1024
 """`state_size_threshold`: smaller streams live in `_metadata` (S5.4)."""
@@ -27,12 +28,14 @@ class StateHandle:
         inline: the stream itself.
         size_bytes: of the stream.
         sha256: of the stream, hexadecimal.
+        kinds: of the parts in it, so that a rescale loads only what it needs (S5.5); None: not told.
     """
 
     path: str | None
     inline: bytes | None
     size_bytes: int
     sha256: str
+    kinds: tuple[StateKind, ...] | None = None
 
     def __post_init__(self) -> None:
         assert (self.path is None) != (self.inline is None), "a state handle is either a path or inline"
@@ -44,6 +47,8 @@ class StateHandle:
             document["inline"] = base64.b64encode(self.inline).decode("ascii")
         else:
             document["path"] = self.path
+        if self.kinds is not None:
+            document["kinds"] = list(self.kinds)
         return document
 
     @classmethod
@@ -53,12 +58,13 @@ class StateHandle:
             path, inline = document.get("path"), document.get("inline")
             data = None if inline is None else base64.b64decode(inline, validate=True)
             size_bytes, sha256 = int(document["size_bytes"]), str(document["sha256"])
+            kinds = None if document.get("kinds") is None else tuple(document["kinds"])
         except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
             where = str(document)[:200]
             raise SnapshotError("A state handle is not readable", where=where, cause=repr(error)) from error
         if (path is None) == (data is None):
             raise SnapshotError("A state handle is neither a path nor inline", where=str(document)[:200])
-        return cls(None if path is None else checked_name(path), data, size_bytes, sha256)
+        return cls(None if path is None else checked_name(path), data, size_bytes, sha256, kinds)
 
 
 def checked_name(name: str) -> str:
@@ -92,12 +98,13 @@ class StreamFactory:
         self._folder = folder
         self._threshold_bytes = threshold_bytes
 
-    def store(self, name: str, data: bytes) -> StateHandle:
+    def store(self, name: str, data: bytes, kinds: tuple[StateKind, ...] | None = None) -> StateHandle:
         """Keep a stream durably, create-only.
 
         Args:
             name: file name within the folder; must be new: let it carry generation, run and a nonce.
             data: the stream.
+            kinds: of the parts in it.
 
         Raises:
             AlreadyExistsError: there is a file of this name.
@@ -105,9 +112,9 @@ class StreamFactory:
         """
         sha256 = hashlib.sha256(data).hexdigest()
         if len(data) < self._threshold_bytes:
-            return StateHandle(None, bytes(data), len(data), sha256)
+            return StateHandle(None, bytes(data), len(data), sha256, kinds)
         self._store.create(joined(self._folder, checked_name(name)), data)
-        return StateHandle(name, None, len(data), sha256)
+        return StateHandle(name, None, len(data), sha256, kinds)
 
     def load(self, handle: StateHandle) -> bytes:
         """The stream of `handle`, checked for size and checksum.

@@ -8,10 +8,13 @@ from typing import Literal
 
 import pyarrow as pa
 
-StateKind = Literal["keyed", "list", "union", "broadcast"]
+StateKind = Literal["keyed", "list", "union", "broadcast", "channel"]
 
 KEY_GROUP_COLUMN = "__key_group"
 """Keyed parts carry this uint16 column: the key group of each row, so that a rescale can cut them (S5.5)."""
+OWNER_COLUMN = "__owner"
+"""List parts may carry this int32 column: at another parallelism p a row goes to subtask owner modulo p, and where it
+is null to every subtask; without the column rows are split evenly (S5.5)."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class StatePart:
 
     Attributes:
         name: state name, unique within the operator.
-        kind: how it is redistributed on restore (S5.1).
+        kind: how it is redistributed on restore (S5.1); "channel" is the runtime's own (S3.7).
         table: the rows. Keyed parts hold `KEY_GROUP_COLUMN`.
     """
 

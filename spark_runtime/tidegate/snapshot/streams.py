@@ -1,6 +1,6 @@
 """The state stream: all parts of one operator subtask as one sequence of bytes (S3.6, S5.3).
 
-Layout, version 1, integers little endian::
+Layout, integers little endian; version 2 where a part is of kind "channel", else 1::
 
     magic     8 bytes  b"TGSTATE\\n"
     version   u16
@@ -31,15 +31,20 @@ from tidegate.contract.errors import SnapshotError
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, StateKind, StatePart
 
 MAGIC = b"TGSTATE\n"
-STREAM_VERSION = 1
+STREAM_VERSION = 2
+"""Newest that is read."""
+_VERSION_OF_CHANNELS = 2
+_VERSION = 1
 KEY_BYTES_VERSION = 1
 """Version of the canonical key bytes that key groups were made from (S5.1); other versions need their keys hashed
 again."""
+THREADED_BYTES = 1 << 20
+"""Smaller parts are compressed and read on the calling thread: handing them to others costs ten times the work."""
 MAX_BATCH_ROWS = 256 * 1024
 """Rows per Arrow batch in a stream: bounds what a reader must decompress at once."""
 
 _PREFIX = struct.Struct("<8sHII")
-_KINDS: frozenset[str] = frozenset({"keyed", "list", "union", "broadcast"})
+_KINDS: frozenset[str] = frozenset({"keyed", "list", "union", "broadcast", "channel"})
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,8 @@ def encode_parts(parts: Sequence[StatePart]) -> bytes:
             }
         )
     header = json.dumps({"key_bytes": KEY_BYTES_VERSION, "parts": headers}, separators=(",", ":")).encode()
-    prefix = _PREFIX.pack(MAGIC, STREAM_VERSION, len(header), zlib.crc32(header))
+    version = _VERSION_OF_CHANNELS if any(part.kind == "channel" for part in parts) else _VERSION
+    prefix = _PREFIX.pack(MAGIC, version, len(header), zlib.crc32(header))
     return b"".join([prefix, header, *payloads])
 
 
@@ -148,14 +154,16 @@ def _by_key_group(part: StatePart) -> tuple[pa.Table, list[list[int]]]:
 
 def _to_ipc(table: pa.Table) -> pa.Buffer:
     out = pa.BufferOutputStream()
-    with pa.ipc.new_stream(out, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=table.nbytes >= THREADED_BYTES)
+    with pa.ipc.new_stream(out, table.schema, options=options) as writer:
         writer.write_table(table.combine_chunks(), max_chunksize=MAX_BATCH_ROWS)
     return out.getvalue()
 
 
 def _decode_part(header: PartHeader, payload: memoryview, where: str) -> StatePart:
+    options = pa.ipc.IpcReadOptions(use_threads=len(payload) >= THREADED_BYTES)
     try:
-        with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
+        with pa.ipc.open_stream(pa.py_buffer(payload), options=options) as reader:
             table = reader.read_all()
     except (pa.ArrowException, OSError) as error:
         raise _damaged(f"State {header.name!r} is not a readable Arrow stream ({error})", where) from error

@@ -15,6 +15,7 @@ from tidegate.channel.control import ControlServer
 from tidegate.contract.options import JobOptions
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
+from tidegate.coordinator.liveness import SlotLiveness
 from tidegate.coordinator.restore import Restore
 from tidegate.spark.barrier_stage import BarrierStage, first_line
 from tidegate.spark.session import is_local
@@ -28,7 +29,7 @@ STAGE_END_S = 60.0
 """How long a cancelled stage may take to end before the next run starts beside its zombies, seconds."""
 
 Posted = tuple[str, Any]
-"""(what, payload): slot message, lost slot, stage end, or a call."""
+"""(what, payload): slot message, lost slot, stage end, or a wake-up."""
 
 
 @dataclass
@@ -40,12 +41,16 @@ class SlotView:
     node: str = ""
     deployed: bool = False
     over: bool = False
-    heard_s: float = field(default_factory=time.monotonic)
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Attempt:
-    """One run. `run` blocks until it is over and returns its outcome; `post` may be called from any thread."""
+    """One run. `run` blocks until it is over and returns its outcome; `wake` may be called from any thread, all else
+    on the thread of `run`.
+
+    Attributes:
+        job_run: the protocol's side of the run.
+    """
 
     def __init__(
         self,
@@ -60,9 +65,11 @@ class Attempt:
         wait_for_final: bool,
         on_running: Callable[[], None],
         on_metrics: Callable[[Mapping[int, SlotView]], None],
+        on_round: Callable[[], None],
     ) -> None:
         """Args: parameters: fields of SlotParameters but secret, control address and bind host.
-        assignments: source uid -> subtask index -> splits, for a fresh start."""
+        assignments: source uid -> subtask index -> splits, for a fresh start.
+        on_round: called at every round of the loop, at least each TICK_S and after `wake`; may use `job_run`."""
         self._session = session
         self._options = options
         self._assignments = assignments
@@ -70,10 +77,17 @@ class Attempt:
         self._wait_for_final = wait_for_final
         self._on_running = on_running
         self._on_metrics = on_metrics
+        self._on_round = on_round
+        hung_after = options.slot_progress_timeout
+        self._liveness = SlotLiveness(
+            silent_after_ms=int(options.heartbeat_timeout.total_seconds() * 1000),
+            hung_after_ms=None if hung_after is None else int(hung_after.total_seconds() * 1000),
+        )
         self._posted: queue.Queue[Posted] = queue.Queue()
         self._slots = {i: SlotView() for i in range(options.parallelism)}
         self._running = False
         self._suspected: tuple[float, RunFailed] | None = None
+        self._judged_s = 0.0
         secret = secrets.token_bytes(32)
         self._control = ControlServer(
             secret=secret,
@@ -96,7 +110,7 @@ class Attempt:
             ),
             on_end=lambda error: self._posted.put(("stage", error)),
         )
-        self._job_run = make_run(self)
+        self.job_run = make_run(self)
         self._ended_s: float | None = None
 
     # ------------------------------------------------------------ Slots
@@ -106,9 +120,9 @@ class Attempt:
         for slot in self._slots:
             self._control.send(slot, message)
 
-    def post(self, call: Callable[[JobRun], None]) -> None:
-        """Run `call` on the attempt's loop; from any thread."""
-        self._posted.put(("call", call))
+    def wake(self) -> None:
+        """Let the loop come round now; from any thread."""
+        self._posted.put(("wake", None))
 
     # ------------------------------------------------------------ the loop
 
@@ -116,20 +130,21 @@ class Attempt:
         """From stage start to outcome. Raises FencedError when a newer generation reigns."""
         self._stage.start()
         try:
-            while self._job_run.outcome is None or not self._is_settled():
+            while self.job_run.outcome is None or not self._is_settled():
                 self._take_posted()
                 self._look_at_clock()
-            return self._job_run.outcome
+                self._on_round()
+            return self.job_run.outcome
         finally:
             self._end()
 
     def shut_down(self, reason: str) -> list[ev.Request]:
         """After `run`: what JobRun.shut_down says."""
-        return self._job_run.shut_down(reason)
+        return self.job_run.shut_down(reason)
 
     def _is_settled(self) -> bool:
         """A failure is at once; an end when every slot has told its own, so that nothing is cut off."""
-        return isinstance(self._job_run.outcome, RunFailed) or all(s.over for s in self._slots.values())
+        return isinstance(self.job_run.outcome, RunFailed) or all(s.over for s in self._slots.values())
 
     def _take_posted(self) -> None:
         try:
@@ -147,16 +162,16 @@ class Attempt:
                 self._suspect(RunFailed(f"the barrier stage failed: {first_line(payload)}"), SECONDARY_WAIT_S)
             elif not all(s.over for s in self._slots.values()):
                 self._suspect(RunFailed("the barrier stage ended before its slots did"), SECONDARY_WAIT_S)
-        else:
-            payload(self._job_run)
 
     def _on_message(self, slot: int, message: Mapping[str, Any]) -> None:
         view = self._slots[slot]
-        view.heard_s = time.monotonic()
+        if view.address is not None:  # before that it compiles, which lets no other thread run
+            self._liveness.heard(slot, _now_ms())
         match message["type"]:
             case "hello":
                 view.address = (message["host"], message["port"])
                 view.pid, view.node = message["pid"], message["node"]
+                self._liveness.heard(slot, _now_ms())
                 self._on_metrics(self._slots)
                 if all(s.address is not None for s in self._slots.values()):
                     self._deploy()
@@ -165,22 +180,25 @@ class Attempt:
                 if all(s.deployed for s in self._slots.values()):
                     self.broadcast({"type": "start"})
             case "heartbeat":
+                if view.address is not None:
+                    self._liveness.beat(slot, _now_ms(), message.get("rounds"))
                 if "progress" in message:
                     view.metrics = message
                 self._on_metrics(self._slots)
             case "over":
                 view.over = True
+                self._liveness.over(slot)
             case "failed" if message.get("secondary"):
                 self._suspect(RunFailed(message["message"], traceback=message.get("traceback")), SECONDARY_WAIT_S)
             case "running":
-                self._job_run.on_slot_message(message)
+                self.job_run.on_slot_message(message)
                 self._note_running(slot)
             case _:
-                self._job_run.on_slot_message(message)
+                self.job_run.on_slot_message(message)
 
     def _note_running(self, slot: int) -> None:
         """Tell once when the last subtask runs: the coordinator knows, by its plan having nothing missing."""
-        if not self._running and self._job_run.coordinator.all_running:
+        if not self._running and self.job_run.coordinator.all_running:
             self._running = True
             self._on_running()
 
@@ -207,9 +225,9 @@ class Attempt:
 
     def _look_at_clock(self) -> None:
         now = time.monotonic()
-        if self._suspected is not None and now >= self._suspected[0] and self._job_run.outcome is None:
-            self._job_run.fail(self._suspected[1])
-        if self._job_run.outcome is not None:
+        if self._suspected is not None and now >= self._suspected[0] and self.job_run.outcome is None:
+            self.job_run.fail(self._suspected[1])
+        if self.job_run.outcome is not None:
             if self._suspected is not None and now >= self._suspected[0]:
                 self._forget_slots()
             if self._ended_s is None:
@@ -217,13 +235,16 @@ class Attempt:
             elif now - self._ended_s > STAGE_END_S:
                 self._forget_slots()
             return
-        timeout_s = self._options.heartbeat_timeout.total_seconds()
-        for slot, view in self._slots.items():
-            if view.address is not None and not view.over and now - view.heard_s > timeout_s:
-                self._job_run.fail(RunFailed(f"slot {slot} was silent for {now - view.heard_s:.0f} s", subtask=slot))
-        wake_ms = self._job_run.coordinator.next_wake_ms()
-        if wake_ms is not None and self._job_run.now_ms() >= wake_ms:
-            self._job_run.on_event(ev.Tick())
+        if now - self._judged_s >= TICK_S:  # not at every message: it looks at all slots
+            self._judged_s = now
+            trouble = self._liveness.trouble(_now_ms())
+        else:
+            trouble = None
+        if trouble is not None:
+            self.job_run.fail(RunFailed(str(trouble), subtask=trouble.slot))
+        wake_ms = self.job_run.coordinator.next_wake_ms()
+        if wake_ms is not None and self.job_run.now_ms() >= wake_ms:
+            self.job_run.on_event(ev.Tick())
 
     def _forget_slots(self) -> None:
         """Every subtask has finished and committed; a slot that does not say so itself is not waited for."""
@@ -233,7 +254,7 @@ class Attempt:
     def _end(self) -> None:
         """Take the slots down and wait for the stage."""
         self.broadcast({"type": "cancel"})
-        if isinstance(self._job_run.outcome, RunEnded):
+        if isinstance(self.job_run.outcome, RunEnded):
             clean = self._stage.join(STAGE_END_S)
         else:
             clean = self._stage.join(0.5)
@@ -241,3 +262,8 @@ class Attempt:
             self._stage.cancel()
             self._stage.join(STAGE_END_S)
         self._control.close()
+
+
+def _now_ms() -> int:
+    """Of the monotonic clock."""
+    return time.monotonic_ns() // 1_000_000

@@ -13,6 +13,8 @@ from tidegate.contract.store import Store
 
 POLL_S = 0.25
 """How often the bell is read, seconds."""
+POLLS_PER_LOOK = 120
+"""After so many polls the commands are listed although no bell rang, some 30 s: a client may die before it rings."""
 
 
 class CommandPoller:
@@ -30,18 +32,23 @@ class CommandPoller:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop polling."""
+        """Stop polling; what has come by now is found."""
         self._over.set()
         self._thread.join(5.0)
+        try:
+            self._look()
+        except TidegateError as error:
+            print(f"tidegate: the last commands could not be read: {error}", flush=True)
 
     def _work(self) -> None:
-        first = True
+        polls_left = 0
         while not self._over.wait(POLL_S):
             try:
                 bell = self._read_bell()
-                if first or bell != self._bell:
+                if not polls_left or bell != self._bell:
                     self._look()
-                    self._bell, first = bell, False
+                    self._bell, polls_left = bell, POLLS_PER_LOOK
+                polls_left -= 1
             except TidegateError as error:
                 print(f"tidegate: commands could not be read: {error}", flush=True)
 
@@ -52,13 +59,20 @@ class CommandPoller:
             return None
 
     def _look(self) -> None:
+        """Those that come together are taken as they were issued, not by name."""
+        found: list[Command] = []
+        unreadable: set[str] = set()
         for command_id in self._layout.unanswered(self._store.list(self._layout.commands)):
             if command_id not in self._seen:
                 data = self._store.read(self._layout.command(command_id))
-                self._seen.add(command_id)
                 try:
                     command = decode(data, Command)
+                    if command.command_id != command_id:
+                        raise RecordError(f"it calls itself {command.command_id}")
+                    found.append(command)
                 except RecordError as error:
                     print(f"tidegate: command {command_id} is not one: {error}", flush=True)
-                else:
-                    self._on_command(command)
+                    unreadable.add(command_id)
+        for command in sorted(found, key=lambda c: (c.issued_at, c.command_id)):
+            self._on_command(command)
+        self._seen |= unreadable | {command.command_id for command in found}

@@ -1,25 +1,28 @@
-"""The driver's side of commands: each is taken once, answered once, and only while it is meant for us (S9.4)."""
+"""The driver's side of commands, around `CommandBook`: finds them, reads what the book asks for, writes its answers
+(S9.4)."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from datetime import datetime
 
 from tidegate.contract.errors import AlreadyExistsError, StoreError, TidegateError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.records import Command, CommandResult, Spec, encode
 from tidegate.contract.store import Store
+from tidegate.coordinator.commands import Accept, CommandBook, Refuse
 from tidegate.coordinator.events import Answer
+from tidegate.coordinator.supervision_events import AnswerAllOpen
 from tidegate.spark.command_poller import CommandPoller
+
+DRIVER_ENDED = AnswerAllOpen(
+    Answer("", False, "job_ended", "the driver ended before it could carry the command out"),
+)
+"""Answers what is open when the driver ends without having said more."""
 
 
 class CommandDesk:
-    """Holds commands until the job can take them.
-
-    `take` returns what has come; `answer` writes a result. A command of another submission is answered `superseded`, an
-    expired one `expired`, a withdrawn one never executed.
-    """
+    """Holds commands until the job can take them. Safe from several threads; blocks on the store."""
 
     def __init__(
         self,
@@ -30,13 +33,13 @@ class CommandDesk:
         now_iso: Callable[[], str],
         now_s: Callable[[], float],
     ) -> None:
-        self._store, self._layout, self._spec = store, layout, spec
+        self._store, self._layout = store, layout
         self._generation, self._now_iso, self._now_s = generation, now_iso, now_s
         self._lock = threading.Lock()
-        self._open: dict[str, Command] = {}
+        self._book = CommandBook(spec.number)
         self._new: list[Command] = []
         self._unwritten: list[CommandResult] = []
-        self._abandoned = False
+        self._farewell = DRIVER_ENDED
         self._poller = CommandPoller(store, layout, self._on_command)
         self._poller.start()
 
@@ -51,11 +54,8 @@ class CommandDesk:
         valid: list[Command] = []
         for position, command in enumerate(new):
             try:
-                if self._is_valid(command):
+                if self.is_wanted(command.command_id):
                     valid.append(command)
-            except ValueError as error:
-                text = f"expires_at is no time: {error}"
-                self.answer(Answer(command.command_id, False, "invalid_command", text))
             except StoreError as error:
                 print(f"tidegate: command {command.command_id} could not be checked: {error}", flush=True)
                 with self._lock:
@@ -63,63 +63,56 @@ class CommandDesk:
                 break
         return valid
 
+    def is_wanted(self, command_id: str) -> bool:
+        """Whether a command may be carried out now: asked when it is found, and when a run is about to get it. One
+        that may not is answered, if it is to be. Raises StoreError when the store does not tell."""
+        withdrawn = self._store.exists(self._layout.withdrawn(command_id))
+        answered = self._store.exists(self._layout.result(command_id))
+        with self._lock:
+            verdict = self._book.judge(command_id, int(self._now_s() * 1000), withdrawn=withdrawn, answered=answered)
+        if isinstance(verdict, Refuse):
+            self._write(self._result(verdict.answer))
+        return isinstance(verdict, Accept)
+
     def answer(self, answer: Answer) -> None:
         """Write the result of a command; a second answer changes nothing."""
         with self._lock:
-            if self._open.pop(answer.request_id, None) is None:
-                return
-        data = dict(answer.data)
-        result = CommandResult(
-            answer.request_id, answer.ok, answer.code, answer.message, data, self._generation, self._now_iso()
-        )
-        self._write(result)
+            is_first = self._book.answer(answer)
+        if is_first:
+            self._write(self._result(answer))
 
-    def answer_all(self, code: str, message: str) -> None:
-        """Refuse whatever is open."""
+    def answer_all(self, farewell: AnswerAllOpen) -> None:
+        """Answer whatever is open, and what still comes, at `close`."""
         with self._lock:
-            waiting = list(self._open)
-        for command_id in waiting:
-            self.answer(Answer(command_id, False, code, message))
+            self._farewell = farewell
+            answers = self._book.answer_all(farewell)
+        for answer in answers:
+            self._write(self._result(answer))
 
     def abandon(self) -> None:
         """A newer generation reigns: what is open is its to answer (S9.2)."""
         with self._lock:
-            self._abandoned = True
-            self._open.clear()
+            self._book.abandon()
             self._new.clear()
             self._unwritten.clear()
 
     def close(self) -> None:
-        """Stop polling; refuse what is still open."""
+        """Stop polling; answer what is still open."""
         self._poller.close()
-        self.answer_all("job_ended", "the driver ended before it could carry the command out")
+        self.answer_all(self._farewell)
         with self._lock:
             unwritten, self._unwritten = self._unwritten, []
         for result in unwritten:
             self._write(result)
 
     def _on_command(self, command: Command) -> None:
-        """A command for a newer submission is its driver's: this one may be a zombie."""
-        if self._abandoned or command.spec > self._spec.number:
-            return
         with self._lock:
-            self._open[command.command_id] = command
-            self._new.append(command)
+            if self._book.found(command):
+                self._new.append(command)
 
-    def _is_valid(self, command: Command) -> bool:
-        if self._store.exists(self._layout.withdrawn(command.command_id)):
-            with self._lock:
-                self._open.pop(command.command_id, None)
-            return False
-        if command.spec != self._spec.number:
-            text = f"meant for submission {command.spec}, this driver runs submission {self._spec.number}"
-            self.answer(Answer(command.command_id, False, "superseded", text))
-            return False
-        if datetime.fromisoformat(command.expires_at).timestamp() < self._now_s():
-            text = f"the command expired at {command.expires_at} before a driver saw it; send it again"
-            self.answer(Answer(command.command_id, False, "expired", text))
-            return False
-        return True
+    def _result(self, answer: Answer) -> CommandResult:
+        data, at = dict(answer.data), self._now_iso()
+        return CommandResult(answer.request_id, answer.ok, answer.code, answer.message, data, self._generation, at)
 
     def _write(self, result: CommandResult) -> None:
         try:

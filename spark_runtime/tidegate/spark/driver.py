@@ -1,8 +1,8 @@
 """The driver process of one job: `python -m tidegate.spark.driver --root R --job J --spec N --launch K`.
 
 It reigns by a fence in the decision log, runs attempts until the job ends, and answers commands. Exit code 0: the job
-ended as
-asked; 13: a newer generation reigns; else the code of the error that made the job fail.
+ended as asked; 13: a newer generation reigns; 14: it is open what this one decided last; else the code of the error
+that made the job fail.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ from typing import Any
 from tidegate.contract.artifact import materialise
 from tidegate.contract.client import JobClient
 from tidegate.contract.clock import now_iso
-from tidegate.contract.errors import FencedError, TidegateError
+from tidegate.contract.errors import FencedError, StoreError, TidegateError, UnclearAnswerError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.log import DecisionLog, Reign
 from tidegate.contract.options import JobOptions
 from tidegate.contract.records import Spec, decode
 from tidegate.contract.store import open_store
+from tidegate.coordinator.events import Answer
+from tidegate.coordinator.supervision import EXIT_TERMINATED, terminated_text
+from tidegate.coordinator.supervision_events import AnswerAllOpen
 from tidegate.pipeline.load import load_pipeline
-from tidegate.plan.execution import plan
+from tidegate.plan.execution import ExecutionPlan, plan
+from tidegate.plan.graph import JobGraph
 from tidegate.spark.commands import CommandDesk
 from tidegate.spark.hint import HintWriter
 from tidegate.spark.job import Job
@@ -40,6 +44,10 @@ from tidegate.spark.supervision import Supervision
 
 EXIT_BUG = 70
 """Exit code of an internal error."""
+
+
+class _TerminatedError(BaseException):
+    """SIGTERM while the user's code builds the pipeline, which may take any time."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,10 +80,12 @@ class Driver:
         self._spec = decode(self._store.read(self._layout.spec(spec_number)), Spec)
         self._launch = launch
         self._terminated = threading.Event()
+        self._is_building = False
 
     def run(self) -> int:
         """The whole life of this driver; its exit code."""
         log = DecisionLog(self._store, self._layout, now_iso=now_iso, nonce=lambda: secrets.token_hex(8))
+        self._listen_to_signals()
         reign = log.reign(spec=self._spec.number, launch=self._launch)
         print(
             f"tidegate: generation {reign.generation} of job {self._spec.job_id}, spec {self._spec.number}", flush=True
@@ -83,10 +93,11 @@ class Driver:
         hint = HintWriter(self._store, self._layout, reign.generation, self._heartbeat_s(), now_iso)
         hint.start()
         desk = CommandDesk(self._store, self._layout, self._spec, reign.generation, now_iso, time.time)
-        retiring = Retiring(self._store)
+        retiring = Retiring(self._store, reign.check)
+        retiring.start()
         try:
             return self._reign(log, reign, hint, desk, retiring)
-        except FencedError:
+        except (FencedError, UnclearAnswerError):
             desk.abandon()
             raise
         except TidegateError as error:
@@ -98,6 +109,9 @@ class Driver:
             self._record_failure(reign, desk, f"internal error: {type(error).__name__}: {error}", trace)
             traceback.print_exc()
             return EXIT_BUG
+        except _TerminatedError:
+            self._record_failure(reign, desk, terminated_text("before the pipeline was built"), "")
+            return EXIT_TERMINATED
         finally:
             desk.close()
             retiring.close()
@@ -106,10 +120,7 @@ class Driver:
     def _reign(self, log: DecisionLog, reign: Reign, hint: HintWriter, desk: CommandDesk, retiring: Retiring) -> int:
         options = JobOptions.from_mapping(self._spec.options)
         with tempfile.TemporaryDirectory(prefix="tidegate-driver-") as scratch:
-            code = os.path.join(scratch, "artifact")
-            materialise(self._store, self._layout, self._spec.artifact, code)
-            graph = load_pipeline(code, self._spec.pipeline, dict(self._spec.arguments))
-            execution = plan(graph, options.parallelism, options.max_parallelism)
+            graph, execution = self._build(options, os.path.join(scratch, "artifact"))
             print(execution.explain(), flush=True)
             job = Job(
                 root=self._root,
@@ -128,8 +139,21 @@ class Driver:
                 now_iso=now_iso,
                 specs=JobClient(self._root, self._spec.job_id, self._storage_options).specs,
             )
-            self._listen_to_signals()
-            return Supervision(job, self._terminated).run()
+            supervision = Supervision(job, self._terminated)
+            _retire_garbage(job)
+            return supervision.run()
+
+    def _build(self, options: JobOptions, code: str) -> tuple[JobGraph, ExecutionPlan]:
+        """The pinned pipeline and its plan. SIGTERM ends this at once: nothing is appended meanwhile."""
+        self._is_building = True
+        try:
+            if self._terminated.is_set():
+                raise _TerminatedError
+            materialise(self._store, self._layout, self._spec.artifact, code)
+            graph = load_pipeline(code, self._spec.pipeline, dict(self._spec.arguments))
+            return graph, plan(graph, options.parallelism, options.max_parallelism)
+        finally:
+            self._is_building = False
 
     def _heartbeat_s(self) -> float:
         """From the options, which have been checked at submission; a driver must beat even when they are wrong."""
@@ -142,6 +166,8 @@ class Driver:
         def on_signal(number: int, _frame: FrameType | None) -> None:
             print(f"tidegate: signal {signal.Signals(number).name}", file=sys.stderr, flush=True)
             self._terminated.set()
+            if self._is_building:
+                raise _TerminatedError
 
         install: Callable[..., Any] = signal.signal
         install(signal.SIGTERM, on_signal)
@@ -153,10 +179,21 @@ class Driver:
                 "failure", {"message": message, "operator": None, "subtask": None, "traceback": trace, "code": code}
             )
             reign.append("status", {"status": "FAILED", "reason": message})
+            desk.answer_all(AnswerAllOpen(Answer("", False, "job_failed", message)))
         except TidegateError as error:
-            if isinstance(error, FencedError):
+            if isinstance(error, FencedError | UnclearAnswerError):
                 desk.abandon()
             print(f"tidegate: the failure could not be recorded: {error}", file=sys.stderr, flush=True)
+
+
+def _retire_garbage(job: Job) -> None:
+    """What dead drivers left (S2.3). That it cannot be found keeps no job from running."""
+    job.retiring.spared = job.spared
+    try:
+        for left in job.garbage():
+            job.retiring.add(0, left.path, at_once=left.at_once)
+    except StoreError as error:
+        print(f"tidegate: what earlier drivers left could not be looked for: {error}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

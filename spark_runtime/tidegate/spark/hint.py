@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,6 +30,7 @@ class HintWriter:
         self._store, self._path, self._generation = store, layout.status(generation), generation
         self._interval_s, self._now_iso = interval_s, now_iso
         self._data: dict[str, Any] = {}
+        self._look: Callable[[], Mapping[str, Any]] = dict
         self._run_id = ""
         self._beat = 0
         self._over = threading.Event()
@@ -45,6 +47,12 @@ class HintWriter:
             self._data.update(data)
             if run_id is not None:
                 self._run_id = run_id
+
+    def show(self, look: Callable[[], Mapping[str, Any]]) -> None:
+        """Merge what `look` tells, asked before every write on the hint's own thread: its cost does not grow with the
+        number of heartbeats it is made from."""
+        with self._lock:
+            self._look = look
 
     def write_now(self) -> None:
         """Write at once, for what must be seen before a status that ends the job."""
@@ -65,6 +73,10 @@ class HintWriter:
     def _write(self) -> None:
         with self._lock:
             self._beat += 1
+            try:
+                self._data.update(self._look())
+            except Exception:  # whatever is wrong with it, the heartbeat must go on
+                traceback.print_exc()
             hint = StatusHint(self._generation, self._beat, self._run_id, self._now_iso(), dict(self._data))
         try:
             self._store.replace(self._path, encode(hint))

@@ -4,42 +4,82 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections.abc import Callable, Collection
 
-from tidegate.contract.errors import TidegateError
+from tidegate.contract.errors import FencedError, TidegateError, UnclearAnswerError
 from tidegate.contract.store import Store
 
 ZOMBIE_LIFE_S = 30.0
 """How long a cancelled Python worker may go on writing, seconds (3-10 s seen)."""
+LOOK_S = 1.0
+"""How often it is looked whether something is due, seconds."""
 
 
 class Retiring:
-    """Folders wait for `grace_s` before they go, so that no zombie of an aborted attempt writes into what is gone."""
+    """Folders wait for `grace_s` before they go, so that no zombie of an aborted attempt writes into what is gone.
 
-    def __init__(self, store: Store, grace_s: float = 0.0) -> None:
+    Only the current generation deletes: `check` is asked before every folder, and what is left when it says that the
+    reign is over is for the next driver to find (`Job.garbage`). So is what has not come to its time when the driver
+    ends.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        check: Callable[[], None],
+        grace_s: float = 0.0,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Args: check: raises FencedError or UnclearAnswerError when the reign is over (`Reign.check`). grace_s: from
+        `add` to deletion, seconds. now_s: the clock."""
         self._store = store
+        self._check = check
+        self._now_s = now_s
         self.grace_s = grace_s
-        self._waiting: deque[tuple[float, str]] = deque()
+        self.spared: Callable[[], Collection[str]] = frozenset
+        self._waiting: list[tuple[float, str]] = []
+        self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="retiring", daemon=True)
+
+    def start(self) -> None:
+        """Begin deleting what is due, on a thread of its own."""
         self._thread.start()
 
-    def add(self, _checkpoint_id: int, path: str) -> None:
-        """Delete folder `path`, below the root, when its grace is over."""
-        self._waiting.append((time.monotonic() + self.grace_s, path))
+    def add(self, _checkpoint_id: int, path: str, *, at_once: bool = False) -> None:
+        """Delete folder `path`, below the root, when its grace is over. `at_once`: there is nobody to wait for."""
+        with self._lock:
+            self._waiting.append((self._now_s() + (0.0 if at_once else self.grace_s), path))
 
-    def close(self, *, all_now: bool = False) -> None:
-        """Stop; with `all_now` (no run and no zombie is left) delete what waits."""
+    def close(self) -> None:
+        """Stop."""
         self._over.set()
-        self._thread.join(10.0)
-        if all_now:
-            while self._waiting:
-                self._delete(self._waiting.popleft()[1])
+        if self._thread.is_alive():
+            self._thread.join(10.0)
+
+    def delete_due(self) -> None:
+        """Delete what is due now, but for what a newer submission starts from. Never raises a TidegateError: what could
+        not be deleted is left for the next driver."""
+        now_s = self._now_s()
+        with self._lock:
+            due = [path for due_s, path in self._waiting if due_s <= now_s]
+            self._waiting = [entry for entry in self._waiting if entry[0] > now_s]
+        if not due:
+            return
+        try:
+            spared = self.spared()
+            for path in due:
+                if path not in spared and not self._over.is_set():
+                    self._check()
+                    self._delete(path)
+        except (FencedError, UnclearAnswerError):
+            self._over.set()
+        except TidegateError as error:
+            print(f"tidegate: {', '.join(due)} may not have been deleted: {error}", flush=True)
 
     def _work(self) -> None:
-        while not self._over.wait(1.0):
-            while self._waiting and self._waiting[0][0] <= time.monotonic():
-                self._delete(self._waiting.popleft()[1])
+        while not self._over.wait(LOOK_S):
+            self.delete_due()
 
     def _delete(self, path: str) -> None:
         try:

@@ -16,9 +16,6 @@ from tidegate.contract.options import JobOptions
 from tidegate.contract.records import Spec
 from tidegate.contract.secrets import resolve_secrets
 
-SLOT_POLL_S = 0.5
-"""How often the driver asks Spark for free slots while it waits, seconds."""
-
 FIXED_CONF = {
     "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
     "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "2",
@@ -106,27 +103,33 @@ def offered_slots(session: SparkSession) -> int:
     return int(jvm_context.maxNumConcurrentTasks(jvm_context.resourceProfileManager().defaultResourceProfile()))
 
 
-def wait_for_slots(
-    session: SparkSession,
-    spec: Spec,
-    options: JobOptions,
-    on_progress: Callable[[int], None],
-    given_up: Callable[[], bool],
-) -> bool:
-    """Wait until `parallelism` slots are offered, at most `slots_timeout`. False: `given_up` said so.
+class SlotWait:
+    """Waits until `parallelism` slots are offered, at most `slots_timeout`: somebody else's loop asks `look` now and
+    then."""
 
-    Raises SlotsUnavailableError naming slots needed, slots there and what to change; at once on a local master.
-    """
-    needed = options.parallelism
-    waited_from = time.monotonic()
-    while True:
-        there = offered_slots(session)
-        on_progress(there)
+    def __init__(
+        self,
+        session: SparkSession,
+        spec: Spec,
+        options: JobOptions,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._session, self._spec, self._options, self._monotonic = session, spec, options, monotonic
+        self._since_s = monotonic()
+        self.offered = 0
+
+    def look(self) -> bool:
+        """Whether they are there; `offered` is how many are.
+
+        Raises SlotsUnavailableError naming slots needed, slots there and what to change; at once on a local master.
+        """
+        needed = self._options.parallelism
+        there = self.offered = offered_slots(self._session)
         if there >= needed:
             return True
-        waited_s = time.monotonic() - waited_from
-        local = is_local(spec.master)
-        if local or waited_s >= options.slots_timeout.total_seconds():
+        waited_s = self._monotonic() - self._since_s
+        local = is_local(self._spec.master)
+        if local or waited_s >= self._options.slots_timeout.total_seconds():
             remedy = (
                 f"Use master local[{needed}], or lower parallelism to {there}"
                 if local
@@ -134,10 +137,8 @@ def wait_for_slots(
             )
             raise SlotsUnavailableError(
                 f"{there} of {needed} slots" + ("" if local else f" after {waited_s:.0f} s"),
-                where=f"job {spec.job_id}, master {spec.master}",
+                where=f"job {self._spec.job_id}, master {self._spec.master}",
                 cause="a job needs all its slots at once, one free core each",
                 remedy=remedy,
             )
-        if given_up():
-            return False
-        time.sleep(SLOT_POLL_S)
+        return False

@@ -29,15 +29,13 @@ from tidegate.contract.options import JobOptions
 from tidegate.contract.records import Spec, decode
 from tidegate.contract.store import Store, open_store
 from tidegate.coordinator.locations import open_location
-from tidegate.operators.contract import CommitPermit
 from tidegate.pipeline.load import load_pipeline
 from tidegate.plan.execution import ExecutionPlan, plan
 from tidegate.plan.graph import JobGraph
-from tidegate.snapshot.handles import StateHandle, StreamFactory
-from tidegate.snapshot.streams import decode_parts
 from tidegate.state.kernels import compile_all
 from tidegate.subtask.chain import OperatorFailure
-from tidegate.subtask.deployment import Deployment, Restored, deploy
+from tidegate.subtask.deployment import Deployment, deploy
+from tidegate.subtask.restored import load_restored
 from tidegate.subtask.slot import Slot, Wake
 
 SNAPSHOT_WRITERS = 2
@@ -112,6 +110,8 @@ class SlotProcess:
         self._layout = JobLayout(parameters.job_id)
         self._spec = decode(self._store.read(self._layout.spec(parameters.spec)), Spec)
         self._options = JobOptions.from_mapping(self._spec.options)
+        unaligned = self._options.unaligned_after_ms is not None
+        overdraft_bytes = self._options.channel_capacity_bytes if unaligned else 0
         self._transport = DataTransport(
             slot=index,
             secret=parameters.secret,
@@ -119,6 +119,7 @@ class SlotProcess:
             run_id=parameters.run_id,
             capacity_bytes=self._options.channel_capacity_bytes,
             wake=self._wake.set,
+            overdraft_bytes=overdraft_bytes,
         )
         self._address = self._transport.listen(host)
         self._control = ControlClient(
@@ -201,19 +202,21 @@ class SlotProcess:
             wake=self._wake,
             transport_failure=lambda: self._transport.failure,
         )
+        restored = {} if message["restored"] is None else {self._index: message["restored"]}
         deployment = Deployment(
             job_id=self._parameters.job_id,
             lineage=self._spec.lineage,
             generation=self._parameters.generation,
             run_id=self._parameters.run_id,
             indices=(self._index,),
-            mode="exactly_once" if self._options.checkpoint_mode == "exactly_once" else "at_least_once",
+            mode=self._options.checkpoint_mode,
             wait_for_final=message["wait_for_final"],
             channel_capacity_bytes=self._options.channel_capacity_bytes,
             splits={uid: {self._index: splits} for uid, splits in message["splits"].items()},
-            restored=self._restored(message["restored"]),
+            restored=load_restored(restored, self._open_location, execution),
             idle_after_ms=_milliseconds(self._options.idle_after),
             scratch=self._scratch,
+            unaligned_after_ms=self._options.unaligned_after_ms,
         )
         subtasks = deploy(graph, execution, deployment, slot, self._transport)
         self._control.send({"type": "deployed"})
@@ -235,20 +238,6 @@ class SlotProcess:
         self._transport.flush()
         slot.close()
         return True
-
-    def _restored(self, document: Mapping[str, Any] | None) -> Restored | None:
-        if document is None:
-            return None
-        store, folder = self._open_location(document["location"])
-        factory = StreamFactory(store, folder, self._options.state_size_threshold_bytes)
-        parts = {
-            (uid, self._index): decode_parts(factory.load(StateHandle.from_json(handle)))
-            for uid, handle in document["handles"].items()
-        }
-        permit = CommitPermit(document["checkpoint_id"], document["generation"], document["log_number"])
-        return Restored(
-            None if document["is_fork"] else permit, parts, {(chain, index) for chain, index in document["finished"]}
-        )
 
     def _open_location(self, location: str) -> tuple[Store, str]:
         return open_location(self._store, self._spec, location)
@@ -320,12 +309,14 @@ class SlotProcess:
 
 
 def _metrics(slot: Slot) -> dict[str, Any]:
-    """A source's own `progress` may fail, also because the loop changes it meanwhile: the heart must beat on."""
+    """A source's own `progress` may fail, also because the loop changes it meanwhile: the heart must beat on. `rounds`
+    tells a hung loop; one that has ended does not come round any more."""
+    rounds = {} if slot.is_over else {"rounds": slot.rounds}
     try:
-        return slot.metrics()
+        return {**slot.metrics(), **rounds}
     except Exception:
         traceback.print_exc()
-        return {}
+        return rounds
 
 
 def _milliseconds(duration: timedelta | None) -> int | None:

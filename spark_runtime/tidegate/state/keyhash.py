@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tidegate.snapshot.key_groups import key_group_range
 from tidegate.state.compiled import inlined, kernel
 from tidegate.state.keybytes import canonical_bytes, fixed_column, is_fixed_key_type, key_array
 from tidegate.state.xxh64 import avalanche, begin_short, mix_1, mix_8, xxh64
@@ -59,10 +60,10 @@ def key_groups(hashes: Hashes, max_parallelism: int) -> KeyGroups:
 
 
 def subtask_of_key_groups(parallelism: int, max_parallelism: int) -> npt.NDArray[np.uint16]:
-    """The subtask that owns each key group: contiguous ranges, `group * parallelism // max_parallelism`. Entry per
-    group."""
+    """The subtask that owns each key group, by `key_group_range`. Entry per group."""
     assert 0 < parallelism <= max_parallelism <= MAX_KEY_GROUPS, f"parallelism {parallelism} > {max_parallelism}"
-    return (np.arange(max_parallelism, dtype=np.int64) * parallelism // max_parallelism).astype(np.uint16)
+    owned = [len(key_group_range(index, parallelism, max_parallelism)) for index in range(parallelism)]
+    return np.repeat(np.arange(parallelism, dtype=np.uint16), owned)
 
 
 def partition_hash(

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
 
+from tidegate.channel.elements import Element, Watermark
 from tidegate.channel.memory import MemoryChannel
 from tidegate.channel.ports import InputChannel, OutputChannel
 from tidegate.connectors.contract import SourceContext
 from tidegate.connectors.sink_operator import SinkOperator, SinkSpec
-from tidegate.operators.contract import CommitPermit, OperatorContext, StreamOperator
-from tidegate.plan.execution import Chain, ExecutionPlan
+from tidegate.connectors.splits import split_from_json, splits_from_parts
+from tidegate.operators.contract import OperatorContext, StreamOperator
+from tidegate.plan.execution import Chain, ChainInput, ChainOutput, ExecutionPlan
 from tidegate.plan.graph import JobGraph, Node
-from tidegate.snapshot.parts import StatePart
+from tidegate.snapshot.channel_state import Cut, InFlight, ReplayInput, replay_for
 from tidegate.state.keyhash import partition_hash
 from tidegate.subtask.alignment import AlignmentMode
 from tidegate.subtask.chain import OperatorChain, OperatorFailure
+from tidegate.subtask.restored import Restored
 from tidegate.subtask.routing import OutputEdge, Router
-from tidegate.subtask.source import SourceInput, split_from_json, splits_from_parts
+from tidegate.subtask.source import SourceInput
 from tidegate.subtask.subtask import InputPort, Subtask, SubtaskHost
 
-Part = Mapping[str, Sequence[StatePart]]
-"""uid -> restored parts of one subtask index."""
+REPLAYABLE = ("hash", "rebalance")
+"""Exchanges whose in-flight records may become state. Of a forward one they would lose their order per key at another
+parallelism, of a broadcast one the copies would differ: subtasks with such an input always align (S3.7)."""
 
 
 class Transport(Protocol):
@@ -40,30 +44,14 @@ class Transport(Protocol):
 
 
 @dataclass(frozen=True)
-class Restored:
-    """What a slot restores.
-
-    Attributes:
-        permit: the right to commit what the snapshot holds; None in a fork, which commits nothing of its original's
-            (S7.4).
-        parts: (uid, index) -> state parts.
-        finished: (chain id, index) of subtasks that run no user code (S6.2).
-    """
-
-    permit: CommitPermit | None
-    parts: Mapping[tuple[str, int], Sequence[StatePart]]
-    finished: Collection[tuple[int, int]]
-
-
-@dataclass(frozen=True)
 class Deployment:
     """One run of the job as a slot sees it.
 
     Attributes:
         indices: subtask indices this slot hosts (on Spark one: the slot's number).
-        splits: source uid -> index -> split documents, of sources that start fresh: all of them, or after a restore
-        those
-            the snapshot does not know.
+        splits: source uid -> index -> split documents, of sources whose splits are assigned at the start of this run:
+            all of them at a fresh start or at another parallelism, else those the snapshot does not know.
+        unaligned_after_ms: from the first barrier of a checkpoint to overtaking; None: never (S3.7).
     """
 
     job_id: str
@@ -78,6 +66,12 @@ class Deployment:
     restored: Restored | None = None
     idle_after_ms: int | None = None
     scratch: str = ""
+    unaligned_after_ms: int | None = None
+
+    @property
+    def overdraft_bytes(self) -> int:
+        """What an emission may exceed a channel's capacity by, so that an unaligned barrier need not wait: it again."""
+        return 0 if self.unaligned_after_ms is None else self.channel_capacity_bytes
 
 
 @dataclass
@@ -90,7 +84,9 @@ class _Channels:
 
     def _memory(self, channel_id: int) -> MemoryChannel:
         if channel_id not in self.local:
-            self.local[channel_id] = MemoryChannel(self.deployment.channel_capacity_bytes)
+            self.local[channel_id] = MemoryChannel(
+                self.deployment.channel_capacity_bytes, self.deployment.overdraft_bytes
+            )
         return self.local[channel_id]
 
     def input(self, channel_id: int, source_index: int, schema: pa.Schema) -> InputChannel:
@@ -114,13 +110,19 @@ def deploy(
     transport: Transport | None,
 ) -> list[Subtask]:
     """Open, restore and recover every subtask of this slot, downstream ones first. May block (state is read, permitted
-    transactions are committed); raises OperatorFailure."""
+    transactions are committed).
+
+    Raises:
+        SnapshotError: what was in flight does not fit the pipeline; told before anything is opened or committed.
+        OperatorFailure: an operator or a source failed.
+    """
     channels = _Channels(deployment, transport)
-    subtasks: list[Subtask] = []
-    for chain in reversed(plan.chains):
-        for index in deployment.indices:
-            subtasks.append(_deploy_subtask(graph, plan, chain, index, deployment, host, channels))
-    return subtasks
+    places = [(chain, index) for chain in reversed(plan.chains) for index in deployment.indices]
+    in_flight = [_in_flight(graph, plan, chain, index, deployment.restored) for chain, index in places]
+    return [
+        _deploy_subtask(graph, plan, chain, index, deployment, host, channels, replay)
+        for (chain, index), replay in zip(places, in_flight, strict=True)
+    ]
 
 
 def _deploy_subtask(
@@ -131,6 +133,7 @@ def _deploy_subtask(
     deployment: Deployment,
     host: SubtaskHost,
     channels: _Channels,
+    replay: Sequence[InFlight],
 ) -> Subtask:
     restored = deployment.restored
     finished = restored is not None and (chain.chain_id, index) in restored.finished
@@ -147,21 +150,26 @@ def _deploy_subtask(
         uids.append(node.uid)
     source = None
     if nodes[0].source is not None:
-        reader = nodes[0].source.create_reader(SourceContext(nodes[0].uid, index, plan.parallelism))
+        reader = nodes[0].source.create_reader(SourceContext(nodes[0].uid, index, plan.parallelism, host.wake))
         source = SourceInput(nodes[0].uid, reader, contexts, index, deployment.idle_after_ms)
         if not finished:
             source.start(_splits(nodes[0].uid, index, deployment))
+    ports = _input_ports(plan, chain, index, channels)
+    never_overtaken = any(given.exchange not in REPLAYABLE for given in chain.inputs)
     return Subtask(
         (chain.chain_id, index),
         OperatorChain(operators, uids, index),
         uids,
-        _input_ports(plan, chain, index, channels),
+        ports,
         _router(plan, chain, index, channels),
         host,
         source=source,
         mode=deployment.mode,
         wait_for_final=deployment.wait_for_final,
         restored_finished=finished,
+        unaligned_after_ms=None if never_overtaken else deployment.unaligned_after_ms,
+        parallelism=plan.parallelism,
+        replay=_by_port(replay, ports),
     )
 
 
@@ -206,7 +214,8 @@ def _open_operator(node: Node, index: int, context: OperatorContext, restored: R
             operator = node.spec.create()
         operator.open(context)
         if restored is not None:
-            operator.restore(restored.parts.get((node.uid, index), ()))
+            parts = restored.parts.get((node.uid, index), ())
+            operator.restore([part for part in parts if part.kind != "channel"])
         if isinstance(operator, SinkOperator):
             operator.recover(restored.permit if restored is not None else None)()
         return operator
@@ -220,8 +229,45 @@ def _input_ports(plan: ExecutionPlan, chain: Chain, index: int, channels: _Chann
         sources = [index] if given.exchange == "forward" else range(plan.parallelism)
         for source_index in sources:
             channel_id = plan.channel_id(chain.chain_id, given.input_index, source_index, index)
-            ports.append(InputPort(channels.input(channel_id, source_index, given.schema), given.input_index))
+            channel = channels.input(channel_id, source_index, given.schema)
+            ports.append(InputPort(channel, given.input_index, source=source_index))
     return ports
+
+
+def _in_flight(
+    graph: JobGraph, plan: ExecutionPlan, chain: Chain, index: int, restored: Restored | None
+) -> list[InFlight]:
+    """What was on its way to this subtask when the snapshot was taken (S3.7)."""
+    if restored is None:
+        return []
+    inputs = {
+        given.input_index: ReplayInput(given.schema, _cut(plan, given), given.exchange in REPLAYABLE)
+        for given in chain.inputs
+    }
+    replay: list[InFlight] = []
+    for position, node_id in enumerate(chain.nodes):
+        uid = graph.nodes[node_id].uid
+        parts = restored.parts.get((uid, index), ())
+        mine = inputs if position == 0 else {}
+        replay += replay_for(parts, mine, index, plan.parallelism, where=f"operator {uid!r}, subtask {index}")
+    return replay
+
+
+def _by_port(replay: Sequence[InFlight], ports: Sequence[InputPort]) -> list[tuple[int, Element]]:
+    number = {(port.input_index, port.source): n for n, port in enumerate(ports)}
+    return [
+        (number[(e.input_index, e.source)], Watermark(e.element) if isinstance(e.element, int) else e.element)
+        for e in replay
+    ]
+
+
+def _cut(plan: ExecutionPlan, edge: ChainInput | ChainOutput) -> Cut | None:
+    """How a hash edge's records find their subtask; None: there is one, or the edge is another."""
+    if edge.exchange != "hash" or plan.parallelism == 1:
+        return None
+    return partial(
+        partition_hash, columns=edge.keys, parallelism=plan.parallelism, max_parallelism=plan.max_parallelism
+    )
 
 
 def _router(plan: ExecutionPlan, chain: Chain, index: int, channels: _Channels) -> Router:
@@ -232,13 +278,5 @@ def _router(plan: ExecutionPlan, chain: Chain, index: int, channels: _Channels) 
             channels.output(plan.channel_id(out.target_chain, out.input_index, index, target), target)
             for target in targets
         ]
-        cut = None
-        if out.exchange == "hash" and plan.parallelism > 1:
-            cut = partial(
-                partition_hash,
-                columns=out.keys,
-                parallelism=plan.parallelism,
-                max_parallelism=plan.max_parallelism,
-            )
-        edges.append(OutputEdge(ends, cut, round_robin=out.exchange == "rebalance"))
+        edges.append(OutputEdge(ends, _cut(plan, out), round_robin=out.exchange == "rebalance"))
     return Router(edges)

@@ -57,6 +57,12 @@ class Router:
     edges: Sequence[OutputEdge]
     rows_out: int = 0
 
+    def overdraw(self, allowed: bool) -> None:
+        """See `OutputChannel.overdraw`."""
+        for edge in self.edges:
+            for channel in edge.channels:
+                channel.overdraw(allowed)
+
     def has_capacity(self) -> bool:
         """Every edge takes another batch; else the subtask is parked."""
         return all(edge.has_capacity() for edge in self.edges)

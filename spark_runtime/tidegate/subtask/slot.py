@@ -21,6 +21,7 @@ from tidegate.snapshot.handles import StreamFactory
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.snapshot.streams import encode_parts
 from tidegate.subtask.chain import OperatorFailure
+from tidegate.subtask.host import DeclineCode
 from tidegate.subtask.subtask import Subtask
 
 IDLE_WAIT_S = 0.05
@@ -88,12 +89,17 @@ class Slot:
         self._newest_trigger = 0
         self._cancelled = False
         self.progress = 0
+        self.rounds = 0
 
     # ------------------------------------------------------------ SubtaskHost
 
     def now_ms(self) -> int:
         """Processing time, milliseconds since the epoch."""
         return self._now_ms()
+
+    def wake(self) -> None:
+        """Rouse the loop; from any thread."""
+        self._wake.set()
 
     def write_snapshot(
         self,
@@ -116,7 +122,7 @@ class Slot:
         else:
             submit(path)
 
-    def decline(self, subtask: tuple[int, int], checkpoint_id: int, reason: str) -> None:
+    def decline(self, subtask: tuple[int, int], checkpoint_id: int, reason: str, code: DeclineCode = "failed") -> None:
         """Tell the coordinator."""
         self._send(
             {
@@ -125,6 +131,7 @@ class Slot:
                 "checkpoint_id": checkpoint_id,
                 "run_id": self._run_id,
                 "reason": reason,
+                "code": code,
             }
         )
 
@@ -176,7 +183,8 @@ class Slot:
             written = 0
             for uid, snapshot in parts:
                 name = f"{_safe(uid)}-{subtask[1]}-g{self._generation}-{self._run_id}-{secrets.token_hex(4)}.state"
-                handle = factory.store(name, encode_parts(snapshot()))
+                made = snapshot()
+                handle = factory.store(name, encode_parts(made), tuple(sorted({part.kind for part in made})))
                 operators[uid] = handle.to_json()
                 written += handle.size_bytes
         except Exception as error:
@@ -268,6 +276,7 @@ class Slot:
 
     def pump(self) -> bool:
         """One round: messages, then one step of every subtask. False: nothing could be done now."""
+        self.rounds += 1
         progressed = self._take_messages()
         failure = self._transport_failure()
         if failure is not None and not self._cancelled:

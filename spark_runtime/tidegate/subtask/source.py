@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import pyarrow as pa
-
 from tidegate.connectors.contract import Polled, SourceReader, Split
+from tidegate.connectors.splits import splits_part
 from tidegate.operators.contract import OperatorContext
-from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.chain import OperatorFailure
-
-SPLITS_SCHEMA = pa.schema([("split", pa.string())])
-"""One JSON document per split."""
-
-
-def split_to_json(split: Split) -> dict[str, Any]:
-    """JSON form of a split, as in deployments, metadata and state."""
-    return {
-        "split_id": split.split_id,
-        "data": dict(split.data),
-        "position": split.position,
-        "finished": split.finished,
-        "weight": split.weight,
-    }
-
-
-def split_from_json(document: Mapping[str, Any]) -> Split:
-    """Inverse of `split_to_json`."""
-    return Split(document["split_id"], document["data"], document["position"], document["finished"], document["weight"])
-
-
-def splits_from_parts(parts: Sequence[StatePart]) -> list[Split]:
-    """The splits a snapshot of a reader holds."""
-    return [split_from_json(json.loads(row)) for part in parts for row in part.table["split"].to_pylist()]
 
 
 class SourceInput:
@@ -72,8 +46,9 @@ class SourceInput:
         polled: Polled = self._guard(lambda: self._reader.poll(now_ms))
         if polled.batch is not None:
             self.records += polled.batch.num_rows
-            if polled.split_id != self._split:
-                self._learn_splits(polled.split_id)
+        split_id = self._split if polled.batch is None else polled.split_id
+        if polled.splits_changed or split_id != self._split:
+            self._learn_splits(split_id)
         return polled
 
     def idle_change(self, polled: Polled, now_ms: int) -> bool | None:
@@ -89,9 +64,8 @@ class SourceInput:
 
     def snapshot(self) -> AsyncSnapshot:
         """Positions after the last batch polled (S4.2)."""
-        rows = [json.dumps(split_to_json(split)) for split in self._reader.snapshot()]
-        table = pa.table({"split": rows}, schema=SPLITS_SCHEMA)
-        return lambda: [StatePart("splits", "list", table)]
+        part = splits_part(self._reader.snapshot())
+        return lambda: [part]
 
     def progress(self) -> dict[str, Any]:
         """For the status: records and what the reader tells."""

@@ -4,14 +4,15 @@ No clock, thread or socket: channels, clock and the host that makes snapshots du
 does is
 an *emission*, a generator; the loop pulls it while the outputs have capacity, and starts nothing else before it is
 exhausted. That makes records, barriers, watermarks and snapshots serial (S4.1).
+
+Unaligned checkpoints (S3.7) rest on one fact of the channels: nothing waits with the sender for room, so that all that
+was sent before a barrier arrives without being consumed. In-flight data is therefore found in the receiver's queues
+alone, and a subtask can be snapshot between any two emissions.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
@@ -26,7 +27,6 @@ from tidegate.channel.elements import (
     IdleStatus,
     Watermark,
 )
-from tidegate.channel.ports import InputChannel
 from tidegate.operators.contract import CommitPermit, OperatorContext
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.alignment import (
@@ -37,61 +37,23 @@ from tidegate.subtask.alignment import (
     Block,
     ForwardCancel,
     TakeSnapshot,
+    TakeUnaligned,
     UnblockAll,
 )
+from tidegate.subtask.capture import Capture, Captures
 from tidegate.subtask.chain import OperatorChain
+from tidegate.subtask.host import SubtaskHost
+from tidegate.subtask.inputs import InputPort, Inputs
 from tidegate.subtask.lifecycle import InputEnded, SubtaskLifecycle
+from tidegate.subtask.overtaking import Overtaking
 from tidegate.subtask.routing import Router
 from tidegate.subtask.source import SourceInput
 from tidegate.subtask.watermarks import WatermarkTracker
 
+__all__ = ["InputPort", "Subtask", "SubtaskHost"]
+
 EMISSION_BUDGET = 32
 """Elements one step may emit before the loop looks at the other subtasks."""
-
-
-class SubtaskHost(Protocol):
-    """What a subtask asks of the slot around it. No call blocks."""
-
-    def now_ms(self) -> int:
-        """Processing time."""
-
-    def write_snapshot(
-        self,
-        subtask: tuple[int, int],
-        checkpoint_id: int,
-        parts: Sequence[tuple[str, AsyncSnapshot]],
-        metrics: dict[str, float],
-        finished: bool,
-    ) -> None:
-        """Run the asynchronous phase and acknowledge, or decline when it fails."""
-
-    def decline(self, subtask: tuple[int, int], checkpoint_id: int, reason: str) -> None:
-        """Tell the coordinator."""
-
-    def ended(self, subtask: tuple[int, int], natural: bool) -> None:
-        """EndOfData has been passed on."""
-
-    def finished(self, subtask: tuple[int, int]) -> None:
-        """Closed, EndOfPartition sent."""
-
-    def commit(
-        self,
-        subtask: tuple[int, int],
-        checkpoint_id: int,
-        work: Sequence[Callable[[], None]],
-        done: Callable[[], None],
-    ) -> None:
-        """Do the commits off the loop, report them; then call `done` on the loop."""
-
-
-@dataclass
-class InputPort:
-    """One input channel of a subtask. `blocked`: aligned, not processed."""
-
-    channel: InputChannel
-    input_index: int
-    blocked: bool = False
-    ended: bool = False
 
 
 class Subtask:
@@ -110,27 +72,40 @@ class Subtask:
         mode: AlignmentMode,
         wait_for_final: bool,
         restored_finished: bool = False,
+        unaligned_after_ms: int | None = None,
+        parallelism: int = 1,
+        replay: Sequence[tuple[int, Element]] = (),
     ) -> None:
+        """Args: unaligned_after_ms: from a checkpoint's first barrier to overtaking what is queued; None: never (S3.7).
+        replay: (number of the port, element) to process before anything from the ports."""
         self.subtask = subtask
         self._chain = chain
         self._uids = tuple(uids)
-        self._inputs = list(inputs)
+        head_uid = self._uids[0] if self._uids else ""
+        self._captures = Captures(inputs, subtask[1], parallelism, head_uid, self._give_up)
+        self._inputs = Inputs(inputs, self._captures, replay)
         self._router = router
         self._host = host
         self._source = source
-        self._aligner = BarrierAligner(len(inputs), mode)
+        self._mode = mode
+        self._aligner = BarrierAligner(len(inputs), mode, unaligned_after_ms)
+        self._aligning = self._aligner.aligning
+        self._overtakes = unaligned_after_ms is not None
+        self._overtaking = Overtaking(unaligned_after_ms, self._aligner, router, host)
         self._watermarks = WatermarkTracker(len(inputs))
         self._lifecycle = SubtaskLifecycle([port.input_index for port in inputs], wait_for_final=wait_for_final)
         self._restored_finished = restored_finished
+        self._triggers = self._overtaking.triggers
         self._emission: Iterator[Element] | None = None
-        self._triggers: deque[CheckpointBarrier] = deque()
-        self._next_input = 0
-        self._alignment_bytes = 0
+        self._ahead: Element | None = None
+        self._alignment_bytes: dict[int, int] = {}
         self._ended_naturally = False
         self._committing = 0
         self._watermark_out_us = MIN_WATERMARK
+        self._poll_at_ms: int | None = None
         self.rows_in = 0
-        self.retry_at_ms: int | None = None
+        if self._overtakes:
+            self._inputs.listen()
         if restored_finished:
             self._emission = self._end(drain=True, natural=True)
 
@@ -156,6 +131,14 @@ class Subtask:
         """The head of a source chain."""
         return self._source
 
+    @property
+    def retry_at_ms(self) -> int | None:
+        """Processing time at which to step again though nothing else has happened; None: nothing waits for a time."""
+        due_ms = self._overtaking.due_ms()
+        if due_ms is None or due_ms <= self._host.now_ms():
+            return self._poll_at_ms
+        return due_ms if self._poll_at_ms is None else min(due_ms, self._poll_at_ms)
+
     def contexts(self) -> list[tuple[str, OperatorContext]]:
         """(uid, context) of every operator."""
         return [(uid, op.ctx) for uid, op in zip(self._uids, self._chain.operators, strict=True)]
@@ -163,16 +146,19 @@ class Subtask:
     def trigger(self, barrier: CheckpointBarrier) -> None:
         """The coordinator starts a snapshot here (S1.3)."""
         if self.is_finished:
-            self._host.decline(self.subtask, barrier.checkpoint_id, "the subtask has finished")
+            self._host.decline(self.subtask, barrier.checkpoint_id, "the subtask has finished", "subtask_finished")
+        elif self._mode == "off":
+            self._host.decline(self.subtask, barrier.checkpoint_id, "checkpointing is off")
         else:
-            self._triggers.append(barrier)
+            self._overtaking.triggered(barrier)
 
     def aborted(self, checkpoint_id: int) -> None:
         """The coordinator aborted `checkpoint_id`."""
-        self._triggers = deque(t for t in self._triggers if t.checkpoint_id != checkpoint_id)
+        self._overtaking.aborted(checkpoint_id)
         for action in self._aligner.abort(checkpoint_id):
             if isinstance(action, UnblockAll):
-                self._unblock()
+                self._inputs.unblock()
+        self._forget(checkpoint_id)
         for operator in self._chain.operators:
             operator.aborted(checkpoint_id)
 
@@ -201,34 +187,56 @@ class Subtask:
 
     def step(self) -> bool:
         """Do one thing. False: nothing could be done now."""
+        if self._overtakes:
+            self._take_news()
         if self._emission is not None:
             return self._pull()
         if self.is_finished:
             return False
-        if self._triggers and self._lifecycle.all_partitions_ended:
-            self.retry_at_ms = None
-            self._emission = self._on_trigger(self._triggers.popleft())
+        if self._overtakes and (due := self._overtaking.actions()):
+            self._emission = self._on_alignment(due)
+        elif self._triggers and self._lifecycle.all_partitions_ended:
+            self._poll_at_ms = None
+            barrier, since_ms = self._triggers.popleft()
+            self._overtaking.begins(barrier, since_ms)
+            self._emission = self._on_trigger(barrier)
         elif self._lifecycle.may_finish and not self._committing and not self._triggers:
             self._emission = self._finish()
         elif self._source is not None:
             if self._lifecycle.phase != "running" or not self._poll_source():
                 return False
-        elif not self._take_input():
-            return False
+        else:
+            taken = self._inputs.take()
+            if taken is None:
+                return False
+            self._emission = self._on_element(*taken)
         return self._pull()
 
     def _pull(self) -> bool:
+        """Emit while there is room. With the overdraft used up too, look one element ahead: only batches need room, and
+        the barrier that all this is for may come next."""
         emission = self._emission
         if emission is None:
             return True
-        router = self._router
+        router, overtaking = self._router, self._overtaking
         pulled = 0
         while pulled < EMISSION_BUDGET:
-            if not router.has_capacity():
+            if router.has_capacity() or overtaking.overdraw():
+                if self._ahead is None:
+                    element = next(emission, None)
+                else:
+                    element, self._ahead = self._ahead, None
+            elif self._ahead is None and overtaking.is_overdrawn:
+                element = next(emission, None)
+                if isinstance(element, pa.RecordBatch):
+                    self._ahead = element
+                    return pulled > 0
+            else:
                 return pulled > 0
-            element = next(emission, None)
             if element is None:
                 self._emission = None
+                if self._overtakes:
+                    overtaking.emission_over()
                 return True
             router.send(element)
             if isinstance(element, Watermark):
@@ -240,7 +248,7 @@ class Subtask:
         assert self._source is not None
         now_ms = self._host.now_ms()
         polled = self._source.poll(now_ms)
-        self.retry_at_ms = polled.retry_at_ms if polled.state == "nothing_now" else None
+        self._poll_at_ms = polled.retry_at_ms if polled.state == "nothing_now" else None
         idle_change = self._source.idle_change(polled, now_ms)
         if polled.batch is not None:
             self.rows_in += polled.batch.num_rows
@@ -258,27 +266,14 @@ class Subtask:
             yield IdleStatus(idle_change)
         yield from self._chain.batch(batch, 0)
 
-    def _take_input(self) -> bool:
-        inputs = self._inputs
-        for k in range(len(inputs)):
-            index = (self._next_input + k) % len(inputs)
-            port = inputs[index]
-            if port.blocked or port.ended:
-                continue
-            element = port.channel.poll()
-            if element is not None:
-                self._next_input = (index + 1) % len(inputs)
-                self._emission = self._on_element(index, port, element)
-                return True
-        return False
-
     # ------------------------------------------------------------ elements
 
-    def _on_element(self, index: int, port: InputPort, element: Element) -> Iterator[Element]:
+    def _on_element(self, index: int, element: Element) -> Iterator[Element]:
+        port = self._inputs.ports[index]
         if isinstance(element, pa.RecordBatch):
             self.rows_in += element.num_rows
-            if self._aligner.aligning:
-                self._alignment_bytes += element.nbytes
+            if self._aligning:
+                self._count_bytes(element.nbytes)
             return self._chain.batch(element, port.input_index)
         match element:
             case Watermark(time_us):
@@ -298,6 +293,10 @@ class Subtask:
                 self._lifecycle.end_of_partition(index)
                 return self._on_alignment(self._aligner.end_of_partition(index))
         raise AssertionError(f"unknown element {element!r}")
+
+    def _count_bytes(self, size_bytes: int) -> None:
+        for checkpoint_id in self._aligning:
+            self._alignment_bytes[checkpoint_id] = self._alignment_bytes.get(checkpoint_id, 0) + size_bytes
 
     def _on_progress(self, advanced_us: int | None, was_idle: bool) -> Iterator[Element]:
         """A channel told its time or idleness: what follows for the chain and downstream (S4.4)."""
@@ -324,11 +323,16 @@ class Subtask:
         for action in actions:
             match action:
                 case Block(channel):
-                    self._inputs[channel].blocked = True
+                    self._inputs.ports[channel].blocked = True
                 case UnblockAll():
-                    self._unblock()
+                    self._inputs.unblock()
                 case AlignmentAborted(checkpoint_id, reason):
-                    self._host.decline(self.subtask, checkpoint_id, reason)
+                    self._forget(checkpoint_id)
+                    self._host.decline(self.subtask, checkpoint_id, reason, "alignment_aborted")
+                case TakeSnapshot(barrier, first_ms) | TakeUnaligned(barrier, first_ms):
+                    self._overtaking.begins(barrier, first_ms)
+                case _:
+                    self._capture(action)
         return self._emit_alignment(actions)
 
     def _emit_alignment(self, actions: Sequence[AlignmentAction]) -> Iterator[Element]:
@@ -338,10 +342,36 @@ class Subtask:
                     yield CancelBarrier(checkpoint_id)
                 case TakeSnapshot(barrier, first_ms):
                     yield from self._snapshot(barrier, first_ms)
+                case TakeUnaligned(barrier, first_ms):
+                    yield from self._snapshot(barrier, first_ms, unaligned=True)
 
-    def _unblock(self) -> None:
-        for port in self._inputs:
-            port.blocked = False
+    # ------------------------------------------------------------ unaligned (S3.7)
+
+    def _take_news(self) -> None:
+        """Barriers and ends that have arrived in the queues; also while an emission is parked."""
+        news = self._inputs.news
+        while news:
+            number, event = news.popleft()
+            if isinstance(event, EndOfPartition):
+                actions = self._aligner.end_announced(number)
+            else:
+                actions = self._aligner.announced(number, event, self._host.now_ms())
+            for action in actions:
+                self._capture(action)
+
+    def _capture(self, action: AlignmentAction) -> None:
+        done = self._captures.apply(action)
+        if done is not None:
+            self._write(done)
+
+    def _give_up(self, checkpoint_id: int, reason: str) -> None:
+        self._aligner.abort(checkpoint_id)
+        self._forget(checkpoint_id)
+        self._host.decline(self.subtask, checkpoint_id, reason)
+
+    def _forget(self, checkpoint_id: int) -> None:
+        self._captures.drop(checkpoint_id)
+        self._alignment_bytes.pop(checkpoint_id, None)
 
     # ------------------------------------------------------------ snapshot and end
 
@@ -351,7 +381,7 @@ class Subtask:
             yield from self._end(drain=barrier.stop == "drain", natural=False)
         yield from self._snapshot(barrier, self._host.now_ms())
 
-    def _snapshot(self, barrier: CheckpointBarrier, first_ms: int) -> Iterator[Element]:
+    def _snapshot(self, barrier: CheckpointBarrier, first_ms: int, *, unaligned: bool = False) -> Iterator[Element]:
         """Flush, barrier, synchronous phase, then the rest elsewhere: one atomic step (S3.6)."""
         checkpoint_id = barrier.checkpoint_id
         if not self._restored_finished:
@@ -370,10 +400,20 @@ class Subtask:
             "sync_ms": float(self._host.now_ms() - started_ms),
             "alignment_ms": float(max(0, started_ms - first_ms)),
             "start_delay_ms": float(max(0, first_ms - barrier.triggered_ms)),
-            "alignment_bytes": float(self._alignment_bytes),
+            "unaligned": float(unaligned),
+            "in_flight_bytes": 0.0,
         }
-        self._alignment_bytes = 0
-        self._host.write_snapshot(self.subtask, checkpoint_id, parts, metrics, self._ended_naturally)
+        capture = Capture(checkpoint_id, parts, metrics, self._ended_naturally)
+        if unaligned:
+            self._captures.begin(capture, self._inputs.replay_left())
+            for action in self._aligner.taken(checkpoint_id):
+                self._capture(action)
+        else:
+            self._write(capture)
+
+    def _write(self, done: Capture) -> None:
+        done.metrics["alignment_bytes"] = float(self._alignment_bytes.pop(done.checkpoint_id, 0))
+        self._host.write_snapshot(self.subtask, done.checkpoint_id, done.parts, done.metrics, done.finished)
 
     def _end(self, *, drain: bool, natural: bool) -> Iterator[Element]:
         """The end of this subtask's data (S7.2): MAX_WATERMARK, end_input, finish, EndOfData."""

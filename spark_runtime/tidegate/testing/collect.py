@@ -176,7 +176,7 @@ class CollectWriter(SinkWriter):
             self._collection.drop(handle.transaction_id)
 
     def recover(self, checkpoint_id: int, pending: Sequence[Committable] = ()) -> None:
-        """Drop what other runs of this subtask left staged."""
+        """Drop what other runs of the subtasks this one looks after left staged."""
         kept = {handle.transaction_id for handle in pending}
         for transaction in list(self._collection.staged):
             if transaction not in kept and is_leftover(self._ctx, transaction):

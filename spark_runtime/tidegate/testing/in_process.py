@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from tidegate.connectors.splits import assign
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.log import DecisionLog, Reign
 from tidegate.contract.options import JobOptions
 from tidegate.contract.records import RestoreFrom, Spec
 from tidegate.contract.store import Store, open_store
 from tidegate.coordinator import events as ev
+from tidegate.coordinator.job import Job, fresh_splits
 from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
 from tidegate.coordinator.locations import open_location
-from tidegate.operators.contract import CommitPermit
 from tidegate.pipeline.pipeline import Pipeline
 from tidegate.plan.execution import plan
-from tidegate.snapshot.handles import StateHandle, StreamFactory
-from tidegate.snapshot.streams import decode_parts
-from tidegate.spark.job import Job, assign, fresh_splits
-from tidegate.subtask.deployment import Deployment, Restored, deploy
+from tidegate.subtask.deployment import Deployment, deploy
+from tidegate.subtask.restored import load_restored
 from tidegate.subtask.slot import Slot, Wake
 
 MAX_ROUNDS = 200_000
@@ -60,21 +59,6 @@ class InlineExecutor(Executor):
             work()
 
 
-class _Silent:
-    """Stands for the driver's outer parts that one run does not need."""
-
-    grace_s = 0.0
-
-    def update(self, *_: Any, **__: Any) -> None:
-        """Nothing."""
-
-    def write_now(self) -> None:
-        """Nothing."""
-
-    def add(self, *_: Any) -> None:
-        """Nothing."""
-
-
 @dataclass
 class InProcessJob:
     """A job directory in memory and the runs made in it.
@@ -88,6 +72,7 @@ class InProcessJob:
     build: Callable[[], Pipeline]
     options: Mapping[str, Any] = field(default_factory=dict)
     job_id: str = "job"
+    lineage: str = "lineage-1"
     root: str = ""
     answers: dict[str, ev.Answer] = field(default_factory=dict)
 
@@ -123,7 +108,7 @@ class InProcessJob:
             spark_conf={},
             storage_options={},
             restore=restore,
-            lineage="lineage-1",
+            lineage=self.lineage,
             owner_dag=None,
             submitted_at=self.now_iso(),
             submitted_by="test",
@@ -151,7 +136,6 @@ class InProcessRun:
         options = JobOptions.from_mapping(spec.options)
         graph = owner.build().build()
         execution = plan(graph, options.parallelism, options.max_parallelism)
-        silent: Any = _Silent()
         job = Job(
             root=owner.root,
             storage_options={},
@@ -163,9 +147,6 @@ class InProcessRun:
             plan=execution,
             log=owner.log,
             reign=reign,
-            hint=silent,
-            desk=silent,
-            retiring=silent,
             now_iso=owner.now_iso,
             specs=lambda: owner.specs,
         )
@@ -207,28 +188,19 @@ class InProcessRun:
             generation=reign.generation,
             run_id=run_id,
             indices=indices,
-            mode="exactly_once" if options.checkpoint_mode == "exactly_once" else "at_least_once",
+            mode=options.checkpoint_mode,
             wait_for_final=commit_only is None and (interval is not None or facts.topology.commits),
             channel_capacity_bytes=options.channel_capacity_bytes,
             splits=assign(fresh_splits(splits, restore), options.parallelism),
-            restored=self._restored(job, restore, indices) if restore is not None else None,
+            restored=load_restored(
+                {i: json.loads(json.dumps(restore.for_slot(i))) for i in indices} if restore is not None else {},
+                lambda location: open_location(owner.store, spec, location),
+                execution,
+            ),
+            unaligned_after_ms=options.unaligned_after_ms,
         )
         self.slot.start(deploy(graph, execution, deployment, self.slot, None))
         self._deliver()
-
-    def _restored(self, job: Job, restore: Any, indices: Sequence[int]) -> Restored:
-        store, folder = open_location(job.store, job.spec, restore.location)
-        factory = StreamFactory(store, folder, job.options.state_size_threshold_bytes)
-        parts: dict[tuple[str, int], Any] = {}
-        finished: set[tuple[int, int]] = set()
-        document: Mapping[str, Any] = {}
-        for index in indices:
-            document = json.loads(json.dumps(restore.for_slot(index)))
-            for uid, handle in document["handles"].items():
-                parts[(uid, index)] = decode_parts(factory.load(StateHandle.from_json(handle)))
-            finished |= {(chain, i) for chain, i in document["finished"]}
-        permit = CommitPermit(document["checkpoint_id"], document["generation"], document["log_number"])
-        return Restored(None if document["is_fork"] else permit, parts, finished)
 
     # ------------------------------------------------------------ wiring
 

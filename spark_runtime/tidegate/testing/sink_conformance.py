@@ -35,14 +35,14 @@ class Reign:
         self.generation = 1
         self.run = 1
 
-    def context(self, subtask: int = 0) -> SinkContext:
+    def context(self, subtask: int = 0, parallelism: int = 2) -> SinkContext:
         """For a writer of the present run."""
         return SinkContext(
             job_id="job-1",
             lineage=self.lineage,
             uid="out",
             subtask=subtask,
-            parallelism=2,
+            parallelism=parallelism,
             generation=self.generation,
             run_id=f"run-{self.generation}-{self.run}",
             schema=self.schema,
@@ -184,6 +184,44 @@ class SinkConformance(ABC):
         reign.generation = 2
         self.make_sink(fresh=False).create_writer(reign.context(subtask=0)).recover(0)
         other.commit(handles)
+        assert sorted(self.visible()) == [0, 1]
+
+    def test_a_rescaled_run_commits_what_subtasks_that_are_no_more_prepared(self) -> None:
+        """S5.5, S7.4: subtask 3 of 4 is looked after by subtask 1 of 2, that one later by subtask 1 of 3."""
+        reign = Reign()
+        first = self.make_sink(fresh=True).create_writer(reign.context(3, parallelism=4))
+        early, late = self._prepared(first, 1, 0, 2), self._prepared(first, 2, 2, 2)
+        first.close()
+        reign.generation = 2
+        second = self.make_sink(fresh=False).create_writer(reign.context(1, parallelism=2))
+        second.commit(early)
+        second.recover(1, late)
+        assert sorted(self.visible()) == [0, 1]
+        reign.generation = 3
+        self.make_sink(fresh=False).create_writer(reign.context(0, parallelism=3)).commit([*early, *late])
+        assert sorted(self.visible()) == [0, 1, 2, 3]
+
+    def test_leftovers_of_subtasks_that_are_no_more_are_removed_by_who_looks_after_them(self) -> None:
+        """S7.4: of subtask 3 of 4 by subtask 1 of 2; what this one stages itself stays."""
+        reign = Reign()
+        first = self.make_sink(fresh=True).create_writer(reign.context(3, parallelism=4))
+        garbage = self._prepared(first, 2, 0, 2)
+        reign.generation = 2
+        keeper = self.make_sink(fresh=False).create_writer(reign.context(1, parallelism=2))
+        own = self._prepared(keeper, 3, 2, 2)
+        keeper.recover(0)
+        _expect_refusal(lambda: keeper.commit(garbage))
+        keeper.commit(own)
+        assert sorted(self.visible()) == [2, 3]
+
+    def test_a_stranger_leaves_what_another_looks_after(self) -> None:
+        """S7.4: what subtask 3 of 4 prepared outlives the recovery of subtask 0 of 2."""
+        reign = Reign()
+        first = self.make_sink(fresh=True).create_writer(reign.context(3, parallelism=4))
+        handles = self._prepared(first, 2, 0, 2)
+        reign.generation = 2
+        self.make_sink(fresh=False).create_writer(reign.context(0, parallelism=2)).recover(0)
+        self.make_sink(fresh=False).create_writer(reign.context(1, parallelism=2)).commit(handles)
         assert sorted(self.visible()) == [0, 1]
 
     def test_a_fork_touches_nothing_of_its_original(self) -> None:

@@ -139,6 +139,7 @@ def test_a_second_connection_for_a_slot_is_refused_and_the_first_goes_on(driver:
 def test_a_zombie_or_stranger_is_closed_counted_and_never_heard(
     driver: Driver, changes: dict[str, Any], reason: str
 ) -> None:
+    """S9.2."""
     with pytest.raises(HandshakeError, match="refused by the other side"):
         driver.connect(1, **changes)
     assert driver.server.refused == {reason: 1}

@@ -72,3 +72,38 @@ def test_a_sender_refuses_credit_for_what_it_never_sent() -> None:
     sender.sent(5)
     with pytest.raises(ProtocolError, match="6 bytes, 5 outstanding"):
         sender.granted(6)
+
+
+@given(st.integers(1, 50), st.integers(0, 50), st.lists(st.integers(0, 60), max_size=40), st.randoms())
+def test_a_sender_that_overdraws_never_exceeds_what_the_receiver_allows(
+    capacity: int, overdraft: int, sizes: list[int], random: Random
+) -> None:
+    """S3.7: bounded by capacity, overdraft and one batch, checked on both sides; never stuck when closed again."""
+    sender, receiver = SenderCredit(capacity, overdraft), ReceiverCredit(capacity, overdraft)
+    queued = deque[int]()
+    for size in sizes:
+        sender.overdraw(random.random() < 0.5)
+        while not sender.has_capacity():
+            grant = receiver.consumed(queued.popleft())
+            if grant:
+                sender.granted(grant)
+        sender.sent(size)
+        assert sender.outstanding_bytes < capacity + overdraft + max(size, 1)
+        receiver.arrived(size)
+        queued.append(size)
+
+
+def test_the_overdraft_is_allowed_by_the_receiver_and_not_a_byte_more() -> None:
+    """S3.7."""
+    sender, receiver = SenderCredit(10, 10), ReceiverCredit(10, 10)
+    sender.sent(10)
+    receiver.arrived(10)
+    with pytest.raises(AssertionError, match="without credit"):
+        sender.sent(1)
+    sender.overdraw(True)
+    sender.sent(10)
+    receiver.arrived(10)
+    with pytest.raises(AssertionError, match="without credit"):
+        sender.sent(1)
+    with pytest.raises(ProtocolError, match="exceeds its credit"):
+        receiver.arrived(1)

@@ -99,14 +99,32 @@ def test_checkpoints_are_a_table_oldest_first(tidegate: Caller, driver: Driver) 
     driver.complete(1, "checkpoint")
     claim = {"checkpoint_id": 2, "kind": "savepoint", "path": "flights/savepoints/sp-2"}
     driver.reign.append("claim", {**claim, "triggered_at": "2026-11-21T09:25:00.000Z"})
-    driver.reign.append("abort", {"checkpoint_id": 2, "reason": "expired"})
+    driver.reign.append("abort", {"checkpoint_id": 2, "reason": "no answer", "code": "expired", "counts": False})
+    driver.beat(refused_requests={"periodic_queued": 2, "too_many_requests": 1})
     lines = tidegate("checkpoints", "flights").out.splitlines()
     assert lines[0].split() == ["id", "kind", "status", "triggered", *MEASURES, "committed", "path"]
     assert lines[1].split()[:5] == ["1", "checkpoint", "completed", "2026-11-21T09:25:00.000Z", "31"]
     assert lines[1].endswith("flights/checkpoints/chk-1-g1")
-    assert lines[2].split()[1:3] == ["savepoint", "aborted"] and lines[2].endswith("expired")
+    assert lines[2].split()[1:3] == ["savepoint", "aborted"] and lines[2].endswith("no answer")
+    assert lines[3:6] == [
+        "",
+        "2 triggered: 1 completed (0 savepoints), 1 aborted (1 expired), 0 in progress, 0 restored",
+        "3 requests refused (2 periodic_queued, 1 too_many_requests)",
+    ]
+    assert [line.split() for line in lines[6:]] == [
+        ["min", "avg", "max", "p50", "p90", "p99"],
+        ["duration", *["31", "ms"] * 6],
+        ["size", *["2.0", "KiB"] * 6],
+        ["alignment", *["2", "ms"] * 6],
+    ]
     document = tidegate("checkpoints", "flights", "--json").document
     assert [(c["checkpoint_id"], c["status"]) for c in document["checkpoints"]] == [(1, "completed"), (2, "aborted")]
+    assert document["checkpoints"][1]["code"] == "expired"
+    assert document["statistics"]["aborted"] == {"expired": 1}
+    assert document["statistics"]["duration_ms"] == dict.fromkeys(("min", "avg", "max", "p50", "p90", "p99"), 31.0) | {
+        "count": 1
+    }
+    assert document["statistics"]["refused"] == {"periodic_queued": 2, "too_many_requests": 1}
 
 
 def test_list_shows_every_job_of_the_root_and_survives_a_damaged_one(tidegate: Caller, driver: Driver) -> None:

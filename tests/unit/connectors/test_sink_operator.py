@@ -13,7 +13,7 @@ from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWri
 from tidegate.connectors.discard import Discard, DiscardWriter
 from tidegate.connectors.sink_operator import COMMITTABLES_SCHEMA, SinkOperator, SinkSpec
 from tidegate.operators.contract import CommitPermit
-from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
 from tidegate.testing.collect import Collection, CollectSink, collected, forget_collected
 from tidegate.testing.sink_conformance import Reign, numbers
 
@@ -87,6 +87,7 @@ def test_a_later_snapshot_holds_an_earlier_transaction_whose_own_asynchronous_pa
 
 
 def test_a_permit_covers_its_checkpoint_and_those_before_and_nothing_later() -> None:
+    """S7.4."""
     job = Job()
     for checkpoint_id in (1, 2, 3):
         job.write(checkpoint_id, 1)
@@ -133,6 +134,7 @@ def test_restore_and_recover_publish_what_the_snapshot_holds_and_drop_what_came_
 
 
 def test_what_still_awaits_an_approval_survives_a_restore_and_its_data_too() -> None:
+    """S7.8."""
     job = Job()
     job.write(0, 1)
     job.snapshot(1)()
@@ -148,6 +150,7 @@ def test_what_still_awaits_an_approval_survives_a_restore_and_its_data_too() -> 
 
 
 def test_a_fork_publishes_and_removes_nothing_of_its_original() -> None:
+    """S7.4."""
     job = Job()
     job.write(0, 1)
     parts = job.snapshot(1)()
@@ -198,6 +201,7 @@ def opened(sink: Sink) -> SinkOperator:
 
 
 def test_no_checkpoint_completes_without_a_transaction_that_could_not_be_staged() -> None:
+    """S2.1, S7.4."""
     operator = opened(FailingSink())
     first, second = operator.snapshot(1), operator.snapshot(2)
     assert first is not None and second is not None
@@ -260,3 +264,29 @@ def test_the_collection_reports_lost_and_repeated_records() -> None:
         collection.assert_exactly([(0,), (1,), (1,), (5,)])
     forget_collected(name)
     assert collected(name).rows() == []
+
+
+def test_each_handle_keeps_its_first_owner_over_restores() -> None:
+    """S5.5, S7.4: at another parallelism it goes to who looks after that subtask's leftovers, however often."""
+    job = Job()
+    job.write(0, 1)
+    (part,) = job.snapshot(1)()
+    assert part.table.column(OWNER_COLUMN).to_pylist() == [0]
+    moved = part.table.set_column(3, COMMITTABLES_SCHEMA.field(OWNER_COLUMN), pa.array([6], pa.int32()))
+    restored = job.start()
+    restored.restore([StatePart(part.name, part.kind, moved)])
+    job.write(1, 1)
+    (again,) = job.snapshot(2)()
+    assert again.table.column(OWNER_COLUMN).to_pylist() == [6, 0]
+    assert again.table.schema == COMMITTABLES_SCHEMA
+
+
+def test_state_that_the_first_version_wrote_is_read() -> None:
+    """S5.5: it does not tell the owner."""
+    job = Job()
+    job.write(0, 1)
+    (part,) = job.snapshot(1)()
+    restored = job.start()
+    restored.restore([StatePart(part.name, part.kind, part.table.drop_columns([OWNER_COLUMN]))])
+    restored.recover(permit(1))()
+    assert job.published() == [0]

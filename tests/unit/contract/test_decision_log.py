@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.contract.errors import FencedError, RecordError, StoreError
+from tidegate.contract.errors import FencedError, RecordError, StoreError, UnclearAnswerError
 from tidegate.contract.layout import JobLayout
-from tidegate.contract.log import SNAPSHOT_ENTRIES, DecisionLog
+from tidegate.contract.log import MAX_UNCLEAR_ANSWERS, SNAPSHOT_ENTRIES, DecisionLog, pause_before
 from tidegate.contract.memory_store import MemoryStore
 from tidegate.contract.records import Decision, encode
 from tidegate.contract.store import Store
@@ -58,8 +58,9 @@ def name() -> str:
     return secrets.token_hex(8)
 
 
-def log_on(store: Store) -> DecisionLog:
-    return DecisionLog(store, LAYOUT, lambda: NOW, lambda: f"n{next(_nonces)}")
+def log_on(store: Store, pauses: list[int] | None = None) -> DecisionLog:
+    pauses = [] if pauses is None else pauses
+    return DecisionLog(store, LAYOUT, lambda: NOW, lambda: f"n{next(_nonces)}", pause=pauses.append)
 
 
 def test_an_empty_log_has_no_entries() -> None:
@@ -94,6 +95,7 @@ def test_each_reign_has_the_next_generation() -> None:
 
 
 def test_what_an_older_generation_appends_after_a_fence_fails_and_leaves_no_trace() -> None:
+    """S9.2."""
     store = MemoryStore(name())
     old = log_on(store).reign(spec=1, launch=1)
     old.append("claim", {"checkpoint_id": 1})
@@ -114,6 +116,7 @@ def test_what_an_older_generation_appends_after_a_fence_fails_and_leaves_no_trac
 
 
 def test_an_older_driver_that_has_read_the_newer_fence_cannot_append_behind_it() -> None:
+    """S9.2."""
     store = MemoryStore(name())
     log = log_on(store)
     old = log.reign(spec=1, launch=1)
@@ -134,6 +137,7 @@ def test_a_late_driver_of_an_older_submission_or_launch_cannot_begin() -> None:
 
 
 def test_drivers_that_begin_at_once_get_different_generations() -> None:
+    """S9.2."""
     store = MemoryStore(name())
     with ThreadPoolExecutor(8) as pool:
         reigns = list(pool.map(lambda _: log_on(store).reign(spec=1, launch=1), range(8)))
@@ -165,6 +169,7 @@ def test_threads_of_one_driver_append_without_gaps() -> None:
 def test_after_unclear_answers_every_entry_that_append_returned_is_there_once(
     answers: list[Answer], appends: list[int]
 ) -> None:
+    """S9.2."""
     store = UnreliableStore(name(), [])
     reign = log_on(store).reign(spec=1, launch=1)
     store.answers = answers
@@ -191,11 +196,92 @@ def test_a_store_that_never_answers_clearly_ends_the_append() -> None:
     store = UnreliableStore(name(), [])
     reign = log_on(store).reign(spec=1, launch=1)
     store.answers = ["lost before"] * 100
-    with pytest.raises(StoreError, match="connection reset"):
+    with pytest.raises(UnclearAnswerError, match=r"entry 2, 'status'.*00000002.json.*connection reset.*Start the job"):
         reign.append("status", {"status": "RUNNING"})
+    assert len(store.answers) == 100 - MAX_UNCLEAR_ANSWERS
+
+
+class DeafStore(MemoryStore):
+    """While it is deaf nothing is answered; the first create is carried out all the same when it `takes`."""
+
+    deaf = takes = False
+
+    def create(self, path: str, data: bytes) -> None:
+        if not self.deaf or self.takes:
+            super().create(path, data)
+            self.takes = False
+        if self.deaf:
+            raise StoreError("connection reset")
+
+    def read(self, path: str) -> bytes:
+        if self.deaf:
+            raise StoreError("connection reset")
+        return super().read(path)
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_a_reign_that_does_not_know_what_it_wrote_is_over(takes: bool) -> None:
+    """S9.2: it appends nothing more and checks as over, however well the store is by then."""
+    store = DeafStore(name())
+    reign = log_on(store).reign(spec=1, launch=1)
+    store.deaf, store.takes = True, takes
+    with pytest.raises(UnclearAnswerError) as first:
+        reign.append("complete", {"checkpoint_id": 1})
+    store.deaf = False
+    for again in (lambda: reign.append("abort", {"checkpoint_id": 1}), reign.check):
+        with pytest.raises(UnclearAnswerError) as later:
+            again()
+        assert later.value is first.value
+    assert [entry.kind for entry in log_on(store).read()] == ["fence", "complete"][: 1 + takes]
+
+
+def test_a_fence_without_a_clear_answer_begins_no_reign() -> None:
+    """S9.2."""
+    store = UnreliableStore(name(), ["lost before"] * MAX_UNCLEAR_ANSWERS)
+    with pytest.raises(UnclearAnswerError, match="entry 1, 'fence'"):
+        log_on(store).reign(spec=1, launch=1)
+    assert log_on(store).reign(spec=1, launch=2).generation == 1
+
+
+def test_attempts_at_an_append_are_some_time_apart() -> None:
+    pauses: list[int] = []
+    store = UnreliableStore(name(), [])
+    reign = log_on(store, pauses).reign(spec=1, launch=1)
+    reign.append("status", {"status": "RUNNING"})
+    assert pauses == []
+    store.answers = ["lost before", "lost before", "lost before"]
+    reign.append("status", {"status": "RESTARTING"})
+    assert pauses == [1, 2, 3]
+
+
+def test_each_pause_is_twice_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("tidegate.contract.log.time.sleep", slept.append)
+    for attempt in range(1, MAX_UNCLEAR_ANSWERS):
+        pause_before(attempt)
+    assert slept == pytest.approx([0.1, 0.2, 0.4, 0.8])
+
+
+def test_an_entry_whose_owner_cannot_be_read_is_looked_at_again() -> None:
+    """S9.2: the create says that something is there, the read does not say whose it is."""
+    store = UnreliableStore(name(), [])
+    reign = log_on(store).reign(spec=1, launch=1)
+    store.answers = ["lost after"]
+    refusals = iter([StoreError("connection reset")])
+    read = store.read
+
+    def unreadable_once(path: str) -> bytes:
+        for error in refusals:
+            raise error
+        return read(path)
+
+    store.read = unreadable_once  # type: ignore[method-assign]
+    assert reign.append("status", {"status": "RUNNING"}).number == 2
+    assert len(log_on(store).read()) == 2
 
 
 def test_the_winner_of_an_unclear_race_is_told_apart_by_its_nonce() -> None:
+    """S9.2."""
     base = name()
     old = log_on(UnreliableStore(base, ["clear", "lost before"])).reign(spec=1, launch=1)
     log_on(MemoryStore(base)).reign(spec=1, launch=2)
@@ -232,6 +318,7 @@ def test_a_lost_or_damaged_snapshot_costs_time_only(damage: bytes) -> None:
 
 
 def test_originals_stay_when_a_snapshot_holds_them_so_that_a_zombie_finds_its_number_taken() -> None:
+    """S9.2."""
     store = MemoryStore(name())
     zombie = log_on(store).reign(spec=1, launch=1)
     long_log_of_successor = log_on(store).reign(spec=1, launch=2)

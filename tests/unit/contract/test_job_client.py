@@ -171,6 +171,7 @@ def test_a_restore_of_an_own_savepoint_by_its_absolute_url_is_recorded_as_the_lo
 
 
 def test_a_deleted_checkpoint_cannot_be_restored(client: JobClient, driver: ScriptedDriver) -> None:
+    """S9.3."""
     client.store.delete_folder(driver.checkpoint(1))
     driver.status("STOPPED")
     for restore in (RestoreFrom("checkpoint", checkpoint_id=1), RestoreFrom("latest")):
@@ -179,6 +180,7 @@ def test_a_deleted_checkpoint_cannot_be_restored(client: JobClient, driver: Scri
 
 
 def test_an_aborted_checkpoint_cannot_be_restored(client: JobClient, driver: ScriptedDriver) -> None:
+    """S2.1, S9.3."""
     driver.checkpoint(1)
     driver.reign.append("claim", {"checkpoint_id": 2, "kind": "checkpoint", "path": "p"})
     driver.status("STOPPED")
@@ -189,6 +191,7 @@ def test_an_aborted_checkpoint_cannot_be_restored(client: JobClient, driver: Scr
 def test_another_jobs_savepoint_starts_a_fork_with_a_lineage_of_its_own(
     root: str, driver: ScriptedDriver, pipeline: str
 ) -> None:
+    """S7.4."""
     path = driver.checkpoint(1, "savepoint")
     fork = JobClient(root, "fork").submit(pipeline=pipeline, restore=RestoreFrom("savepoint", path))
     assert fork.restore == RestoreFrom("savepoint", path)
@@ -203,6 +206,7 @@ def test_an_own_savepoint_that_was_moved_continues_the_lineage(client: JobClient
 
 
 def test_damaged_metadata_is_refused_before_anything_starts(client: JobClient, driver: ScriptedDriver) -> None:
+    """S9.3."""
     client.store.create("broken/_metadata", b"{")
     driver.status("STOPPED")
     with pytest.raises(SnapshotError, match="metadata of broken is damaged"):
@@ -282,6 +286,7 @@ def test_a_living_driver_is_not_fenced_off(client: JobClient, clock: FakeTime, d
 
 
 def test_a_command_names_submission_and_expiry_and_rings_the_bell(client: JobClient, driver: ScriptedDriver) -> None:
+    """S9.4."""
     command = client.send("stop", {"mode": "drain"}, expires_in=timedelta(minutes=1), issued_by="alice")
     assert (command.verb, command.arguments, command.spec, command.issued_by) == ("stop", {"mode": "drain"}, 1, "alice")
     assert (command.issued_at, command.expires_at) == ("2026-11-21T09:25:00.000Z", "2026-11-21T09:26:00.000Z")
@@ -292,6 +297,7 @@ def test_a_command_names_submission_and_expiry_and_rings_the_bell(client: JobCli
 def test_sending_again_under_one_id_gives_the_first_command_and_rings_again(
     client: JobClient, clock: FakeTime, driver: ScriptedDriver
 ) -> None:
+    """S9.4."""
     first = client.send("savepoint", command_id="task-1", issued_by="alice")
     rung = client.store.read(client.layout.bell)
     clock.seconds = 50

@@ -13,6 +13,7 @@ from tidegate.contract.options import JobOptions
 
 
 def test_the_defaults_are_those_of_the_rules() -> None:
+    """S1.1, S1.2, S1.4, S2.3, S5.1, S5.4."""
     options = JobOptions()
     assert options.checkpoint_interval is None
     assert options.checkpoint_timeout == timedelta(minutes=10)
@@ -76,6 +77,8 @@ def test_a_name_like_no_other_is_refused_with_the_list() -> None:
         ("retention", "drop", "'keep' or 'delete'"),
         ("retention", None, "'keep' or 'delete'"),
         ("savepoint_directory", "", "leave it out"),
+        ("unaligned_checkpoints", "yes", "true or false"),
+        ("unaligned_checkpoints", 1, "true or false"),
     ],
 )
 def test_a_wrong_value_is_refused_with_option_and_what_is_allowed(name: str, value: object, allowed: str) -> None:
@@ -95,6 +98,23 @@ def test_options_that_contradict_each_other_are_refused() -> None:
         JobOptions(parallelism=129)
     with pytest.raises(OptionError, match="longer than heartbeat_interval"):
         JobOptions(heartbeat_interval="30 s")
+    with pytest.raises(OptionError, match="nothing to overtake"):
+        JobOptions(unaligned_checkpoints=True, checkpoint_mode="at_least_once")
+    with pytest.raises(OptionError, match="nothing to overtake"):
+        JobOptions(unaligned_checkpoints=True, checkpoint_mode="off")
+    with pytest.raises(OptionError, match="checkpoint_mode is 'off'.*checkpoint_interval=none"):
+        JobOptions(checkpoint_interval="1 s", checkpoint_mode="off")
+    with pytest.raises(OptionError, match="unaligned_checkpoints is off"):
+        JobOptions(aligned_checkpoint_timeout="1 s")
+
+
+def test_unaligned_checkpoints_overtake_at_once_or_after_the_timeout() -> None:
+    """S3.7."""
+    assert JobOptions().unaligned_after_ms is None
+    assert JobOptions.from_mapping({"unaligned_checkpoints": "true"}).unaligned_after_ms == 0
+    timed = JobOptions(unaligned_checkpoints=True, aligned_checkpoint_timeout="2 s")
+    assert timed.unaligned_after_ms == 2_000
+    assert JobOptions.from_mapping(timed.to_mapping()) == timed
 
 
 def test_options_are_frozen_and_can_be_replaced() -> None:

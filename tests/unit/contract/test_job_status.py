@@ -119,6 +119,7 @@ def test_how_a_job_was_stopped_is_told() -> None:
 
 
 def test_snapshots_are_listed_oldest_first_with_what_became_of_them() -> None:
+    """S2.5."""
     view = running().complete(1, bytes=5).claim(2).add("abort", checkpoint_id=2, reason="declined").claim(3).view
     first, second, third = view.checkpoints
     assert (first.status, first.duration_ms, first.metrics, first.generation) == ("completed", 2000, {"bytes": 5}, 1)
@@ -132,6 +133,7 @@ def test_a_duration_that_the_driver_measured_counts_for_more_than_the_clock() ->
 
 
 def test_what_was_pending_when_a_newer_driver_began_is_aborted() -> None:
+    """S2.1, S9.2."""
     assert running().claim(1).fence(2).view.checkpoints[0].reason == "generation 2 took over"
 
 
@@ -145,12 +147,14 @@ def test_a_commit_covers_what_the_submission_completed_before_it() -> None:
 
 
 def test_a_commit_does_not_cover_an_abandoned_timeline() -> None:
+    """S7.4, S9.3."""
     story = running().complete(1).complete(2).submit(RestoreFrom("checkpoint", checkpoint_id=1)).fence()
     story.complete(3).add("committed", checkpoint_id=3)
     assert [checkpoint.committed for checkpoint in story.view.checkpoints] == [False, False, True]
 
 
 def test_the_latest_recovery_point_is_no_intermediate_savepoint() -> None:
+    """S2.4."""
     view = running().complete(1).complete(2, "savepoint").view
     assert view.latest_recovery_point is not None and view.latest_recovery_point.checkpoint_id == 1
     assert view.latest_savepoint is not None and view.latest_savepoint.checkpoint_id == 2
@@ -158,6 +162,7 @@ def test_the_latest_recovery_point_is_no_intermediate_savepoint() -> None:
 
 @pytest.mark.parametrize("kind", ["checkpoint", "final", "stop-savepoint"])
 def test_checkpoints_final_ones_and_stop_savepoints_are_recovery_points(kind: str) -> None:
+    """S2.4."""
     point = running().complete(1).complete(2, kind).view.latest_recovery_point
     assert point is not None and point.checkpoint_id == 2
 
@@ -177,6 +182,7 @@ def test_a_restored_submission_that_completed_nothing_goes_back_to_its_restore_p
 
 
 def test_latest_after_latest_goes_back_to_the_newest_of_the_line() -> None:
+    """S9.3."""
     story = running().complete(1).complete(2)
     for _ in range(3):
         story.submit(RestoreFrom("latest")).fence()
@@ -184,6 +190,7 @@ def test_latest_after_latest_goes_back_to_the_newest_of_the_line() -> None:
 
 
 def test_an_abandoned_timeline_is_no_candidate() -> None:
+    """S9.3."""
     story = running().complete(1).complete(2).submit(RestoreFrom("checkpoint", checkpoint_id=1)).fence()
     story.submit(RestoreFrom("latest")).fence()
     assert latest(story) == 1
@@ -195,6 +202,7 @@ def test_a_snapshot_from_outside_is_the_restore_point_by_its_path() -> None:
 
 
 def test_ids_are_never_claimed_twice_over_restores() -> None:
+    """S1.4."""
     story = running().complete(1).claim(2).submit(RestoreFrom("checkpoint", checkpoint_id=1)).fence()
     assert next_checkpoint_id(story.decisions) == 3
     assert next_checkpoint_id([]) == 1

@@ -2,88 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from coordinator_driver import ALL, SOURCE, WINDOW, Driver, of
 
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.coordinator import FINAL_RETRY_MS, Coordinator, CoordinatorOptions
+from tidegate.coordinator.final_snapshot import FINAL_RETRY_MS
 from tidegate.coordinator.metadata_of import subtask_history
 from tidegate.coordinator.retention import Completed
-from tidegate.coordinator.topology import ChainShape, Topology
-
-SOURCE, WINDOW = 0, 1
-ALL = [(SOURCE, 0), (SOURCE, 1), (WINDOW, 0), (WINDOW, 1)]
-TOPOLOGY = Topology(
-    2,
-    (
-        ChainShape(SOURCE, ("src",), (), True, False),
-        ChainShape(WINDOW, ("win", "out"), ((SOURCE, True),), False, True),
-    ),
-)
-
-
-class Driver:
-    """Carries out Claim and Complete as the I/O shell would, and records every action."""
-
-    def __init__(self, topology: Topology = TOPOLOGY, **options: Any) -> None:
-        given: dict[str, Any] = {
-            "interval_ms": 1000,
-            "min_pause_ms": 0,
-            "timeout_ms": 10_000,
-            "max_concurrent": 1,
-            "max_queued": 10,
-            "tolerable_failures": 0,
-            "retained": 1,
-        }
-        completed = options.pop("completed", ())
-        given |= options
-        self.coordinator = Coordinator(
-            topology, CoordinatorOptions(**given), run_id="run", first_delay_ms=1000, completed=completed
-        )
-        self.now = 0
-        self.next_id = 1
-        self.actions: list[ev.Action] = []
-        self.topology = topology
-
-    def send(self, event: ev.Event) -> list[ev.Action]:
-        """All actions that follow from `event`."""
-        out: list[ev.Action] = []
-        pending = [event]
-        while pending:
-            for action in self.coordinator.handle(pending.pop(0), self.now):
-                out.append(action)
-                if isinstance(action, ev.Claim):
-                    pending.append(ev.LocationReady(self.next_id, f"chk-{self.next_id}"))
-                    self.next_id += 1
-                if isinstance(action, ev.Complete):
-                    pending.append(ev.CompletionDurable(action.checkpoint_id, 100 + action.checkpoint_id))
-        self.actions += out
-        return out
-
-    def start(self) -> None:
-        for subtask in self.topology.subtasks():
-            self.send(ev.SubtaskRunning(subtask))
-
-    def tick(self, ms: int) -> list[ev.Action]:
-        self.now += ms
-        return self.send(ev.Tick())
-
-    def ack(self, subtask: ev.Subtask, n: int, run: str = "run", **kwargs: Any) -> list[ev.Action]:
-        return self.send(ev.Acknowledged(subtask, n, run, **kwargs))
-
-    def ack_all(self, n: int) -> list[ev.Action]:
-        out: list[ev.Action] = []
-        for subtask in self.topology.subtasks():
-            out += self.ack(subtask, n)
-        return out
-
-    def ask(self, kind: Any = "checkpoint", request_id: str = "c", **kwargs: Any) -> list[ev.Action]:
-        return self.send(ev.SnapshotRequested(ev.Request(kind, request_id=request_id, **kwargs)))
-
-
-def of(actions: list[ev.Action], kind: type) -> list[Any]:
-    return [a for a in actions if isinstance(a, kind)]
 
 
 @pytest.fixture
@@ -94,12 +19,14 @@ def driver() -> Driver:
 
 
 def test_nothing_is_triggered_before_every_subtask_runs() -> None:
+    """S1.1, S1.3."""
     d = Driver()
     d.send(ev.SubtaskRunning((SOURCE, 0)))
     assert of(d.tick(5_000), ev.Claim) == []
 
 
 def test_the_periodic_trigger_starts_after_the_first_delay_and_goes_to_the_sources(driver: Driver) -> None:
+    """S1.1, S1.3."""
     assert of(driver.tick(999), ev.SendTrigger) == []
     (trigger,) = of(driver.tick(1), ev.SendTrigger)
     assert trigger.subtasks == ((SOURCE, 0), (SOURCE, 1))
@@ -107,6 +34,7 @@ def test_the_periodic_trigger_starts_after_the_first_delay_and_goes_to_the_sourc
 
 
 def test_completion_needs_every_acknowledgement_and_then_notifies(driver: Driver) -> None:
+    """S2.1."""
     driver.tick(1000)
     for subtask in ALL[:-1]:
         assert driver.ack(subtask, 1) == []
@@ -116,6 +44,7 @@ def test_completion_needs_every_acknowledgement_and_then_notifies(driver: Driver
 
 
 def test_the_history_holds_every_subtasks_acknowledgement_with_its_time(driver: Driver) -> None:
+    """S2.5."""
     driver.tick(1000)
     for k, subtask in enumerate(ALL):
         driver.now += 10
@@ -126,6 +55,7 @@ def test_the_history_holds_every_subtasks_acknowledgement_with_its_time(driver: 
 
 
 def test_late_duplicate_unknown_and_foreign_acknowledgements_change_nothing(driver: Driver) -> None:
+    """S2.2."""
     driver.tick(1000)
     assert driver.ack((SOURCE, 0), 1, run="older run") == []
     assert driver.ack((SOURCE, 0), 99) == []
@@ -137,12 +67,14 @@ def test_late_duplicate_unknown_and_foreign_acknowledgements_change_nothing(driv
 
 
 def test_only_one_checkpoint_is_pending_by_default(driver: Driver) -> None:
+    """S1.2."""
     driver.tick(1000)
     assert of(driver.tick(1000), ev.Claim) == []
     assert of(driver.ack_all(1), ev.Claim) != []
 
 
 def test_min_pause_counts_from_completion_and_sets_the_next_tick() -> None:
+    """S1.2."""
     d = Driver(min_pause_ms=700)
     d.start()
     d.tick(1000)
@@ -154,6 +86,7 @@ def test_min_pause_counts_from_completion_and_sets_the_next_tick() -> None:
 
 
 def test_a_savepoint_is_forced_past_concurrency_and_min_pause() -> None:
+    """S1.2."""
     d = Driver(min_pause_ms=60_000)
     d.start()
     d.tick(1000)
@@ -162,6 +95,7 @@ def test_a_savepoint_is_forced_past_concurrency_and_min_pause() -> None:
 
 
 def test_a_savepoint_answers_its_request_but_commits_and_subsumes_nothing(driver: Driver) -> None:
+    """S2.1, S2.4."""
     driver.tick(1000)
     driver.ask("savepoint")
     actions = driver.ack_all(2)
@@ -172,6 +106,7 @@ def test_a_savepoint_answers_its_request_but_commits_and_subsumes_nothing(driver
 
 
 def test_a_user_checkpoint_runs_before_a_periodic_one() -> None:
+    """S1.2."""
     d = Driver()
     d.start()
     d.tick(1000)
@@ -183,6 +118,7 @@ def test_a_user_checkpoint_runs_before_a_periodic_one() -> None:
 
 
 def test_the_request_that_falls_out_of_a_full_queue_is_answered() -> None:
+    """S1.2."""
     d = Driver(max_queued=1, interval_ms=None)
     d.ask("checkpoint", "first")
     (answer,) = of(d.ask("checkpoint", "second"), ev.Answer)
@@ -192,6 +128,7 @@ def test_the_request_that_falls_out_of_a_full_queue_is_answered() -> None:
 def test_a_checkpoint_that_expires_is_aborted_everywhere_and_fails_the_run_when_none_is_tolerated(
     driver: Driver,
 ) -> None:
+    """S1.4, S2.2."""
     driver.tick(1000)
     driver.ack((SOURCE, 0), 1)
     actions = driver.tick(10_000)
@@ -201,6 +138,7 @@ def test_a_checkpoint_that_expires_is_aborted_everywhere_and_fails_the_run_when_
 
 
 def test_declines_count_against_the_tolerated_failures_and_a_success_resets_them() -> None:
+    """S2.2."""
     d = Driver(tolerable_failures=1, interval_ms=None)
     d.start()
     d.ask(request_id="a")
@@ -214,6 +152,7 @@ def test_declines_count_against_the_tolerated_failures_and_a_success_resets_them
 
 
 def test_a_failed_savepoint_does_not_count(driver: Driver) -> None:
+    """S2.2."""
     driver.ask("savepoint")
     actions = driver.send(ev.Declined((WINDOW, 0), 1, "run", "disk full"))
     assert of(actions, ev.FailRun) == []
@@ -221,6 +160,7 @@ def test_a_failed_savepoint_does_not_count(driver: Driver) -> None:
 
 
 def test_a_newer_completion_subsumes_older_checkpoints_but_no_savepoint() -> None:
+    """S2.1."""
     d = Driver(max_concurrent=3, interval_ms=None)
     d.start()
     d.ask("checkpoint", "one")
@@ -232,6 +172,7 @@ def test_a_newer_completion_subsumes_older_checkpoints_but_no_savepoint() -> Non
 
 
 def test_a_finished_source_is_recorded_and_the_rest_is_triggered_past_it(driver: Driver) -> None:
+    """S1.3, S6.1."""
     driver.send(ev.SubtaskEndedData((SOURCE, 0), True))
     driver.send(ev.SubtaskFinished((SOURCE, 0)))
     (trigger,) = of(driver.tick(1000), ev.SendTrigger)
@@ -243,6 +184,7 @@ def test_a_finished_source_is_recorded_and_the_rest_is_triggered_past_it(driver:
 
 
 def test_when_all_sources_have_finished_the_next_stage_is_triggered(driver: Driver) -> None:
+    """S1.3, S6.1."""
     for i in range(2):
         driver.send(ev.SubtaskEndedData((SOURCE, i), True))
         driver.send(ev.SubtaskFinished((SOURCE, i)))
@@ -251,6 +193,7 @@ def test_when_all_sources_have_finished_the_next_stage_is_triggered(driver: Driv
 
 
 def test_a_subtask_that_finishes_between_plan_and_acknowledgement_aborts_that_checkpoint(driver: Driver) -> None:
+    """S1.5."""
     driver.tick(1000)
     actions = driver.send(ev.SubtaskFinished((SOURCE, 0)))
     assert [a.checkpoint_id for a in of(actions, ev.SendAbort)] == [1]
@@ -269,6 +212,7 @@ def test_a_source_ended_by_a_stop_has_not_reached_its_end_of_data(driver: Driver
 
 
 def test_one_final_snapshot_starts_at_once_when_nothing_reads_any_more() -> None:
+    """S7.3."""
     d = Driver(interval_ms=None)
     d.start()
     actions: list[ev.Action] = []
@@ -280,6 +224,7 @@ def test_one_final_snapshot_starts_at_once_when_nothing_reads_any_more() -> None
 
 
 def test_a_failed_final_snapshot_is_asked_for_again_after_a_pause() -> None:
+    """S1.2, S7.3."""
     d = Driver(interval_ms=None, tolerable_failures=3)
     d.start()
     for subtask in ALL:
@@ -297,6 +242,7 @@ def test_the_run_ends_when_every_subtask_has_finished() -> None:
 
 
 def test_a_stop_ends_the_run_with_its_savepoint_and_takes_no_other_snapshot(driver: Driver) -> None:
+    """S7.3, S7.5."""
     driver.ask("stop-savepoint", "stop", stop="suspend")
     for subtask in ALL:
         driver.send(ev.SubtaskEndedData(subtask, False))
@@ -310,6 +256,7 @@ def test_a_stop_ends_the_run_with_its_savepoint_and_takes_no_other_snapshot(driv
 
 
 def test_a_stop_whose_savepoint_fails_makes_the_run_fail_over_and_says_so(driver: Driver) -> None:
+    """S7.7."""
     driver.ask("stop-savepoint", "stop", stop="drain")
     actions = driver.send(ev.Declined((WINDOW, 1), 1, "run", "disk full"))
     (answer,) = of(actions, ev.Answer)
@@ -331,6 +278,7 @@ def test_a_checkpoint_counts_as_committed_when_every_committing_subtask_says_so(
 
 
 def test_retention_keeps_the_newest_and_the_last_committed() -> None:
+    """S2.3."""
     d = Driver(completed=(Completed(1, "checkpoint", "chk-1"),))
     d.next_id = 2
     d.start()
@@ -346,6 +294,7 @@ def test_retention_keeps_the_newest_and_the_last_committed() -> None:
 
 
 def test_shutting_down_aborts_what_is_pending_and_hands_user_requests_to_the_next_run(driver: Driver) -> None:
+    """S9.1."""
     driver.ask("checkpoint", "mine")
     actions, again = driver.coordinator.shut_down("a slot died")
     assert [a.checkpoint_id for a in of(actions, ev.SendAbort)] == [1]
@@ -353,6 +302,7 @@ def test_shutting_down_aborts_what_is_pending_and_hands_user_requests_to_the_nex
 
 
 def test_shutting_down_tells_a_stop_that_the_job_goes_on(driver: Driver) -> None:
+    """S7.7."""
     driver.ask("stop-savepoint", "stop", stop="suspend")
     actions, again = driver.coordinator.shut_down("a slot died")
     (answer,) = of(actions, ev.Answer)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.coordinator import FINAL_RETRY_MS, Coordinator, CoordinatorOptions
+from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions
+from tidegate.coordinator.final_snapshot import FINAL_RETRY_MS
 from tidegate.coordinator.topology import ChainShape, Topology
 
 SOURCE, SINK = 0, 1

@@ -9,7 +9,6 @@ import pytest
 from tidegate.contract.errors import SnapshotError
 from tidegate.contract.records import Decision, RestoreFrom, Spec
 from tidegate.coordinator.recovery import choose_restore_point, completed_after
-from tidegate.coordinator.restart import FixedDelayRestart
 from tidegate.coordinator.retention import Completed, retired
 
 
@@ -39,24 +38,28 @@ def test_a_fresh_submission_starts_fresh() -> None:
 
 
 def test_a_failed_run_restarts_from_the_newest_recovery_point_of_its_submission() -> None:
+    """S9.1, S9.3."""
     log = Log().fence(1).complete(1).complete(2).complete(3, "savepoint")
     point = choose_restore_point(log.entries, [spec(1)], 1)
     assert point is not None and (point.checkpoint_id, point.commit_only) == (2, False)
 
 
 def test_after_a_completed_stop_savepoint_only_the_commit_is_left() -> None:
+    """S7.7."""
     log = Log().fence(1).complete(1).complete(2, "stop-savepoint", stop="drain")
     point = choose_restore_point(log.entries, [spec(1)], 1)
     assert point is not None and point.commit_only and point.stop_mode == "drain"
 
 
 def test_a_stop_savepoint_of_an_earlier_submission_is_an_ordinary_restore_point() -> None:
+    """S2.4, S9.3."""
     log = Log().fence(1).complete(1, "stop-savepoint", stop="suspend").fence(2)
     point = choose_restore_point(log.entries, [spec(1), spec(2, RestoreFrom("latest"))], 2)
     assert point is not None and (point.checkpoint_id, point.commit_only) == (1, False)
 
 
 def test_latest_does_not_reach_into_an_abandoned_timeline() -> None:
+    """S9.3."""
     log = Log().fence(1).complete(1).complete(2).fence(2).fence(3)
     back = RestoreFrom("checkpoint", checkpoint_id=1, on_committed_after="accept_duplicates")
     point = choose_restore_point(log.entries, [spec(1), spec(2, back), spec(3, RestoreFrom("latest"))], 3)
@@ -64,6 +67,7 @@ def test_latest_does_not_reach_into_an_abandoned_timeline() -> None:
 
 
 def test_a_checkpoint_that_was_never_completed_is_refused_by_its_id() -> None:
+    """S2.1, S9.3."""
     log = Log().fence(1).complete(1).fence(2)
     with pytest.raises(SnapshotError, match="checkpoint 7"):
         choose_restore_point(log.entries, [spec(1), spec(2, RestoreFrom("checkpoint", checkpoint_id=7))], 2)
@@ -76,24 +80,41 @@ def test_a_path_from_outside_is_taken_as_it_is() -> None:
 
 
 def test_what_was_completed_after_the_restore_point_is_listed() -> None:
+    """S9.3."""
     log = Log().fence(1).complete(1).complete(2).complete(3, "savepoint").complete(4).fence(2)
     assert completed_after(log.entries, 1, 2) == [2, 4]
 
 
 def test_savepoints_count_for_retention_but_are_never_retired() -> None:
+    """S2.3."""
     done = [Completed(1, "checkpoint", "a"), Completed(2, "savepoint", "b"), Completed(3, "checkpoint", "c")]
     assert [c.checkpoint_id for c in retired(done, retained=1, last_committed=None)] == [1]
-    done.append(Completed(4, "stop-savepoint", "d"))
-    assert [c.checkpoint_id for c in retired(done, retained=1, last_committed=None)] == [1]
+    done.append(Completed(4, "stop-savepoint", "d", "suspend"))
+    done.append(Completed(5, "checkpoint", "e"))
+    assert [c.checkpoint_id for c in retired(done, retained=2, last_committed=None)] == [1, 3]
 
 
 def test_the_last_real_checkpoint_stays_when_savepoints_fill_the_list() -> None:
-    done = [Completed(1, "checkpoint", "a"), Completed(2, "stop-savepoint", "b")]
+    """S2.3."""
+    done = [Completed(1, "checkpoint", "a"), Completed(2, "savepoint", "b"), Completed(3, "savepoint", "c")]
     assert retired(done, retained=1, last_committed=None) == []
 
 
-def test_restarts_are_limited_until_a_checkpoint_proves_progress() -> None:
-    strategy = FixedDelayRestart(attempts=2, delay_ms=50)
-    assert [strategy.on_failure() for _ in range(3)] == [50, 50, None]
-    strategy.on_progress()
-    assert strategy.on_failure() == 50
+def test_after_a_stop_savepoint_nothing_older_is_needed() -> None:
+    """S2.3."""
+    done = [Completed(1, "checkpoint", "a"), Completed(2, "checkpoint", "b"), Completed(3, "stop-savepoint", "c")]
+    assert [c.checkpoint_id for c in retired(done, retained=3, last_committed=2)] == [1, 2]
+
+
+def test_the_last_real_checkpoint_in_front_of_a_drain_stays() -> None:
+    """S2.3, S7.5: going on from a drained savepoint needs consent, from that checkpoint it does not."""
+    done = [Completed(1, "checkpoint", "a"), Completed(2, "checkpoint", "b")]
+    done.append(Completed(3, "stop-savepoint", "c", "drain"))
+    assert [c.checkpoint_id for c in retired(done, retained=1, last_committed=None)] == [1]
+
+
+def test_what_a_submission_was_restored_from_stays_until_it_has_a_recovery_point_of_its_own() -> None:
+    """S2.3: whatever is newer, on a timeline that was abandoned."""
+    done = [Completed(1, "checkpoint", "a"), Completed(2, "checkpoint", "b"), Completed(3, "savepoint", "c")]
+    assert retired(done, retained=1, last_committed=None, restored=1) == []
+    assert [c.checkpoint_id for c in retired(done, retained=1, last_committed=None)] == [1]

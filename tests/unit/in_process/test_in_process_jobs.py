@@ -105,6 +105,7 @@ def job(sink: str, pipeline: Any = windows, **options: Any) -> InProcessJob:
 
 @pytest.mark.parametrize(("pipeline", "wanted"), [(windows, expected_windows), (joined, expected_joined)])
 def test_a_bounded_job_ends_with_one_final_snapshot_and_complete_output(sink: str, pipeline: Any, wanted: Any) -> None:
+    """S7.1, S7.2, S7.3."""
     a_job = job(sink, pipeline)
     outcome = a_job.submit().to_end()
     assert outcome == RunEnded(None, None, None, None)
@@ -116,6 +117,7 @@ def test_a_bounded_job_ends_with_one_final_snapshot_and_complete_output(sink: st
 @pytest.mark.parametrize(("pipeline", "wanted"), [(windows, expected_windows), (joined, expected_joined)])
 @pytest.mark.parametrize("seed", range(25))
 def test_crashes_at_random_moments_lose_and_repeat_nothing(sink: str, pipeline: Any, wanted: Any, seed: int) -> None:
+    """S3.2, S4.2, S7.4, S9.1."""
     rng = random.Random(seed)
     a_job = job(sink, pipeline, checkpoint_interval="1 s", retained_checkpoints=2)
     run = a_job.submit()
@@ -139,6 +141,7 @@ def test_crashes_at_random_moments_lose_and_repeat_nothing(sink: str, pipeline: 
 @pytest.mark.parametrize("moment", [0, 3, 10, 25, 60])
 @pytest.mark.parametrize("pipeline", [windows, joined])
 def test_suspend_commits_and_a_restore_goes_on_where_it_stopped(sink: str, pipeline: Any, moment: int) -> None:
+    """S4.2, S7.2, S7.5."""
     a_job = job(sink, pipeline)
     run = a_job.submit()
     run.pump(moment)
@@ -152,6 +155,7 @@ def test_suspend_commits_and_a_restore_goes_on_where_it_stopped(sink: str, pipel
 
 
 def test_drain_fires_open_windows_and_suspend_does_not(sink: str) -> None:
+    """S7.2."""
     suspended = InProcessJob(lambda: windows(sink + "s", None), {"parallelism": 2})
     run = suspended.submit()
     run.pump(20)
@@ -166,6 +170,7 @@ def test_drain_fires_open_windows_and_suspend_does_not(sink: str) -> None:
 
 
 def test_restoring_a_drained_savepoint_is_refused_unless_allowed(sink: str) -> None:
+    """S7.5."""
     a_job = InProcessJob(lambda: windows(sink, None), {"parallelism": 2})
     run = a_job.submit()
     run.pump(20)
@@ -177,6 +182,7 @@ def test_restoring_a_drained_savepoint_is_refused_unless_allowed(sink: str) -> N
 
 
 def test_an_intermediate_savepoint_commits_nothing(sink: str) -> None:
+    """S2.4."""
     a_job = job(sink)
     run = a_job.submit()
     run.pump(30)
@@ -188,6 +194,7 @@ def test_an_intermediate_savepoint_commits_nothing(sink: str) -> None:
 
 
 def test_checkpoints_go_on_after_a_bounded_source_has_finished(sink: str) -> None:
+    """S6.1."""
     a_job = InProcessJob(lambda: joined(sink, None), {"parallelism": 2, "checkpoint_interval": "1 s"})
     run = a_job.submit()
     run.until(lambda: any(d.kind == "end_of_data" for d in a_job.log.read()))
@@ -202,6 +209,7 @@ def test_checkpoints_go_on_after_a_bounded_source_has_finished(sink: str) -> Non
 
 
 def test_a_job_restored_after_a_source_finished_does_not_read_it_again(sink: str) -> None:
+    """S6.2."""
     a_job = InProcessJob(lambda: joined(sink, None), {"parallelism": 2, "checkpoint_interval": "1 s"})
     run = a_job.submit()
 
@@ -218,6 +226,7 @@ def test_a_job_restored_after_a_source_finished_does_not_read_it_again(sink: str
 
 
 def test_a_failed_stop_leaves_the_output_exact(sink: str) -> None:
+    """S7.7."""
     a_job = job(sink, checkpoint_interval="1 s")
     run = a_job.submit()
     run.pump(20)
@@ -230,6 +239,7 @@ def test_a_failed_stop_leaves_the_output_exact(sink: str) -> None:
 
 
 def test_a_crash_between_a_stop_savepoint_and_its_commit_commits_it_and_ends(sink: str) -> None:
+    """S7.5, S7.7."""
     a_job = job(sink)
     run = a_job.submit()
     run.pump(25)
@@ -244,6 +254,7 @@ def test_a_crash_between_a_stop_savepoint_and_its_commit_commits_it_and_ends(sin
 
 
 def test_a_zombie_driver_can_complete_nothing(sink: str) -> None:
+    """S9.2."""
     a_job = job(sink, checkpoint_interval="1 s")
     zombie = a_job.submit()
     zombie.pump(10)
@@ -255,6 +266,7 @@ def test_a_zombie_driver_can_complete_nothing(sink: str) -> None:
 
 
 def test_a_source_that_the_snapshot_does_not_know_is_read_from_its_start(sink: str) -> None:
+    """S4.3."""
     a_job = job(sink)
     run = a_job.submit()
     run.pump(25)
@@ -276,6 +288,7 @@ def test_a_source_that_the_snapshot_does_not_know_is_read_from_its_start(sink: s
 
 
 def test_restoring_a_checkpoint_older_than_what_was_committed_is_refused(sink: str) -> None:
+    """S9.3."""
     a_job = job(sink, retained_checkpoints=5)
     run = a_job.submit()
     for k in range(2):
@@ -287,13 +300,14 @@ def test_restoring_a_checkpoint_older_than_what_was_committed_is_refused(sink: s
         a_job.submit(RestoreFrom("checkpoint", checkpoint_id=1))
 
 
-def test_a_changed_parallelism_is_refused_with_the_number_to_use(sink: str) -> None:
+def test_another_number_of_key_groups_is_refused_with_the_number_to_use(sink: str) -> None:
+    """S5.1."""
     a_job = job(sink)
     run: InProcessRun = a_job.submit()
     run.pump(5)
     run.ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
     outcome = run.to_end()
     assert isinstance(outcome, RunEnded) and outcome.path is not None
-    a_job.options = {"parallelism": 3}
-    with pytest.raises(SnapshotError, match="parallelism=2"):
+    a_job.options = {"parallelism": 3, "max_parallelism": 64}
+    with pytest.raises(SnapshotError, match="max_parallelism=128"):
         a_job.submit(RestoreFrom("savepoint", path=outcome.path))

@@ -125,6 +125,7 @@ def test_a_build_side_of_keys_alone_filters_the_probe_side(open_operator: Any) -
 
 
 def test_state_of_other_columns_is_refused_with_old_and_new_type(open_operator: Any) -> None:
+    """S5.5."""
     operator = open_operator(spec())
     changed = RIGHT.set(2, pa.field("name", pa.int64()))
     with pytest.raises(SnapshotError, match=r"'build' of operator 'op'.*'name' was string, now int64"):

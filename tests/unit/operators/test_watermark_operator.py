@@ -9,6 +9,7 @@ import pytest
 
 from tidegate.channel.elements import Watermark
 from tidegate.operators.specs import WatermarkSpec
+from tidegate.snapshot.parts import OWNER_COLUMN
 
 SPEC = WatermarkSpec("t", delay_us=10, unit="us")
 
@@ -33,6 +34,7 @@ def test_the_watermark_follows_the_latest_time_by_the_delay_and_never_goes_back(
 
 
 def test_an_unread_split_holds_the_watermark_back(open_operator: Any) -> None:
+    """S4.4."""
     operator = open_operator(SPEC)
     assert feed(operator, [100], "a", {"a", "b"}) == []
     assert feed(operator, [50], "b", {"a", "b"}) == [40]
@@ -72,6 +74,7 @@ def test_incoming_watermarks_stop_here(open_operator: Any) -> None:
 
 
 def test_a_restored_assigner_holds_back_for_the_splits_as_before(open_operator: Any) -> None:
+    """S4.4."""
     operator = open_operator(SPEC)
     feed(operator, [100], "a", {"a", "b"})
     feed(operator, [50], "b", {"a", "b"})
@@ -85,4 +88,4 @@ def test_finished_splits_are_not_in_the_state(open_operator: Any) -> None:
     feed(operator, [100], "a", {"a", "b"})
     feed(operator, [50], "b", {"b"})
     (part,) = operator.snapshot(1)()
-    assert (part.kind, part.table.to_pylist()) == ("list", [{"split": "b", "time_us": 50}])
+    assert (part.kind, part.table.to_pylist()) == ("list", [{"split": "b", "time_us": 50, OWNER_COLUMN: None}])

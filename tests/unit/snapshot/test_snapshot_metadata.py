@@ -77,12 +77,14 @@ def test_metadata_comes_back_as_written(store: Store) -> None:
 
 
 def test_a_snapshot_is_completed_once(store: Store) -> None:
+    """S2.1."""
     write_metadata(store, FOLDER, metadata(store))
     with pytest.raises(AlreadyExistsError):
         write_metadata(store, FOLDER, decode_metadata(store.read(f"{FOLDER}/{METADATA_NAME}")))
 
 
 def test_a_folder_without_metadata_is_not_a_complete_snapshot(store: Store) -> None:
+    """S2.1, S9.3."""
     metadata(store)
     with pytest.raises(SnapshotError, match="sp-7 is not a complete snapshot"):
         read_metadata(store, FOLDER)
@@ -97,6 +99,7 @@ def test_a_savepoint_can_be_copied_as_a_whole(store: Store, tmp_path: Path) -> N
 
 @given(st.data())
 def test_no_damage_of_the_metadata_goes_unnoticed(data: st.DataObject) -> None:
+    """S9.3."""
     whole = encode_metadata(metadata(open_store(f"memory://metadata-{next(FRESH)}")))
     if data.draw(st.booleans()):
         damaged = whole[: data.draw(st.integers(0, len(whole) - 2))]
@@ -121,6 +124,7 @@ def test_metadata_of_a_newer_version_asks_for_an_upgrade(store: Store) -> None:
 def test_verify_names_the_state_file_that_is_missing_or_damaged(
     store: Store, replacement: bytes | None, what: str
 ) -> None:
+    """S9.3."""
     write_metadata(store, FOLDER, metadata(store))
     store.delete(f"{FOLDER}/daily-0")
     if replacement is not None:

@@ -18,6 +18,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_small_streams_stay_inline_and_large_ones_become_files(store: Store) -> None:
+    """S5.2, S5.4."""
     streams = StreamFactory(store, "j/checkpoints/chk-1-g1")
     small = streams.store("small", b"x" * (DEFAULT_THRESHOLD_BYTES - 1))
     large = streams.store("large", b"x" * DEFAULT_THRESHOLD_BYTES)

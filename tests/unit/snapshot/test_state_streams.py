@@ -39,6 +39,7 @@ def test_parts_come_back_with_keyed_rows_sorted_by_key_group() -> None:
 
 
 def test_the_header_tells_names_types_and_key_group_offsets_before_the_data() -> None:
+    """S5.3."""
     data = encode_parts([KEYED, LIST])
     keyed, progress = read_header(data)
     assert keyed.fields == ((KEY_GROUP_COLUMN, "uint16"), ("row", "int64"), ("s", "string"))
@@ -74,7 +75,7 @@ def test_bytes_after_the_end_are_refused() -> None:
 def test_a_stream_of_a_newer_version_asks_for_an_upgrade() -> None:
     data = bytearray(encode_parts([LIST]))
     struct.pack_into("<H", data, 8, STREAM_VERSION + 1)
-    with pytest.raises(SnapshotError, match="version 2.*Upgrade tidegate"):
+    with pytest.raises(SnapshotError, match=f"version {STREAM_VERSION + 1}.*Upgrade tidegate"):
         decode_parts(bytes(data))
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from tidegate.contract.errors import StoreError
 from tidegate.contract.layout import JobLayout
-from tidegate.contract.records import Command, CommandResult, Spec, decode, encode
+from tidegate.contract.records import Command, CommandResult, Spec, Withdrawn, decode, encode
 from tidegate.contract.store import Store, open_store
-from tidegate.coordinator.events import Answer, Request
+from tidegate.coordinator.events import Answer
+from tidegate.coordinator.supervision_events import AnswerAllOpen
+from tidegate.spark import command_poller
 from tidegate.spark.commands import CommandDesk
-from tidegate.spark.supervision import Supervision
 
 _roots = itertools.count()
 LAYOUT = JobLayout("job")
@@ -42,19 +43,41 @@ class Stumbling:
         return call
 
 
+class Stale:
+    """A store that lists what it listed before, the first time."""
+
+    def __init__(self, store: Store, listing: Sequence[str]) -> None:
+        self._store, self._listings = store, [listing]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def list(self, folder: str) -> Any:
+        return self._listings.pop() if self._listings else self._store.list(folder)
+
+
 class Rig:
     def __init__(self) -> None:
         self.store = open_store(f"memory://command-desk-{next(_roots)}")
         self.desks: list[CommandDesk] = []
 
-    def send(self, command_id: str, spec: int = 1, expires_at: str = "2999-01-01T00:00:00+00:00") -> None:
-        command = Command(command_id, "savepoint", {}, spec, NOW, expires_at, "test")
+    def send(
+        self,
+        command_id: str,
+        spec: int = 1,
+        expires_at: str = "2999-01-01T00:00:00+00:00",
+        issued_at: str = NOW,
+        verb: Any = "savepoint",
+        ring: bool = True,
+    ) -> None:
+        command = Command(command_id, verb, {}, spec, issued_at, expires_at, "test")
         self.store.create(LAYOUT.command(command_id), encode(command))
-        self.store.replace(LAYOUT.bell, command_id.encode())
+        if ring:
+            self.store.replace(LAYOUT.bell, command_id.encode())
 
-    def desk(self, store: Any = None) -> CommandDesk:
+    def desk(self, store: Any = None, now_s: Callable[[], float] = time.time) -> CommandDesk:
         spec = Spec("job", 1, "s", "m:f", "", {}, {}, "local", {}, {}, None, "l", None, NOW, "test")
-        desk = CommandDesk(store or self.store, LAYOUT, spec, 1, lambda: NOW, time.time)
+        desk = CommandDesk(store or self.store, LAYOUT, spec, 1, lambda: NOW, now_s)
         self.desks.append(desk)
         return desk
 
@@ -82,6 +105,7 @@ def wait_for(condition: Callable[[], Any]) -> Any:
 
 @pytest.mark.parametrize(("what", "where"), [("read", "c1.json"), ("exists", "withdrawn")])
 def test_a_command_is_found_although_the_store_stumbled(rig: Rig, what: str, where: str) -> None:
+    """S9.4."""
     rig.send("c1")
     desk = rig.desk(Stumbling(rig.store, what, where))
     assert [c.command_id for c in wait_for(desk.take)] == ["c1"]
@@ -98,6 +122,7 @@ def test_an_answer_that_the_store_did_not_take_is_written_later(rig: Rig) -> Non
 
 
 def test_a_fenced_driver_answers_nothing_when_it_ends(rig: Rig) -> None:
+    """S9.2, S9.4."""
     rig.send("c1")
     desk = rig.desk()
     wait_for(desk.take)
@@ -107,6 +132,7 @@ def test_a_fenced_driver_answers_nothing_when_it_ends(rig: Rig) -> None:
 
 
 def test_a_command_for_a_newer_submission_is_left_to_its_driver(rig: Rig) -> None:
+    """S9.4."""
     desk = rig.desk()
     rig.send("newer", spec=2)
     rig.send("older", spec=0)
@@ -117,58 +143,74 @@ def test_a_command_for_a_newer_submission_is_left_to_its_driver(rig: Rig) -> Non
     assert [(r.code if (r := rig.result(c)) else None) for c in ("older", "odd")] == ["superseded", "invalid_command"]
 
 
-class FakeAttempt:
-    """Keeps what was posted, and hands it to a run when told."""
-
-    def __init__(self) -> None:
-        self.calls: list[Callable[[Any], None]] = []
-
-    def post(self, call: Callable[[Any], None]) -> None:
-        self.calls.append(call)
-
-
-class FakeRun:
-    def __init__(self, outcome: object = None) -> None:
-        self.outcome = outcome
-        self.events: list[Any] = []
-        self.failures: list[Any] = []
-
-    def on_event(self, event: Any) -> None:
-        self.events.append(event)
-
-    def fail(self, failure: Any) -> None:
-        self.failures.append(failure)
+def test_a_command_withdrawn_before_a_run_could_take_it_is_not_wanted_and_gets_no_result(rig: Rig) -> None:
+    """S9.4."""
+    rig.send("c1")
+    desk = rig.desk()
+    wait_for(desk.take)
+    assert desk.is_wanted("c1")
+    rig.store.create(LAYOUT.withdrawn("c1"), encode(Withdrawn("c1", NOW, "test")))
+    assert not desk.is_wanted("c1")
+    desk.close()
+    assert rig.result("c1") is None
 
 
-def supervision() -> Any:
-    """Only the part that hands requests to runs."""
-    import threading
-
-    found: Any = object.__new__(Supervision)
-    found._lock, found._carried, found._attempt, found._cancel = threading.Lock(), [], None, None
-    return found
-
-
-def test_a_request_that_a_dying_run_did_not_take_goes_to_the_next() -> None:
-    watched = supervision()
-    watched._attempt = FakeAttempt()
-    request = Request("savepoint", request_id="sp")
-    watched._post(request)
-    for call in watched._attempt.calls:
-        call(FakeRun(outcome="failed"))
-    assert watched._carried == [request]
-    run = FakeRun()
-    for call in watched._attempt.calls:
-        call(run)
-    assert watched._carried == [] and [event.request for event in run.events] == [request]
+def test_a_command_that_expired_before_a_run_could_take_it_is_answered_so(rig: Rig) -> None:
+    """S9.4."""
+    rig.send("c1", expires_at="2030-01-01T00:00:00+00:00")
+    clock = iter([1.8e9, 2e9])
+    desk = rig.desk(now_s=lambda: next(clock))
+    wait_for(desk.take)
+    assert not desk.is_wanted("c1")
+    result = rig.result("c1")
+    assert result is not None and result.code == "expired"
 
 
-def test_a_cancel_that_came_between_two_runs_reaches_the_next() -> None:
-    watched = supervision()
-    watched._stop_commands = {}
-    watched._on_command(Command("c", "cancel", {}, 1, NOW, NOW, "test"))
-    watched._attempt = FakeAttempt()
-    watched._look_for_cancel()
-    run = FakeRun()
-    watched._attempt.calls[0](run)
-    assert "cancelled by test" in run.failures[0].message
+def test_a_command_answered_by_another_driver_is_not_carried_out(rig: Rig) -> None:
+    """S9.4: though the listing that found it was stale."""
+    rig.send("c1")
+    rig.send("c2")
+    unanswered = rig.store.list(LAYOUT.commands)
+    rig.store.create(LAYOUT.result("c1"), encode(CommandResult("c1", True, "completed", "done", {}, 7, NOW)))
+    desk = rig.desk(Stale(rig.store, unanswered))
+    assert [c.command_id for c in wait_for(desk.take)] == ["c2"]
+    desk.close()
+    result = rig.result("c1")
+    assert result is not None and result.generation == 7
+
+
+def test_a_command_whose_client_died_before_it_rang_is_found(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S9.4."""
+    monkeypatch.setattr(command_poller, "POLLS_PER_LOOK", 2)
+    monkeypatch.setattr(command_poller, "POLL_S", 0.01)
+    desk = rig.desk()
+    rig.send("c1")
+    assert [c.command_id for c in wait_for(desk.take)] == ["c1"]
+    rig.send("c2", ring=False)
+    assert [c.command_id for c in wait_for(desk.take)] == ["c2"]
+
+
+def test_commands_that_come_together_are_taken_as_they_were_issued(rig: Rig) -> None:
+    rig.send("savepoint-1", issued_at="2026-01-01T00:00:01.000Z")
+    rig.send("cancel-1", issued_at="2026-01-01T00:00:02.000Z")
+    assert [c.command_id for c in wait_for(rig.desk().take)] == ["savepoint-1", "cancel-1"]
+
+
+def test_a_command_under_anothers_name_is_not_taken(rig: Rig) -> None:
+    rig.store.create(LAYOUT.command("mine"), encode(Command("other", "cancel", {}, 1, NOW, NOW, "test")))
+    rig.send("c1")
+    assert [c.command_id for c in wait_for(rig.desk().take)] == ["c1"]
+
+
+def test_commands_that_come_after_the_jobs_end_are_answered_as_those_before_it(rig: Rig) -> None:
+    """S9.4."""
+    desk = rig.desk()
+    farewell = AnswerAllOpen(Answer("", False, "job_ended", "over"), {"cancel": Answer("", True, "canceled", "done")})
+    rig.send("c1", verb="cancel")
+    wait_for(desk.take)
+    desk.answer_all(farewell)
+    rig.send("c2", verb="cancel")
+    rig.send("c3")
+    wait_for(lambda: len(desk.take()) or None)
+    desk.close()
+    assert [r.code for c in ("c1", "c2") if (r := rig.result(c))] == ["canceled", "canceled"]

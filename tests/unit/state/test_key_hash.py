@@ -94,6 +94,7 @@ def test_xxh64_equals_the_model_for_every_length(data: bytes) -> None:
 
 
 def test_the_canonical_bytes_of_version_1_never_change() -> None:
+    """S5.1."""
     day = dt.datetime(2013, 1, 1, tzinfo=dt.UTC)
     batch = pa.record_batch(
         {
@@ -122,6 +123,7 @@ def test_the_canonical_bytes_of_version_1_never_change() -> None:
 
 
 def test_the_key_groups_of_version_1_never_change() -> None:
+    """S5.1."""
     batch = pa.record_batch({"i": pa.array([0, 1, -1, None, 123456789]), "s": ["", "a", "AA", None, "ü"]})
     hashes = hash_keys(batch, ["i"])
     assert [int(h) for h in hashes] == [model_xxh64(row) for row in rows(batch, "i")]
@@ -146,6 +148,7 @@ def test_times_hash_alike_in_every_unit_and_zone() -> None:
 
 
 def test_every_nan_and_both_zeros_are_one_key() -> None:
+    """S5.1."""
     other_nan = struct.unpack("<d", struct.pack("<Q", 0xFFF8000000000123))[0]
     batch = pa.record_batch({"k": pa.array(np.array([float("nan"), other_nan, 0.0, -0.0]))})
     a, b, c, d = hash_keys(batch, ["k"]).tolist()
@@ -177,6 +180,7 @@ def test_a_column_that_cannot_be_a_key_is_refused_by_name() -> None:
 
 @given(st.integers(1, 64), st.integers(64, 200))
 def test_subtasks_own_contiguous_ranges_of_all_key_groups(parallelism: int, max_parallelism: int) -> None:
+    """S5.1."""
     owners = subtask_of_key_groups(parallelism, max_parallelism).tolist()
     assert owners == sorted(owners) == [g * parallelism // max_parallelism for g in range(max_parallelism)]
     assert set(owners) == set(range(parallelism))

@@ -74,6 +74,7 @@ def test_many_small_batches_of_new_keys_keep_their_key_columns() -> None:
 
 
 def test_what_was_frozen_does_not_change_when_the_index_goes_on() -> None:
+    """S5.2, S5.3."""
     for kind, first, second in (("int", (1,), (2,)), ("text", ("a",), ("b",))):
         reader = KeyReader(SCHEMAS[kind], ["k"])
         index = reader.new_index()

@@ -8,6 +8,7 @@ from tidegate.subtask.watermarks import WatermarkTracker
 
 
 def test_an_input_has_ended_when_all_its_channels_have() -> None:
+    """S7.2."""
     life = SubtaskLifecycle([0, 0, 1], wait_for_final=True)
     assert life.end_of_data(0, True) == []
     assert life.end_of_data(1, True) == [InputEnded(0, True)]
@@ -15,6 +16,7 @@ def test_an_input_has_ended_when_all_its_channels_have() -> None:
 
 
 def test_drain_holds_only_if_every_input_said_drain() -> None:
+    """S7.2."""
     life = SubtaskLifecycle([0, 1], wait_for_final=True)
     life.end_of_data(0, True)
     assert life.end_of_data(1, False) == [InputEnded(1, False), AllInputsEnded(False)]
@@ -27,6 +29,7 @@ def test_end_of_data_counts_once_per_channel() -> None:
 
 
 def test_an_ended_subtask_waits_for_a_snapshot_that_starts_after_its_end() -> None:
+    """S7.3."""
     life = SubtaskLifecycle([], wait_for_final=True)
     life.snapshot_taken(1)
     life.passed_on()
@@ -45,6 +48,7 @@ def test_without_a_final_snapshot_an_ended_source_may_finish_at_once() -> None:
 
 
 def test_a_subtask_does_not_finish_before_its_inputs_have_reached_end_of_partition() -> None:
+    """S7.3."""
     life = SubtaskLifecycle([0], wait_for_final=False)
     life.end_of_data(0, True)
     life.passed_on()
@@ -54,6 +58,7 @@ def test_a_subtask_does_not_finish_before_its_inputs_have_reached_end_of_partiti
 
 
 def test_the_watermark_is_the_minimum_over_channels_and_never_goes_back() -> None:
+    """S4.4."""
     tracker = WatermarkTracker(2)
     assert tracker.watermark(0, 10) is None
     assert tracker.watermark(1, 5) == 5
@@ -62,6 +67,7 @@ def test_the_watermark_is_the_minimum_over_channels_and_never_goes_back() -> Non
 
 
 def test_an_idle_channel_is_left_out_of_the_minimum() -> None:
+    """S4.4."""
     tracker = WatermarkTracker(2)
     tracker.watermark(0, 10)
     assert tracker.idle(1, True) == 10
@@ -70,6 +76,7 @@ def test_an_idle_channel_is_left_out_of_the_minimum() -> None:
 
 
 def test_an_ended_channel_counts_as_max_watermark() -> None:
+    """S4.4."""
     tracker = WatermarkTracker(2)
     tracker.watermark(0, 10)
     assert tracker.ended(1) == 10

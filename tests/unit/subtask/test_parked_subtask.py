@@ -77,6 +77,7 @@ def barrier(n: int) -> CheckpointBarrier:
 
 
 def test_an_abort_while_the_output_is_full_leaves_no_channel_blocked() -> None:
+    """S2.2, S3.2."""
     rig = Rig()
     rig.inputs[0].send(BATCH)
     rig.inputs[0].send(barrier(1))
@@ -88,6 +89,7 @@ def test_an_abort_while_the_output_is_full_leaves_no_channel_blocked() -> None:
 
 
 def test_the_snapshot_of_an_aborted_checkpoint_is_not_kept() -> None:
+    """S2.2."""
     rig = Rig(Flushing())
     for channel in rig.inputs:
         channel.send(barrier(1))
@@ -101,6 +103,7 @@ def test_the_snapshot_of_an_aborted_checkpoint_is_not_kept() -> None:
 
 
 def test_the_end_of_an_idle_channel_counts() -> None:
+    """S4.4."""
     tracker = WatermarkTracker(2)
     tracker.idle(0, True)
     tracker.idle(1, True)
@@ -109,6 +112,7 @@ def test_the_end_of_an_idle_channel_counts() -> None:
 
 
 def test_ended_channels_do_not_end_time_for_idle_ones() -> None:
+    """S4.4."""
     tracker = WatermarkTracker(2)
     tracker.watermark(0, 5)
     tracker.watermark(1, MAX_WATERMARK)
@@ -119,6 +123,7 @@ def test_ended_channels_do_not_end_time_for_idle_ones() -> None:
 
 
 def test_a_subtask_is_idle_when_its_last_active_channel_ends() -> None:
+    """S4.4."""
     rig = Rig()
     rig.inputs[0].send(IdleStatus(True))
     rig.inputs[1].send(Watermark(7))

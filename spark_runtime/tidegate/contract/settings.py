@@ -1,0 +1,218 @@
+"""The kinds of settings that options have: each takes what users write, refuses what is wrong with what is allowed, and
+gives what programs use."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from datetime import timedelta
+from typing import Any, Generic, TypeVar, overload
+
+from tidegate.contract.errors import OptionError
+from tidegate.contract.units import (
+    ByteSize,
+    format_duration,
+    format_size,
+    parse_duration,
+    parse_size,
+)
+
+T = TypeVar("T")
+G = TypeVar("G")
+
+
+class _Setting(Generic[T, G]):
+    """A field that takes what users write (`G`) and gives what programs use (`T`)."""
+
+    def __init__(self, default: G) -> None:
+        self._given_default = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+        self.default = self.parse(self._given_default)
+
+    @overload
+    def __get__(self, options: None, owner: type) -> T: ...
+    @overload
+    def __get__(self, options: object, owner: type) -> T: ...
+    def __get__(self, options: object | None, owner: type) -> T:
+        if options is None:
+            return self.default
+        value: T = vars(options)[self.name]
+        return value
+
+    def __set__(self, options: object, value: G) -> None:
+        vars(options)[self.name] = self.parse(value)
+
+    def parse(self, value: G) -> T:
+        """`value` checked, or OptionError."""
+        raise NotImplementedError
+
+    def plain(self, value: T) -> Any:
+        """JSON form that `parse` takes back."""
+        return value
+
+    def refuse(self, value: object, allowed: str) -> OptionError:
+        """The error for a wrong value."""
+        return OptionError(
+            f"{value!r} is not a value of {self.name}", where=f"option {self.name}", remedy=f"Give {allowed}"
+        )
+
+
+class Count(_Setting[int, int | str]):
+    """A whole number within bounds."""
+
+    def __init__(self, default: int, least: int, most: int | None = None) -> None:
+        self._least, self._most = least, most
+        super().__init__(default)
+
+    def parse(self, value: int | str) -> int:
+        """See `_Setting.parse`."""
+        allowed = f"a whole number from {self._least}" + (f" to {self._most}" if self._most is not None else " upwards")
+        try:
+            number = int(value) if isinstance(value, str) else value
+        except ValueError:
+            raise self.refuse(value, allowed) from None
+        good = isinstance(number, int) and not isinstance(number, bool) and number >= self._least
+        if not good or (self._most is not None and number > self._most):
+            raise self.refuse(value, allowed)
+        return number
+
+
+class OptionalCount(_Setting[int | None, int | str | None]):
+    """A whole number from `least` upwards, or None: no limit."""
+
+    def __init__(self, default: int | None, least: int) -> None:
+        self._least = least
+        super().__init__(default)
+
+    def parse(self, value: int | str | None) -> int | None:
+        """See `_Setting.parse`."""
+        if value is None or (isinstance(value, str) and value.strip().lower() == "none"):
+            return None
+        try:
+            number = int(value)
+        except (TypeError, ValueError):
+            number = self._least - 1
+        if isinstance(value, bool | float) or number < self._least:
+            raise self.refuse(value, f"a whole number from {self._least} upwards, or none")
+        return number
+
+
+class Factor(_Setting[float, float | str]):
+    """A number, `least` or more."""
+
+    def __init__(self, default: float, least: float) -> None:
+        self._least = least
+        super().__init__(default)
+
+    def parse(self, value: float | str) -> float:
+        """See `_Setting.parse`."""
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not (math.isfinite(number) and number >= self._least):
+            raise self.refuse(value, f"a number from {self._least:g} upwards")
+        return number
+
+
+class Flag(_Setting[bool, bool | str]):
+    """True or False, also as the words "true" and "false"."""
+
+    def parse(self, value: bool | str) -> bool:
+        """See `_Setting.parse`."""
+        if isinstance(value, bool):
+            return value
+        known = {"true": True, "false": False}
+        if isinstance(value, str) and value.strip().lower() in known:
+            return known[value.strip().lower()]
+        raise self.refuse(value, "true or false")
+
+
+class Duration(_Setting[timedelta, timedelta | str]):
+    """A duration, at least `least`."""
+
+    def __init__(self, default: str, least: str = "0 s") -> None:
+        self._least = parse_duration(least)
+        super().__init__(default)
+
+    def parse(self, value: timedelta | str) -> timedelta:
+        """See `_Setting.parse`."""
+        duration = parse_duration(value, where=f"option {self.name}")
+        if duration < self._least:
+            raise self.refuse(value, f"at least {format_duration(self._least)}")
+        return duration
+
+    def plain(self, value: timedelta) -> Any:
+        """See `_Setting.plain`."""
+        return format_duration(value)
+
+
+class OptionalDuration(_Setting[timedelta | None, timedelta | str | None]):
+    """A duration of at least a millisecond, or None: off."""
+
+    def parse(self, value: timedelta | str | None) -> timedelta | None:
+        """See `_Setting.parse`."""
+        if value is None or (isinstance(value, str) and value.strip().lower() == "none"):
+            return None
+        duration = parse_duration(value, where=f"option {self.name}")
+        if duration < timedelta(milliseconds=1):
+            raise self.refuse(value, "at least 1 ms, or none")
+        return duration
+
+    def plain(self, value: timedelta | None) -> Any:
+        """See `_Setting.plain`."""
+        return None if value is None else format_duration(value)
+
+
+class Size(_Setting[ByteSize, ByteSize | str]):
+    """A number of bytes, at least `least`."""
+
+    def __init__(self, default: str, least: str = "0 B") -> None:
+        self._least = parse_size(least)
+        super().__init__(default)
+
+    def parse(self, value: ByteSize | str) -> ByteSize:
+        """See `_Setting.parse`."""
+        size = parse_size(value, where=f"option {self.name}")
+        if size < self._least:
+            raise self.refuse(value, f"at least {format_size(self._least)}")
+        return size
+
+    def plain(self, value: ByteSize) -> Any:
+        """See `_Setting.plain`."""
+        return format_size(value)
+
+
+class Choice(_Setting[T, T]):
+    """One of a few words; words of rules that this version does not offer yet are refused as such."""
+
+    def __init__(self, default: T, *others: T, not_offered: tuple[str, ...] = ()) -> None:
+        self._allowed: tuple[T, ...] = (default, *others)
+        self._not_offered = not_offered
+        super().__init__(default)
+
+    def parse(self, value: T) -> T:
+        """See `_Setting.parse`."""
+        if value in self._allowed:
+            return value
+        allowed = " or ".join(map(repr, self._allowed))
+        if value in self._not_offered:
+            raise OptionError(
+                f"{self.name}={value!r} is not offered by this version",
+                where=f"option {self.name}",
+                remedy=f"Use {allowed}",
+            )
+        near = difflib.get_close_matches(str(value), map(str, self._allowed), n=1)
+        raise self.refuse(value, f"{allowed}; did you mean {near[0]!r}?" if near else allowed)
+
+
+class OptionalText(_Setting[str | None, str | None]):
+    """A text that is not empty, or None."""
+
+    def parse(self, value: str | None) -> str | None:
+        """See `_Setting.parse`."""
+        if value is not None and (not isinstance(value, str) or not value.strip()):
+            raise self.refuse(value, "a text, or leave it out")
+        return value

@@ -1,0 +1,68 @@
+"""The snapshots that have completed: which of them are committed, and which must stay (S2.3, S7.4). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.commit_tracker import CommitTracker
+from tidegate.coordinator.events import Action, Subtask
+from tidegate.coordinator.retention import Completed, retired
+from tidegate.coordinator.topology import Topology
+
+
+class CompletedSnapshots:
+    """What is on the shelf. Every call returns what follows from it: commits to record, folders to retire."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        completed: Sequence[Completed],
+        *,
+        retained: int,
+        last_committed: int | None,
+        restored: int | None,
+    ) -> None:
+        """Args: completed: oldest first. restored: what the run starts from, when it is one of them; it stays until
+        the submission has a newer recovery point, whatever else is retained."""
+        self._commits = CommitTracker(topology)
+        self._completed = list(completed)
+        self._retained = retained
+        self._last_committed = last_committed if topology.commits else None
+        self._restored = restored
+
+    def add(self, snapshot: Completed) -> list[Action]:
+        """It has completed; newer than all others."""
+        self._completed.append(snapshot)
+        if snapshot.kind != "savepoint":
+            self._restored = None
+            self._commits.completed(snapshot.checkpoint_id)
+        return self._record_committed() + self._retire()
+
+    def committed(self, subtask: Subtask, checkpoint_id: int) -> list[Action]:
+        """`subtask` has committed up to `checkpoint_id`."""
+        self._commits.committed(subtask, checkpoint_id)
+        return self._record_committed()
+
+    def finished(self, subtask: Subtask) -> list[Action]:
+        """`subtask` has finished, and committed all it ever will."""
+        self._commits.finished(subtask)
+        return self._record_committed()
+
+    def _record_committed(self) -> list[Action]:
+        newest = self._commits.take_committed()
+        if newest is None:
+            return []
+        self._last_committed = newest
+        return [ev.RecordCommitted(newest), *self._retire()]
+
+    def _retire(self) -> list[Action]:
+        gone = retired(
+            self._completed,
+            retained=self._retained,
+            last_committed=self._last_committed,
+            restored=self._restored,
+        )
+        ids = {c.checkpoint_id for c in gone}
+        self._completed = [c for c in self._completed if c.checkpoint_id not in ids]
+        return [ev.Retire(c.checkpoint_id, c.path) for c in gone]

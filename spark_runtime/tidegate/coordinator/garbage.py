@@ -1,0 +1,94 @@
+"""Which checkpoint folders nobody needs, found when a reign begins (S2.3). Pure.
+
+While a driver lives, its coordinator retires what it no longer needs. What a dead one left is found here, from the log
+and a listing: folders that were claimed and never completed, and completed ones that were to go when the driver died.
+To be asked behind the fence: from then on no older claim can complete (S9.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from tidegate.contract.checkpoints import RecoveryPoints, checkpoint_views
+from tidegate.contract.records import Decision, Spec
+from tidegate.contract.reigns import submissions_of
+from tidegate.contract.status import JobStatus
+from tidegate.coordinator.recovery import completed_snapshots, last_committed
+from tidegate.coordinator.retention import retired
+
+OWNED = ("checkpoint", "final")
+"""Kinds that the runtime owns; savepoints are never deleted."""
+CLEAN_ENDS = (JobStatus.FINISHED, JobStatus.STOPPED)
+"""Statuses that a driver appends when every slot has said that it is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """A folder to delete. `at_once`: the driver that claimed it ended in order, so that no zombie of its runs is left
+    for whose sake to wait."""
+
+    path: str
+    at_once: bool
+
+
+def find_garbage(
+    decisions: Sequence[Decision],
+    folders: Collection[str],
+    specs: Sequence[Spec],
+    *,
+    spec_number: int,
+    generation: int,
+    retained: int,
+    commits: bool,
+) -> tuple[Garbage, ...]:
+    """What may go, oldest first. Only folders that the log knows as claimed by an earlier generation; anything else is
+    not ours.
+
+    Args:
+        folders: existing folders of checkpoints; one that is missing here is left alone.
+        generation: the own one; what it claims is its coordinator's business.
+        retained: `retained_checkpoints`.
+        commits: some sink commits in two phases, so that the last committed snapshot stays.
+    """
+    completed = completed_snapshots(decisions, set(folders))
+    gone = retired(
+        completed,
+        retained=retained,
+        last_committed=last_committed(decisions) if commits else None,
+        restored=restored_checkpoint(decisions, specs, spec_number),
+    )
+    needed = {c.checkpoint_id for c in completed} - {c.checkpoint_id for c in gone}
+    named = named_snapshots(decisions, specs, spec_number)
+    clean = {d.generation: d.data["status"] in CLEAN_ENDS for d in decisions if d.kind == "status"}
+    return tuple(
+        Garbage(d.data["path"], clean.get(d.generation, False))
+        for d in decisions
+        if d.kind == "claim"
+        and d.data["kind"] in OWNED
+        and d.data["path"] in folders
+        and d.generation < generation
+        and d.data["checkpoint_id"] not in needed
+        and d.data["path"] not in named
+    )
+
+
+def named_snapshots(decisions: Sequence[Decision], specs: Sequence[Spec], spec_number: int) -> frozenset[str]:
+    """Folders that submission `spec_number` would start from again, and that later ones start from: by name, or as the
+    latest of their line."""
+    entries = submissions_of(decisions)
+    points = RecoveryPoints(specs, entries, checkpoint_views(entries, ended=False))
+    named: set[str] = set()
+    for spec in specs:
+        if spec.number >= spec_number:
+            point = points.latest(spec.number)
+            named |= {point.path} if point is not None else set()
+    return frozenset(named)
+
+
+def restored_checkpoint(decisions: Sequence[Decision], specs: Sequence[Spec], spec_number: int) -> int | None:
+    """Id of the job's own snapshot that submission `spec_number` restarts from, while it has completed no recovery
+    point itself."""
+    entries = submissions_of(decisions)
+    point = RecoveryPoints(specs, entries, checkpoint_views(entries, ended=False)).latest(spec_number)
+    return point.checkpoint_id if point is not None and point.spec != spec_number else None

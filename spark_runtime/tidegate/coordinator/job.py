@@ -1,0 +1,216 @@
+"""What a driver holds about its job, and what every attempt is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tidegate.connectors.splits import split_documents, split_to_json
+from tidegate.contract.layout import JobLayout
+from tidegate.contract.log import DecisionLog, Reign
+from tidegate.contract.options import JobOptions
+from tidegate.contract.records import Spec
+from tidegate.contract.status import JobStatus, next_checkpoint_id
+from tidegate.contract.store import Store
+from tidegate.coordinator.checkpoint_mode import check_checkpoint_mode
+from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions
+from tidegate.coordinator.garbage import Garbage, find_garbage, named_snapshots, restored_checkpoint
+from tidegate.coordinator.job_run import JobFacts
+from tidegate.coordinator.locations import open_location
+from tidegate.coordinator.recovery import (
+    RestorePoint,
+    check_drained,
+    check_rewind,
+    choose_restore_point,
+    completed_snapshots,
+    last_committed,
+)
+from tidegate.coordinator.restore import Restore, check_restore
+from tidegate.coordinator.topology import ChainShape, Topology
+from tidegate.plan.execution import ExecutionPlan, graph_document
+from tidegate.plan.graph import JobGraph
+from tidegate.snapshot.handles import StreamFactory
+from tidegate.snapshot.metadata import read_metadata
+from tidegate.snapshot.streams import decode_parts
+
+Splits = dict[str, list[dict[str, Any]]]
+"""Source uid -> all its splits as JSON."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One submission under one reign."""
+
+    root: str
+    storage_options: Mapping[str, Any]
+    store: Store
+    layout: JobLayout
+    spec: Spec
+    options: JobOptions
+    graph: JobGraph
+    plan: ExecutionPlan
+    log: DecisionLog
+    reign: Reign
+    now_iso: Callable[[], str]
+    specs: Callable[[], Sequence[Spec]]
+
+    def __post_init__(self) -> None:
+        """Raises PipelineError when the pipeline needs snapshots and the options say that there are none."""
+        check_checkpoint_mode(self.graph, self.options)
+
+    def facts(self) -> JobFacts:
+        """For JobRun."""
+        return JobFacts(
+            store=self.store,
+            layout=self.layout,
+            spec=self.spec,
+            reign=self.reign,
+            topology=topology_of(self.graph, self.plan),
+            graph_document=graph_document(self.graph),
+            max_parallelism=self.plan.max_parallelism,
+            savepoint_directory=self.options.savepoint_directory,
+            now_iso=self.now_iso,
+        )
+
+    def status(self, status: str, **data: Any) -> None:
+        """Append a status change."""
+        self.reign.append("status", {"status": JobStatus(status).value, **data})
+
+    def next_checkpoint_id(self) -> int:
+        """From the log (S1.4)."""
+        return next_checkpoint_id(self.log.read())
+
+    def find_restore(self) -> tuple[RestorePoint, Restore] | None:
+        """The restore point of the next run, read and checked; None: a fresh start. Raises SnapshotError."""
+        decisions = self.log.read()
+        point = choose_restore_point(decisions, self.specs(), self.spec.number)
+        if point is None:
+            return None
+        wanted = self.spec.restore
+        store, folder = open_location(self.store, self.spec, point.location)
+        metadata = read_metadata(store, folder)
+        if metadata.job_id == self.spec.job_id:
+            sinks = [n.uid for n in self.graph.nodes if n.sink is not None and n.sink.two_phase]
+            check_rewind(
+                decisions, self.spec, location=point.location, checkpoint_id=metadata.checkpoint_id, sinks=sinks
+            )
+        check_drained(point, self.spec, metadata.drained_operators)
+        restore = check_restore(
+            point.location,
+            metadata,
+            self.graph,
+            self.plan,
+            lineage=self.spec.lineage,
+            log_number=point.log_number,
+            allow_non_restored_state=bool(wanted and wanted.allow_non_restored_state),
+            commit_only=point.commit_only,
+        )
+        if restore.rescales:
+            restore = replace(restore, moved_splits=self._splits_of_readers(restore, store, folder))
+        return point, restore
+
+    def _splits_of_readers(self, restore: Restore, store: Store, folder: str) -> Splits:
+        """All splits with their positions, in the order of discovery. Readers that had ended gave none: their splits
+        have been read."""
+        factory = StreamFactory(store, folder)
+        sources = {node.uid for node in self.graph.nodes if node.source is not None}
+        out: Splits = {}
+        for operator in restore.operators:
+            if operator.uid not in sources or operator.uid not in restore.metadata.splits:
+                continue
+            order = {s["split_id"]: place for place, s in enumerate(restore.metadata.splits[operator.uid])}
+            found: list[dict[str, Any]] = []
+            for state in operator.subtasks:
+                if state.handle is not None:
+                    where = f"snapshot {restore.location}, source {operator.uid!r}, subtask {state.index}"
+                    found += split_documents(decode_parts(factory.load(state.handle), where=where))
+            out[operator.uid] = sorted(found, key=lambda s: order.get(s["split_id"], len(order)))
+        return out
+
+    def splits(self, restore: Restore | None) -> Splits:
+        """All splits of all sources: the enumerators' state (S4.3). Discovered, but for sources that the snapshot
+        knows."""
+        known = restore.metadata.splits if restore is not None else {}
+        out: Splits = {}
+        for node in self.graph.nodes:
+            if node.uid in known:
+                out[node.uid] = [dict(split) for split in known[node.uid]]
+            elif node.source is not None:
+                out[node.uid] = [split_to_json(s) for s in node.source.discover(self.plan.parallelism)]
+        return out
+
+    def coordinator(self, run_id: str, first_delay_ms: int, commit_only: int | None = None) -> Coordinator:
+        """A fresh coordinator for one run; `commit_only`: the stop-savepoint it only commits."""
+        decisions = self.log.read()
+        options = self.options
+        interval = options.checkpoint_interval
+        return Coordinator(
+            topology_of(self.graph, self.plan),
+            CoordinatorOptions(
+                interval_ms=None if interval is None else int(interval.total_seconds() * 1000),
+                min_pause_ms=int(options.min_pause_between_checkpoints.total_seconds() * 1000),
+                timeout_ms=int(options.checkpoint_timeout.total_seconds() * 1000),
+                max_concurrent=options.max_concurrent_checkpoints,
+                max_queued=options.max_queued_requests,
+                tolerable_failures=options.tolerable_checkpoint_failures,
+                retained=options.retained_checkpoints,
+                enabled=options.checkpoint_mode != "off",
+            ),
+            run_id=run_id,
+            first_delay_ms=first_delay_ms,
+            completed=completed_snapshots(decisions, self._checkpoint_folders()),
+            last_committed=last_committed(decisions),
+            restored=restored_checkpoint(decisions, self.specs(), self.spec.number),
+            commit_only=commit_only,
+        )
+
+    def garbage(self) -> tuple[Garbage, ...]:
+        """Checkpoint folders that nobody needs any more, as this reign begins (S2.3)."""
+        return find_garbage(
+            self.log.read(),
+            self._checkpoint_folders(),
+            self.specs(),
+            spec_number=self.spec.number,
+            generation=self.reign.generation,
+            retained=self.options.retained_checkpoints,
+            commits=topology_of(self.graph, self.plan).commits,
+        )
+
+    def spared(self) -> frozenset[str]:
+        """Folders that submissions which have come since start from. From any thread."""
+        specs = self.specs()
+        if specs[-1].number == self.spec.number:
+            return frozenset()
+        return named_snapshots(self.log.read(), specs, self.spec.number + 1)
+
+    def _checkpoint_folders(self) -> set[str]:
+        return {f"{self.layout.checkpoints}/{name}" for name in self.store.list(self.layout.checkpoints)}
+
+
+def fresh_splits(
+    splits: Mapping[str, Sequence[Mapping[str, Any]]], restore: Restore | None
+) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    """Those to assign: of sources that start fresh, and at another parallelism all, with their positions. At the same
+    one a restored source has its splits in its readers' state."""
+    if restore is None:
+        return splits
+    fresh = {uid: of_source for uid, of_source in splits.items() if uid not in restore.metadata.splits}
+    return {**fresh, **restore.moved_splits}
+
+
+def topology_of(graph: JobGraph, plan: ExecutionPlan) -> Topology:
+    """What the coordinator needs of a plan."""
+    chains = []
+    for chain in plan.chains:
+        nodes = [graph.nodes[n] for n in chain.nodes]
+        chains.append(
+            ChainShape(
+                chain_id=chain.chain_id,
+                operators=tuple(node.uid for node in nodes),
+                upstream=tuple((given.upstream_chain, given.exchange != "forward") for given in chain.inputs),
+                is_source=not chain.inputs,
+                commits=any(node.sink is not None and node.sink.two_phase for node in nodes),
+            )
+        )
+    return Topology(plan.parallelism, tuple(chains))

@@ -1,0 +1,331 @@
+"""What a driver does around and between runs; events in, actions out (S7.5, S7.7, S9.1). Pure.
+
+How a shell drives it:
+
+1. Keep one inbox of events and one loop that takes them: `for action in supervisor.handle(event, now_ms): ...`, actions
+   in order, everything on that loop. Callbacks of a run put events into the inbox; they do not call `handle`, since an
+   action may call the run.
+2. Feed `Begin` first. `Terminated` and `CommandArrived` (what the command book accepted) may come at any time.
+3. `WaitForSlots` and `StartRun` begin something that goes on while events are taken. Of a run feed `RunStarted` when
+   every subtask is up, `RunAnswered` and `Progress` as JobRun says them, at last one `RunOver`: after the run's
+   outcome, its take-down and, for a failed one, `JobRun.shut_down`, whose requests go into `again`.
+4. Before a run gets the requests of `StartRun`, let the command book judge them again and leave out those that are
+   not wanted any more; they may have waited long for slots.
+5. Feed `Tick` when the clock reaches `next_wake_ms()`. A `Tick` too many changes nothing.
+6. An action that appends to the log and finds the driver fenced ends everything: no further event, no answer.
+7. After `EndDriver` nothing is asked any more; a command that still comes is answered by `handle` as those before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Literal
+
+from tidegate.channel.elements import StopMode
+from tidegate.contract.options import JobOptions
+from tidegate.contract.records import Command
+from tidegate.coordinator.answers import stop_answer
+from tidegate.coordinator.events import Answer, Request
+from tidegate.coordinator.job_run import RunEnded, RunFailed
+from tidegate.coordinator.restart import restart_strategy
+from tidegate.coordinator.supervision_events import (
+    AnswerAllOpen,
+    AnswerCommand,
+    Begin,
+    CannotGoOn,
+    CommandArrived,
+    DeleteCheckpoints,
+    Deliver,
+    EndDriver,
+    FailCurrentRun,
+    Progress,
+    RecordFailure,
+    RecordStatus,
+    RunAnswered,
+    RunOver,
+    RunStarted,
+    SlotsThere,
+    StartRun,
+    StopPoint,
+    SupervisionAction,
+    SupervisionEvent,
+    Terminated,
+    Tick,
+    WaitForSlots,
+)
+
+EXIT_JOB_FAILED = 6
+"""Exit code of a driver whose job failed."""
+EXIT_TERMINATED = 143
+"""Exit code of a driver that was terminated before it could end its job."""
+STOP_FAILED = "savepoint_failed_job_continues"
+"""Code of a run's answer to a stop that did not happen (S7.7)."""
+STOP_CUT_SHORT = "savepoint_completed_stop_failed"
+"""Code of the answer to a stop whose savepoint is complete, while the job failed before it was committed (S7.7)."""
+
+Phase = Literal["new", "waiting", "running", "pausing", "over"]
+"""Waiting: for slots. Pausing: between a failed run and the next."""
+
+
+class Supervisor:
+    """Restarts, commands, signals and the end of one job under one driver.
+
+    Attributes:
+        restarts: runs after the first.
+    """
+
+    def __init__(self, options: JobOptions) -> None:
+        self.restarts = 0
+        self._options = options
+        self._strategy = restart_strategy(options)
+        self._phase: Phase = "new"
+        self._carried: list[Request] = []
+        self._cancel: Command | None = None
+        self._terminated = False
+        self._terminate_by_ms: int | None = None
+        self._resume_ms: int | None = None
+        self._waiting_since_ms = 0
+        self._waited_ms = 0
+        self._failures: list[RunFailed] = []
+        self._held: list[Answer] = []
+        self._farewell: AnswerAllOpen | None = None
+
+    # ------------------------------------------------------------ entry
+
+    def handle(self, event: SupervisionEvent, now_ms: int) -> list[SupervisionAction]:
+        """Take one event; the actions are to be carried out in order."""
+        if self._farewell is not None:
+            return [AnswerCommand(self._farewell.to(event.command))] if isinstance(event, CommandArrived) else []
+        match event:
+            case Begin(ended) if ended is not None:
+                return self._already_ended(*ended)
+            case Begin():
+                return [RecordStatus("WAITING_FOR_SLOTS"), *self._wait(now_ms)]
+            case SlotsThere():
+                return self._on_slots(now_ms)
+            case CannotGoOn(failure, exit_code, stop):
+                return self._interrupted(failure, stop) or self._failed([failure], exit_code, "", stop)
+            case RunStarted():
+                return self._on_started(event, now_ms)
+            case RunAnswered(answer, run_over):
+                return self._on_answer(answer, run_over)
+            case Progress():
+                self._strategy.on_progress()
+                return []
+            case RunOver():
+                return self._on_over(event, now_ms)
+            case CommandArrived(command):
+                return self._on_command(command)
+            case Terminated():
+                return self._on_terminated(now_ms)
+            case Tick():
+                return self._on_tick(now_ms)
+
+    def next_wake_ms(self) -> int | None:
+        """When the next Tick can change something."""
+        return self._resume_ms if self._phase == "pausing" else self._terminate_by_ms
+
+    # ------------------------------------------------------------ from run to run
+
+    def _wait(self, now_ms: int) -> list[SupervisionAction]:
+        self._phase, self._waiting_since_ms = "waiting", now_ms
+        return [WaitForSlots()]
+
+    def _on_slots(self, now_ms: int) -> list[SupervisionAction]:
+        if self._phase != "waiting":
+            return []
+        self._waited_ms += now_ms - self._waiting_since_ms
+        self._phase = "running"
+        requests, self._carried = tuple(self._carried), []
+        return [StartRun(requests)]
+
+    def _on_started(self, started: RunStarted, now_ms: int) -> list[SupervisionAction]:
+        """The job is up again: a stop that failed may now be told that the job continues. Not by a run that commits
+        the stop's savepoint: it did complete, though the answer of the store that would have told so was lost."""
+        self._strategy.on_running(now_ms - self._waited_ms)
+        data = {"run_id": started.run_id}
+        if started.restored_from is not None:
+            data["restored_from"] = started.restored_from
+        held, self._held = self._held, []
+        return [
+            RecordStatus("RUNNING", data),
+            *(AnswerCommand(answer) for answer in held if not started.commit_only),
+        ]
+
+    def _on_answer(self, answer: Answer, run_over: bool) -> list[SupervisionAction]:
+        if run_over and answer.code == STOP_FAILED:
+            self._held.append(answer)
+            return []
+        return [AnswerCommand(answer)]
+
+    def _on_over(self, over: RunOver, now_ms: int) -> list[SupervisionAction]:
+        self._carried += over.again
+        outcome = over.outcome
+        if isinstance(outcome, RunEnded):
+            return self._ended(outcome)
+        interrupted = self._interrupted(outcome, over.stop)
+        if interrupted:
+            return interrupted
+        delay_ms = self._strategy.on_failure(now_ms - self._waited_ms, over.draw)
+        self._failures = [*self._failures, outcome][-max(1, self._strategy.streak) :]
+        if delay_ms is None:
+            return self._failed(self._failures, EXIT_JOB_FAILED, self._strategy.exhausted, over.stop)
+        self.restarts += 1
+        self._phase, self._resume_ms = "pausing", now_ms + delay_ms
+        return [RecordFailure(outcome), RecordStatus("RESTARTING", {"reason": outcome.message})]
+
+    def _on_tick(self, now_ms: int) -> list[SupervisionAction]:
+        if self._phase == "pausing" and self._resume_ms is not None and now_ms >= self._resume_ms:
+            self._resume_ms = None
+            return self._wait(now_ms)
+        if self._terminate_by_ms is not None and now_ms >= self._terminate_by_ms:
+            self._terminate_by_ms = None
+            return [FailCurrentRun(RunFailed("the job had not stopped within sigterm_timeout"))]
+        return []
+
+    # ------------------------------------------------------------ commands and signals
+
+    def _on_command(self, command: Command) -> list[SupervisionAction]:
+        arguments = command.arguments
+        path, request_id = arguments.get("path"), command.command_id
+        match command.verb:
+            case "checkpoint":
+                return self._request(Request("checkpoint", request_id=request_id))
+            case "savepoint":
+                return self._request(Request("savepoint", request_id=request_id, path=path))
+            case "stop":
+                mode: StopMode = "drain" if arguments.get("mode") == "drain" else "suspend"
+                return self._request(Request("stop-savepoint", request_id=request_id, stop=mode, path=path))
+            case "cancel":
+                return self._on_cancel(command)
+
+    def _request(self, request: Request) -> list[SupervisionAction]:
+        """To the run that is there, else to the next one."""
+        if self._phase == "running":
+            return [Deliver(request)]
+        self._carried.append(request)
+        return []
+
+    def _on_cancel(self, command: Command) -> list[SupervisionAction]:
+        """One that comes after another is answered with it, when the job has ended."""
+        if self._cancel is not None:
+            return []
+        self._cancel = command
+        if self._phase == "running":
+            return [FailCurrentRun(RunFailed(f"cancelled by {command.issued_by}"))]
+        return self._canceled(command)
+
+    def _on_terminated(self, now_ms: int) -> list[SupervisionAction]:
+        """Suspend with a savepoint within `sigterm_timeout`; without a run there is none to take."""
+        if self._terminated:
+            return []
+        self._terminated = True
+        if self._phase != "running":
+            reason = self._failures[-1].message if self._failures else "before the job ran"
+            return self._given_up(reason, None)
+        if self._options.checkpoint_mode == "off":
+            return [FailCurrentRun(RunFailed("checkpoint_mode is off, so that there is none to wait for"))]
+        self._terminate_by_ms = now_ms + self._options.sigterm_timeout // timedelta(milliseconds=1)
+        return [Deliver(Request("stop-savepoint", stop="suspend"))]
+
+    def _interrupted(self, failure: RunFailed, stop: StopPoint | None) -> list[SupervisionAction]:
+        """How a run ends the job that was cancelled or terminated meanwhile."""
+        if self._cancel is not None:
+            return self._canceled(self._cancel)
+        return self._given_up(failure.message, stop) if self._terminated else []
+
+    # ------------------------------------------------------------ how it ends
+
+    def _ended(self, outcome: RunEnded) -> list[SupervisionAction]:
+        otherwise = _refusal("job_ended", "the job has ended")
+        if outcome.stop is None:
+            return self._over("FINISHED", {}, AnswerAllOpen(otherwise), exit_code=0)
+        assert outcome.path is not None and outcome.checkpoint_id is not None, "a stop has a savepoint"
+        mode: StopMode = "drain" if outcome.stop == "drain" else "suspend"
+        answer = stop_answer("", mode, outcome.checkpoint_id, outcome.path)
+        return self._over("STOPPED", {"stop": dict(answer.data)}, AnswerAllOpen(otherwise, {"stop": answer}), 0)
+
+    def _already_ended(self, status: str, data: Mapping[str, Any]) -> list[SupervisionAction]:
+        """The status again, behind this driver's fence; what is open is answered as the earlier driver would have."""
+        by_verb: dict[str, Answer] = {}
+        stop = data.get("stop")
+        if status == "STOPPED" and stop is not None:
+            by_verb["stop"] = stop_answer("", stop["mode"], stop["checkpoint_id"], stop["path"])
+        if status == "CANCELED":
+            by_verb["cancel"] = Answer("", True, "canceled", "the job is cancelled")
+        return self._over(status, data, AnswerAllOpen(_refusal("job_ended", "the job has ended"), by_verb), exit_code=0)
+
+    def _canceled(self, command: Command) -> list[SupervisionAction]:
+        farewell = AnswerAllOpen(
+            _refusal("job_ended", f"the job was cancelled by {command.issued_by}"),
+            {"cancel": Answer("", True, "canceled", "the job is cancelled")},
+        )
+        status, *rest = self._over("CANCELED", {"reason": f"by {command.issued_by}"}, farewell, 0)
+        return [status, DeleteCheckpoints(), *rest] if self._options.retention == "delete" else [status, *rest]
+
+    def _given_up(self, reason: str, stop: StopPoint | None) -> list[SupervisionAction]:
+        return self._failed([RunFailed(terminated_text(reason, stop))], EXIT_TERMINATED, "", stop)
+
+    def _failed(
+        self, failures: list[RunFailed], exit_code: int, prefix: str, stop: StopPoint | None
+    ) -> list[SupervisionAction]:
+        """With the first root cause: what later runs met may be its consequence. It is recorded once more when others
+        came after it, so that it is the last failure in the log."""
+        first, last = failures[0], failures[-1]
+        recorded = [RecordFailure(last)] + ([RecordFailure(first)] if first != last else [])
+        by_verb = {}
+        if stop is not None:
+            data = {
+                "outcome": STOP_CUT_SHORT,
+                "mode": stop.mode,
+                "checkpoint_id": stop.checkpoint_id,
+                "path": stop.path,
+            }
+            text = (
+                f"savepoint {stop.path} is complete and valid, but the job failed before what it covers was committed: "
+                f"{first.message}. Restore it: that commits it too"
+            )
+            by_verb["stop"] = Answer("", False, STOP_CUT_SHORT, text, data)
+        farewell = AnswerAllOpen(_refusal("job_failed", first.message), by_verb)
+        return [*recorded, *self._over("FAILED", {"reason": prefix + first.message}, farewell, exit_code)]
+
+    def _over(
+        self, status: str, data: Mapping[str, Any], farewell: AnswerAllOpen, exit_code: int
+    ) -> list[SupervisionAction]:
+        """The status first: who reads an answer finds the job ended."""
+        self._phase, self._farewell = "over", farewell
+        self._resume_ms = self._terminate_by_ms = None
+        held: list[SupervisionAction] = []
+        for answer in self._held if "stop" not in farewell.by_verb else ():
+            otherwise = farewell.otherwise
+            text = f"{answer.message}; but it did not run again: {otherwise.message}"
+            held.append(AnswerCommand(replace(answer, code=otherwise.code, message=text)))
+        return [RecordStatus(status, data), *held, farewell, EndDriver(exit_code)]
+
+
+def terminated_text(reason: str, stop: StopPoint | None = None) -> str:
+    """What a job fails with whose driver was terminated before it could end the job."""
+    if stop is not None:
+        return (
+            f"the driver was terminated (SIGTERM) when savepoint {stop.path} was complete, before what it covers was "
+            f"committed: {reason}. Restore it to go on"
+        )
+    return (
+        f"the driver was terminated (SIGTERM) before a savepoint completed: {reason}. "
+        "Restore the latest checkpoint to go on"
+    )
+
+
+def _cut_short(stop: StopPoint, reason: str) -> Answer:
+    text = (
+        f"savepoint {stop.path} is complete and valid, but the job failed before what it covers was committed: "
+        f"{reason}. Restore it: that commits it too"
+    )
+    data = {"outcome": STOP_CUT_SHORT, "mode": stop.mode, "checkpoint_id": stop.checkpoint_id, "path": stop.path}
+    return Answer("", False, STOP_CUT_SHORT, text, data)
+
+
+def _refusal(code: str, message: str) -> Answer:
+    return Answer("", False, code, message)

@@ -1,0 +1,126 @@
+"""May a request for a snapshot start now? (S1.2, S1.3) Pure functions of a small frozen view.
+
+A request is judged twice. `admit`, when it comes, refuses what nothing could make true later. `judge`, each time
+something has changed while it waits, lets it start, wait, or go. In the order of S1.2: coordinator shut down; periodic
+while the scheduler is off; periodic while one is queued; (queue full: `RequestQueue.add`); too many pending; too soon
+after the last completion; then the states of subtasks (S1.3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from tidegate.coordinator.events import RefusalCode, Request
+
+WaitCode = Literal["claiming", "ending", "max_concurrent", "min_pause", "not_all_required_subtasks_running"]
+FORCED = ("savepoint", "stop-savepoint")
+"""Kinds that neither concurrency nor the pause holds up (S1.2)."""
+
+_MESSAGES: dict[RefusalCode, str] = {
+    "shut_down": "the job is not running any more",
+    "job_ended": "the job has stopped and only commits what is left",
+    "checkpointing_off": "checkpoint_mode is off: this job takes no snapshots. Cancel it, or submit it anew with "
+    "checkpoint_mode exactly_once or at_least_once",
+    "periodic_off": "the periodic scheduler is off",
+    "periodic_queued": "a periodic checkpoint waits already",
+    "not_all_required_subtasks_running": "not every subtask that has to take part runs",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Claim an id now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Not now. `until_ms`: when to ask again, where time alone decides."""
+
+    code: WaitCode
+    until_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Never; answer it where somebody waits."""
+
+    code: RefusalCode
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """No longer wanted, by nobody's fault: a final snapshot while a subtask still reads."""
+
+
+Verdict: TypeAlias = Start | Wait | Refuse | Drop
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What requests are judged by.
+
+    Attributes:
+        shut_down: the run is over.
+        commits_only: the run only commits a stop-savepoint (S7.7).
+        checkpointing_off: `checkpoint_mode="off"`.
+        periodic_on: the job has reached RUNNING and is not stopping (S1.1).
+        periodic_queued: one waits already.
+        claiming: an id is on its way to the log.
+        ending: a snapshot that ends every subtask is on its way, or complete.
+        all_up: no subtask is still to come up.
+        all_ended: nothing reads any more.
+        pending: snapshots on their way; at most `max_concurrent` of them.
+        pause_ends_ms: when `min_pause_between_checkpoints` after the last completion is over; None: none completed.
+    """
+
+    shut_down: bool = False
+    commits_only: bool = False
+    checkpointing_off: bool = False
+    periodic_on: bool = True
+    periodic_queued: bool = False
+    claiming: bool = False
+    ending: bool = False
+    all_up: bool = True
+    all_ended: bool = False
+    pending: int = 0
+    max_concurrent: int = 1
+    pause_ends_ms: int | None = None
+
+
+def admit(request: Request, situation: Situation) -> Refuse | None:
+    """The pre-checks, in order; None: it may queue."""
+    if situation.shut_down:
+        return _refuse("shut_down")
+    if situation.commits_only:
+        return _refuse("job_ended")
+    if situation.checkpointing_off:
+        return _refuse("checkpointing_off")
+    if request.periodic and not situation.periodic_on:
+        return _refuse("periodic_off")
+    if request.periodic and situation.periodic_queued:
+        return _refuse("periodic_queued")
+    return None
+
+
+def judge(request: Request, situation: Situation, now_ms: int) -> Verdict:
+    """What becomes of a queued request now."""
+    if request.kind == "final" and not situation.all_ended:
+        return Drop()
+    if situation.claiming:
+        return Wait("claiming")
+    if situation.ending:
+        return Wait("ending")
+    if request.kind not in FORCED and situation.pending >= situation.max_concurrent:
+        return Wait("max_concurrent")
+    if request.periodic and situation.pause_ends_ms is not None and now_ms < situation.pause_ends_ms:
+        return Wait("min_pause", situation.pause_ends_ms)
+    if not situation.all_up:
+        code: Literal["not_all_required_subtasks_running"] = "not_all_required_subtasks_running"
+        return _refuse(code) if request.periodic else Wait(code)
+    return Start()
+
+
+def _refuse(code: RefusalCode) -> Refuse:
+    return Refuse(code, _MESSAGES[code])

@@ -1,0 +1,174 @@
+"""From the subtasks of a snapshot to those of a restore, whatever their number (S5.5, S6.2, S6.3). Pure.
+
+Two steps: `share_of` says in the driver which state streams a new subtask loads, `redistributed` cuts in the slot what
+it loaded. By kind of part, p being the new parallelism:
+
+- keyed: rows whose key group the new subtask owns.
+- list: at the same parallelism each subtask its own; else rows split evenly in the order of the old subtasks, or by
+  `OWNER_COLUMN`.
+- union: all rows to every subtask.
+- broadcast: the rows of one old subtask: of its own number modulo the old parallelism, or the next that has state,
+  running ones first.
+- channel: at the same parallelism each subtask its own; else all rows to every subtask, which picks from them
+  (`channel_state.replay_for`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.contract.errors import SnapshotError
+from tidegate.snapshot.handles import StateHandle
+from tidegate.snapshot.key_groups import key_group_range
+from tidegate.snapshot.metadata import OperatorState
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, OWNER_COLUMN, StateKind, StatePart
+
+KINDS_BEFORE_RESCALE: tuple[StateKind, ...] = ("keyed", "list", "broadcast")
+"""What a stream may hold whose handle does not tell its kinds; `check_restore` refuses such ones a rescale."""
+
+
+@dataclass(frozen=True)
+class Rescale:
+    """One new subtask's place.
+
+    Attributes:
+        former: parallelism of the snapshot.
+        parallelism: of the restored job.
+        max_parallelism: key groups of both.
+        index: of the new subtask.
+    """
+
+    former: int
+    parallelism: int
+    max_parallelism: int
+    index: int
+
+    @property
+    def changes(self) -> bool:
+        """The parallelism is another."""
+        return self.former != self.parallelism
+
+    @property
+    def key_groups(self) -> range:
+        """Of the new subtask."""
+        return key_group_range(self.index, self.parallelism, self.max_parallelism)
+
+    def takes(self, kind: StateKind, former_index: int, broadcast_from: int | None) -> bool:
+        """Whether rows of this kind may come to the new subtask from old subtask `former_index`."""
+        if kind == "keyed":
+            theirs, mine = key_group_range(former_index, self.former, self.max_parallelism), self.key_groups
+            return theirs.start < mine.stop and mine.start < theirs.stop
+        if kind == "broadcast":
+            return former_index == broadcast_from
+        return kind == "union" or self.changes or former_index == self.index
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a new subtask loads of one operator.
+
+    Attributes:
+        handles: (old subtask, state stream), by subtask.
+        broadcast_from: the old subtask whose broadcast parts it takes; None: there are none.
+    """
+
+    handles: tuple[tuple[int, StateHandle], ...]
+    broadcast_from: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As in the deployment message."""
+        return {"handles": [[i, h.to_json()] for i, h in self.handles], "broadcast_from": self.broadcast_from}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Share:
+        """Inverse of `to_json`."""
+        handles = tuple((int(i), StateHandle.from_json(h)) for i, h in document["handles"])
+        return cls(handles, document["broadcast_from"])
+
+
+def share_of(operator: OperatorState, place: Rescale) -> Share | None:
+    """The streams the new subtask needs; None: no state of this operator concerns it."""
+    held = {state.index: state.handle for state in operator.subtasks if state.handle is not None}
+    running = [state.index for state in operator.subtasks if state.handle is not None and not state.finished]
+    source = _broadcast_source(running or list(held), place)
+    needed: list[tuple[int, StateHandle]] = []
+    for former_index, handle in sorted(held.items()):
+        if any(place.takes(kind, former_index, source) for kind in handle.kinds or KINDS_BEFORE_RESCALE):
+            needed.append((former_index, handle))
+    return Share(tuple(needed), source) if needed else None
+
+
+def redistributed(
+    former: Mapping[int, Sequence[StatePart]], broadcast_from: int | None, place: Rescale, *, where: str = ""
+) -> list[StatePart]:
+    """The parts of the new subtask, one for each name, cut from those it loaded.
+
+    Args:
+        former: old subtask -> its parts; every old subtask that `share_of` named.
+        broadcast_from: see Share.
+        where: what to name in errors.
+
+    Raises:
+        SnapshotError: a state has one kind or type here and another there.
+    """
+    by_name: dict[str, list[tuple[int, StatePart]]] = {}
+    for former_index in sorted(former):
+        for part in former[former_index]:
+            if place.takes(part.kind, former_index, broadcast_from):
+                by_name.setdefault(part.name, []).append((former_index, part))
+    return [_merged(name, found, place, where) for name, found in by_name.items()]
+
+
+def _broadcast_source(candidates: Sequence[int], place: Rescale) -> int | None:
+    if not candidates:
+        return None
+    wanted = place.index % place.former
+    return min(candidates, key=lambda former_index: (former_index - wanted) % place.former)
+
+
+def _merged(name: str, found: Sequence[tuple[int, StatePart]], place: Rescale, where: str) -> StatePart:
+    kinds = {part.kind for _, part in found}
+    if len(kinds) > 1:
+        raise _mixed(name, f"its kinds are {', '.join(sorted(kinds))}", where)
+    kind = kinds.pop()
+    tables = [part.table for _, part in found]
+    if kind == "keyed":
+        tables = [_in_range(table, place.key_groups) for table in tables]
+    try:
+        table = pa.concat_tables(tables)
+    except pa.ArrowException as error:
+        raise _mixed(name, str(error), where) from error
+    if kind == "list" and place.changes:
+        table = _list_rows(table, place)
+    return StatePart(name, kind, table)
+
+
+def _in_range(table: pa.Table, groups: range) -> pa.Table:
+    """Rows of a table sorted by key group, as streams hold them."""
+    column = table.column(KEY_GROUP_COLUMN).to_numpy()
+    first, end = np.searchsorted(column, [groups.start, groups.stop])
+    return table.slice(int(first), int(end - first))
+
+
+def _list_rows(table: pa.Table, place: Rescale) -> pa.Table:
+    if OWNER_COLUMN not in table.column_names:
+        first = table.num_rows * place.index // place.parallelism
+        end = table.num_rows * (place.index + 1) // place.parallelism
+        return table.slice(first, end - first)
+    owners = table.column(OWNER_COLUMN)
+    known = np.array([owner is None or owner % place.parallelism == place.index for owner in owners.to_pylist()], bool)
+    return table.filter(pa.array(known))
+
+
+def _mixed(name: str, cause: str, where: str) -> SnapshotError:
+    return SnapshotError(
+        f"State {name!r} is not the same in all subtasks of the snapshot",
+        where=where,
+        cause=cause,
+        remedy="Restore another snapshot",
+    )

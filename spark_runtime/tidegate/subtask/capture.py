@@ -1,0 +1,140 @@
+"""Unaligned snapshots between their synchronous part and the last barrier: what is in flight becomes state (S3.7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from tidegate.channel.elements import MAX_WATERMARK, Element, Watermark
+from tidegate.snapshot.channel_state import InFlight, channel_part
+from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+from tidegate.subtask.alignment import AlignmentAction, CaptureComplete, CaptureQueued, Record, StopRecording
+
+if TYPE_CHECKING:
+    from tidegate.subtask.inputs import InputPort
+
+MAX_RECORDED_BYTES = 256 * 2**20
+"""Of batches that one snapshot keeps in memory because they were processed before the last barrier came. What is queued
+anyway does not count. Beyond it the snapshot is given up: some channel's barrier is very late."""
+
+Parts = Sequence[tuple[str, AsyncSnapshot]]
+
+
+@dataclass
+class Capture:
+    """One snapshot whose channel state is being collected.
+
+    Attributes:
+        parts: the operators' frozen states.
+        metrics: of the acknowledgement.
+        finished: all data had been processed when it was taken.
+        elements: by channel number, in order.
+    """
+
+    checkpoint_id: int
+    parts: Parts
+    metrics: dict[str, float]
+    finished: bool
+    elements: dict[int, list[Element]] = field(default_factory=dict)
+    recorded_bytes: int = 0
+
+    def add(self, channel: int, element: Element) -> None:
+        """Idleness and the end are not state: upstream tells them again after a restore. Neither is MAX_WATERMARK."""
+        if isinstance(element, pa.RecordBatch) or (isinstance(element, Watermark) and element.time_us < MAX_WATERMARK):
+            self.elements.setdefault(channel, []).append(element)
+
+
+class Captures:
+    """Every capture of one subtask; carries out the aligner's actions on them.
+
+    Attributes:
+        recording: channel number -> ids of the snapshots it is recorded for.
+    """
+
+    def __init__(
+        self,
+        ports: Sequence[InputPort],
+        subtask: int,
+        parallelism: int,
+        head_uid: str,
+        give_up: Callable[[int, str], None],
+    ) -> None:
+        """Args: head_uid: operator under which channel state is stored. give_up: a snapshot, with the reason."""
+        self.recording: dict[int, list[int]] = {}
+        self._ports = ports
+        self._subtask = subtask
+        self._parallelism = parallelism
+        self._head_uid = head_uid
+        self._give_up = give_up
+        self._captures: dict[int, Capture] = {}
+
+    def begin(self, capture: Capture, replay_left: Iterable[tuple[int, Element]]) -> None:
+        """The synchronous part is done. `replay_left` lies in front of everything that is queued."""
+        self._captures[capture.checkpoint_id] = capture
+        for channel, element in replay_left:
+            capture.add(channel, element)
+
+    def apply(self, action: AlignmentAction) -> Capture | None:
+        """Carry out an action; the capture, with its channel state among its parts, when that completed it."""
+        match action:
+            case Record(checkpoint_id, channel):
+                self.recording.setdefault(channel, []).append(checkpoint_id)
+            case StopRecording(checkpoint_id, channel):
+                self._stop(checkpoint_id, channel)
+            case CaptureQueued(checkpoint_id, channel):
+                self._stop(checkpoint_id, channel)
+                for element in self._ports[channel].channel.ahead_of(checkpoint_id):
+                    self._captures[checkpoint_id].add(channel, element)
+            case CaptureComplete(checkpoint_id):
+                return self._complete(self._captures.pop(checkpoint_id))
+        return None
+
+    def record(self, channel: int, element: Element) -> None:
+        """`element` was polled from a channel in `recording`."""
+        for checkpoint_id in tuple(self.recording[channel]):
+            capture = self._captures[checkpoint_id]
+            capture.add(channel, element)
+            if isinstance(element, pa.RecordBatch):
+                capture.recorded_bytes += element.nbytes
+                if capture.recorded_bytes > MAX_RECORDED_BYTES:
+                    self._give_up(checkpoint_id, f"more than {MAX_RECORDED_BYTES:,} bytes came before its last barrier")
+
+    def drop(self, checkpoint_id: int) -> None:
+        """It was aborted."""
+        if self._captures.pop(checkpoint_id, None) is not None:
+            for channel in list(self.recording):
+                self._stop(checkpoint_id, channel)
+
+    def _stop(self, checkpoint_id: int, channel: int) -> None:
+        ids = self.recording.get(channel, [])
+        if checkpoint_id in ids:
+            ids.remove(checkpoint_id)
+            if not ids:
+                del self.recording[channel]
+
+    def _complete(self, capture: Capture) -> Capture:
+        in_flight = [
+            InFlight(
+                self._ports[channel].input_index,
+                self._ports[channel].source,
+                element.time_us if isinstance(element, Watermark) else element,
+            )
+            for channel, elements in sorted(capture.elements.items())
+            for element in elements
+        ]
+        capture.metrics["in_flight_bytes"] = float(sum(element.size_bytes for element in in_flight))
+        if in_flight:
+            capture.parts = self._with_channels(capture.parts, in_flight)
+        return capture
+
+    def _with_channels(self, parts: Parts, in_flight: Sequence[InFlight]) -> Parts:
+        own = dict(parts).get(self._head_uid)
+
+        def write() -> Sequence[StatePart]:
+            channels = channel_part(in_flight, self._subtask, self._parallelism)
+            return [*(own() if own is not None else ()), channels]
+
+        return [(uid, part) for uid, part in parts if uid != self._head_uid] + [(self._head_uid, write)]

@@ -1,0 +1,49 @@
+"""What a subtask asks of the slot around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+from tidegate.snapshot.parts import AsyncSnapshot
+
+DeclineCode = Literal["failed", "subtask_finished", "alignment_aborted"]
+
+
+class SubtaskHost(Protocol):
+    """The slot, or what stands for it in a test. No call blocks."""
+
+    def now_ms(self) -> int:
+        """Processing time."""
+
+    def wake(self) -> None:
+        """Rouse the loop; from any thread."""
+
+    def write_snapshot(
+        self,
+        subtask: tuple[int, int],
+        checkpoint_id: int,
+        parts: Sequence[tuple[str, AsyncSnapshot]],
+        metrics: dict[str, float],
+        finished: bool,
+    ) -> None:
+        """Run the asynchronous phase and acknowledge, or decline when it fails."""
+
+    def decline(self, subtask: tuple[int, int], checkpoint_id: int, reason: str, code: DeclineCode = "failed") -> None:
+        """Tell the coordinator. `code`: "failed" counts as a failure of the checkpoint (S2.2), the others do not: the
+        subtask had finished (S1.5), or a newer barrier or a cancel marker ended its alignment (S3.4)."""
+
+    def ended(self, subtask: tuple[int, int], natural: bool) -> None:
+        """EndOfData has been passed on."""
+
+    def finished(self, subtask: tuple[int, int]) -> None:
+        """Closed, EndOfPartition sent."""
+
+    def commit(
+        self,
+        subtask: tuple[int, int],
+        checkpoint_id: int,
+        work: Sequence[Callable[[], None]],
+        done: Callable[[], None],
+    ) -> None:
+        """Do the commits off the loop, report them; then call `done` on the loop."""

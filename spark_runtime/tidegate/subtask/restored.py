@@ -1,0 +1,67 @@
+"""From the restore part of a deployment message to the state of a slot's subtasks, already cut for each (S5.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate.contract.store import Store
+from tidegate.operators.contract import CommitPermit
+from tidegate.plan.execution import ExecutionPlan
+from tidegate.snapshot.handles import StreamFactory
+from tidegate.snapshot.parts import StatePart
+from tidegate.snapshot.redistribution import Rescale, Share, redistributed
+from tidegate.snapshot.streams import decode_parts
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a slot restores.
+
+    Attributes:
+        permit: the right to commit what the snapshot holds; None in a fork, which commits nothing of its original's
+            (S7.4).
+        parts: (uid, index) -> state parts of the new subtask.
+        finished: (chain id, index) of subtasks that run no user code (S6.2).
+    """
+
+    permit: CommitPermit | None
+    parts: Mapping[tuple[str, int], Sequence[StatePart]]
+    finished: Collection[tuple[int, int]]
+
+
+def load_restored(
+    documents: Mapping[int, Mapping[str, Any]],
+    open_location: Callable[[str], tuple[Store, str]],
+    plan: ExecutionPlan,
+) -> Restored | None:
+    """Read and cut the state of every subtask index of this slot. Blocks on the store.
+
+    Args:
+        documents: `coordinator.restore.Restore.for_slot(index)` by index, all of one restore; empty: a fresh start.
+
+    Raises:
+        SnapshotError: a state stream is missing, damaged or of a newer version; names snapshot, operator and subtask.
+        StoreError: the store cannot read.
+    """
+    if not documents:
+        return None
+    parts: dict[tuple[str, int], Sequence[StatePart]] = {}
+    finished: set[tuple[int, int]] = set()
+    for index, document in documents.items():
+        store, folder = open_location(document["location"])
+        factory = StreamFactory(store, folder)
+        place = Rescale(document["parallelism"], plan.parallelism, plan.max_parallelism, index)
+        for uid, share_document in document["shares"].items():
+            where = f"snapshot {document['location']}, operator {uid!r}"
+            share = Share.from_json(share_document)
+            former = {
+                former_index: decode_parts(factory.load(handle), where=f"{where}, subtask {former_index}")
+                for former_index, handle in share.handles
+            }
+            parts[(uid, index)] = redistributed(former, share.broadcast_from, place, where=where)
+        finished |= {(chain_id, i) for chain_id, i in document["finished"]}
+    any_document = next(iter(documents.values()))
+    permit = CommitPermit(any_document["checkpoint_id"], any_document["generation"], any_document["log_number"])
+    return Restored(None if any_document["is_fork"] else permit, parts, finished)

@@ -1,0 +1,271 @@
+"""What must hold, checked from outside: from the objects on the disk, the external systems and what operators tell,
+with none of the runtime's own decisions."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidegate.connectors.transactions import parse_transaction_id
+from tidegate.contract.log import contradiction
+from tidegate.contract.records import Command, CommandResult, Decision, decode
+from tidegate.snapshot.metadata import decode_metadata
+from tidegate.testing.simulation.external import External
+from tidegate.testing.simulation.rows import Row, owners, rows_of
+from tidegate.testing.simulation.store import Disk
+from tidegate.testing.simulation.workload import Workload
+
+RECOVERY_KINDS = ("checkpoint", "final", "stop-savepoint")
+
+Tally = Mapping[tuple[int, int, int, int], tuple[int, int]]
+
+
+@dataclass
+class Cut:
+    """What the parts of one snapshot of one run were told to hold.
+
+    Attributes:
+        positions: (source, split) -> rows read.
+        tallies: (operator uid, subtask) -> its state.
+        unaligned: some part overtook records.
+    """
+
+    positions: dict[tuple[int, int], int] = field(default_factory=dict)
+    tallies: dict[tuple[str, int], Tally] = field(default_factory=dict)
+    unaligned: bool = False
+
+
+class Checkers:
+    """Collects violations; `evaluated` counts how often each checker looked."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        job_id: str,
+        workload: Workload,
+        *,
+        max_parallelism: int,
+        exactly_once: bool,
+        retained: int,
+    ) -> None:
+        self.violations: list[str] = []
+        self.evaluated: Counter[str] = Counter()
+        self.decisions: list[Decision] = []
+        self.timeline: list[tuple[int, Decision]] = []
+        self.cuts: dict[tuple[str, int], Cut] = {}
+        self.parallelism_of: dict[str, int] = {}
+        self.last_run_ms = 0
+        self.rotten: str | None = None
+        self.commands: dict[str, tuple[Command, bool, bool]] = {}
+        """Command id -> the command, whether it had expired when it was sent, whether it was withdrawn before."""
+        self._disk = disk
+        self._job_id = job_id
+        self._workload = workload
+        self._max_parallelism = max_parallelism
+        self._exactly_once = exactly_once
+        self._retained = retained
+        self._completed: dict[int, Decision] = {}
+        self._aborted: set[int] = set()
+        self._claimed: dict[int, Decision] = {}
+        self._watermarks: dict[tuple[str, int], int] = {}
+        disk.on_create = self._created
+        disk.on_delete = self._deleted
+
+    def violation(self, what: str) -> None:
+        """Note one."""
+        self.violations.append(what)
+
+    def _demand(self, checker: str, holds: bool, what: str) -> None:
+        self.evaluated[checker] += 1
+        if not holds:
+            self.violations.append(f"{checker}: {what}")
+
+    # ------------------------------------------------------------ the log
+
+    def _created(self, path: str, by: str) -> None:
+        folder = f"{self._job_id}/decisions/"
+        name = path[len(folder) :]
+        if path.startswith(folder) and name[:8].isdigit() and name.endswith(".json") and "-" not in name:
+            self._decided(decode(self._disk.objects[path], Decision, path), path, by)
+        elif path.startswith(f"{self._job_id}/commands/") and path.endswith(".result.json"):
+            self._answered(path, by)
+
+    def _decided(self, entry: Decision, path: str, by: str) -> None:
+        last = self.decisions[-1] if self.decisions else None
+        problem = contradiction(entry, len(self.decisions) + 1, last.generation if last else 0)
+        self._demand("log", problem is None, f"entry {entry.number} by {by}: {problem}")
+        self.decisions.append(entry)
+        self.timeline.append((self._disk.created_ms[path], entry))
+        match entry.kind:
+            case "claim":
+                n = entry.data["checkpoint_id"]
+                self._demand(
+                    "ids monotone", n > max(self._claimed, default=0), f"{n} claimed after {len(self._claimed)}"
+                )
+                self._claimed[n] = entry
+            case "abort":
+                n = entry.data["checkpoint_id"]
+                self._demand("one end per id", n not in self._completed, f"{n} aborted after its completion")
+                self._aborted.add(n)
+            case "complete":
+                self._check_complete(entry)
+            case "committed":
+                self._check_committed(entry)
+
+    def _check_complete(self, entry: Decision) -> None:
+        n = entry.data["checkpoint_id"]
+        once = n in self._claimed and n not in self._completed and n not in self._aborted
+        self._demand("one end per id", once, f"{n} completed out of turn")
+        if n in self._claimed:
+            same = self._claimed[n].run_id == entry.run_id and self._claimed[n].generation == entry.generation
+            self._demand("one attempt", same, f"{n} was claimed by another run than completed it")
+        self._completed[n] = entry
+        self._demand("damage", self.rotten is None, f"{n} completed while {self.rotten} of its origin was damaged")
+        path = f"{entry.data['path']}/_metadata"
+        data = self._disk.objects.get(path)
+        self._demand("durable", data is not None, f"{n} is complete without {path}")
+        if data is None:
+            return
+        metadata = decode_metadata(data, where=path)
+        whole = (metadata.checkpoint_id, metadata.run_id, metadata.generation) == (n, entry.run_id, entry.generation)
+        self._demand("one attempt", whole, f"the metadata of {n} is of run {metadata.run_id}")
+        for handle in metadata.handles():
+            if handle.path is None:
+                continue
+            held = self._disk.objects.get(f"{entry.data['path']}/{handle.path}")
+            good = held is not None and hashlib.sha256(held).hexdigest() == handle.sha256
+            self._demand("durable", good, f"{n} is complete, but {handle.path} is missing or damaged")
+            named = f"-g{entry.generation}-{entry.run_id}-" in handle.path
+            self._demand("one attempt", named, f"{n} holds {handle.path} of another run")
+        self._check_cut(entry.run_id, n)
+
+    def _check_cut(self, run_id: str, n: int) -> None:
+        """Every tally holds exactly what the sources had sent before the barrier."""
+        cut = self.cuts.get((run_id, n))
+        if cut is None or not self._exactly_once or cut.unaligned:
+            return
+        read = self._workload.everything(cut.positions)
+        parallelism = self.parallelism_of[run_id]
+        owner = {k: o for k, (_, o) in owners(parallelism, self._max_parallelism).items()}
+        for node in self._workload.graph.nodes:
+            present = {subtask for uid, subtask in cut.tallies if uid == node.uid}
+            if not present:
+                continue
+            held: dict[Any, tuple[int, int]] = {}
+            for subtask in present:
+                held.update(cut.tallies[node.uid, subtask])
+            due = self._workload.tally_at(node.node_id, read)
+            due = {k: v for k, v in due.items() if owner[k[2]] in present}
+            wrong = [k for k in held.keys() | due.keys() if held.get(k) != due.get(k)]
+            what = f"snapshot {n}, {node.uid}: " + ", ".join(f"{k}: {held.get(k)} not {due.get(k)}" for k in wrong[:3])
+            self._demand("consistent cut", not wrong, what)
+
+    def _check_committed(self, entry: Decision) -> None:
+        n = entry.data["checkpoint_id"]
+        self._demand("commit implies completed", n in self._completed, f"{n} committed, not completed")
+
+    # ------------------------------------------------------------ commands
+
+    def accepted(self, command: Command) -> None:
+        """A driver is about to carry a command out."""
+        _, expired, withdrawn = self.commands[command.command_id]
+        self._demand("commands", not expired and not withdrawn, f"{command} was accepted")
+
+    def _answered(self, path: str, by: str) -> None:
+        """Results are create-only: this is the first and only one."""
+        result = decode(self._disk.objects[path], CommandResult, path)
+        command, expired, withdrawn = self.commands[result.command_id]
+        self._demand("commands", not withdrawn, f"{command} was withdrawn and answered {result.code}")
+        # An expired stop or cancel may find that what it asked for has come about without it.
+        done = expired and result.ok and command.verb not in ("stop", "cancel")
+        self._demand("commands", not done, f"{command} had expired and was answered {result.code}")
+        if result.code == "superseded":
+            reigning = by.removeprefix("driver-").partition(".")[0]
+            self._demand("commands", str(command.spec) != reigning, f"{command} was superseded by its own submission")
+        if not result.ok:
+            return
+        match command.verb:
+            case "checkpoint" | "savepoint":
+                n = result.data["checkpoint_id"]
+                good = n in self._completed and self._completed[n].data["kind"] == command.verb
+                self._demand("answers", good, f"{command} was answered with {n}")
+            case "stop":
+                n = result.data["checkpoint_id"]
+                good = n in self._completed and self._completed[n].data["kind"] == "stop-savepoint"
+                self._demand("answers", good and self._last_status() == "STOPPED", f"{command}: answered with {n}")
+            case "cancel":
+                self._demand("answers", self._last_status() == "CANCELED", f"{command}: the job is not cancelled")
+
+    def _last_status(self) -> str:
+        return next((d.data["status"] for d in reversed(self.decisions) if d.kind == "status"), "")
+
+    # ------------------------------------------------------------ effects
+
+    def published(self, transaction: str) -> None:
+        """A transaction became visible."""
+        made = parse_transaction_id(transaction)
+        covered = any(
+            n >= made.checkpoint_id and (entry.run_id, entry.generation) == (made.run_id, made.generation)
+            for n, entry in self._completed.items()
+        )
+        self._demand("commit implies completed", covered, f"{transaction} was published without a completion")
+
+    def _deleted(self, path: str, by: str) -> None:
+        if "/checkpoints/" not in path:
+            return
+        folder = "/".join(path.split("/")[:3])
+        points = [e for e in self._completed.values() if e.data["kind"] in RECOVERY_KINDS]
+        stopped = bool(points) and points[-1].data["kind"] == "stop-savepoint"
+        needed = {point.data["path"] for point in points[-1 if stopped else -self._retained :]}
+        generation = self.decisions[-1].generation
+        needed |= {
+            e.data["path"]
+            for n, e in self._claimed.items()
+            if e.generation == generation and n not in self._completed and n not in self._aborted
+        }
+        self._demand("collection", folder not in needed, f"{by} deleted {path}, which is needed")
+
+    def watermark(self, run_id: str, channel_id: int, time_us: int) -> None:
+        """A watermark was sent."""
+        last_us = self._watermarks.get((run_id, channel_id), -(2**63) - 1)
+        self._demand("watermarks", time_us > last_us, f"channel {channel_id}: {time_us} after {last_us}")
+        self._watermarks[run_id, channel_id] = time_us
+
+    def owned(self, run_id: str, claims: Sequence[tuple[str, int]]) -> None:
+        """Sources' splits given out in a run: none twice."""
+        twice = [c for c, times in Counter(claims).items() if times > 1]
+        self._demand("splits", not twice, f"run {run_id} gave {twice} twice")
+
+    # ------------------------------------------------------------ the end
+
+    def output(self, externals: Mapping[str, External], read: Mapping[tuple[int, int], int], *, fired: bool) -> None:
+        """What every sink shows is what a run without failures shows after exactly `read`. `fired`: every window has
+        fired; else those that have are right."""
+        rows, windows = self._workload.expected(self._workload.everything(read))
+        for uid, external in externals.items():
+            shown: Counter[Row] = Counter()
+            for batches in external.committed.values():
+                for batch in batches:
+                    shown.update(rows_of(batch))
+            plain = Counter({row: times for row, times in shown.items() if row[0] >= 0})
+            of_windows = Counter({row: times for row, times in shown.items() if row[0] < 0})
+            self._compare(f"output of {uid}", plain, rows[uid], complete=True)
+            self._compare(f"windows of {uid}", of_windows, windows[uid], complete=fired)
+            twice = [t for t, times in external.publications.items() if times != 1]
+            self._demand("committed once", not twice, f"{uid}: {twice[:2]}")
+            # A zombie of an earlier run may stage after the last run has cleaned up; only the next start finds that.
+            left = sorted(t for t in external.staged if external.staged_ms[t] < self.last_run_ms)
+            self._demand("nothing left staged", not left, f"{uid}: {left[:2]} of {len(left)}")
+
+    def _compare(self, what: str, shown: Counter[Row], due: Counter[Row], *, complete: bool) -> None:
+        lost, extra = due - shown, shown - due
+        if not self._exactly_once:
+            # Repeated rows, also from beyond the last snapshot, and windows that count them are what this mode allows.
+            extra = Counter()
+            lost = Counter() if any(row[0] < 0 for row in due) else lost
+        if complete:
+            self._demand("output", not lost, f"{what}: {sum(lost.values())} rows lost, such as {list(lost)[:2]}")
+        self._demand("output", not extra, f"{what}: {sum(extra.values())} rows too many, such as {list(extra)[:2]}")

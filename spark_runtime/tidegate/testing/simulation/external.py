@@ -1,0 +1,65 @@
+"""The external system that simulated sinks publish into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from tidegate.connectors.contract import Sink, SinkContext, SinkWriter
+from tidegate.contract.errors import StoreError
+from tidegate.testing.collect import Collection, CollectWriter
+from tidegate.testing.simulation.faults import Faults
+from tidegate.testing.simulation.scheduler import current_task
+
+
+class External(Collection):
+    """One sink's target. Each call takes virtual time, may fail, and is a place to die at, before or after its
+    effect."""
+
+    def __init__(self, faults: Faults, now_ms: Callable[[], int], on_publish: Callable[[str], None]) -> None:
+        super().__init__()
+        self.staged_ms: dict[str, int] = {}
+        self._now_ms = now_ms
+        self._faults = faults
+        self._on_publish = on_publish
+
+    def stage(self, transaction: str, batches: list[pa.RecordBatch]) -> None:
+        """See `Collection.stage`."""
+        self._step()
+        super().stage(transaction, batches)
+        self.staged_ms[transaction] = self._now_ms()
+        self._step()
+
+    def publish(self, transaction: str) -> None:
+        """See `Collection.publish`."""
+        self._step()
+        if self._faults.strikes("commit_error"):
+            raise StoreError("the external system did not take the commit", where=transaction)
+        super().publish(transaction)
+        self._on_publish(transaction)
+        self._step()
+
+    def drop(self, transaction: str) -> None:
+        """See `Collection.drop`."""
+        self._step()
+        super().drop(transaction)
+
+    def _step(self) -> None:
+        task = current_task()
+        if task is not None:
+            task.process.check_alive()
+            if self._faults.strikes("slot_crash"):
+                task.process.crash()
+            task.pause(task.process.scheduler.upto(4))
+
+
+class ExternalSink(Sink):
+    """A two-phase sink into an External."""
+
+    def __init__(self, external: External) -> None:
+        self._external = external
+
+    def create_writer(self, ctx: SinkContext) -> SinkWriter:
+        """A writer."""
+        return CollectWriter(self._external, ctx, two_phase=True)

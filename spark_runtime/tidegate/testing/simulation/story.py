@@ -1,0 +1,297 @@
+"""The people and programs that operate a simulated job: they submit it, launch dead drivers anew, send commands, stop
+and
+restore it, damage a snapshot and mend it, and see in the end that it comes to rest."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from tidegate.contract.errors import SnapshotError
+from tidegate.contract.layout import JobLayout
+from tidegate.contract.options import JobOptions
+from tidegate.contract.records import Command, CommandResult, RestoreFrom, Spec, Verb, Withdrawn, decode, encode
+from tidegate.snapshot.metadata import decode_metadata
+from tidegate.testing.simulation.driver_process import DriverProcess
+from tidegate.testing.simulation.scheduler import START_MS
+
+if TYPE_CHECKING:
+    from tidegate.testing.simulation.world import World
+
+JOB_ID = "job"
+FAULTY_MS = 900
+"""About how long faults strike, milliseconds."""
+RECOVERY_BOUND_MS = 60_000
+"""Once faults have stopped, a checkpoint must complete, and a stop must end the job, within this time."""
+LINGER_MS = 2_500
+"""Longer than any bounded source of a workload takes to its end, milliseconds."""
+DAMAGED_MS = 400
+"""How long a damaged snapshot stays damaged."""
+ENDS = ("FINISHED", "STOPPED", "FAILED", "CANCELED")
+
+
+class Story:
+    """See the module.
+
+    Attributes:
+        driver: the newest.
+        is_over: the job has come to rest.
+        recovered: a checkpoint completed after a fault.
+        rotten: path and bytes of the damaged object, while there is one.
+    """
+
+    def __init__(self, world: World, parallelism: int) -> None:
+        self._world = world
+        self._scheduler = world.scheduler
+        self._layout = JobLayout(JOB_ID)
+        self._parallelism = parallelism
+        self._launches = 0
+        self._quiet_from_ms = self._scheduler.now_ms + FAULTY_MS // 2 + self._scheduler.upto(FAULTY_MS)
+        # In some seeds the checkpoint that shows health must come when bounded sources have long ended.
+        self._healthy_from_ms = self._quiet_from_ms + (LINGER_MS if self._scheduler.chance(0.12) else 0)
+        self._seen = 0
+        self._fenced_spec = 0
+        self._completed = False
+        self._completed_since_quiet = False
+        self._status = ""
+        self._way_to_end: str | None = None
+        self._stop_command: str | None = None
+        self._rotten_since_ms = 0
+        self.rotten: tuple[str, bytes] | None = None
+        self.driver: DriverProcess
+        self.is_over = False
+        self.recovered = False
+        self._submit()
+        self._tend()
+
+    def where(self) -> str:
+        """For the report of a simulation that is stuck."""
+        driver = self.driver
+        last = [(d.kind, d.data.get("status") or d.data.get("message") or "") for d in self._world.decisions[-4:]]
+        return (
+            f"{self._scheduler.now_ms - START_MS} ms, {self._scheduler.steps} steps, quiet {self._is_quiet}, "
+            f"{driver.process.name} alive {driver.process.alive} ended {driver.ended}, "
+            f"way to the end {self._way_to_end}, {last}"
+        )
+
+    # ------------------------------------------------------------ submissions and launches
+
+    @property
+    def _is_quiet(self) -> bool:
+        return self._scheduler.now_ms >= self._quiet_from_ms
+
+    def _submit(self) -> None:
+        """A submission that goes on from the latest checkpoint, or starts afresh when there has been none."""
+        world = self._world
+        restore = RestoreFrom("latest", allow_drained=True) if self._completed else None
+        number = len(world.specs) + 1
+        if number > 1:
+            world.events["restores"] += 1
+            if self._scheduler.chance(0.7):
+                before, self._parallelism = self._parallelism, self._scheduler.random.choice((1, 2, 2, 3))
+                world.events["rescales"] += self._parallelism != before
+        options = JobOptions.from_mapping({**world.options, "parallelism": self._parallelism})
+        spec = Spec(
+            job_id=JOB_ID,
+            number=number,
+            submission_id=f"s{number}",
+            pipeline="simulation:build",
+            artifact="",
+            arguments={},
+            options=options.to_mapping(),
+            master="simulation",
+            spark_conf={},
+            storage_options={},
+            restore=restore,
+            lineage="lineage",
+            owner_dag=None,
+            submitted_at=world.now_iso(),
+            submitted_by="simulation",
+        )
+        world.specs.append(spec)
+        world.options_of_spec[number] = options
+        self._launches = 0
+        self._status = ""
+        self._stop_command = None
+        self._launch()
+
+    def _launch(self) -> None:
+        self._launches += 1
+        self._world.events["launches"] += 1
+        self.driver = DriverProcess(self._world, self._world.specs[-1], self._launches)
+        self.driver.start()
+
+    # ------------------------------------------------------------ looking after the job
+
+    def _tend(self) -> None:
+        if self.is_over:
+            return
+        self._scheduler.after(10 + self._scheduler.upto(40), self._tend)
+        self._read_log()
+        if self._is_quiet:
+            self._world.faults.active = False
+        if self.rotten is not None and self._scheduler.now_ms > self._rotten_since_ms + DAMAGED_MS:
+            self._mend()
+        driver, world = self.driver, self._world
+        dead = driver.ended is not None or not driver.process.alive
+        if dead and driver.ended is None:
+            driver.ended = "crashed"
+            world.events["crashed drivers"] += 1
+            driver.release_slots()
+        if dead and self._status in ENDS:
+            self._after_the_end()
+        elif dead:
+            self._launch()
+        elif driver.process.stalled_until_ms > self._scheduler.now_ms + 200 and self._scheduler.chance(0.2):
+            world.events["zombie drivers"] += 1
+            self._launch()
+        elif self._is_quiet:
+            self._bring_to_rest()
+        else:
+            self._ask_for_something()
+
+    def _read_log(self) -> None:
+        """What the log tells of the newest submission, and of its checkpoints."""
+        world = self._world
+        for entry in world.decisions[self._seen :]:
+            if entry.kind == "fence":
+                self._fenced_spec = entry.data["spec"]
+            elif entry.kind == "status" and self._fenced_spec == len(world.specs):
+                self._status = entry.data["status"]
+            elif entry.kind == "complete" and entry.data["kind"] != "savepoint":
+                self._completed = True
+                self.recovered = self.recovered or world.faults.total > 0
+                healthy = self._scheduler.now_ms >= self._healthy_from_ms
+                self._completed_since_quiet = self._completed_since_quiet or healthy
+        self._seen = len(world.decisions)
+
+    def _ask_for_something(self) -> None:
+        world, chance = self._world, self._scheduler.chance
+        if chance(0.04):
+            self._send("savepoint")
+            world.events["savepoints"] += 1
+        elif chance(0.03):
+            self._send("checkpoint")
+        elif chance(0.05):
+            self._ask_for_stop(drain=not world.workload.has_windows and chance(0.3))
+        elif chance(0.02):
+            world.events["signals"] += 1
+            self.driver.terminate()
+        elif chance(0.01):
+            world.events["cancels"] += 1
+            self._send("cancel")
+        elif self._completed and chance(0.02):
+            world.events["resubmissions"] += 1  # beside a driver that lives, and will be fenced off
+            self._submit()
+
+    def _bring_to_rest(self) -> None:
+        """Faults are over: a checkpoint completes; then the job ends, by itself or by a stop."""
+        if self._scheduler.now_ms > self._quiet_from_ms + RECOVERY_BOUND_MS:
+            self._world.violation(f"the job came not to rest after the faults had stopped: {self.where()}")
+        if not self._completed_since_quiet:
+            return
+        if self._way_to_end is None:
+            waits = self._world.workload.is_bounded and self._scheduler.chance(0.7)
+            self._way_to_end = "wait" if waits else self._scheduler.random.choice(("suspend", "drain"))
+        if self._way_to_end == "wait":
+            return
+        if not self._is_stopping():
+            self._ask_for_stop(drain=self._way_to_end == "drain")
+
+    def _is_stopping(self) -> bool:
+        """A stop has been sent to this submission that was neither withdrawn nor refused."""
+        command_id = self._stop_command
+        if command_id is None or self._layout.withdrawn(command_id) in self._world.disk.objects:
+            return False
+        result = self._result_of(command_id)
+        return result is None or result.ok
+
+    def _after_the_end(self) -> None:
+        at_rest = self._status == "FINISHED" or (self._status == "STOPPED" and self._way_to_end is not None)
+        if at_rest and self.rotten is None:
+            self.is_over = True
+            return
+        if self._status == "STOPPED" and self._scheduler.chance(0.15) and not self._is_quiet:
+            self._spoil()
+        self._submit()
+
+    # ------------------------------------------------------------ commands
+
+    def _ask_for_stop(self, *, drain: bool) -> None:
+        self._world.events["drains" if drain else "stops"] += 1
+        self._stop_command = self._send("stop", mode="drain" if drain else "suspend")
+
+    def _send(self, verb: Verb, **arguments: str) -> str:
+        """Send a command; some have expired on arrival, some are withdrawn at once, some later."""
+        world, chance = self._world, self._scheduler.chance
+        command_id = world.nonce()
+        expired = not self._is_quiet and chance(0.05)
+        lives_ms = -1 if expired else 60_000
+        spec = len(world.specs) - (1 if len(world.specs) > 1 and not self._is_quiet and chance(0.1) else 0)
+        at_ms = self._scheduler.now_ms
+        command = Command(command_id, verb, arguments, spec, _iso(at_ms), _iso(at_ms + lives_ms), "simulation")
+        withdrawn = not self._is_quiet and chance(0.06)
+        world.checkers.commands[command_id] = (command, expired, withdrawn)
+        if withdrawn:
+            self._withdraw(command_id)
+        elif not self._is_quiet and chance(0.1):
+            self._scheduler.after(self._scheduler.upto(400), lambda: self._withdraw(command_id))
+        world.events["commands"] += 1
+        world.disk.put(self._layout.command(command_id), encode(command), self._scheduler.now_ms, "client")
+        return command_id
+
+    def _withdraw(self, command_id: str) -> None:
+        if self._result_of(command_id) is None:
+            record = Withdrawn(command_id, self._world.now_iso(), "simulation")
+            path = self._layout.withdrawn(command_id)
+            self._world.disk.put(path, encode(record), self._scheduler.now_ms, "client")
+
+    def _result_of(self, command_id: str) -> CommandResult | None:
+        data = self._world.disk.objects.get(self._layout.result(command_id))
+        return decode(data, CommandResult) if data is not None else None
+
+    # ------------------------------------------------------------ damaged snapshots
+
+    def _spoil(self) -> None:
+        """Damage one object of the snapshot that comes next: it must be named, and nothing may run from it."""
+        kinds = ("checkpoint", "final", "stop-savepoint")
+        completed = (d for d in reversed(self._world.decisions) if d.kind == "complete" and d.data["kind"] in kinds)
+        point = next(completed, None)
+        if point is None or self.rotten is not None:
+            return
+        disk = self._world.disk
+        folder = point.data["path"]
+        metadata = decode_metadata(disk.objects[f"{folder}/_metadata"])
+        names = ["_metadata", *(handle.path for handle in metadata.handles() if handle.path is not None)]
+        path = f"{folder}/{self._scheduler.random.choice(names)}"
+        data = disk.objects[path]
+        self.rotten, self._rotten_since_ms = (path, data), self._scheduler.now_ms
+        self._world.checkers.rotten = path
+        self._world.events["damaged snapshots"] += 1
+        at = self._scheduler.upto(len(data) - 1)
+        how = self._scheduler.random.choice(("gone", "cut", "changed"))
+        if how == "gone":
+            del disk.objects[path]
+        elif how == "cut":
+            disk.objects[path] = data[:at]
+        else:
+            disk.objects[path] = data[:at] + bytes([data[at] ^ (1 + self._scheduler.upto(254))]) + data[at + 1 :]
+
+    def _mend(self) -> None:
+        """Somebody puts the object back."""
+        assert self.rotten is not None, "nothing is damaged"
+        path, data = self.rotten
+        self._world.disk.objects[path] = data
+        self._world.disk.created_ms.setdefault(path, self._scheduler.now_ms)
+        self.rotten, self._world.checkers.rotten = None, None
+
+    def is_named(self, error: Exception) -> bool:
+        """`error` names the damaged object, or its snapshot."""
+        if self.rotten is None or not isinstance(error, SnapshotError):
+            return False
+        folder, _, name = self.rotten[0].rpartition("/")
+        return name in str(error) or folder in str(error)
+
+
+def _iso(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat()

@@ -1,0 +1,245 @@
+"""One simulation: a job, the people and programs that run it, and the faults that strike it, all from one seed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from tidegate.connectors.contract import Sink, SourceContext, Split
+from tidegate.contract.options import JobOptions
+from tidegate.contract.records import Decision, Spec
+from tidegate.operators.contract import OperatorContext
+from tidegate.plan.execution import ExecutionPlan, plan
+from tidegate.testing.simulation.checkers import Checkers, Cut
+from tidegate.testing.simulation.external import External, ExternalSink
+from tidegate.testing.simulation.faults import Faults
+from tidegate.testing.simulation.network import ControlLink, DataChannel
+from tidegate.testing.simulation.scheduler import Process, Scheduler, current_task
+from tidegate.testing.simulation.store import Disk
+from tidegate.testing.simulation.story import FAULTY_MS, JOB_ID, RECOVERY_BOUND_MS, Story
+from tidegate.testing.simulation.workload import Workload, random_workload
+
+MAX_PARALLELISM = 8
+MAX_STEPS = 60_000
+
+
+@dataclass
+class Report:
+    """What one simulation did.
+
+    Attributes:
+        seed: that made it.
+        violations: empty when all is well.
+        faults: by kind.
+        evaluated: checkers, by name.
+        events: crashes, zombies, restores, rescales, ... by kind.
+        operators: nodes of the graph.
+        recovered: a checkpoint completed after a fault.
+        trace: a digest of all that happened: equal for equal seeds.
+    """
+
+    seed: int
+    violations: list[str] = field(default_factory=list)
+    faults: Counter[str] = field(default_factory=Counter)
+    evaluated: Counter[str] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)
+    operators: int = 0
+    recovered: bool = False
+    steps: int = 0
+    trace: int = 0
+
+
+class World:
+    """See the module. Implements Observer of the simulated operators."""
+
+    def __init__(self, seed: int) -> None:
+        self.scheduler = Scheduler(seed)
+        random = self.scheduler.random
+        self.faults = Faults(random)
+        self.disk = Disk()
+        self.events: Counter[str] = Counter()
+        self.specs: list[Spec] = []
+        self.externals: dict[str, External] = {}
+        self.options_of_spec: dict[int, JobOptions] = {}
+        self._seed = seed
+        self._nonces = 0
+        self._read: dict[tuple[str, int], list[Split]] = {}
+        self._plans: dict[int, ExecutionPlan] = {}
+        self._given: dict[tuple[str, str], str] = {}
+        self.exactly_once = random.random() < 0.85
+        self.capacity_bytes = random.choice((150, 400, 1_500, 10_000))
+        self._interval_ms = random.choice((80, 120, 250))
+        self.options: dict[str, Any] = {
+            "max_parallelism": MAX_PARALLELISM,
+            "checkpoint_mode": "exactly_once" if self.exactly_once else "at_least_once",
+            "checkpoint_interval": f"{self._interval_ms} ms",
+            "min_pause_between_checkpoints": random.choice(("0 s", "20 ms")),
+            "checkpoint_timeout": random.choice(("400 ms", "800 ms", "1500 ms")),
+            "max_concurrent_checkpoints": random.choice((1, 1, 2, 3)),
+            "tolerable_checkpoint_failures": random.choice((0, 1, 3)),
+            "retained_checkpoints": random.choice((1, 1, 2, 3)),
+            "state_size_threshold": "64 B",
+            "restart_delay": "20 ms",
+            "restart_strategy": random.choice(("fixed_delay", "exponential_delay", "failure_rate")),
+            "restart_attempts": random.choice((2, 5, 20)),
+            "sigterm_timeout": "300 ms",
+        }
+        if self.exactly_once and random.random() < 0.4:
+            self.options["unaligned_checkpoints"] = True
+            self.options["aligned_checkpoint_timeout"] = random.choice(("0 s", "0 s", "10 ms", "60 ms"))
+        self.workload: Workload = random_workload(random, self, self._sink, exactly_once=self.exactly_once)
+        self.checkers = Checkers(
+            self.disk,
+            JOB_ID,
+            self.workload,
+            max_parallelism=MAX_PARALLELISM,
+            exactly_once=self.exactly_once,
+            retained=self.options["retained_checkpoints"],
+        )
+        self.story = Story(self, random.choice((1, 1, 2, 2, 3)))
+
+    def run(self) -> Report:
+        """From the first submission to the last check."""
+        done = self.scheduler.run(
+            lambda: self.story.is_over or bool(self.checkers.violations),
+            limit_ms=FAULTY_MS * 2 + 2 * RECOVERY_BOUND_MS,
+            limit_steps=MAX_STEPS,
+        )
+        if not done:
+            self.violation(f"stuck at {self.story.where()}")
+        if not self.checkers.violations:
+            self._check_end()
+        return Report(
+            self._seed,
+            self.checkers.violations,
+            self.faults.counts,
+            self.checkers.evaluated,
+            self.events,
+            len(self.workload.graph.nodes),
+            self.story.recovered,
+            self.scheduler.steps,
+            hash((self.scheduler.steps, self.scheduler.now_ms, len(self.checkers.decisions))),
+        )
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """The log as it is on the disk."""
+        return self.checkers.decisions
+
+    def describe(self) -> str:
+        """Options and sizes."""
+        chosen = ", ".join(f"{name}={value}" for name, value in self.options.items())
+        return f"{chosen}, channels of {self.capacity_bytes} bytes"
+
+    def _check_end(self) -> None:
+        last = next(
+            d for d in reversed(self.checkers.decisions) if d.kind == "complete" and d.data["kind"] != "savepoint"
+        )
+        cut = self.checkers.cuts.get((last.run_id, last.data["checkpoint_id"]), Cut())
+        natural = self.checkers.decisions[-1].data.get("status") == "FINISHED"
+        drained = last.data.get("stop") == "drain"
+        self.checkers.output(self.externals, {} if natural else cut.positions, fired=natural or drained)
+
+    # ------------------------------------------------------------ for the processes
+
+    def options_of(self, spec: Spec) -> JobOptions:
+        """Parsed."""
+        return self.options_of_spec[spec.number]
+
+    def plan_of(self, spec: Spec) -> ExecutionPlan:
+        """The graph, planned for the submission's parallelism."""
+        parallelism = int(spec.options["parallelism"])
+        if parallelism not in self._plans:
+            self._plans[parallelism] = plan(self.workload.graph, parallelism, MAX_PARALLELISM)
+        return self._plans[parallelism]
+
+    def nonce(self) -> str:
+        """New at every call."""
+        self._nonces += 1
+        return f"n{self._nonces}"
+
+    def now_iso(self) -> str:
+        """Virtual time as text."""
+        return datetime.fromtimestamp(self.scheduler.now_ms / 1000, UTC).isoformat()
+
+    def link(self, target: Process, deliver: Any) -> ControlLink:
+        """One direction of a control connection."""
+        return ControlLink(self.scheduler, target, deliver)
+
+    def make_channel(self, run_id: str, channel_id: int) -> DataChannel:
+        """A data channel of a run."""
+        return DataChannel(
+            channel_id,
+            self.capacity_bytes,
+            self.scheduler,
+            self.faults,
+            lambda channel, time_us: self.checkers.watermark(run_id, channel, time_us),
+        )
+
+    def on_run(self, run_id: str, parallelism: int, generation: int) -> None:
+        """A run begins; of a driver that does not know yet that it is fenced off, perhaps."""
+        self.events["runs"] += 1
+        self.checkers.parallelism_of[run_id] = parallelism
+        if generation == self.decisions[-1].generation:
+            self.checkers.last_run_ms = self.scheduler.now_ms
+
+    def failed(self, where: str, error: Exception) -> None:
+        """A process ended with an error that no fault explains: right only where it names a damaged object."""
+        if self.story.is_named(error):
+            self.events["damage named"] += 1
+        else:
+            self.violation(f"{where} raised {error!r}")
+
+    def subtask_snapshot(
+        self, run_id: str, checkpoint_id: int, subtask: tuple[int, int], uids: Sequence[str], unaligned: bool
+    ) -> None:
+        """A subtask took its part of a snapshot; a reader has told its positions just before."""
+        cut = self.checkers.cuts.setdefault((run_id, checkpoint_id), Cut())
+        if unaligned:
+            cut.unaligned = True
+            self.events["unaligned parts"] += 1
+        for uid in uids:
+            for split in self._read.pop((uid, subtask[1]), ()):
+                src, _, number = split.split_id.partition("-")
+                cut.positions[int(src), int(number)] = int(split.position or 0)
+
+    # ------------------------------------------------------------ Observer
+
+    def now_ms(self) -> int:
+        """Virtual time."""
+        return self.scheduler.now_ms
+
+    def violation(self, what: str) -> None:
+        """Note one."""
+        self.checkers.violation(what)
+
+    def given(self, ctx: SourceContext, splits: Sequence[Split]) -> None:
+        """See Observer."""
+        task = current_task()
+        run = task.process.name.rpartition("-")[0] if task is not None else ""
+        for split in splits:
+            before = self._given.setdefault((run, split.split_id), str(ctx.subtask))
+            if before != str(ctx.subtask):
+                self.violation(f"{split.split_id} was given to subtasks {before} and {ctx.subtask} of {run}")
+
+    def positions(self, ctx: SourceContext, splits: Sequence[Split]) -> None:
+        """See Observer."""
+        self._read[ctx.uid, ctx.subtask] = list(splits)
+
+    def state(self, ctx: OperatorContext, checkpoint_id: int, state: Mapping[Any, Any]) -> None:
+        """See Observer."""
+        cut = self.checkers.cuts.setdefault((ctx.run_id, checkpoint_id), Cut())
+        cut.tallies[ctx.uid, ctx.subtask] = state
+
+    def _sink(self, uid: str) -> Sink:
+        external = External(self.faults, self.now_ms, lambda transaction: self.checkers.published(transaction))
+        self.externals[uid] = external
+        return ExternalSink(external)
+
+
+def simulate(seed: int) -> Report:
+    """Run one seed."""
+    return World(seed).run()

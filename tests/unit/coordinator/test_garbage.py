@@ -1,0 +1,248 @@
+"""S2.3: what a new driver finds to delete, and what it never touches."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.contract.errors import SnapshotError
+from tidegate.contract.records import Decision, RestoreFrom, Spec
+from tidegate.coordinator.garbage import find_garbage, named_snapshots, restored_checkpoint
+from tidegate.coordinator.recovery import choose_restore_point
+
+AT = "2026-01-01T00:00:00Z"
+
+
+def spec(number: int, restore: RestoreFrom | None = None) -> Spec:
+    return Spec("job", number, f"s{number}", "m:f", "", {}, {}, "local[1]", {}, {}, restore, "l", None, AT, "test")
+
+
+def path_of(n: int) -> str:
+    return f"job/checkpoints/chk-{n}"
+
+
+class Job:
+    """A log, written by hand, and the folders that go with it."""
+
+    def __init__(self) -> None:
+        self.log: list[Decision] = []
+        self.specs: list[Spec] = []
+        self.folders: set[str] = set()
+        self.generation = 0
+        self.ids = 0
+
+    def add(self, entry_kind: Any, /, **data: Any) -> None:
+        self.log.append(Decision(len(self.log) + 1, entry_kind, self.generation, "r", AT, "n", data))
+
+    def driver(self, restore: RestoreFrom | None = None, *, same_spec: bool = False) -> Job:
+        """A new reign: of the same submission, or of a new one."""
+        self.generation += 1
+        if not same_spec or not self.specs:
+            self.specs.append(spec(len(self.specs) + 1, restore))
+        self.add("fence", spec=self.specs[-1].number, launch=self.generation)
+        return self
+
+    def claim(self, kind: str = "checkpoint") -> int:
+        self.ids += 1
+        path = path_of(self.ids) if kind in ("checkpoint", "final") else f"job/savepoints/sp-{self.ids}"
+        self.add("claim", checkpoint_id=self.ids, kind=kind, triggered_at=AT, path=path)
+        self.folders.add(path)
+        return self.ids
+
+    def complete(self, kind: str = "checkpoint", **more: Any) -> int:
+        n = self.claim(kind)
+        self.add("complete", checkpoint_id=n, kind=kind, path=self.log[-1].data["path"], metrics={}, **more)
+        return n
+
+    def garbage(self, *, retained: int = 1, commits: bool = False) -> list[tuple[str, bool]]:
+        found = find_garbage(
+            self.log,
+            self.folders,
+            self.specs,
+            spec_number=self.specs[-1].number,
+            generation=self.generation,
+            retained=retained,
+            commits=commits,
+        )
+        return [(item.path, item.at_once) for item in found]
+
+    def gone(self, **options: Any) -> list[int]:
+        return [n for n in range(1, self.ids + 1) if path_of(n) in dict(self.garbage(**options))]
+
+
+def test_a_folder_that_was_claimed_and_never_completed_goes_with_the_next_driver() -> None:
+    """S2.3."""
+    job = Job().driver()
+    orphan, done = job.claim(), job.complete()
+    assert job.gone() == []
+    job.driver(same_spec=True)
+    assert job.gone() == [orphan]
+    assert path_of(done) not in dict(job.garbage())
+
+
+def test_what_a_driver_had_retired_and_not_deleted_when_it_died_goes() -> None:
+    """S2.3."""
+    job = Job().driver()
+    done = [job.complete() for _ in range(4)]
+    job.driver(same_spec=True)
+    assert job.gone() == done[:3]
+    assert job.gone(retained=3) == done[:1]
+
+
+def test_claims_of_the_own_generation_are_the_coordinators_business() -> None:
+    """S2.3: pending ones, and completed ones too."""
+    job = Job().driver(same_spec=True)
+    job.claim()
+    job.complete()
+    job.complete()
+    assert job.garbage() == []
+
+
+def test_the_last_committed_snapshot_stays_where_sinks_commit() -> None:
+    """S2.3."""
+    job = Job().driver()
+    committed, between, newest = job.complete(), job.complete(), job.complete()
+    job.add("committed", checkpoint_id=committed)
+    job.driver(same_spec=True)
+    assert job.gone(commits=True) == [between]
+    assert job.gone(commits=False) == [committed, between]
+    assert newest not in job.gone()
+
+
+def test_savepoints_are_never_garbage_completed_or_not() -> None:
+    """S2.3: they are the user's."""
+    job = Job().driver()
+    job.complete("savepoint")
+    job.claim("savepoint")
+    job.complete("stop-savepoint", stop="suspend")
+    job.driver(RestoreFrom("latest"))
+    assert job.garbage() == []
+
+
+def test_after_a_stop_the_checkpoints_in_front_of_it_go() -> None:
+    """S2.3."""
+    job = Job().driver()
+    done = [job.complete(), job.complete()]
+    job.complete("stop-savepoint", stop="suspend")
+    job.driver(RestoreFrom("latest"))
+    assert job.gone(retained=5) == done
+
+
+def test_what_the_submission_goes_back_to_stays_though_newer_ones_are_there() -> None:
+    """S2.3, S9.3."""
+    job = Job().driver()
+    back, abandoned, newest = job.complete(), job.complete(), job.complete()
+    job.driver(RestoreFrom("checkpoint", checkpoint_id=back))
+    assert job.gone() == [abandoned]
+    job.driver(same_spec=True)
+    assert back not in job.gone() and newest not in job.gone()
+    job.complete()
+    job.driver(same_spec=True)
+    assert job.gone() == [back, abandoned, newest]
+
+
+def test_what_a_later_submission_names_stays() -> None:
+    """S2.3: it was submitted while this driver starts."""
+    job = Job().driver()
+    first, second, third = job.complete(), job.complete(), job.complete()
+    job.driver(same_spec=True)
+    job.specs.append(spec(2, RestoreFrom("savepoint", path=path_of(first))))
+    found = find_garbage(
+        job.log, job.folders, job.specs, spec_number=1, generation=job.generation, retained=1, commits=False
+    )
+    assert [item.path for item in found] == [path_of(second)]
+    assert named_snapshots(job.log, job.specs, 2) == {path_of(first)}
+    assert named_snapshots(job.log, job.specs, 1) == {path_of(first), path_of(third)}
+
+
+def test_folders_that_the_log_does_not_know_are_left_alone() -> None:
+    """S2.3."""
+    job = Job().driver()
+    job.driver(same_spec=True)
+    job.folders.add("job/checkpoints/of-somebody-else")
+    assert job.garbage() == []
+
+
+def test_a_folder_that_is_not_there_is_not_deleted_again() -> None:
+    job = Job().driver()
+    job.claim()
+    job.folders.clear()
+    job.driver(same_spec=True)
+    assert job.garbage() == []
+
+
+def test_zombies_are_waited_for_unless_the_driver_before_ended_in_order() -> None:
+    """S2.3: the grace."""
+    job = Job().driver()
+    of_killed = job.claim()
+    job.add("status", status="RUNNING")
+    job.driver(same_spec=True)
+    of_clean = job.claim()
+    job.complete()
+    job.add("status", status="FINISHED")
+    job.driver(RestoreFrom("latest"))
+    assert job.garbage() == [(path_of(of_killed), False), (path_of(of_clean), True)]
+
+
+def test_a_submission_restarts_from_what_it_named_until_it_has_its_own() -> None:
+    """S9.3."""
+    job = Job().driver()
+    first = job.complete()
+    job.complete()
+    assert restored_checkpoint(job.log, job.specs, 1) is None
+    job.driver(RestoreFrom("checkpoint", checkpoint_id=first))
+    assert restored_checkpoint(job.log, job.specs, 2) == first
+    job.complete("savepoint")
+    assert restored_checkpoint(job.log, job.specs, 2) == first
+    job.complete()
+    assert restored_checkpoint(job.log, job.specs, 2) is None
+
+
+STEPS = st.lists(
+    st.sampled_from(["claim", "complete", "savepoint", "stop", "commit", "restart", "latest", "first", "fresh"]),
+    max_size=30,
+)
+
+
+@given(STEPS, st.integers(1, 3), st.booleans())
+def test_whatever_happened_nothing_that_a_restore_could_start_from_is_garbage(
+    steps: list[str], retained: int, commits: bool
+) -> None:
+    """S2.3: reachable is what this submission restarts from, the newest, and what commits may still need."""
+    job = Job().driver()
+    for step in steps:
+        completed = [d.data["checkpoint_id"] for d in job.log if d.kind == "complete"]
+        match step:
+            case "claim":
+                job.claim()
+            case "complete":
+                job.complete()
+            case "savepoint":
+                job.complete("savepoint")
+            case "stop":
+                job.complete("stop-savepoint", stop="drain" if len(steps) % 2 else "suspend")
+            case "commit":
+                if completed:
+                    job.add("committed", checkpoint_id=completed[-1])
+            case "restart":
+                job.driver(same_spec=True)
+            case "latest":
+                job.driver(RestoreFrom("latest") if completed else None)
+            case "first":
+                job.driver(RestoreFrom("checkpoint", checkpoint_id=completed[0]) if completed else None)
+            case "fresh":
+                job.driver()
+    job.driver(same_spec=True)
+    gone = dict(job.garbage(retained=retained, commits=commits))
+    point = None
+    with contextlib.suppress(SnapshotError):  # "latest" of nothing: refused when it is submitted
+        point = choose_restore_point(job.log, job.specs, job.specs[-1].number)
+    assert point is None or point.location not in gone
+    recovery = [d.data for d in job.log if d.kind == "complete" and d.data["kind"] != "savepoint"]
+    assert not recovery or recovery[-1]["path"] not in gone
+    if recovery and recovery[-1]["kind"] == "checkpoint":
+        assert not {data["path"] for data in recovery[-retained:]} & gone.keys()
+    assert all(path.startswith("job/checkpoints/") for path in gone)

@@ -1,0 +1,207 @@
+"""S2.1, S2.2, S9.2: what the shell around the coordinator writes, and what it does when the store does not answer."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from coordinator_driver import ALL, TOPOLOGY
+
+from tidegate.contract.errors import FencedError, StoreError, UnclearAnswerError
+from tidegate.contract.layout import JobLayout
+from tidegate.contract.log import DecisionLog
+from tidegate.contract.memory_store import MemoryStore
+from tidegate.contract.records import Decision, Spec
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions
+from tidegate.coordinator.job_run import JobFacts, JobRun, RunFailed
+
+LAYOUT = JobLayout("job")
+NOW = "2026-11-21T09:25:00.000Z"
+_names = itertools.count()
+
+
+class DeafStore(MemoryStore):
+    """Creates of paths with one of `deaf` in them are carried out, or not, and never answered."""
+
+    deaf: tuple[str, ...] = ()
+    takes = False
+
+    def create(self, path: str, data: bytes) -> None:
+        if not any(text in path for text in self.deaf):
+            super().create(path, data)
+            return
+        if self.takes:
+            super().create(path, data)
+            self.takes = False
+        raise StoreError("connection reset", where=path)
+
+    def read(self, path: str) -> bytes:
+        if any(text in path for text in self.deaf):
+            raise StoreError("connection reset", where=path)
+        return super().read(path)
+
+
+class Run:
+    """A JobRun on a store that may go deaf, with everything it says."""
+
+    def __init__(self, **options: Any) -> None:
+        self.store = DeafStore(f"job-run-log-{next(_names)}")
+        self.nonces = itertools.count()
+        self.answers: list[ev.Answer] = []
+        self.sent: list[dict[str, Any]] = []
+        self.retired: list[int] = []
+        given = {"interval_ms": None, "min_pause_ms": 0, "timeout_ms": 10_000, "max_concurrent": 1, "max_queued": 10}
+        self.now_ms = 0
+        self.log = self.open()
+        coordinator = CoordinatorOptions(**{**given, "tolerable_failures": 9, "retained": 1, **options})
+        self.run = JobRun(
+            facts=JobFacts(
+                store=self.store,
+                layout=LAYOUT,
+                spec=Spec("job", 1, "s", "m:f", "", {}, {}, "local", {}, {}, None, "l", None, NOW, "test"),
+                reign=self.log.reign(spec=1, launch=1),
+                topology=TOPOLOGY,
+                graph_document={},
+                max_parallelism=128,
+                savepoint_directory=None,
+                now_iso=lambda: NOW,
+            ),
+            coordinator=Coordinator(TOPOLOGY, coordinator, run_id="r", first_delay_ms=0),
+            slots=self,
+            run_id="r",
+            next_checkpoint_id=1,
+            splits={},
+            restored_from=None,
+            answer=self.answers.append,
+            now_ms=lambda: self.now_ms,
+            retire=lambda checkpoint_id, path: self.retired.append(checkpoint_id),
+            on_completed=lambda: None,
+        )
+        for subtask in ALL:
+            self.tell("running", subtask)
+
+    def open(self) -> DecisionLog:
+        return DecisionLog(self.store, LAYOUT, lambda: NOW, lambda: f"n{next(self.nonces)}", pause=lambda attempt: None)
+
+    def broadcast(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+
+    def tell(self, kind: str, subtask: ev.Subtask, **more: Any) -> None:
+        self.run.on_slot_message({"type": kind, "subtask": list(subtask), "run_id": "r", **more})
+
+    def ask(self, kind: Any = "checkpoint", **more: Any) -> None:
+        self.run.on_event(ev.SnapshotRequested(ev.Request(kind, request_id="asked", **more)))
+
+    def ack_all(self, n: int) -> None:
+        for subtask in ALL:
+            self.tell("ack", subtask, checkpoint_id=n, operators={}, metrics={}, finished=False)
+
+    def entries(self, kind: str) -> list[Decision]:
+        return [entry for entry in self.open().read() if entry.kind == kind]
+
+
+def test_an_abort_says_in_the_log_why_and_whether_it_counts() -> None:
+    """S2.2."""
+    run = Run()
+    run.ask()
+    run.tell("decline", ALL[0], checkpoint_id=1, reason="disk full")
+    run.ask("savepoint")
+    run.now_ms = 10_000
+    run.run.on_event(ev.Tick())
+    run.ask()
+    run.tell("decline", ALL[0], checkpoint_id=3, reason="a newer barrier came", code="alignment_aborted")
+    told = [(d.data["checkpoint_id"], d.data["code"], d.data["counts"]) for d in run.entries("abort")]
+    assert told == [(1, "declined", True), (2, "expired", False), (3, "alignment_aborted", False)]
+
+
+def test_metadata_that_cannot_be_written_costs_the_checkpoint_alone() -> None:
+    """S2.1, S2.2: without "complete" it never existed."""
+    run = Run()
+    run.ask()
+    run.store.deaf = ("_metadata",)
+    run.ack_all(1)
+    assert run.run.outcome is None
+    assert [d.data["code"] for d in run.entries("abort")] == ["io"] and run.entries("complete") == []
+    assert [(a.ok, a.code) for a in run.answers] == [(False, "aborted")]
+    run.store.deaf = ()
+    run.ask()
+    run.ack_all(2)
+    assert [d.data["checkpoint_id"] for d in run.entries("complete")] == [2]
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_when_it_is_open_whether_a_completion_is_in_the_log_nothing_is_said_and_nothing_more_done(takes: bool) -> None:
+    """S9.2: the next generation reads what is there, and answers."""
+    run = Run()
+    run.ask("savepoint")
+    run.sent.clear()
+    run.store.deaf, run.store.takes = ("decisions/",), takes
+    with pytest.raises(UnclearAnswerError, match=r"entry 3, 'complete'.*decisions/00000003.json.*connection reset"):
+        run.ack_all(1)
+    run.store.deaf = ()
+    for again in (
+        lambda: run.ask("savepoint"),
+        lambda: run.run.facts.reign.check(),
+        lambda: run.run.facts.reign.append("x", {}),
+    ):
+        with pytest.raises(UnclearAnswerError):
+            again()
+    assert run.answers == [] and run.sent == [] and run.retired == []
+    actions, _ = run.run.coordinator.shut_down("over")
+    assert actions == []
+    assert len(run.entries("complete")) == takes and run.entries("abort") == []
+    successor = run.open()
+    successor.reign(spec=1, launch=2).append("status", {"status": "RUNNING"})
+    assert len(successor.read()) == 4 + takes
+    with pytest.raises(UnclearAnswerError):
+        run.run.facts.reign.append("status", {"status": "RUNNING"})
+
+
+@pytest.mark.parametrize("what", ["claim", "abort", "committed", "end_of_data"])
+def test_no_append_of_a_run_survives_an_unclear_answer(what: str) -> None:
+    """S9.2."""
+    run = Run()
+    if what != "claim":
+        run.ask()
+    if what == "committed":
+        run.ack_all(1)
+        run.tell("committed", (1, 0), checkpoint_id=1)
+    if what == "end_of_data":
+        run.tell("ended", (0, 0), natural=True)
+    run.store.deaf = ("decisions/",)
+    last = {
+        "claim": lambda: run.ask(),
+        "abort": lambda: run.tell("decline", ALL[0], checkpoint_id=1, reason="disk full"),
+        "committed": lambda: run.tell("committed", (1, 1), checkpoint_id=1),
+        "end_of_data": lambda: run.tell("ended", (0, 1), natural=True),
+    }
+    with pytest.raises(UnclearAnswerError, match=f"'{what}'"):
+        last[what]()
+
+
+def test_a_fence_that_comes_during_a_completion_ends_the_run_unanswered() -> None:
+    """S9.2."""
+    run = Run()
+    run.ask()
+    run.open().reign(spec=1, launch=2)
+    with pytest.raises(FencedError):
+        run.ack_all(1)
+    assert run.answers == [] and run.entries("complete") == []
+
+
+def test_a_savepoint_location_that_cannot_be_used_fails_the_request_alone() -> None:
+    """S1.4, S2.2: nothing was claimed."""
+    run = Run(tolerable_failures=0)
+    run.ask("savepoint", path="gopher://nowhere")
+    assert [(a.ok, a.code) for a in run.answers] == [(False, "claim_failed")]
+    assert run.run.outcome is None and run.entries("claim") == []
+
+
+def test_too_many_failures_fail_the_run_with_the_reason() -> None:
+    """S2.2."""
+    run = Run(tolerable_failures=0)
+    run.ask()
+    run.tell("decline", ALL[0], checkpoint_id=1, reason="disk full")
+    assert isinstance(run.run.outcome, RunFailed) and "disk full" in run.run.outcome.message

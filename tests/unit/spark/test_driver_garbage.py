@@ -1,0 +1,113 @@
+"""S2.3: a driver begins by putting away what drivers before it left."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidegate.contract.client import JobClient
+from tidegate.contract.log import DecisionLog
+from tidegate.contract.records import RestoreFrom, encode
+from tidegate.spark import driver as driver_module
+
+PIPELINE = """
+import pyarrow as pa
+
+from tidegate.connectors.datagen import DataGen
+from tidegate.connectors.discard import Discard
+from tidegate.pipeline.pipeline import Pipeline
+
+
+def build(args):
+    p = Pipeline()
+    source = DataGen(lambda n: {"n": n}, pa.schema([("n", pa.int64())]), rows=10)
+    p.read(source, uid="numbers").write(Discard(), uid="out")
+    return p
+"""
+NOW = "2026-11-21T09:25:00.000Z"
+
+
+@pytest.fixture(autouse=True)
+def own_signal_handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, how in before.items():
+        signal.signal(number, how)
+
+
+class Left:
+    """A job whose first driver died with checkpoints 1 to 3 completed and 4 on its way."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "small.py").write_text(PIPELINE)
+        self.client = JobClient(str(folder / "jobs"), "small")
+        self.spec = self.client.submit(pipeline=f"{folder / 'small.py'}:build")
+        nonces = itertools.count()
+        log = DecisionLog(self.client.store, self.client.layout, lambda: NOW, lambda: f"first-{next(nonces)}")
+        reign = log.reign(spec=1, launch=1)
+        for n in (1, 2, 3, 4):
+            path = self.client.layout.checkpoint(n, 1)
+            data = {"checkpoint_id": n, "kind": "checkpoint", "path": path}
+            reign.append("claim", {**data, "triggered_at": NOW})
+            self.client.store.create(f"{path}/state", b"")
+            if n < 4:
+                reign.append("complete", {**data, "metrics": {}, "parent": None})
+
+    def folders(self) -> list[str]:
+        return self.client.store.list(self.client.layout.checkpoints)
+
+    def drive(self, monkeypatch: pytest.MonkeyPatch, during: Any) -> int:
+        """A second driver, without Spark and grace, that calls `during(job)` and ends."""
+
+        class Supervision:
+            def __init__(self, job: Any, _terminated: Any) -> None:
+                self._job = job
+
+            def run(self) -> int:
+                during(self._job)
+                return 0
+
+        monkeypatch.setattr(driver_module, "Supervision", Supervision)
+        return driver_module.Driver(self.client.root, "small", spec_number=1, launch=2, storage_options={}).run()
+
+
+def test_what_a_dead_driver_left_is_deleted_and_its_recovery_point_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = Left(tmp_path)
+    assert left.folders() == ["chk-1-g1", "chk-2-g1", "chk-3-g1", "chk-4-g1"]
+    assert left.drive(monkeypatch, lambda job: job.retiring.delete_due()) == 0
+    assert left.folders() == ["chk-3-g1"]
+
+
+def test_what_a_submission_names_that_has_come_meanwhile_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = Left(tmp_path)
+
+    def submit_and_delete(job: Any) -> None:
+        restore = RestoreFrom("checkpoint", checkpoint_id=2)
+        later = dataclasses.replace(left.spec, number=2, submission_id="later", restore=restore)
+        left.client.store.create(left.client.layout.spec(2), encode(later))
+        job.retiring.delete_due()
+
+    left.drive(monkeypatch, submit_and_delete)
+    assert left.folders() == ["chk-2-g1", "chk-3-g1"]
+
+
+def test_a_driver_that_was_fenced_meanwhile_deletes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S9.2."""
+    left = Left(tmp_path)
+
+    def be_fenced_and_delete(job: Any) -> None:
+        DecisionLog(left.client.store, left.client.layout, lambda: NOW, lambda: "third").reign(spec=1, launch=3)
+        job.retiring.delete_due()
+
+    left.drive(monkeypatch, be_fenced_and_delete)
+    assert left.folders() == ["chk-1-g1", "chk-2-g1", "chk-3-g1", "chk-4-g1"]

@@ -1,0 +1,45 @@
+"""A driver that is terminated before Spark is there."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tidegate.contract.client import JobClient
+from tidegate.spark.driver import Driver
+
+PIPELINE = """
+import os
+import signal
+import threading
+
+
+def build(args):
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_signal_handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, how in before.items():
+        signal.signal(number, how)
+
+
+def test_sigterm_while_the_pipeline_is_built_ends_the_driver_at_once_with_a_status(tmp_path: Path) -> None:
+    """S9.2: the fence is there by then, so somebody has to say how its reign ended."""
+    (tmp_path / "slow.py").write_text(PIPELINE)
+    client = JobClient(str(tmp_path / "jobs"), "slow")
+    client.submit(pipeline=f"{tmp_path / 'slow.py'}:build")
+    command = client.send("savepoint", issued_by="test")
+    assert Driver(client.root, "slow", spec_number=1, launch=1, storage_options={}).run() == 143
+    view = client.view()
+    assert view.status.value == "FAILED"
+    assert "SIGTERM" in view.reason and "before the pipeline was built" in view.reason
+    result = client.result(command.command_id)
+    assert result is not None and result.code == "job_failed"

@@ -1,0 +1,127 @@
+"""S2.3: folders go late, by the current generation alone, and not when a newer submission starts from them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from tidegate.contract.errors import FencedError, StoreError, UnclearAnswerError
+from tidegate.contract.memory_store import MemoryStore
+from tidegate.spark.retiring import Retiring
+
+_names = itertools.count()
+
+
+class Shelf:
+    """Three folders, a clock, and somebody who deletes."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore(f"retiring-{next(_names)}")
+        self.now_s = 0.0
+        self.over: Exception | None = None
+        self.checks = 0
+        for folder in ("a", "b", "c"):
+            self.store.create(f"{folder}/state", b"")
+            self.store.create(f"{folder}/_metadata", b"")
+        self.retiring = Retiring(self.store, self.check, grace_s=10.0, now_s=lambda: self.now_s)
+
+    def check(self) -> None:
+        self.checks += 1
+        if self.over is not None:
+            raise self.over
+
+    def after(self, seconds: float) -> list[str]:
+        """Folders that are left then."""
+        self.now_s += seconds
+        self.retiring.delete_due()
+        return self.store.list("")
+
+
+def test_a_folder_goes_when_its_grace_is_over_and_not_before() -> None:
+    shelf = Shelf()
+    shelf.retiring.add(1, "a")
+    assert shelf.after(9.9) == ["a", "b", "c"]
+    shelf.retiring.add(2, "b")
+    assert shelf.after(0.1) == ["b", "c"]
+    assert shelf.after(9.9) == ["c"]
+
+
+def test_what_nobody_can_be_writing_to_any_more_goes_at_once() -> None:
+    shelf = Shelf()
+    shelf.retiring.add(1, "a", at_once=True)
+    shelf.retiring.add(2, "b")
+    assert shelf.after(0) == ["b", "c"]
+
+
+@pytest.mark.parametrize("error", [FencedError("over"), UnclearAnswerError("not known")])
+def test_a_driver_whose_reign_is_over_deletes_nothing_more(error: Any) -> None:
+    """S9.2."""
+    shelf = Shelf()
+    for folder in ("a", "b", "c"):
+        shelf.retiring.add(1, folder)
+    shelf.over = error
+    assert shelf.after(10) == ["a", "b", "c"]
+    shelf.over = None
+    assert shelf.after(10) == ["a", "b", "c"]
+    assert shelf.checks == 1
+
+
+def test_the_reign_is_checked_before_every_folder() -> None:
+    """S9.2."""
+    shelf = Shelf()
+    delete = shelf.store.delete_folder
+
+    def delete_and_be_fenced(path: str) -> None:
+        delete(path)
+        shelf.over = FencedError("over")
+
+    shelf.store.delete_folder = delete_and_be_fenced  # type: ignore[method-assign]
+    shelf.retiring.add(1, "a")
+    shelf.retiring.add(2, "b")
+    assert shelf.after(10) == ["b", "c"]
+
+
+def test_what_a_newer_submission_starts_from_is_left() -> None:
+    shelf = Shelf()
+    shelf.retiring.spared = lambda: {"b"}
+    for folder in ("a", "b"):
+        shelf.retiring.add(1, folder)
+    assert shelf.after(10) == ["b", "c"]
+    shelf.retiring.spared = frozenset
+    assert shelf.after(10) == ["b", "c"]
+
+
+def test_when_newer_submissions_cannot_be_read_nothing_is_deleted() -> None:
+    shelf = Shelf()
+
+    def unreadable() -> set[str]:
+        raise StoreError("connection reset")
+
+    shelf.retiring.spared = unreadable
+    shelf.retiring.add(1, "a")
+    assert shelf.after(10) == ["a", "b", "c"]
+
+
+def test_a_folder_that_cannot_be_deleted_does_not_keep_the_others() -> None:
+    shelf = Shelf()
+    delete = shelf.store.delete_folder
+
+    def refuse_a(path: str) -> None:
+        if path == "a":
+            raise StoreError("permission denied")
+        delete(path)
+
+    shelf.store.delete_folder = refuse_a  # type: ignore[method-assign]
+    for folder in ("a", "b"):
+        shelf.retiring.add(1, folder)
+    assert shelf.after(10) == ["a", "c"]
+
+
+def test_what_has_not_come_to_its_time_is_left_to_the_next_driver() -> None:
+    shelf = Shelf()
+    shelf.retiring.start()
+    shelf.retiring.add(1, "a")
+    shelf.retiring.close()
+    assert shelf.store.list("") == ["a", "b", "c"]

@@ -1,0 +1,322 @@
+"""The driver's loop around the supervisor, without Spark: what threads, commands and signals make of a job."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidegate.contract.errors import FencedError, SlotsUnavailableError, SnapshotError, StoreError
+from tidegate.contract.layout import JobLayout
+from tidegate.contract.log import DecisionLog
+from tidegate.contract.options import JobOptions
+from tidegate.contract.records import Command, CommandResult, Spec, Withdrawn, decode, encode
+from tidegate.contract.store import open_store
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.job_run import RunEnded, RunFailed
+from tidegate.coordinator.topology import ChainShape, Topology
+from tidegate.spark import supervision
+from tidegate.spark.commands import CommandDesk
+from tidegate.spark.supervision import Supervision
+
+NOW = "2026-01-01T00:00:00+00:00"
+LATER = "2999-01-01T00:00:00+00:00"
+LAYOUT = JobLayout("job")
+_names = itertools.count(1)
+Script = Callable[["FakeAttempt"], RunEnded | RunFailed]
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "COMMAND_POLL_S", 0.005)
+    monkeypatch.setattr(supervision, "SLOT_POLL_S", 0.005)
+    monkeypatch.setattr("tidegate.spark.command_poller.POLL_S", 0.005)
+
+
+class FakeJob:
+    """The parts of a Job that the loop touches: a real log, store and desk, nothing else."""
+
+    def __init__(self, **options: Any) -> None:
+        self.root, self.storage_options = f"memory://supervision-{next(_names)}", {}
+        self.store, self.layout = open_store(self.root), LAYOUT
+        given = {"restart_delay": "10 ms", "sigterm_timeout": "5 s", **options}
+        self.options = JobOptions(**given)
+        self.spec = Spec("job", 1, "s", "m:f", "", {}, {}, "local", {}, {}, None, "l", None, NOW, "test")
+        nonces = map(str, itertools.count())
+        self.log = DecisionLog(self.store, LAYOUT, lambda: NOW, lambda: next(nonces))
+        self.reign = self.log.reign(spec=1, launch=1)
+        self.desk = CommandDesk(self.store, LAYOUT, self.spec, 1, lambda: NOW, time.time)
+        self.hint = SimpleNamespace(data={}, update=lambda **data: self.hint.data.update(data))
+        self.retiring = SimpleNamespace(grace_s=0.0, add=lambda *_: None)
+        self.plan = SimpleNamespace(digest="d", parallelism=1)
+        self.restores: list[Any] = []
+
+    def status(self, status: str, **data: Any) -> None:
+        self.reign.append("status", {"status": status, **data})
+
+    def specs(self) -> list[Spec]:
+        return [self.spec]
+
+    def find_restore(self) -> Any:
+        found = self.restores.pop(0) if self.restores else None
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def splits(self, _restore: Any) -> dict[str, Any]:
+        return {}
+
+    def facts(self) -> Any:
+        topology = Topology(1, (ChainShape(0, ("src",), (), True, False),))
+        return SimpleNamespace(topology=topology)
+
+    def coordinator(self, *_: Any) -> Any:
+        return SimpleNamespace()
+
+    def next_checkpoint_id(self) -> int:
+        return 1
+
+    def send(self, command_id: str, verb: Any, **arguments: Any) -> None:
+        self.store.create(
+            LAYOUT.command(command_id), encode(Command(command_id, verb, arguments, 1, NOW, LATER, "test"))
+        )
+        self.store.replace(LAYOUT.bell, command_id.encode())
+
+    def result(self, command_id: str) -> CommandResult | None:
+        path = LAYOUT.result(command_id)
+        return decode(self.store.read(path), CommandResult) if self.store.exists(path) else None
+
+    def statuses(self) -> list[str]:
+        return [d.data["status"] for d in self.log.read() if d.kind == "status"]
+
+
+class FakeRun:
+    """Stands for JobRun."""
+
+    def __init__(self) -> None:
+        self.outcome: RunEnded | RunFailed | None = None
+        self.requests: list[ev.Request] = []
+
+    def on_event(self, event: Any) -> None:
+        self.requests.append(event.request)
+
+    def fail(self, failure: RunFailed) -> None:
+        self.outcome = self.outcome or failure
+
+
+class FakeAttempt:
+    """Plays the next script; `until` comes round as the real loop does."""
+
+    def __init__(self, scripts: list[Script], **given: Any) -> None:
+        self.job_run: Any = FakeRun()
+        self.given = given
+        self.real_run = given["make_run"](self)
+        self._script = scripts.pop(0)
+
+    def wake(self) -> None:
+        """The loop comes round all the time."""
+
+    def run(self) -> RunEnded | RunFailed:
+        outcome = self._script(self)
+        self.job_run.fail(outcome)
+        return outcome
+
+    def shut_down(self, _reason: str) -> list[ev.Request]:
+        return [r for r in self.job_run.requests if r.request_id is not None]
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + 5
+        while not condition():
+            assert time.monotonic() < deadline, "not in time"
+            self.given["on_round"]()
+            time.sleep(0.001)
+
+    def up(self) -> None:
+        self.given["on_running"]()
+        self.given["on_round"]()
+
+
+class Loop:
+    def __init__(self, job: FakeJob, *scripts: Script, slots: Callable[[], bool] = lambda: True) -> None:
+        self.terminated = threading.Event()
+        self.job = job
+        remaining = list(scripts)
+        untyped: Any = job
+        self.supervision = Supervision(
+            untyped,
+            self.terminated,
+            new_session=lambda *_: SimpleNamespace(stop=lambda: None),  # type: ignore[arg-type, return-value]
+            new_slot_wait=lambda *_: SimpleNamespace(look=slots, offered=1),  # type: ignore[arg-type, return-value]
+            new_attempt=lambda *_, **given: FakeAttempt(remaining, **given),  # type: ignore[arg-type, return-value]
+        )
+
+    def run(self) -> int:
+        try:
+            return self.supervision.run()
+        finally:
+            self.job.desk.close()
+
+
+ENDED = RunEnded(None, None, None, None)
+
+
+def finish(attempt: FakeAttempt) -> RunEnded:
+    attempt.up()
+    return ENDED
+
+
+def fail(attempt: FakeAttempt) -> RunFailed:
+    attempt.up()
+    return RunFailed("boom")
+
+
+def test_a_job_that_fails_once_runs_again_and_finishes() -> None:
+    """S9.1."""
+    job = FakeJob()
+    assert Loop(job, fail, finish).run() == 0
+    assert job.statuses() == ["WAITING_FOR_SLOTS", "RUNNING", "RESTARTING", "RUNNING", "FINISHED"]
+    assert [d.data["message"] for d in job.log.read() if d.kind == "failure"] == ["boom"]
+    assert job.hint.data["restarts"] == 1
+
+
+def test_a_command_reaches_the_run_and_its_answer_the_store() -> None:
+    job = FakeJob()
+
+    def script(attempt: FakeAttempt) -> RunEnded:
+        attempt.up()
+        job.send("sp", "savepoint", path="/here")
+        attempt.until(lambda: attempt.job_run.requests)
+        attempt.real_run.answer(ev.Answer("sp", True, "completed", "done"))
+        attempt.until(lambda: job.result("sp"))
+        return ENDED
+
+    Loop(job, script).run()
+    result = job.result("sp")
+    assert result is not None and result.code == "completed"
+
+
+def test_a_request_that_a_run_left_unanswered_goes_to_the_next() -> None:
+    """S1.2: also one that came when the run had its outcome already."""
+    job = FakeJob()
+    taken: list[ev.Request] = []
+
+    def dying(attempt: FakeAttempt) -> RunFailed:
+        attempt.up()
+        job.send("early", "savepoint")
+        attempt.until(lambda: attempt.job_run.requests)
+        attempt.job_run.fail(RunFailed("boom"))
+        job.send("late", "savepoint")
+        attempt.until(lambda: supervised.supervision._late)
+        return RunFailed("boom")
+
+    def next_run(attempt: FakeAttempt) -> RunEnded:
+        taken.extend(attempt.job_run.requests)
+        return finish(attempt)
+
+    supervised = Loop(job, dying, next_run)
+    assert supervised.run() == 0
+    assert [request.request_id for request in taken] == ["early", "late"]
+    assert [r.code for c in ("early", "late") if (r := job.result(c))] == ["job_ended"] * 2
+
+
+def test_a_command_withdrawn_between_two_runs_is_not_given_to_the_next() -> None:
+    """S9.4."""
+    job = FakeJob()
+    taken: list[Any] = []
+
+    def dying(attempt: FakeAttempt) -> RunFailed:
+        job.send("sp", "savepoint")
+        attempt.until(lambda: attempt.job_run.requests)
+        job.store.create(LAYOUT.withdrawn("sp"), encode(Withdrawn("sp", NOW, "test")))
+        return RunFailed("boom")
+
+    def next_run(attempt: FakeAttempt) -> RunEnded:
+        taken.extend(attempt.job_run.requests)
+        return finish(attempt)
+
+    Loop(job, dying, next_run).run()
+    assert taken == [] and job.result("sp") is None
+
+
+def test_sigterm_asks_the_run_for_a_savepoint() -> None:
+    job = FakeJob()
+
+    def script(attempt: FakeAttempt) -> RunEnded:
+        attempt.up()
+        supervised.terminated.set()
+        attempt.until(lambda: attempt.job_run.requests)
+        assert attempt.job_run.requests == [ev.Request("stop-savepoint", stop="suspend")]
+        return RunEnded("suspend", 1, "job/sp-1", None)
+
+    supervised = Loop(job, script)
+    assert supervised.run() == 0
+    assert job.statuses()[-1] == "STOPPED"
+
+
+def test_sigterm_while_waiting_for_slots_ends_the_driver_with_a_status() -> None:
+    job = FakeJob()
+
+    def look() -> bool:
+        supervised.terminated.set()
+        return False
+
+    supervised = Loop(job, slots=look)
+    assert supervised.run() == 143
+    assert job.statuses() == ["WAITING_FOR_SLOTS", "FAILED"]
+
+
+def test_a_cancel_ends_a_job_that_waits_for_slots_and_every_later_one_is_answered_so() -> None:
+    """S9.4."""
+    job = FakeJob(retention="delete")
+    job.store.create(f"{LAYOUT.checkpoints}/chk-1-g1/x", b"x")
+
+    def look() -> bool:
+        if not job.store.exists(LAYOUT.command("c1")):
+            job.send("c1", "cancel")
+            job.send("c2", "cancel")
+        return False
+
+    assert Loop(job, slots=look).run() == 0
+    assert job.statuses()[-1] == "CANCELED"
+    assert [r.code for c in ("c1", "c2") if (r := job.result(c))] == ["canceled", "canceled"]
+    assert job.store.list(LAYOUT.checkpoints) == []
+
+
+def test_too_few_slots_fail_the_job_with_their_own_exit_code() -> None:
+    def look() -> bool:
+        raise SlotsUnavailableError("2 of 3 slots")
+
+    job = FakeJob()
+    assert Loop(job, slots=look).run() == SlotsUnavailableError.exit_code
+    assert job.statuses()[-1] == "FAILED"
+
+
+def test_a_restore_point_that_cannot_be_read_now_is_tried_again_and_one_that_is_refused_is_not() -> None:
+    """S9.1, S9.3."""
+    job = FakeJob()
+    job.restores = [None, StoreError("away"), None]
+    assert Loop(job, finish).run() == 0
+    assert job.statuses() == ["WAITING_FOR_SLOTS", "RESTARTING", "RUNNING", "FINISHED"]
+    job = FakeJob()
+    job.restores = [None, SnapshotError("does not fit")]
+    assert Loop(job).run() == SnapshotError.exit_code
+    assert job.statuses() == ["WAITING_FOR_SLOTS", "FAILED"]
+
+
+def test_a_fenced_driver_stops_in_the_middle_of_a_run() -> None:
+    """S9.2."""
+    job = FakeJob()
+
+    def script(attempt: FakeAttempt) -> RunEnded:
+        nonces = map(str, itertools.count(100))
+        DecisionLog(job.store, LAYOUT, lambda: NOW, lambda: next(nonces)).reign(spec=1, launch=2)
+        return finish(attempt)
+
+    with pytest.raises(FencedError):
+        Loop(job, script).run()
+    assert job.statuses() == ["WAITING_FOR_SLOTS"]

@@ -1,0 +1,330 @@
+"""Ways to break the protocol, each in one place. Read by tools/sim_mutants.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One defect.
+
+    Attributes:
+        name: what is broken.
+        rule: the rule of docs/semantics.md that it breaks.
+        module: dotted name.
+        before: a piece of the module's source, there exactly once.
+        after: what stands there instead.
+        simulated: the simulator is tried first.
+        tests: paths below tests/, tried when no seed notices.
+    """
+
+    name: str
+    rule: str
+    module: str
+    before: str
+    after: str
+    simulated: bool = True
+    tests: tuple[str, ...] = ()
+
+
+MUTANTS = (
+    # ------------------------------------------------------------ alignment
+    Mutant(
+        "no alignment: channels that delivered the barrier go on",
+        "S3.2",
+        "tidegate.subtask.subtask",
+        "self._inputs.ports[channel].blocked = True",
+        "pass",
+    ),
+    Mutant(
+        "a closed channel that delivered its barrier counts twice",
+        "S3.5",
+        "tidegate.subtask.alignment",
+        'alignment.phase == "aligning" and len(alignment.arrived | self._closed) == self._channels',
+        'alignment.phase == "aligning" and len(alignment.arrived) + len(self._closed) >= self._channels',
+        simulated=False,
+        tests=("unit/subtask/test_alignment.py",),
+    ),
+    Mutant(
+        "a closed channel never counts as having delivered",
+        "S3.5",
+        "tidegate.subtask.alignment",
+        'alignment.phase == "aligning" and len(alignment.arrived | self._closed) == self._channels',
+        'alignment.phase == "aligning" and len(alignment.arrived) == self._channels',
+        simulated=False,
+        tests=("unit/subtask/test_alignment.py",),
+    ),
+    Mutant(
+        "an abort unblocks nothing",
+        "S2.2",
+        "tidegate.subtask.subtask",
+        """            if isinstance(action, UnblockAll):
+                self._inputs.unblock()
+        self._forget(checkpoint_id)""",
+        "            pass\n        self._forget(checkpoint_id)",
+        simulated=False,
+        tests=("unit/subtask",),
+    ),
+    Mutant(
+        "a barrier is not sent on",
+        "S3.6",
+        "tidegate.subtask.subtask",
+        "        yield barrier\n",
+        "        yield from ()\n",
+    ),
+    Mutant(
+        "state is frozen before pre-aggregates are flushed",
+        "S3.6",
+        "tidegate.subtask.subtask",
+        """        if not self._restored_finished:
+            yield from self._chain.prepare_snapshot(checkpoint_id)
+        yield barrier
+""",
+        "        yield barrier\n",
+    ),
+    Mutant(
+        "the barrier leaves before the flush",
+        "S3.6",
+        "tidegate.subtask.subtask",
+        """        if not self._restored_finished:
+            yield from self._chain.prepare_snapshot(checkpoint_id)
+        yield barrier
+""",
+        """        yield barrier
+        if not self._restored_finished:
+            yield from self._chain.prepare_snapshot(checkpoint_id)
+""",
+    ),
+    Mutant(
+        "at-least-once loses the older alignment to the newer barrier",
+        "S3.3",
+        "tidegate.subtask.alignment",
+        "        if self._exactly_once and len(self._current) > 1:\n",
+        "        if len(self._current) > 1:\n",
+        simulated=False,
+        tests=("unit/subtask/test_alignment.py",),
+    ),
+    # ------------------------------------------------------------ unaligned
+    Mutant(
+        "unaligned: what is queued is not captured",
+        "S3.7",
+        "tidegate.subtask.inputs",
+        "                if number in self._recording:\n                    self._captures.record(number, element)\n",
+        "",
+        tests=("unit/subtask/test_unaligned_subtask.py", "unit/in_process/test_unaligned_checkpoints.py"),
+    ),
+    Mutant(
+        "unaligned: the replay is forgotten by the next checkpoint",
+        "S3.7",
+        "tidegate.subtask.inputs",
+        "        return list(self._replay)\n",
+        "        return []\n",
+        tests=(
+            "unit/subtask/test_unaligned_subtask.py",
+            "unit/subtask/test_deployed_replay.py",
+            "unit/in_process/test_unaligned_checkpoints.py",
+        ),
+    ),
+    Mutant(
+        "unaligned: channel state is not replayed at another parallelism",
+        "S3.7",
+        "tidegate.snapshot.channel_state",
+        "        elif isinstance(element, pa.RecordBatch):\n",
+        "        elif False:\n",
+        tests=("unit/snapshot/test_channel_state.py",),
+    ),
+    # ------------------------------------------------------------ watermarks and ends
+    Mutant(
+        "the watermark is the newest of the inputs, not the oldest",
+        "S4.4",
+        "tidegate.subtask.watermarks",
+        "        low = min((t for",
+        "        low = max((t for",
+    ),
+    Mutant(
+        "a subtask ends without waiting for its final snapshot",
+        "S7.3",
+        "tidegate.subtask.lifecycle",
+        "done = self._final_done or not self._wait_for_final",
+        "done = True",
+    ),
+    Mutant(
+        "any snapshot counts as final, also one from before the end of data",
+        "S7.3",
+        "tidegate.subtask.lifecycle",
+        '        if self._phase == "ended":\n            self._snapshots_after_end.add(checkpoint_id)',
+        "        self._snapshots_after_end.add(checkpoint_id)",
+    ),
+    Mutant(
+        "a stop does not end the data before its snapshot",
+        "S7.2",
+        "tidegate.subtask.subtask",
+        'if barrier.stop is not None and self._lifecycle.phase == "running":',
+        "if False:",
+    ),
+    Mutant(
+        "finish() is left out at a drain",
+        "S7.1",
+        "tidegate.subtask.subtask",
+        "            yield from self._chain.finish()\n        yield EndOfData(drain)",
+        "        yield EndOfData(drain)",
+        simulated=False,
+        tests=("unit/subtask/test_snapshot_step.py",),
+    ),
+    # ------------------------------------------------------------ state and commits
+    Mutant(
+        "an acknowledgement is sent before the state is durable",
+        "S3.6",
+        "tidegate.subtask.slot",
+        "                handle = factory.store(name, encode_parts(made), tuple(sorted("
+        "{part.kind for part in made})))\n",
+        """                import hashlib
+                from tidegate.snapshot.handles import StateHandle
+                data, kinds = encode_parts(made), tuple(sorted({part.kind for part in made}))
+                handle = StateHandle(name, None, len(data), hashlib.sha256(data).hexdigest(), kinds)
+                self._writers.submit(factory.store, name, data, kinds)
+""",
+    ),
+    Mutant(
+        "no commit of the restored snapshot's transactions",
+        "S7.4",
+        "tidegate.connectors.sink_operator",
+        "            covered = [p for p in self._pending if permit is not None and "
+        "p.checkpoint_id <= permit.checkpoint_id]\n",
+        "            covered = []\n            self._pending.clear()\n",
+    ),
+    Mutant(
+        "recovery aborts what a newer generation has staged",
+        "S9.2",
+        "tidegate.connectors.transactions",
+        "made.generation <= ctx.generation and",
+        "",
+        simulated=False,
+        tests=("unit/connectors/test_sinks_conform.py",),
+    ),
+    Mutant(
+        "a completion commits the transactions of later checkpoints too",
+        "S7.4",
+        "tidegate.connectors.sink_operator",
+        "            covered = [p for p in self._pending if p.checkpoint_id <= permit.checkpoint_id]\n",
+        "            covered = list(self._pending)\n",
+    ),
+    Mutant(
+        "an intermediate savepoint commits",
+        "S2.4",
+        "tidegate.coordinator.coordinator",
+        """        if request.kind != "savepoint":
+            self._final""",
+        """        if True:
+            self._final""",
+    ),
+    # ------------------------------------------------------------ coordinator
+    Mutant(
+        "complete with one acknowledgement missing",
+        "S2.1",
+        "tidegate.coordinator.pending",
+        "return len(self.acks) == len(self.plan.wait_for)",
+        "return len(self.acks) == max(1, len(self.plan.wait_for) - 1)",
+    ),
+    Mutant(
+        "an acknowledgement of an old attempt counts",
+        "S2.2",
+        "tidegate.coordinator.coordinator",
+        "if pending is None or ack.run_id != self._run_id or not pending.acknowledge(ack, now_ms):",
+        "if pending is None or not pending.acknowledge(ack, now_ms):",
+        simulated=False,
+        tests=("unit/coordinator/test_coordinator.py", "unit/coordinator/test_completing.py"),
+    ),
+    Mutant(
+        "the min pause counts from the trigger",
+        "S1.2",
+        "tidegate.coordinator.coordinator",
+        "        self._last_completed_ms = now_ms\n",
+        "        self._last_completed_ms = pending.triggered_ms\n",
+        simulated=False,
+        tests=("unit/coordinator/test_coordinator.py", "unit/coordinator/test_triggering.py"),
+    ),
+    Mutant(
+        "only sources are triggered, also when they have finished",
+        "S1.3",
+        "tidegate.coordinator.checkpoint_plan",
+        "                if fed:\n",
+        "                if not chain.upstream:\n",
+        simulated=False,
+        tests=("unit/coordinator/test_coordinator.py",),
+    ),
+    Mutant(
+        "metadata after the decision",
+        "S2.1",
+        "tidegate.coordinator.job_run",
+        """            write_metadata(store, folder, metadata)
+        except (TidegateError, OSError) as error:
+            return ev.CompletionFailed(complete.checkpoint_id, str(error))
+        number = self._append("complete", data)
+""",
+        """            number = self._append("complete", data)
+            write_metadata(store, folder, metadata)
+        except (TidegateError, OSError) as error:
+            return ev.CompletionFailed(complete.checkpoint_id, str(error))
+""",
+    ),
+    Mutant(
+        "checkpoint ids go on from the last completed one",
+        "S1.4",
+        "tidegate.contract.checkpoints",
+        'return 1 + max((d.data["checkpoint_id"] for d in decisions if d.kind == "claim"), default=0)',
+        'return 1 + max((d.data["checkpoint_id"] for d in decisions if d.kind == "complete"), default=0)',
+    ),
+    Mutant(
+        "retention deletes the newest instead of the oldest",
+        "S2.3",
+        "tidegate.coordinator.retention",
+        "        keep |= {c.checkpoint_id for c in recovery[-retained:]}\n"
+        "        keep |= {c.checkpoint_id for c in own[-1:]}\n",
+        "        keep |= {c.checkpoint_id for c in recovery[:retained]}\n",
+        simulated=False,
+        tests=("unit/coordinator/test_recovery.py", "unit/coordinator/test_garbage.py"),
+    ),
+    # ------------------------------------------------------------ recovery
+    Mutant(
+        "no fencing: an old driver overwrites the new one's entries",
+        "S9.2",
+        "tidegate.contract.log",
+        "            self._store.create(path, payload)\n        except AlreadyExistsError:\n            found",
+        "            self._store.replace(path, payload)\n        except AlreadyExistsError:\n            found",
+    ),
+    Mutant(
+        "an own entry found after an unclear answer is taken for a foreign one",
+        "S9.2",
+        "tidegate.contract.log",
+        "            if found is None or found.nonce != entry.nonce:\n                raise\n",
+        "            raise\n",
+        simulated=False,
+        tests=("unit/contract/test_decision_log.py",),
+    ),
+    Mutant(
+        "an intermediate savepoint is a recovery point",
+        "S2.4",
+        "tidegate.contract.checkpoints",
+        'RECOVERY_KINDS = frozenset({"checkpoint", "final", "stop-savepoint"})',
+        'RECOVERY_KINDS = frozenset({"checkpoint", "final", "stop-savepoint", "savepoint"})',
+        tests=("unit/coordinator/test_recovery.py",),
+    ),
+    Mutant(
+        "a rescale gives every subtask all keyed rows",
+        "S5.5",
+        "tidegate.snapshot.redistribution",
+        "        tables = [_in_range(table, place.key_groups) for table in tables]\n",
+        "        pass\n",
+    ),
+    Mutant(
+        "a rescale gives every subtask all list rows",
+        "S5.5",
+        "tidegate.snapshot.redistribution",
+        '    if kind == "list" and place.changes:\n',
+        "    if False:\n",
+        simulated=False,
+        tests=("unit/snapshot/test_redistribution.py",),
+    ),
+)
