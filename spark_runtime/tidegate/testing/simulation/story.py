@@ -88,7 +88,7 @@ class Story:
         if number > 1:
             world.events["restores"] += 1
             if self._scheduler.chance(0.7):
-                before, self._parallelism = self._parallelism, self._scheduler.random.choice((1, 2, 2, 3))
+                before, self._parallelism = self._parallelism, self._scheduler.random.choice((1, 1, 2, 2, 3))
                 world.events["rescales"] += self._parallelism != before
         options = JobOptions.from_mapping({**world.options, "parallelism": self._parallelism})
         spec = Spec(

@@ -99,7 +99,7 @@ class World:
             exactly_once=self.exactly_once,
             retained=self.options["retained_checkpoints"],
         )
-        self.story = Story(self, random.choice((1, 1, 2, 2, 3)))
+        self.story = Story(self, random.choice((1, 1, 1, 2, 2, 3)))
 
     def run(self) -> Report:
         """From the first submission to the last check."""
