@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
 from conftest import RealJob
 from pipelines.counting import expected, expected_of
 
@@ -109,6 +110,7 @@ def test_a_killed_driver_is_replaced_and_the_dead_generation_can_write_nothing(l
     kill_the_driver_and_restore(local_job)
 
 
+@pytest.mark.slow
 def test_a_killed_driver_on_a_standalone_cluster_is_replaced_too(cluster_job: RealJob) -> None:
     kill_the_driver_and_restore(cluster_job)
 

@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from conftest import RealJob
 from pipelines.counting import expected
 
@@ -15,6 +16,7 @@ PUSHED = Path(__file__).parent / "pipelines" / "pushed.py"
 ROWS = 24_000
 
 
+@pytest.mark.slow
 def test_a_push_source_survives_a_killed_slot_and_a_suspend_with_exact_output(local_job: RealJob) -> None:
     """S4.1, S4.2, S9.1."""
     local_job.start(rows=ROWS, rate=2_000.0, pipeline=PUSHED)

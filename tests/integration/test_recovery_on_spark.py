@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from conftest import RealJob
 from pipelines.counting import expected
 
@@ -21,6 +22,7 @@ def test_a_slot_whose_user_function_does_not_return_is_found_hung_and_the_job_re
     assert local_job.output() == expected(ROWS)
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_again_and_again_is_given_up_by_its_failure_rate(local_job: RealJob) -> None:
     """S9.1."""
     local_job.start(
@@ -36,6 +38,7 @@ def test_a_job_that_fails_again_and_again_is_given_up_by_its_failure_rate(local_
     assert view.failure is not None and view.failure.operator == "explode"
 
 
+@pytest.mark.slow
 def test_two_cancels_are_both_answered_canceled(local_job: RealJob) -> None:
     """S9.4."""
     local_job.start(rows=0, rate=4_000.0)

@@ -4,8 +4,10 @@ able to see each thing it looks for."""
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -366,3 +368,23 @@ def test_a_simulation_reports_itself() -> None:
         report = simulate(1)
     assert (report.seed, report.violations) == (1, [])
     assert report.steps > 0
+
+
+# ------------------------------------------------------------ mutants
+
+
+def test_every_mutant_changes_one_place_of_the_runtime() -> None:
+    """`make sim-mutants` tries them; here only that none has gone stale."""
+    tools = Path(__file__).parents[2] / "tools"
+    spec = importlib.util.spec_from_file_location("protocol_mutants", tools / "protocol_mutants.py")
+    assert spec is not None and spec.loader is not None
+    mutants = importlib.util.module_from_spec(spec)
+    sys.modules["protocol_mutants"] = mutants
+    spec.loader.exec_module(mutants)
+    assert len(mutants.MUTANTS) >= 20
+    assert len({mutant.name for mutant in mutants.MUTANTS}) == len(mutants.MUTANTS)
+    for mutant in mutants.MUTANTS:
+        source = tools.parent / "spark_runtime" / Path(*mutant.module.split(".")).with_suffix(".py")
+        assert source.read_text(encoding="utf-8").count(mutant.before) == 1, mutant.name
+        assert mutant.before != mutant.after and (mutant.simulated or mutant.tests), mutant.name
+        assert all((tools.parent / "tests" / path).exists() for path in mutant.tests), mutant.name

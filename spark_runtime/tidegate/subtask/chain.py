@@ -4,12 +4,13 @@ batches."""
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
-from tidegate.operators.contract import Output, StreamOperator
+from tidegate.operators.contract import CommitPermit, Output, StreamOperator
 
 
 class OperatorFailure(Exception):
@@ -65,6 +66,17 @@ class OperatorChain:
         for index, operator in enumerate(self.operators):
             for out in self._guarded(index, operator.prepare_snapshot_pre_barrier(checkpoint_id)):
                 yield from self._through(index + 1, out)
+
+    def commits(self, permit: CommitPermit) -> list[Callable[[], None]]:
+        """The blocking work that `permit` allows (S7.4); its failure names the operator."""
+        found = ((uid, operator.commit(permit)) for uid, operator in zip(self._uids, self.operators, strict=True))
+        return [partial(self._do, uid, work) for uid, work in found if work is not None]
+
+    def _do(self, uid: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            raise OperatorFailure(uid, self._subtask, error) from error
 
     def close(self) -> None:
         """Close every operator; the first error is raised after all have been closed."""

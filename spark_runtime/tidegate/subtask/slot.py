@@ -20,7 +20,6 @@ from tidegate.operators.contract import CommitPermit
 from tidegate.snapshot.handles import StreamFactory
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.snapshot.streams import encode_parts
-from tidegate.subtask.chain import OperatorFailure
 from tidegate.subtask.host import DeclineCode
 from tidegate.subtask.subtask import Subtask
 
@@ -158,8 +157,7 @@ class Slot:
                     todo()
             except Exception as error:
                 failure = error
-                uids = "sink"
-                self.tell(lambda: _raise(OperatorFailure(uids, subtask[1], failure)))
+                self.tell(lambda: _raise(failure))
                 return
             self._send({"type": "committed", "subtask": list(subtask), "checkpoint_id": checkpoint_id})
             self.tell(done)

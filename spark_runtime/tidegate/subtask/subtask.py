@@ -166,7 +166,7 @@ class Subtask:
         """`permit.checkpoint_id` is complete: commit what it permits, then perhaps finish (S7.3, S7.4)."""
         if self.is_finished:
             return
-        work = [todo for operator in self._chain.operators if (todo := operator.commit(permit)) is not None]
+        work = self._chain.commits(permit)
         if not work:
             self._lifecycle.committed(permit.checkpoint_id)
             return
