@@ -134,6 +134,15 @@ MUTANTS = (
         "        elif False:\n",
         tests=("unit/snapshot/test_channel_state.py",),
     ),
+    Mutant(
+        "dropping a checkpoint that was only announced unblocks an older alignment",
+        "S3.2",
+        "tidegate.subtask.alignment",
+        'dropped.phase == "aligning" and bool(dropped.arrived)',
+        'dropped.phase == "aligning"',
+        simulated=False,
+        tests=("unit/subtask/test_unaligned_alignment.py",),
+    ),
     # ------------------------------------------------------------ watermarks and ends
     Mutant(
         "the watermark is the newest of the inputs, not the oldest",

@@ -352,8 +352,9 @@ class BarrierAligner:
     def _drop(self, checkpoint_id: int) -> list[AlignmentAction]:
         self._cancelled.add(checkpoint_id)
         dropped = self._current.pop(checkpoint_id, None)
-        was_blocking = dropped is not None and dropped.phase == "aligning" and self._exactly_once
-        return [UnblockAll()] if was_blocking else []
+        # One that was only announced blocks nothing; channels may be blocked for an older one, and must stay so.
+        was_blocking = dropped is not None and dropped.phase == "aligning" and bool(dropped.arrived)
+        return [UnblockAll()] if was_blocking and self._exactly_once else []
 
     def _report(self, checkpoint_id: int, reason: str) -> list[AlignmentAction]:
         """To the coordinator, and downstream once."""

@@ -406,8 +406,11 @@ class Subtask:
         capture = Capture(checkpoint_id, parts, metrics, self._ended_naturally)
         if unaligned:
             self._captures.begin(capture, self._inputs.replay_left())
-            for action in self._aligner.taken(checkpoint_id):
+            actions = self._aligner.taken(checkpoint_id)
+            for action in actions:
                 self._capture(action)
+            if not actions:
+                self._forget(checkpoint_id)  # aborted while its barrier waited for room
         else:
             self._write(capture)
 

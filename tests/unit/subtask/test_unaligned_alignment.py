@@ -273,6 +273,17 @@ def test_an_abort_ends_the_capture_without_unblocking_another_alignment() -> Non
     assert aligner.barrier(1, barrier(2, "savepoint"), 5)[0] == UnblockAll()
 
 
+def test_a_checkpoint_that_was_only_announced_unblocks_nothing_when_it_is_dropped() -> None:
+    """S2.2, S3.2, S3.7: channel 0 has delivered savepoint 1 and must wait for channel 1, whatever becomes of 2."""
+    for drop in (BarrierAligner.abort, BarrierAligner.cancel):
+        aligner = at_once(2)
+        aligner.announced(0, barrier(1, "savepoint"), 0)
+        assert aligner.barrier(0, barrier(1, "savepoint"), 1) == [Block(0)]
+        aligner.announced(0, barrier(2), 2)
+        assert UnblockAll() not in drop(aligner, 2)
+        assert aligner.barrier(1, barrier(1, "savepoint"), 3)[0] == UnblockAll()
+
+
 def test_a_cancel_marker_ends_the_capture_and_goes_downstream_once() -> None:
     """S3.4, S3.7."""
     aligner = at_once(2)
