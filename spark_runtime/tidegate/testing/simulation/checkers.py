@@ -195,12 +195,13 @@ class Checkers:
             case "stop":
                 n = result.data["checkpoint_id"]
                 good = n in self._completed and self._completed[n].data["kind"] == "stop-savepoint"
-                self._demand("answers", good and self._last_status() == "STOPPED", f"{command}: answered with {n}")
+                self._demand("answers", good and self._told("STOPPED"), f"{command}: answered with {n}")
             case "cancel":
-                self._demand("answers", self._last_status() == "CANCELED", f"{command}: the job is not cancelled")
+                self._demand("answers", self._told("CANCELED"), f"{command}: the job is not cancelled")
 
-    def _last_status(self) -> str:
-        return next((d.data["status"] for d in reversed(self.decisions) if d.kind == "status"), "")
+    def _told(self, status: str) -> bool:
+        """The log has said so; a later submission may have said something else since."""
+        return any(d.kind == "status" and d.data["status"] == status for d in self.decisions)
 
     # ------------------------------------------------------------ effects
 
