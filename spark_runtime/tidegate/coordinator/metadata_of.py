@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from tidegate.coordinator.events import Complete, Subtask
@@ -70,8 +70,3 @@ def _subtask_state(subtask: Subtask, uid: str, finished: bool, complete: Complet
     document: Mapping[str, Any] | None = ack.operators.get(uid) if ack is not None else None
     handle = StateHandle.from_json(document) if document is not None else None
     return SubtaskState(subtask[1], finished, handle)
-
-
-def parent_of(restored_from: str | None, completed: Sequence[str]) -> str | None:
-    """Location of the snapshot before this one in its lineage."""
-    return completed[-1] if completed else restored_from

@@ -277,17 +277,7 @@ class Supervisor:
         recorded = [RecordFailure(last)] + ([RecordFailure(first)] if first != last else [])
         by_verb = {}
         if stop is not None:
-            data = {
-                "outcome": STOP_CUT_SHORT,
-                "mode": stop.mode,
-                "checkpoint_id": stop.checkpoint_id,
-                "path": stop.path,
-            }
-            text = (
-                f"savepoint {stop.path} is complete and valid, but the job failed before what it covers was committed: "
-                f"{first.message}. Restore it: that commits it too"
-            )
-            by_verb["stop"] = Answer("", False, STOP_CUT_SHORT, text, data)
+            by_verb["stop"] = _cut_short(stop, first.message)
         farewell = AnswerAllOpen(_refusal("job_failed", first.message), by_verb)
         return [*recorded, *self._over("FAILED", {"reason": prefix + first.message}, farewell, exit_code)]
 

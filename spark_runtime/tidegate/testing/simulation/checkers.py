@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -195,13 +195,23 @@ class Checkers:
             case "stop":
                 n = result.data["checkpoint_id"]
                 good = n in self._completed and self._completed[n].data["kind"] == "stop-savepoint"
-                self._demand("answers", good and self._told("STOPPED"), f"{command}: answered with {n}")
+                ends = [d.get("stop") or {} for d in self._statuses("STOPPED", command.spec)]
+                good = good and any(end.get("checkpoint_id") == n for end in ends)
+                self._demand("answers", good, f"{command}: answered with {n}")
             case "cancel":
-                self._demand("answers", self._told("CANCELED"), f"{command}: the job is not cancelled")
+                cancelled = bool(self._statuses("CANCELED", command.spec))
+                self._demand("answers", cancelled, f"{command}: the job is not cancelled")
 
-    def _told(self, status: str) -> bool:
-        """The log has said so; a later submission may have said something else since."""
-        return any(d.kind == "status" and d.data["status"] == status for d in self.decisions)
+    def _statuses(self, status: str, spec: int) -> list[Mapping[str, Any]]:
+        """What the log says where submission `spec` came to `status`, whatever a later one has said since."""
+        found: list[Mapping[str, Any]] = []
+        reigning = 0
+        for decision in self.decisions:
+            if decision.kind == "fence":
+                reigning = decision.data["spec"]
+            elif decision.kind == "status" and reigning == spec and decision.data["status"] == status:
+                found.append(decision.data)
+        return found
 
     # ------------------------------------------------------------ effects
 
@@ -234,11 +244,6 @@ class Checkers:
         last_us = self._watermarks.get((run_id, channel_id), -(2**63) - 1)
         self._demand("watermarks", time_us > last_us, f"channel {channel_id}: {time_us} after {last_us}")
         self._watermarks[run_id, channel_id] = time_us
-
-    def owned(self, run_id: str, claims: Sequence[tuple[str, int]]) -> None:
-        """Sources' splits given out in a run: none twice."""
-        twice = [c for c, times in Counter(claims).items() if times > 1]
-        self._demand("splits", not twice, f"run {run_id} gave {twice} twice")
 
     # ------------------------------------------------------------ the end
 

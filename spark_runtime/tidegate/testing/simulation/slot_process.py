@@ -120,7 +120,6 @@ class SlotProcess:
         self._slot: Slot | None = None
         self._deployed: list[Any] = []
         self._started = False
-        self._lost_peer = False
         self._on_lost = on_lost
         self._on_snapshot = on_snapshot
 
@@ -168,11 +167,6 @@ class SlotProcess:
         if self.to_driver is not None:
             self.to_driver.cut = True
         self._scheduler.after(self._scheduler.upto(ZOMBIE_MS), self.end, self.process)
-
-    def lose_peer(self) -> None:
-        """A data connection is lost: the slot's next step fails."""
-        self._lost_peer = True
-        self.wake(0)
 
     def end(self) -> None:
         """Stop taking steps."""
@@ -230,7 +224,7 @@ class SlotProcess:
             if self._faults.strikes("link_lost"):
                 self._lost()
                 self.lose_driver()
-            if self._lost_peer or self._faults.strikes("peer_lost"):
+            if self._faults.strikes("peer_lost"):
                 self.send({"type": "failed", "message": "lost a peer", "secondary": True})
                 self._started = False
                 return
