@@ -91,6 +91,7 @@ class Supervisor:
         self._failures: list[RunFailed] = []
         self._held: list[Answer] = []
         self._farewell: AnswerAllOpen | None = None
+        self._stop: StopPoint | None = None
 
     # ------------------------------------------------------------ entry
 
@@ -98,6 +99,8 @@ class Supervisor:
         """Take one event; the actions are to be carried out in order."""
         if self._farewell is not None:
             return [AnswerCommand(self._farewell.to(event.command))] if isinstance(event, CommandArrived) else []
+        if isinstance(event, RunOver | CannotGoOn):
+            self._stop = event.stop or self._stop
         match event:
             case Begin(ended) if ended is not None:
                 return self._already_ended(*ended)
@@ -224,7 +227,7 @@ class Supervisor:
         self._terminated = True
         if self._phase != "running":
             reason = self._failures[-1].message if self._failures else "before the job ran"
-            return self._given_up(reason, None)
+            return self._given_up(reason, self._stop)
         if self._options.checkpoint_mode == "off":
             return [FailCurrentRun(RunFailed("checkpoint_mode is off, so that there is none to wait for"))]
         self._terminate_by_ms = now_ms + self._options.sigterm_timeout // timedelta(milliseconds=1)
@@ -262,6 +265,9 @@ class Supervisor:
             _refusal("job_ended", f"the job was cancelled by {command.issued_by}"),
             {"cancel": Answer("", True, "canceled", "the job is cancelled")},
         )
+        if self._stop is not None:
+            told = {**farewell.by_verb, "stop": _cut_short(self._stop, f"it was cancelled by {command.issued_by}")}
+            farewell = replace(farewell, by_verb=told)
         status, *rest = self._over("CANCELED", {"reason": f"by {command.issued_by}"}, farewell, 0)
         return [status, DeleteCheckpoints(), *rest] if self._options.retention == "delete" else [status, *rest]
 
@@ -310,7 +316,7 @@ def terminated_text(reason: str, stop: StopPoint | None = None) -> str:
 
 def _cut_short(stop: StopPoint, reason: str) -> Answer:
     text = (
-        f"savepoint {stop.path} is complete and valid, but the job failed before what it covers was committed: "
+        f"savepoint {stop.path} is complete and valid, but the job ended before what it covers was committed: "
         f"{reason}. Restore it: that commits it too"
     )
     data = {"outcome": STOP_CUT_SHORT, "mode": stop.mode, "checkpoint_id": stop.checkpoint_id, "path": stop.path}

@@ -580,3 +580,12 @@ def test_whatever_happens_the_job_ends_once_and_owes_no_answer(data: Any, strate
     assert shell.exit_code is not None
     assert shell.owed == {}
     assert shell.supervisor.next_wake_ms() is None
+
+
+@pytest.mark.parametrize("end", [Terminated(), CommandArrived(command("c", "cancel"))])
+def test_a_job_ended_between_a_completed_stop_savepoint_and_its_commit_names_the_savepoint(end: Any) -> None:
+    """S7.7: it stays valid, and the caller of the stop is told which it was."""
+    driven = Driven().to_running()
+    driven.feed(RunOver(RunFailed("the commit failed"), stop=StopPoint(7, "/sp", "suspend")))
+    told = farewell(driven.feed(end), "stop", "stop")
+    assert (told.ok, told.code, told.data["path"]) == (False, STOP_CUT_SHORT, "/sp")
