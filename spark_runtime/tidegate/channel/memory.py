@@ -6,7 +6,7 @@ from collections import deque
 
 import pyarrow as pa
 
-from tidegate.channel.elements import CheckpointBarrier, Element, EndOfPartition
+from tidegate.channel.elements import CheckpointBarrier, Element, EndOfPartition, batch_bytes
 from tidegate.channel.ports import Announce, in_front_of
 
 
@@ -42,7 +42,7 @@ class MemoryChannel:
         size = 0
         if isinstance(element, pa.RecordBatch):
             assert self._queued_bytes < self._limit_bytes, "a record batch was sent on a full channel"
-            size = element.nbytes
+            size = batch_bytes(element)
             self._queued_bytes += size
         self._queue.append((element, size))
         if self._announce is not None and isinstance(element, CheckpointBarrier | EndOfPartition):

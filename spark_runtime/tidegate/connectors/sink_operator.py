@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -190,14 +191,11 @@ class SinkOperator(StreamOperator):
 
 
 def _as_parts(covered: Sequence[_Preparation]) -> Sequence[StatePart]:
-    rows = [
-        {
-            "checkpoint_id": p.checkpoint_id,
-            "transaction_id": h.transaction_id,
-            "data": json.dumps(dict(h.data), sort_keys=True),
-            OWNER_COLUMN: p.owner,
-        }
-        for p in covered
-        for h in p.made()
+    made = [(p, h) for p in covered for h in p.made()]
+    columns: list[Sequence[Any]] = [
+        [p.checkpoint_id for p, _ in made],
+        [h.transaction_id for _, h in made],
+        [json.dumps(dict(h.data), sort_keys=True) for _, h in made],
+        [p.owner for p, _ in made],
     ]
-    return [StatePart(COMMITTABLES, "list", pa.Table.from_pylist(rows, schema=COMMITTABLES_SCHEMA))]
+    return [StatePart(COMMITTABLES, "list", pa.Table.from_arrays(columns, schema=COMMITTABLES_SCHEMA))]

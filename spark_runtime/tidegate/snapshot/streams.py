@@ -38,6 +38,8 @@ _VERSION = 1
 KEY_BYTES_VERSION = 1
 """Version of the canonical key bytes that key groups were made from (S5.1); other versions need their keys hashed
 again."""
+COMPRESSED_BYTES = 4 << 10
+"""Smaller parts are not compressed: they would hardly shrink, and it takes as long again as writing them."""
 THREADED_BYTES = 1 << 20
 """Smaller parts are compressed and read on the calling thread: handing them to others costs ten times the work."""
 MAX_BATCH_ROWS = 256 * 1024
@@ -154,7 +156,10 @@ def _by_key_group(part: StatePart) -> tuple[pa.Table, list[list[int]]]:
 
 def _to_ipc(table: pa.Table) -> pa.Buffer:
     out = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=table.nbytes >= THREADED_BYTES)
+    held_bytes = table.get_total_buffer_size()
+    options = pa.ipc.IpcWriteOptions(
+        compression="lz4" if held_bytes >= COMPRESSED_BYTES else None, use_threads=held_bytes >= THREADED_BYTES
+    )
     with pa.ipc.new_stream(out, table.schema, options=options) as writer:
         writer.write_table(table.combine_chunks(), max_chunksize=MAX_BATCH_ROWS)
     return out.getvalue()

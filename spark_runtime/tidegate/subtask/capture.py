@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tidegate.channel.elements import MAX_WATERMARK, Element, Watermark
+from tidegate.channel.elements import MAX_WATERMARK, Element, Watermark, batch_bytes
 from tidegate.snapshot.channel_state import InFlight, channel_part
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.subtask.alignment import AlignmentAction, CaptureComplete, CaptureQueued, Record, StopRecording
@@ -98,7 +98,7 @@ class Captures:
             capture = self._captures[checkpoint_id]
             capture.add(channel, element)
             if isinstance(element, pa.RecordBatch):
-                capture.recorded_bytes += element.nbytes
+                capture.recorded_bytes += batch_bytes(element)
                 if capture.recorded_bytes > MAX_RECORDED_BYTES:
                     self._give_up(checkpoint_id, f"more than {MAX_RECORDED_BYTES:,} bytes came before its last barrier")
 

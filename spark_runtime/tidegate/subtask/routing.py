@@ -31,7 +31,10 @@ class OutputEdge:
 
     def has_capacity(self) -> bool:
         """Another batch may be sent on every channel."""
-        return all(channel.has_capacity() for channel in self.channels)
+        for channel in self.channels:  # noqa: SIM110 - asked at every step, twice as fast
+            if not channel.has_capacity():
+                return False
+        return True
 
     def send(self, element: Element) -> None:
         """Route a batch; send an event to every channel (S3.1)."""
@@ -65,7 +68,10 @@ class Router:
 
     def has_capacity(self) -> bool:
         """Every edge takes another batch; else the subtask is parked."""
-        return all(edge.has_capacity() for edge in self.edges)
+        for edge in self.edges:  # noqa: SIM110
+            if not edge.has_capacity():
+                return False
+        return True
 
     def send(self, element: Element) -> None:
         """To every edge, in order."""

@@ -26,6 +26,7 @@ from tidegate.channel.elements import (
     EndOfPartition,
     IdleStatus,
     Watermark,
+    batch_bytes,
 )
 from tidegate.operators.contract import CommitPermit, OperatorContext
 from tidegate.snapshot.parts import AsyncSnapshot
@@ -273,7 +274,7 @@ class Subtask:
         if isinstance(element, pa.RecordBatch):
             self.rows_in += element.num_rows
             if self._aligning:
-                self._count_bytes(element.nbytes)
+                self._count_bytes(batch_bytes(element))
             return self._chain.batch(element, port.input_index)
         match element:
             case Watermark(time_us):

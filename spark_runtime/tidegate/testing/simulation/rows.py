@@ -71,12 +71,22 @@ def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
 
 def _columns(rows: Sequence[Sequence[int]], schema: pa.Schema) -> list[pa.Array]:
     """Columns of 64-bit numbers and times (and key groups), without looking at the values one by one."""
-    values = np.array(rows, dtype=np.int64).reshape(len(rows), len(schema))
-    out: list[pa.Array] = []
-    for k, field in enumerate(schema):
-        column = np.ascontiguousarray(values[:, k], dtype=np.uint16 if field.type == pa.uint16() else np.int64)
-        out.append(pa.Array.from_buffers(field.type, len(rows), [None, pa.py_buffer(column)]))
-    return out
+    types = _types(schema)
+    count, width = len(rows), 8 * len(rows)
+    values = np.array(rows, dtype=np.int64).reshape(count, len(types)).T
+    buffer = pa.py_buffer(values.tobytes())
+    return [
+        pa.Array.from_buffers(
+            of, count, [None, pa.py_buffer(values[k].astype(np.uint16)) if narrow else buffer.slice(k * width, width)]
+        )
+        for k, (of, narrow) in enumerate(types)
+    ]
+
+
+@lru_cache(maxsize=16)
+def _types(schema: pa.Schema) -> list[tuple[pa.DataType, bool]]:
+    """(type, whether it is that of key groups) of each column."""
+    return [(field.type, field.type == pa.uint16()) for field in schema]
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Row]:
@@ -241,9 +251,16 @@ class Pass(StreamOperator):
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """Rows on."""
-        rows = self._through(rows_of(batch))
-        if rows:
+        if self._spec.kind != "filter":
+            yield self._passed(batch)
+        elif rows := self._through(rows_of(batch)):
             yield batch_of(rows)
+
+    def _passed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """As `_through`, of a whole batch."""
+        columns = batch.columns
+        columns[4] = pa.array((columns[4].to_numpy() * 31 + self._spec.node_id + 1) % (1 << 40))
+        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
     def _through(self, rows: Sequence[Row]) -> list[Row]:
         node_id, is_filter = self._spec.node_id, self._spec.kind == "filter"
@@ -325,7 +342,7 @@ class Tally(Pass):
                         f"due was {due} (run {self.ctx.run_id})"
                     )
             self._state[(src, split, key, path)] = (max(seq, last), count + 1)
-        yield batch_of(self._through(rows))
+        yield self._passed(batch)
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
         """One keyed part."""

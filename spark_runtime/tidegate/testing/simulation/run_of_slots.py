@@ -122,7 +122,8 @@ class RunOfSlots:
                 open_location, SimulatedStore(world.disk, slot.process, world.faults), job.spec
             )
             document = {index: restore.for_slot(index)} if restore is not None else {}
-            slot.launch(job.graph, job.plan, partial(deployment, index, slot, document), transport.of(slot))
+            make = partial(deployment, index, slot, document)
+            slot.launch(job.graph, job.plan, make, transport.of(slot), options.state_size_threshold_bytes)
 
     def _on_arrival(self, slot: SlotProcess, message: Mapping[str, Any]) -> None:
         self._post("message", (slot, message))

@@ -124,7 +124,12 @@ class SlotProcess:
         self._on_snapshot = on_snapshot
 
     def launch(
-        self, graph: JobGraph, plan: ExecutionPlan, make: Callable[[], Deployment], channels: SlotTransport
+        self,
+        graph: JobGraph,
+        plan: ExecutionPlan,
+        make: Callable[[], Deployment],
+        channels: SlotTransport,
+        threshold_bytes: int,
     ) -> None:
         """Deploy as a task; tells the driver `deployed`, or `failed`."""
 
@@ -137,7 +142,7 @@ class SlotProcess:
                     generation=deployment.generation,
                     send=self.send,
                     open_location=self.open_location,
-                    threshold_bytes=64,
+                    threshold_bytes=threshold_bytes,
                     writers=self._writer,
                     now_ms=lambda: self._scheduler.now_ms,
                     wake=_Wake(self.wake),

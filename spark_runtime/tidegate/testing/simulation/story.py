@@ -1,6 +1,5 @@
 """The people and programs that operate a simulated job: they submit it, launch dead drivers anew, send commands, stop
-and
-restore it, damage a snapshot and mend it, and see in the end that it comes to rest."""
+and restore it, damage a snapshot and mend it, and see in the end that it comes to rest."""
 
 from __future__ import annotations
 
@@ -23,8 +22,6 @@ FAULTY_MS = 900
 """About how long faults strike, milliseconds."""
 RECOVERY_BOUND_MS = 60_000
 """Once faults have stopped, a checkpoint must complete, and a stop must end the job, within this time."""
-LINGER_MS = 2_500
-"""Longer than any bounded source of a workload takes to its end, milliseconds."""
 DAMAGED_MS = 400
 """How long a damaged snapshot stays damaged."""
 ENDS = ("FINISHED", "STOPPED", "FAILED", "CANCELED")
@@ -47,8 +44,8 @@ class Story:
         self._parallelism = parallelism
         self._launches = 0
         self._quiet_from_ms = self._scheduler.now_ms + FAULTY_MS // 2 + self._scheduler.upto(FAULTY_MS)
-        # In some seeds the checkpoint that shows health must come when bounded sources have long ended.
-        self._healthy_from_ms = self._quiet_from_ms + (LINGER_MS if self._scheduler.chance(0.12) else 0)
+        # In some seeds the checkpoint that shows health must come when every bounded source has ended.
+        self._lingers = self._scheduler.chance(0.12)
         self._seen = 0
         self._fenced_spec = 0
         self._completed = False
@@ -161,7 +158,7 @@ class Story:
             elif entry.kind == "complete" and entry.data["kind"] != "savepoint":
                 self._completed = True
                 self.recovered = self.recovered or world.faults.total > 0
-                healthy = self._scheduler.now_ms >= self._healthy_from_ms
+                healthy = self._is_quiet and not (self._lingers and world.reads_bounded(entry))
                 self._completed_since_quiet = self._completed_since_quiet or healthy
         self._seen = len(world.decisions)
 

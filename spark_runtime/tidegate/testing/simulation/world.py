@@ -81,7 +81,7 @@ class World:
             "max_concurrent_checkpoints": random.choice((1, 1, 2, 3)),
             "tolerable_checkpoint_failures": random.choice((0, 1, 3)),
             "retained_checkpoints": random.choice((1, 1, 2, 3)),
-            "state_size_threshold": "64 B",
+            "state_size_threshold": random.choice(("64 B", "64 B", "1 KiB")),
             "restart_delay": "20 ms",
             "restart_strategy": random.choice(("fixed_delay", "exponential_delay", "failure_rate")),
             "restart_attempts": random.choice((2, 5, 20)),
@@ -133,6 +133,12 @@ class World:
         """Options and sizes."""
         chosen = ", ".join(f"{name}={value}" for name, value in self.options.items())
         return f"{chosen}, channels of {self.capacity_bytes} bytes"
+
+    def reads_bounded(self, completed: Decision) -> bool:
+        """When this checkpoint was taken, some bounded source had not come to its end."""
+        cut = self.checkers.cuts.get((completed.run_id, completed.data["checkpoint_id"]), Cut())
+        rows = self.workload.everything({})
+        return any(rows[split] and read < rows[split] for split, read in cut.positions.items())
 
     def _check_end(self) -> None:
         last = next(
