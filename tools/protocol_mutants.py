@@ -159,6 +159,23 @@ MUTANTS = (
         "done = True",
     ),
     Mutant(
+        "without an interval a subtask ends without waiting, so that a stop races with it",
+        "S7.3",
+        "tidegate.coordinator.checkpoint_mode",
+        'options.checkpoint_mode != "off"\n',
+        "options.checkpoint_interval is not None\n",
+        tests=("unit/in_process/test_stop_recovery.py",),
+    ),
+    Mutant(
+        "subtasks are told to finish while a snapshot is on its way",
+        "S7.3",
+        "tidegate.coordinator.coordinator",
+        "return not (self._pending or self._claiming or len(self._queue) or self._ending_is_served())",
+        "return True",
+        simulated=False,
+        tests=("unit/coordinator/test_ending.py",),
+    ),
+    Mutant(
         "any snapshot counts as final, also one from before the end of data",
         "S7.3",
         "tidegate.subtask.lifecycle",

@@ -1,4 +1,4 @@
-"""What a pipeline needs of `checkpoint_mode` (S3.3, S7.3). Pure."""
+"""What `checkpoint_mode` asks of a pipeline and of the end of a job (S3.3, S7.3). Pure."""
 
 from __future__ import annotations
 
@@ -23,3 +23,13 @@ def check_checkpoint_mode(graph: JobGraph, options: JobOptions) -> None:
             cause="what they write would never become visible",
             remedy="Use checkpoint_mode exactly_once or at_least_once, or sinks that write at once",
         )
+
+
+def waits_for_final(options: JobOptions, commit_only: int | None) -> bool:
+    """Whether a subtask that has ended waits for a snapshot, or for the word that none is to come (S7.3). Else it
+    finishes at once, which only a run that takes no snapshot can afford: in any other a stop would race with it.
+
+    Args:
+        commit_only: the stop-savepoint that the run only commits.
+    """
+    return commit_only is None and options.checkpoint_mode != "off"

@@ -78,7 +78,7 @@ class Coordinator:
         self._next_periodic_ms: int | None = None
         self._last_completed_ms: int | None = None
         self._failures = 0
-        self._final = FinalSnapshot()
+        self._final = FinalSnapshot(needed=options.interval_ms is not None or topology.commits)
         self._stop: PendingCheckpoint | None = None
         self._over = False
         self._refused: Counter[str] = Counter()
@@ -226,9 +226,15 @@ class Coordinator:
 
     def _ask_for_final(self, now_ms: int) -> None:
         """One final snapshot as soon as nothing reads any more; it serves every stage (S7.3)."""
-        wanted = self._commit_only is None and self._options.enabled
+        wanted = self._final.needed and self._commit_only is None and self._options.enabled
         if wanted and self._subtasks.all_ended and not self._ending_is_served():
             self._final.ask(now_ms)
+
+    def _may_end_without(self) -> bool:
+        """Nothing reads any more, and nobody waits for a snapshot: from here on a stop comes too late."""
+        if self._commit_only is not None or not self._options.enabled or not self._subtasks.all_ended:
+            return False
+        return not (self._pending or self._claiming or len(self._queue) or self._ending_is_served())
 
     def _ending_is_served(self) -> bool:
         """A snapshot that lets every ended subtask finish is on its way or has completed."""
@@ -318,6 +324,9 @@ class Coordinator:
                 self._next_periodic_ms = verdict.until_ms
                 continue
             break
+        if not self._final.needed and self._may_end_without():
+            self._final.done = True
+            actions.append(ev.LetFinish())
         return actions
 
     def _next_request(self) -> Request | None:
@@ -348,6 +357,8 @@ class Coordinator:
         actions = self._refuse(request, Refuse("claim_failed", text))
         if request.kind == "final":
             self._final.failed(now_ms)
+        elif request.kind == "stop-savepoint":
+            self._ask_for_final(now_ms)  # in its stead
         return actions + (self._count_failure(reason) if request.kind not in FORCED else [])
 
     # ------------------------------------------------------------ collecting

@@ -240,6 +240,11 @@ class NotifyComplete:
 
 
 @dataclass(frozen=True, slots=True)
+class LetFinish:
+    """Tell every subtask that has ended to finish: no final snapshot is to come, since nobody needs one (S7.3)."""
+
+
+@dataclass(frozen=True, slots=True)
 class RecordCommitted:
     """Append "committed n"."""
 
@@ -295,6 +300,7 @@ Action: TypeAlias = (
     | SendAbort
     | Complete
     | NotifyComplete
+    | LetFinish
     | RecordCommitted
     | Retire
     | Answer

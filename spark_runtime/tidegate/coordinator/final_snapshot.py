@@ -12,11 +12,14 @@ class FinalSnapshot:
     """One final snapshot serves all subtasks; a failed one is asked for again, later every time.
 
     Attributes:
+        needed: False: with no interval and nothing to commit, the job ends without one.
         due_ms: when to ask; None: nothing to ask for now.
-        done: a snapshot that started after everything had ended has completed.
+        done: a snapshot that started after everything had ended has completed, or subtasks were told that none is to
+            come.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, needed: bool) -> None:
+        self.needed = needed
         self.due_ms: int | None = None
         self.done = False
         self._failures = 0

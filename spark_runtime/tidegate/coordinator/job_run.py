@@ -157,6 +157,8 @@ class JobRun:
                         "log_number": log_number,
                     }
                 )
+            case ev.LetFinish():
+                self.slots.broadcast({"type": "let_finish"})
             case ev.RecordCommitted(checkpoint_id):
                 self._append("committed", {"checkpoint_id": checkpoint_id})
             case ev.Retire(checkpoint_id, path):

@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 from tidegate.contract.errors import FencedError, SlotsUnavailableError, StoreError, TidegateError, UnclearAnswerError
 from tidegate.coordinator import events as ev
 from tidegate.coordinator import supervision_events as sv
+from tidegate.coordinator.checkpoint_mode import waits_for_final
 from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
 from tidegate.coordinator.recovery import RestorePoint, choose_restore_point, ended_as
 from tidegate.coordinator.supervision import Supervisor
@@ -282,7 +283,7 @@ class Supervision:
             make_run=make_run,
             assignments=assign(fresh_splits(self._splits, restore), job.plan.parallelism),
             restore=restore,
-            wait_for_final=commit_only is None and (interval is not None or facts.topology.commits),
+            wait_for_final=waits_for_final(job.options, commit_only),
             on_running=lambda: self._inbox.put(lambda: started),
             on_metrics=self._on_metrics,
             on_round=self._take_events,

@@ -28,7 +28,8 @@ class SubtaskLifecycle:
     """From running over ended (EndOfData passed on) to finished.
 
     A subtask may finish when it has ended, every input channel has reached EndOfPartition, and a snapshot that started
-    after the end has completed and been committed; with `wait_for_final` False the last condition falls away.
+    after the end has completed and been committed; with `wait_for_final` False, or after `let_finish`, the last
+    condition falls away.
     """
 
     def __init__(self, channel_inputs: Sequence[int], *, wait_for_final: bool) -> None:
@@ -84,6 +85,10 @@ class SubtaskLifecycle:
         """Snapshot `checkpoint_id` completed and what it permits here is committed."""
         if checkpoint_id in self._snapshots_after_end:
             self._final_done = True
+
+    def let_finish(self) -> None:
+        """No snapshot is to come."""
+        self._wait_for_final = False
 
     @property
     def may_finish(self) -> bool:

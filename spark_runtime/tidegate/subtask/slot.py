@@ -241,6 +241,9 @@ class Slot:
                 permit = CommitPermit(message["checkpoint_id"], message["generation"], message["log_number"])
                 for subtask in self._subtasks:
                     subtask.completed(permit)
+            case "let_finish":
+                for subtask in self._subtasks:
+                    subtask.let_finish()
             case "cancel":
                 self._cancelled = True
             case other:

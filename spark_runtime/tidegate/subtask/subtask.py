@@ -1,9 +1,8 @@
 """One subtask: takes elements and triggers one at a time, emits resumably, snapshots as one atomic step (S3, S4, S7).
 
 No clock, thread or socket: channels, clock and the host that makes snapshots durable are given. Everything a subtask
-does is
-an *emission*, a generator; the loop pulls it while the outputs have capacity, and starts nothing else before it is
-exhausted. That makes records, barriers, watermarks and snapshots serial (S4.1).
+does is an *emission*, a generator; the loop pulls it while the outputs have capacity, and starts nothing else before it
+is exhausted. That makes records, barriers, watermarks and snapshots serial (S4.1).
 
 Unaligned checkpoints (S3.7) rest on one fact of the channels: nothing waits with the sender for room, so that all that
 was sent before a barrier arrives without being consumed. In-flight data is therefore found in the receiver's queues
@@ -178,6 +177,10 @@ class Subtask:
             self._lifecycle.committed(permit.checkpoint_id)
 
         self._host.commit(self.subtask, permit.checkpoint_id, work, done)
+
+    def let_finish(self) -> None:
+        """No final snapshot is to come (S7.3)."""
+        self._lifecycle.let_finish()
 
     def close(self) -> None:
         """Release the operators and the reader, whatever the state."""

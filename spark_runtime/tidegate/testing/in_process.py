@@ -21,6 +21,7 @@ from tidegate.contract.options import JobOptions
 from tidegate.contract.records import RestoreFrom, Spec
 from tidegate.contract.store import Store, open_store
 from tidegate.coordinator import events as ev
+from tidegate.coordinator.checkpoint_mode import waits_for_final
 from tidegate.coordinator.job import Job, fresh_splits
 from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
 from tidegate.coordinator.locations import open_location
@@ -189,7 +190,7 @@ class InProcessRun:
             run_id=run_id,
             indices=indices,
             mode=options.checkpoint_mode,
-            wait_for_final=commit_only is None and (interval is not None or facts.topology.commits),
+            wait_for_final=waits_for_final(options, commit_only),
             channel_capacity_bytes=options.channel_capacity_bytes,
             splits=assign(fresh_splits(splits, restore), options.parallelism),
             restored=load_restored(

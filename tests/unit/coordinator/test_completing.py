@@ -250,7 +250,7 @@ def test_the_back_off_counts_from_the_failure_not_from_the_trigger() -> None:
 
 def test_a_back_off_never_overflows() -> None:
     """S1.2."""
-    final = FinalSnapshot()
+    final = FinalSnapshot(needed=True)
     for _ in range(10_000):
         final.failed(0)
     assert final.due_ms == MAX_FINAL_RETRY_MS

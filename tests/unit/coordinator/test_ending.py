@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions
@@ -15,8 +18,11 @@ TOPOLOGY = Topology(
 )
 
 
+ONE_PHASE = Topology(1, tuple(replace(chain, commits=False) for chain in TOPOLOGY.chains))
+
+
 class Run:
-    def __init__(self, commit_only: int | None = None, **options: Any) -> None:
+    def __init__(self, commit_only: int | None = None, topology: Topology = TOPOLOGY, **options: Any) -> None:
         given: dict[str, Any] = {
             "interval_ms": None,
             "min_pause_ms": 0,
@@ -27,7 +33,7 @@ class Run:
             "retained": 1,
         }
         self.coordinator = Coordinator(
-            TOPOLOGY,
+            topology,
             CoordinatorOptions(**{**given, **options}),
             run_id="run",
             first_delay_ms=1000,
@@ -128,3 +134,70 @@ def test_an_aborted_final_snapshot_leaves_no_files() -> None:
     run.end_data()
     actions = run.send(ev.Declined((SINK, 0), 1, "run", "no space"))
     assert of(actions, ev.Retire) == [ev.Retire(1, "chk-1")]
+
+
+def test_a_job_that_nobody_wants_a_final_snapshot_of_ends_without_one() -> None:
+    """S7.3: no interval and nothing to commit; subtasks are told once, when nothing reads any more."""
+    run = Run(topology=ONE_PHASE)
+    assert of(run.send(ev.SubtaskEndedData((SOURCE, 0), True)), ev.LetFinish) == []
+    assert run.send(ev.SubtaskEndedData((SINK, 0), True)) == [ev.LetFinish()]
+    assert run.send(ev.Tick()) == [] and run.coordinator.next_wake_ms() is None
+    actions = run.send(ev.SubtaskFinished((SOURCE, 0))) + run.send(ev.SubtaskFinished((SINK, 0)))
+    assert actions == [ev.EndRun(None, None, None)]
+
+
+@pytest.mark.parametrize("options", [{"interval_ms": 1000, "topology": ONE_PHASE}, {"interval_ms": None}])
+def test_with_an_interval_or_something_to_commit_a_job_ends_with_a_final_snapshot(options: Any) -> None:
+    """S7.3."""
+    actions = Run(**options).end_data()
+    assert [t.kind for t in of(actions, ev.SendTrigger)] == ["final"] and of(actions, ev.LetFinish) == []
+
+
+def test_a_job_without_snapshots_or_one_that_only_commits_tells_nobody_to_finish() -> None:
+    """S7.3, S7.7: their subtasks wait for nothing."""
+    for options in ({"enabled": False}, {"commit_only": 7}):
+        assert of(Run(topology=ONE_PHASE, **options).end_data(), ev.LetFinish) == []
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "savepoint"])
+def test_a_snapshot_on_its_way_is_not_overtaken_by_the_end(kind: str) -> None:
+    """S7.3: subtasks that finished would abort it."""
+    run = Run(topology=ONE_PHASE)
+    run.ask(kind, "asked")
+    assert of(run.end_data(), ev.LetFinish) == []
+    actions = run.ack_all(1)
+    assert [a.code for a in of(actions, ev.Answer)] == ["completed"]
+    assert of(actions, ev.LetFinish) == [ev.LetFinish()]
+
+
+def test_a_stop_that_comes_before_the_end_is_the_snapshot_that_subtasks_wait_for() -> None:
+    """S7.3, S7.7."""
+    run = Run(topology=ONE_PHASE)
+    run.send(ev.SubtaskEndedData((SOURCE, 0), True))
+    run.ask("stop-savepoint", "stop", stop="suspend")
+    actions = run.send(ev.SubtaskEndedData((SINK, 0), True)) + run.ack_all(1)
+    for subtask in TOPOLOGY.subtasks():
+        actions += run.send(ev.SubtaskFinished(subtask))
+    assert of(actions, ev.LetFinish) == []
+    assert of(actions, ev.EndRun) == [ev.EndRun("suspend", 1, "chk-1", "stop")]
+
+
+def test_a_stop_that_comes_when_subtasks_were_told_to_finish_is_too_late() -> None:
+    """S7.7: it neither starts nor fails the run."""
+    run = Run(topology=ONE_PHASE)
+    run.end_data()
+    actions = run.ask("stop-savepoint", "stop", stop="suspend")
+    for subtask in TOPOLOGY.subtasks():
+        actions += run.send(ev.SubtaskFinished(subtask))
+    assert [a.code for a in of(actions, ev.Answer)] == ["job_ended"]
+    assert of(actions, ev.Claim) == [] and of(actions, ev.FailRun) == []
+
+
+def test_a_stop_that_could_not_be_claimed_leaves_the_final_snapshot_due() -> None:
+    """S1.2: the stop came when the final one was about to be asked for again, and would have served."""
+    run = Run()
+    run.claims_fail = True
+    run.end_data()
+    run.now += FINAL_RETRY_MS
+    run.ask("stop-savepoint", "stop", stop="suspend")
+    assert run.coordinator.next_wake_ms() is not None

@@ -1,4 +1,5 @@
-"""S7.7, S9.3: a run that only commits a stop-savepoint leaves it the newest recovery point, whatever is asked of it."""
+"""S7.3, S7.7, S9.3: a stop waits for its savepoint, and a run that only commits it leaves it the newest recovery point,
+whatever is asked of it."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import pytest
 from tidegate.connectors.datagen import DataGen
 from tidegate.contract.records import RestoreFrom
 from tidegate.coordinator import events as ev
+from tidegate.coordinator.job_run import RunEnded
 from tidegate.pipeline.aggregates import count
 from tidegate.pipeline.pipeline import Pipeline
 from tidegate.pipeline.windows import tumbling
@@ -26,7 +28,7 @@ def rows(numbers: Any) -> dict[str, Any]:
     return {"k": numbers % 7, "ts": pa.array(numbers).cast(pa.timestamp("ms"))}
 
 
-def pipeline(sink: str) -> Pipeline:
+def pipeline(sink: str, *, two_phase: bool = True) -> Pipeline:
     p = Pipeline()
     (
         p.read(DataGen(rows, SCHEMA, rows=ROWS, splits=3, batch_rows=16), uid="numbers")
@@ -34,7 +36,7 @@ def pipeline(sink: str) -> Pipeline:
         .group_by("k")
         .window(tumbling("100 ms"))
         .agg(n=count(), uid="windows")
-        .write(CollectSink(sink), uid="out")
+        .write(CollectSink(sink, two_phase=two_phase), uid="out")
     )
     return p
 
@@ -57,4 +59,31 @@ def test_nothing_is_lost_when_a_crash_follows_the_stop_savepoint(interval: str |
     assert [d.data["kind"] for d in a_job.log.read() if d.kind == "complete"][-1] == "stop-savepoint"
     assert [d for d in a_job.log.read() if d.kind == "end_of_data"] == []
     a_job.submit(RestoreFrom("latest")).to_end()
+    assert sum(row["n"] for row in collected(sink).table().to_pylist()) == ROWS
+
+
+@pytest.mark.parametrize("stop", ["suspend", "drain"])
+def test_a_stop_does_not_race_with_the_end_of_its_subtasks(stop: Any) -> None:
+    """S7.3, S7.7: with no interval and nothing to commit, they wait for its savepoint like any others."""
+    sink = f"stop-recovery-{next(_sinks)}"
+    a_job = InProcessJob(lambda: pipeline(sink, two_phase=False), {"parallelism": 2})
+    run = a_job.submit()
+    run.pump(5)
+    run.writers.held = True
+    run.run.on_event(ev.SnapshotRequested(ev.Request("stop-savepoint", request_id="stop", stop=stop)))
+    run.pump(500)
+    assert run.outcome is None
+    run.writers.release()
+    outcome = run.to_end()
+    assert isinstance(outcome, RunEnded) and outcome.stop == stop
+    assert [d.data["kind"] for d in a_job.log.read() if d.kind == "complete"] == ["stop-savepoint"]
+
+
+def test_a_bounded_job_with_no_interval_and_nothing_to_commit_ends_without_a_snapshot() -> None:
+    """S7.3: nobody needs the final one, so that it can neither cost anything nor fail the job."""
+    sink = f"stop-recovery-{next(_sinks)}"
+    a_job = InProcessJob(lambda: pipeline(sink, two_phase=False), {"parallelism": 2})
+    run = a_job.submit()
+    assert run.to_end() == RunEnded(None, None, None, None)
+    assert [d for d in a_job.log.read() if d.kind in ("claim", "complete", "abort")] == []
     assert sum(row["n"] for row in collected(sink).table().to_pylist()) == ROWS

@@ -47,6 +47,15 @@ def test_without_a_final_snapshot_an_ended_source_may_finish_at_once() -> None:
     assert life.may_finish
 
 
+def test_an_ended_subtask_may_finish_when_it_is_told_that_no_final_snapshot_is_to_come() -> None:
+    """S7.3."""
+    life = SubtaskLifecycle([], wait_for_final=True)
+    life.passed_on()
+    assert not life.may_finish
+    life.let_finish()
+    assert life.may_finish
+
+
 def test_a_subtask_does_not_finish_before_its_inputs_have_reached_end_of_partition() -> None:
     """S7.3."""
     life = SubtaskLifecycle([0], wait_for_final=False)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tidegate.connectors.splits import assign
 from tidegate.coordinator import events as ev
 from tidegate.coordinator import supervision_events as sv
+from tidegate.coordinator.checkpoint_mode import waits_for_final
 from tidegate.coordinator.job import Job, fresh_splits
 from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
 from tidegate.coordinator.locations import open_location
@@ -75,8 +76,8 @@ class RunOfSlots:
             on_completed=lambda: post("event", sv.Progress()),
         )
         world.on_run(run_id, job.plan.parallelism, job.reign.generation)
-        wait_for_final = commit_only_id is None and (interval is not None or facts.topology.commits)
-        self._launch_slots(restore, assign(fresh_splits(splits, restore), job.plan.parallelism), wait_for_final)
+        to_assign = assign(fresh_splits(splits, restore), job.plan.parallelism)
+        self._launch_slots(restore, to_assign, waits_for_final(job.options, commit_only_id))
 
     def _launch_slots(
         self,
