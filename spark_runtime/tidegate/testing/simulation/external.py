@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from tidegate.connectors.contract import Sink, SinkContext, SinkWriter
+from tidegate.connectors.discard import DiscardWriter
 from tidegate.contract.errors import StoreError
 from tidegate.testing.collect import Collection, CollectWriter
 from tidegate.testing.simulation.faults import Faults
@@ -40,6 +41,10 @@ class External(Collection):
         self._on_publish(transaction)
         self._step()
 
+    def show(self, batch: pa.RecordBatch) -> None:
+        """Take rows that are visible at once."""
+        self.committed.setdefault("", []).append(batch)
+
     def drop(self, transaction: str) -> None:
         """See `Collection.drop`."""
         self._step()
@@ -55,11 +60,26 @@ class External(Collection):
 
 
 class ExternalSink(Sink):
-    """A two-phase sink into an External."""
+    """A sink into an External."""
 
-    def __init__(self, external: External) -> None:
+    def __init__(self, external: External, *, two_phase: bool) -> None:
         self._external = external
+        self.two_phase = two_phase
 
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
         """A writer."""
-        return CollectWriter(self._external, ctx, two_phase=True)
+        if self.two_phase:
+            return CollectWriter(self._external, ctx, two_phase=True)
+        return OnePhaseWriter(self._external)
+
+
+class OnePhaseWriter(DiscardWriter):
+    """Nothing to commit: what is written is seen, also what a run writes that will be rolled back."""
+
+    def __init__(self, external: External) -> None:
+        super().__init__()
+        self._external = external
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Show it."""
+        self._external.show(batch)

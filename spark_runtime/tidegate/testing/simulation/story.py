@@ -77,6 +77,13 @@ class Story:
     def _is_quiet(self) -> bool:
         return self._scheduler.now_ms >= self._quiet_from_ms
 
+    @property
+    def _is_healthy(self) -> bool:
+        """A checkpoint has completed since faults stopped; of a job that takes none by itself none is awaited."""
+        if self._world.options["checkpoint_interval"] is None:
+            return self._scheduler.now_ms >= self._healthy_from_ms
+        return self._completed_since_quiet
+
     def _submit(self) -> None:
         """A submission that goes on from the latest checkpoint, or starts afresh when there has been none."""
         world = self._world
@@ -185,7 +192,7 @@ class Story:
         """Faults are over: a checkpoint completes; then the job ends, by itself or by a stop."""
         if self._scheduler.now_ms > self._quiet_from_ms + RECOVERY_BOUND_MS:
             self._world.violation(f"the job came not to rest after the faults had stopped: {self.where()}")
-        if not self._completed_since_quiet:
+        if not self._is_healthy:
             return
         if self._way_to_end is None:
             waits = self._world.workload.is_bounded and self._scheduler.chance(0.7)

@@ -71,11 +71,13 @@ class World:
         self._given: dict[tuple[str, str], str] = {}
         self.exactly_once = random.random() < 0.85
         self.capacity_bytes = random.choice((150, 400, 1_500, 10_000))
-        self._interval_ms = random.choice((80, 120, 250))
+        interval = f"{random.choice((80, 120, 250))} ms" if random.random() < 0.9 else None
+        # With neither an interval nor anything to commit, a job needs no final snapshot.
+        self.two_phase = random.random() < (0.95 if interval is not None else 0.4)
         self.options: dict[str, Any] = {
             "max_parallelism": MAX_PARALLELISM,
             "checkpoint_mode": "exactly_once" if self.exactly_once else "at_least_once",
-            "checkpoint_interval": f"{self._interval_ms} ms",
+            "checkpoint_interval": interval,
             "min_pause_between_checkpoints": random.choice(("0 s", "20 ms")),
             "checkpoint_timeout": random.choice(("400 ms", "800 ms", "1500 ms")),
             "max_concurrent_checkpoints": random.choice((1, 1, 2, 3)),
@@ -97,6 +99,7 @@ class World:
             self.workload,
             max_parallelism=MAX_PARALLELISM,
             exactly_once=self.exactly_once,
+            two_phase=self.two_phase,
             retained=self.options["retained_checkpoints"],
         )
         self.story = Story(self, random.choice((1, 1, 1, 2, 2, 3)))
@@ -132,7 +135,8 @@ class World:
     def describe(self) -> str:
         """Options and sizes."""
         chosen = ", ".join(f"{name}={value}" for name, value in self.options.items())
-        return f"{chosen}, channels of {self.capacity_bytes} bytes"
+        sinks = "two-phase" if self.two_phase else "one-phase"
+        return f"{chosen}, {sinks} sinks, channels of {self.capacity_bytes} bytes"
 
     def reads_bounded(self, completed: Decision) -> bool:
         """When this checkpoint was taken, some bounded source had not come to its end."""
@@ -141,13 +145,14 @@ class World:
         return any(rows[split] and read < rows[split] for split, read in cut.positions.items())
 
     def _check_end(self) -> None:
+        if self.checkers.decisions[-1].data.get("status") == "FINISHED":
+            self.checkers.output(self.externals, {}, fired=True)
+            return
         last = next(
             d for d in reversed(self.checkers.decisions) if d.kind == "complete" and d.data["kind"] != "savepoint"
         )
         cut = self.checkers.cuts.get((last.run_id, last.data["checkpoint_id"]), Cut())
-        natural = self.checkers.decisions[-1].data.get("status") == "FINISHED"
-        drained = last.data.get("stop") == "drain"
-        self.checkers.output(self.externals, {} if natural else cut.positions, fired=natural or drained)
+        self.checkers.output(self.externals, cut.positions, fired=last.data.get("stop") == "drain")
 
     # ------------------------------------------------------------ for the processes
 
@@ -243,7 +248,7 @@ class World:
     def _sink(self, uid: str) -> Sink:
         external = External(self.faults, self.now_ms, lambda transaction: self.checkers.published(transaction))
         self.externals[uid] = external
-        return ExternalSink(external)
+        return ExternalSink(external, two_phase=self.two_phase)
 
 
 def simulate(seed: int) -> Report:
