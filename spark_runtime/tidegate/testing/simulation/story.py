@@ -22,6 +22,8 @@ FAULTY_MS = 900
 """About how long faults strike, milliseconds."""
 RECOVERY_BOUND_MS = 60_000
 """Once faults have stopped, a checkpoint must complete, and a stop must end the job, within this time."""
+LAST_STOPS = 5
+"""Stops that may fail once faults have stopped: what still dies of them, a driver that comes late."""
 DAMAGED_MS = 400
 """How long a damaged snapshot stays damaged."""
 ENDS = ("FINISHED", "STOPPED", "FAILED", "CANCELED")
@@ -53,6 +55,7 @@ class Story:
         self._status = ""
         self._way_to_end: str | None = None
         self._stop_command: str | None = None
+        self._last_stops = 0
         self._rotten_since_ms = 0
         self.rotten: tuple[str, bytes] | None = None
         self.driver: DriverProcess
@@ -81,7 +84,7 @@ class Story:
     def _is_healthy(self) -> bool:
         """A checkpoint has completed since faults stopped; of a job that takes none by itself none is awaited."""
         if self._world.options["checkpoint_interval"] is None:
-            return self._scheduler.now_ms >= self._healthy_from_ms
+            return self._is_quiet
         return self._completed_since_quiet
 
     def _submit(self) -> None:
@@ -190,17 +193,21 @@ class Story:
 
     def _bring_to_rest(self) -> None:
         """Faults are over: a checkpoint completes; then the job ends, by itself or by a stop."""
+        world = self._world
         if self._scheduler.now_ms > self._quiet_from_ms + RECOVERY_BOUND_MS:
-            self._world.violation(f"the job came not to rest after the faults had stopped: {self.where()}")
+            world.violation(f"the job came not to rest after the faults had stopped: {self.where()}")
         if not self._is_healthy:
             return
         if self._way_to_end is None:
-            waits = self._world.workload.is_bounded and self._scheduler.chance(0.7)
+            waits = world.workload.is_bounded and self._scheduler.chance(0.7)
             self._way_to_end = "wait" if waits else self._scheduler.random.choice(("suspend", "drain"))
         if self._way_to_end == "wait":
             return
         if not self._is_stopping():
             self._ask_for_stop(drain=self._way_to_end == "drain")
+            self._last_stops += 1
+            if self._last_stops > LAST_STOPS:
+                world.violation(f"{LAST_STOPS} stops did not end the job although faults had stopped: {self.where()}")
 
     def _is_stopping(self) -> bool:
         """A stop has been sent to this submission that was neither withdrawn nor refused."""
