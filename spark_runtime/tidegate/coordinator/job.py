@@ -184,6 +184,18 @@ class Job:
             return frozenset()
         return named_snapshots(self.log.read(), specs, self.spec.number + 1)
 
+    def delete_checkpoints(self) -> None:
+        """All of them, since the job was cancelled and keeps none; but for those that submissions which have come since
+        start from (S2.3). Only the current generation deletes: the reign is asked before every folder.
+
+        Raises:
+            FencedError, UnclearAnswerError: the reign is over; what is left is for the next driver to judge.
+            StoreError: not everything may be deleted.
+        """
+        for folder in sorted(self._checkpoint_folders() - self.spared()):
+            self.reign.check()
+            self.store.delete_folder(folder)
+
     def _checkpoint_folders(self) -> set[str]:
         return {f"{self.layout.checkpoints}/{name}" for name in self.store.list(self.layout.checkpoints)}
 

@@ -200,8 +200,7 @@ class Supervision:
     def _delete_checkpoints(self) -> None:
         job = self._job
         try:
-            job.reign.check()
-            job.store.delete_folder(job.layout.checkpoints)
+            job.delete_checkpoints()
         except StoreError as error:
             print(f"tidegate: {job.layout.checkpoints} could not be deleted: {error}", flush=True)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tidegate.contract.client import JobClient
+from tidegate.contract.errors import FencedError
 from tidegate.contract.log import DecisionLog
 from tidegate.contract.records import RestoreFrom, encode
 from tidegate.spark import driver as driver_module
@@ -62,6 +63,14 @@ class Left:
     def folders(self) -> list[str]:
         return self.client.store.list(self.client.layout.checkpoints)
 
+    def submit_from(self, checkpoint_id: int) -> None:
+        restore = RestoreFrom("checkpoint", checkpoint_id=checkpoint_id)
+        later = dataclasses.replace(self.spec, number=2, submission_id="later", restore=restore)
+        self.client.store.create(self.client.layout.spec(2), encode(later))
+
+    def fence(self) -> None:
+        DecisionLog(self.client.store, self.client.layout, lambda: NOW, lambda: "third").reign(spec=1, launch=3)
+
     def drive(self, monkeypatch: pytest.MonkeyPatch, during: Any) -> int:
         """A second driver, without Spark and grace, that calls `during(job)` and ends."""
 
@@ -92,9 +101,7 @@ def test_what_a_submission_names_that_has_come_meanwhile_is_left(
     left = Left(tmp_path)
 
     def submit_and_delete(job: Any) -> None:
-        restore = RestoreFrom("checkpoint", checkpoint_id=2)
-        later = dataclasses.replace(left.spec, number=2, submission_id="later", restore=restore)
-        left.client.store.create(left.client.layout.spec(2), encode(later))
+        left.submit_from(2)
         job.retiring.delete_due()
 
     left.drive(monkeypatch, submit_and_delete)
@@ -106,8 +113,42 @@ def test_a_driver_that_was_fenced_meanwhile_deletes_nothing(tmp_path: Path, monk
     left = Left(tmp_path)
 
     def be_fenced_and_delete(job: Any) -> None:
-        DecisionLog(left.client.store, left.client.layout, lambda: NOW, lambda: "third").reign(spec=1, launch=3)
+        left.fence()
         job.retiring.delete_due()
 
     left.drive(monkeypatch, be_fenced_and_delete)
+    assert left.folders() == ["chk-1-g1", "chk-2-g1", "chk-3-g1", "chk-4-g1"]
+
+
+def test_a_cancelled_job_that_keeps_nothing_leaves_what_a_newer_submission_starts_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = Left(tmp_path)
+
+    def submit_and_cancel(job: Any) -> None:
+        left.submit_from(2)
+        job.delete_checkpoints()
+
+    left.drive(monkeypatch, submit_and_cancel)
+    assert left.folders() == ["chk-2-g1"]
+
+
+def test_a_cancelled_job_without_a_successor_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = Left(tmp_path)
+    left.drive(monkeypatch, lambda job: job.delete_checkpoints())
+    assert left.folders() == []
+
+
+def test_a_fenced_driver_deletes_no_checkpoints_of_a_cancelled_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S9.2: the newer generation may be writing there."""
+    left = Left(tmp_path)
+
+    def be_fenced_and_cancel(job: Any) -> None:
+        left.fence()
+        job.delete_checkpoints()
+
+    with pytest.raises(FencedError):
+        left.drive(monkeypatch, be_fenced_and_cancel)
     assert left.folders() == ["chk-1-g1", "chk-2-g1", "chk-3-g1", "chk-4-g1"]

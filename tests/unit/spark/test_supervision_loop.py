@@ -18,6 +18,7 @@ from tidegate.contract.options import JobOptions
 from tidegate.contract.records import Command, CommandResult, Spec, Withdrawn, decode, encode
 from tidegate.contract.store import open_store
 from tidegate.coordinator import events as ev
+from tidegate.coordinator.job import Job
 from tidegate.coordinator.job_run import RunEnded, RunFailed
 from tidegate.coordinator.topology import ChainShape, Topology
 from tidegate.spark import supervision
@@ -67,6 +68,11 @@ class FakeJob:
         if isinstance(found, Exception):
             raise found
         return found
+
+    def spared(self) -> frozenset[str]:
+        return frozenset({f"{LAYOUT.checkpoints}/chk-2-g1"})
+
+    delete_checkpoints, _checkpoint_folders = Job.delete_checkpoints, Job._checkpoint_folders
 
     def splits(self, _restore: Any) -> dict[str, Any]:
         return {}
@@ -271,9 +277,10 @@ def test_sigterm_while_waiting_for_slots_ends_the_driver_with_a_status() -> None
 
 
 def test_a_cancel_ends_a_job_that_waits_for_slots_and_every_later_one_is_answered_so() -> None:
-    """S9.4."""
+    """S2.3, S9.4; what a newer submission starts from stays."""
     job = FakeJob(retention="delete")
-    job.store.create(f"{LAYOUT.checkpoints}/chk-1-g1/x", b"x")
+    for n in (1, 2):
+        job.store.create(f"{LAYOUT.checkpoints}/chk-{n}-g1/x", b"x")
 
     def look() -> bool:
         if not job.store.exists(LAYOUT.command("c1")):
@@ -284,7 +291,7 @@ def test_a_cancel_ends_a_job_that_waits_for_slots_and_every_later_one_is_answere
     assert Loop(job, slots=look).run() == 0
     assert job.statuses()[-1] == "CANCELED"
     assert [r.code for c in ("c1", "c2") if (r := job.result(c))] == ["canceled", "canceled"]
-    assert job.store.list(LAYOUT.checkpoints) == []
+    assert job.store.list(LAYOUT.checkpoints) == ["chk-2-g1"]
 
 
 def test_too_few_slots_fail_the_job_with_their_own_exit_code() -> None:

@@ -172,8 +172,7 @@ class DriverProcess:
                 for answer in self._book.answer_all(action):
                     self._write_result(answer)
             case sv.DeleteCheckpoints():
-                job.reign.check()
-                self._store.delete_folder(self._layout.checkpoints)
+                job.delete_checkpoints()
             case sv.EndDriver(exit_code):
                 self._exit_code = exit_code
 
