@@ -296,6 +296,15 @@ MUTANTS = (
 """,
     ),
     Mutant(
+        "a stop is triggered though no savepoint can be written where it is to go",
+        "S7.7",
+        "tidegate.coordinator.job_run",
+        "            problem = self._why_not_at(request, path)\n",
+        "",
+        simulated=False,
+        tests=("unit/coordinator/test_job_run_log.py",),
+    ),
+    Mutant(
         "checkpoint ids go on from the last completed one",
         "S1.4",
         "tidegate.contract.checkpoints",

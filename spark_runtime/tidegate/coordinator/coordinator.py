@@ -353,7 +353,7 @@ class Coordinator:
     def _on_claim_failed(self, reason: str, now_ms: int) -> list[Action]:
         request, self._claiming = self._claiming, None
         assert request is not None, "ClaimFailed without Claim"
-        text = f"the checkpoint id could not be claimed: {reason}"
+        text = f"the {request.kind} could not be started: {reason}"
         actions = self._refuse(request, Refuse("claim_failed", text))
         if request.kind == "final":
             self._final.failed(now_ms)

@@ -16,7 +16,7 @@ from tidegate.contract.store import Store
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.events import Action, Event
-from tidegate.coordinator.locations import open_location
+from tidegate.coordinator.locations import open_location, probe_location
 from tidegate.coordinator.metadata_of import drained_operators, operator_states, subtask_history
 from tidegate.coordinator.topology import Topology
 from tidegate.snapshot.metadata import SnapshotMetadata, write_metadata
@@ -180,9 +180,11 @@ class JobRun:
         checkpoint_id = self.next_checkpoint_id
         self.next_checkpoint_id += 1
         generation = facts.reign.generation
+        problem = None
         if request.kind in ("savepoint", "stop-savepoint"):
             parent = request.path or facts.savepoint_directory or facts.layout.savepoints
             path = f"{parent.rstrip('/')}/savepoint-{facts.spec.job_id}-{checkpoint_id}-g{generation}"
+            problem = self._why_not_at(request, path)
         else:
             path = facts.layout.checkpoint(checkpoint_id, generation)
         data = {
@@ -191,13 +193,24 @@ class JobRun:
             "triggered_at": facts.now_iso(),
             "path": path,
         }
-        if request.path is not None:
-            try:
-                open_location(facts.store, facts.spec, path)[0].probe()
-            except TidegateError as error:
-                return ev.ClaimFailed(str(error))
+        if problem is not None:
+            return ev.ClaimFailed(problem)
         self._append("claim", data)
         return ev.LocationReady(checkpoint_id, path)
+
+    def _why_not_at(self, request: ev.Request, path: str) -> str | None:
+        """What keeps a savepoint from being written to a place that people chose. It must be known before the trigger:
+        that of a stop ends the data, so that from then on a failure costs a restart (S7.7)."""
+        facts = self.facts
+        chosen = request.path or facts.savepoint_directory
+        if chosen is None:
+            return None
+        try:
+            probe_location(facts.store, facts.spec, path)
+        except TidegateError as error:
+            whose = "" if request.path else " (option savepoint_directory)"
+            return f"no savepoint can be written to {chosen!r}{whose}: {error}"
+        return None
 
     def _complete(self, complete: ev.Complete) -> Event:
         facts = self.facts

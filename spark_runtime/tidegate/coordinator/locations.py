@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from tidegate.contract.records import Spec
-from tidegate.contract.store import Store, open_store
+from tidegate.contract.store import Store, checked_path, open_store
 
 
 def open_location(root: Store, spec: Spec, location: str) -> tuple[Store, str]:
     """Store and folder of `location`. A location with a scheme, or an absolute path, is opened with the job's storage
-    options; everything else lies below the root."""
+    options; everything else lies below the root. Raises StoreError when it does not."""
     if "://" in location or location.startswith("/"):
         parent, _, folder = location.rstrip("/").rpartition("/")
         return open_store(parent or "/", spec.storage_options), folder
-    return root, location
+    return root, checked_path(location.rstrip("/"))
+
+
+def probe_location(root: Store, spec: Spec, location: str) -> None:
+    """Find out whether a snapshot can be written to `location`, a new folder. Raises TidegateError when it cannot.
+    Blocks for some ten calls of the store."""
+    store, folder = open_location(root, spec, location)
+    parent, _, _ = folder.rpartition("/")
+    (store.child(parent) if parent else store).probe()

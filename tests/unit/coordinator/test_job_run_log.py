@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +11,14 @@ from coordinator_driver import ALL, TOPOLOGY
 
 from tidegate.contract.errors import FencedError, StoreError, UnclearAnswerError
 from tidegate.contract.layout import JobLayout
+from tidegate.contract.local_store import LocalStore
 from tidegate.contract.log import DecisionLog
 from tidegate.contract.memory_store import MemoryStore
 from tidegate.contract.records import Decision, Spec
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions
 from tidegate.coordinator.job_run import JobFacts, JobRun, RunFailed
+from tidegate.coordinator.locations import probe_location
 
 LAYOUT = JobLayout("job")
 NOW = "2026-11-21T09:25:00.000Z"
@@ -46,7 +49,7 @@ class DeafStore(MemoryStore):
 class Run:
     """A JobRun on a store that may go deaf, with everything it says."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, savepoint_directory: str | None = None, **options: Any) -> None:
         self.store = DeafStore(f"job-run-log-{next(_names)}")
         self.nonces = itertools.count()
         self.answers: list[ev.Answer] = []
@@ -65,7 +68,7 @@ class Run:
                 topology=TOPOLOGY,
                 graph_document={},
                 max_parallelism=128,
-                savepoint_directory=None,
+                savepoint_directory=savepoint_directory,
                 now_iso=lambda: NOW,
             ),
             coordinator=Coordinator(TOPOLOGY, coordinator, run_id="r", first_delay_ms=0),
@@ -197,6 +200,43 @@ def test_a_savepoint_location_that_cannot_be_used_fails_the_request_alone() -> N
     run.ask("savepoint", path="gopher://nowhere")
     assert [(a.ok, a.code) for a in run.answers] == [(False, "claim_failed")]
     assert run.run.outcome is None and run.entries("claim") == []
+
+
+@pytest.mark.parametrize("kind", ["savepoint", "stop-savepoint"])
+@pytest.mark.parametrize("place", ["gopher://nowhere", "../elsewhere", "{tmp}/file"])
+@pytest.mark.parametrize("by_option", [False, True])
+def test_a_place_where_no_savepoint_can_be_is_refused_before_anything_ends(
+    by_option: bool, place: str, kind: str, tmp_path: Path
+) -> None:
+    """S1.4, S7.7: also one that the job's options name; the job goes on, without a restart."""
+    (tmp_path / "file").write_text("no folder")
+    place = place.format(tmp=tmp_path)
+    run = Run(savepoint_directory=place if by_option else None, tolerable_failures=0)
+    run.ask(kind, path=None if by_option else place, stop="suspend" if kind == "stop-savepoint" else None)
+    (answer,) = run.answers
+    assert (answer.ok, answer.code) == (False, "claim_failed")
+    assert answer.message.startswith(f"the {kind} could not be started: no savepoint can be written to '{place}'")
+    assert ("option savepoint_directory" in answer.message) == by_option
+    assert run.sent == [] and run.entries("claim") == [] and run.run.outcome is None
+    run.ask()
+    assert [message["type"] for message in run.sent] == ["trigger"]
+
+
+def test_a_folder_below_the_root_is_tried_itself(tmp_path: Path) -> None:
+    """S7.7: that the root works says nothing of it."""
+    (tmp_path / "taken").write_text("no folder")
+    root, spec = LocalStore(str(tmp_path)), Run().run.facts.spec
+    with pytest.raises(StoreError):
+        probe_location(root, spec, "taken/savepoint-job-1-g1")
+    probe_location(root, spec, "free/savepoint-job-1-g1")
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["taken"]
+
+
+def test_a_folder_for_savepoints_that_works_leaves_no_trace_of_the_test(tmp_path: Path) -> None:
+    run = Run(savepoint_directory=f"{tmp_path}/savepoints")
+    run.ask("savepoint")
+    assert [message["path"] for message in run.sent] == [f"{tmp_path}/savepoints/savepoint-job-1-g1"]
+    assert not list(tmp_path.rglob(".*"))
 
 
 def test_too_many_failures_fail_the_run_with_the_reason() -> None:
