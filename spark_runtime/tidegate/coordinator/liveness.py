@@ -3,12 +3,19 @@ Pure.
 
 A dead slot is not heard. A hung one is heard, and its rounds stand still: something in its loop does not return. An
 idle one comes round too, and so does one whose outputs are full.
+
+Time counts here only while somebody listens. A driver whose own loop was held up (by a slow append to the log, say, or
+because its machine stood still) has not heard what was sent meanwhile, and blames no slot for that.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+
+LEAST_LOOKS = 10
+"""Between two looks at most this part of the silence that is too long counts: so many looks in a row find a slot
+silent before it is taken for dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +51,27 @@ class SlotLiveness:
         self._hung_after_ms = hung_after_ms
         self._slots: dict[int, _Heard] = {}
         self._over: set[int] = set()
+        self._looked_ms: int | None = None
+        self._listened_ms = 0
 
-    def heard(self, slot: int, now_ms: int) -> None:
-        """Any message of the slot."""
-        self._slots.setdefault(slot, _Heard(now_ms)).at_ms = now_ms
+    def heard(self, slot: int) -> None:
+        """Any message of the slot: it counts as of the last look."""
+        self._slots.setdefault(slot, _Heard(self._listened_ms)).at_ms = self._listened_ms
 
-    def beat(self, slot: int, now_ms: int, rounds: int | None) -> None:
+    def beat(self, slot: int, rounds: int | None) -> None:
         """A heartbeat. `rounds`: of its loop so far; None: the loop has not begun, or has ended."""
-        self.heard(slot, now_ms)
+        self.heard(slot)
         heard = self._slots[slot]
         if rounds is None or rounds != heard.rounds:
-            heard.rounds, heard.round_ms = rounds, now_ms
+            heard.rounds, heard.round_ms = rounds, heard.at_ms
 
     def over(self, slot: int) -> None:
         """Nothing more is expected of the slot."""
         self._over.add(slot)
 
     def trouble(self, now_ms: int) -> SlotTrouble | None:
-        """The first slot that is dead or hung."""
+        """Look: the first slot that is dead or hung. To be asked often, between taking messages."""
+        now_ms = self._listen(now_ms)
         for slot, heard in self._slots.items():
             if slot in self._over:
                 continue
@@ -72,3 +82,10 @@ class SlotLiveness:
             if limit_ms is not None and heard.rounds is not None and heard.at_ms - heard.round_ms > limit_ms:
                 return SlotTrouble(slot, "hung", heard.at_ms - heard.round_ms)
         return None
+
+    def _listen(self, now_ms: int) -> int:
+        """The time listened so far, this look included."""
+        since_ms = 0 if self._looked_ms is None else now_ms - self._looked_ms
+        self._looked_ms = now_ms
+        self._listened_ms += min(since_ms, max(1, self._silent_after_ms // LEAST_LOOKS))
+        return self._listened_ms

@@ -166,12 +166,12 @@ class Attempt:
     def _on_message(self, slot: int, message: Mapping[str, Any]) -> None:
         view = self._slots[slot]
         if view.address is not None:  # before that it compiles, which lets no other thread run
-            self._liveness.heard(slot, _now_ms())
+            self._liveness.heard(slot)
         match message["type"]:
             case "hello":
                 view.address = (message["host"], message["port"])
                 view.pid, view.node = message["pid"], message["node"]
-                self._liveness.heard(slot, _now_ms())
+                self._liveness.heard(slot)
                 self._on_metrics(self._slots)
                 if all(s.address is not None for s in self._slots.values()):
                     self._deploy()
@@ -181,7 +181,7 @@ class Attempt:
                     self.broadcast({"type": "start"})
             case "heartbeat":
                 if view.address is not None:
-                    self._liveness.beat(slot, _now_ms(), message.get("rounds"))
+                    self._liveness.beat(slot, message.get("rounds"))
                 if "progress" in message:
                     view.metrics = message
                 self._on_metrics(self._slots)
@@ -237,7 +237,7 @@ class Attempt:
             return
         if now - self._judged_s >= TICK_S:  # not at every message: it looks at all slots
             self._judged_s = now
-            trouble = self._liveness.trouble(_now_ms())
+            trouble = self._liveness.trouble(int(now * 1000))
         else:
             trouble = None
         if trouble is not None:
@@ -262,8 +262,3 @@ class Attempt:
             self._stage.cancel()
             self._stage.join(STAGE_END_S)
         self._control.close()
-
-
-def _now_ms() -> int:
-    """Of the monotonic clock."""
-    return time.monotonic_ns() // 1_000_000
