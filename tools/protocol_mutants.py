@@ -330,6 +330,15 @@ MUTANTS = (
         "            self._store.replace(path, payload)\n        except AlreadyExistsError:\n            found",
     ),
     Mutant(
+        "a driver that appends nothing never looks whether it still reigns",
+        "S9.2",
+        "tidegate.coordinator.supervision",
+        "            actions.append(self._check_again(now_ms))\n",
+        "            self._check_again(now_ms)\n",
+        simulated=False,
+        tests=("unit/coordinator/test_supervision.py",),
+    ),
+    Mutant(
         "an own entry found after an unclear answer is taken for a foreign one",
         "S9.2",
         "tidegate.contract.log",

@@ -9,6 +9,7 @@ import io
 import json
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tidegate.contract.errors import AlreadyExistsError, StoreError
 from tidegate.contract.records import Decision
 from tidegate.testing.simulation.campaign import Summary, campaign, run_chunk
 from tidegate.testing.simulation.checkers import Checkers, Cut
+from tidegate.testing.simulation.driver_process import DriverProcess
 from tidegate.testing.simulation.faults import KINDS, Faults
 from tidegate.testing.simulation.rows import batch_of, row_of, rows_of
 from tidegate.testing.simulation.scheduler import Crashed, Process, Scheduler
@@ -299,14 +301,9 @@ def test_a_commit_of_what_is_not_complete_is_seen(world: World) -> None:
     assert world.checkers.violations[0].startswith("commit implies completed")
 
 
-def test_the_deletion_of_the_recovery_point_is_seen(world: World) -> None:
-    path = next(
-        d.data["path"]
-        for d in reversed(world.decisions)
-        if d.kind == "complete" and d.data["path"].startswith("job/checkpoints/")
-    )
-    world.checkers._retained = 1_000
-    world.disk.on_delete(f"{path}/_metadata", "driver-9.9")
+def test_the_deletion_of_the_recovery_point_is_seen() -> None:
+    world = next(w for w in map(quiet, range(50)) if completed(w).data["path"].startswith("job/checkpoints/"))
+    world.disk.on_delete(f"{completed(world).data['path']}/_metadata", "driver-9.9")
     assert world.checkers.violations[0].startswith("collection")
 
 
@@ -368,6 +365,23 @@ def test_a_simulation_reports_itself() -> None:
         report = simulate(1)
     assert (report.seed, report.violations) == (1, [])
     assert report.steps > 0
+
+
+def test_a_driver_without_periodic_checkpoints_notices_that_it_was_replaced() -> None:
+    """S9.2: it appends nothing, and looks once per heartbeat_timeout."""
+    world = next(w for w in map(World, range(50)) if not w.workload.is_bounded)
+    world.faults.active, world.story.is_over = False, True
+    spec, older = world.specs[-1], world.story.driver
+    world.options_of_spec[spec.number] = replace(world.options_of(spec), checkpoint_interval=None)
+    newer = DriverProcess(world, spec, 2)
+
+    def is_up() -> bool:
+        return bool(world.decisions) and world.decisions[-1].data.get("status") == "RUNNING"
+
+    assert world.scheduler.run(is_up, limit_ms=10_000, limit_steps=10_000)
+    newer.start()
+    assert world.scheduler.run(lambda: older.ended is not None, limit_ms=400, limit_steps=10_000)
+    assert (older.ended, newer.ended) == ("fenced", None)
 
 
 # ------------------------------------------------------------ mutants

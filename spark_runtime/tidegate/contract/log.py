@@ -276,6 +276,17 @@ class Reign:
         reign. For places that are about to act without an entry; an append needs no check before it."""
         self._refuse_if_fenced(self._log.read())
 
+    def notice(self) -> StoreError | None:
+        """`check` for a look now and then: what the store does not tell this time is returned, not raised. RecordError
+        is raised: behind an entry that cannot be read nothing can be appended either."""
+        try:
+            self.check()
+        except (RecordError, UnclearAnswerError):
+            raise
+        except StoreError as error:
+            return error
+        return None
+
     def _refuse_if_fenced(self, entries: Sequence[Decision]) -> None:
         """A driver that has read a newer fence must not append behind it: there its number would be free. One that
         does not know what it wrote must not either."""

@@ -12,7 +12,8 @@ How a shell drives it:
 4. Before a run gets the requests of `StartRun`, let the command book judge them again and leave out those that are
    not wanted any more; they may have waited long for slots.
 5. Feed `Tick` when the clock reaches `next_wake_ms()`. A `Tick` too many changes nothing.
-6. An action that appends to the log and finds the driver fenced ends everything: no further event, no answer.
+6. An action that appends to the log, or reads it (`CheckReign`), and finds the driver fenced ends everything: no
+   further event, no answer.
 7. After `EndDriver` nothing is asked any more; a command that still comes is answered by `handle` as those before it.
 """
 
@@ -35,6 +36,7 @@ from tidegate.coordinator.supervision_events import (
     AnswerCommand,
     Begin,
     CannotGoOn,
+    CheckReign,
     CommandArrived,
     DeleteCheckpoints,
     Deliver,
@@ -86,6 +88,7 @@ class Supervisor:
         self._terminated = False
         self._terminate_by_ms: int | None = None
         self._resume_ms: int | None = None
+        self._check_ms: int | None = None
         self._waiting_since_ms = 0
         self._waited_ms = 0
         self._failures: list[RunFailed] = []
@@ -105,6 +108,7 @@ class Supervisor:
             case Begin(ended) if ended is not None:
                 return self._already_ended(*ended)
             case Begin():
+                self._check_again(now_ms)
                 return [RecordStatus("WAITING_FOR_SLOTS"), *self._wait(now_ms)]
             case SlotsThere():
                 return self._on_slots(now_ms)
@@ -128,7 +132,8 @@ class Supervisor:
 
     def next_wake_ms(self) -> int | None:
         """When the next Tick can change something."""
-        return self._resume_ms if self._phase == "pausing" else self._terminate_by_ms
+        times = (self._check_ms, self._resume_ms if self._phase == "pausing" else self._terminate_by_ms)
+        return min((t for t in times if t is not None), default=None)
 
     # ------------------------------------------------------------ from run to run
 
@@ -142,7 +147,7 @@ class Supervisor:
         self._waited_ms += now_ms - self._waiting_since_ms
         self._phase = "running"
         requests, self._carried = tuple(self._carried), []
-        return [StartRun(requests)]
+        return [self._check_again(now_ms), StartRun(requests)]
 
     def _on_started(self, started: RunStarted, now_ms: int) -> list[SupervisionAction]:
         """The job is up again: a stop that failed may now be told that the job continues. Not by a run that commits
@@ -180,13 +185,22 @@ class Supervisor:
         return [RecordFailure(outcome), RecordStatus("RESTARTING", {"reason": outcome.message})]
 
     def _on_tick(self, now_ms: int) -> list[SupervisionAction]:
+        actions: list[SupervisionAction] = []
+        if self._check_ms is not None and now_ms >= self._check_ms:
+            actions.append(self._check_again(now_ms))
         if self._phase == "pausing" and self._resume_ms is not None and now_ms >= self._resume_ms:
             self._resume_ms = None
-            return self._wait(now_ms)
-        if self._terminate_by_ms is not None and now_ms >= self._terminate_by_ms:
+            actions += self._wait(now_ms)
+        elif self._terminate_by_ms is not None and now_ms >= self._terminate_by_ms:
             self._terminate_by_ms = None
-            return [FailCurrentRun(RunFailed("the job had not stopped within sigterm_timeout"))]
-        return []
+            actions.append(FailCurrentRun(RunFailed("the job had not stopped within sigterm_timeout")))
+        return actions
+
+    def _check_again(self, now_ms: int) -> CheckReign:
+        """Now, and once per `heartbeat_timeout`: a driver that appends nothing would not notice that a newer one
+        reigns, and hold its slots and read its sources for ever (S9.2)."""
+        self._check_ms = now_ms + self._options.heartbeat_timeout // timedelta(milliseconds=1)
+        return CheckReign()
 
     # ------------------------------------------------------------ commands and signals
 
@@ -292,7 +306,7 @@ class Supervisor:
     ) -> list[SupervisionAction]:
         """The status first: who reads an answer finds the job ended."""
         self._phase, self._farewell = "over", farewell
-        self._resume_ms = self._terminate_by_ms = None
+        self._resume_ms = self._terminate_by_ms = self._check_ms = None
         held: list[SupervisionAction] = []
         for answer in self._held if "stop" not in farewell.by_verb else ():
             otherwise = farewell.otherwise

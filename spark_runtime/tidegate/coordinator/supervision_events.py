@@ -132,6 +132,12 @@ class StartRun:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckReign:
+    """Read the log: a newer fence there ends everything. A store that does not answer changes nothing, the next look
+    may tell."""
+
+
+@dataclass(frozen=True, slots=True)
 class Deliver:
     """Give the run a request. One that has its outcome takes none: then the request goes into RunOver's `again`."""
 
@@ -199,6 +205,7 @@ class EndDriver:
 SupervisionAction: TypeAlias = (
     WaitForSlots
     | StartRun
+    | CheckReign
     | Deliver
     | FailCurrentRun
     | RecordStatus

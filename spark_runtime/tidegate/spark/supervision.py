@@ -153,6 +153,10 @@ class Supervision:
                 self._wants_slots, self._slot_wait = True, None
             case sv.StartRun():
                 self._wants_slots, self._start = False, action
+            case sv.CheckReign():
+                untold = job.reign.notice()
+                if untold is not None:
+                    print(f"tidegate: whether this driver still reigns could not be read: {untold}", flush=True)
             case sv.Deliver(request):
                 run = self._run
                 if run.outcome is None:

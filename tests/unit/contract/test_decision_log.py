@@ -127,6 +127,34 @@ def test_an_older_driver_that_has_read_the_newer_fence_cannot_append_behind_it()
     assert len(log_on(store).read()) == 2
 
 
+def test_a_look_now_and_then_is_raised_by_a_newer_fence_and_not_by_a_store_that_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """S9.2."""
+    store = MemoryStore(name())
+    older = log_on(store).reign(spec=1, launch=1)
+    assert older.notice() is None
+
+    def away(path: str) -> bytes:
+        raise StoreError("away", where=path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "read", away)
+        assert "away" in str(older.notice())
+    log_on(store).reign(spec=1, launch=2)
+    with pytest.raises(FencedError):
+        older.notice()
+
+
+def test_an_entry_that_cannot_be_read_is_not_taken_for_a_store_that_is_away() -> None:
+    """S9.2: nothing can be appended behind it; a newer release may have written it."""
+    store = MemoryStore(name())
+    older = log_on(store).reign(spec=1, launch=1)
+    store.create(LAYOUT.decision(2), b"{}")
+    with pytest.raises(RecordError):
+        older.notice()
+
+
 def test_a_late_driver_of_an_older_submission_or_launch_cannot_begin() -> None:
     store = MemoryStore(name())
     reigning = log_on(store).reign(spec=2, launch=2)

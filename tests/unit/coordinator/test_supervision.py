@@ -20,6 +20,7 @@ from tidegate.coordinator.supervision_events import (
     AnswerCommand,
     Begin,
     CannotGoOn,
+    CheckReign,
     CommandArrived,
     DeleteCheckpoints,
     Deliver,
@@ -114,7 +115,7 @@ def test_a_job_waits_for_slots_runs_and_finishes() -> None:
     """S7.5."""
     driven = Driven()
     assert driven.feed(Begin()) == [RecordStatus("WAITING_FOR_SLOTS"), WaitForSlots()]
-    assert driven.feed(SlotsThere()) == [StartRun(())]
+    assert driven.feed(SlotsThere()) == [CheckReign(), StartRun(())]
     restored = RunStarted("r1", restored_from="job/chk-1")
     assert driven.feed(restored) == [RecordStatus("RUNNING", {"run_id": "r1", "restored_from": "job/chk-1"})]
     actions = driven.feed(RunOver(RunEnded(None, None, None, None)))
@@ -206,7 +207,7 @@ def test_a_failed_run_is_followed_by_another_after_the_delay() -> None:
     assert (driven.supervisor.next_wake_ms(), driven.supervisor.restarts) == (600, 1)
     assert driven.feed(Tick(), after_ms=99) == []
     assert driven.feed(Tick(), after_ms=1) == [WaitForSlots()]
-    assert driven.feed(SlotsThere()) == [StartRun(())]
+    assert driven.feed(SlotsThere()) == [CheckReign(), StartRun(())]
 
 
 def test_a_job_out_of_restarts_fails_with_the_first_root_cause() -> None:
@@ -433,7 +434,7 @@ def test_a_savepoint_that_takes_longer_than_sigterm_timeout_is_not_waited_for() 
     assert driven.feed(Tick(), after_ms=4_999) == []
     (action,) = driven.feed(Tick(), after_ms=1)
     assert isinstance(action, FailCurrentRun) and "sigterm_timeout" in action.failure.message
-    assert driven.supervisor.next_wake_ms() is None
+    assert of(driven.feed(Tick(), after_ms=60_000), FailCurrentRun) == []
     actions = driven.feed(RunOver(action.failure))
     assert statuses(actions) == ["FAILED"] and actions[-1] == EndDriver(143)
     (failure,) = of(actions, RecordFailure)
@@ -476,6 +477,27 @@ def test_a_cancel_counts_more_than_sigterm() -> None:
     driven = Driven().to_running()
     driven.feed(Terminated(), CommandArrived(command("c", "cancel")))
     assert statuses(driven.feed(RunOver(BOOM))) == ["CANCELED"]
+
+
+# ---------------------------------------------------------------- a newer driver
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_driver_that_appends_nothing_looks_once_per_heartbeat_timeout_whether_it_still_reigns(phase: str) -> None:
+    """S9.2: without periodic checkpoints it may append nothing for ever, and a newer driver waits for its slots."""
+    driven = PHASES[phase](Driven(heartbeat_timeout="30 s", restart_delay="10 min"))
+    assert driven.supervisor.next_wake_ms() == 30_000
+    assert driven.feed(Tick(), after_ms=29_999) == []
+    assert driven.feed(Tick(), after_ms=1) == [CheckReign()]
+    assert driven.supervisor.next_wake_ms() == 60_000
+    assert driven.feed(Tick(), after_ms=30_000) == [CheckReign()]
+
+
+def test_a_driver_looks_whether_it_still_reigns_before_every_run() -> None:
+    """S9.2: also when the last look was just now."""
+    driven = Driven().to_pausing()
+    assert driven.resume() == [WaitForSlots(), CheckReign(), StartRun(())]
+    assert driven.supervisor.next_wake_ms() == driven.now_ms + 30_000
 
 
 # ---------------------------------------------------------------- always

@@ -315,13 +315,65 @@ def test_a_restore_point_that_cannot_be_read_now_is_tried_again_and_one_that_is_
     assert job.statuses() == ["WAITING_FOR_SLOTS", "FAILED"]
 
 
+def replaced(job: FakeJob) -> None:
+    """A newer driver begins its reign."""
+    nonces = map(str, itertools.count(100))
+    DecisionLog(job.store, LAYOUT, lambda: NOW, lambda: next(nonces)).reign(spec=1, launch=2)
+
+
+def test_a_driver_that_appends_nothing_notices_that_a_newer_one_reigns() -> None:
+    """S9.2: in the middle of a run without checkpoints."""
+    job = FakeJob(heartbeat_interval="10 ms", heartbeat_timeout="20 ms")
+
+    def script(attempt: FakeAttempt) -> RunEnded:
+        attempt.up()
+        replaced(job)
+        attempt.until(lambda: False)
+        return ENDED
+
+    with pytest.raises(FencedError):
+        Loop(job, script).run()
+    assert job.statuses() == ["WAITING_FOR_SLOTS", "RUNNING"]
+
+
+def test_a_driver_that_was_replaced_while_it_waited_starts_no_run() -> None:
+    """S9.2."""
+    job = FakeJob()
+
+    def look() -> bool:
+        replaced(job)
+        return True
+
+    with pytest.raises(FencedError):
+        Loop(job, slots=look).run()
+
+
+def test_a_run_goes_on_when_the_store_does_not_tell_who_reigns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S9.2: the next look may tell."""
+    job = FakeJob(heartbeat_interval="10 ms", heartbeat_timeout="20 ms")
+    looks: list[str] = []
+
+    def unreadable(path: str) -> bytes:
+        looks.append(path)
+        raise StoreError("away")
+
+    def script(attempt: FakeAttempt) -> RunEnded:
+        attempt.up()
+        with monkeypatch.context() as patched:
+            patched.setattr(job.store, "read", unreadable)
+            attempt.until(lambda: sum("/decisions/" in path for path in looks) >= 2)
+        return ENDED
+
+    assert Loop(job, script).run() == 0
+    assert job.statuses() == ["WAITING_FOR_SLOTS", "RUNNING", "FINISHED"]
+
+
 def test_a_fenced_driver_stops_in_the_middle_of_a_run() -> None:
     """S9.2."""
     job = FakeJob()
 
     def script(attempt: FakeAttempt) -> RunEnded:
-        nonces = map(str, itertools.count(100))
-        DecisionLog(job.store, LAYOUT, lambda: NOW, lambda: next(nonces)).reign(spec=1, launch=2)
+        replaced(job)
         return finish(attempt)
 
     with pytest.raises(FencedError):

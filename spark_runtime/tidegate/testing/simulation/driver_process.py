@@ -152,6 +152,8 @@ class DriverProcess:
                 self._world.scheduler.after(delay_ms, lambda: self._post("event", sv.SlotsThere()), self.process)
             case sv.StartRun():
                 self._start = action
+            case sv.CheckReign():
+                job.reign.notice()
             case sv.Deliver(request):
                 assert self._current is not None, "a request for no run"
                 if self._current.run.outcome is None:

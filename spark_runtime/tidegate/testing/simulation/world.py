@@ -88,6 +88,8 @@ class World:
             "restart_strategy": random.choice(("fixed_delay", "exponential_delay", "failure_rate")),
             "restart_attempts": random.choice((2, 5, 20)),
             "sigterm_timeout": "300 ms",
+            "heartbeat_interval": "100 ms",
+            "heartbeat_timeout": "300 ms",
         }
         if self.exactly_once and random.random() < 0.4:
             self.options["unaligned_checkpoints"] = True
