@@ -20,6 +20,9 @@ CODE_RUNNING_FORMATS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "
 # Of the runtime, all the provider may import (design, section 3).
 PROVIDER_MAY_IMPORT = "tidegate.contract"
 
+# Who may ask the clock that people set: times for people, the expiry of commands, the processing time of operators.
+WALL_CLOCK_READERS = {"contract/clock.py", "spark/driver.py", "subtask/deployment.py"}
+
 
 def modules() -> list[Path]:
     """Every module of both packages."""
@@ -84,6 +87,18 @@ def test_nothing_that_runs_code_when_read_is_imported() -> None:
         for path in modules()
         for line, name in imports(path)
         if name.partition(".")[0] in CODE_RUNNING_FORMATS
+    ]
+    assert wrong == []
+
+
+def test_the_runtime_measures_no_timeout_by_a_clock_that_can_be_set() -> None:
+    """S1.2, S1.4: `contract/clock.py` has one that cannot."""
+    wrong = [
+        f"{short(path)}:{node.lineno}"
+        for path in PACKAGES[0].rglob("*.py")
+        if path.relative_to(PACKAGES[0]).as_posix() not in WALL_CLOCK_READERS
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in {"time.time", "time.time_ns", "datetime.now"}
     ]
     assert wrong == []
 

@@ -1,14 +1,25 @@
 """Wall-clock times as the job directory writes them: ISO 8601, UTC, milliseconds. For people; nothing is decided by
-them."""
+them. And the clock by which something is decided: one that nobody can set."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 
 def utc_now() -> datetime:
     """The current time, with zone UTC."""
     return datetime.now(UTC)
+
+
+def steady_clock(
+    wall_ns: Callable[[], int] = time.time_ns, monotonic_ns: Callable[[], int] = time.monotonic_ns
+) -> Callable[[], int]:
+    """A clock of this process: milliseconds since the epoch, as the wall clock had them now, plus what the monotonic
+    clock has run since. Setting the wall clock moves no timeout and no pause."""
+    began_ns = wall_ns() - monotonic_ns()
+    return lambda: (began_ns + monotonic_ns()) // 1_000_000
 
 
 def iso(moment: datetime) -> str:

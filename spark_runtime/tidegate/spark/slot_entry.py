@@ -23,6 +23,7 @@ from tidegate.channel.control import ControlClient
 from tidegate.channel.failures import PeerLostError
 from tidegate.channel.tcp import DataTransport
 from tidegate.contract.artifact import materialise
+from tidegate.contract.clock import steady_clock
 from tidegate.contract.errors import TidegateError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.options import JobOptions
@@ -198,7 +199,7 @@ class SlotProcess:
             open_location=self._open_location,
             threshold_bytes=self._options.state_size_threshold_bytes,
             writers=self._writers,
-            now_ms=_now_ms,
+            now_ms=steady_clock(),
             wake=self._wake,
             transport_failure=lambda: self._transport.failure,
         )
@@ -321,10 +322,6 @@ def _metrics(slot: Slot) -> dict[str, Any]:
 
 def _milliseconds(duration: timedelta | None) -> int | None:
     return None if duration is None else int(duration.total_seconds() * 1000)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def resident_bytes() -> int:

@@ -11,7 +11,6 @@ import queue
 import random
 import secrets
 import threading
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,6 +18,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from tidegate.contract.clock import steady_clock
 from tidegate.contract.errors import FencedError, SlotsUnavailableError, StoreError, TidegateError, UnclearAnswerError
 from tidegate.coordinator import events as ev
 from tidegate.coordinator import supervision_events as sv
@@ -57,6 +57,7 @@ class Supervision:
         self._job = job
         self._terminated = terminated
         self._new_session, self._new_slot_wait, self._new_attempt = new_session, new_slot_wait, new_attempt
+        self._now_ms = steady_clock()
         self._supervisor = Supervisor(job.options)
         self._inbox: queue.Queue[LateEvent] = queue.Queue()
         self._attempt: Attempt | None = None
@@ -116,17 +117,17 @@ class Supervision:
             wait_s = 0.0
             self._feed(event())
         wake_ms = self._supervisor.next_wake_ms()
-        if wake_ms is not None and _now_ms() >= wake_ms:
+        if wake_ms is not None and self._now_ms() >= wake_ms:
             self._feed(sv.Tick())
 
     def _pause_s(self) -> float:
         if self._start is not None or self._exit_code is not None:
             return 0.0
         wake_ms = self._supervisor.next_wake_ms()
-        return SLOT_POLL_S if wake_ms is None else min(SLOT_POLL_S, max(0.001, (wake_ms - _now_ms()) / 1000))
+        return SLOT_POLL_S if wake_ms is None else min(SLOT_POLL_S, max(0.001, (wake_ms - self._now_ms()) / 1000))
 
     def _feed(self, event: sv.SupervisionEvent) -> None:
-        for action in self._supervisor.handle(event, _now_ms()):
+        for action in self._supervisor.handle(event, self._now_ms()):
             self._carry_out(action)
 
     def _look_for_slots(self, session: SparkSession) -> None:
@@ -263,7 +264,7 @@ class Supervision:
                 splits=self._splits,
                 restored_from=restore.location if restore else None,
                 answer=lambda answer: self._inbox.put(lambda: sv.RunAnswered(answer, run.outcome is not None)),
-                now_ms=lambda: time.time_ns() // 1_000_000,
+                now_ms=self._now_ms,
                 retire=job.retiring.add,
                 on_completed=lambda: self._inbox.put(sv.Progress),
             )
@@ -338,8 +339,3 @@ def _as_stop_point(point: RestorePoint | None) -> sv.StopPoint | None:
         return None
     assert point.checkpoint_id is not None, "a stop-savepoint of this submission is in the log"
     return sv.StopPoint(point.checkpoint_id, point.location, "drain" if point.stop_mode == "drain" else "suspend")
-
-
-def _now_ms() -> int:
-    """Of the monotonic clock."""
-    return time.monotonic_ns() // 1_000_000

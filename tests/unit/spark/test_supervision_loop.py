@@ -315,6 +315,21 @@ def test_a_restore_point_that_cannot_be_read_now_is_tried_again_and_one_that_is_
     assert job.statuses() == ["WAITING_FOR_SLOTS", "FAILED"]
 
 
+def test_setting_the_clock_of_the_machine_moves_nothing_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S1.2, S1.4: neither the pause between checkpoints nor a timeout."""
+    job = FakeJob()
+
+    def script(attempt: FakeAttempt) -> RunEnded:
+        before_ms, wall_ns = attempt.real_run.now_ms(), time.time_ns()
+        assert abs(before_ms - wall_ns // 1_000_000) < 60_000, "milliseconds since the epoch"
+        for step_s in (-3_600, 3_600):
+            monkeypatch.setattr(time, "time_ns", lambda at_ns=wall_ns + step_s * 1_000_000_000: at_ns)
+            assert 0 <= attempt.real_run.now_ms() - before_ms < 60_000
+        return finish(attempt)
+
+    assert Loop(job, script).run() == 0
+
+
 def replaced(job: FakeJob) -> None:
     """A newer driver begins its reign."""
     nonces = map(str, itertools.count(100))
