@@ -367,6 +367,12 @@ def test_a_simulation_reports_itself() -> None:
     assert report.steps > 0
 
 
+def test_a_driver_holds_of_the_log_what_is_on_the_disk(world: World) -> None:
+    """S2.1: it does not read back what it appends; so nothing it appends may change on the way through JSON."""
+    held = world.story.driver._job.reign.decisions
+    assert len(held) > 5 and list(held) == world.decisions[: len(held)]
+
+
 def test_a_driver_without_periodic_checkpoints_notices_that_it_was_replaced() -> None:
     """S9.2: it appends nothing, and looks once per heartbeat_timeout."""
     world = next(w for w in map(World, range(50)) if not w.workload.is_bounded)

@@ -68,25 +68,27 @@ def checkpoint_views(entries: Sequence[Entry], *, ended: bool) -> tuple[Checkpoi
         entries: the whole log.
         ended: the job is in a terminal status: what is pending stays incomplete for ever.
     """
-    views: dict[int, CheckpointView] = {}
-    generation = 0
+    done: list[CheckpointView] = []
+    views: dict[int, CheckpointView] = {}  # those that a later entry may change: few, however long the log
     for entry in entries:
         match entry.kind:
             case "fence":
-                generation = entry.decision.generation
-                _abort_pending(views, "driver_replaced", f"generation {generation} took over", entry.decision.at)
+                reason = f"generation {entry.decision.generation} took over"
+                done += _abort_pending(views, "driver_replaced", reason, entry.decision.at)
             case "claim":
                 view = _claimed(entry)
                 views[view.checkpoint_id] = view
             case "complete" | "abort":
                 pending = views.get(entry.data["checkpoint_id"])
                 if pending is not None and pending.status == "pending":
-                    views[pending.checkpoint_id] = _settled(pending, entry)
+                    views[pending.checkpoint_id] = settled = _settled(pending, entry)
+                    if settled.status == "aborted" or settled.kind == "savepoint":
+                        done.append(views.pop(settled.checkpoint_id))
             case "committed":
-                _mark_committed(views, entry)
+                done += _mark_committed(views, entry)
     if ended:
-        _abort_pending(views, "job_ended", "the job ended", None)
-    return tuple(views[checkpoint_id] for checkpoint_id in sorted(views))
+        done += _abort_pending(views, "job_ended", "the job ended", None)
+    return tuple(sorted([*done, *views.values()], key=lambda view: view.checkpoint_id))
 
 
 def _claimed(entry: Entry) -> CheckpointView:
@@ -123,19 +125,25 @@ def _settled(pending: CheckpointView, entry: Entry) -> CheckpointView:
     )
 
 
-def _mark_committed(views: dict[int, CheckpointView], entry: Entry) -> None:
-    """ "committed n" covers n, and what the same submission completed before it (S7.4)."""
+def _mark_committed(views: dict[int, CheckpointView], entry: Entry) -> list[CheckpointView]:
+    """ "committed n" covers n, and what the same submission completed before it (S7.4). Takes them out of `views`."""
     newest = entry.data["checkpoint_id"]
-    for view in list(views.values()):
-        covered = view.checkpoint_id == newest or (view.checkpoint_id < newest and view.spec == entry.spec)
-        if covered and view.status == "completed" and view.kind != "savepoint":
-            views[view.checkpoint_id] = replace(view, committed=True)
+    covered = [
+        view.checkpoint_id
+        for view in views.values()
+        if view.status == "completed"
+        and (view.checkpoint_id == newest or (view.checkpoint_id < newest and view.spec == entry.spec))
+    ]
+    return [replace(views.pop(checkpoint_id), committed=True) for checkpoint_id in covered]
 
 
-def _abort_pending(views: dict[int, CheckpointView], code: str, reason: str, at: str | None) -> None:
-    for view in list(views.values()):
-        if view.status == "pending":
-            views[view.checkpoint_id] = replace(view, status="aborted", reason=reason, code=code, completed_at=at)
+def _abort_pending(views: dict[int, CheckpointView], code: str, reason: str, at: str | None) -> list[CheckpointView]:
+    """Takes them out of `views`."""
+    pending = [view.checkpoint_id for view in views.values() if view.status == "pending"]
+    return [
+        replace(views.pop(checkpoint_id), status="aborted", reason=reason, code=code, completed_at=at)
+        for checkpoint_id in pending
+    ]
 
 
 class RecoveryPoints:

@@ -12,7 +12,7 @@ import functools
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from tidegate.contract.errors import RecordError
@@ -32,20 +32,12 @@ R = TypeVar("R", bound=DurableRecord)
 
 def canonical(document: object) -> bytes:
     """Canonical JSON: the same document gives the same bytes. Raises RecordError for what JSON cannot hold."""
-    try:
-        text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-        return text.encode() + b"\n"
-    except (TypeError, ValueError) as error:
-        raise RecordError(
-            "a value cannot be written as JSON",
-            cause=str(error),
-            remedy="Use texts, finite numbers, booleans, null, lists and mappings with text keys",
-        ) from error
+    return _written(_DOCUMENTS, document)
 
 
 def encode(record: DurableRecord) -> bytes:
     """The record's bytes."""
-    return canonical(to_document(record))
+    return _written(_RECORDS, {"record": record.RECORD, "v": record.VERSION, **_by_name(record)})
 
 
 def to_document(record: DurableRecord) -> dict[str, Any]:
@@ -67,7 +59,7 @@ def decode(data: bytes, record_type: type[R], path: str = "") -> R:
             type.
     """
     try:
-        document = json.loads(data)
+        document = json.loads(data.decode())
     except (ValueError, UnicodeDecodeError) as error:
         raise _unreadable(record_type, path, f"it is not JSON ({error})") from error
     return from_document(document, record_type, path)
@@ -114,9 +106,40 @@ def _unreadable(record_type: type[DurableRecord], path: str, cause: str) -> Reco
     )
 
 
+def _written(encoder: json.JSONEncoder, document: object) -> bytes:
+    try:
+        return encoder.encode(document).encode() + b"\n"
+    except (TypeError, ValueError) as error:
+        raise RecordError(
+            "a value cannot be written as JSON",
+            cause=str(error),
+            remedy="Use texts, finite numbers, booleans, null, lists and mappings with text keys",
+        ) from error
+
+
+def _by_name(record: Any) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in _fields_of(type(record))}
+
+
+def _inside_a_record(value: Any) -> dict[str, Any]:
+    """What JSON does not know and records may hold."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _by_name(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is no JSON value")
+
+
+_canonical_encoder = functools.partial(
+    json.JSONEncoder, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+)
+_DOCUMENTS = _canonical_encoder()
+_RECORDS = _canonical_encoder(default=_inside_a_record)
+
+
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {name: _plain(item) for name, item in _by_name(value).items()}
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
@@ -124,48 +147,68 @@ def _plain(value: Any) -> Any:
     return value
 
 
+class _Field(typing.NamedTuple):
+    """Of a record: its name, whether a document must hold it, and what makes its value of what the document holds."""
+
+    name: str
+    is_required: bool
+    value_of: Callable[[Any], Any]
+
+
 @functools.cache
-def _field_types(record_type: type) -> dict[str, Any]:
-    return typing.get_type_hints(record_type)
+def _fields_of(record_type: Any) -> tuple[_Field, ...]:
+    """The types are taken apart once, not at every record."""
+    hints = typing.get_type_hints(record_type)
+    return tuple(
+        _Field(
+            field.name,
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+            _reader(hints[field.name], field.name),
+        )
+        for field in dataclasses.fields(record_type)
+    )
 
 
 def _built(record_type: Any, document: Mapping[str, Any]) -> Any:
-    hints = _field_types(record_type)
     values: dict[str, Any] = {}
-    for field in dataclasses.fields(record_type):
-        if field.name in document:
-            values[field.name] = _checked(document[field.name], hints[field.name], field.name)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ValueError(f"field {field.name!r} is missing")
+    for name, is_required, value_of in _fields_of(record_type):
+        if name in document:
+            values[name] = value_of(document[name])
+        elif is_required:
+            raise ValueError(f"field {name!r} is missing")
     return record_type(**values)
 
 
-def _checked(value: Any, expected: Any, name: str) -> Any:
-    """`value` as the declared type of a field, or TypeError. Knows the types that records use."""
+def _reader(expected: Any, name: str) -> Callable[[Any], Any]:
+    """What gives a value as the declared type of a field, or raises TypeError. Knows the types that records use."""
     if expected is Any:
-        return value
+        return lambda value: value
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
     if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
         chosen = [argument for argument in arguments if argument is not type(None)]
-        assert len(chosen) == 1, f"field {name!r}: records use no other unions than with None"
-        return _checked(value, chosen[0], name)
+        assert len(chosen) == 1 < len(arguments), f"field {name!r}: records use no other unions than with None"
+        given = _reader(chosen[0], name)
+        return lambda value: None if value is None else given(value)
+    if origin is tuple:
+        item = _reader(arguments[0], name)
+        listed = _checked(name, lambda value: isinstance(value, list))
+        return lambda value: tuple(item(each) for each in listed(value))
+    if dataclasses.is_dataclass(expected):
+        document = _checked(name, lambda value: isinstance(value, dict))
+        return lambda value: _built(expected, document(value))
     if origin is typing.Literal:
-        if value in arguments:
+        return _checked(name, lambda value: value in arguments)
+    if origin is not None and issubclass(origin, Mapping):
+        return _checked(name, lambda value: isinstance(value, dict))
+    if expected is int:
+        return _checked(name, lambda value: isinstance(value, int) and not isinstance(value, bool))
+    return _checked(name, lambda value: isinstance(value, expected))
+
+
+def _checked(name: str, holds: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if holds(value):
             return value
-    elif origin is tuple:
-        if isinstance(value, list):
-            return tuple(_checked(item, arguments[0], name) for item in value)
-    elif origin is not None and issubclass(origin, Mapping):
-        if isinstance(value, dict):
-            return value
-    elif dataclasses.is_dataclass(expected):
-        if isinstance(value, dict):
-            return _built(expected, value)
-    elif expected is int:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-    elif isinstance(value, expected):
-        return value
-    raise TypeError(f"field {name!r} is {value!r}")
+        raise TypeError(f"field {name!r} is {value!r}")
+
+    return check

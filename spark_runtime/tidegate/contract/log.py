@@ -194,7 +194,6 @@ class DecisionLog:
                 remedy="Nothing is lost, but this driver must end. Start the job again from the latest: the new driver "
                 "reads in the log whether the entry is there, and goes on from that",
             )
-        entry = decode(payload, Decision, path)
         self._entries += (entry,)
         if number % SNAPSHOT_ENTRIES == 0:
             self._write_snapshot()
@@ -248,7 +247,8 @@ class Reign:
 
         Args:
             kind: a `DecisionKind` other than fence.
-            data: JSON values.
+            data: JSON values; lists, no tuples, and texts as keys, so that this driver holds what a reader reads. They
+                are kept: not to be changed afterwards.
             run_id: attempt concerned.
 
         Raises:

@@ -132,8 +132,10 @@ class Supervisor:
 
     def next_wake_ms(self) -> int | None:
         """When the next Tick can change something."""
-        times = (self._check_ms, self._resume_ms if self._phase == "pausing" else self._terminate_by_ms)
-        return min((t for t in times if t is not None), default=None)
+        due_ms = self._resume_ms if self._phase == "pausing" else self._terminate_by_ms
+        if due_ms is None or self._check_ms is None:
+            return self._check_ms
+        return min(due_ms, self._check_ms)
 
     # ------------------------------------------------------------ from run to run
 

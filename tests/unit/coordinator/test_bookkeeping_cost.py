@@ -1,21 +1,31 @@
-"""S2.1: what a checkpoint costs the coordinator grows with the number of subtasks, not with its square."""
+"""S2.1: what a checkpoint costs the coordinator grows with the number of subtasks, and what a log costs with its
+length: neither with the square."""
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
+import pytest
 from coordinator_driver import SOURCE, TOPOLOGY, WINDOW, Driver, of
 
+from tidegate.contract.checkpoints import checkpoint_views
+from tidegate.contract.layout import JobLayout
+from tidegate.contract.log import DecisionLog
+from tidegate.contract.memory_store import MemoryStore
+from tidegate.contract.records import Decision, DecisionKind
+from tidegate.contract.reigns import submissions_of
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.events import Acknowledged, Complete
 from tidegate.coordinator.metadata_of import drained_operators, operator_states
 from tidegate.coordinator.topology import ChainShape, Topology
 
 
-def calls(parallelism: int) -> int:
-    """Python and C calls of a run of its whole life: start, a checkpoint, its commit, the end with a final one."""
-    topology = Topology(parallelism, TOPOLOGY.chains)
+def calls_of(work: Callable[[], object]) -> int:
+    """Python and C calls."""
     count = 0
 
     def on_call(frame: FrameType, event: str, argument: object) -> None:
@@ -24,6 +34,17 @@ def calls(parallelism: int) -> int:
 
     sys.setprofile(on_call)
     try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def calls(parallelism: int) -> int:
+    """Of a run of its whole life: start, a checkpoint, its commit, the end with a final one."""
+    topology = Topology(parallelism, TOPOLOGY.chains)
+
+    def life() -> None:
         d = Driver(topology, interval_ms=None)
         d.start()
         d.ask(request_id="waits for the next line's")
@@ -36,14 +57,44 @@ def calls(parallelism: int) -> int:
         (last,) = of([a for s in topology.subtasks() for a in d.ack(s, 3, finished=True)], ev.Complete)
         operator_states(last, topology)
         d.finish()
-    finally:
-        sys.setprofile(None)
-    return count
+
+    return calls_of(life)
+
+
+def log_of(checkpoints: int) -> list[Decision]:
+    """A driver's log after so many checkpoints, all committed."""
+    written: list[tuple[DecisionKind, dict[str, object]]] = [("fence", {"spec": 1, "launch": 1})]
+    for n in range(1, checkpoints + 1):
+        data = {"checkpoint_id": n, "kind": "checkpoint", "path": f"job/checkpoints/chk-{n}-g1"}
+        written += [("claim", data), ("complete", data), ("committed", {"checkpoint_id": n})]
+    return [Decision(i, kind, 1, "r", "", "", data) for i, (kind, data) in enumerate(written, 1)]
 
 
 def test_twice_the_subtasks_cost_twice_the_calls() -> None:
     few, many = calls(100), calls(200)
     assert many < 2.1 * few
+
+
+def test_a_log_of_twice_the_length_costs_twice_the_calls() -> None:
+    """S2.5: every start of a driver or run, and every look at a job's checkpoints, goes through the whole log."""
+    few, many = (
+        calls_of(partial(checkpoint_views, submissions_of(log_of(checkpoints)), ended=False))
+        for checkpoints in (200, 400)
+    )
+    assert many < 2.1 * few
+
+
+def test_an_append_costs_the_same_however_much_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S2.1: neither taken apart on its way to the store, nor read back; what is held is what a reader reads."""
+    store, nonces = MemoryStore("append-cost"), map(str, itertools.count())
+    log = DecisionLog(store, JobLayout("job"), lambda: "", lambda: next(nonces))
+    reign = log.reign(spec=1, launch=1)
+    much = {"checkpoint_id": 1, "subtasks": {f"0.{i}": {"ack_ms": 1.5} for i in range(100)}}
+    with monkeypatch.context() as patched:
+        patched.delattr("tidegate.contract.log.decode")
+        few, many = (calls_of(partial(reign.append, "complete", data)) for data in ({}, much))
+    assert many < few + 20
+    assert reign.decisions == DecisionLog(store, JobLayout("job"), lambda: "", lambda: "").read()
 
 
 def test_what_feeds_a_chain_is_found_through_many_diamonds() -> None:
