@@ -152,6 +152,15 @@ MUTANTS = (
         "        low = max((t for",
     ),
     Mutant(
+        "idleness passes the rows that a join withholds",
+        "S4.4",
+        "tidegate.subtask.watermarks",
+        "idle = not withheld and self.all_idle",
+        "idle = self.all_idle",
+        simulated=False,
+        tests=("unit/subtask/test_withheld_rows.py",),
+    ),
+    Mutant(
         "a subtask ends without waiting for its final snapshot",
         "S7.3",
         "tidegate.subtask.lifecycle",

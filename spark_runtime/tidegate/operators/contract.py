@@ -101,6 +101,11 @@ class StreamOperator(ABC):
         """False: incoming watermarks stop here (a watermark assigner makes its own); MAX_WATERMARK always passes."""
         return True
 
+    def withholds(self) -> bool:
+        """True: rows that came in are still to be passed on as they are. Idleness then stops here, since what comes
+        from an idle channel may be late (S4.4). May change in `process`, `on_watermark` and `end_input`."""
+        return False
+
     def end_input(self, input_index: int) -> Iterator[Output]:
         """Input `input_index` has really ended (EndOfData(drain=True) on all its channels)."""
         yield from ()

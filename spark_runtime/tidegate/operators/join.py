@@ -62,6 +62,10 @@ class BroadcastJoin(StreamOperator):
         """Not before the build side is complete."""
         return self._build is not None
 
+    def withholds(self) -> bool:
+        """While probe rows wait for the build side."""
+        return bool(self._buffered)
+
     def end_input(self, input_index: int) -> Iterator[Output]:
         """The end of the build side releases the buffered probe rows."""
         if input_index == BUILD:

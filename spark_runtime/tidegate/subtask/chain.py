@@ -52,6 +52,10 @@ class OperatorChain:
             for out in self._guarded(0, self.operators[0].end_input(input_index)):
                 yield from self._through(1, out)
 
+    def withholds(self) -> bool:
+        """Some operator keeps rows back that are still to come out."""
+        return any(operator.withholds() for operator in self.operators)
+
     def finish(self) -> Iterator[Output]:
         """All inputs have really ended: every operator's end_input (but the head's) and finish, in order (S7.2)."""
         for index, operator in enumerate(self.operators):

@@ -281,11 +281,9 @@ class Subtask:
             return self._chain.batch(element, port.input_index)
         match element:
             case Watermark(time_us):
-                was_idle = self._watermarks.all_idle
-                return self._on_progress(self._watermarks.watermark(index, time_us), was_idle)
+                return self._on_progress(self._watermarks.watermark(index, time_us))
             case IdleStatus(idle):
-                was_idle = self._watermarks.all_idle
-                return self._on_progress(self._watermarks.idle(index, idle), was_idle)
+                return self._on_progress(self._watermarks.idle(index, idle))
             case CheckpointBarrier():
                 return self._on_alignment(self._aligner.barrier(index, element, self._host.now_ms()))
             case CancelBarrier(checkpoint_id):
@@ -302,14 +300,18 @@ class Subtask:
         for checkpoint_id in self._aligning:
             self._alignment_bytes[checkpoint_id] = self._alignment_bytes.get(checkpoint_id, 0) + size_bytes
 
-    def _on_progress(self, advanced_us: int | None, was_idle: bool) -> Iterator[Element]:
+    def _on_progress(self, advanced_us: int | None) -> Iterator[Element]:
         """A channel told its time or idleness: what follows for the chain and downstream (S4.4)."""
         if self._restored_finished:
             return
         if advanced_us is not None:
             yield from self._chain.watermark(advanced_us)
-        if self._watermarks.all_idle != was_idle:
-            yield IdleStatus(not was_idle)
+        yield from self._idle_change()
+
+    def _idle_change(self) -> Iterator[Element]:
+        idle = self._watermarks.idle_change(withheld=self._chain.withholds())
+        if idle is not None:
+            yield IdleStatus(idle)
 
     def _on_end_of_data(self, index: int, drain: bool) -> Iterator[Element]:
         for step in self._lifecycle.end_of_data(index, drain):
@@ -318,6 +320,7 @@ class Subtask:
             if isinstance(step, InputEnded):
                 if step.drain:
                     yield from self._chain.end_input(step.index)
+                    yield from self._idle_change()
             else:
                 yield from self._end(drain=step.drain, natural=True)
 

@@ -13,6 +13,7 @@ class WatermarkTracker:
         self._times = [MIN_WATERMARK] * channels
         self._idle = [False] * channels
         self._current = MIN_WATERMARK
+        self._told_idle = False
 
     @property
     def current_us(self) -> int:
@@ -35,6 +36,15 @@ class WatermarkTracker:
         """`channel` became idle or active; the new minimum when leaving it out advanced it."""
         self._idle[channel] = idle
         return self._advance()
+
+    def idle_change(self, *, withheld: bool) -> bool | None:
+        """What to tell downstream when it has been told otherwise: idle while every channel that is left is, and no
+        rows of theirs are `withheld`, which a later watermark of others would make late."""
+        idle = not withheld and self.all_idle
+        if idle == self._told_idle:
+            return None
+        self._told_idle = idle
+        return idle
 
     def ended(self, channel: int) -> int | None:
         """`channel` has ended: counts as MAX_WATERMARK."""
