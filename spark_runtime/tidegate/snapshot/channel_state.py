@@ -136,9 +136,22 @@ def _checked_input(
     if given is None or not given.may_replay:
         change = "is gone from the pipeline" if given is None else "is a forward or broadcast one in the pipeline"
         raise _misfit(f"records in flight to its input {index}, which {change}", where)
-    if isinstance(element, pa.RecordBatch) and not element.schema.equals(given.schema, check_metadata=False):
+    if isinstance(element, pa.RecordBatch) and not _same_columns(element.schema, given.schema):
         raise _misfit(f"records in flight to its input {index} with other columns ({element.schema.names})", where)
     return given
+
+
+def _same_columns(found: pa.Schema, declared: pa.Schema) -> bool:
+    """Same names and types. Nullability may differ, also in nested types: a source's batches need not have that of the
+    schema it declares, and nothing that processes them minds."""
+    return found.names == declared.names and all(
+        old == new or _without_nullability(old) == _without_nullability(new)
+        for old, new in zip(found.types, declared.types, strict=True)
+    )
+
+
+def _without_nullability(data_type: pa.DataType) -> str:
+    return str(data_type).replace(" not null", "")
 
 
 def _misfit(what: str, where: str) -> SnapshotError:

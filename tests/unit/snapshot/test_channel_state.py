@@ -125,6 +125,25 @@ def test_a_pipeline_that_cannot_take_the_records_is_refused_with_operator_and_re
     assert "savepoint" in (refused.value.remedy or "")
 
 
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_records_that_differ_from_the_declared_schema_in_nullability_alone_come_back(parallelism: int) -> None:
+    """S3.7: processing does not look at nullability either; in nested types it is part of the type."""
+    declared = pa.schema(
+        [
+            pa.field("k", pa.int64(), nullable=False),
+            pa.field("l", pa.list_(pa.field("item", pa.int64(), nullable=False))),
+        ]
+    )
+    given = pa.record_batch({"k": pa.array([1]), "l": pa.array([[2]])})
+    part = stored(channel_part([InFlight(0, 0, given)], 0, 1))
+    inputs = {0: ReplayInput(declared, cut(parallelism) if parallelism > 1 else None)}
+    replays = [replay_for([part], inputs, index, parallelism, where="x") for index in range(parallelism)]
+    assert [e.element.to_pylist() for replay in replays for e in replay] == [[{"k": 1, "l": [2]}]]  # type: ignore[union-attr]
+    for other in (declared.set(1, pa.field("l", pa.list_(pa.int32()))), declared.set(1, pa.field("m", pa.int64()))):
+        with pytest.raises(SnapshotError, match="other columns"):
+            replay_for([part], {0: ReplayInput(other)}, 0, 1, where="x")
+
+
 def test_dictionaries_and_empty_columns_survive() -> None:
     schema = pa.schema([("d", pa.dictionary(pa.int8(), pa.string())), ("x", pa.list_(pa.int32()))])
     words = pa.array(["a", "b", None]).dictionary_encode().cast(schema.field("d").type)
