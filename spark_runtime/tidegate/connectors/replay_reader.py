@@ -178,8 +178,15 @@ class ReplayReader(SourceReader):
         return Polled(batch, playing.split.split_id)
 
     def snapshot(self) -> Sequence[Split]:
-        """All splits with (loop, records emitted in it); never finished."""
-        return [replace(p.split, position={"loop": p.loop, "rows": p.rows}) for p in self._all]
+        """All splits with (loop, records emitted in it); finished are only those without records."""
+        return [
+            replace(p.split, position={"loop": p.loop, "rows": p.rows}, finished=p.recording.rows == 0)
+            for p in self._all
+        ]
+
+    def active_splits(self) -> frozenset[str]:
+        """Splits that go on to bring event times: not those that have played all, nor those without any time."""
+        return frozenset(p.split.split_id for p in self._turn if p.recording.rows > p.recording.null_times)
 
     def progress(self) -> Mapping[str, Any]:
         """`played_all`: each record was emitted at least once. `rows`: emitted, over all runs and loops. `null_times`:

@@ -160,6 +160,27 @@ def test_no_records_at_all_are_idle_not_an_error(tmp_path: Path) -> None:
         assert reader.poll(0).idle
 
 
+def test_a_split_without_records_is_finished_and_holds_no_watermark_back(tmp_path: Path) -> None:
+    """S4.4: two records make two of three splits; at another parallelism all may come to one reader."""
+    write(tmp_path / "a.parquet", [0, 1])
+    for at_end in ("idle", "loop"):
+        reader = reader_of(Replay(tmp_path, time_column="at", at_end=at_end, splits=3))
+        assert [split.finished for split in reader.snapshot()] == [False, False, True]
+        assert reader.active_splits() == {"replay-00000-of-00003", "replay-00001-of-00003"}
+
+
+def test_a_split_that_brings_no_more_times_holds_no_watermark_back(tmp_path: Path) -> None:
+    """S4.4: one that has played all, and one all of whose records are without a time."""
+    write(tmp_path / "a.parquet", [0, 1, None])
+    for at_end, left in (("idle", set()), ("loop", {"replay-00000-of-00003", "replay-00001-of-00003"})):
+        reader = reader_of(Replay(tmp_path, time_column="at", at_end=at_end, splits=3))
+        assert reader.active_splits() == {"replay-00000-of-00003", "replay-00001-of-00003"}
+        for _ in range(3):
+            assert reader.poll(0).batch is not None
+        assert reader.active_splits() == left
+        assert not any(split.finished for split in reader.snapshot())
+
+
 def test_files_that_came_later_do_not_change_a_restored_replay(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", [0, 2])
     source = Replay(tmp_path, time_column="at")

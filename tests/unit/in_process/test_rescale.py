@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tidegate.connectors.datagen import DataGen
+from tidegate.connectors.replay import Replay
 from tidegate.connectors.transactions import parse_transaction_id
 from tidegate.contract.errors import OptionError, SnapshotError
 from tidegate.contract.records import RestoreFrom
@@ -204,6 +207,34 @@ def test_a_job_with_more_subtasks_than_splits_does_not_wait_for_the_idle_ones(si
     job.options = {"parallelism": 4}
     run = job.submit(RestoreFrom("savepoint", path=path))
     run.pump(100)
+    assert collected(sink).rows_written > before
+
+
+def test_splits_of_a_replay_without_records_hold_nothing_back_at_another_parallelism(sink: str, tmp_path: Path) -> None:
+    """S4.4: three records in four splits, which come to one reader."""
+    minutes = pa.array([0, 60_000_000, 120_000_000], pa.int64()).cast(pa.timestamp("us"))
+    pq.write_table(pa.table({"k": [1, 2, 3], "ts": minutes}), tmp_path / "a.parquet")
+
+    def build() -> Pipeline:
+        p = Pipeline()
+        (
+            p.read(Replay(tmp_path, time_column="ts", at_end="loop", splits=4), uid="numbers")
+            .with_watermark("ts", "0 s")
+            .group_by("k")
+            .window(tumbling("1 min"))
+            .agg(n=count(), uid="windows")
+            .write(CollectSink(sink), uid="out")
+        )
+        return p
+
+    job = InProcessJob(build, {"parallelism": 4})
+    run = job.submit()
+    run.pump(20)
+    path = suspended(run)
+    before = collected(sink).rows_written
+    assert before > 0
+    job.options = {"parallelism": 1}
+    job.submit(RestoreFrom("savepoint", path=path)).pump(100)
     assert collected(sink).rows_written > before
 
 
