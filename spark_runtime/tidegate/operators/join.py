@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
@@ -31,7 +33,8 @@ class BroadcastJoin(StreamOperator):
     has ended and may come first.
 
     State: `build` and `progress` (broadcast), `buffered` probe rows and `held` (list). Batches are immutable, so
-    `snapshot` copies nothing.
+    `snapshot` copies nothing. At another parallelism the probe rows of one old subtask come to one new one, so that
+    they stay in order among themselves; what comes after the restore by another subtask may overtake them.
     """
 
     def __init__(self, spec: BroadcastJoinSpec) -> None:
@@ -45,9 +48,9 @@ class BroadcastJoin(StreamOperator):
         """Join a probe batch, or keep it for later; collect a build batch."""
         if input_index == BUILD:
             assert self._build is None, "a record of the build side after its end"
-            self._build_rows.append(batch)
+            self._build_rows.append(_as_declared(batch, self._spec.right_schema))
         elif self._build is None:
-            self._buffered.append(batch)
+            self._buffered.append(_as_declared(batch, self._spec.left_schema))
         else:
             yield from self._build.join(batch)
 
@@ -78,7 +81,7 @@ class BroadcastJoin(StreamOperator):
         held = pa.table([[self._held_us], [None]], schema=HELD_SCHEMA)
         return lambda: [
             StatePart("build", "broadcast", pa.Table.from_batches(build, schema=self._spec.right_schema)),
-            StatePart("buffered", "list", pa.Table.from_batches(buffered, schema=self._spec.left_schema)),
+            StatePart("buffered", "list", self._buffered_table(buffered)),
             StatePart("progress", "broadcast", progress),
             StatePart("held", "list", held),
         ]
@@ -92,7 +95,10 @@ class BroadcastJoin(StreamOperator):
                 table = checked_schema(part, self._spec.right_schema, self.ctx.uid)
                 self._build_rows = _batches(table, self._spec.right_schema)
             elif part.name == "buffered":
-                table = checked_schema(part, self._spec.left_schema, self.ctx.uid)
+                rows = part.table
+                if OWNER_COLUMN in rows.column_names:  # the first version wrote none
+                    rows = rows.drop_columns(OWNER_COLUMN)
+                table = checked_schema(replace(part, table=rows), self._spec.left_schema, self.ctx.uid)
                 self._buffered.extend(_batches(table, self._spec.left_schema))
             elif part.name == "held":
                 held += part.table.column("held_us").to_pylist()
@@ -105,6 +111,11 @@ class BroadcastJoin(StreamOperator):
         if ended:
             self._build = BuildSide(self._spec, self._build_rows)
 
+    def _buffered_table(self, buffered: Sequence[pa.RecordBatch]) -> pa.Table:
+        table = pa.Table.from_batches(buffered, schema=self._spec.left_schema)
+        owners = pa.array(np.full(table.num_rows, self.ctx.subtask, np.int32))
+        return table.append_column(OWNER_COLUMN, owners)
+
     def _complete(self) -> Iterator[Output]:
         if self._build is not None:
             return
@@ -115,6 +126,11 @@ class BroadcastJoin(StreamOperator):
         if self._held_us is not None:
             yield Watermark(self._held_us)
             self._held_us = None
+
+
+def _as_declared(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """What a source gives may differ from its declared schema in nullability."""
+    return batch if batch.schema.equals(schema) else batch.cast(schema)
 
 
 def _batches(table: pa.Table, schema: pa.Schema) -> list[pa.RecordBatch]:

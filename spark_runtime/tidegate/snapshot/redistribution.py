@@ -160,9 +160,8 @@ def _list_rows(table: pa.Table, place: Rescale) -> pa.Table:
         first = table.num_rows * place.index // place.parallelism
         end = table.num_rows * (place.index + 1) // place.parallelism
         return table.slice(first, end - first)
-    owners = table.column(OWNER_COLUMN)
-    known = np.array([owner is None or owner % place.parallelism == place.index for owner in owners.to_pylist()], bool)
-    return table.filter(pa.array(known))
+    owners = table.column(OWNER_COLUMN).fill_null(place.index).to_numpy()
+    return table.filter(pa.array(owners % place.parallelism == place.index))
 
 
 def _mixed(name: str, cause: str, where: str) -> SnapshotError:

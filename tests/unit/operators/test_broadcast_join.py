@@ -132,6 +132,23 @@ def test_state_of_other_columns_is_refused_with_old_and_new_type(open_operator: 
         open_operator(spec(right=changed), operator.snapshot(1)())
 
 
+def test_batches_that_differ_from_their_schema_in_nullability_can_wait_be_snapshotted_and_joined(
+    open_operator: Any,
+) -> None:
+    """S5.5: a source's batches need not have the nullability that it declares."""
+    sides = [
+        pa.schema([pa.field("k", pa.int64(), nullable=False)]),
+        pa.schema([*LEFT.remove(2).remove(1), ("name", pa.string())]),
+    ]
+    join = BroadcastJoinSpec(("k",), "inner", *sides, pa.schema([*sides[0], sides[1].field("name")]))
+    operator = open_operator(join)
+    list(operator.process(pa.record_batch({"k": [1]}), 0))
+    one = [pa.field("k", pa.int64(), nullable=False), pa.field("name", pa.string(), nullable=False)]
+    list(operator.process(pa.record_batch([[1], ["one"]], schema=pa.schema(one)), 1))
+    operator = open_operator(join, operator.snapshot(1)())
+    assert rows_of(list(operator.end_input(1))) == [(1, "one")]
+
+
 KEY = st.one_of(st.none(), st.integers(0, 4))
 TEXT = st.one_of(st.none(), st.sampled_from(["", "a", "b"]))
 ROWS = st.lists(st.tuples(KEY, TEXT, st.integers(0, 99)), max_size=12)

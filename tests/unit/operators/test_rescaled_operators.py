@@ -236,6 +236,24 @@ def test_waiting_probe_rows_come_out_once_and_the_build_side_is_whole_everywhere
     )
 
 
+@pytest.mark.parametrize("parallelism", [1, 3, 5])
+def test_waiting_probe_rows_of_one_subtask_stay_together_and_in_order(parallelism: int) -> None:
+    """S5.5: cut anywhere, two new subtasks would bring the rows of one key, in any order."""
+    old = joins((None, None))
+    for key in (2, 3):
+        for number in range(6):
+            list(old[key - 2].process(pa.record_batch({"k": [key * 10 + number]}), 0))
+    build = pa.record_batch({"k": list(range(60)), "v": [7] * 60})
+    waiting = []
+    for operator in rescaled(JOIN, old, parallelism):
+        list(operator.process(build, 1))
+        waiting.append([row["k"] for batch in operator.end_input(1) for row in batch.to_pylist() if row["k"] > 1])
+    of_old = [list(range(20, 26)), list(range(30, 36))]
+    assert waiting == [
+        [k for i, keys in enumerate(of_old) if i % parallelism == new for k in keys] for new in range(parallelism)
+    ]
+
+
 def test_a_complete_build_side_stays_complete() -> None:
     """S5.5."""
     old = joins((None, None))
@@ -254,3 +272,11 @@ def test_state_that_the_first_version_wrote_is_read_at_its_own_parallelism() -> 
     join = opened(JOIN, 0, 1)
     join.restore([StatePart("progress", "list", pa.table({"build_ended": [False], "held_us": [5]}))])
     assert list(join.end_input(1)) == [Watermark(5)]
+
+
+def test_waiting_probe_rows_that_the_first_version_wrote_are_read() -> None:
+    """S5.5: without the subtask that they waited in."""
+    join = opened(JOIN, 0, 1)
+    join.restore([StatePart("buffered", "list", pa.table({"k": [1]}))])
+    list(join.process(pa.record_batch({"k": [1], "v": [7]}), 1))
+    assert [row for batch in join.end_input(1) for row in batch.to_pylist()] == [{"k": 1, "v": 7}]
