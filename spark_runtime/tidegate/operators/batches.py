@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
@@ -16,13 +16,15 @@ def coalesced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     rows = 0
     for batch in batches:
         if waiting and rows + batch.num_rows > MAX_BATCH_ROWS:
-            yield _one(waiting)
+            yield one_batch(waiting)
             waiting, rows = [], 0
         waiting.append(batch)
         rows += batch.num_rows
     if waiting:
-        yield _one(waiting)
+        yield one_batch(waiting)
 
 
-def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def one_batch(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """The rows of one or more batches in one; ArrowInvalid when a column would hold more than 2 GiB of text: nothing
+    but `large_string` does. Arrow's own `combine_chunks` leaves several chunks then."""
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.operators.batches import MAX_BATCH_ROWS
+from tidegate.operators.batches import MAX_BATCH_ROWS, one_batch
 from tidegate.operators.specs import BroadcastJoinSpec
 from tidegate.state.keyindex import KeyReader
 from tidegate.state.rows import pair_rows
@@ -27,8 +27,8 @@ class BuildSide:
         same_types = all(spec.left_schema.field(k).type == spec.right_schema.field(k).type for k in spec.on)
         self._probe_keys = KeyReader(spec.left_schema, spec.on, canonical=not same_types)
         table = pa.Table.from_batches(list(rows), schema=spec.right_schema)
-        table = table.filter(reduce(pc.and_, [pc.is_valid(table.column(key)) for key in spec.on])).combine_chunks()
-        build = table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], schema=spec.right_schema)
+        batches = table.filter(reduce(pc.and_, [pc.is_valid(table.column(key)) for key in spec.on])).to_batches()
+        build = one_batch(batches) if batches else pa.RecordBatch.from_pylist([], schema=spec.right_schema)
         build_keys = KeyReader(spec.right_schema, spec.on, canonical=not same_types)
         self._index = build_keys.new_index(build.num_rows)
         entries = np.empty(build.num_rows, np.int32)

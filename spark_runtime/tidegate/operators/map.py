@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from pyarrow import acero
 
 from tidegate.contract.errors import PipelineError
-from tidegate.operators.batches import MAX_BATCH_ROWS
+from tidegate.operators.batches import MAX_BATCH_ROWS, one_batch
 from tidegate.operators.contract import Output, StreamOperator
 from tidegate.operators.specs import FilterSpec, MapInArrowSpec, ProjectSpec
 
@@ -126,5 +126,5 @@ def _plain_column(expression: pc.Expression) -> str | None:
 def _run(batch: pa.RecordBatch, kind: str, options: acero.ExecNodeOptions) -> pa.RecordBatch:
     source = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([batch])))
     plan = acero.Declaration.from_sequence([source, acero.Declaration(kind, options)])
-    batches = plan.to_table(use_threads=False).combine_chunks().to_batches()
-    return batches[0] if batches else batch.slice(0, 0)
+    batches = plan.to_table(use_threads=False).to_batches()
+    return one_batch(batches) if batches else batch.slice(0, 0)

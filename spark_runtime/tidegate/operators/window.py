@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.contract.errors import SnapshotError, TidegateError
-from tidegate.operators.batches import MAX_BATCH_ROWS, coalesced
+from tidegate.operators.batches import MAX_BATCH_ROWS, coalesced, one_batch
 from tidegate.operators.contract import Output, StreamOperator
 from tidegate.operators.eventtime import EventTime
 from tidegate.operators.keyed_window import FrozenWindow, KeyedWindow, WindowLayout
@@ -238,15 +238,24 @@ class WindowAggregate(StreamOperator):
         groups = table.column(KEY_GROUP_COLUMN).to_numpy()
         owners = subtask_of_key_groups(self.ctx.parallelism, self.ctx.max_parallelism)
         assert groups.max() < len(owners) and np.all(owners[groups] == self.ctx.subtask), "keys of another subtask"
-        ordered = table.sort_by("window_start_us").combine_chunks().to_batches()[0]
-        starts_us = ordered.column("window_start_us").to_numpy()
-        cuts = [0, *(np.flatnonzero(starts_us[1:] != starts_us[:-1]) + 1).tolist(), len(starts_us)]
         width = 2 + len(self._spec.keys)
-        for first, end in zip(cuts, cuts[1:], strict=False):
-            rows = ordered.slice(first, end - first)
+        for start_us, rows in _by_window(table):
             keys = pa.RecordBatch.from_arrays(rows.columns[2:width], schema=self._layout.keys.schema)
-            number = (int(starts_us[first]) - self._spec.offset_us) // self._spec.size_us
+            number = (start_us - self._spec.offset_us) // self._spec.size_us
             assert number not in self._windows, "one window comes in two parts"
             window = self._windows[number] = KeyedWindow(self._layout, keys.num_rows)
             window.restore(keys, rows.columns[width:])
             self._next_end_us = min(self._next_end_us, self._end_us(number))
+
+
+def _by_window(table: pa.Table) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """(start, rows) of each window, ascending. Batch by batch: not every table can be sorted, or put together, as a
+    whole, since a chunk of text ends at 2 GiB."""
+    pieces: dict[int, list[pa.RecordBatch]] = {}
+    for batch in table.to_batches():
+        ordered = batch.sort_by("window_start_us")
+        starts_us = ordered.column("window_start_us").to_numpy()
+        cuts = [0, *(np.flatnonzero(starts_us[1:] != starts_us[:-1]) + 1).tolist(), len(starts_us)]
+        for first, end in zip(cuts, cuts[1:], strict=False):
+            pieces.setdefault(int(starts_us[first]), []).append(ordered.slice(first, end - first))
+    return ((start_us, one_batch(pieces[start_us])) for start_us in sorted(pieces))

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -130,6 +131,19 @@ def test_state_of_other_columns_is_refused_with_old_and_new_type(open_operator: 
     changed = RIGHT.set(2, pa.field("name", pa.int64()))
     with pytest.raises(SnapshotError, match=r"'build' of operator 'op'.*'name' was string, now int64"):
         open_operator(spec(right=changed), operator.snapshot(1)())
+
+
+@pytest.mark.slow
+def test_a_build_side_of_more_text_than_one_column_can_hold_is_refused_not_cut(open_operator: Any) -> None:
+    """S5.5: 2 GiB; Arrow leaves two chunks, of which the first is not all."""
+    join = spec()
+    operator = open_operator(join)
+    ends, text = pa.array([0, 1100 * 2**20], pa.int32()).buffers()[1], pa.py_buffer(np.zeros(1100 * 2**20, np.uint8))
+    name = pa.StringArray.from_buffers(1, ends, text)
+    for key in (1, 2):
+        list(operator.process(pa.record_batch([pa.array([key]), name], schema=join.right_schema), 1))
+    with pytest.raises(pa.ArrowInvalid, match="large_string"):
+        list(operator.end_input(1))
 
 
 def test_batches_that_differ_from_their_schema_in_nullability_can_wait_be_snapshotted_and_joined(

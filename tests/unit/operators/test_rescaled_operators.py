@@ -155,6 +155,17 @@ def test_windows_of_many_keys_move_with_their_key_groups(parallelisms: Sequence[
     assert sorted(found) == sorted((k, start, n) for (k, start), n in expected.items())
 
 
+def test_windows_come_back_whole_from_a_table_of_several_batches() -> None:
+    """S5.5: state of more than 2 GiB of text cannot be one batch."""
+    old = opened(WINDOWS, 0, 1)
+    feed(old, *((key, time) for time in (15, 25) for key in range(6)))
+    windows = next(part for part in old.snapshot(1)() if part.name == "windows")
+    cuts = [windows.table.slice(first, 4) for first in range(0, 12, 4)]
+    new = opened(WINDOWS, 0, 1)
+    new.restore([StatePart("windows", "keyed", pa.concat_tables([*cuts, windows.table.slice(0, 0)]))])
+    assert fired(new, MAX_WATERMARK) == [(key, start, 1) for key in range(6) for start in (10, 20)]
+
+
 def progress(split: str | None, active: set[str], time: int, operator: Any) -> list[int]:
     """Watermarks after one record."""
     operator.ctx.current_split, operator.ctx.active_splits = split, frozenset(active)
