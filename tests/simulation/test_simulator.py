@@ -10,6 +10,7 @@ import json
 import sys
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from tidegate.testing.simulation.checkers import Checkers, Cut
 from tidegate.testing.simulation.driver_process import DriverProcess
 from tidegate.testing.simulation.faults import KINDS, Faults
 from tidegate.testing.simulation.rows import batch_of, row_of, rows_of
-from tidegate.testing.simulation.scheduler import Crashed, Process, Scheduler
+from tidegate.testing.simulation.scheduler import Crashed, Mutex, Process, Scheduler, current_task
 from tidegate.testing.simulation.store import Disk, SimulatedStore
 from tidegate.testing.simulation.world import World, simulate
 
@@ -239,6 +240,25 @@ def test_killing_a_process_from_its_own_task_does_not_return() -> None:
     ran(scheduler)
     assert reached == ["unwinding"]
     assert not process.alive
+
+
+def test_tasks_of_one_process_keep_a_mutex_as_threads_keep_a_lock() -> None:
+    """Seeds 202 and 742 of a workload: a clean-up read the log between an append and what the appender noted of it."""
+    scheduler, _, process, _ = with_store()
+    mutex, held = Mutex(), []
+
+    def work(name: str) -> None:
+        task = current_task()
+        assert task is not None
+        with mutex, mutex:
+            held.append(f"{name} in")
+            task.pause(10)
+            held.append(f"{name} out")
+
+    for name in "abc":
+        process.spawn(partial(work, name), 1)
+    ran(scheduler)
+    assert held == ["a in", "a out", "b in", "b out", "c in", "c out"]
 
 
 # ------------------------------------------------------------ the checkers see what they look for

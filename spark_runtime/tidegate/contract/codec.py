@@ -118,7 +118,8 @@ def _written(encoder: json.JSONEncoder, document: object) -> bytes:
 
 
 def _by_name(record: Any) -> dict[str, Any]:
-    return {field.name: getattr(record, field.name) for field in _fields_of(type(record))}
+    record_type: Any = type(record)
+    return {field.name: getattr(record, field.name) for field in _fields_of(record_type)}
 
 
 def _inside_a_record(value: Any) -> dict[str, Any]:

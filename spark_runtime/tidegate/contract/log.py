@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -69,15 +69,17 @@ class DecisionLog:
         now_iso: Callable[[], str],
         nonce: Callable[[], str],
         pause: Callable[[int], None] = pause_before,
+        lock: AbstractContextManager[Any] | None = None,
     ) -> None:
         """Args: now_iso: the time, for entries. nonce: a new text at every call, never the same in two processes.
-        pause: waits before an append is tried again; told which attempt follows, from 1."""
+        pause: waits before an append is tried again; told which attempt follows, from 1. lock: reentrant, in place of
+        that of threads."""
         self._store = store
         self._layout = layout
         self._now_iso = now_iso
         self._nonce = nonce
         self._pause = pause
-        self._lock = threading.RLock()
+        self._lock = lock if lock is not None else threading.RLock()
         self._entries: tuple[Decision, ...] = ()
         self._opened = False
 

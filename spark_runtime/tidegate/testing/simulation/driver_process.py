@@ -26,7 +26,7 @@ from tidegate.coordinator.job_run import RunFailed
 from tidegate.coordinator.recovery import choose_restore_point, ended_as
 from tidegate.coordinator.supervision import Supervisor
 from tidegate.testing.simulation.run_of_slots import RunOfSlots, stop_point
-from tidegate.testing.simulation.scheduler import Process, Task, current_task
+from tidegate.testing.simulation.scheduler import Mutex, Process, Task, current_task
 from tidegate.testing.simulation.slot_process import STALL_MS, ZOMBIE_MS
 from tidegate.testing.simulation.store import SimulatedStore
 
@@ -106,7 +106,12 @@ class DriverProcess:
     def _reign(self) -> None:
         world = self._world
         log = DecisionLog(
-            self._store, self._layout, world.now_iso, world.nonce, pause=lambda n: self._task().pause(10 * 2**n)
+            self._store,
+            self._layout,
+            world.now_iso,
+            world.nonce,
+            pause=lambda n: self._task().pause(10 * 2**n),
+            lock=Mutex(),
         )
         reign = log.reign(spec=self.spec.number, launch=self._launch)
         self._job = Job(

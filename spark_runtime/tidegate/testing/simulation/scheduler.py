@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -148,6 +149,32 @@ class Task(greenlet):
                 self._process.done(self)  # never started
             else:
                 self.throw(Crashed(self._process.name))
+
+
+class Mutex:
+    """For tasks what `threading.RLock` is for threads."""
+
+    def __init__(self) -> None:
+        self._holder: Task | None = None
+        self._depth = 0
+        self._waiting: deque[Task] = deque()
+
+    def __enter__(self) -> None:
+        task = current_task()
+        assert task is not None, "only tasks hold a mutex"
+        while self._holder not in (None, task):
+            self._waiting.append(task)
+            task.wait()
+        self._holder = task
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._holder = None
+            if self._waiting:
+                task = self._waiting.popleft()
+                task.process.scheduler.after(0, task.resume, task.process)
 
 
 def current_task() -> Task | None:
