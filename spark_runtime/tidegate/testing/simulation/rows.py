@@ -71,7 +71,7 @@ def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
 
 def _columns(rows: Sequence[Sequence[int]], schema: pa.Schema) -> list[pa.Array]:
     """Columns of 64-bit numbers and times (and key groups), without looking at the values one by one."""
-    types = _types(schema)
+    types = _TYPES[len(schema)]
     count, width = len(rows), 8 * len(rows)
     values = np.array(rows, dtype=np.int64).reshape(count, len(types)).T
     buffer = pa.py_buffer(values.tobytes())
@@ -83,10 +83,9 @@ def _columns(rows: Sequence[Sequence[int]], schema: pa.Schema) -> list[pa.Array]
     ]
 
 
-@lru_cache(maxsize=16)
-def _types(schema: pa.Schema) -> list[tuple[pa.DataType, bool]]:
-    """(type, whether it is that of key groups) of each column."""
-    return [(field.type, field.type == pa.uint16()) for field in schema]
+_TYPES = {len(s): [(f.type, f.type == pa.uint16()) for f in s] for s in (SCHEMA, TALLY_SCHEMA, WINDOW_SCHEMA)}
+"""(type, whether it is that of key groups) of each column, by the number of columns: a schema takes long to hash."""
+_PATH = SCHEMA.field("path")
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Row]:
@@ -258,9 +257,10 @@ class Pass(StreamOperator):
 
     def _passed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """As `_through`, of a whole batch."""
-        columns = batch.columns
-        columns[4] = pa.array((columns[4].to_numpy() * 31 + self._spec.node_id + 1) % (1 << 40))
-        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+        path = batch.column(4)
+        numbers = np.frombuffer(path.buffers()[1], np.int64, len(path), 8 * path.offset)
+        further = pa.py_buffer((numbers * 31 + self._spec.node_id + 1) % (1 << 40))
+        return batch.set_column(4, _PATH, pa.Array.from_buffers(_PATH.type, len(path), [None, further]))
 
     def _through(self, rows: Sequence[Row]) -> list[Row]:
         node_id, is_filter = self._spec.node_id, self._spec.kind == "filter"
