@@ -63,7 +63,7 @@ class Supervision:
         self._attempt: Attempt | None = None
         self._late: list[ev.Request] = []
         self._session: SparkSession | None = None
-        self._splits: Splits = {}
+        self._splits: Splits | None = None
         self._wants_slots = False
         self._slot_wait: SlotWait | None = None
         self._start: sv.StartRun | None = None
@@ -81,8 +81,7 @@ class Supervision:
         watcher = threading.Thread(target=self._watch, name="supervision", daemon=True)
         watcher.start()
         try:
-            found = job.find_restore()
-            self._splits = job.splits(found[1] if found else None)
+            self._look_ahead()
             self._take_events()
             while self._exit_code is None:
                 if self._session is None:
@@ -94,6 +93,17 @@ class Supervision:
             watcher.join(5.0)
             if self._session is not None:
                 self._session.stop()
+
+    def _look_ahead(self) -> None:
+        """What does not fit, and sources that cannot be read, are told before anybody waits for Spark and slots. A
+        store that does not answer now is asked again by the first run, whose failure that is then (S9.1)."""
+        try:
+            found = self._job.find_restore()
+            self._splits = self._job.splits(found[1] if found else None)
+        except UnclearAnswerError:
+            raise
+        except StoreError as error:
+            print(f"tidegate: the first run looks again for what it starts from: {error}", flush=True)
 
     # ------------------------------------------------------------ the loop
 
@@ -219,7 +229,7 @@ class Supervision:
         except (FencedError, UnclearAnswerError):
             raise
         except StoreError as error:
-            failure = RunFailed(f"the restore point could not be read: {error}")
+            failure = RunFailed(f"what the run starts from could not be read: {error}", code=error.code)
             return sv.RunOver(failure, tuple(requests), self._stop_point(), random.random())
         except TidegateError as error:
             return sv.CannotGoOn(RunFailed(str(error), code=error.code), error.exit_code, self._stop_point())
@@ -247,6 +257,7 @@ class Supervision:
         found = job.find_restore()
         restore = found[1] if found else None
         commit_only = found[0].checkpoint_id if found is not None and found[0].commit_only else None
+        splits = self._splits = job.splits(restore) if self._splits is None else self._splits
         interval = job.options.checkpoint_interval
         interval_ms = 0 if interval is None else int(interval.total_seconds() * 1000)
         pause_ms = int(job.options.min_pause_between_checkpoints.total_seconds() * 1000)
@@ -261,7 +272,7 @@ class Supervision:
                 slots=attempt,
                 run_id=run_id,
                 next_checkpoint_id=next_checkpoint_id,
-                splits=self._splits,
+                splits=splits,
                 restored_from=restore.location if restore else None,
                 answer=lambda answer: self._inbox.put(lambda: sv.RunAnswered(answer, run.outcome is not None)),
                 now_ms=self._now_ms,
@@ -285,7 +296,7 @@ class Supervision:
             },
             master=job.spec.master,
             make_run=make_run,
-            assignments=assign(fresh_splits(self._splits, restore), job.plan.parallelism),
+            assignments=assign(fresh_splits(splits, restore), job.plan.parallelism),
             restore=restore,
             wait_for_final=waits_for_final(job.options, commit_only),
             on_running=lambda: self._inbox.put(lambda: started),

@@ -20,6 +20,7 @@ from tidegate.contract.store import open_store
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job import Job
 from tidegate.coordinator.job_run import RunEnded, RunFailed
+from tidegate.coordinator.supervision import EXIT_JOB_FAILED
 from tidegate.coordinator.topology import ChainShape, Topology
 from tidegate.spark import supervision
 from tidegate.spark.commands import CommandDesk
@@ -56,6 +57,7 @@ class FakeJob:
         self.retiring = SimpleNamespace(grace_s=0.0, add=lambda *_: None)
         self.plan = SimpleNamespace(digest="d", parallelism=1)
         self.restores: list[Any] = []
+        self.found_splits: list[Any] = []
 
     def status(self, status: str, **data: Any) -> None:
         self.reign.append("status", {"status": status, **data})
@@ -75,7 +77,10 @@ class FakeJob:
     delete_checkpoints, _checkpoint_folders = Job.delete_checkpoints, Job._checkpoint_folders
 
     def splits(self, _restore: Any) -> dict[str, Any]:
-        return {}
+        found = self.found_splits.pop(0) if self.found_splits else {}
+        if isinstance(found, Exception):
+            raise found
+        return dict(found)
 
     def facts(self) -> Any:
         topology = Topology(1, (ChainShape(0, ("src",), (), True, False),))
@@ -381,6 +386,48 @@ def test_a_run_goes_on_when_the_store_does_not_tell_who_reigns(monkeypatch: pyte
 
     assert Loop(job, script).run() == 0
     assert job.statuses() == ["WAITING_FOR_SLOTS", "RUNNING", "FINISHED"]
+
+
+SPLITS = {"src": [{"split_id": "only", "data": {}, "position": None, "finished": False, "weight": 1}]}
+
+
+@pytest.mark.parametrize(
+    ("restores", "splits"),
+    [([StoreError("away")], [SPLITS]), ([], [StoreError("away"), SPLITS])],
+    ids=["restore point", "splits"],
+)
+def test_a_store_that_stumbles_as_the_driver_begins_costs_the_job_nothing(restores: Any, splits: Any) -> None:
+    """S9.1."""
+    job = FakeJob()
+    job.restores, job.found_splits = restores, splits
+    attempts: list[FakeAttempt] = []
+
+    def script(attempt: FakeAttempt) -> RunEnded:
+        attempts.append(attempt)
+        return finish(attempt)
+
+    assert Loop(job, script).run() == 0
+    assert job.statuses() == ["WAITING_FOR_SLOTS", "RUNNING", "FINISHED"]
+    assert attempts[0].real_run.splits == SPLITS
+
+
+@pytest.mark.parametrize("what", ["restores", "found_splits"])
+def test_a_store_that_goes_on_failing_ends_the_job_by_its_restart_strategy_with_the_cause(what: str) -> None:
+    """S9.1."""
+    job = FakeJob(restart_attempts=2)
+    setattr(job, what, [StoreError("no such bucket", where="s3://gone")] * 4)
+    assert Loop(job).run() == EXIT_JOB_FAILED
+    assert job.statuses() == ["WAITING_FOR_SLOTS", "RESTARTING", "RESTARTING", "FAILED"]
+    failure = [d.data for d in job.log.read() if d.kind == "failure"][-1]
+    assert "no such bucket [s3://gone]" in failure["message"] and failure["code"] == "store"
+
+
+def test_what_no_restart_mends_is_told_before_anybody_waits_for_slots() -> None:
+    """S9.3."""
+    job = FakeJob()
+    job.restores = [SnapshotError("does not fit")]
+    with pytest.raises(SnapshotError):
+        Loop(job, slots=lambda: pytest.fail("it waited for slots")).run()
 
 
 def test_a_fenced_driver_stops_in_the_middle_of_a_run() -> None:

@@ -62,7 +62,7 @@ class DriverProcess:
         self._start: sv.StartRun | None = None
         self._current: RunOfSlots | None = None
         self._late: list[ev.Request] = []
-        self._splits: Mapping[str, Sequence[Mapping[str, Any]]] = {}
+        self._splits: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
         self._exit_code: int | None = None
         self._unjudged: list[Command] = []
         self._job: Job
@@ -134,8 +134,6 @@ class DriverProcess:
         if self._exit_code is not None:
             return
         self.process.spawn(self._poll_commands, world.scheduler.upto(POLL_MS))
-        found = self._job.find_restore()
-        self._splits = self._job.splits(found[1] if found is not None else None)
         while self._exit_code is None:
             if self._start is not None and self._current is None:
                 self._begin_run()
@@ -191,13 +189,15 @@ class DriverProcess:
         try:
             requests = [r for r in start.requests if r.request_id is None or self._is_wanted(r.request_id)]
             found = self._job.find_restore()
+            if self._splits is None:
+                self._splits = self._job.splits(found[1] if found is not None else None)
             self._current = RunOfSlots(
                 self._world, self.process, self._job, found, self._splits, self._post, self._retire
             )
         except FencedError:
             raise
         except StoreError as error:
-            failure = RunFailed(f"the restore point could not be read: {error}")
+            failure = RunFailed(f"what the run starts from could not be read: {error}")
             self._feed(sv.RunOver(failure, start.requests, self._stop_point()))
             return
         except SnapshotError as error:
