@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from tidegate.contract.errors import NotFoundError, RecordError, TidegateError
+from tidegate.contract.errors import NotFoundError, OptionError, RecordError, TidegateError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.records import Command, decode
 from tidegate.contract.store import Store
@@ -18,10 +18,18 @@ POLLS_PER_LOOK = 120
 
 
 class CommandPoller:
-    """Calls `on_command` once per command that has neither result nor withdrawal, from its own thread."""
+    """Calls `on_command` once per command that has neither result nor withdrawal, and `on_unreadable` with id and
+    problem of one that cannot be decoded, from its own thread."""
 
-    def __init__(self, store: Store, layout: JobLayout, on_command: Callable[[Command], None]) -> None:
-        self._store, self._layout, self._on_command = store, layout, on_command
+    def __init__(
+        self,
+        store: Store,
+        layout: JobLayout,
+        on_command: Callable[[Command], None],
+        on_unreadable: Callable[[str, str], None],
+    ) -> None:
+        self._store, self._layout = store, layout
+        self._on_command, self._on_unreadable = on_command, on_unreadable
         self._seen: set[str] = set()
         self._bell: bytes | None = None
         self._over = threading.Event()
@@ -61,18 +69,27 @@ class CommandPoller:
     def _look(self) -> None:
         """Those that come together are taken as they were issued, not by name."""
         found: list[Command] = []
-        unreadable: set[str] = set()
+        unreadable: dict[str, str] = {}
         for command_id in self._layout.unanswered(self._store.list(self._layout.commands)):
-            if command_id not in self._seen:
-                data = self._store.read(self._layout.command(command_id))
-                try:
-                    command = decode(data, Command)
-                    if command.command_id != command_id:
-                        raise RecordError(f"it calls itself {command.command_id}")
-                    found.append(command)
-                except RecordError as error:
-                    print(f"tidegate: command {command_id} is not one: {error}", flush=True)
-                    unreadable.add(command_id)
+            if command_id in self._seen:
+                continue
+            try:
+                path = self._layout.command(command_id)
+            except OptionError as error:  # no client wrote it, and no answer could have its name
+                print(f"tidegate: {command_id!r} among the commands is none: {error}", flush=True)
+                self._seen.add(command_id)
+                continue
+            data = self._store.read(path)
+            try:
+                command = decode(data, Command, path)
+                if command.command_id != command_id:
+                    raise RecordError(f"it calls itself {command.command_id!r}", where=path)
+                found.append(command)
+            except RecordError as error:
+                print(f"tidegate: command {command_id} is not one: {error}", flush=True)
+                unreadable[command_id] = str(error)
         for command in sorted(found, key=lambda c: (c.issued_at, c.command_id)):
             self._on_command(command)
-        self._seen |= unreadable | {command.command_id for command in found}
+        for command_id, problem in unreadable.items():
+            self._on_unreadable(command_id, problem)
+        self._seen |= unreadable.keys() | {command.command_id for command in found}

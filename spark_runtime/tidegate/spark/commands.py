@@ -40,7 +40,7 @@ class CommandDesk:
         self._new: list[Command] = []
         self._unwritten: list[CommandResult] = []
         self._farewell = DRIVER_ENDED
-        self._poller = CommandPoller(store, layout, self._on_command)
+        self._poller = CommandPoller(store, layout, self._on_command, self._on_unreadable)
         self._poller.start()
 
     def take(self) -> list[Command]:
@@ -109,6 +109,12 @@ class CommandDesk:
         with self._lock:
             if self._book.found(command):
                 self._new.append(command)
+
+    def _on_unreadable(self, command_id: str, problem: str) -> None:
+        with self._lock:
+            answer = self._book.unreadable(command_id, problem)
+        if answer is not None:
+            self._write(self._result(answer))
 
     def _result(self, answer: Answer) -> CommandResult:
         data, at = dict(answer.data), self._now_iso()

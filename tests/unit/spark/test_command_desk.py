@@ -111,6 +111,32 @@ def test_a_command_is_found_although_the_store_stumbled(rig: Rig, what: str, whe
     assert [c.command_id for c in wait_for(desk.take)] == ["c1"]
 
 
+@pytest.mark.parametrize("data", [b"", b"no json", b"{}", b'{"record": "command", "v": 99}', b"of another id"])
+def test_a_command_that_cannot_be_read_is_answered_and_keeps_no_other_waiting(rig: Rig, data: bytes) -> None:
+    """S9.4: its sender waits for an answer."""
+    if data == b"of another id":
+        data = encode(Command("c9", "savepoint", {}, 1, NOW, "2999-01-01T00:00:00+00:00", "test"))
+    rig.store.create(LAYOUT.command("c1"), data)
+    rig.store.create(f"{LAYOUT.commands}/no id.json", data)
+    rig.send("c2")
+    desk = rig.desk(Stumbling(rig.store, "create", "c1.result"))
+    assert [c.command_id for c in wait_for(desk.take)] == ["c2"]
+    result = wait_for(lambda: desk.take() or rig.result("c1"))
+    assert (result.ok, result.code) == (False, "invalid_command")
+    assert "c1.json" in result.message
+    desk.answer_all(AnswerAllOpen(Answer("", False, "job_ended", "over")))
+    assert [n for n in rig.store.list(LAYOUT.commands) if "result" in n] == ["c1.result.json", "c2.result.json"]
+
+
+def test_a_fenced_driver_answers_no_command_that_it_cannot_read(rig: Rig) -> None:
+    """S9.2, S9.4: the newer one may be able to."""
+    desk = rig.desk()
+    desk.abandon()
+    rig.store.create(LAYOUT.command("c1"), b"")
+    desk.close()
+    assert rig.result("c1") is None
+
+
 def test_an_answer_that_the_store_did_not_take_is_written_later(rig: Rig) -> None:
     rig.send("c1")
     desk = rig.desk(Stumbling(rig.store, "create", "c1.result"))
