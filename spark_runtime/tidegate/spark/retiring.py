@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from tidegate.contract.errors import FencedError, TidegateError, UnclearAnswerError
 from tidegate.contract.store import Store
@@ -13,6 +13,8 @@ ZOMBIE_LIFE_S = 30.0
 """How long a cancelled Python worker may go on writing, seconds (3-10 s seen)."""
 LOOK_S = 1.0
 """How often it is looked whether something is due, seconds."""
+RETRY_S = 30.0
+"""After which time a folder is tried again that the store did not delete, seconds."""
 
 
 class Retiring:
@@ -59,7 +61,7 @@ class Retiring:
 
     def delete_due(self) -> None:
         """Delete what is due now, but for what a newer submission starts from. Never raises a TidegateError: what could
-        not be deleted is left for the next driver."""
+        not be deleted is tried again after `RETRY_S`."""
         now_s = self._now_s()
         with self._lock:
             due = [path for due_s, path in self._waiting if due_s <= now_s]
@@ -68,21 +70,25 @@ class Retiring:
             return
         try:
             spared = self.spared()
-            for path in due:
-                if path not in spared and not self._over.is_set():
-                    self._check()
-                    self._delete(path)
-        except (FencedError, UnclearAnswerError):
-            self._over.set()
         except TidegateError as error:
-            print(f"tidegate: {', '.join(due)} may not have been deleted: {error}", flush=True)
+            self._again(due, error)
+            return
+        for path in due:
+            if path in spared or self._over.is_set():
+                continue
+            try:
+                self._check()
+                self._store.delete_folder(path)
+            except (FencedError, UnclearAnswerError):
+                self._over.set()
+            except TidegateError as error:
+                self._again([path], error)
+
+    def _again(self, paths: Sequence[str], error: TidegateError) -> None:
+        print(f"tidegate: {', '.join(paths)} could not be deleted now: {error}", flush=True)
+        with self._lock:
+            self._waiting += [(self._now_s() + RETRY_S, path) for path in paths]
 
     def _work(self) -> None:
         while not self._over.wait(LOOK_S):
             self.delete_due()
-
-    def _delete(self, path: str) -> None:
-        try:
-            self._store.delete_folder(path)
-        except TidegateError as error:
-            print(f"tidegate: {path} could not be deleted: {error}", flush=True)

@@ -9,7 +9,7 @@ import pytest
 
 from tidegate.contract.errors import FencedError, StoreError, UnclearAnswerError
 from tidegate.contract.memory_store import MemoryStore
-from tidegate.spark.retiring import Retiring
+from tidegate.spark.retiring import RETRY_S, Retiring
 
 _names = itertools.count()
 
@@ -93,7 +93,7 @@ def test_what_a_newer_submission_starts_from_is_left() -> None:
     assert shelf.after(10) == ["b", "c"]
 
 
-def test_when_newer_submissions_cannot_be_read_nothing_is_deleted() -> None:
+def test_while_newer_submissions_cannot_be_read_nothing_is_deleted() -> None:
     shelf = Shelf()
 
     def unreadable() -> set[str]:
@@ -102,6 +102,20 @@ def test_when_newer_submissions_cannot_be_read_nothing_is_deleted() -> None:
     shelf.retiring.spared = unreadable
     shelf.retiring.add(1, "a")
     assert shelf.after(10) == ["a", "b", "c"]
+    shelf.retiring.spared = frozenset
+    assert shelf.after(RETRY_S) == ["b", "c"]
+
+
+def test_a_store_that_does_not_tell_who_reigns_is_asked_again() -> None:
+    """S9.2: until it does nothing is deleted, and nothing is forgotten."""
+    shelf = Shelf()
+    for folder in ("a", "b"):
+        shelf.retiring.add(1, folder)
+    shelf.over = StoreError("connection reset")
+    assert shelf.after(10) == ["a", "b", "c"]
+    shelf.over = None
+    assert shelf.after(RETRY_S - 1) == ["a", "b", "c"]
+    assert shelf.after(1) == ["c"]
 
 
 def test_a_folder_that_cannot_be_deleted_does_not_keep_the_others() -> None:
@@ -117,6 +131,8 @@ def test_a_folder_that_cannot_be_deleted_does_not_keep_the_others() -> None:
     for folder in ("a", "b"):
         shelf.retiring.add(1, folder)
     assert shelf.after(10) == ["a", "c"]
+    shelf.store.delete_folder = delete  # type: ignore[method-assign]
+    assert shelf.after(RETRY_S) == ["c"]
 
 
 def test_what_has_not_come_to_its_time_is_left_to_the_next_driver() -> None:
