@@ -82,6 +82,7 @@ class DecisionLog:
         self._lock = lock if lock is not None else threading.RLock()
         self._entries: tuple[Decision, ...] = ()
         self._opened = False
+        self._without_snapshot: list[int] = []
 
     def read(self) -> tuple[Decision, ...]:
         """All entries, oldest first. When nothing is new this costs one request.
@@ -94,7 +95,7 @@ class DecisionLog:
             if not self._opened:
                 names = self._store.list(self._layout.decisions)
                 listed = max(self._layout.decision_numbers(names), default=0)
-                self._read_snapshots(set(self._layout.decision_snapshot_numbers(names)))
+                self._read_snapshots(set(self._layout.decision_snapshot_numbers(names)), listed)
             fresh: list[Decision] = []
             while (entry := self._fetch(len(self._entries) + len(fresh) + 1)) is not None:
                 fresh.append(entry)
@@ -124,6 +125,8 @@ class DecisionLog:
             generation = (last.generation if last is not None else 0) + 1
             with suppress(AlreadyExistsError):
                 self._append(len(entries) + 1, "fence", generation, "", {"spec": spec, "launch": launch})
+                while self._without_snapshot:
+                    self._write_snapshot(self._without_snapshot.pop())
                 return Reign(self, self._layout.job_id, generation)
         raise StoreError(
             "other drivers keep fencing this one off",
@@ -131,11 +134,15 @@ class DecisionLog:
             remedy="Find out who starts drivers for this job over and over",
         )
 
-    def _read_snapshots(self, ends: set[int]) -> None:
-        """Take in the entries that snapshots hold; for a lost or damaged one, the originals."""
-        while (end := len(self._entries) + SNAPSHOT_ENTRIES) in ends:
-            entries = self._snapshot(end)
+    def _read_snapshots(self, ends: set[int], listed: int) -> None:
+        """Take in the entries that snapshots hold, or should hold, up to entry `listed`; for a lost or damaged one, the
+        originals."""
+        if len(self._entries) % SNAPSHOT_ENTRIES:
+            return  # an earlier read came to its end here, and found the log broken
+        while (end := len(self._entries) + SNAPSHOT_ENTRIES) <= listed:
+            entries = self._snapshot(end) if end in ends else None
             if entries is None:
+                self._without_snapshot.append(end)
                 originals = [self._fetch(number) for number in range(len(self._entries) + 1, end + 1)]
                 entries = [entry for entry in originals if entry is not None]
             self._extend(entries)
@@ -198,7 +205,7 @@ class DecisionLog:
             )
         self._entries += (entry,)
         if number % SNAPSHOT_ENTRIES == 0:
-            self._write_snapshot()
+            self._write_snapshot(number)
         return entry
 
     def _create(self, path: str, payload: bytes, entry: Decision) -> None:
@@ -210,12 +217,12 @@ class DecisionLog:
             if found is None or found.nonce != entry.nonce:
                 raise
 
-    def _write_snapshot(self) -> None:
-        """For faster readers; losing it loses nothing."""
-        entries = self._entries[-SNAPSHOT_ENTRIES:]
+    def _write_snapshot(self, end: int) -> None:
+        """For faster readers, by drivers alone; losing it loses nothing, and the next driver makes up for it."""
+        entries = self._entries[end - SNAPSHOT_ENTRIES : end]
         snapshot = DecisionSnapshot(entries[0].number, tuple(to_document(entry) for entry in entries))
         with suppress(StoreError):
-            self._store.create(self._layout.decision_snapshot(entries[-1].number), encode(snapshot))
+            self._store.create(self._layout.decision_snapshot(end), encode(snapshot))
 
     def _contradiction(self, number: int, problem: str) -> RecordError:
         return RecordError(

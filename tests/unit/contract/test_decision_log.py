@@ -345,6 +345,30 @@ def test_a_lost_or_damaged_snapshot_costs_time_only(damage: bytes) -> None:
     assert log_on(store).read() == intact
 
 
+def test_a_lost_snapshot_makes_readers_fetch_its_own_entries_singly_and_no_others() -> None:
+    store = CountingStore(name())
+    long_log(store, 4 * SNAPSHOT_ENTRIES + 3)
+    for lost in (1, 3):
+        store.delete(LAYOUT.decision_snapshot(lost * SNAPSHOT_ENTRIES))
+    store.reads = 0
+    assert len(log_on(store).read()) == 4 * SNAPSHOT_ENTRIES + 3
+    assert store.reads == 1 + 2 + 2 * SNAPSHOT_ENTRIES + 3 + 1
+
+
+def test_a_driver_makes_up_for_a_snapshot_that_the_one_before_could_not_write_and_a_reader_does_not() -> None:
+    """Each file has one kind of writer."""
+    store = MemoryStore(name())
+    long_log(store, 2 * SNAPSHOT_ENTRIES + 3)
+    paths = [LAYOUT.decision_snapshot(n * SNAPSHOT_ENTRIES) for n in (1, 2)]
+    written = [store.read(path) for path in paths]
+    for path in paths:
+        store.delete(path)
+    log_on(store).read()
+    assert not any(map(store.exists, paths))
+    log_on(store).reign(spec=1, launch=2)
+    assert [store.read(path) for path in paths] == written
+
+
 def test_originals_stay_when_a_snapshot_holds_them_so_that_a_zombie_finds_its_number_taken() -> None:
     """S9.2."""
     store = MemoryStore(name())
