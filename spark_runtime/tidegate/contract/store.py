@@ -19,6 +19,7 @@ Names = list[str]
 """Sorted names or paths."""
 
 SUPPORTED = "a local path, file://, s3:// and, within one process, memory://"
+_OUTSIDE = frozenset(("", ".", ".."))
 
 
 @runtime_checkable
@@ -120,7 +121,7 @@ def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> St
 def checked_path(path: str) -> str:
     """`path` when it stays below the root; else StoreError."""
     if isinstance(path, str) and path and "\\" not in path and "\x00" not in path:
-        if all(segment not in ("", ".", "..") for segment in path.split("/")):
+        if _OUTSIDE.isdisjoint(path.split("/")):
             return path
     raise StoreError(f"{path!r} is not a path below the root", remedy="Use a relative path without '..'")
 

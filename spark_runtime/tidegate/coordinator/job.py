@@ -79,7 +79,7 @@ class Job:
 
     def next_checkpoint_id(self) -> int:
         """From the log (S1.4)."""
-        return next_checkpoint_id(self.log.read())
+        return next_checkpoint_id(self.reign.decisions)
 
     def find_restore(self) -> tuple[RestorePoint, Restore] | None:
         """The restore point of the next run, read and checked; None: a fresh start. Raises SnapshotError."""
@@ -142,7 +142,7 @@ class Job:
 
     def coordinator(self, run_id: str, first_delay_ms: int, commit_only: int | None = None) -> Coordinator:
         """A fresh coordinator for one run; `commit_only`: the stop-savepoint it only commits."""
-        decisions = self.log.read()
+        decisions = self.reign.decisions
         options = self.options
         interval = options.checkpoint_interval
         return Coordinator(
@@ -168,7 +168,7 @@ class Job:
     def garbage(self) -> tuple[Garbage, ...]:
         """Checkpoint folders that nobody needs any more, as this reign begins (S2.3)."""
         return find_garbage(
-            self.log.read(),
+            self.reign.decisions,
             self._checkpoint_folders(),
             self.specs(),
             spec_number=self.spec.number,
