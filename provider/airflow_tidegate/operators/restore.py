@@ -20,11 +20,16 @@ class TidegateRestoreJobOperator(SubmittingOperator):
     What is not given is taken from the last submission, its pinned code included: a restore runs what was submitted,
     not what lies there today. XCom: `{"job_id", "spec", "generation", "status"}`.
 
+    A retry goes on with its own submission. A clear submits anew, which is refused while the job is alive, and restores
+    what `from_` names then: "latest" is what the job has come to meanwhile; a checkpoint or savepoint that is named is
+    gone back to, past what was done since (`on_committed_after`).
+
     Args:
         from_: "latest" (of the job's lineage), a checkpoint id, a savepoint's path or URL, or the XCom of a savepoint
             or stop task (a mapping with "path"); templated.
         allow_non_restored_state: state without an operator in the pipeline is dropped instead of refused (S5.5).
-        on_committed_after: going back past committed output: "refuse", "rewind" or "accept_duplicates" (S9.3).
+        on_committed_after: going back past committed output: "refuse", or "accept_duplicates", whose rows come again;
+            "rewind" would take them back, which today's sinks cannot do, and is refused by the driver (S9.3).
         allow_drained: restore what a drain took, whose windows fired early and emit again (S7.5).
         pipeline, arguments, options, master, spark_conf: as for starting.
     """

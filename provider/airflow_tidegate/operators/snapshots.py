@@ -34,7 +34,8 @@ class CommandOperator(JobOperator):
 class TidegateTriggerCheckpointOperator(CommandOperator):
     """Take a checkpoint now.
 
-    XCom: `{"checkpoint_id", "path", "answered_at"}`; a retry that finds its own answer gives that, with its time.
+    XCom: `{"checkpoint_id", "path", "answered_at"}`; a retry that finds its own answer gives that, with its time. A
+    clear takes another one.
     """
 
     verb = "checkpoint"
@@ -47,7 +48,7 @@ class TidegateTriggerCheckpointOperator(CommandOperator):
 class TidegateTriggerSavepointOperator(CommandOperator):
     """Take a savepoint: a snapshot that belongs to the user and is never deleted by the job.
 
-    XCom: `{"path", "checkpoint_id", "answered_at"}`.
+    XCom: `{"path", "checkpoint_id", "answered_at"}`. A clear takes another one; the one before stays.
 
     Args:
         path: folder or URL that the savepoint's own folder is made in; default: the job's savepoint directory.

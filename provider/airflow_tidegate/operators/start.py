@@ -26,6 +26,7 @@ class SubmittingOperator(JobOperator):
     """Submits a spec under a deterministic submission id and sees to it that exactly one driver runs it.
 
     A retry finds its own spec and, when the driver still lives, that driver; a driver is launched only when none does.
+    A clear submits anew, which is refused while the job is alive.
 
     Args:
         pipeline: `path/to/file.py:function` or `package.module:function`; a relative path is looked for beside the DAG
@@ -107,7 +108,8 @@ class SubmittingOperator(JobOperator):
 class TidegateStartJobOperator(SubmittingOperator):
     """Start a job; succeeds once it is RUNNING.
 
-    XCom: `{"job_id", "spec", "generation", "status"}`.
+    A retry whose driver has died goes on from the job's latest recovery point (S9.1); a clear starts afresh, without
+    the state of the job before. XCom: `{"job_id", "spec", "generation", "status"}`.
     """
 
     def submit(self, client: JobClient, root: JobRoot, context: Any) -> Spec:
@@ -134,7 +136,8 @@ class TidegateStartJobOperator(SubmittingOperator):
 class TidegateRunJobOperator(TidegateStartJobOperator):
     """Run a bounded job; succeeds when it has FINISHED.
 
-    A retry goes on from the job's latest recovery point (S9.1). XCom: `{"job_id", "spec", "generation", "status"}`.
+    A retry goes on from the job's latest recovery point (S9.1); a clear starts afresh, from the beginning of its input.
+    XCom: `{"job_id", "spec", "generation", "status"}`.
 
     Args:
         on_kill: "cancel" by default: a killed run does not go on in the dark.

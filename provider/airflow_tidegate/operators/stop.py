@@ -21,7 +21,8 @@ class TidegateStopJobOperator(CommandOperator):
 
     `mode="suspend"` leaves open windows in the savepoint, to go on later; `mode="drain"` lets every window fire, as if
     the input had ended (S7.2). XCom: `{"outcome", "path", "mode", "checkpoint_id"}`; a job that came to its own end
-    before the stop gives outcome "finished".
+    before the stop gives outcome "finished". A clear asks anew, of the job as it is then; of one that is stopped still,
+    it finds how that was.
 
     Args:
         mode: "suspend" or "drain".
@@ -55,7 +56,7 @@ class TidegateStopJobOperator(CommandOperator):
 class TidegateCancelJobOperator(JobOperator):
     """End a job at once, without a savepoint; what was not committed is not. Succeeds also when the job is over.
 
-    XCom: `{"job_id", "spec", "generation", "status"}`.
+    A clear asks anew, of the job as it is then. XCom: `{"job_id", "spec", "generation", "status"}`.
     """
 
     def begin(self, client: JobClient, context: Any) -> Wait:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 MAX_SUBMIT_RACES = 20
 """Specs that other submitters may create first before this one gives up."""
 DEFAULT_MASTER = "local[*]"
+ON_COMMITTED_AFTER = ("refuse", "rewind", "accept_duplicates")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +64,13 @@ def submit(client: JobClient, request: Request) -> Spec:
             _refuse_if_taken(client, view, specs[-1], fresh=request.restore is None)
         resolved = _resolved(client, request, specs, view)
         spec = _spec(client, request, specs, resolved)
+        path, written = client.layout.spec(spec.number), encode(spec)
+        spec = decode(written, Spec, path)  # a spec that nobody can read would block the job for ever
         try:
-            client.store.create(client.layout.spec(spec.number), encode(spec))
+            client.store.create(path, written)
         except AlreadyExistsError:
             continue
-        return decode(encode(spec), Spec)
+        return spec
     raise StoreError("others keep submitting this job", where=f"job {client.job_id}", remedy="Find out who does")
 
 
@@ -76,6 +79,13 @@ def _check_settings(client: JobClient, request: Request) -> None:
     check_no_plain_secrets(client.storage_options, where="storage_options", storage=True)
     check_no_plain_secrets(request.arguments, where="arguments")
     check_no_plain_secrets(request.spark_conf, where="spark_conf")
+    answer = request.restore.on_committed_after if request.restore is not None else "refuse"
+    if answer not in ON_COMMITTED_AFTER:
+        raise OptionError(
+            f"on_committed_after={answer!r} is unknown",
+            where="on_committed_after",
+            remedy="Write refuse, or accept_duplicates",
+        )
     for where, values in (("arguments", request.arguments), ("spark_conf", request.spark_conf)):
         if values is not None and not isinstance(values, Mapping):
             raise OptionError(f"{where} must be a mapping, not {type(values).__name__}", where=where)

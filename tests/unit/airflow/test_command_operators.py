@@ -158,6 +158,13 @@ def test_a_stop_whose_answer_was_lost_takes_the_outcome_from_the_decision_log(
     assert stop().execute(job.context("stop")) == outcome
 
 
+def test_a_cleared_stop_of_a_job_that_is_stopped_still_finds_how_that_was(job: Job, driver: ScriptedDriver) -> None:
+    outcome = {"outcome": "committed", "mode": "drain", "checkpoint_id": 7, "path": "/s/7"}
+    driver.status("STOPPED", stop=outcome)
+    assert stop().execute(job.context("stop", clear_number=1)) == outcome
+    assert driver.commands() == []
+
+
 def test_a_stop_of_a_job_that_came_to_its_own_end_succeeds(job: Job, driver: ScriptedDriver) -> None:
     driver.status("FINISHED")
     assert stop("drain").execute(job.context("stop"))["outcome"] == "finished"

@@ -10,6 +10,8 @@ from scripted_job import PIPELINE, Job, ScriptedDriver
 
 from airflow_tidegate.operators.restore import TidegateRestoreJobOperator
 from airflow_tidegate.operators.start import TidegateRunJobOperator, TidegateStartJobOperator
+from tidegate.contract.errors import SnapshotError
+from tidegate.coordinator.recovery import check_rewind, choose_restore_point
 
 
 def start(**changes: Any) -> TidegateStartJobOperator:
@@ -192,6 +194,53 @@ def test_restore_takes_what_is_not_given_from_the_last_submission(job: Job) -> N
     assert (second.artifact, second.pipeline) == (first.artifact, first.pipeline)
     assert (second.arguments, second.options, second.master) == ({"out": "o"}, first.options, "local[7]")
     assert second.restore is not None and second.restore.kind == "latest"
+
+
+def test_a_cleared_run_starts_afresh_and_a_retried_one_goes_on(job: Job, between_looks: list[Any]) -> None:
+    """S9.3: what docs/airflow.md says of a clear."""
+    drivers = runs_at_once(job)
+    run = TidegateRunJobOperator(task_id="run", job_id="j1", pipeline=PIPELINE)
+    for clear_number in (0, 0, 1):
+        between_looks.append(lambda: drivers[-1].status("FAILED", reason="boom"))
+        with pytest.raises(AirflowException, match="boom"):
+            run.execute(job.context("run", clear_number=clear_number))
+    assert job.launches == [1, 1, 2]
+    first, second = job.client.specs()
+    assert second.restore is None and second.lineage != first.lineage
+
+
+@pytest.mark.parametrize("from_", ["latest", 1], ids=str)
+def test_a_cleared_restore_names_its_snapshot_anew(job: Job, from_: Any) -> None:
+    """S9.3: "latest" is what the job has come to; a checkpoint that is named is gone back to, if the driver lets it."""
+    drivers = runs_at_once(job)
+    start().execute(job.context())
+    drivers[0].checkpoint(1)
+    drivers[0].status("FAILED")
+    restore = TidegateRestoreJobOperator(task_id="restore", job_id="j1", from_=from_)
+    restore.execute(job.context("restore"))
+    drivers[1].checkpoint(2)
+    drivers[1].status("FAILED")
+    restore.execute(job.context("restore", clear_number=1))
+    specs = job.client.specs()
+    decisions = job.client.decisions()
+    point = choose_restore_point(decisions, specs, 3)
+    assert point is not None and point.checkpoint_id == (2 if from_ == "latest" else 1)
+    given = {"location": point.location, "checkpoint_id": point.checkpoint_id, "sinks": ["out"]}
+    if from_ == "latest":
+        assert check_rewind(decisions, specs[2], **given) == ()
+    else:
+        with pytest.raises(SnapshotError, match=r"checkpoints \[2\] were completed after"):
+            check_rewind(decisions, specs[2], **given)
+
+
+def test_a_cleared_restore_is_refused_while_the_job_lives(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    drivers = runs_at_once(job)
+    start().execute(job.context())
+    drivers[0].checkpoint(1)
+    monkeypatch.setattr("tidegate.contract.client.JobClient.is_alive", lambda self, **_: True)
+    restore = TidegateRestoreJobOperator(task_id="restore", job_id="j1")
+    with pytest.raises(AirflowException, match="is alive"):
+        restore.execute(job.context("restore", clear_number=1))
 
 
 def test_restore_of_a_job_that_never_was_says_so(job: Job) -> None:

@@ -152,6 +152,19 @@ def test_a_restore_takes_code_and_settings_from_the_submission_before_and_keeps_
     assert second.restore == RestoreFrom("latest")
 
 
+def test_a_submission_that_nobody_could_read_is_not_written(client: JobClient, driver: ScriptedDriver) -> None:
+    """S9.3: it would block the job for ever."""
+    driver.checkpoint(1)
+    driver.status("STOPPED")
+    wrong: Any = "rewnd"
+    with pytest.raises(OptionError, match="on_committed_after='rewnd' is unknown"):
+        client.submit(restore=RestoreFrom("latest", on_committed_after=wrong))
+    wrong = 5
+    with pytest.raises(RecordError, match="master"):
+        client.submit(restore=RestoreFrom("latest"), master=wrong)
+    assert [spec.number for spec in client.specs()] == [1]
+
+
 def test_a_restore_names_a_checkpoint_by_id_and_records_its_path(client: JobClient, driver: ScriptedDriver) -> None:
     path = driver.checkpoint(1)
     driver.checkpoint(2)
