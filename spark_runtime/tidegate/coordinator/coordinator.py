@@ -124,10 +124,7 @@ class Coordinator:
         if self._over:
             return None
         times = [p.deadline_ms for p in self._pending.values() if not p.completing]
-        if self._next_periodic_ms is not None:
-            times.append(self._next_periodic_ms)
-        if self._final.due_ms is not None:
-            times.append(self._final.due_ms)
+        times += [t for t in (self._next_periodic_ms, self._final.due_ms) if t is not None]
         return min(times, default=None)
 
     def shut_down(self, reason: str) -> tuple[list[Action], list[Request]]:

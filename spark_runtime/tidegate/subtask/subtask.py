@@ -57,7 +57,7 @@ EMISSION_BUDGET = 32
 
 
 class Subtask:
-    """See the module. `step` is called by the slot's loop."""
+    """See the module. `step` is called by the slot's loop. `watermark_us` is the one last sent on."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Subtask:
         self._alignment_bytes: dict[int, int] = {}
         self._ended_naturally = False
         self._committing = 0
-        self._watermark_out_us = MIN_WATERMARK
+        self.watermark_us = MIN_WATERMARK
         self._poll_at_ms: int | None = None
         self.rows_in = 0
         if self._overtakes:
@@ -120,11 +120,6 @@ class Subtask:
     def rows_out(self) -> int:
         """Rows sent, before partitioning."""
         return self._router.rows_out
-
-    @property
-    def watermark_us(self) -> int:
-        """The watermark last sent on."""
-        return self._watermark_out_us
 
     @property
     def source_input(self) -> SourceInput | None:
@@ -244,7 +239,7 @@ class Subtask:
                 return True
             router.send(element)
             if isinstance(element, Watermark):
-                self._watermark_out_us = element.time_us
+                self.watermark_us = element.time_us
             pulled += 1
         return True
 
