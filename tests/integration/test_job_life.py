@@ -41,6 +41,21 @@ def test_suspend_and_restore_lose_and_repeat_nothing(local_job: RealJob) -> None
     assert local_job.output() == expected(ROWS)
 
 
+def test_a_job_that_needs_no_final_snapshot_can_be_stopped_and_ends_without_one(local_job: RealJob) -> None:
+    """S7.3, S7.7: no interval, nothing to commit; the stop does not race with the end of its subtasks."""
+    local_job.start(rows=0, rate=RATE, function="discarding", checkpoint_interval=None)
+    local_job.until_status("RUNNING")
+    command = local_job.client.send("stop", {"mode": "suspend"}, issued_by="test")
+    assert local_job.client.wait_result(command.command_id, "60 s").ok
+    view = local_job.until_status("STOPPED")
+    assert view.restarts == 0
+    local_job.start(rows=ROWS, rate=50_000.0, function="discarding", checkpoint_interval=None)
+    view = local_job.until_status("FINISHED", "FAILED")
+    assert view.status.value == "FINISHED", view.failure
+    kinds = [d.data["kind"] for d in local_job.client.decisions() if d.kind == "claim"]
+    assert kinds == ["stop-savepoint"]
+
+
 def test_drain_fires_open_windows_of_an_unbounded_job(local_job: RealJob) -> None:
     """S7.2, S7.5."""
     local_job.start(rows=0, rate=RATE)

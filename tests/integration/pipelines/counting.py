@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tidegate import DataGen, Files, Parquet, Pipeline, count, sum, tumbling
+from tidegate import DataGen, Discard, Files, Parquet, Pipeline, count, sum, tumbling
 
 KEYS = 17
 WINDOW_MS = 1000
@@ -33,6 +33,21 @@ def build(args: Mapping[str, Any]) -> Pipeline:
         .window(tumbling("1 s"))
         .agg(n=count(), total=sum("v"), uid="per-second")
         .write(Parquet(str(args["out"])), uid="out")
+    )
+    return p
+
+
+def discarding(args: Mapping[str, Any]) -> Pipeline:
+    """Like build, with nothing to commit."""
+    p = Pipeline()
+    source = DataGen(rows, SCHEMA, rows=int(args["rows"]) or None, splits=2, rate=float(args["rate"]), batch_rows=256)
+    (
+        p.read(source, uid="numbers")
+        .with_watermark("ts", "0 s")
+        .group_by("k")
+        .window(tumbling("1 s"))
+        .agg(n=count(), uid="per-second")
+        .write(Discard(), uid="out")
     )
     return p
 
