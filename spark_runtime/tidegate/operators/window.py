@@ -253,6 +253,8 @@ def _by_window(table: pa.Table) -> Iterator[tuple[int, pa.RecordBatch]]:
     whole, since a chunk of text ends at 2 GiB."""
     pieces: dict[int, list[pa.RecordBatch]] = {}
     for batch in table.to_batches():
+        if not batch.num_rows:
+            continue
         ordered = batch.sort_by("window_start_us")
         starts_us = ordered.column("window_start_us").to_numpy()
         cuts = [0, *(np.flatnonzero(starts_us[1:] != starts_us[:-1]) + 1).tolist(), len(starts_us)]

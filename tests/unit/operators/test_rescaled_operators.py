@@ -161,8 +161,9 @@ def test_windows_come_back_whole_from_a_table_of_several_batches() -> None:
     feed(old, *((key, time) for time in (15, 25) for key in range(6)))
     windows = next(part for part in old.snapshot(1)() if part.name == "windows")
     cuts = [windows.table.slice(first, 4) for first in range(0, 12, 4)]
+    none = windows.table.slice(0, 0).combine_chunks()
     new = opened(WINDOWS, 0, 1)
-    new.restore([StatePart("windows", "keyed", pa.concat_tables([*cuts, windows.table.slice(0, 0)]))])
+    new.restore([StatePart("windows", "keyed", pa.concat_tables([none, *cuts, none]))])
     assert fired(new, MAX_WATERMARK) == [(key, start, 1) for key in range(6) for start in (10, 20)]
 
 
