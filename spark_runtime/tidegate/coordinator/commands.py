@@ -68,14 +68,14 @@ class CommandBook:
         self._open[command.command_id] = command
         return True
 
-    def unreadable(self, command_id: str, problem: str) -> Answer | None:
-        """The answer to a file that lies there as a command and is none; whom it was meant for cannot be told. None:
-        nothing is to be answered."""
-        if self._abandoned or command_id in self._known:
+    def unreadable(self, command_id: str, spec: int | None, problem: str) -> Answer | None:
+        """The answer to a file that lies there as a command and is none, as far as this driver knows. None: nothing is
+        to be answered. `spec`: the submission it was meant for, if that can be told: a newer one's driver may know
+        better."""
+        if self._abandoned or command_id in self._known or (spec is not None and spec > self._spec):
             return None
         self._known.add(command_id)
-        text = f"the command cannot be read: {problem}. Send it again, with a client of this version"
-        return Answer(command_id, False, "invalid_command", text)
+        return Answer(command_id, False, "invalid_command", f"the command cannot be read: {problem}")
 
     def judge(self, command_id: str, now_ms: int, *, withdrawn: bool, answered: bool) -> Verdict:
         """What to do with a command that was found.

@@ -9,6 +9,7 @@ import pyarrow as pa
 from tidegate.contract.errors import PipelineError
 from tidegate.pipeline.columns import refuse_duplicates, require_column, require_key
 from tidegate.pipeline.draft import GraphDraft
+from tidegate.snapshot.parts import OWNER_COLUMN
 
 
 class BroadcastStream:
@@ -39,6 +40,13 @@ def check_broadcast_join(
             where=where,
             cause="records wait until the broadcast side has come to its end, which it never would",
             remedy="Read it with a bounded source, such as Files",
+        )
+    if OWNER_COLUMN in left.names:
+        raise PipelineError(
+            f"a column is named {OWNER_COLUMN!r}",
+            where=where,
+            cause="the state of the join has a column of this name",
+            remedy="Give it another name first: .select(...)",
         )
     keys = (on,) if isinstance(on, str) else tuple(on)
     if not keys:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 
@@ -18,15 +19,15 @@ POLLS_PER_LOOK = 120
 
 
 class CommandPoller:
-    """Calls `on_command` once per command that has neither result nor withdrawal, and `on_unreadable` with id and
-    problem of one that cannot be decoded, from its own thread."""
+    """Calls `on_command` once per command that has neither result nor withdrawal, and `on_unreadable` with id,
+    submission (if that can be told) and problem of one that cannot be decoded, from its own thread."""
 
     def __init__(
         self,
         store: Store,
         layout: JobLayout,
         on_command: Callable[[Command], None],
-        on_unreadable: Callable[[str, str], None],
+        on_unreadable: Callable[[str, int | None, str], None],
     ) -> None:
         self._store, self._layout = store, layout
         self._on_command, self._on_unreadable = on_command, on_unreadable
@@ -69,7 +70,7 @@ class CommandPoller:
     def _look(self) -> None:
         """Those that come together are taken as they were issued, not by name."""
         found: list[Command] = []
-        unreadable: dict[str, str] = {}
+        unreadable: dict[str, tuple[int | None, str]] = {}
         for command_id in self._layout.unanswered(self._store.list(self._layout.commands)):
             if command_id in self._seen:
                 continue
@@ -87,9 +88,18 @@ class CommandPoller:
                 found.append(command)
             except RecordError as error:
                 print(f"tidegate: command {command_id} is not one: {error}", flush=True)
-                unreadable[command_id] = str(error)
+                unreadable[command_id] = _submission_of(data), str(error)
         for command in sorted(found, key=lambda c: (c.issued_at, c.command_id)):
             self._on_command(command)
-        for command_id, problem in unreadable.items():
-            self._on_unreadable(command_id, problem)
+        for command_id, (spec, problem) in unreadable.items():
+            self._on_unreadable(command_id, spec, problem)
         self._seen |= unreadable.keys() | {command.command_id for command in found}
+
+
+def _submission_of(data: bytes) -> int | None:
+    """Which submission a command is meant for that cannot be read otherwise."""
+    try:
+        spec = json.loads(data)["spec"]
+    except (ValueError, TypeError, KeyError, IndexError):
+        return None
+    return spec if isinstance(spec, int) else None

@@ -110,9 +110,9 @@ class CommandDesk:
             if self._book.found(command):
                 self._new.append(command)
 
-    def _on_unreadable(self, command_id: str, problem: str) -> None:
+    def _on_unreadable(self, command_id: str, spec: int | None, problem: str) -> None:
         with self._lock:
-            answer = self._book.unreadable(command_id, problem)
+            answer = self._book.unreadable(command_id, spec, problem)
         if answer is not None:
             self._write(self._result(answer))
 

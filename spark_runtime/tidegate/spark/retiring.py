@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 from tidegate.contract.errors import FencedError, TidegateError, UnclearAnswerError
 from tidegate.contract.store import Store
@@ -66,28 +66,19 @@ class Retiring:
         with self._lock:
             due = [path for due_s, path in self._waiting if due_s <= now_s]
             self._waiting = [entry for entry in self._waiting if entry[0] > now_s]
-        if not due:
-            return
-        try:
-            spared = self.spared()
-        except TidegateError as error:
-            self._again(due, error)
-            return
         for path in due:
-            if path in spared or self._over.is_set():
-                continue
+            if self._over.is_set():
+                return
             try:
                 self._check()
-                self._store.delete_folder(path)
+                if path not in self.spared():  # asked anew: deleting takes long
+                    self._store.delete_folder(path)
             except (FencedError, UnclearAnswerError):
                 self._over.set()
             except TidegateError as error:
-                self._again([path], error)
-
-    def _again(self, paths: Sequence[str], error: TidegateError) -> None:
-        print(f"tidegate: {', '.join(paths)} could not be deleted now: {error}", flush=True)
-        with self._lock:
-            self._waiting += [(self._now_s() + RETRY_S, path) for path in paths]
+                print(f"tidegate: {path} could not be deleted now: {error}", flush=True)
+                with self._lock:
+                    self._waiting.append((self._now_s() + RETRY_S, path))
 
     def _work(self) -> None:
         while not self._over.wait(LOOK_S):

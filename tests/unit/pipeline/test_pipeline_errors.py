@@ -328,6 +328,12 @@ def test_a_join_whose_sides_do_not_fit_is_refused(
     assert says in refusal(lambda: flights.join(other.broadcast(), on=on, uid="j")).what
 
 
+def test_a_join_keeps_the_name_of_its_own_column_in_its_state(p: Pipeline) -> None:
+    mine = read(p, pa.schema([("k", pa.int64()), ("__owner", pa.int64())]), "mine")
+    names = read(p, pa.schema([("k", pa.int64()), ("name", pa.string())]), "names", rows=1).broadcast()
+    assert "'__owner'" in refusal(lambda: mine.join(names, on="k", uid="j")).what
+
+
 def test_another_kind_of_join_is_refused(p: Pipeline, flights: Stream) -> None:
     other = read(p, AIRLINES, "airlines", rows=1).broadcast()
     assert "outer" in refusal(lambda: flights.join(other, "carrier", "outer", uid="j")).what  # type: ignore[arg-type]

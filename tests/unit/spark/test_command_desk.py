@@ -128,6 +128,16 @@ def test_a_command_that_cannot_be_read_is_answered_and_keeps_no_other_waiting(ri
     assert [n for n in rig.store.list(LAYOUT.commands) if "result" in n] == ["c1.result.json", "c2.result.json"]
 
 
+def test_a_command_for_a_newer_submission_that_this_driver_cannot_read_is_left_to_the_newer_driver(rig: Rig) -> None:
+    """S9.2, S9.4."""
+    rig.store.create(LAYOUT.command("c1"), b'{"record": "command", "v": 99, "spec": 2}')
+    rig.send("c2")
+    desk = rig.desk()
+    assert [c.command_id for c in wait_for(desk.take)] == ["c2"]
+    desk.close()
+    assert rig.result("c1") is None
+
+
 def test_a_fenced_driver_answers_no_command_that_it_cannot_read(rig: Rig) -> None:
     """S9.2, S9.4: the newer one may be able to."""
     desk = rig.desk()

@@ -133,6 +133,26 @@ def test_a_cancelled_job_that_keeps_nothing_leaves_what_a_newer_submission_start
     assert left.folders() == ["chk-2-g1"]
 
 
+def test_a_submission_that_comes_while_a_cancelled_job_deletes_keeps_what_it_starts_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = Left(tmp_path)
+
+    def submit_meanwhile(job: Any) -> None:
+        delete = type(job.store).delete_folder
+
+        def delete_and_submit(store: Any, path: str) -> None:
+            delete(store, path)
+            if path.endswith("chk-1-g1"):
+                left.submit_from(3)
+
+        monkeypatch.setattr(type(job.store), "delete_folder", delete_and_submit)
+        job.delete_checkpoints()
+
+    left.drive(monkeypatch, submit_meanwhile)
+    assert left.folders() == ["chk-3-g1"]
+
+
 def test_a_cancelled_job_without_a_successor_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = Left(tmp_path)
     left.drive(monkeypatch, lambda job: job.delete_checkpoints())

@@ -93,6 +93,15 @@ def test_what_a_newer_submission_starts_from_is_left() -> None:
     assert shelf.after(10) == ["b", "c"]
 
 
+def test_what_a_submission_starts_from_that_comes_meanwhile_is_left() -> None:
+    shelf = Shelf()
+    answers = iter([frozenset[str](), frozenset({"b"})])
+    shelf.retiring.spared = lambda: next(answers)
+    for folder in ("a", "b"):
+        shelf.retiring.add(1, folder)
+    assert shelf.after(10) == ["b", "c"]
+
+
 def test_while_newer_submissions_cannot_be_read_nothing_is_deleted() -> None:
     shelf = Shelf()
 
