@@ -91,6 +91,10 @@ class ParquetLayout:
         """Path of a transaction's commit marker."""
         return f"{self.commits}/{transaction_id}.json"
 
+    def unfinished(self, marker: str) -> str:
+        """Path under which this run writes a marker before it renames it."""
+        return f"{marker}.g{self._generation}-{self._run}.tmp"
+
 
 def target_name(made: TransactionId, file: int) -> str:
     """Name of the published file; unique, because checkpoint ids are claimed once in a lineage."""

@@ -168,8 +168,9 @@ class ParquetWriter(SinkWriter):
                 self._remove_staged(handle)
 
     def _publish(self, staged: str, target: str, transaction: str) -> None:
-        is_staged, is_published = self._fs.exists(staged), self._fs.exists(target)
-        if is_published:
+        # In this order: another run of this subtask, holding the same permit, may publish in between.
+        if self._fs.exists(target):
+            is_staged = self._fs.exists(staged)
             if is_staged and (self._local or self._fs.size(staged) != self._fs.size(target)):
                 raise TidegateError(
                     "A file that this transaction did not write has the name it needs",
@@ -178,22 +179,20 @@ class ParquetWriter(SinkWriter):
                     remedy="Move that file away; the commit is repeated at the next start",
                 )
             return
-        if not is_staged and not self._fs.exists(target):
-            raise TidegateError(
-                "A transaction that was to be committed is lost",
-                where=f"sink {self._ctx.uid!r}, subtask {self._ctx.subtask}, transaction {transaction}",
-                cause=f"no commit marker, and neither {staged} nor {target} is there; someone removed staged files",
-                remedy="Bring the staged file back, or restore an earlier snapshot",
-            )
-        if not self._local:
-            self._fs.cp_file(staged, target)
-            return
         try:
-            os.replace(staged, target)
-        except FileNotFoundError:
-            # Another run of this subtask, holding the same permit, was quicker.
+            if self._local:
+                os.replace(staged, target)
+            else:
+                self._fs.cp_file(staged, target)
+        except FileNotFoundError as e:
+            # Unless that run was quicker.
             if not self._fs.exists(target):
-                raise
+                raise TidegateError(
+                    "A transaction that was to be committed is lost",
+                    where=f"sink {self._ctx.uid!r}, subtask {self._ctx.subtask}, transaction {transaction}",
+                    cause=f"no commit marker, and neither {staged} nor {target} is there; someone removed staged files",
+                    remedy="Bring the staged file back, or restore an earlier snapshot",
+                ) from e
 
     def _write_marker(self, marker: str, handle: Committable, targets: Sequence[str]) -> None:
         rows = [file["rows"] for file in handle.data["files"]]
@@ -206,7 +205,7 @@ class ParquetWriter(SinkWriter):
         if not self._local:
             self._fs.pipe_file(marker, content)
             return
-        unfinished = f"{marker}.{self._ctx.generation}-{os.getpid()}.tmp"
+        unfinished = self._layout.unfinished(marker)
         with open(unfinished, "wb") as file:
             file.write(content)
             file.flush()

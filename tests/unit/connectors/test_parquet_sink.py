@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,22 +179,41 @@ def test_a_commit_that_crashes_at_any_step_is_completed_by_the_next_run(
     assert 10 <= crashes < 39, "the steps must cover the whole commit"
 
 
-def test_a_quicker_run_with_the_same_permit_does_not_disturb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reign = Reign()
-    writer = Parquet(tmp_path).create_writer(reign.context())
-    handles = staged(writer, 1, 0, 3)
-    reign.run = 2
-    quicker = Parquet(tmp_path).create_writer(reign.context())
-    rename = os.replace
+@pytest.mark.parametrize("store", ["local", "memory"])
+def test_a_quicker_run_with_the_same_permit_does_not_disturb(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S7.4: it commits all at once in between any two steps of the slower one."""
+    overtakings = 0
+    for at in range(1, 40):
+        filesystem = CrashingLocal() if store == "local" else CrashingMemory()
+        root = f"{tmp_path}/{at}" if store == "local" else f"/overtaken-{at}"
+        reign = Reign()
+        slower = ParquetWriter(filesystem, ParquetLayout(root, reign.context()), reign.context(), 2)
+        handles = staged(slower, 1, 0, 3)
+        reign.run = 2
+        quicker = ParquetWriter(filesystem, ParquetLayout(root, reign.context()), reign.context(), 2)
+        steps = 0
 
-    def overtaken(source: str, target: str) -> None:
-        monkeypatch.setattr(os, "replace", rename)
-        quicker.commit(handles)
-        rename(source, target)
+        def overtaken(effect: Callable[..., Any], *args: Any) -> Any:
+            nonlocal steps, overtakings
+            steps += 1
+            if steps == at:  # noqa: B023
+                overtakings += 1
+                quicker.commit(handles)  # noqa: B023
+            return effect(*args)
 
-    monkeypatch.setattr(os, "replace", overtaken)
-    writer.commit(handles)
-    assert numbers_in(tmp_path) == [0, 1, 2]
+        with monkeypatch.context() as patched:
+            for name in ("exists", "cp_file", "pipe_file", "rm_file"):
+                patched.setattr(filesystem, name, partial(overtaken, getattr(filesystem, name)))
+            patched.setattr(os, "replace", partial(overtaken, os.replace))
+            slower.commit(handles)
+        found = []
+        for path in filesystem.glob(f"{root}/*.parquet"):
+            with filesystem.open(path) as file:
+                found += pq.read_table(file).column("n").to_pylist()
+        assert sorted(found) == [0, 1, 2], f"overtaken at step {at}"
+    assert 4 <= overtakings < 39, "the steps must cover the whole commit"
 
 
 def test_staged_data_is_uploaded_only_by_the_asynchronous_part(tmp_path: Path) -> None:
