@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tidegate.connectors.datagen import DataGen
+    from tidegate.connectors.delta import Delta
     from tidegate.connectors.discard import Discard
     from tidegate.connectors.files import Files
     from tidegate.connectors.parquet import Parquet
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DataGen",
+    "Delta",
     "Discard",
     "Files",
     "JobOptions",
@@ -48,6 +50,7 @@ __all__ = [
 
 _HOMES = {
     "DataGen": "connectors.datagen",
+    "Delta": "connectors.delta",
     "Discard": "connectors.discard",
     "Files": "connectors.files",
     "JobOptions": "contract.options",

@@ -13,7 +13,7 @@ from fsspec import AbstractFileSystem
 from tidegate.connectors.contract import Sink, SinkContext, SinkWriter
 from tidegate.connectors.parquet_layout import ParquetLayout
 from tidegate.connectors.parquet_writer import ParquetWriter
-from tidegate.connectors.storage import absolute, is_local, open_filesystem
+from tidegate.connectors.storage import absolute, check_target_folder, open_filesystem
 from tidegate.contract.errors import OptionError, PipelineError
 
 DEFAULT_TARGET_FILE_ROWS = 1_000_000
@@ -61,27 +61,7 @@ class Parquet(Sink):
         """
         stored = _stored_schema(schema, self._url)
         filesystem, root = open_filesystem(self._url, self._storage_options)
-        try:
-            if filesystem.isfile(root):
-                raise PipelineError(
-                    "The sink's path is a file", where=self._url, remedy="Name a folder, which may be missing"
-                )
-            if is_local(filesystem):
-                _check_writable(root)
-            elif _lacks_bucket(filesystem, root):
-                raise FileNotFoundError(f"there is no bucket {root.split('/', 1)[0]!r}")
-            found = sorted(
-                name
-                for name in (filesystem.ls(root, detail=False) if filesystem.isdir(root) else [])
-                if name.endswith(".parquet")
-            )
-        except OSError as e:
-            raise PipelineError(
-                "The sink's path cannot be used",
-                where=self._url,
-                cause=str(e),
-                remedy="Check the path and its access rights",
-            ) from e
+        found = check_target_folder(filesystem, root, self._url)
         if found:
             _check_same(filesystem, found[0], stored)
 
@@ -116,27 +96,6 @@ def _round_trip(schema: pa.Schema) -> pa.Schema:
     out = pa.BufferOutputStream()
     pq.write_table(schema.empty_table(), out)
     return pq.read_schema(pa.BufferReader(out.getvalue()))
-
-
-def _check_writable(root: str) -> None:
-    there = root
-    while not os.path.exists(there):
-        there = os.path.dirname(there)
-    if not os.path.isdir(there):
-        raise NotADirectoryError(f"{there} is not a folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise PermissionError(f"no right to write in {there}")
-
-
-def _lacks_bucket(filesystem: AbstractFileSystem, root: str) -> bool:
-    """Whether an object store answers that the path's bucket is missing; an unclear answer (no right to ask) is no."""
-    protocols = {filesystem.protocol} if isinstance(filesystem.protocol, str) else set(filesystem.protocol)
-    if not protocols & {"s3", "gs", "abfs"}:
-        return False
-    try:
-        return not filesystem.exists(root.split("/", 1)[0])
-    except OSError:
-        return False
 
 
 def _check_same(filesystem: AbstractFileSystem, path: str, stored: pa.Schema) -> None:

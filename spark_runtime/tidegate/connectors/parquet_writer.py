@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -27,8 +27,13 @@ ROW_GROUP_BYTES = 32 * 2**20
 MARKER_VERSION = 1
 
 
-class _EncodedFile:
-    """One Parquet file being written to local disk. Records wait until a row group is worth writing."""
+class EncodedFile:
+    """One Parquet file being written to local disk. Records wait until a row group is worth writing.
+
+    Attributes:
+        rows: written so far, those that wait included.
+        waiting_bytes: of records that wait in memory.
+    """
 
     def __init__(self, path: str, name: str, schema: pa.Schema) -> None:
         self.path = path
@@ -38,25 +43,31 @@ class _EncodedFile:
         self._writer = pq.ParquetWriter(path, schema)
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
-        self._waiting_bytes = 0
+        self.waiting_bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
+        """Add records."""
         self.rows += batch.num_rows
         self._waiting.append(batch)
         self._waiting_rows += batch.num_rows
-        self._waiting_bytes += batch.get_total_buffer_size()
-        if self._waiting_rows >= ROW_GROUP_ROWS or self._waiting_bytes >= ROW_GROUP_BYTES:
-            self._write_group()
+        self.waiting_bytes += batch.get_total_buffer_size()
+        if self._waiting_rows >= ROW_GROUP_ROWS or self.waiting_bytes >= ROW_GROUP_BYTES:
+            self.write_group()
 
-    def _write_group(self) -> None:
+    def write_group(self) -> None:
+        """Write what waits as a row group."""
         if self._waiting:
             self._writer.write_table(pa.Table.from_batches(self._waiting, self._schema), row_group_size=ROW_GROUP_ROWS)
-            self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+            self._waiting, self._waiting_rows, self.waiting_bytes = [], 0, 0
 
     def close(self) -> None:
         """Write what waits, and the footer; may be called again."""
-        self._write_group()
+        self.write_group()
         self._writer.close()
+
+    def entry(self) -> dict[str, Any]:
+        """What the transaction's handle says of the file, after `close`."""
+        return {"staged": self.name, "rows": self.rows}
 
     def drop(self) -> None:
         """Remove the file, whatever state it is in."""
@@ -94,7 +105,7 @@ class ParquetWriter(SinkWriter):
         self._ctx = ctx
         self._target_file_rows = target_file_rows
         self._number = 1
-        self._files: list[_EncodedFile] = []
+        self._files: list[EncodedFile] = []
         self._scratch: str | None = None
         if self._local:
             os.makedirs(layout.staging, exist_ok=True)
@@ -107,9 +118,13 @@ class ParquetWriter(SinkWriter):
         if not self._files or self._files[-1].rows >= self._target_file_rows:
             if self._files:
                 self._files[-1].close()
-            name = self._layout.staged_name(self._number, len(self._files))
-            self._files.append(_EncodedFile(self._encoding_path(name), name, self._ctx.schema))
+            self._files.append(EncodedFile(*self._next_file(), self._ctx.schema))
         self._files[-1].write(batch)
+
+    def _next_file(self) -> tuple[str, str]:
+        """Path and name of the running transaction's next file."""
+        name = self._layout.staged_name(self._number, len(self._files))
+        return self._encoding_path(name), name
 
     def _encoding_path(self, name: str) -> str:
         if self._local:
@@ -127,16 +142,18 @@ class ParquetWriter(SinkWriter):
         transaction = transaction_id(self._ctx, checkpoint_id, number)
 
         def stage() -> Sequence[Committable]:
+            entries = []
             for file in files:
                 file.close()
+                entries.append(file.entry())
                 self._make_durable(file)
             if self._local:
                 sync_to_disk(self._layout.staging)
-            return [Committable(transaction, {"files": [{"staged": f.name, "rows": f.rows} for f in files]})]
+            return [Committable(transaction, {"files": entries})]
 
         return stage
 
-    def _make_durable(self, file: _EncodedFile) -> None:
+    def _make_durable(self, file: EncodedFile) -> None:
         if self._local:
             sync_to_disk(file.path)
         else:
@@ -152,20 +169,36 @@ class ParquetWriter(SinkWriter):
         """
         for handle in committables:
             check_own(self._ctx, handle)
-            marker = self._layout.marker(handle.transaction_id)
-            if self._fs.exists(marker):
-                self._remove_staged(handle)
-                continue
-            made = parse_transaction_id(handle.transaction_id)
-            targets = [target_name(made, number) for number in range(len(handle.data["files"]))]
-            for file, target in zip(handle.data["files"], targets, strict=True):
-                staged = self._layout.staged(file["staged"], made.subtask)
-                self._publish(staged, self._layout.target(target), handle.transaction_id)
-            if self._local:
-                sync_to_disk(self._layout.root)
-            self._write_marker(marker, handle, targets)
-            if not self._local:
-                self._remove_staged(handle)
+            if not self._fs.exists(self._marker(handle)):
+                self._commit(handle)
+            self._remove_staged(handle)
+
+    def _marker(self, handle: Committable) -> str:
+        return self._layout.marker(handle.transaction_id)
+
+    def _commit(self, handle: Committable) -> None:
+        """Publish the transaction, which has no marker, and write its marker."""
+        targets = self._publish_files(handle)
+        rows = [file["rows"] for file in handle.data["files"]]
+        files = [{"path": target, "rows": n} for target, n in zip(targets, rows, strict=True)]
+        self._write_marker(self._marker(handle), {"transaction_id": handle.transaction_id, "files": files})
+
+    def _publish_files(self, handle: Committable) -> Sequence[str]:
+        """Bring every staged file to its place; the paths there, relative to the sink's folder."""
+        made = parse_transaction_id(handle.transaction_id)
+        files = handle.data["files"]
+        targets = [file.get("folder", "") + target_name(made, number) for number, file in enumerate(files)]
+        folders = {os.path.dirname(self._layout.target(target)) for target in targets}
+        if self._local:
+            for folder in folders:
+                os.makedirs(folder, exist_ok=True)
+        for file, target in zip(files, targets, strict=True):
+            staged = self._layout.staged(file["staged"], made.subtask)
+            self._publish(staged, self._layout.target(target), handle.transaction_id)
+        if self._local:
+            for folder in sorted({*folders, self._layout.root}):
+                sync_to_disk(folder)
+        return targets
 
     def _publish(self, staged: str, target: str, transaction: str) -> None:
         # In this order: another run of this subtask, holding the same permit, may publish in between.
@@ -194,13 +227,8 @@ class ParquetWriter(SinkWriter):
                     remedy="Bring the staged file back, or restore an earlier snapshot",
                 ) from e
 
-    def _write_marker(self, marker: str, handle: Committable, targets: Sequence[str]) -> None:
-        rows = [file["rows"] for file in handle.data["files"]]
-        record: dict[str, Any] = {
-            "version": MARKER_VERSION,
-            "transaction_id": handle.transaction_id,
-            "files": [{"path": target, "rows": n} for target, n in zip(targets, rows, strict=True)],
-        }
+    def _write_marker(self, marker: str, what: Mapping[str, Any]) -> None:
+        record = {"version": MARKER_VERSION, **what}
         content = json.dumps(record, sort_keys=True).encode()
         if not self._local:
             self._fs.pipe_file(marker, content)

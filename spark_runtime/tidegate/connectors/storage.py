@@ -54,3 +54,48 @@ def sync_to_disk(path: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_target_folder(filesystem: AbstractFileSystem, root: str, url: str) -> list[str]:
+    """Paths of the Parquet files right in a sink's folder, sorted; none when it is missing and can be made.
+
+    Raises:
+        PipelineError: it is a file, its bucket is missing, or this process may not write there.
+    """
+    try:
+        if filesystem.isfile(root):
+            raise PipelineError("The sink's path is a file", where=url, remedy="Name a folder, which may be missing")
+        if is_local(filesystem):
+            _check_writable(root)
+        elif _lacks_bucket(filesystem, root):
+            raise FileNotFoundError(f"there is no bucket {root.split('/', 1)[0]!r}")
+        names = filesystem.ls(root, detail=False) if filesystem.isdir(root) else []
+    except OSError as e:
+        raise PipelineError(
+            "The sink's path cannot be used",
+            where=url,
+            cause=str(e),
+            remedy="Check the path and its access rights",
+        ) from e
+    return sorted(name for name in names if name.endswith(".parquet"))
+
+
+def _check_writable(root: str) -> None:
+    there = root
+    while not os.path.exists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there):
+        raise NotADirectoryError(f"{there} is not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(f"no right to write in {there}")
+
+
+def _lacks_bucket(filesystem: AbstractFileSystem, root: str) -> bool:
+    """Whether an object store answers that the path's bucket is missing; an unclear answer (no right to ask) is no."""
+    protocols = {filesystem.protocol} if isinstance(filesystem.protocol, str) else set(filesystem.protocol)
+    if not protocols & {"s3", "gs", "abfs"}:
+        return False
+    try:
+        return not filesystem.exists(root.split("/", 1)[0])
+    except OSError:
+        return False

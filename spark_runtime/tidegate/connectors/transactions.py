@@ -22,18 +22,15 @@ class TransactionId:
     run_id: str
     number: int
 
-    def __str__(self) -> str:
+    @property
+    def writer(self) -> str:
+        """The sink's subtask that wrote it: of all runs and generations."""
         names = [quote(v, safe="") for v in (self.job_id, self.lineage, self.uid)]
-        return ",".join(
-            [
-                *names,
-                str(self.subtask),
-                str(self.checkpoint_id),
-                str(self.generation),
-                quote(self.run_id, safe=""),
-                str(self.number),
-            ]
-        )
+        return ",".join([*names, str(self.subtask)])
+
+    def __str__(self) -> str:
+        run = quote(self.run_id, safe="")
+        return ",".join([self.writer, str(self.checkpoint_id), str(self.generation), run, str(self.number)])
 
 
 def transaction_id(ctx: SinkContext, checkpoint_id: int, number: int) -> str:

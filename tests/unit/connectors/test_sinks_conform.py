@@ -1,4 +1,4 @@
-"""Parquet (local and object store) and CollectSink against the sink contract (S7.4)."""
+"""Parquet (local and object store), Delta and CollectSink against the sink contract (S7.4)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from pathlib import Path
 import fsspec
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
 
 from tidegate.connectors.contract import Sink
+from tidegate.connectors.delta import Delta
 from tidegate.connectors.parquet import Parquet
 from tidegate.testing.collect import CollectSink, collected, forget_collected
 from tidegate.testing.sink_conformance import SinkConformance
@@ -70,3 +73,22 @@ class TestParquetOnAnObjectStore(SinkConformance):
             with filesystem.open(path) as file:
                 found += pq.read_table(file).column("n").to_pylist()
         return found
+
+
+@pytest.mark.usefixtures("folder")
+class TestDelta(SinkConformance):
+    folder: Path
+    path = ""
+
+    def make_sink(self, fresh: bool) -> Sink:
+        if fresh:
+            self.path = f"{self.folder}/{next(_numbers)}"
+        return Delta(self.path, target_file_rows=2)
+
+    def visible(self) -> list[int]:
+        """As delta-rs reads the table."""
+        try:
+            table = DeltaTable(self.path)
+        except TableNotFoundError:
+            return []
+        return [int(n) for n in table.to_pyarrow_table().column("n").to_pylist()]
