@@ -85,6 +85,7 @@ class Delta(Sink):
 
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
         """A writer into this subtask's staging folder; the table is not touched before the first commit."""
+        require_deltalake(self._url)
         stored = stored_schema(ctx.schema, self._partition_by, self._url)
         options = log_options(self._url, self._storage_options)
         filesystem, root = open_filesystem(self._url, self._storage_options)

@@ -214,6 +214,8 @@ class ParquetWriter(SinkWriter):
             return
         try:
             if self._local:
+                # Who removes unknown files from a folder goes by their age (Delta's VACUUM).
+                os.utime(staged)
                 os.replace(staged, target)
             else:
                 self._fs.cp_file(staged, target)

@@ -1,4 +1,4 @@
-"""The Parquet sink and Files on S3, as far as moto's server on loopback is S3."""
+"""The Parquet and Delta sinks and Files on S3, as far as moto's server on loopback is S3."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import s3fs
+from deltalake import DeltaTable
 from moto.server import ThreadedMotoServer
 
 from tidegate.connectors.contract import SourceContext
+from tidegate.connectors.delta import Delta
+from tidegate.connectors.delta_log import DeltaLog, log_options
 from tidegate.connectors.files import Files
 from tidegate.connectors.parquet import Parquet
 from tidegate.contract.errors import PipelineError
@@ -76,8 +80,49 @@ def test_what_one_run_staged_on_s3_another_commits_and_files_reads_back(
     sink.check(Reign.schema)
 
 
+def test_a_rival_on_s3_is_noticed_between_the_look_at_a_delta_log_and_the_append(
+    options: Mapping[str, Any], bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S7.4. The server is a thread of this process: a call of delta-rs that kept the interpreter's lock, and so a
+    slot's loop from running, would hang here."""
+    url = f"s3://{bucket}/table"
+    sink = Delta(url, storage_options=options, target_file_rows=2, partition_by="p")
+    schema = Reign.schema.append(pa.field("p", pa.string()))
+    monkeypatch.setattr(Reign, "schema", schema)
+    sink.check(schema)
+    reign = Reign()
+    zombie = sink.create_writer(reign.context())
+    zombie.write(pa.record_batch({"n": range(4), "p": ["a b", "a b", "c", None]}, schema=schema))
+    handles = zombie.prepare_commit(1)()
+    zombie.write(pa.record_batch({"n": [4], "p": ["c"]}, schema=schema))
+    zombie.prepare_commit(2)()
+    reign.generation = 2
+    successor = sink.create_writer(reign.context())
+    append, problems = DeltaLog.append, []
+
+    def overtaken(*args: Any) -> str | None:
+        monkeypatch.setattr(DeltaLog, "append", append)
+        successor.commit(handles)
+        problems.append(append(*args))
+        return problems[0]
+
+    monkeypatch.setattr(DeltaLog, "append", overtaken)
+    zombie.commit(handles)
+    assert problems[0] is not None and "Concurrent transaction" in problems[0]
+    successor.commit(handles)
+    successor.recover(1)
+
+    table = DeltaTable(url, storage_options=log_options(url, options))
+    assert (table.version(), sorted(table.to_pyarrow_table()["n"].to_pylist())) == (1, [0, 1, 2, 3])
+    left = s3fs.S3FileSystem(**{**options, "secret": "hidden"}).find(f"{bucket}/table/_tidegate")
+    assert [path.split("/")[-2] for path in left] == ["commits"]
+    sink.check(schema)
+
+
 def test_a_missing_bucket_is_named_before_the_start(options: Mapping[str, Any]) -> None:
     with pytest.raises(PipelineError, match="no-such-bucket"):
         Parquet("s3://no-such-bucket/out", storage_options=options).check(Reign.schema)
+    with pytest.raises(PipelineError, match="no-such-bucket"):
+        Delta("s3://no-such-bucket/out", storage_options=options).check(Reign.schema)
     with pytest.raises(PipelineError, match="no-such-bucket"):
         Files("s3://no-such-bucket/in", storage_options=options).schema()

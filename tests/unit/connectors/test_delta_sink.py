@@ -289,6 +289,25 @@ def test_a_vacuum_of_all_unknown_files_spares_what_is_staged(tmp_path: Path) -> 
     assert rows_of(tmp_path) == [0, 1, 2, 3]
 
 
+def test_a_vacuum_between_move_and_append_spares_files_that_were_staged_long_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S7.8: a log entry that names a missing file would break every reader."""
+    writer = writer_of(tmp_path, Reign())
+    writer.commit(staged(writer, 1, 0, 2))
+    waiting = staged(writer, 2, 2, 2)
+    os.utime(left_staged(tmp_path)[0], (0, 0))
+    append = DeltaLog.append
+
+    def vacuumed(*args: Any) -> str | None:
+        DeltaTable(tmp_path).vacuum(retention_hours=168, dry_run=False, full=True)
+        return append(*args)
+
+    monkeypatch.setattr(DeltaLog, "append", vacuumed)
+    writer.commit(waiting)
+    assert rows_of(tmp_path) == [0, 1, 2, 3]
+
+
 def test_a_lost_transaction_is_named_and_leaves_no_version(tmp_path: Path) -> None:
     """S7.4: a log entry that names a missing file would break every reader."""
     writer = writer_of(tmp_path, Reign())
