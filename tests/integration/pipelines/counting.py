@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tidegate import DataGen, Discard, Files, Parquet, Pipeline, count, sum, tumbling
+from tidegate import DataGen, Delta, Discard, Files, Parquet, Pipeline, count, sum, tumbling
+from tidegate.connectors.contract import Sink
 
 KEYS = 17
 WINDOW_MS = 1000
@@ -23,6 +24,15 @@ def rows(numbers: np.ndarray) -> dict[str, Any]:
 
 def build(args: Mapping[str, Any]) -> Pipeline:
     """Arguments: rows (0: unbounded), rate (rows per second), out (folder)."""
+    return _counted(args, Parquet(str(args["out"])))
+
+
+def into_delta(args: Mapping[str, Any]) -> Pipeline:
+    """Like build, into a partitioned Delta table."""
+    return _counted(args, Delta(str(args["out"]), partition_by="k"))
+
+
+def _counted(args: Mapping[str, Any], sink: Sink) -> Pipeline:
     p = Pipeline()
     wanted = int(args["rows"])
     source = DataGen(rows, SCHEMA, rows=wanted or None, splits=2, rate=float(args["rate"]), batch_rows=256)
@@ -32,7 +42,7 @@ def build(args: Mapping[str, Any]) -> Pipeline:
         .group_by("k")
         .window(tumbling("1 s"))
         .agg(n=count(), total=sum("v"), uid="per-second")
-        .write(Parquet(str(args["out"])), uid="out")
+        .write(sink, uid="out")
     )
     return p
 

@@ -32,13 +32,14 @@ def context(schema: pa.Schema) -> SinkContext:
 
 
 def write(folder: Path, table: pa.Table, **options: Any) -> SinkWriter:
-    """All batches of the table as one committed transaction."""
+    """All batches of the table as one committed transaction, into a table that then takes more of them."""
     sink = Delta(folder, **options)
     sink.check(table.schema)
     writer = sink.create_writer(context(table.schema))
     for batch in table.to_batches():
         writer.write(batch)
     writer.commit(writer.prepare_commit(1)())
+    sink.check(table.schema)
     return writer
 
 
