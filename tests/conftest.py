@@ -1,7 +1,8 @@
 """What every layer shares: what the machine must have, and an environment that is the same on every machine.
 
 Layers, by folder: `tests/unit` (no process, no network), `tests/integration` (real Spark), `tests/airflow` (real
-Airflow, which starts real Spark). A layer whose needs are not met is an error that names them, never a skip.
+Airflow, which starts real Spark). A layer whose needs are not met is an error that names them, never a skip. Tests of a
+program that not everyone needs, PostgreSQL's server, are left out where it is not installed, and named at the end.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import postgres_server
 import pytest
 
 TESTS = Path(__file__).parent
 LAYERS_WITH_SPARK = ("integration", "airflow")
 OLDEST_JAVA = 17
+FIXTURE_WITH_SERVER = "postgres"
+LEFT_OUT = pytest.StashKey[Sequence[pytest.Item]]()
 
 # Before any test module is imported: Airflow and Spark read these when they are imported or started.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -63,8 +67,9 @@ def layer_of(path: Path) -> str:
     return parts[0] if len(parts) > 1 else ""
 
 
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Stop before the first test when some of those asked for cannot run here, and say which."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Stop before the first test when some of those asked for cannot run here, and say which. Leave out those that need
+    a PostgreSQL server where there is none."""
     needing = [item for item in items if layer_of(item.path) in LAYERS_WITH_SPARK]
     if needing and (problem := missing_java()):
         files = sorted({str(item.path.relative_to(TESTS.parent)) for item in needing})
@@ -72,6 +77,23 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
             f"{len(needing)} tests need Java {OLDEST_JAVA} or newer and {problem}: {', '.join(files)}. "
             f"Install it (apt-get install openjdk-17-jre-headless), or run `make test-unit`."
         )
+
+
+    if postgres_server.programs() is None:
+        left_out = [item for item in items if FIXTURE_WITH_SERVER in getattr(item, "fixturenames", ())]
+        items[:] = [item for item in items if item not in left_out]
+        config.stash[LEFT_OUT] = left_out
+        config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Name the tests that were left out for want of a program."""
+    left_out = config.stash.get(LEFT_OUT, ())
+    if left_out:
+        files = sorted({str(item.path.relative_to(TESTS.parent)) for item in left_out})
+        terminalreporter.section("left out")
+        terminalreporter.line(f"{len(left_out)} tests need a PostgreSQL server, which is not here: {', '.join(files)}")
+        terminalreporter.line("Install it to run them: apt-get install postgresql")
 
 
 def pytest_unconfigure() -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tidegate.connectors.discard import Discard
     from tidegate.connectors.files import Files
     from tidegate.connectors.parquet import Parquet
+    from tidegate.connectors.postgres import Postgres
     from tidegate.connectors.push import PushContext, Pusher, PushSource
     from tidegate.connectors.replay import Replay
     from tidegate.contract.errors import PipelineError, TidegateError
@@ -34,6 +35,7 @@ __all__ = [
     "Parquet",
     "Pipeline",
     "PipelineError",
+    "Postgres",
     "PushContext",
     "PushSource",
     "Pusher",
@@ -57,6 +59,7 @@ _HOMES = {
     "Parquet": "connectors.parquet",
     "Pipeline": "pipeline.pipeline",
     "PipelineError": "contract.errors",
+    "Postgres": "connectors.postgres",
     "PushContext": "connectors.push",
     "PushSource": "connectors.push",
     "Pusher": "connectors.push",

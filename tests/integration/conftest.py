@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pytest
+from postgres_server import PostgresServer
 
 from tidegate.contract.client import JobClient
 from tidegate.contract.launching import find_local, launch_local
@@ -170,6 +171,17 @@ def standalone_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
         os.killpg(process.pid, signal.SIGTERM)
     for process in processes:
         process.wait(20)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server; tests that ask for it are left out where it is not installed (tests/conftest.py)."""
+    server = PostgresServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
 
 
 def _wait_for_workers(log: Path, n: int) -> None:

@@ -1,0 +1,184 @@
+"""Arrow columns in PostgreSQL: which column takes which type, and records as the text that COPY reads.
+
+COPY's text format and not CSV: before PostgreSQL 18 a line of `\\.` inside a quoted CSV value ends the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_UNIT_DIGITS = {"s": 0, "ms": 3, "us": 6}
+_UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
+_TEXT_CATEGORIES = "SEUI"
+"""pg_type's categories of types that a text may be read as: string, enum, user-defined (uuid, json), network address."""
+_INTEGERS = ("int2", "int4", "int8")
+_HEX = np.array([int.from_bytes(f"{byte:02x}".encode(), "little") for byte in range(256)], dtype="<u2")
+_NULL = pa.scalar("\\N", pa.large_string())
+_TAB = pa.scalar("\t", pa.large_string())
+_NEWLINE = pa.scalar("\n", pa.large_string())
+_EMPTY = pa.scalar("", pa.large_string())
+_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the target, from the catalog.
+
+    Attributes:
+        sql_type: as in DDL, `numeric(10,2)`.
+        base: pg_type's name of it, a domain's base resolved: `numeric`.
+        category: pg_type's.
+        modifier: `atttypmod`; -1: none.
+        collation: as in DDL, when it is not the type's own; else empty.
+        filled: has a default, or is filled by the database.
+        always_filled: generated, or identity ALWAYS: takes no value.
+    """
+
+    name: str
+    sql_type: str
+    base: str
+    category: str
+    modifier: int
+    collation: str
+    required: bool
+    filled: bool
+    always_filled: bool
+
+
+def problem_of(field: pa.Field, column: Column) -> str | None:
+    """Why the column cannot take the field's values as they are; None when it can."""
+    if column.always_filled:
+        return "the database fills it itself"
+    taken = _taken_by(_plain(field.type))
+    if taken is None:
+        return f"there is no way to write the type {field.type}; cast it, or leave it out with select()"
+    if column.category in _TEXT_CATEGORIES and column.base != "bytea":
+        fits = taken == ("text",)
+    else:
+        fits = column.base in taken
+    if not fits:
+        return f"type {field.type} does not go into {column.sql_type}; cast it, or use {' or '.join(taken)}"
+    return _loss(_plain(field.type), column)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _taken_by(kind: pa.DataType) -> tuple[str, ...] | None:
+    """Names in pg_type of what takes every value of the Arrow type; ("text",) stands for all that read a text."""
+    types = pa.types
+    if types.is_boolean(kind):
+        return ("bool",)
+    if types.is_integer(kind):
+        bits = kind.bit_width + types.is_unsigned_integer(kind)
+        return (*(name for name, width in zip(_INTEGERS, (16, 32, 64), strict=True) if width >= bits), "numeric")
+    if types.is_floating(kind):
+        return ("float8",) if kind.bit_width == 64 else ("float4", "float8")
+    if types.is_decimal(kind):
+        return ("numeric",)
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return ("text",)
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return ("bytea",)
+    if types.is_date(kind):
+        return ("date",)
+    if types.is_timestamp(kind) and kind.unit in _UNIT_DIGITS:
+        return ("timestamptz",) if kind.tz else ("timestamp",)
+    if types.is_time(kind) and kind.unit in _UNIT_DIGITS:
+        return ("time",)
+    if types.is_duration(kind) and kind.unit in _UNIT_DIGITS:
+        return ("interval",)
+    return None
+
+
+def _loss(kind: pa.DataType, column: Column) -> str | None:
+    """Rounding that a type modifier would do in silence."""
+    if column.modifier < 0:
+        return None
+    kept, needed = 0, 0
+    if column.base == "numeric":
+        scale = (column.modifier - 4) & 0x7FF
+        kept, needed = scale - 0x800 * (scale >= 0x400), kind.scale if pa.types.is_decimal(kind) else 0
+    elif column.base in ("timestamp", "timestamptz", "time"):
+        kept, needed = column.modifier, _UNIT_DIGITS[kind.unit]
+    elif column.base == "interval":
+        return f"{column.sql_type} cuts parts off; use interval"
+    return f"{column.sql_type} would round {kind}" if kept < needed else None
+
+
+def copy_text(batch: pa.RecordBatch, leading: Mapping[str, pa.Array]) -> memoryview:
+    """The records as COPY's text format, columns of `leading` first. No Python code runs per row."""
+    columns = [array.cast(pa.large_string()) for array in leading.values()]
+    columns += [_texts(column) for column in batch.columns]
+    lines = pc.binary_join_element_wise(*columns, _TAB, null_handling="replace", null_replacement=_NULL.as_py())
+    lines = pc.binary_join_element_wise(lines, _EMPTY, _NEWLINE)
+    _, offsets, data = lines.buffers()
+    if data is None:
+        return memoryview(b"")
+    start, end = np.frombuffer(offsets, np.int64, count=len(lines) + 1, offset=8 * lines.offset)[[0, -1]]
+    return memoryview(data)[start:end]
+
+
+def _texts(array: pa.Array) -> pa.Array:
+    """Each value as PostgreSQL reads it, special characters escaped; nulls stay."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    kind = array.type
+    for applies, encode in _ENCODERS:
+        if applies(kind):
+            return encode(array)
+    return array.cast(pa.large_string())
+
+
+def _escaped(array: pa.Array) -> pa.Array:
+    array = array.cast(pa.large_string())
+    if pc.any(pc.match_substring_regex(array, r"[\\\t\n\r]")).as_py():
+        for character, code in _ESCAPES.items():
+            array = pc.replace_substring(array, character, code)
+    return array
+
+
+def _hexadecimal(array: pa.Array) -> pa.Array:
+    array = array.cast(pa.large_binary())
+    valid = array.is_valid()
+    if array.null_count:
+        array = pc.fill_null(array, b"")
+    _, offsets, data = array.buffers()
+    ends = np.frombuffer(offsets, np.int64, count=len(array) + 1, offset=8 * array.offset)
+    digits = _HEX[np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]] if data is not None else _HEX[:0]
+    made = pa.LargeStringArray.from_buffers(len(array), pa.py_buffer((ends - ends[0]) * 2), pa.py_buffer(digits))
+    return pc.if_else(valid, pc.binary_join_element_wise(pa.scalar("\\\\x", pa.large_string()), made, _EMPTY), None)
+
+
+def _seconds(array: pa.Array) -> pa.Array:
+    suffix = pa.scalar(f" {_UNIT_NAMES[array.type.unit]}", pa.large_string())
+    return pc.binary_join_element_wise(array.cast(pa.int64()).cast(pa.large_string()), suffix, _EMPTY)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind))
+
+
+def _has_zone(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) and kind.tz is not None
+
+
+_ENCODERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Array]], ...] = (
+    (_is_text, _escaped),
+    (_is_bytes, _hexadecimal),
+    (pa.types.is_duration, _seconds),
+    # A zone's own offset may hold seconds, which PostgreSQL reads only with a colon.
+    (_has_zone, lambda array: array.cast(pa.timestamp(array.type.unit, "UTC")).cast(pa.large_string())),
+    (pa.types.is_float16, lambda array: array.cast(pa.float32()).cast(pa.large_string())),
+)

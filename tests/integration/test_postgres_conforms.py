@@ -1,0 +1,58 @@
+"""The Postgres sink against the sink contract, on a real server (S7.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+from postgres_server import PostgresServer
+
+from tidegate.connectors.contract import Sink
+from tidegate.connectors.postgres import Postgres
+from tidegate.testing.sink_conformance import SinkConformance
+
+_numbers = count()
+
+
+@pytest.fixture(scope="class")
+def server(request: pytest.FixtureRequest, postgres: PostgresServer) -> Iterator[None]:
+    request.cls.server = postgres
+    with postgres.connect() as request.cls.reader:
+        yield
+
+
+class _OnPostgres(SinkConformance):
+    server: PostgresServer
+    reader: Any
+    table = ""
+
+    def _sink(self, table: str) -> Sink:
+        raise NotImplementedError
+
+    def make_sink(self, fresh: bool) -> Sink:
+        if fresh:
+            self.table = f"conform_{next(_numbers)}"
+            self.reader.execute(f"CREATE TABLE {self.table} (n bigint PRIMARY KEY)")
+            self.reader.execute("CREATE SCHEMA IF NOT EXISTS tidegate; DROP SCHEMA tidegate CASCADE")
+        return self._sink(self.table)
+
+    def visible(self) -> list[int]:
+        return [n for (n,) in self.reader.execute(f"SELECT n FROM {self.table}")]
+
+
+@pytest.mark.usefixtures("server")
+class TestPostgresAppending(_OnPostgres):
+    """S7.4."""
+
+    def _sink(self, table: str) -> Sink:
+        return Postgres(self.server.dsn, table, password=self.server.password)
+
+
+@pytest.mark.usefixtures("server")
+class TestPostgresUpserting(_OnPostgres):
+    """S7.4."""
+
+    def _sink(self, table: str) -> Sink:
+        return Postgres(self.server.dsn, table, mode="upsert", key="n", password=self.server.password)
