@@ -78,7 +78,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             f"Install it (apt-get install openjdk-17-jre-headless), or run `make test-unit`."
         )
 
-
     if postgres_server.programs() is None:
         left_out = [item for item in items if FIXTURE_WITH_SERVER in getattr(item, "fixturenames", ())]
         items[:] = [item for item in items if item not in left_out]

@@ -1,4 +1,4 @@
-"""A PostgreSQL server for tests: a cluster of its own in a temporary folder, reached by a Unix socket, ended by process."""
+"""A PostgreSQL server for tests: a cluster of its own in a temporary folder, reached by a Unix socket."""
 
 from __future__ import annotations
 

@@ -15,12 +15,13 @@ import pyarrow.compute as pc
 _UNIT_DIGITS = {"s": 0, "ms": 3, "us": 6}
 _UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
 _TEXT_CATEGORIES = "SEUI"
-"""pg_type's categories of types that a text may be read as: string, enum, user-defined (uuid, json), network address."""
+"""pg_type's categories of types that read a text: string, enum, user-defined (uuid, json), network address."""
 _INTEGERS = ("int2", "int4", "int8")
 _HEX = np.array([int.from_bytes(f"{byte:02x}".encode(), "little") for byte in range(256)], dtype="<u2")
 _NULL = pa.scalar("\\N", pa.large_string())
 _TAB = pa.scalar("\t", pa.large_string())
 _NEWLINE = pa.scalar("\n", pa.large_string())
+_UTC = pa.scalar("Z", pa.large_string())
 _EMPTY = pa.scalar("", pa.large_string())
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
@@ -170,6 +171,12 @@ def _is_bytes(kind: pa.DataType) -> bool:
     return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind))
 
 
+def _in_utc(array: pa.Array) -> pa.Array:
+    """Arrow writes times without a zone ten times as fast as those with one."""
+    times = array.view(pa.timestamp(array.type.unit)).cast(pa.large_string())
+    return pc.binary_join_element_wise(times, _UTC, _EMPTY)
+
+
 def _has_zone(kind: pa.DataType) -> bool:
     return pa.types.is_timestamp(kind) and kind.tz is not None
 
@@ -178,7 +185,6 @@ _ENCODERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Ar
     (_is_text, _escaped),
     (_is_bytes, _hexadecimal),
     (pa.types.is_duration, _seconds),
-    # A zone's own offset may hold seconds, which PostgreSQL reads only with a colon.
-    (_has_zone, lambda array: array.cast(pa.timestamp(array.type.unit, "UTC")).cast(pa.large_string())),
+    (_has_zone, _in_utc),
     (pa.types.is_float16, lambda array: array.cast(pa.float32()).cast(pa.large_string())),
 )

@@ -122,7 +122,7 @@ class Staging:
         return [f"the user lacks rights on table {self.schema}.{name}, another user's" for (name,) in lacking]
 
     def lock(self, connection: psycopg.Connection[Any], ctx: SinkContext, *, alone: bool) -> None:
-        """Hold off, until the transaction ends, whoever wants this sink's lock `alone`, or when that is asked, everyone."""
+        """Hold off, until the transaction ends, whoever wants this sink's lock alone, or when `alone`, everyone."""
         key = "\x1f".join(["tidegate", self.schema, ctx.job_id, ctx.lineage, ctx.uid])
         connection.execute(_LOCK.format(shared="" if alone else "_shared"), [key])
 

@@ -86,13 +86,15 @@ class PostgresWriter(SinkWriter):
         def stage() -> Sequence[Committable]:
             writer = self._registered().writer
             made = parse_transaction_id(transaction_id(self._ctx, checkpoint_id, self._number()))
-            self._run(lambda connection: self._stage(connection, writer, made, rows), "staged", str(made))
+            table = self._run(lambda connection: self._staging_table(connection, made), "staged", str(made))
+            self._run(lambda connection: self._stage(connection, writer, made, table, rows), "staged", str(made))
             rows.drop()
             return [Committable(str(made), {"rows": rows.rows})]
 
         return stage
 
-    def _stage(self, connection: psycopg.Connection[Any], writer: int, made: TransactionId, rows: WaitingRows) -> None:
+    def _staging_table(self, connection: psycopg.Connection[Any], made: TransactionId) -> str:
+        """Name of the table to stage in; asked each time, because the target may have been altered since."""
         there = columns_of(connection, self._target)
         names = self._ctx.schema.names
         if missing := [name for name in names if name not in there]:
@@ -102,13 +104,17 @@ class PostgresWriter(SinkWriter):
                 cause=f"no {', '.join(missing)}",
                 remedy="Bring them back and restart the job",
             )
-        table = self._staging.staging_table(connection, self._target.name, [there[name] for name in names])
+        return self._staging.staging_table(connection, self._target.name, [there[name] for name in names])
+
+    def _stage(
+        self, connection: psycopg.Connection[Any], writer: int, made: TransactionId, table: str, rows: WaitingRows
+    ) -> None:
         number = self._staging.announce(connection, writer, made, self._target.name, table, rows.rows)
         if number is None:
             return  # An earlier attempt was committed and only its answer lost.
         first = 0
         with connection.cursor() as cursor:
-            with cursor.copy(self._staging.copy_statement(table, names)) as copy:
+            with cursor.copy(self._staging.copy_statement(table, self._ctx.schema.names)) as copy:
                 for chunk in rows.chunks():
                     order = pa.array(np.arange(first, first + chunk.num_rows))
                     same = pa.repeat(pa.scalar(number, pa.int64()), chunk.num_rows)

@@ -1,0 +1,93 @@
+"""What the Postgres sink is told, and what it never says; no server."""
+
+from __future__ import annotations
+
+import builtins
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tidegate import Postgres
+from tidegate.connectors import waiting_rows
+from tidegate.connectors.waiting_rows import WaitingRows
+from tidegate.contract.errors import EnvironmentProblemError, OptionError, PipelineError
+from tidegate.testing.sink_conformance import Reign, numbers
+
+HIDDEN = "hidden-word"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mode": "merge"}, "mode='merge'"),
+        ({"mode": "upsert"}, "no key"),
+        ({"key": "n"}, "with append"),
+        ({"mode": "upsert", "key": ["n", "n"]}, "twice"),
+        ({"table": "a.b.c"}, "names no table"),
+        ({"table": ".t"}, "names no table"),
+        ({"table": ""}, "names no table"),
+        ({"staging_schema": ""}, "no name"),
+        ({"password": HIDDEN}, "plain text"),
+        ({"dsn": f"host=db password={HIDDEN}"}, "holds a secret: password"),
+        ({"dsn": f"postgresql://etl:{HIDDEN}@db/sales"}, "holds a secret: password"),
+        ({"dsn": f"host=db sslpassword={HIDDEN}"}, "holds a secret: sslpassword"),
+        ({"dsn": f"host=db {HIDDEN}"}, "cannot be read"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name_and_no_secret_is_said(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said) as caught:
+        Postgres(**{"dsn": "host=db", "table": "t", **options})
+    assert HIDDEN not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_the_description_names_the_place_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEGATE_TEST_WORD", HIDDEN)
+    sink = Postgres("postgresql://etl@db:5433/sales?sslmode=require", "daily", password="secret:env/TIDEGATE_TEST_WORD")
+    assert sink.describe() == "Postgres('etl@db:5433/sales', 'public.daily')"
+    upsert = Postgres("dbname=sales", "Mart.Daily", mode="upsert", key=("day", "shop"))
+    assert upsert.describe() == "Postgres('localhost/sales', 'Mart.Daily', key=['day', 'shop'])"
+    assert HIDDEN.encode() not in pickle.dumps(sink)
+
+
+def test_an_unreachable_server_and_a_missing_secret_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEGATE_TEST_WORD", HIDDEN)
+    sink = Postgres(f"host={tmp_path} dbname=sales", "daily", password="secret:env/TIDEGATE_TEST_WORD")
+    with pytest.raises(PipelineError, match="cannot be reached") as caught:
+        sink.check(Reign.schema)
+    assert str(tmp_path) in str(caught.value) and HIDDEN not in str(caught.value)
+    with pytest.raises(OptionError, match="NOT_THERE"):
+        Postgres(f"host={tmp_path}", "daily", password="secret:env/NOT_THERE").check(Reign.schema)
+
+
+def test_without_psycopg_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.partition(".")[0] == "psycopg":
+            raise ModuleNotFoundError("No module named 'psycopg'", name="psycopg")
+        return there(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(EnvironmentProblemError, match=r"tidegate\[postgres\]"):
+        Postgres("host=db", "t")
+
+
+def test_records_that_wait_come_back_in_order_from_memory_and_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting_rows, "MEMORY_BYTES", 100)
+    monkeypatch.setattr(waiting_rows, "CHUNK_ROWS", 25)
+    rows = WaitingRows(Reign.schema, str(tmp_path))
+    for first in range(0, 100, 10):
+        rows.append(numbers(first, 10))
+    assert rows.rows == 100
+    for _ in range(2):
+        chunks = list(rows.chunks())
+        assert pa.Table.from_batches(chunks).column("n").to_pylist() == list(range(100))
+        assert [chunk.num_rows for chunk in chunks] == [30, 30, 30, 10]
+    rows.drop()
+    assert list(tmp_path.iterdir()) == []
