@@ -5,7 +5,7 @@ export PYTHON
 
 PY := .venv/bin/python
 STAMP := .venv/.installed
-LOCK_EXTRAS := --extra airflow --extra s3 --extra demo --extra dev
+LOCK_EXTRAS := --extra airflow --extra s3 --extra postgres --extra demo --extra dev
 
 .PHONY: help setup preflight demo up test test-unit test-all check rules sim sim-mutants format bench-w1 \
   bench-coordinator lock clean

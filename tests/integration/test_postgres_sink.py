@@ -313,6 +313,19 @@ def test_markers_take_a_row_for_a_run_and_not_for_a_checkpoint(database: Databas
     assert found == [("run-1-1", "{[1,21)}"), ("run-1-4", "{[1,21)}")]
 
 
+def test_two_writers_of_one_run_share_no_transaction_numbers(database: Database) -> None:
+    """S7.4: else the marker of the one would stand for the other's."""
+    database.create()
+    first = database.writer(Reign())
+    early, kept = staged(first, 1, numbers(0, 1)), staged(first, 2, numbers(1, 1))
+    first.commit(early)
+    second = database.writer(Reign())
+    second.commit(staged(second, 3, numbers(2, 1)))
+    first.commit(kept)
+    assert database.numbers() == [0, 1, 2]
+    assert (database.staged(), database.marked()) == ((0, 0), 3)
+
+
 def test_rows_the_table_cannot_take_are_refused_before_the_checkpoint_completes(database: Database) -> None:
     """S7.4: staged columns are of the table's types, and NOT NULL where those are."""
     database.create("n bigint NOT NULL, s varchar(3)")
