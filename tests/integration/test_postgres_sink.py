@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from itertools import count
@@ -266,16 +267,17 @@ def test_a_zombie_of_an_older_generation_stages_publishes_and_removes_nothing(da
     late = zombie.prepare_commit(3)
     reign.generation = 2
     successor = database.writer(reign, 1, 2)
-    successor.recover(1, kept)
+    successor.abort([])
     for call in (late, lambda: zombie.commit(kept), lambda: zombie.commit(lost), lambda: zombie.abort(kept)):
         with pytest.raises(FencedError, match="newer generation"):
             call()
     zombie.recover(0)
     reign.generation = 1
-    newborn = database.writer(reign, 3, 4)
+    newborn = database.writer(reign, 1, 2)
     newborn.recover(0)
     with pytest.raises(FencedError):
         newborn.commit(kept)
+    successor.recover(1, kept)
     assert database.staged() == (2, 4)
     successor.commit(kept)
     other.commit(elsewhere)
@@ -335,7 +337,7 @@ def test_rows_the_table_cannot_take_are_refused_before_the_checkpoint_completes(
     for batch in (batch_of(n=[1, None], s=["a", "b"]), batch_of(n=[1], s=["long"]), batch_of(n=[1], s=["\0"])):
         with pytest.raises(TidegateError, match="could not be staged.*sink 'out', subtask 0") as caught:
             staged(writer, 1, batch)
-        assert "Failing row" not in str(caught.value)
+        assert "Failing row" not in "".join(traceback.format_exception(caught.value))
     assert database.staged() == (0, 0)
 
 
@@ -347,7 +349,7 @@ def test_a_commit_that_the_table_refuses_is_whole_again_once_that_is_mended(data
     handles = staged(writer, 1, numbers(0, 3))
     with pytest.raises(TidegateError, match="could not be committed.*duplicate key") as caught:
         writer.commit(handles)
-    assert "(n)=(1)" not in str(caught.value) and caught.value.__cause__ is None
+    assert "(n)=(1)" not in "".join(traceback.format_exception(caught.value))
     assert database.numbers() == [1]
     database.sql.execute(f"DELETE FROM {database.table}")
     writer.commit(handles)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import pickle
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,7 @@ HIDDEN = "hidden-word"
 def test_a_wrong_option_is_refused_by_name_and_no_secret_is_said(options: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said) as caught:
         Postgres(**{"dsn": "host=db", "table": "t", **options})
-    assert HIDDEN not in str(caught.value)
-    assert caught.value.__cause__ is None
+    assert HIDDEN not in "".join(traceback.format_exception(caught.value))
 
 
 def test_the_description_names_the_place_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,8 @@ def test_an_unreachable_server_and_a_missing_secret_are_named(tmp_path: Path, mo
     sink = Postgres(f"host={tmp_path} dbname=sales", "daily", password="secret:env/TIDEGATE_TEST_WORD")
     with pytest.raises(PipelineError, match="cannot be reached") as caught:
         sink.check(Reign.schema)
-    assert str(tmp_path) in str(caught.value) and HIDDEN not in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+    assert HIDDEN not in "".join(traceback.format_exception(caught.value))
     with pytest.raises(OptionError, match="NOT_THERE"):
         Postgres(f"host={tmp_path}", "daily", password="secret:env/NOT_THERE").check(Reign.schema)
 
