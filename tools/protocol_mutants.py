@@ -107,12 +107,25 @@ MUTANTS = (
     ),
     # ------------------------------------------------------------ unaligned
     Mutant(
-        "unaligned: what is queued is not captured",
+        "unaligned: what is processed before the last barrier comes is not captured",
         "S3.7",
         "tidegate.subtask.inputs",
         "                if number in self._recording:\n                    self._captures.record(number, element)\n",
         "",
-        tests=("unit/subtask/test_unaligned_subtask.py", "unit/in_process/test_unaligned_checkpoints.py"),
+    ),
+    Mutant(
+        "unaligned: what is queued when the barrier overtakes it is not captured",
+        "S3.7",
+        "tidegate.subtask.capture",
+        "                    self._captures[checkpoint_id].add(channel, element)\n",
+        "                    pass\n",
+    ),
+    Mutant(
+        "unaligned: what is queued behind a barrier that was polled is captured, too",
+        "S3.7",
+        "tidegate.subtask.alignment",
+        "            if channel in alignment.arrived or channel in self._closed:\n",
+        "            if channel in self._closed:\n",
     ),
     Mutant(
         "unaligned: the replay is forgotten by the next checkpoint",
@@ -140,7 +153,6 @@ MUTANTS = (
         "tidegate.subtask.alignment",
         'dropped.phase == "aligning" and bool(dropped.arrived)',
         'dropped.phase == "aligning"',
-        simulated=False,
         tests=("unit/subtask/test_unaligned_alignment.py",),
     ),
     # ------------------------------------------------------------ watermarks and ends

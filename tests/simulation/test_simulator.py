@@ -22,7 +22,7 @@ from tidegate.testing.simulation.campaign import Summary, campaign, run_chunk
 from tidegate.testing.simulation.checkers import Checkers, Cut
 from tidegate.testing.simulation.driver_process import DriverProcess
 from tidegate.testing.simulation.faults import KINDS, Faults
-from tidegate.testing.simulation.rows import batch_of, row_of, rows_of
+from tidegate.testing.simulation.rows import KEYS, batch_of, row_of, rows_of
 from tidegate.testing.simulation.scheduler import Crashed, Mutex, Process, Scheduler, current_task
 from tidegate.testing.simulation.store import Disk, SimulatedStore
 from tidegate.testing.simulation.world import World, simulate
@@ -367,8 +367,24 @@ def test_a_cut_that_is_not_consistent_is_seen(world: World) -> None:
     checkers: Checkers = world.checkers
     checkers.parallelism_of["made-up"] = 1
     checkers.cuts["made-up", 1] = Cut(positions={(0, 0): 20}, tallies={(node.uid, 0): {(0, 0, 0, 0): (10, 3)}})
-    checkers._check_cut("made-up", 1)
+    checkers._check_cut("made-up", 1, {})
     assert any(v.startswith("consistent cut") for v in checkers.violations)
+
+
+@pytest.mark.parametrize("times", [0, 1, 2])
+def test_a_cut_that_loses_or_repeats_a_row_in_flight_is_seen(times: int) -> None:
+    """S3.7: what a tally lacks must be in the state of its channels, once."""
+    world = next(w for w in map(World, range(80)) if any(n.kind == "tally" for n in w.workload.graph.nodes))
+    node = next(n for n in world.workload.graph.nodes if n.kind == "tally")
+    positions = {(0, 0): 20}
+    held = world.workload.tally_at(node.node_id, world.workload.everything(positions))
+    src, split, key, path = missing = next(k for k, (_, count) in held.items() if count > 1)
+    last, count = held[missing]
+    held[missing] = (last - KEYS, count - 1)
+    world.checkers.parallelism_of["made-up"] = 1
+    world.checkers.cuts["made-up", 1] = Cut(positions, {(node.uid, 0): held})
+    world.checkers._check_cut("made-up", 1, {node.uid: [row_of(src, split, last, path)] * times})
+    assert bool(world.checkers.violations) == (times != 1)
 
 
 # ------------------------------------------------------------ rows

@@ -19,6 +19,7 @@ KINDS = {
     "torn_write": 0.5,
     "channel_stall": 0.03,
     "commit_error": 0.08,
+    "snapshot_error": 0.02,
 }
 """Kind -> chance at each opportunity when a seed has chosen it at full strength. `late_write` and `torn_write`:
 chance that a dying process's unanswered write still happens, or leaves a part of itself."""
@@ -35,6 +36,12 @@ class Faults:
             kind: rate * (0.3 + 1.4 * random.random()) if random.random() < 0.75 else 0.0
             for kind, rate in KINDS.items()
         }
+
+    def spare_processes(self) -> None:
+        """Few runs end before their time: what strikes are slow channels, and snapshots that cannot be written."""
+        for kind in self._rates.keys() - {"channel_stall", "late_write", "stale_list", "torn_write"}:
+            self._rates[kind] *= 0.15
+        self._rates["snapshot_error"] = 0.03
 
     def strikes(self, kind: str) -> bool:
         """Whether a fault of `kind` strikes now; counted when it does."""

@@ -15,6 +15,10 @@ from tidegate.testing.simulation.scheduler import Process, Scheduler
 
 ROW_BYTES = 48
 """Size of a row, for the credit of channels: asking Arrow costs more than sending the batch."""
+SLOW_CHANNELS = 0.25
+"""Share of channels on which elements take long: what comes on the others must wait, or is overtaken."""
+SLOW_MS = 250
+"""Longest delay on a slow channel, milliseconds."""
 OnWatermark = Callable[[int, int], None]
 """(channel id, time in microseconds)."""
 
@@ -26,6 +30,7 @@ class DataChannel:
         self,
         channel_id: int,
         capacity_bytes: int,
+        slow: float,
         scheduler: Scheduler,
         faults: Faults,
         on_watermark: OnWatermark,
@@ -44,7 +49,7 @@ class DataChannel:
         self._limit_bytes = capacity_bytes
         self._unconsumed_bytes = 0
         self._last_ms = 0
-        self._slowness_ms = scheduler.upto(6)
+        self._slowness_ms = scheduler.upto(SLOW_MS if scheduler.chance(slow) else 6)
 
     @property
     def queued_bytes(self) -> int:
@@ -68,7 +73,7 @@ class DataChannel:
             self._unconsumed_bytes += size
         elif isinstance(element, Watermark):
             self._on_watermark(self._channel_id, element.time_us)
-        delay_ms = self._scheduler.upto(self._slowness_ms)
+        delay_ms = self._scheduler.upto(self._slowness_ms if self._faults.active else 6)
         if self._faults.strikes("channel_stall"):
             delay_ms += self._scheduler.upto(300)
         self._last_ms = max(self._last_ms, self._scheduler.now_ms + delay_ms)

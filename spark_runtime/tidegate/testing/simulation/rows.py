@@ -26,6 +26,7 @@ from tidegate.connectors.contract import (
 )
 from tidegate.operators.contract import OperatorContext, Output, StreamOperator
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
+from tidegate.snapshot.streams import decode_parts
 from tidegate.state.keyhash import hash_keys, key_groups, subtask_of_key_groups
 
 KEYS = 5
@@ -93,6 +94,16 @@ def rows_of(batch: pa.RecordBatch) -> list[Row]:
     columns = [batch.column(k) for k in range(5)]
     times = batch.column(5).view(pa.int64())
     return list(zip(*(c.to_pylist() for c in (*columns, times)), strict=True))
+
+
+def rows_in_flight(stream: bytes) -> list[Row]:
+    """The rows that a state stream holds as channel state."""
+    rows: list[Row] = []
+    for part in decode_parts(stream):
+        if part.kind == "channel":
+            for encoded in part.table.column("batch").drop_null().to_pylist():
+                rows += rows_of(pa.ipc.open_stream(encoded).read_next_batch())
+    return rows
 
 
 @lru_cache(maxsize=64)

@@ -71,11 +71,12 @@ OnSnapshot = Callable[[str, int, tuple[int, int], Sequence[str], bool], None]
 
 
 class ObservedSlot(Slot):
-    """A slot that tells when its subtasks have snapshotted."""
+    """A slot that tells when its subtasks have snapshotted, and now and then cannot write what they have."""
 
-    def __init__(self, on_snapshot: OnSnapshot, **arguments: Any) -> None:
+    def __init__(self, on_snapshot: OnSnapshot, faults: Faults, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._on_snapshot = on_snapshot
+        self._faults = faults
 
     def write_snapshot(
         self,
@@ -88,6 +89,9 @@ class ObservedSlot(Slot):
         """See Slot."""
         unaligned = bool(metrics.get("unaligned"))
         self._on_snapshot(self._run_id, checkpoint_id, subtask, [uid for uid, _ in parts], unaligned)
+        if self._faults.strikes("snapshot_error"):
+            self.decline(subtask, checkpoint_id, "its state could not be written")
+            return
         super().write_snapshot(subtask, checkpoint_id, parts, metrics, finished)
 
 
@@ -138,6 +142,7 @@ class SlotProcess:
                 deployment = make()
                 self._slot = ObservedSlot(
                     self._on_snapshot,
+                    self._faults,
                     run_id=deployment.run_id,
                     generation=deployment.generation,
                     send=self.send,

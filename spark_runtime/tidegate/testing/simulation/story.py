@@ -45,9 +45,10 @@ class Story:
         self._layout = JobLayout(JOB_ID)
         self._parallelism = parallelism
         self._launches = 0
-        self._quiet_from_ms = self._scheduler.now_ms + FAULTY_MS // 2 + self._scheduler.upto(FAULTY_MS)
+        faulty_ms = FAULTY_MS // 6 if world.crowded else FAULTY_MS
+        self._quiet_from_ms = self._scheduler.now_ms + FAULTY_MS // 2 + self._scheduler.upto(faulty_ms)
         # In some seeds the checkpoint that shows health must come when every bounded source has ended.
-        self._lingers = self._scheduler.chance(0.12)
+        self._lingers = not world.crowded and self._scheduler.chance(0.12)
         self._seen = 0
         self._fenced_spec = 0
         self._completed = False
@@ -56,6 +57,7 @@ class Story:
         self._way_to_end: str | None = None
         self._stop_command: str | None = None
         self._last_stops = 0
+        self._savepoint_command: str | None = None
         self._rotten_since_ms = 0
         self.rotten: tuple[str, bytes] | None = None
         self.driver: DriverProcess
@@ -174,9 +176,13 @@ class Story:
 
     def _ask_for_something(self) -> None:
         world, chance = self._world, self._scheduler.chance
-        if chance(0.04):
-            self._send("savepoint")
+        if chance(0.5 if world.crowded else 0.04):
+            if self._savepoint_command is not None and self._is_open(self._savepoint_command):
+                return
+            self._savepoint_command = self._send("savepoint")
             world.events["savepoints"] += 1
+            if world.crowded:
+                self._send("checkpoint")  # side by side: one of them may be aborted while the other goes on
         elif chance(0.03):
             self._send("checkpoint")
         elif chance(0.05):
@@ -250,6 +256,12 @@ class Story:
         world.events["commands"] += 1
         world.disk.put(self._layout.command(command_id), encode(command), self._scheduler.now_ms, "client")
         return command_id
+
+    def _is_open(self, command_id: str) -> bool:
+        """Neither withdrawn nor answered."""
+        return (
+            self._layout.withdrawn(command_id) not in self._world.disk.objects and self._result_of(command_id) is None
+        )
 
     def _withdraw(self, command_id: str) -> None:
         if self._result_of(command_id) is None:

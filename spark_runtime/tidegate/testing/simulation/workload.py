@@ -28,6 +28,8 @@ KINDS = ("pass", "filter", "tally", "tally", "union", "union")
 """Operators to choose from, besides those of the next two."""
 KINDS_WITH_TIMES = ("buffer", "window", "window")
 KINDS_WITHOUT_TIMES = ("hold",)
+KINDS_IN_A_CROWD = ("tally", "tally", "tally", "union", "pass")
+"""Where many rows are on their way while snapshots overlap: those that notice one too many."""
 
 Positions = Mapping[tuple[int, int], int]
 """(source number, split number) -> rows read."""
@@ -95,6 +97,33 @@ class Workload:
                         state[way.src, split, key, way.path] = (first + (count - 1) * KEYS, count)
         return state
 
+    def still_to_come(
+        self, node_id: int, in_flight: Mapping[str, Sequence[Row]]
+    ) -> dict[tuple[int, int, int, int], list[int]]:
+        """What tally `node_id` has still to count of the rows in flight to operators, by their uids: the numbers of the
+        rows of each (source, split, key, path)."""
+        seqs: dict[tuple[int, int, int, int], list[int]] = {}
+        for head in self.graph.nodes if in_flight else ():
+            rows = in_flight.get(head.uid)
+            for way in self._between(head.node_id, node_id) if rows else ():
+                drops = any(self.graph.nodes[n].kind == "filter" for n in way)
+                for src, split, seq, key, path, _ in rows or ():
+                    if not (drops and key == 1):
+                        for n in way:
+                            path = next_path(path, n)
+                        seqs.setdefault((src, split, key, path), []).append(seq)
+        return seqs
+
+    def _between(self, first: int, node_id: int) -> Iterator[tuple[int, ...]]:
+        """Node ids from `first` to before `node_id`, for every way there is; watermark assigners change no path."""
+        if first == node_id:
+            yield ()
+            return
+        for edge in self.graph.nodes[node_id].inputs:
+            passed = () if self.graph.nodes[edge.upstream].kind == "watermark" else (edge.upstream,)
+            for way in self._between(first, edge.upstream):
+                yield (*way, *passed)
+
     def _ways_to(self, node_id: int) -> Iterator[_Way]:
         for nodes in self._ways(node_id):
             source = self.graph.nodes[nodes[0]].source
@@ -155,6 +184,7 @@ def random_workload(
     *,
     exactly_once: bool,
     may_be_unbounded: bool = True,
+    crowded: bool = False,
 ) -> Workload:
     """A graph of 1-2 sources, 1-3 operators in between and as many sinks as it has loose ends."""
     nodes: list[Node] = []
@@ -169,14 +199,15 @@ def random_workload(
         rebalanced[node_id] = any(rebalanced[e.upstream] or e.exchange == "rebalance" for e in edges)
         return node_id
 
-    with_times = random.random() < 0.5
-    kinds = (*KINDS, *(KINDS_WITH_TIMES if with_times else KINDS_WITHOUT_TIMES))
+    with_times = not crowded and random.random() < 0.5
+    kinds = KINDS_IN_A_CROWD if crowded else (*KINDS, *(KINDS_WITH_TIMES if with_times else KINDS_WITHOUT_TIMES))
     loose: list[int] = []
     for src in range(1 + int(random.random() * 1.8)):
-        unbounded = may_be_unbounded and random.random() < 0.5
+        unbounded = may_be_unbounded and random.random() < (0.8 if crowded else 0.5)
         rows = None if unbounded else 10 + int(random.random() * 40)
         splits = 1 + int(random.random() * 3)
-        source = CountingSource(src, splits, rows, 40 + int(random.random() * 160), observer, random.random)
+        pause_ms = 15 + int(random.random() * 45) if crowded else 40 + int(random.random() * 160)
+        source = CountingSource(src, splits, rows, pause_ms, observer, random.random)
         work.sources.append(source)
         node_id = add("source", [], source=source)
         if with_times:
@@ -207,6 +238,8 @@ def random_workload(
         loose.append(node_id)
     for n in loose:
         exchange = _exchange(random, False) if random.random() < 0.7 else ("hash", ("key",))
+        if crowded:
+            exchange = "forward", ()
         add("sink", [Edge(n, *exchange)], sink=sink(f"sink-{len(nodes)}"))
     work.graph = JobGraph(tuple(nodes))
     return work

@@ -16,7 +16,7 @@ from tidegate.plan.execution import ExecutionPlan, plan
 from tidegate.testing.simulation.checkers import Checkers, Cut
 from tidegate.testing.simulation.external import External, ExternalSink
 from tidegate.testing.simulation.faults import Faults
-from tidegate.testing.simulation.network import ControlLink, DataChannel
+from tidegate.testing.simulation.network import SLOW_CHANNELS, ControlLink, DataChannel
 from tidegate.testing.simulation.scheduler import Process, Scheduler, current_task
 from tidegate.testing.simulation.store import Disk
 from tidegate.testing.simulation.story import FAULTY_MS, JOB_ID, RECOVERY_BOUND_MS, Story
@@ -94,7 +94,18 @@ class World:
         if self.exactly_once and random.random() < 0.4:
             self.options["unaligned_checkpoints"] = True
             self.options["aligned_checkpoint_timeout"] = random.choice(("0 s", "0 s", "10 ms", "60 ms"))
-        self.workload: Workload = random_workload(random, self, self._sink, exactly_once=self.exactly_once)
+        # Many records, and savepoints beside checkpoints that overtake; one is aborted while the other goes on.
+        self.crowded = "unaligned_checkpoints" in self.options and random.random() < 0.7
+        if self.crowded:
+            self.options["max_concurrent_checkpoints"] = 2
+            self.options["checkpoint_interval"] = "400 ms"
+            self.options["tolerable_checkpoint_failures"] = 3
+            self.options["checkpoint_timeout"] = "1500 ms"
+            self.capacity_bytes = max(self.capacity_bytes, 1_500)
+            self.faults.spare_processes()
+        self.workload: Workload = random_workload(
+            random, self, self._sink, exactly_once=self.exactly_once, crowded=self.crowded
+        )
         self.checkers = Checkers(
             self.disk,
             JOB_ID,
@@ -104,7 +115,7 @@ class World:
             two_phase=self.two_phase,
             retained=self.options["retained_checkpoints"],
         )
-        self.story = Story(self, random.choice((1, 1, 1, 2, 2, 3)))
+        self.story = Story(self, random.choice((2, 2, 3) if self.crowded else (1, 1, 1, 2, 2, 3)))
 
     def run(self) -> Report:
         """From the first submission to the last check."""
@@ -187,6 +198,7 @@ class World:
         return DataChannel(
             channel_id,
             self.capacity_bytes,
+            SLOW_CHANNELS if self.crowded else 0.0,
             self.scheduler,
             self.faults,
             lambda channel, time_us: self.checkers.watermark(run_id, channel, time_us),
@@ -212,7 +224,6 @@ class World:
         """A subtask took its part of a snapshot; a reader has told its positions just before."""
         cut = self.checkers.cuts.setdefault((run_id, checkpoint_id), Cut())
         if unaligned:
-            cut.unaligned = True
             self.events["unaligned parts"] += 1
         for uid in uids:
             for split in self._read.pop((uid, subtask[1]), ()):
