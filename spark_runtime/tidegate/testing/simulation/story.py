@@ -210,8 +210,10 @@ class Story:
         if self._way_to_end == "wait":
             return
         if not self._is_stopping():
+            result = self._result_of(self._stop_command) if self._stop_command is not None else None
             self._ask_for_stop(drain=self._way_to_end == "drain")
-            self._last_stops += 1
+            # One that met another is no failure: it is the other that ends the job.
+            self._last_stops += result is None or result.code != "stop_in_progress"
             if self._last_stops > LAST_STOPS:
                 world.violation(f"{LAST_STOPS} stops did not end the job although faults had stopped: {self.where()}")
 
