@@ -6,20 +6,20 @@ from collections import Counter
 from random import Random
 
 KINDS = {
-    "slot_crash": 0.007,
-    "driver_crash": 0.014,
-    "driver_stall": 0.007,
-    "slot_stall": 0.008,
-    "link_lost": 0.003,
-    "peer_lost": 0.0015,
-    "store_error": 0.02,
-    "reply_lost": 0.02,
+    "slot_crash": 0.0125,
+    "driver_crash": 0.025,
+    "driver_stall": 0.0125,
+    "slot_stall": 0.0145,
+    "link_lost": 0.0055,
+    "peer_lost": 0.0027,
+    "store_error": 0.036,
+    "reply_lost": 0.036,
     "late_write": 0.35,
     "stale_list": 0.4,
     "torn_write": 0.5,
-    "channel_stall": 0.03,
-    "commit_error": 0.08,
-    "snapshot_error": 0.02,
+    "channel_stall": 0.054,
+    "commit_error": 0.144,
+    "snapshot_error": 0.036,
 }
 """Kind -> chance at each opportunity when a seed has chosen it at full strength. `late_write` and `torn_write`:
 chance that a dying process's unanswered write still happens, or leaves a part of itself."""
@@ -40,7 +40,7 @@ class Faults:
     def spare_processes(self) -> None:
         """Few runs end before their time: what strikes are slow channels, and snapshots that cannot be written."""
         for kind in self._rates.keys() - {"channel_stall", "late_write", "stale_list", "torn_write"}:
-            self._rates[kind] *= 0.15
+            self._rates[kind] *= 0.08
         self._rates["snapshot_error"] = 0.03
 
     def strikes(self, kind: str) -> bool:

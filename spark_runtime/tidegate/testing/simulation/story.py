@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tidegate.testing.simulation.world import World
 
 JOB_ID = "job"
-FAULTY_MS = 900
+FAULTY_MS = 700
 """About how long faults strike, milliseconds."""
 RECOVERY_BOUND_MS = 60_000
 """Once faults have stopped, a checkpoint must complete, and a stop must end the job, within this time."""
@@ -45,7 +45,7 @@ class Story:
         self._layout = JobLayout(JOB_ID)
         self._parallelism = parallelism
         self._launches = 0
-        faulty_ms = FAULTY_MS // 6 if world.crowded else FAULTY_MS
+        faulty_ms = FAULTY_MS // 4 if world.crowded else FAULTY_MS
         self._quiet_from_ms = self._scheduler.now_ms + FAULTY_MS // 2 + self._scheduler.upto(faulty_ms)
         # In some seeds the checkpoint that shows health must come when every bounded source has ended.
         self._lingers = not world.crowded and self._scheduler.chance(0.12)
