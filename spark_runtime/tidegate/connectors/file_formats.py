@@ -244,6 +244,9 @@ def _parquet(filesystem: AbstractFileSystem, path: str) -> Iterator[pq.ParquetFi
 def _text(filesystem: AbstractFileSystem, path: str) -> Any:
     """An Arrow stream over the file's text; closing the reader closes it."""
     suffix = path.rsplit(".", 1)[-1].lower()
+    if suffix == "zst":
+        # fsspec needs a package of its own for it.
+        return pa.CompressedInputStream(pa.PythonFile(filesystem.open(path, "rb"), mode="r"), "zstd")
     return pa.PythonFile(filesystem.open(path, "rb", compression=_COMPRESSIONS.get(suffix)), mode="r")
 
 
