@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tidegate.connectors.postgres import Postgres
     from tidegate.connectors.push import PushContext, Pusher, PushSource
     from tidegate.connectors.replay import Replay
+    from tidegate.connectors.text_files import Csv, JsonLines
     from tidegate.contract.errors import PipelineError, TidegateError
     from tidegate.contract.options import JobOptions
     from tidegate.pipeline.aggregates import count, max, mean, min, sum
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Csv",
     "DataGen",
     "Delta",
     "Discard",
     "Files",
     "JobOptions",
+    "JsonLines",
     "Parquet",
     "Pipeline",
     "PipelineError",
@@ -51,11 +54,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Csv": "connectors.text_files",
     "DataGen": "connectors.datagen",
     "Delta": "connectors.delta",
     "Discard": "connectors.discard",
     "Files": "connectors.files",
     "JobOptions": "contract.options",
+    "JsonLines": "connectors.text_files",
     "Parquet": "connectors.parquet",
     "Pipeline": "pipeline.pipeline",
     "PipelineError": "contract.errors",

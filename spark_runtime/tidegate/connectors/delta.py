@@ -12,10 +12,12 @@ from tidegate.connectors.contract import Sink, SinkContext, SinkWriter
 from tidegate.connectors.delta_log import DeltaLog, log_options, require_deltalake
 from tidegate.connectors.delta_types import stored_schema
 from tidegate.connectors.delta_writer import DeltaWriter
-from tidegate.connectors.parquet import DEFAULT_TARGET_FILE_ROWS
-from tidegate.connectors.parquet_layout import ParquetLayout
-from tidegate.connectors.storage import absolute, check_target_folder, is_local, open_filesystem
-from tidegate.contract.errors import OptionError, PipelineError
+from tidegate.connectors.file_layout import FileLayout
+from tidegate.connectors.file_sink import DEFAULT_TARGET_FILE_ROWS, DEFAULT_TARGET_FILE_SIZE, file_cut
+from tidegate.connectors.partitions import partition_columns
+from tidegate.connectors.storage import absolute, check_target_folder, is_local, list_folder, open_filesystem
+from tidegate.contract.errors import PipelineError
+from tidegate.contract.units import ByteSize
 
 
 class Delta(Sink):
@@ -32,11 +34,12 @@ class Delta(Sink):
             missing table is made at the first commit, with the records' columns.
         partition_by: columns of strings, integers, booleans or dates; an existing table's must be the same.
         storage_options: fsspec options, as for `Parquet`; values may be references to secrets.
-        target_file_rows: a file is closed, and the next begun, at about this many rows. A subtask writes at least one
-            file per checkpoint and partition that had records.
+        target_file_rows: a file is closed, and the next begun, at about this many rows,
+        target_file_size: or at about this size on disk, as text: "256 MiB". A subtask writes at least one file per
+            checkpoint and partition that had records.
 
     Raises:
-        OptionError: `target_file_rows` < 1, or a column twice in `partition_by`.
+        OptionError: `target_file_rows` or `target_file_size` < 1, or a column twice in `partition_by`.
     """
 
     def __init__(
@@ -46,22 +49,12 @@ class Delta(Sink):
         partition_by: str | Sequence[str] = (),
         storage_options: Mapping[str, Any] | None = None,
         target_file_rows: int = DEFAULT_TARGET_FILE_ROWS,
+        target_file_size: str | ByteSize = DEFAULT_TARGET_FILE_SIZE,
     ) -> None:
-        if target_file_rows < 1:
-            raise OptionError(
-                f"target_file_rows={target_file_rows} is too small",
-                where="Delta(target_file_rows=...)",
-                remedy="Use 1 or more",
-            )
-        columns = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
-        if len(set(columns)) < len(columns):
-            raise OptionError(
-                "a column is named twice", where="Delta(partition_by=...)", cause=f"{columns}", remedy="Name it once"
-            )
         self._url = absolute(path)
-        self._partition_by = columns
+        self._partition_by = partition_columns(partition_by, "Delta(partition_by=...)")
         self._storage_options = dict(storage_options or {})
-        self._target_file_rows = target_file_rows
+        self._cut = file_cut(target_file_rows, target_file_size, "Delta")
 
     def check(self, schema: pa.Schema) -> None:
         """Whether Delta has these types and names, and the table, if there is one, takes such files, before anything
@@ -74,8 +67,9 @@ class Delta(Sink):
         stored = stored_schema(schema, self._partition_by, self._url)
         options = log_options(self._url, self._storage_options)
         filesystem, root = open_filesystem(self._url, self._storage_options)
-        files = check_target_folder(filesystem, root, self._url)
+        check_target_folder(filesystem, root, self._url)
         log = DeltaLog(self._url, root if is_local(filesystem) else self._url, options, stored, self._partition_by)
+        files = [path for path in list_folder(filesystem, root)[0] if path.endswith(".parquet")]
         if log.find() is None and files:
             raise PipelineError(
                 "The folder holds Parquet files and is no Delta table",
@@ -91,8 +85,7 @@ class Delta(Sink):
         filesystem, root = open_filesystem(self._url, self._storage_options)
         location = root if is_local(filesystem) else self._url
         log = DeltaLog(self._url, location, options, stored, self._partition_by)
-        layout = ParquetLayout(root, ctx)
-        return DeltaWriter(filesystem, layout, ctx, self._target_file_rows, log, stored, self._partition_by)
+        return DeltaWriter(filesystem, FileLayout(root, ctx), ctx, self._cut, log, stored, self._partition_by)
 
     def describe(self) -> str:
         """The path and the partition columns."""

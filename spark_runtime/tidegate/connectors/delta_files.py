@@ -1,26 +1,24 @@
-"""Data files of a Delta table: records by partition, and what the log says of each file."""
+"""Data files of a Delta table, and what its log says of each."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import date, datetime
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from tidegate.connectors.parquet_writer import EncodedFile
+from tidegate.connectors.encoded_files import EncodedFile
+from tidegate.connectors.parquet_encoding import ParquetEncoding
+from tidegate.connectors.partitions import NULL_FOLDER
 
-PartitionValues = tuple[str | None, ...]
-
-NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 LONGEST_FOLDER = 100
 """Characters of a partition's folder name; a longer value is cut and told apart by a digest."""
 LONGEST_BOUND = 32
@@ -35,7 +33,7 @@ class DataFile(EncodedFile):
     """
 
     def __init__(self, path: str, name: str, schema: pa.Schema, partition: Mapping[str, str | None]) -> None:
-        super().__init__(path, name, schema)
+        super().__init__(path, name, schema, ParquetEncoding())
         self._columns = schema
         self._partition = dict(partition)
 
@@ -58,34 +56,6 @@ def _folder(name: str, value: str | None) -> str:
     if len(text) <= LONGEST_FOLDER:
         return text
     return f"{text[: LONGEST_FOLDER - 9]}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-
-def by_partition(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[PartitionValues, pa.RecordBatch]]:
-    """The batch's rows by the values of `columns`, in their order within each partition; without those columns."""
-    if not columns:
-        yield (), batch
-        return
-    rest = batch.drop_columns(list(columns))
-    codes = np.zeros(batch.num_rows, np.int64)
-    for name in columns:
-        encoded = batch.column(name).dictionary_encode(null_encoding="encode")
-        codes = codes * (len(encoded.dictionary) + 1) + encoded.indices.to_numpy(zero_copy_only=False)
-        # Dense again, so that no number of columns overflows.
-        codes = np.unique(codes, return_inverse=True)[1]
-    order = np.argsort(codes, kind="stable")
-    starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
-    for rows in np.split(order, starts[1:]):
-        values = tuple(_text(batch.column(name)[int(rows[0])].as_py()) for name in columns)
-        yield values, rest if len(rows) == batch.num_rows else rest.take(pa.array(rows))
-
-
-def _text(value: Any) -> str | None:
-    """A partition value in the log; there, an empty string and null are the same."""
-    if value is None or value == "":
-        return None
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return value.isoformat() if isinstance(value, date) else str(value)
 
 
 def statistics(path: str, schema: pa.Schema) -> str:

@@ -1,19 +1,21 @@
-"""The Delta sink's writer: Parquet files staged as the Parquet sink does, published by an entry in the table's log
+"""The Delta sink's writer: Parquet files staged as file sinks do, published by an entry in the table's log
 (S7.4)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 
 from tidegate.connectors.contract import Committable, SinkContext
-from tidegate.connectors.delta_files import DataFile, PartitionValues, by_partition
+from tidegate.connectors.delta_files import DataFile
 from tidegate.connectors.delta_log import DeltaLog
-from tidegate.connectors.parquet_layout import ParquetLayout
-from tidegate.connectors.parquet_writer import ROW_GROUP_BYTES, ParquetWriter
+from tidegate.connectors.file_layout import FileLayout
+from tidegate.connectors.file_writer import FileCut, FileWriter
+from tidegate.connectors.parquet_encoding import ParquetEncoding
+from tidegate.connectors.partitions import PartitionValues
 from tidegate.connectors.transactions import TransactionId, parse_transaction_id
 from tidegate.contract.errors import TidegateError
 
@@ -23,15 +25,11 @@ if TYPE_CHECKING:
 COMMIT_ATTEMPTS = 10
 """Looks at the log, each followed by an attempt to append, before a commit is given up. delta-rs itself tries 15 times
 to get past appends of others."""
-OPEN_FILES = 64
-"""Partitions written at a time; with more, the file longest without rows is closed."""
-WAITING_BYTES = 4 * ROW_GROUP_BYTES
-"""Of all open files together, before they write what they hold."""
 
 
-class DeltaWriter(ParquetWriter):
-    """Two-phase writer of one subtask of a Delta table. Staging, pre-commit, abort and recovery are the Parquet
-    sink's; a file that is in its place but not in the log is seen by no reader.
+class DeltaWriter(FileWriter):
+    """Two-phase writer of one subtask of a Delta table. Staging, pre-commit, abort and recovery are those of
+    file sinks; a file that is in its place but not in the log is seen by no reader.
 
     Commit of one transaction. The log's *application* is the sink's subtask that wrote it; its version is the
     checkpoint id of the application's last entry. The marker says the same durably of every earlier one.
@@ -49,54 +47,25 @@ class DeltaWriter(ParquetWriter):
     def __init__(
         self,
         filesystem: AbstractFileSystem,
-        layout: ParquetLayout,
+        layout: FileLayout,
         ctx: SinkContext,
-        target_file_rows: int,
+        cut: FileCut,
         log: DeltaLog,
         stored: pa.Schema,
         partition_by: Sequence[str],
     ) -> None:
-        super().__init__(filesystem, layout, ctx, target_file_rows)
+        super().__init__(filesystem, layout, ctx, ParquetEncoding(), cut, partition_by)
         self._log = log
         self._stored = stored
-        self._partition_by = tuple(partition_by)
         self._in_files = pa.schema([field for field in stored if field.name not in self._partition_by])
-        self._open: dict[PartitionValues, DataFile] = {}
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add the batch to the running transaction."""
-        if batch.num_rows == 0:
-            return
-        for values, rows in by_partition(batch.cast(self._stored), self._partition_by):
-            self._file_of(values).write(rows)
-        if sum(file.waiting_bytes for file in self._open.values()) > WAITING_BYTES:
-            for file in self._open.values():
-                file.write_group()
+        super().write(batch.cast(self._stored))
 
-    def _file_of(self, values: PartitionValues) -> DataFile:
-        """The open file of a partition, which becomes the last to be closed."""
-        file = self._open.pop(values, None)
-        if file is not None and file.rows >= self._target_file_rows:
-            file.close()
-            file = None
-        if file is None:
-            if len(self._open) >= OPEN_FILES:
-                self._open.pop(next(iter(self._open))).close()
-            file = DataFile(*self._next_file(), self._in_files, dict(zip(self._partition_by, values, strict=True)))
-            self._files.append(file)
-        self._open[values] = file
-        return file
-
-    def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
-        """Close the running transaction; the returned function makes its files durable in the staging folder. The
-        handle holds what the log's add actions say of each file."""
-        self._open = {}
-        return super().prepare_commit(checkpoint_id)
-
-    def close(self) -> None:
-        """Drop the running transaction; what was pre-committed stays."""
-        self._open = {}
-        super().close()
+    def _begin_file(self, values: PartitionValues) -> DataFile:
+        """The handle will hold what the log's add action says of it."""
+        return DataFile(*self._next_file(), self._in_files, dict(zip(self._partition_by, values, strict=True)))
 
     def _marker(self, handle: Committable) -> str:
         made = parse_transaction_id(handle.transaction_id)

@@ -3,118 +3,101 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 
-from tidegate.connectors.contract import Sink, SinkContext, SinkWriter
-from tidegate.connectors.parquet_layout import ParquetLayout
-from tidegate.connectors.parquet_writer import ParquetWriter
-from tidegate.connectors.storage import absolute, check_target_folder, open_filesystem
-from tidegate.contract.errors import OptionError, PipelineError
+from tidegate.connectors.file_sink import (
+    DEFAULT_TARGET_FILE_ROWS,
+    DEFAULT_TARGET_FILE_SIZE,
+    OTHER_FOLDER,
+    FileSink,
+)
+from tidegate.connectors.parquet_encoding import ParquetEncoding
+from tidegate.contract.errors import PipelineError
+from tidegate.contract.units import ByteSize
 
-DEFAULT_TARGET_FILE_ROWS = 1_000_000
 
-
-class Parquet(Sink):
+class Parquet(FileSink):
     """Writes records to `<path>/part-*.parquet`, for pandas, pyarrow, DuckDB (`<path>/*.parquet`) and Spark to read.
 
     Guarantee: exactly once, end to end, for readers of those files: each record in front of a completed checkpoint's
     barrier is in one published file, once, whatever fails (S7.4). Files appear one by one within a commit, not all at
-    one instant. One or more files per subtask and checkpoint that had records. How transactions are staged and
-    published: `ParquetWriter`.
+    one instant. One or more files per subtask, partition and checkpoint that had records. How transactions are staged
+    and published: `FileWriter`.
 
     Args:
-        path: folder or fsspec URL of one; made when missing. Several jobs may share it, with one schema.
+        path: folder or fsspec URL of one; made when missing. Several jobs may share it, with one schema and
+            partitioning.
+        partition_by: columns whose values become folders (`day=2026-11-21/`) and are left out of the files: strings,
+            integers, booleans or dates.
         storage_options: fsspec options; values may be references to secrets.
-        target_file_rows: a file is closed, and the next begun, at about this many rows.
+        target_file_rows: a file is closed, and the next begun, at about this many rows,
+        target_file_size: or at about this size on disk, as text: "256 MiB".
 
     Raises:
-        OptionError: `target_file_rows` < 1.
+        OptionError: `target_file_rows` or `target_file_size` < 1, or a column twice in `partition_by`.
     """
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
+        partition_by: str | Sequence[str] = (),
         storage_options: Mapping[str, Any] | None = None,
         target_file_rows: int = DEFAULT_TARGET_FILE_ROWS,
+        target_file_size: str | ByteSize = DEFAULT_TARGET_FILE_SIZE,
     ) -> None:
-        if target_file_rows < 1:
-            raise OptionError(
-                f"target_file_rows={target_file_rows} is too small",
-                where="Parquet(target_file_rows=...)",
-                remedy="Use 1 or more",
-            )
-        self._url = absolute(path)
-        self._storage_options = dict(storage_options or {})
-        self._target_file_rows = target_file_rows
+        super().__init__(
+            path,
+            ParquetEncoding(),
+            partition_by=partition_by,
+            storage_options=storage_options,
+            target_file_rows=target_file_rows,
+            target_file_size=target_file_size,
+        )
 
-    def check(self, schema: pa.Schema) -> None:
-        """Whether Parquet has these types and the folder can be used, before anything runs.
+    @property
+    def _suffixes(self) -> tuple[str, ...]:
+        return (".parquet",)
 
-        Raises:
-            PipelineError: a column's type, the folder, or files of another schema in it.
-        """
-        stored = _stored_schema(schema, self._url)
-        filesystem, root = open_filesystem(self._url, self._storage_options)
-        found = check_target_folder(filesystem, root, self._url)
-        if found:
-            _check_same(filesystem, found[0], stored)
+    def _check_types(self, schema: pa.Schema) -> None:
+        for field in schema:
+            try:
+                _round_trip(pa.schema([field]))
+            except (pa.ArrowException, OSError) as e:
+                raise PipelineError(
+                    f"Column {field.name!r} of type {field.type} cannot be written to Parquet",
+                    where=self._url,
+                    cause=str(e),
+                    remedy="Cast it with with_columns(), or leave it out with select()",
+                ) from e
 
-    def create_writer(self, ctx: SinkContext) -> SinkWriter:
-        """A writer into this subtask's staging folder."""
-        filesystem, root = open_filesystem(self._url, self._storage_options)
-        return ParquetWriter(filesystem, ParquetLayout(root, ctx), ctx, self._target_file_rows)
-
-    def describe(self) -> str:
-        """The path."""
-        return f"Parquet({self._url!r})"
-
-
-def _stored_schema(schema: pa.Schema, url: str) -> pa.Schema:
-    if len(set(schema.names)) != len(schema.names):
-        twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
-        raise PipelineError("Column names repeat", where=url, cause=f"{twice}", remedy="Rename with select()")
-    for field in schema:
+    def _check_same(self, filesystem: AbstractFileSystem, path: str, schema: pa.Schema) -> None:
         try:
-            _round_trip(pa.schema([field]))
+            with filesystem.open(path, "rb") as file:
+                there = pq.read_schema(file)
         except (pa.ArrowException, OSError) as e:
             raise PipelineError(
-                f"Column {field.name!r} of type {field.type} cannot be written to Parquet",
-                where=url,
-                cause=str(e),
-                remedy="Cast it with with_columns(), or leave it out with select()",
+                "A file in the sink's folder is not readable as Parquet", where=path, cause=str(e), remedy=OTHER_FOLDER
             ) from e
-    return _round_trip(schema)
+        ours, theirs = [(f.name, f.type) for f in _round_trip(schema)], [(f.name, f.type) for f in there]
+        if ours != theirs:
+            raise PipelineError(
+                "The sink's folder holds files of another schema",
+                where=path,
+                cause=f"there: {_columns(theirs)}; to be written: {_columns(ours)}",
+                remedy=OTHER_FOLDER,
+            )
 
 
 def _round_trip(schema: pa.Schema) -> pa.Schema:
     out = pa.BufferOutputStream()
     pq.write_table(schema.empty_table(), out)
     return pq.read_schema(pa.BufferReader(out.getvalue()))
-
-
-def _check_same(filesystem: AbstractFileSystem, path: str, stored: pa.Schema) -> None:
-    remedy = "Write to another folder, or remove what is there"
-    try:
-        with filesystem.open(path, "rb") as file:
-            there = pq.read_schema(file)
-    except (pa.ArrowException, OSError) as e:
-        raise PipelineError(
-            "A file in the sink's folder is not readable as Parquet", where=path, cause=str(e), remedy=remedy
-        ) from e
-    ours, theirs = [(f.name, f.type) for f in stored], [(f.name, f.type) for f in there]
-    if ours != theirs:
-        raise PipelineError(
-            "The sink's folder holds files of another schema",
-            where=path,
-            cause=f"there: {_columns(theirs)}; to be written: {_columns(ours)}",
-            remedy=remedy,
-        )
 
 
 def _columns(fields: list[tuple[str, pa.DataType]]) -> str:

@@ -56,8 +56,8 @@ def sync_to_disk(path: str) -> None:
         os.close(descriptor)
 
 
-def check_target_folder(filesystem: AbstractFileSystem, root: str, url: str) -> list[str]:
-    """Paths of the Parquet files right in a sink's folder, sorted; none when it is missing and can be made.
+def check_target_folder(filesystem: AbstractFileSystem, root: str, url: str) -> None:
+    """Whether a sink can write into this folder, or make it.
 
     Raises:
         PipelineError: it is a file, its bucket is missing, or this process may not write there.
@@ -69,7 +69,8 @@ def check_target_folder(filesystem: AbstractFileSystem, root: str, url: str) -> 
             _check_writable(root)
         elif _lacks_bucket(filesystem, root):
             raise FileNotFoundError(f"there is no bucket {root.split('/', 1)[0]!r}")
-        names = filesystem.ls(root, detail=False) if filesystem.isdir(root) else []
+        if filesystem.isdir(root):
+            filesystem.ls(root)
     except OSError as e:
         raise PipelineError(
             "The sink's path cannot be used",
@@ -77,7 +78,19 @@ def check_target_folder(filesystem: AbstractFileSystem, root: str, url: str) -> 
             cause=str(e),
             remedy="Check the path and its access rights",
         ) from e
-    return sorted(name for name in names if name.endswith(".parquet"))
+
+
+def list_folder(filesystem: AbstractFileSystem, folder: str) -> tuple[list[str], list[str]]:
+    """Paths of the files and of the folders right in a folder, sorted; none when it is missing."""
+    try:
+        entries = filesystem.ls(folder, detail=True)
+    except FileNotFoundError:
+        return [], []
+    # An object store may show the folder itself, as an empty object.
+    paths = {kind: [e["name"].rstrip("/") for e in entries if e["type"] == kind] for kind in ("file", "directory")}
+    own = folder.strip("/")
+    files, folders = (sorted(p for p in found if p.strip("/") != own) for found in paths.values())
+    return files, folders
 
 
 def _check_writable(root: str) -> None:

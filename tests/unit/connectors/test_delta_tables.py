@@ -16,11 +16,12 @@ import pytest
 from deltalake import DeltaTable, Schema
 from deltalake.schema import Field, PrimitiveType
 
-from tidegate.connectors import delta_writer
+from tidegate.connectors import file_writer
 from tidegate.connectors.contract import SinkContext, SinkWriter
 from tidegate.connectors.delta import Delta
-from tidegate.connectors.delta_files import LONGEST_FOLDER, by_partition
+from tidegate.connectors.delta_files import LONGEST_FOLDER
 from tidegate.connectors.delta_log import DeltaLog, log_options
+from tidegate.connectors.partitions import by_partition
 from tidegate.contract.errors import OptionError, PipelineError
 from tidegate.testing.sink_conformance import Reign
 
@@ -108,8 +109,8 @@ def test_rows_keep_their_order_within_a_partition_and_null_is_one() -> None:
 def test_more_partitions_than_files_may_be_open_are_written_completely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delta_writer, "OPEN_FILES", 3)
-    monkeypatch.setattr(delta_writer, "WAITING_BYTES", 100)
+    monkeypatch.setattr(file_writer, "OPEN_FILES", 3)
+    monkeypatch.setattr(file_writer, "WAITING_BYTES", 100)
     table = pa.table({"k": [n % 7 for n in range(140)], "n": list(range(140))})
     write(tmp_path, pa.Table.from_batches(table.to_batches(max_chunksize=20)), partition_by="k", target_file_rows=6)
     read = DeltaTable(tmp_path).to_pyarrow_table().select(["k", "n"])

@@ -15,13 +15,15 @@ import pyarrow as pa
 import pyarrow.dataset as pa_dataset
 import pyarrow.parquet as pq
 import pytest
+from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from tidegate.connectors.contract import Committable, SinkWriter
+from tidegate.connectors.contract import Committable, SinkContext, SinkWriter
+from tidegate.connectors.file_layout import FileLayout, StagedName, parse_staged_name, token
+from tidegate.connectors.file_writer import FileCut, FileWriter
 from tidegate.connectors.parquet import Parquet
-from tidegate.connectors.parquet_layout import ParquetLayout, StagedName, parse_staged_name, token
-from tidegate.connectors.parquet_writer import ParquetWriter
+from tidegate.connectors.parquet_encoding import ParquetEncoding
 from tidegate.contract.errors import OptionError, PipelineError, TidegateError
 from tidegate.testing.sink_conformance import Reign, numbers
 
@@ -31,6 +33,10 @@ SCHEMA = Reign.schema
 def staged(writer: SinkWriter, checkpoint_id: int, first: int, rows: int) -> list[Committable]:
     writer.write(numbers(first, rows))
     return list(writer.prepare_commit(checkpoint_id)())
+
+
+def writer_to(filesystem: AbstractFileSystem, root: str, ctx: SinkContext, target_file_rows: int) -> FileWriter:
+    return FileWriter(filesystem, FileLayout(root, ctx), ctx, ParquetEncoding(), FileCut(target_file_rows, 2**20))
 
 
 def numbers_in(folder: Path) -> list[int]:
@@ -154,7 +160,7 @@ def test_a_commit_that_crashes_at_any_step_is_completed_by_the_next_run(
         filesystem = CrashingLocal() if store == "local" else CrashingMemory()
         root = f"{tmp_path}/{at}" if store == "local" else f"/crash-{at}"
         reign = Reign()
-        writer = ParquetWriter(filesystem, ParquetLayout(root, reign.context()), reign.context(), 2)
+        writer = writer_to(filesystem, root, reign.context(), 2)
         writer.write(numbers(0, 2))
         handles = staged(writer, 1, 2, 1) + staged(writer, 2, 3, 1)
         point = CrashPoint(at)
@@ -167,7 +173,7 @@ def test_a_commit_that_crashes_at_any_step_is_completed_by_the_next_run(
             except Crash:
                 crashes += 1
         reign.run = 2
-        after = ParquetWriter(filesystem, ParquetLayout(root, reign.context()), reign.context(), 2)
+        after = writer_to(filesystem, root, reign.context(), 2)
         after.commit(handles)
         after.recover(2)
         found = []
@@ -189,10 +195,10 @@ def test_a_quicker_run_with_the_same_permit_does_not_disturb(
         filesystem = CrashingLocal() if store == "local" else CrashingMemory()
         root = f"{tmp_path}/{at}" if store == "local" else f"/overtaken-{at}"
         reign = Reign()
-        slower = ParquetWriter(filesystem, ParquetLayout(root, reign.context()), reign.context(), 2)
+        slower = writer_to(filesystem, root, reign.context(), 2)
         handles = staged(slower, 1, 0, 3)
         reign.run = 2
-        quicker = ParquetWriter(filesystem, ParquetLayout(root, reign.context()), reign.context(), 2)
+        quicker = writer_to(filesystem, root, reign.context(), 2)
         steps = 0
 
         def overtaken(effect: Callable[..., Any], *args: Any) -> Any:
@@ -219,7 +225,7 @@ def test_a_quicker_run_with_the_same_permit_does_not_disturb(
 def test_staged_data_is_uploaded_only_by_the_asynchronous_part(tmp_path: Path) -> None:
     filesystem = CrashingMemory()
     ctx = Reign().context()
-    writer = ParquetWriter(filesystem, ParquetLayout("/uploads", ctx), ctx, 10)
+    writer = writer_to(filesystem, "/uploads", ctx, 10)
     writer.write(numbers(0, 3))
     stage = writer.prepare_commit(1)
     assert filesystem.glob("/uploads/**/*.staged") == []
@@ -236,7 +242,7 @@ def test_recovery_leaves_files_alone_that_it_does_not_know(tmp_path: Path) -> No
 
 
 def test_staged_names_can_be_read_back_and_tokens_never_collide() -> None:
-    name = StagedName(3, "run-a_1", 12, 0)
+    name = StagedName(3, "run-a_1", 12, 0, ".csv.gz")
     assert parse_staged_name(str(name)) == name
     assert parse_staged_name("x.parquet") is None
     texts = ["a-b", "a_b", "a--b", "a/b", "../a", "a b", ".a", "-a", "ä", ""]

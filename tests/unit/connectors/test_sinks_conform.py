@@ -1,20 +1,25 @@
-"""Parquet (local and object store), Delta and CollectSink against the sink contract (S7.4)."""
+"""The file sinks (local and object store, partitioned or not), Delta and CollectSink against the contract (S7.4)."""
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-import fsspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
+from fsspec.core import url_to_fs
 
-from tidegate.connectors.contract import Sink
+from tidegate.connectors.contract import Sink, SinkContext, SinkWriter
 from tidegate.connectors.delta import Delta
 from tidegate.connectors.parquet import Parquet
+from tidegate.connectors.text_files import Csv, JsonLines
 from tidegate.testing.collect import CollectSink, collected, forget_collected
 from tidegate.testing.sink_conformance import SinkConformance
 
@@ -41,38 +46,104 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     yield
 
 
+class _WithHalf(Sink):
+    """Adds a column to partition by: whether n is odd."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+
+    def create_writer(self, ctx: SinkContext) -> SinkWriter:
+        schema = ctx.schema.append(pa.field("odd", pa.bool_()))
+        writer = self.sink.create_writer(replace(ctx, schema=schema))
+        write = writer.write
+
+        def write_both(batch: pa.RecordBatch) -> None:
+            odd = [n % 2 == 1 for n in batch.column("n").to_pylist()]
+            write(pa.record_batch([batch.column("n"), pa.array(odd, pa.bool_())], schema=schema))
+
+        writer.write = write_both  # type: ignore[method-assign]
+        return writer
+
+
 @pytest.mark.usefixtures("folder")
 class TestParquetOnLocalDisk(SinkConformance):
     folder: Path
     path = ""
+    target = "{folder}/{number}"
+    pattern = "*.parquet"
 
     def make_sink(self, fresh: bool) -> Sink:
         if fresh:
-            self.path = f"{self.folder}/{next(_numbers)}"
-        return Parquet(self.path, target_file_rows=2)
+            self.path = self.target.format(folder=self.folder, number=next(_numbers))
+        return self.sink_at(self.path)
+
+    def sink_at(self, path: str) -> Sink:
+        return Parquet(path, target_file_rows=2)
 
     def visible(self) -> list[int]:
-        """As DuckDB, pandas and Spark look: Parquet files right in the folder."""
-        return [n for file in Path(self.path).glob("*.parquet") for n in pq.read_table(file).column("n").to_pylist()]
+        """As DuckDB, pandas and Spark look: files right in the folder, or in a partition's."""
+        filesystem, root = url_to_fs(self.path)
+        found: list[int] = []
+        for path in filesystem.glob(f"{root}/{self.pattern}"):
+            with filesystem.open(path, "rb") as file:
+                found += self.read(file.read())
+        return found
+
+    def read(self, content: bytes) -> list[int]:
+        return [int(n) for n in pq.read_table(pa.BufferReader(content)).column("n").to_pylist()]
 
 
-class TestParquetOnAnObjectStore(SinkConformance):
+class TestParquetOnAnObjectStore(TestParquetOnLocalDisk):
     """The memory file system has no rename either, and shows an object whole or not at all."""
 
-    path = ""
+    target = "memory://sink-{number}"
 
-    def make_sink(self, fresh: bool) -> Sink:
-        if fresh:
-            self.path = f"memory://sink-{next(_numbers)}"
-        return Parquet(self.path, target_file_rows=2)
 
-    def visible(self) -> list[int]:
-        filesystem = fsspec.filesystem("memory")
-        found: list[int] = []
-        for path in filesystem.glob(f"{self.path}/*.parquet"):
-            with filesystem.open(path) as file:
-                found += pq.read_table(file).column("n").to_pylist()
-        return found
+class TestPartitionedParquet(TestParquetOnLocalDisk):
+    pattern = "odd=*/*.parquet"
+
+    def sink_at(self, path: str) -> Sink:
+        return _WithHalf(Parquet(path, target_file_rows=2, partition_by="odd"))
+
+
+class TestCsv(TestParquetOnLocalDisk):
+    pattern = "*.csv"
+
+    def sink_at(self, path: str) -> Sink:
+        return Csv(path, target_file_rows=2)
+
+    def read(self, content: bytes) -> list[int]:
+        header, *lines = content.decode().splitlines()
+        assert header == '"n"'
+        return [int(line.strip('"')) for line in lines]
+
+
+class TestPartitionedCsv(TestCsv):
+    pattern = "odd=*/*.csv"
+
+    def sink_at(self, path: str) -> Sink:
+        return _WithHalf(Csv(path, target_file_rows=2, partition_by="odd"))
+
+
+class TestJsonLines(TestParquetOnLocalDisk):
+    pattern = "*.jsonl"
+
+    def sink_at(self, path: str) -> Sink:
+        return JsonLines(path, target_file_rows=2)
+
+    def read(self, content: bytes) -> list[int]:
+        return [json.loads(line)["n"] for line in content.decode().splitlines()]
+
+
+class TestPartitionedJsonLinesOnAnObjectStore(TestJsonLines):
+    target = "memory://sink-{number}"
+    pattern = "odd=*/*.jsonl.gz"
+
+    def sink_at(self, path: str) -> Sink:
+        return _WithHalf(JsonLines(path, target_file_rows=2, partition_by="odd", compression="gzip"))
+
+    def read(self, content: bytes) -> list[int]:
+        return super().read(gzip.decompress(content))
 
 
 @pytest.mark.usefixtures("folder")

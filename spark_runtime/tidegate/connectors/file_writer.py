@@ -1,4 +1,4 @@
-"""The Parquet sink's writer: stage, pre-commit, publish, clean up (S7.4)."""
+"""The writer of all file sinks: stage, pre-commit, publish, clean up (S7.4)."""
 
 from __future__ import annotations
 
@@ -8,83 +8,46 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 
 from tidegate.connectors.contract import Committable, SinkContext, SinkWriter
-from tidegate.connectors.parquet_layout import ParquetLayout, parse_staged_name, target_name
+from tidegate.connectors.encoded_files import EncodedFile, FileEncoding
+from tidegate.connectors.file_layout import FileLayout, parse_staged_name, target_name
+from tidegate.connectors.partitions import PartitionValues, by_partition, hive_folder
 from tidegate.connectors.storage import is_local, sync_to_disk
 from tidegate.connectors.transactions import check_own, looks_after, parse_transaction_id, transaction_id
 from tidegate.contract.errors import TidegateError
 
-ROW_GROUP_ROWS = 131_072
-"""Records wait in memory until a row group of this many rows is full ..."""
-ROW_GROUP_BYTES = 32 * 2**20
-"""... or until they take this many bytes."""
 MARKER_VERSION = 1
+OPEN_FILES = 64
+"""Partitions written at a time; with more, the file longest without rows is closed."""
+WAITING_BYTES = 128 * 2**20
+"""Of all open files together, before they encode what they hold."""
 
 
-class EncodedFile:
-    """One Parquet file being written to local disk. Records wait until a row group is worth writing.
+@dataclass(frozen=True)
+class FileCut:
+    """When a file is closed and the next begun: at about so many rows, or bytes on disk, whichever comes first."""
 
-    Attributes:
-        rows: written so far, those that wait included.
-        waiting_bytes: of records that wait in memory.
-    """
+    rows: int
+    size_bytes: int
 
-    def __init__(self, path: str, name: str, schema: pa.Schema) -> None:
-        self.path = path
-        self.name = name
-        self.rows = 0
-        self._schema = schema
-        self._writer = pq.ParquetWriter(path, schema)
-        self._waiting: list[pa.RecordBatch] = []
-        self._waiting_rows = 0
-        self.waiting_bytes = 0
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Add records."""
-        self.rows += batch.num_rows
-        self._waiting.append(batch)
-        self._waiting_rows += batch.num_rows
-        self.waiting_bytes += batch.get_total_buffer_size()
-        if self._waiting_rows >= ROW_GROUP_ROWS or self.waiting_bytes >= ROW_GROUP_BYTES:
-            self.write_group()
-
-    def write_group(self) -> None:
-        """Write what waits as a row group."""
-        if self._waiting:
-            self._writer.write_table(pa.Table.from_batches(self._waiting, self._schema), row_group_size=ROW_GROUP_ROWS)
-            self._waiting, self._waiting_rows, self.waiting_bytes = [], 0, 0
-
-    def close(self) -> None:
-        """Write what waits, and the footer; may be called again."""
-        self.write_group()
-        self._writer.close()
-
-    def entry(self) -> dict[str, Any]:
-        """What the transaction's handle says of the file, after `close`."""
-        return {"staged": self.name, "rows": self.rows}
-
-    def drop(self) -> None:
-        """Remove the file, whatever state it is in."""
-        self._waiting = []
-        with suppress(OSError, pa.ArrowException):
-            self._writer.close()
-        with suppress(OSError):
-            os.remove(self.path)
+    def reached(self, file: EncodedFile) -> bool:
+        """Whether the file is long enough."""
+        return file.rows >= self.rows or file.size_bytes() >= self.size_bytes
 
 
-class ParquetWriter(SinkWriter):
+class FileWriter(SinkWriter):
     """Two-phase writer of one subtask. A transaction is what was written between two barriers; its handle names its
     files.
 
     - `write`: encodes to a file that no reader looks at: in the staging folder of a local target, else in scratch
-      space.
-    - pre-commit (asynchronous): footer, then fsync or upload to the staging folder.
+      space; one file for each partition at a time.
+    - pre-commit (asynchronous): the files' ends, then fsync or upload to the staging folder.
     - `commit`: every file is renamed into place (local: atomic) or copied and its staged copy removed (object stores:
       an object appears whole); the transaction's marker follows. Repeating any part is harmless. With a marker:
       nothing to do, also when readers have moved the files since. Without marker: a staged file is published, a
@@ -97,15 +60,26 @@ class ParquetWriter(SinkWriter):
     """
 
     def __init__(
-        self, filesystem: AbstractFileSystem, layout: ParquetLayout, ctx: SinkContext, target_file_rows: int
+        self,
+        filesystem: AbstractFileSystem,
+        layout: FileLayout,
+        ctx: SinkContext,
+        encoding: FileEncoding,
+        cut: FileCut,
+        partition_by: Sequence[str] = (),
     ) -> None:
         self._fs = filesystem
         self._local = is_local(filesystem)
         self._layout = layout
         self._ctx = ctx
-        self._target_file_rows = target_file_rows
+        self._encoding = encoding
+        self._cut = cut
+        self._partition_by = tuple(partition_by)
+        in_files = [field for field in ctx.schema if field.name not in self._partition_by]
+        self._in_files = pa.schema(in_files, ctx.schema.metadata)
         self._number = 1
         self._files: list[EncodedFile] = []
+        self._open: dict[PartitionValues, EncodedFile] = {}
         self._scratch: str | None = None
         if self._local:
             os.makedirs(layout.staging, exist_ok=True)
@@ -115,27 +89,45 @@ class ParquetWriter(SinkWriter):
         """Add the batch to the running transaction."""
         if batch.num_rows == 0:
             return
-        if not self._files or self._files[-1].rows >= self._target_file_rows:
-            if self._files:
-                self._files[-1].close()
-            self._files.append(EncodedFile(*self._next_file(), self._ctx.schema))
-        self._files[-1].write(batch)
+        for values, rows in by_partition(batch, self._partition_by):
+            self._file_of(values).write(rows)
+        if sum(file.waiting_bytes for file in self._open.values()) > WAITING_BYTES:
+            for file in self._open.values():
+                file.write_group()
+
+    def _file_of(self, values: PartitionValues) -> EncodedFile:
+        """The open file of a partition, which becomes the last to be closed."""
+        file = self._open.pop(values, None)
+        if file is not None and self._cut.reached(file):
+            file.close()
+            file = None
+        if file is None:
+            if len(self._open) >= OPEN_FILES:
+                self._open.pop(next(iter(self._open))).close()
+            file = self._begin_file(values)
+            self._files.append(file)
+        self._open[values] = file
+        return file
+
+    def _begin_file(self, values: PartitionValues) -> EncodedFile:
+        folder = hive_folder(self._partition_by, values)
+        return EncodedFile(*self._next_file(), self._in_files, self._encoding, folder)
 
     def _next_file(self) -> tuple[str, str]:
         """Path and name of the running transaction's next file."""
-        name = self._layout.staged_name(self._number, len(self._files))
+        name = self._layout.staged_name(self._number, len(self._files), self._encoding.suffix)
         return self._encoding_path(name), name
 
     def _encoding_path(self, name: str) -> str:
         if self._local:
             return self._layout.staged(name)
         if self._scratch is None:
-            self._scratch = tempfile.mkdtemp(prefix="parquet-", dir=self._ctx.scratch or None)
+            self._scratch = tempfile.mkdtemp(prefix="files-", dir=self._ctx.scratch or None)
         return os.path.join(self._scratch, name)
 
     def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
         """Close the running transaction; the returned function makes its files durable in the staging folder."""
-        files, self._files = self._files, []
+        files, self._files, self._open = self._files, [], {}
         number, self._number = self._number, self._number + 1
         if not files:
             return tuple
@@ -187,16 +179,15 @@ class ParquetWriter(SinkWriter):
         """Bring every staged file to its place; the paths there, relative to the sink's folder."""
         made = parse_transaction_id(handle.transaction_id)
         files = handle.data["files"]
-        targets = [file.get("folder", "") + target_name(made, number) for number, file in enumerate(files)]
-        folders = {os.path.dirname(self._layout.target(target)) for target in targets}
+        targets = [file.get("folder", "") + target_name(made, n, file["staged"]) for n, file in enumerate(files)]
         if self._local:
-            for folder in folders:
-                os.makedirs(folder, exist_ok=True)
+            for target in targets:
+                os.makedirs(os.path.dirname(self._layout.target(target)), exist_ok=True)
         for file, target in zip(files, targets, strict=True):
             staged = self._layout.staged(file["staged"], made.subtask)
             self._publish(staged, self._layout.target(target), handle.transaction_id)
         if self._local:
-            for folder in sorted({*folders, self._layout.root}):
+            for folder in self._layout.folders_of(targets):
                 sync_to_disk(folder)
         return targets
 
@@ -287,6 +278,6 @@ class ParquetWriter(SinkWriter):
         """Drop the running transaction; what was pre-committed stays."""
         for file in self._files:
             file.drop()
-        self._files = []
+        self._files, self._open = [], {}
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Where the Parquet sink keeps what: every path below a sink's folder is built here.
+"""Where file sinks keep what: every path below a sink's folder is built here.
 
-    <path>/part-<job>--<lineage>--<uid>--<subtask>--<checkpoint>--<n>.parquet      published, seen by readers
-    <path>/_tidegate/staging/<job>/<lineage>/<uid>/<subtask>/<name>.parquet.staged  pre-committed or being written
-    <path>/_tidegate/commits/<transaction id>.json                                  commit markers
+    <path>/[<column>=<value>/...]part-<job>--<lineage>--<uid>--<subtask>--<checkpoint>--<n>.<suffix>  published
+    <path>/_tidegate/staging/<job>/<lineage>/<uid>/<subtask>/<name>.<suffix>.staged   pre-committed or being written
+    <path>/_tidegate/commits/<transaction id>.json                                    commit markers
 
 Readers (Spark, pandas, pyarrow datasets, DuckDB on `<path>/*.parquet`) pass over `_tidegate`. A staged name carries
 generation, run, transaction number and file number, so that a zombie never writes to its successor's file (S9.2).
@@ -12,37 +12,42 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tidegate.connectors.contract import SinkContext
 from tidegate.connectors.transactions import TransactionId
+from tidegate.contract.errors import TidegateError
 
 PRIVATE_FOLDER = "_tidegate"
-STAGED_SUFFIX = ".parquet.staged"
+STAGED_SUFFIX = ".staged"
 
 _SEPARATOR = "--"
 _PLAIN = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
-_STAGED_NAME = re.compile(r"g(\d+)--(.+)--(\d+)--(\d+)\.parquet\.staged")
+_STAGED_NAME = re.compile(r"g(\d+)--(.+)--(\d+)--(\d+)((?:\.[a-z0-9]+)+)\.staged")
+_PUBLISHED_NAME = re.compile(r"part-(.+)--(\d+)--(\d+)--(\d+)(?:\.[a-z0-9]+)+")
 
 
 @dataclass(frozen=True)
 class StagedName:
-    """Who wrote a staged file: generation, run, transaction number and file number within it."""
+    """Who wrote a staged file: generation, run, transaction number and file number within it; and the file's
+    suffix."""
 
     generation: int
     run: str
     transaction: int
     file: int
+    suffix: str
 
     def __str__(self) -> str:
         parts = [f"g{self.generation}", self.run, str(self.transaction), str(self.file)]
-        return _SEPARATOR.join(parts) + STAGED_SUFFIX
+        return _SEPARATOR.join(parts) + self.suffix + STAGED_SUFFIX
 
 
 def parse_staged_name(name: str) -> StagedName | None:
     """Inverse of `str(StagedName)`; None for a file that is not ours."""
     match = _STAGED_NAME.fullmatch(name)
-    return StagedName(int(match[1]), match[2], int(match[3]), int(match[4])) if match else None
+    return StagedName(int(match[1]), match[2], int(match[3]), int(match[4]), match[5]) if match else None
 
 
 def token(text: str) -> str:
@@ -53,7 +58,7 @@ def token(text: str) -> str:
     return f"{re.sub('[^A-Za-z0-9_]', '_', text)}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-class ParquetLayout:
+class FileLayout:
     """The paths of one subtask's writer below `root`, without a trailing slash.
 
     Attributes:
@@ -67,6 +72,7 @@ class ParquetLayout:
         self._run = token(ctx.run_id)
         self._generation = ctx.generation
         names = [token(ctx.job_id), token(ctx.lineage), token(ctx.uid)]
+        self._writers = _SEPARATOR.join(names)
         self.staging_of_all = "/".join([self.root, PRIVATE_FOLDER, "staging", *names])
         self.staging = f"{self.staging_of_all}/{ctx.subtask}"
         self.commits = f"{self.root}/{PRIVATE_FOLDER}/commits"
@@ -75,9 +81,9 @@ class ParquetLayout:
         """Whether this very run wrote the staged file."""
         return (name.generation, name.run) == (self._generation, self._run)
 
-    def staged_name(self, transaction: int, file: int) -> str:
+    def staged_name(self, transaction: int, file: int, suffix: str) -> str:
         """Name, within `staging`, of a file this run writes."""
-        return str(StagedName(self._generation, self._run, transaction, file))
+        return str(StagedName(self._generation, self._run, transaction, file, suffix))
 
     def staged(self, name: str, subtask: int | None = None) -> str:
         """Path of a file staged by `subtask`; None: by this one."""
@@ -86,6 +92,20 @@ class ParquetLayout:
     def target(self, name: str) -> str:
         """Path of a published file."""
         return f"{self.root}/{name}"
+
+    def folders_of(self, targets: Sequence[str]) -> list[str]:
+        """The folders of published files, and those above them up to the sink's own; the deepest first."""
+        found = {self.root}
+        for target in targets:
+            parts = target.split("/")[:-1]
+            found.update(self.target("/".join(parts[:depth])) for depth in range(1, len(parts) + 1))
+        return sorted(found, reverse=True)
+
+    def checkpoint_of(self, name: str) -> int | None:
+        """The checkpoint for which a subtask of this sink, in this lineage, published the file of this name; None: it
+        is none of theirs."""
+        match = _PUBLISHED_NAME.fullmatch(name)
+        return int(match[3]) if match and match[1] == self._writers else None
 
     def marker(self, transaction_id: str) -> str:
         """Path of a transaction's commit marker."""
@@ -96,7 +116,11 @@ class ParquetLayout:
         return f"{marker}.g{self._generation}-{self._run}.tmp"
 
 
-def target_name(made: TransactionId, file: int) -> str:
-    """Name of the published file; unique, because checkpoint ids are claimed once in a lineage."""
+def target_name(made: TransactionId, file: int, staged: str) -> str:
+    """Name of the published file; unique, because checkpoint ids are claimed once in a lineage. Its suffix is that of
+    the staged file: the sink may write another format, or another compression, by now."""
+    name = parse_staged_name(staged)
+    if name is None:
+        raise TidegateError("Not a staged file", where=staged, cause="damaged or foreign state of a sink")
     parts = [token(made.job_id), token(made.lineage), token(made.uid), str(made.subtask), str(made.checkpoint_id)]
-    return f"part-{_SEPARATOR.join([*parts, str(file)])}.parquet"
+    return f"part-{_SEPARATOR.join([*parts, str(file)])}{name.suffix}"

@@ -1,0 +1,103 @@
+"""Files being written by a file sink, whatever their format: the format's part is a `FileEncoding`."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+
+class OpenEncoding(Protocol):
+    """One file being encoded to local disk."""
+
+    def write(self, table: pa.Table) -> None:
+        """Encode records behind those that are there."""
+
+    def size_bytes(self) -> int:
+        """Written to disk so far, about."""
+
+    def close(self) -> None:
+        """Write what ends the file; may be called again."""
+
+
+class FileEncoding(Protocol):
+    """A file format and its options. Frozen."""
+
+    @property
+    def suffix(self) -> str:
+        """Of file names, from the first dot on: `.csv.gz`."""
+
+    @property
+    def group_rows(self) -> int:
+        """Records wait in memory until there are so many ..."""
+
+    @property
+    def group_bytes(self) -> int:
+        """... or until they take so many bytes; they are encoded on the slot's loop."""
+
+    def open(self, path: str, schema: pa.Schema) -> OpenEncoding:
+        """Begin a file."""
+
+
+class EncodedFile:
+    """One file being written to local disk. Records wait until a group of them is worth encoding.
+
+    Args:
+        name: in the staging folder.
+        folder: of the published file within the sink's, with a slash behind it; empty: right in it.
+
+    Attributes:
+        rows: written so far, those that wait included.
+        waiting_bytes: of records that wait in memory.
+    """
+
+    def __init__(self, path: str, name: str, schema: pa.Schema, encoding: FileEncoding, folder: str = "") -> None:
+        self.path = path
+        self.name = name
+        self.rows = 0
+        self._folder = folder
+        self._schema = schema
+        self._encoding = encoding
+        self._open = encoding.open(path, schema)
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_rows = 0
+        self.waiting_bytes = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add records."""
+        self.rows += batch.num_rows
+        self._waiting.append(batch)
+        self._waiting_rows += batch.num_rows
+        self.waiting_bytes += batch.get_total_buffer_size()
+        if self._waiting_rows >= self._encoding.group_rows or self.waiting_bytes >= self._encoding.group_bytes:
+            self.write_group()
+
+    def write_group(self) -> None:
+        """Encode what waits."""
+        if self._waiting:
+            self._open.write(pa.Table.from_batches(self._waiting, self._schema))
+            self._waiting, self._waiting_rows, self.waiting_bytes = [], 0, 0
+
+    def size_bytes(self) -> int:
+        """Written to disk so far, about; without what waits."""
+        return self._open.size_bytes()
+
+    def close(self) -> None:
+        """Encode what waits, and end the file; may be called again."""
+        self.write_group()
+        self._open.close()
+
+    def entry(self) -> dict[str, Any]:
+        """What the transaction's handle says of the file, after `close`."""
+        folder = {"folder": self._folder} if self._folder else {}
+        return {"staged": self.name, "rows": self.rows, **folder}
+
+    def drop(self) -> None:
+        """Remove the file, whatever state it is in."""
+        self._waiting = []
+        with suppress(OSError, ValueError, pa.ArrowException):
+            self._open.close()
+        with suppress(OSError):
+            os.remove(self.path)

@@ -1,0 +1,121 @@
+"""FileSink: what the sinks share that write a folder of files with two-phase commit."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from fsspec import AbstractFileSystem
+
+from tidegate.connectors.contract import Sink, SinkContext, SinkWriter
+from tidegate.connectors.encoded_files import FileEncoding
+from tidegate.connectors.file_layout import FileLayout
+from tidegate.connectors.file_writer import FileCut, FileWriter
+from tidegate.connectors.partitions import check_partition_columns, partition_columns
+from tidegate.connectors.storage import absolute, check_target_folder, list_folder, open_filesystem
+from tidegate.contract.errors import OptionError, PipelineError
+from tidegate.contract.units import ByteSize, parse_size
+
+DEFAULT_TARGET_FILE_ROWS = 1_000_000
+DEFAULT_TARGET_FILE_SIZE = "256 MiB"
+OTHER_FOLDER = "Write to another folder, or remove what is there"
+
+
+class FileSink(Sink):
+    """Writes records to `<path>/part-*`, or `<path>/<column>=<value>/part-*`. A format gives its encoding, and says
+    which types it takes.
+
+    Args, raises: as the subclasses say.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        encoding: FileEncoding,
+        *,
+        partition_by: str | Sequence[str],
+        storage_options: Mapping[str, Any] | None,
+        target_file_rows: int,
+        target_file_size: str | ByteSize,
+    ) -> None:
+        name = type(self).__name__
+        self._url = absolute(path)
+        self._encoding = encoding
+        self._partition_by = partition_columns(partition_by, f"{name}(partition_by=...)")
+        self._storage_options = dict(storage_options or {})
+        self._cut = file_cut(target_file_rows, target_file_size, name)
+
+    def check(self, schema: pa.Schema) -> None:
+        """Whether the format has these types and the folder can be used, before anything runs. Changes nothing.
+
+        Raises:
+            PipelineError: a column's name or type, the folder, or files of another schema or partitioning in it.
+        """
+        if twice := sorted({name for name in schema.names if schema.names.count(name) > 1}):
+            raise PipelineError("Column names repeat", where=self._url, cause=f"{twice}", remedy="Rename with select()")
+        check_partition_columns(schema, self._partition_by, self._url)
+        in_files = pa.schema([field for field in schema if field.name not in self._partition_by])
+        self._check_types(in_files)
+        filesystem, root = open_filesystem(self._url, self._storage_options)
+        check_target_folder(filesystem, root, self._url)
+        found = self._file_there(filesystem, root)
+        if found is not None:
+            self._check_same(filesystem, found, in_files)
+
+    @property
+    @abstractmethod
+    def _suffixes(self) -> tuple[str, ...]:
+        """Of all files of the format, however compressed."""
+
+    @abstractmethod
+    def _check_types(self, schema: pa.Schema) -> None:
+        """Raise PipelineError naming the column that cannot be written."""
+
+    def _check_same(self, filesystem: AbstractFileSystem, path: str, schema: pa.Schema) -> None:
+        """Raise PipelineError unless the file, which is there already, has this schema, as far as its format tells."""
+
+    def _file_there(self, filesystem: AbstractFileSystem, root: str) -> str | None:
+        """A file of the format that is there already, where files of this sink would be too."""
+        folder = root
+        for column in (*self._partition_by, None):
+            files, folders = list_folder(filesystem, folder)
+            files = [path for path in files if path.endswith(self._suffixes)]
+            parts = [path for path in folders if "=" in path.rsplit("/", 1)[-1]]
+            strange = [p for p in parts if column is None or not p.rsplit("/", 1)[-1].startswith(f"{column}=")]
+            if column is not None:
+                strange += files
+            if strange:
+                raise PipelineError(
+                    "The sink's folder is partitioned in another way",
+                    where=strange[0],
+                    cause=f"partition_by={list(self._partition_by)}",
+                    remedy=OTHER_FOLDER,
+                )
+            if column is None:
+                return files[0] if files else None
+            if not parts:
+                return None
+            folder = parts[0]
+        return None
+
+    def create_writer(self, ctx: SinkContext) -> SinkWriter:
+        """A writer into this subtask's staging folder."""
+        filesystem, root = open_filesystem(self._url, self._storage_options)
+        return FileWriter(filesystem, FileLayout(root, ctx), ctx, self._encoding, self._cut, self._partition_by)
+
+    def describe(self) -> str:
+        """The path and how it is partitioned."""
+        by = f", partition_by={list(self._partition_by)}" if self._partition_by else ""
+        return f"{type(self).__name__}({self._url!r}{by})"
+
+
+def file_cut(target_file_rows: int, target_file_size: str | ByteSize, name: str) -> FileCut:
+    """When sink `name` begins the next file. Raises OptionError."""
+    size = parse_size(target_file_size, where=f"{name}(target_file_size=...)")
+    for option, value in (("target_file_rows", target_file_rows), ("target_file_size", size)):
+        if value < 1:
+            raise OptionError(f"{option}={value!r} is too small", where=f"{name}({option}=...)", remedy="Use 1 or more")
+    return FileCut(target_file_rows, size)

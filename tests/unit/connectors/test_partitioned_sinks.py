@@ -1,0 +1,176 @@
+"""File sinks with partition columns: folders as readers understand them, what is refused, power cuts (S7.4)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as pa_dataset
+import pytest
+
+from tidegate.connectors import file_writer
+from tidegate.connectors.contract import SinkContext, SinkWriter
+from tidegate.connectors.file_sink import FileSink
+from tidegate.connectors.parquet import Parquet
+from tidegate.connectors.partitions import hive_folder
+from tidegate.connectors.text_files import Csv, JsonLines
+from tidegate.contract.errors import OptionError, PipelineError, TidegateError
+
+SINKS: list[Any] = [Parquet, Csv, JsonLines]
+ODD = ["a b", "ü=/%", 'q"\\', "..", "1:2?", None, ""]
+TABLE = pa.table(
+    {
+        "shop": pa.array(ODD * 3),
+        "n": range(21),
+        "day": pa.array([date(2026, 11, 21), None, date(2026, 1, 2)] * 7, pa.date32()),
+        "x": [float(n) for n in range(21)],
+    }
+)
+
+
+def writer_of(sink: FileSink, schema: pa.Schema = TABLE.schema) -> SinkWriter:
+    return sink.create_writer(SinkContext("job-1", "lineage-1", "out", 0, 1, 1, "run-1", schema))
+
+
+def write(sink: FileSink, table: pa.Table = TABLE) -> None:
+    """Batch by batch, as one committed transaction."""
+    sink.check(table.schema)
+    writer = writer_of(sink, table.schema)
+    for batch in table.to_batches(max_chunksize=5):
+        writer.write(batch)
+    writer.commit(writer.prepare_commit(1)())
+
+
+def folders(root: Path) -> set[str]:
+    return {f.parent.relative_to(root).as_posix() for f in root.rglob("part-*") if "_tidegate" not in f.parts}
+
+
+@pytest.mark.parametrize("sink", SINKS)
+def test_rows_lie_in_folders_that_name_their_values(sink: Callable[..., FileSink], tmp_path: Path) -> None:
+    write(sink(tmp_path, partition_by=["day", "shop"]))
+    found = folders(tmp_path)
+    assert len(found) == 18, "an empty string and null share one"
+    assert "day=2026-11-21/shop=a b" in found
+    assert "day=__HIVE_DEFAULT_PARTITION__/shop=ü%3D%2F%25" in found
+    assert {f.split("/")[0] for f in found} == {
+        "day=2026-11-21",
+        "day=2026-01-02",
+        "day=__HIVE_DEFAULT_PARTITION__",
+    }
+
+
+@pytest.mark.parametrize(("sink", "kind"), list(zip(SINKS, ["parquet", "csv", "json"], strict=True)))
+def test_readers_find_the_values_again(sink: Callable[..., FileSink], kind: str, tmp_path: Path) -> None:
+    write(sink(tmp_path, partition_by=["day", "shop"]))
+    by = pa_dataset.partitioning(pa.schema([("day", pa.date32()), ("shop", pa.string())]), flavor="hive")
+    read = pa_dataset.dataset(tmp_path, format=kind, partitioning=by).to_table(columns=["shop", "n", "day", "x"])
+    expected = [{**row, "shop": row["shop"] or None} for row in TABLE.to_pylist()]
+    assert sorted(read.to_pylist(), key=lambda row: row["n"]) == expected
+    suffix = "jsonl" if kind == "json" else kind
+    query = f"select n, day, shop from read_{kind}('{tmp_path}/*/*/*.{suffix}', hive_partitioning=true)"
+    rows = sorted(duckdb.connect().execute(query).fetchall())
+    assert [(n, str(day)) for n, day, _ in rows] == [(r["n"], str(r["day"])) for r in expected]
+    assert [shop for _, _, shop in rows] == [row["shop"] for row in expected]
+
+
+@pytest.mark.parametrize("sink", SINKS)
+def test_integers_booleans_and_dictionaries_are_partition_columns_too(
+    sink: Callable[..., FileSink], tmp_path: Path
+) -> None:
+    table = pa.table(
+        {
+            "i": pa.array([1, None, -3], pa.int8()),
+            "b": [True, False, None],
+            "w": pa.array(["x", None, "x"]).dictionary_encode(),
+            "n": range(3),
+        }
+    )
+    write(sink(tmp_path, partition_by=("i", "b", "w")), table)
+    null = "__HIVE_DEFAULT_PARTITION__"
+    assert folders(tmp_path) == {"i=1/b=true/w=x", f"i={null}/b=false/w={null}", f"i=-3/b={null}/w=x"}
+
+
+def test_files_are_cut_within_each_partition(tmp_path: Path) -> None:
+    table = pa.table({"p": [n % 2 for n in range(30)], "n": range(30)})
+    write(Parquet(tmp_path, partition_by="p", target_file_rows=5), table)
+    per_folder = Counter(f.parent.name for f in tmp_path.glob("p=*/*.parquet"))
+    assert per_folder == {"p=0": 3, "p=1": 3}
+
+
+def test_more_partitions_than_files_may_be_open_are_written_completely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_writer, "OPEN_FILES", 3)
+    monkeypatch.setattr(file_writer, "WAITING_BYTES", 100)
+    table = pa.table({"p": [n % 8 for n in range(100)], "n": range(100)})
+    write(JsonLines(tmp_path, partition_by="p"), table)
+    read = pa_dataset.dataset(tmp_path, format="json", partitioning="hive").to_table()
+    assert sorted(zip(read["n"].to_pylist(), read["p"].to_pylist(), strict=True)) == [(n, n % 8) for n in range(100)]
+
+
+def test_a_value_too_long_for_a_folder_is_a_loud_failure(tmp_path: Path) -> None:
+    assert hive_folder(["p"], ("ü" * 126,)) == f"p={'ü' * 126}/"
+    table = pa.table({"p": ["ü" * 127], "n": [1]})
+    with pytest.raises(TidegateError, match=r"'p' is too long.*256 bytes; 255"):
+        writer_of(Csv(tmp_path, partition_by="p"), table.schema).write(table.to_batches()[0])
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ("shops", "no column 'shops'"),
+        ("x", "type double cannot be partitioned by"),
+        ("_hidden", "begin with _"),
+        (("shop", "n", "day", "x", "_hidden"), "cannot be partitioned by"),
+    ],
+)
+@pytest.mark.parametrize("sink", SINKS)
+def test_what_cannot_be_partitioned_by_is_refused(
+    sink: Callable[..., FileSink], columns: Any, said: str, tmp_path: Path
+) -> None:
+    schema = TABLE.schema.append(pa.field("_hidden", pa.string()))
+    with pytest.raises(PipelineError, match=said):
+        sink(tmp_path, partition_by=columns).check(schema)
+    with pytest.raises(OptionError, match="named twice"):
+        sink(tmp_path, partition_by=["n", "n"])
+    with pytest.raises(PipelineError, match="All columns"):
+        sink(tmp_path, partition_by=["n"]).check(pa.schema([("n", pa.int64())]))
+
+
+@pytest.mark.parametrize("sink", SINKS)
+def test_a_folder_partitioned_in_another_way_is_refused(sink: Callable[..., FileSink], tmp_path: Path) -> None:
+    write(sink(tmp_path / "by", partition_by=["day", "shop"]))
+    write(sink(tmp_path / "flat"))
+    sink(tmp_path / "by", partition_by=["day", "shop"]).check(TABLE.schema)
+    for folder, by in (("by", ()), ("by", "day"), ("by", ("shop", "day")), ("flat", "day")):
+        with pytest.raises(PipelineError, match="partitioned in another way"):
+            sink(tmp_path / folder, partition_by=by).check(TABLE.schema)
+
+
+def test_a_partitioned_folder_of_another_schema_is_refused(tmp_path: Path) -> None:
+    write(Parquet(tmp_path, partition_by="shop"))
+    with pytest.raises(PipelineError, match="another schema"):
+        Parquet(tmp_path, partition_by="shop").check(TABLE.schema.remove(3))
+
+
+def test_every_new_folder_is_made_durable_before_the_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S7.4: with a marker a commit is never repeated, so a power cut may not take a folder back."""
+    writer = writer_of(Parquet(tmp_path, partition_by=["day", "shop"]))
+    writer.write(TABLE.to_batches()[0])
+    handles = writer.prepare_commit(1)()
+    synced: list[str] = []
+    monkeypatch.setattr(file_writer, "sync_to_disk", synced.append)
+    writer.commit(handles)
+    markers = synced.index(f"{tmp_path}/_tidegate/commits")
+    needed = {str(tmp_path), *(f"{tmp_path}/{folder}" for folder in folders(tmp_path))}
+    assert needed | {str(Path(folder).parent) for folder in needed} - {str(tmp_path.parent)} <= set(synced[:markers])
+
+
+def test_a_sink_says_how_it_is_partitioned(tmp_path: Path) -> None:
+    assert Csv(tmp_path, partition_by="day").describe() == f"Csv({str(tmp_path)!r}, partition_by=['day'])"
+    assert JsonLines(tmp_path).describe() == f"JsonLines({str(tmp_path)!r})"
