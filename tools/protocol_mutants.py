@@ -269,6 +269,25 @@ MUTANTS = (
         tests=("unit/connectors/test_sinks_conform.py",),
     ),
     Mutant(
+        "a rewind of files removes those before their markers",
+        "S9.3",
+        "tidegate.connectors.file_rewind",
+        "        for marker in self._markers():\n            self._remove(marker)\n",
+        "        for path in list(self._files()):\n            self._remove(path)\n"
+        "        for marker in self._markers():\n            self._remove(marker)\n",
+        simulated=False,
+        tests=("unit/connectors/test_file_rewind.py",),
+    ),
+    Mutant(
+        "a rewind of files leaves zombies what they may publish",
+        "S9.3",
+        "tidegate.connectors.file_sink",
+        "            writer.recover(checkpoint_id, pending)\n",
+        "",
+        simulated=False,
+        tests=("unit/connectors/test_file_rewind.py",),
+    ),
+    Mutant(
         "a completion commits the transactions of later checkpoints too",
         "S7.4",
         "tidegate.connectors.sink_operator",

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from tidegate.contract.errors import TidegateError
+
 Boundedness = Literal["bounded", "unbounded"]
 
 
@@ -191,12 +193,37 @@ class Sink(ABC):
     two_phase: bool = True
     """False: nothing to commit (a discarding or printing sink); then no final checkpoint is forced."""
 
+    can_rewind: bool = False
+    """Whether `rewind_to` is there."""
+
     def check(self, schema: pa.Schema) -> None:
         """Raise PipelineError when records of this schema cannot be written, or the target cannot be used."""
 
     @abstractmethod
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
         """A writer, in the slot."""
+
+    def rewind_to(
+        self, ctx: SinkContext, checkpoint_id: int, pending: Sequence[Committable] = ()
+    ) -> Callable[[], None]:
+        """Prepare to take the target back to what this job's lineage had published up to snapshot `checkpoint_id`, for
+        a restore with `on_committed_after="rewind"` (S9.3). Changes nothing and raises when it cannot be done; the
+        returned function does it, idempotently, and is to be repeated, from this call on, until it has returned. So a
+        pipeline's sinks are all asked before the first is changed.
+
+        In the driver, once its fence is in the log and before a slot of the run starts: nobody but zombies of older
+        generations writes meanwhile, and what they have staged is removed, too. May block. The lineage's snapshots
+        behind `checkpoint_id` must never be restored afterwards: the rows they count as published are gone.
+
+        Args:
+            ctx: of the run to come, with `subtask` 0 and `parallelism` 1: it stands for all subtasks there ever were.
+            pending: all handles that snapshot `checkpoint_id` holds, of all subtasks: keep their staged data.
+        """
+        raise TidegateError(
+            f"{type(self).__name__} cannot take back what it published",
+            where=f"sink {ctx.uid!r}",
+            remedy="Restore the latest snapshot, or set on_committed_after=accept_duplicates",
+        )
 
     def describe(self) -> str:
         """One line for `explain()`, without secrets."""

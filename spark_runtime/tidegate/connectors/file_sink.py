@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 
-from tidegate.connectors.contract import Sink, SinkContext, SinkWriter
+from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
 from tidegate.connectors.encoded_files import FileEncoding
 from tidegate.connectors.file_layout import FileLayout
+from tidegate.connectors.file_rewind import FileRewind
 from tidegate.connectors.file_writer import FileCut, FileWriter
 from tidegate.connectors.partitions import check_partition_columns, partition_columns
 from tidegate.connectors.storage import absolute, check_target_folder, list_folder, open_filesystem
@@ -30,6 +31,8 @@ class FileSink(Sink):
 
     Args, raises: as the subclasses say.
     """
+
+    can_rewind = True
 
     def __init__(
         self,
@@ -105,6 +108,23 @@ class FileSink(Sink):
         """A writer into this subtask's staging folder."""
         filesystem, root = open_filesystem(self._url, self._storage_options)
         return FileWriter(filesystem, FileLayout(root, ctx), ctx, self._encoding, self._cut, self._partition_by)
+
+    def rewind_to(
+        self, ctx: SinkContext, checkpoint_id: int, pending: Sequence[Committable] = ()
+    ) -> Callable[[], None]:
+        """Removes published files behind the snapshot, in the folder and all its partitions."""
+        filesystem, root = open_filesystem(self._url, self._storage_options)
+        rewind = FileRewind(filesystem, FileLayout(root, ctx), ctx, checkpoint_id)
+        rewind.check()
+
+        def take_back() -> None:
+            # Before the published files go, so that a zombie finds nothing to publish in their place.
+            writer = self.create_writer(ctx)
+            writer.recover(checkpoint_id, pending)
+            writer.close()
+            rewind.take_back()
+
+        return take_back
 
     def describe(self) -> str:
         """The path and how it is partitioned."""

@@ -118,8 +118,7 @@ class SinkOperator(StreamOperator):
         by_origin: dict[tuple[int, int], list[Committable]] = {}
         for part in parts:
             assert part.name == COMMITTABLES, f"a sink has no state {part.name!r}"
-            for row in part.table.to_pylist():
-                handle = Committable(row["transaction_id"], json.loads(row["data"]))
+            for row, handle in zip(part.table.to_pylist(), held_handles([part]), strict=True):
                 origin = row["checkpoint_id"], row.get(OWNER_COLUMN, self.ctx.subtask)
                 by_origin.setdefault(origin, []).append(handle)
         with self._lock:
@@ -188,6 +187,12 @@ class SinkOperator(StreamOperator):
         """Close the writer; what is staged and pre-committed stays for the next run."""
         if self._writer is not None:
             self._writer.close()
+
+
+def held_handles(parts: Sequence[StatePart]) -> list[Committable]:
+    """The handles in a sink's snapshot, as `Sink.rewind_to` takes them."""
+    rows = [row for part in parts for row in part.table.to_pylist()]
+    return [Committable(row["transaction_id"], json.loads(row["data"])) for row in rows]
 
 
 def _as_parts(covered: Sequence[_Preparation]) -> Sequence[StatePart]:

@@ -16,12 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
-from tidegate.connectors.sink_operator import SinkOperator
+from tidegate.connectors.sink_operator import SinkOperator, held_handles
 from tidegate.contract.errors import TidegateError
 from tidegate.operators.contract import CommitPermit, OperatorContext
 from tidegate.snapshot.parts import StatePart
 
 CRASH_ACTIONS = ("write", "write", "checkpoint", "late", "abort", "complete then crash", "commit then crash", "crash")
+REWIND_ACTIONS = (*CRASH_ACTIONS, "checkpoint", "rewind")
 _settings = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -247,11 +248,41 @@ class SinkConformance(ABC):
         self.make_sink(fresh=False).create_writer(Reign().context()).commit(handles)
         assert sorted(self.visible()) == [0, 1]
 
+    def test_rewinding_takes_back_what_was_published_behind_the_snapshot(self) -> None:
+        """S9.3: by every subtask. What the snapshot covers stays, published or held; so does what a fork wrote. A sink
+        that cannot says so."""
+        reign = Reign()
+        sink = self.make_sink(fresh=True)
+        later = Reign()
+        later.generation = 2
+        everybody = later.context(0, parallelism=1)
+        if not sink.can_rewind:
+            _expect_refusal(lambda: sink.rewind_to(everybody, 2))
+            return
+        first, second = (sink.create_writer(reign.context(subtask)) for subtask in (0, 1))
+        fork = sink.create_writer(Reign("lineage-2").context())
+        first.commit(self._prepared(first, 1, 0, 2))
+        held = self._prepared(second, 2, 2, 2)
+        first.commit(self._prepared(first, 3, 4, 2))
+        staged = self._prepared(second, 3, 6, 2)
+        fork.commit(self._prepared(fork, 3, 8, 2))
+        take_back = sink.rewind_to(everybody, 2, held)
+        assert sorted(self.visible()) == [0, 1, 4, 5, 8, 9], "until the function is called, nothing changes"
+        take_back()
+        take_back()
+        sink.rewind_to(everybody, 2, held)()
+        assert sorted(self.visible()) == [0, 1, 8, 9]
+        _expect_refusal(lambda: second.commit(staged))
+        second.commit(held)
+        assert sorted(self.visible()) == [0, 1, 2, 3, 8, 9]
+
     @_settings
-    @given(st.lists(st.tuples(st.sampled_from(CRASH_ACTIONS), st.integers(0, 3)), max_size=25))
-    def test_whatever_crashes_each_record_is_published_once(self, script: Sequence[tuple[str, int]]) -> None:
-        """S7.4: a job of one sink subtask, replayed from its latest completed checkpoint after every crash."""
-        self.make_sink(fresh=True)
+    @given(st.data())
+    def test_whatever_crashes_each_record_is_published_once(self, data: st.DataObject) -> None:
+        """S7.4, S9.3: a job of one sink subtask, replayed from its latest completed checkpoint after every crash; from
+        an older one where the sink can rewind."""
+        actions = REWIND_ACTIONS if self.make_sink(fresh=True).can_rewind else CRASH_ACTIONS
+        script = data.draw(st.lists(st.tuples(st.sampled_from(actions), st.integers(0, 3)), max_size=25))
         job = _OneSinkJob(lambda: self.make_sink(fresh=False))
         for action, number in script:
             job.act(action, number)
@@ -270,7 +301,7 @@ class _OneSinkJob:
         self._make_sink = make_sink
         self._reign = Reign()
         self._next_checkpoint = 1
-        self._completed: tuple[int, int, list[StatePart]] = (0, 0, [])
+        self._history: list[tuple[int, int, list[StatePart]]] = [(0, 0, [])]
         self._late: list[tuple[int, int, Callable[[], Sequence[StatePart]]]] = []
         self.position = 0
         self._operator = self._start()
@@ -278,7 +309,7 @@ class _OneSinkJob:
     @property
     def completed_position(self) -> int:
         """Records in front of the latest completed checkpoint's barrier."""
-        return self._completed[1]
+        return self._history[-1][1]
 
     def act(self, action: str, number: int) -> None:
         """One step; `number` varies it."""
@@ -286,8 +317,8 @@ class _OneSinkJob:
             list(self._operator.process(numbers(self.position, number), 0))
             self.position += number
             return
-        if action == "crash":
-            self._crash(number)
+        if action in ("crash", "rewind"):
+            self._crash(number, back=action == "rewind")
             return
         claimed, self._next_checkpoint = self._next_checkpoint, self._next_checkpoint + 1
         work = self._operator.snapshot(claimed)
@@ -306,7 +337,7 @@ class _OneSinkJob:
                 self._crash(number)
 
     def _complete(self, claimed: int, position: int, work: Callable[[], Sequence[StatePart]]) -> None:
-        self._completed = (claimed, position, list(work()))
+        self._history.append((claimed, position, list(work())))
         self._late = [entry for entry in self._late if entry[0] > claimed]
 
     def _commit(self, claimed: int, times: int) -> None:
@@ -315,7 +346,7 @@ class _OneSinkJob:
             if commit is not None:
                 commit()
 
-    def _crash(self, number: int) -> None:
+    def _crash(self, number: int, back: bool = False) -> None:
         """Sometimes a checkpoint that was on its way completes just before; sometimes the driver dies too."""
         if self._late and number % 2:
             self._complete(*self._late[-1])
@@ -323,15 +354,25 @@ class _OneSinkJob:
             self._operator.close()
         self._late = []
         self._reign.run += 1
-        if number == 3:
+        if number == 3 or back:
             self._reign.generation, self._reign.run = self._reign.generation + 1, 1
-        self.position = self._completed[1]
+        if back:
+            self._rewind(number)
+        self.position = self.completed_position
         self._operator = self._start()
+
+    def _rewind(self, number: int) -> None:
+        """To one of the snapshots before the latest; those behind it are no more."""
+        del self._history[max(2, len(self._history) - number) :]
+        claimed, _, parts = self._history[-1]
+        if claimed:
+            sink, everybody = self._make_sink(), self._reign.context(0, parallelism=1)
+            sink.rewind_to(everybody, claimed, held_handles(parts))()
 
     def _start(self) -> SinkOperator:
         operator = SinkOperator(self._make_sink())
         operator.open(self._reign.operator_context())
-        claimed, _, parts = self._completed
+        claimed, _, parts = self._history[-1]
         if claimed:
             operator.restore(parts)
             operator.recover(CommitPermit(claimed, self._reign.generation, claimed))()

@@ -1,8 +1,9 @@
-"""The Parquet and Delta sinks and Files on S3, as far as moto's server on loopback is S3."""
+"""File sinks, the Delta sink and Files on S3, as far as moto's server on loopback is S3."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -17,6 +18,7 @@ from tidegate.connectors.delta import Delta
 from tidegate.connectors.delta_log import DeltaLog, log_options
 from tidegate.connectors.files import Files
 from tidegate.connectors.parquet import Parquet
+from tidegate.connectors.text_files import JsonLines
 from tidegate.contract.errors import PipelineError
 from tidegate.testing.sink_conformance import Reign, numbers
 
@@ -78,6 +80,27 @@ def test_what_one_run_staged_on_s3_another_commits_and_files_reads_back(
     left = s3fs.S3FileSystem(**{**options, "secret": "hidden"}).find(f"{bucket}/out/_tidegate")
     assert [path.split("/")[-2] for path in left] == ["commits"]
     sink.check(Reign.schema)
+
+
+def test_a_partitioned_folder_on_s3_is_taken_back_to_a_snapshot(options: Mapping[str, Any], bucket: str) -> None:
+    """S9.3."""
+    sink = JsonLines(f"s3://{bucket}/out", storage_options=options, partition_by="p", compression="zstd")
+    schema = Reign.schema.append(pa.field("p", pa.string()))
+    sink.check(schema)
+    writer = sink.create_writer(replace(Reign().context(), schema=schema))
+    for n in (1, 2, 3):
+        writer.write(pa.record_batch({"n": [n, -n], "p": ["a b", "ü/"]}, schema=schema))
+        writer.commit(writer.prepare_commit(n)())
+    sink.check(schema)
+    files = s3fs.S3FileSystem(**{**options, "secret": "hidden"})
+    assert len(files.glob(f"{bucket}/out/p=*/*.jsonl.zst")) == 6
+    sink.rewind_to(replace(Reign().context(0, 1), generation=2), 1)()
+    left = files.find(f"{bucket}/out")
+    assert sorted(path.split("/")[2] for path in left) == ["_tidegate", "p=a b", "p=ü%2F"]
+    source = Files(f"s3://{bucket}/out", storage_options=options)
+    assert len(source.discover(1)) == 2
+    with pytest.raises(PipelineError, match="partitioned in another way"):
+        JsonLines(f"s3://{bucket}/out", storage_options=options).check(schema)
 
 
 def test_a_rival_on_s3_is_noticed_between_the_look_at_a_delta_log_and_the_append(

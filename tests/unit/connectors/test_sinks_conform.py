@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from fsspec.core import url_to_fs
 
-from tidegate.connectors.contract import Sink, SinkContext, SinkWriter
+from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
 from tidegate.connectors.delta import Delta
 from tidegate.connectors.parquet import Parquet
 from tidegate.connectors.text_files import Csv, JsonLines
@@ -49,6 +49,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 class _WithHalf(Sink):
     """Adds a column to partition by: whether n is odd."""
 
+    can_rewind = True
+
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
 
@@ -63,6 +65,11 @@ class _WithHalf(Sink):
 
         writer.write = write_both  # type: ignore[method-assign]
         return writer
+
+    def rewind_to(
+        self, ctx: SinkContext, checkpoint_id: int, pending: Sequence[Committable] = ()
+    ) -> Callable[[], None]:
+        return self.sink.rewind_to(ctx, checkpoint_id, pending)
 
 
 @pytest.mark.usefixtures("folder")
