@@ -101,7 +101,7 @@ def check_rewind(
         return rewound
     cause, remedy = "restoring an older snapshot emits their rows again", "set on_committed_after=accept_duplicates"
     if mode == "rewind":
-        cause = "on_committed_after=rewind takes committed rows back, which these sinks cannot do"
+        cause = "on_committed_after=rewind takes committed rows back, which no run does yet"
     if spec.restore is None or spec.restore.kind != "latest":
         remedy = f"restore the latest, or {remedy}"
     raise SnapshotError(

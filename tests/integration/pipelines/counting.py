@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tidegate import DataGen, Delta, Discard, Files, Parquet, Pipeline, count, sum, tumbling
+from tidegate import DataGen, Delta, Discard, Files, JsonLines, Parquet, Pipeline, count, sum, tumbling
 from tidegate.connectors.contract import Sink
 
 KEYS = 17
@@ -30,6 +30,11 @@ def build(args: Mapping[str, Any]) -> Pipeline:
 def into_delta(args: Mapping[str, Any]) -> Pipeline:
     """Like build, into a partitioned Delta table."""
     return _counted(args, Delta(str(args["out"]), partition_by="k"))
+
+
+def into_json_lines(args: Mapping[str, Any]) -> Pipeline:
+    """Like build, into compressed JSON lines by key."""
+    return _counted(args, JsonLines(str(args["out"]), partition_by="k", compression="gzip"))
 
 
 def _counted(args: Mapping[str, Any], sink: Sink) -> Pipeline:
