@@ -312,7 +312,7 @@ def test_markers_take_a_row_for_a_run_and_not_for_a_checkpoint(database: Databas
     found = database.sql.execute(
         f"SELECT run_id, committed::text FROM {database.staging}.writers ORDER BY 1"
     ).fetchall()
-    assert found == [("run-1-1", "{[1,21)}"), ("run-1-4", "{[1,21)}")]
+    assert found == [("run-1-0001", "{[1,21)}"), ("run-1-0004", "{[1,21)}")]
 
 
 def test_two_writers_of_one_run_share_no_transaction_numbers(database: Database) -> None:

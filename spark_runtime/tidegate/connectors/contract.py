@@ -140,7 +140,11 @@ class Committable:
 
 @dataclass(frozen=True)
 class SinkContext:
-    """What a writer knows of its place."""
+    """What a writer knows of its place.
+
+    Attributes:
+        run_id: of two runs of one generation the later has the greater one, as text.
+    """
 
     job_id: str
     lineage: str

@@ -36,8 +36,9 @@ class DeltaWriter(FileWriter):
 
     1. With a marker: nothing to do.
     2. Read the log. The application's version is this checkpoint: it is in the log already, as nobody else has this
-       checkpoint id. Else the last entry's marker is written, should its writer have died before that: so that, with
-       neither marker nor version, this transaction is in no entry.
+       checkpoint id. Else its marker is looked for again, since rivals may have appended this and a later transaction
+       before the reading; and the last entry's marker is written, should its writer have died before that: so that,
+       with neither marker nor version, this transaction is in no entry of that reading.
     3. Files move to their place; neither staged nor there: `TidegateError`.
     4. Append to *that* reading of the log. Anything of the same application that came in between makes the append fail:
        back to 2. So of several who commit the same transaction at once, one appends.
@@ -87,6 +88,8 @@ class DeltaWriter(FileWriter):
             last = table.transaction_version(application_id(made))
             if last == made.checkpoint_id:
                 break
+            if self._fs.exists(self._marker(handle)):  # asked after the reading: somebody was quicker by two
+                return
             if last is not None:
                 self._mark(made, last)
             problem = self._append(table, made, handle)

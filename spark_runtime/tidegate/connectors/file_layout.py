@@ -77,9 +77,9 @@ class FileLayout:
         self.staging = f"{self.staging_of_all}/{ctx.subtask}"
         self.commits = f"{self.root}/{PRIVATE_FOLDER}/commits"
 
-    def own(self, name: StagedName) -> bool:
-        """Whether this very run wrote the staged file."""
-        return (name.generation, name.run) == (self._generation, self._run)
+    def left_before(self, name: StagedName) -> bool:
+        """Whether a run before this one wrote the staged file."""
+        return (name.generation, name.run) < (self._generation, self._run)
 
     def staged_name(self, transaction: int, file: int, suffix: str) -> str:
         """Name, within `staging`, of a file this run writes."""

@@ -262,9 +262,7 @@ class FileWriter(SinkWriter):
             subtask = int(folder)
             for name in self._names(f"{self._layout.staging_of_all}/{folder}"):
                 made = parse_staged_name(name)
-                if made is None or (subtask, name) in kept or self._layout.own(made):
-                    continue
-                if made.generation <= self._ctx.generation:
+                if made is not None and (subtask, name) not in kept and self._layout.left_before(made):
                     self._remove(self._layout.staged(name, subtask))
 
     def _names(self, folder: str) -> list[str]:

@@ -80,9 +80,8 @@ def looks_after(ctx: SinkContext, subtask: int) -> bool:
 
 def is_leftover(ctx: SinkContext, transaction: str) -> bool:
     """Whether a staged transaction was left by an earlier run of a subtask that this one looks after. Those of this run
-    and of a newer generation are not: a zombie that recovers late must not harm its successor (S9.2)."""
+    and of a newer one are not: a zombie that recovers late must not harm its successor (S9.2)."""
     made = parse_transaction_id(transaction)
     if (made.job_id, made.lineage, made.uid) != (ctx.job_id, ctx.lineage, ctx.uid):
         return False
-    own = (made.generation, made.run_id) == (ctx.generation, ctx.run_id)
-    return looks_after(ctx, made.subtask) and made.generation <= ctx.generation and not own
+    return looks_after(ctx, made.subtask) and (made.generation, made.run_id) < (ctx.generation, ctx.run_id)

@@ -7,6 +7,7 @@ run's own, which comes by here at every round; so whatever touches a run or the 
 
 from __future__ import annotations
 
+import itertools
 import queue
 import random
 import secrets
@@ -58,6 +59,7 @@ class Supervision:
         self._terminated = terminated
         self._new_session, self._new_slot_wait, self._new_attempt = new_session, new_slot_wait, new_attempt
         self._now_ms = steady_clock()
+        self._runs = itertools.count(1)
         self._supervisor = Supervisor(job.options)
         self._inbox: queue.Queue[LateEvent] = queue.Queue()
         self._attempt: Attempt | None = None
@@ -253,7 +255,8 @@ class Supervision:
     def _make_attempt(self, session: SparkSession) -> tuple[Attempt, sv.StopPoint | None]:
         """The next run, and the completed stop-savepoint when that is what it commits."""
         job = self._job
-        run_id = secrets.token_hex(4)
+        # In order: sinks tell by it what an earlier run of this generation left.
+        run_id = f"{next(self._runs):06d}{secrets.token_hex(4)}"
         found = job.find_restore()
         restore = found[1] if found else None
         commit_only = found[0].checkpoint_id if found is not None and found[0].commit_only else None

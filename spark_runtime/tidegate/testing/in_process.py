@@ -156,7 +156,7 @@ class InProcessRun:
         splits = job.splits(restore)
         commit_only = found[0].checkpoint_id if found is not None and found[0].commit_only else None
         facts = job.facts()
-        run_id = f"r{next(owner._nonce)}"
+        run_id = f"r{next(owner._nonce):06d}"
         interval = options.checkpoint_interval
         self.run = JobRun(
             facts=facts,

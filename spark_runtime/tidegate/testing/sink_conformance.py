@@ -45,7 +45,7 @@ class Reign:
             subtask=subtask,
             parallelism=parallelism,
             generation=self.generation,
-            run_id=f"run-{self.generation}-{self.run}",
+            run_id=f"run-{self.generation}-{self.run:04d}",
             schema=self.schema,
         )
 
@@ -167,10 +167,14 @@ class SinkConformance(ABC):
         assert sorted(self.visible()) == [0, 1, 4, 5]
 
     def test_a_zombie_that_recovers_late_does_not_harm_its_successor(self) -> None:
-        """S9.2: fenced by generation."""
-        reign = Reign()
-        zombie = self.make_sink(fresh=True).create_writer(reign.context())
-        reign.generation = 2
+        """S9.2: fenced by generation, and by the order of the runs of one."""
+        for newer in ("generation", "run"):
+            reign = Reign()
+            zombie = self.make_sink(fresh=True).create_writer(reign.context())
+            setattr(reign, newer, 2)
+            self._recovered_late(zombie, reign)
+
+    def _recovered_late(self, zombie: SinkWriter, reign: Reign) -> None:
         writer = self.make_sink(fresh=False).create_writer(reign.context())
         handles = self._prepared(writer, 1, 0, 2)
         zombie.recover(0)

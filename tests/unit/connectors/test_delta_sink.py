@@ -204,6 +204,29 @@ def test_a_rival_that_commits_the_same_transaction_at_any_step_is_noticed(
     assert all("Concurrent transaction" in problem for problem in refusals)
 
 
+def test_a_run_that_was_overtaken_by_two_transactions_repeats_neither(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S7.4, S9.2: when it reads the log, the last entry is another than its own, and its marker has come meanwhile."""
+    reign = Reign()
+    slow = writer_of(tmp_path, reign)
+    first, second = staged(slow, 1, 0, 1), staged(slow, 2, 1, 1)
+    reign.generation = 2
+    quick = writer_of(tmp_path, reign)
+    look = DeltaLog.find_or_create
+    rivals = iter([[*first, *second]])
+
+    def overtaken(log: DeltaLog) -> Any:
+        for handles in rivals:
+            quick.commit(handles)
+        return look(log)
+
+    monkeypatch.setattr(DeltaLog, "find_or_create", overtaken)
+    slow.commit(first)
+    assert appended(tmp_path) == [(APPLICATION, 1), (APPLICATION, 2)]
+    assert rows_of(tmp_path) == [0, 1]
+
+
 def test_two_runs_that_commit_the_same_transactions_at_once_publish_each_once(tmp_path: Path) -> None:
     """S7.4, S9.2: a zombie and its successor, both with the permit, and a subtask that shares the table."""
     reign = Reign()

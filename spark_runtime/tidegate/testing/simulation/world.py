@@ -184,7 +184,7 @@ class World:
     def nonce(self) -> str:
         """New at every call."""
         self._nonces += 1
-        return f"n{self._nonces}"
+        return f"n{self._nonces:04d}"
 
     def now_iso(self) -> str:
         """Virtual time as text."""
