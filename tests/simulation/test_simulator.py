@@ -4,10 +4,12 @@ able to see each thing it looks for."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import io
 import json
 import sys
+import weakref
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -225,6 +227,13 @@ def test_of_two_processes_one_creates() -> None:
         process.spawn(work)
     ran(scheduler)
     assert sorted(outcomes) == ["lost", "won"]
+
+
+def test_a_simulation_that_is_over_is_forgotten() -> None:
+    """A task that is paused for ever would keep all of it in memory: 0.6 MB for each seed of a campaign."""
+    worlds = [weakref.ref(quiet(seed)) for seed in range(4)]
+    gc.collect()
+    assert [world() for world in worlds] == [None] * 4
 
 
 def test_killing_a_process_from_its_own_task_does_not_return() -> None:

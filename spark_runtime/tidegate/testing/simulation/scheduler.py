@@ -27,6 +27,7 @@ class Scheduler:
         self.steps = 0
         self._queue: list[tuple[int, int, Process | None, Callable[[], None]]] = []
         self._number = 0
+        self._processes: list[Process] = []
 
     def after(self, delay_ms: float, call: Callable[[], None], process: Process | None = None) -> None:
         """Call `call` in `delay_ms`; not at all when `process` is dead by then, later when it is stalled."""
@@ -52,6 +53,18 @@ class Scheduler:
             call()
         return True
 
+    def begun(self, process: Process) -> None:
+        """There is a process."""
+        self._processes.append(process)
+
+    def close(self) -> None:
+        """Unwind every task that is left: a paused one would keep its whole simulation in memory for ever."""
+        for process in self._processes:
+            process.alive = False
+            process.unwind()
+        self._processes.clear()
+        self._queue.clear()
+
     def upto(self, most: int) -> int:
         """A random number, 0 to `most`."""
         return int(self.random.random() * (most + 1))
@@ -72,6 +85,7 @@ class Process:
         self.stalled_until_ms = 0
         self.on_death: Callable[[], None] = lambda: None
         self._tasks: set[Task] = set()
+        scheduler.begun(self)
 
     def spawn(self, work: Callable[[], Any], delay_ms: float = 0) -> Task:
         """Run `work` as a task of this process; it may pause."""
@@ -86,12 +100,16 @@ class Process:
             raise Crashed(self.name)
         self.alive = False
         self.on_death()
+        self.unwind()
+        if getcurrent() in self._tasks:
+            raise Crashed(self.name)
+
+    def unwind(self) -> None:
+        """End every task but the one that is running."""
         mine = getcurrent()
         for task in list(self._tasks):
             if task is not mine:
                 task.kill()
-        if mine in self._tasks:
-            raise Crashed(self.name)
 
     def check_alive(self) -> None:
         """Raise Crashed in a process that has died: unwinding code has no effects."""

@@ -129,6 +129,7 @@ class World:
             self.violation(f"stuck at {self.story.where()}")
         if not self.checkers.violations:
             self._check_end()
+        self.scheduler.close()
         return Report(
             self._seed,
             self.checkers.violations,
