@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -30,9 +30,35 @@ from tidegate.contract.units import ByteSize
 
 
 class TextSink(FileSink):
-    """What the two formats share."""
+    """What the two formats share. Raises OptionError: as `Parquet`; an unknown compression."""
 
-    _suffix = ""
+    _suffix: ClassVar[str]
+    _format: ClassVar[type[CsvEncoding | JsonLinesEncoding]]
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        partition_by: str | Sequence[str] = (),
+        compression: Compression | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        target_file_rows: int = DEFAULT_TARGET_FILE_ROWS,
+        target_file_size: str | ByteSize = DEFAULT_TARGET_FILE_SIZE,
+    ) -> None:
+        if compression not in COMPRESSION_SUFFIXES:
+            raise OptionError(
+                f"compression={compression!r} is unknown",
+                where=f"{type(self).__name__}(compression=...)",
+                remedy='Use "gzip", "zstd" or None',
+            )
+        super().__init__(
+            path,
+            self._format(compression),
+            partition_by=partition_by,
+            storage_options=storage_options,
+            target_file_rows=target_file_rows,
+            target_file_size=target_file_size,
+        )
 
     @property
     def _suffixes(self) -> tuple[str, ...]:
@@ -71,25 +97,7 @@ class Csv(TextSink):
     """
 
     _suffix = ".csv"
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        partition_by: str | Sequence[str] = (),
-        compression: Compression | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        target_file_rows: int = DEFAULT_TARGET_FILE_ROWS,
-        target_file_size: str | ByteSize = DEFAULT_TARGET_FILE_SIZE,
-    ) -> None:
-        super().__init__(
-            path,
-            CsvEncoding(_known(compression, "Csv")),
-            partition_by=partition_by,
-            storage_options=storage_options,
-            target_file_rows=target_file_rows,
-            target_file_size=target_file_size,
-        )
+    _format = CsvEncoding
 
     def _problem(self, kind: pa.DataType) -> str:
         plain = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -132,35 +140,7 @@ class JsonLines(TextSink):
     """
 
     _suffix = ".jsonl"
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        partition_by: str | Sequence[str] = (),
-        compression: Compression | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        target_file_rows: int = DEFAULT_TARGET_FILE_ROWS,
-        target_file_size: str | ByteSize = DEFAULT_TARGET_FILE_SIZE,
-    ) -> None:
-        super().__init__(
-            path,
-            JsonLinesEncoding(_known(compression, "JsonLines")),
-            partition_by=partition_by,
-            storage_options=storage_options,
-            target_file_rows=target_file_rows,
-            target_file_size=target_file_size,
-        )
+    _format = JsonLinesEncoding
 
     def _problem(self, kind: pa.DataType) -> str:
         return json_type_problem(kind)
-
-
-def _known(compression: Compression | None, sink: str) -> Compression | None:
-    if compression not in COMPRESSION_SUFFIXES:
-        raise OptionError(
-            f"compression={compression!r} is unknown",
-            where=f"{sink}(compression=...)",
-            remedy='Use "gzip", "zstd" or None',
-        )
-    return compression
