@@ -29,7 +29,8 @@ from tidegate.contract.log import DecisionLog  # noqa: E402
 from tidegate.contract.memory_store import MemoryStore  # noqa: E402
 from tidegate.contract.records import Spec  # noqa: E402
 from tidegate.coordinator import events as ev  # noqa: E402
-from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions  # noqa: E402
+from tidegate.coordinator.coordinator import Coordinator  # noqa: E402
+from tidegate.coordinator.coordinator_options import CoordinatorOptions  # noqa: E402
 from tidegate.coordinator.job_run import JobFacts, JobRun  # noqa: E402
 from tidegate.coordinator.topology import ChainShape, Topology  # noqa: E402
 

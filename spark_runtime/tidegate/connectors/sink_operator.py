@@ -148,6 +148,12 @@ class SinkOperator(StreamOperator):
             covered = [p for p in self._pending if p.checkpoint_id <= permit.checkpoint_id]
         return (lambda: self._publish(covered)) if covered else None
 
+    def awaits_permit(self, checkpoint_id: int) -> bool:
+        """Whether a transaction that the completed checkpoint covers is not committed."""
+        with self._lock:
+            covered = [p for p in self._pending if p.checkpoint_id <= checkpoint_id]
+        return any(p.made() for p in covered)
+
     def recover(self, permit: CommitPermit | None) -> Callable[[], None]:
         """Work to run once after `restore`, before the first commit of this run: publish what the restored snapshot
         holds and `permit` covers, then remove what failed runs left staged. It may run beside new writes.

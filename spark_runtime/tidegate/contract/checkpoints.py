@@ -3,6 +3,7 @@ S9.3)."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -34,6 +35,7 @@ class CheckpointView:
         committed: what it covers has been committed.
         metrics: as the driver recorded them (S2.5).
         spec: the submission that took it.
+        verdict: of the commit gate: "waiting", "approved" or "rejected"; "": it asks for none (S7.8).
     """
 
     checkpoint_id: int
@@ -49,6 +51,7 @@ class CheckpointView:
     committed: bool = False
     metrics: Mapping[str, Any] = field(default_factory=dict)
     spec: int = 0
+    verdict: Literal["", "waiting", "approved", "rejected"] = ""
 
     @property
     def is_recovery_point(self) -> bool:
@@ -147,35 +150,82 @@ def _abort_pending(views: dict[int, CheckpointView], code: str, reason: str, at:
 
 
 class RecoveryPoints:
-    """Where restores may start: a submission's line of descent (S9.3)."""
+    """Where restores may start: a submission's line of descent (S9.3).
+
+    Attributes:
+        rejected: snapshots that are no restore points any more: those that a verdict rejected, what came after them on
+            their line, and all that was restored from these (S7.8).
+    """
 
     def __init__(self, specs: Sequence[Spec], entries: Sequence[Entry], views: Sequence[CheckpointView]) -> None:
         self._specs = {spec.number: spec for spec in specs}
         self._entries = entries
         self._views = views
+        self.rejected: frozenset[int] = frozenset()
+        for entry in entries:
+            if entry.kind == "reject":
+                self.rejected |= self._gone_with(entry)
 
     def latest(self, spec_number: int) -> CheckpointView | None:
         """The newest recovery point that submission `spec_number` completed, else what it was restored from; None: it
         started fresh and has completed none. Abandoned timelines are no candidates."""
-        number = spec_number
+        return self._newest(spec_number, None)
+
+    def restored(self, spec_number: int) -> CheckpointView | None:
+        """What submission `spec_number` starts from; None: fresh, or nothing is there. When what it named has been
+        rejected since: the newest in front of that."""
+        return self._newest(spec_number, 0)
+
+    def _newest(self, number: int, below: int | None) -> CheckpointView | None:
+        """Of submission `number` and its line, with an id less than `below` where it is its own."""
         while number in self._specs:
-            own = [view for view in self._views if view.spec == number and view.is_recovery_point]
+            own = [
+                view
+                for view in self._views
+                if view.spec == number
+                and view.is_recovery_point
+                and view.checkpoint_id not in self.rejected
+                and (below is None or view.checkpoint_id < below)
+            ]
             if own:
                 return own[-1]
             restore = self._specs[number].restore
             if restore is None:
                 return None
+            number, below = number - 1, None
             if restore.kind != "latest":
-                return self.named(restore)
-            number -= 1
+                named = self.named(restore)
+                if named is None or named.checkpoint_id not in self.rejected:
+                    return named
+                number, below = named.spec, named.checkpoint_id
         return None
 
-    def restored(self, spec_number: int) -> CheckpointView | None:
-        """What submission `spec_number` starts from; None: fresh, or nothing is there."""
-        restore = self._specs[spec_number].restore
-        if restore is None:
-            return None
-        return self.latest(spec_number - 1) if restore.kind == "latest" else self.named(restore)
+    def line(self, spec_number: int, newest: int | None = None) -> dict[int, int]:
+        """The submissions that the state of `spec_number` comes from, itself included -> the newest id of each that is
+        part of it. `newest`: as of its snapshot of this id; None: as of now."""
+        line = {spec_number: sys.maxsize if newest is None else newest}
+        point = self.restored(spec_number)
+        while point is not None and point.spec and point.spec not in line:
+            line[point.spec] = point.checkpoint_id
+            point = self.restored(point.spec)
+        return line
+
+    def _gone_with(self, reject: Entry) -> set[int]:
+        """What one verdict makes unreachable: claimed before it, the rejected one or newer in its submission, or of a
+        submission that was restored from one of these."""
+        gone: set[int] = set()
+        first = reject.data["checkpoint_id"]
+        before = reject.decision.number
+        claimed = {e.data["checkpoint_id"] for e in self._entries if e.kind == "claim" and e.decision.number < before}
+        of_spec = next((view.spec for view in self._views if view.checkpoint_id == first), None)
+        for number in sorted(self._specs):
+            own = {v.checkpoint_id for v in self._views if v.spec == number and v.checkpoint_id in claimed}
+            origin = self.restored(number)
+            if origin is not None and origin.checkpoint_id in gone:
+                gone |= own
+            elif number == of_spec:
+                gone |= {checkpoint_id for checkpoint_id in own if checkpoint_id >= first}
+        return gone
 
     def named(self, restore: RestoreFrom) -> CheckpointView | None:
         """The snapshot that `restore` names by path or id; a path that the log does not know is one from outside."""

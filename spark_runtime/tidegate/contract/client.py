@@ -44,7 +44,7 @@ from tidegate.contract.store import Store, open_store
 from tidegate.contract.units import parse_duration
 from tidegate.contract.waiting import HeartbeatWatch, Waiting
 
-VERBS: tuple[str, ...] = ("checkpoint", "savepoint", "stop", "cancel")
+VERBS: tuple[str, ...] = ("checkpoint", "savepoint", "stop", "cancel", "commit", "reject")
 STOP_MODES = ("suspend", "drain")
 POLL_S = 0.5
 """Default pause between two looks at a job, seconds."""
@@ -245,9 +245,10 @@ class JobClient:
         """Send a command to the driver.
 
         Args:
-            verb: checkpoint, savepoint, stop or cancel.
+            verb: checkpoint, savepoint, stop, cancel, commit or reject.
             arguments: savepoint {"path"}; stop {"mode": "suspend" | "drain", "path"}; `path`: folder or URL to put it
-                in.
+                in. commit {"checkpoint_id"}: None: the newest that waits; reject {"checkpoint_id", "then": "stop" |
+                "replay"}.
             command_id: sending again under one gives the existing command; None: a new one. See `layout.stable_id`.
             expires_in: a driver refuses it after that.
             spec: submission it is meant for; None: the newest.

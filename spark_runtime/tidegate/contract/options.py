@@ -36,7 +36,7 @@ MAX_KEY_GROUPS = 32_768
 ExecutionMode = Literal["streaming"]
 CheckpointMode = Literal["exactly_once", "at_least_once", "off"]
 Retention = Literal["keep", "delete"]
-Commit = Literal["automatic"]
+Commit = Literal["automatic", "on_request"]
 Restart = Literal["fixed_delay", "exponential_delay", "failure_rate", "none"]
 
 
@@ -87,7 +87,10 @@ class JobOptions:
             connector does not return, counts as hung, and the run restarts; None: never.
         stop_timeout: for a stop, from command to end.
         sigterm_timeout: for a graceful end after SIGTERM.
-        commit: "automatic": completion permits the commit (S7.4).
+        commit: "automatic": completion permits the commit (S7.4). "on_request": only an approval does, which may come
+            long after (S7.8).
+        max_uncommitted_checkpoints: with commit="on_request": completed checkpoints that may wait for a verdict; as
+            long as so many do, sources pause and no periodic checkpoint starts.
         savepoint_directory: absolute folder or URL for savepoints; None: the job's own folder.
     """
 
@@ -122,7 +125,8 @@ class JobOptions:
     slot_progress_timeout: OptionalDuration = OptionalDuration("5 min")
     stop_timeout: Duration = Duration("10 min", least="1 ms")
     sigterm_timeout: Duration = Duration("20 s")
-    commit: Choice[Commit] = Choice("automatic", not_offered=("on_request",))
+    commit: Choice[Commit] = Choice("automatic", "on_request")
+    max_uncommitted_checkpoints: Count = Count(10, 1, 10_000)
     savepoint_directory: OptionalText = OptionalText(None)
 
     def __post_init__(self) -> None:
@@ -144,6 +148,12 @@ class JobOptions:
                 "checkpoint_interval asks for checkpoints, but checkpoint_mode is 'off'",
                 where="option checkpoint_interval",
                 remedy="Set checkpoint_interval=none, or checkpoint_mode to exactly_once or at_least_once",
+            )
+        if self.checkpoint_mode == "off" and self.commit == "on_request":
+            raise OptionError(
+                "commit='on_request' waits for a verdict on checkpoints, but checkpoint_mode is 'off'",
+                where="option commit",
+                remedy="Leave commit at its default, or set checkpoint_mode to exactly_once or at_least_once",
             )
         if self.unaligned_checkpoints and self.checkpoint_mode != "exactly_once":
             raise OptionError(

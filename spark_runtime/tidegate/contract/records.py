@@ -41,7 +41,7 @@ DecisionKind = Literal[
     "status",
     "failure",
 ]
-Verb = Literal["checkpoint", "savepoint", "stop", "cancel"]
+Verb = Literal["checkpoint", "savepoint", "stop", "cancel", "commit", "reject"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,8 @@ class Command:
     Attributes:
         command_id: chosen by the client; sending twice under one is sending once.
         verb: what to do.
-        arguments: by verb: savepoint {"path"}; stop {"mode": "suspend" | "drain", "path"}.
+        arguments: by verb: savepoint {"path"}; stop {"mode": "suspend" | "drain", "path"}; commit {"checkpoint_id"},
+            None: the newest that waits; reject {"checkpoint_id", "then": "stop" | "replay"}.
         spec: submission it is meant for; a driver of another one answers "superseded".
         issued_at: time.
         expires_at: time after which a driver refuses it.

@@ -17,6 +17,7 @@ from tidegate.contract.checkpoints import (
 from tidegate.contract.records import Decision, Spec, StatusHint
 from tidegate.contract.reigns import Entry, submissions_of
 from tidegate.contract.statistics import CheckpointStatistics, checkpoint_statistics
+from tidegate.contract.verdicts import of_entries, with_verdicts
 
 __all__ = [
     "CheckpointView",
@@ -125,12 +126,16 @@ class JobView:
         hint_generation: reign of the hint used.
         slots_registered: free or taken slots the driver has counted.
         slots_needed: slots the job needs.
-        stop: {"outcome", "mode", "checkpoint_id", "path"} of a job that was stopped.
+        stop: {"outcome", "mode", "checkpoint_id", "path"} of a job that was stopped; with outcome "commits_pending"
+            also "uncommitted", ids of checkpoints.
         last_decision: number of the newest log entry, 0 when there is none.
         latest_recovery_point: what a restore of "latest" starts from (S2.4, S9.3): the newest recovery point that the
             current submission completed, else the snapshot it was itself restored from.
         restored_runs: runs, of all submissions, that began from a snapshot.
         refused_requests: requests for snapshots that were refused since the current run began, by code.
+        waiting: checkpoints that wait for a verdict of the commit gate, oldest first (S7.8).
+        uncommitted: those, and what is approved and not committed yet.
+        sources_paused: the job runs, and reads nothing because `max_uncommitted_checkpoints` wait.
     """
 
     job_id: str
@@ -153,6 +158,9 @@ class JobView:
     latest_recovery_point: CheckpointView | None
     restored_runs: int = 0
     refused_requests: Mapping[str, int] = field(default_factory=dict)
+    waiting: tuple[int, ...] = ()
+    uncommitted: tuple[int, ...] = ()
+    sources_paused: bool = False
 
     @property
     def completed(self) -> tuple[CheckpointView, ...]:
@@ -206,7 +214,11 @@ def derive(specs: Sequence[Spec], decisions: Sequence[Decision], hint: StatusHin
     told: Mapping[str, Any] = hint.data if hint is not None else {}
     status, status_data = _status(current)
     views = checkpoint_views(entries, ended=status.is_terminal)
+    verdicts = of_entries(specs, entries, views, spec.number)
+    views = with_verdicts(views, verdicts)
     points = RecoveryPoints(specs, entries, views)
+    most = _optional_int(spec.options.get("max_uncommitted_checkpoints"))
+    full = verdicts.gated and most is not None and len(verdicts.waiting) >= most
     restarts = sum(1 for e in current if e.kind == "status" and e.data.get("status") == JobStatus.RESTARTING)
     return JobView(
         job_id=spec.job_id,
@@ -229,6 +241,9 @@ def derive(specs: Sequence[Spec], decisions: Sequence[Decision], hint: StatusHin
         latest_recovery_point=points.latest(spec.number),
         restored_runs=sum(1 for e in entries if e.kind == "status" and e.data.get("restored_from")),
         refused_requests=_counts(told.get("refused_requests")),
+        waiting=verdicts.waiting,
+        uncommitted=verdicts.uncommitted,
+        sources_paused=full and status is JobStatus.RUNNING,
     )
 
 

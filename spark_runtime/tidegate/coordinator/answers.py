@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tidegate.channel.elements import StopMode
 from tidegate.coordinator import events as ev
@@ -18,10 +18,22 @@ def answer_to(
     return [ev.Answer(request.request_id, ok, code, message, data or {})]
 
 
-def stop_answer(request_id: str, mode: StopMode, checkpoint_id: int, path: str) -> ev.Answer:
-    """The answer to a stop once the whole job has ended (S7.5)."""
+def stop_answer(
+    request_id: str, mode: StopMode, checkpoint_id: int, path: str, uncommitted: Sequence[int] = ()
+) -> ev.Answer:
+    """The answer to a stop once the whole job has ended (S7.5). `uncommitted`: what a commit gate held back (S7.8)."""
+    if uncommitted:
+        data = {"outcome": "commits_pending", "mode": mode, "checkpoint_id": checkpoint_id, "path": path}
+        text = f"the job stopped ({mode}) with savepoint {path}; {uncommitted_text(uncommitted)}"
+        return ev.Answer(request_id, True, "commits_pending", text, {**data, "uncommitted": list(uncommitted)})
     data = {"outcome": "committed", "mode": mode, "checkpoint_id": checkpoint_id, "path": path}
     return ev.Answer(request_id, True, "committed", f"the job stopped ({mode}) with savepoint {path}", data)
+
+
+def uncommitted_text(uncommitted: Sequence[int]) -> str:
+    """What is left to do for a job that ended behind a commit gate."""
+    ids = ", ".join(map(str, uncommitted))
+    return f"not committed, since they wait for a verdict or their approval came too late: checkpoints {ids}"
 
 
 def carried_over(requests: Iterable[Request], reason: str) -> tuple[list[Action], list[Request]]:

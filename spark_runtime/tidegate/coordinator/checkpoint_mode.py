@@ -1,4 +1,4 @@
-"""What `checkpoint_mode` asks of a pipeline and of the end of a job (S3.3, S7.3). Pure."""
+"""What `checkpoint_mode` and `commit` ask of a pipeline and of the end of a job (S3.3, S7.3, S7.8). Pure."""
 
 from __future__ import annotations
 
@@ -22,6 +22,21 @@ def check_checkpoint_mode(graph: JobGraph, options: JobOptions) -> None:
             where=f"sinks {', '.join(sinks)}",
             cause="what they write would never become visible",
             remedy="Use checkpoint_mode exactly_once or at_least_once, or sinks that write at once",
+        )
+
+
+def check_commit(graph: JobGraph, options: JobOptions) -> None:
+    """A commit gate needs something to hold back.
+
+    Raises:
+        PipelineError: names the sinks.
+    """
+    if options.commit == "on_request" and not any(n.sink is not None and n.sink.two_phase for n in graph.nodes):
+        raise PipelineError(
+            "commit is 'on_request', but no sink of the pipeline commits in two phases",
+            where=f"sinks {', '.join(node.uid for node in graph.nodes if node.sink is not None)}",
+            cause="what they write is visible at once, whatever the verdict",
+            remedy="Use a sink that stages, such as Parquet, or leave commit at its default",
         )
 
 

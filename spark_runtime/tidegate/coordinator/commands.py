@@ -16,10 +16,12 @@ from tidegate.contract.records import Command
 from tidegate.coordinator.events import Answer
 from tidegate.coordinator.supervision_events import AnswerAllOpen
 
-VERBS = frozenset({"checkpoint", "savepoint", "stop", "cancel"})
+VERBS = frozenset({"checkpoint", "savepoint", "stop", "cancel", "commit", "reject"})
 """What this version can be asked for."""
 STOP_MODES = ("suspend", "drain")
 """Ways to stop."""
+THENS = ("stop", "replay")
+"""What a rejection may do with the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,19 @@ def _problem(command: Command) -> str | None:
     mode, path = command.arguments.get("mode", STOP_MODES[0]), command.arguments.get("path")
     if command.verb == "stop" and mode not in STOP_MODES:
         return f"{mode!r} is not a way to stop; use {' or '.join(STOP_MODES)}"
+    if command.verb in ("commit", "reject"):
+        return _problem_of_verdict(command)
     if path is not None and not (isinstance(path, str) and path):
         return f"path {path!r} is not a folder or URL"
+    return None
+
+
+def _problem_of_verdict(command: Command) -> str | None:
+    n, then = command.arguments.get("checkpoint_id"), command.arguments.get("then", THENS[0])
+    if not (isinstance(n, int) and not isinstance(n, bool) and n > 0) and (n is not None or command.verb == "reject"):
+        return f"checkpoint_id {n!r} is not the number of a checkpoint"
+    if command.verb == "reject" and then == "quarantine":
+        return "then=quarantine is not offered by this version; use stop or replay"
+    if command.verb == "reject" and then not in THENS:
+        return f"{then!r} is not what a rejection can do; use {' or '.join(THENS)}"
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidegate.coordinator import events as ev
+from tidegate.coordinator.commit_gate import CommitGate
 from tidegate.coordinator.commit_tracker import CommitTracker
 from tidegate.coordinator.events import Action, Subtask
 from tidegate.coordinator.retention import Completed, retired
@@ -22,9 +23,12 @@ class CompletedSnapshots:
         retained: int,
         last_committed: int | None,
         restored: int | None,
+        gate: CommitGate | None = None,
     ) -> None:
         """Args: completed: oldest first. restored: what the run starts from, when it is one of them; it stays until
-        the submission has a newer recovery point, whatever else is retained."""
+        the submission has a newer recovery point, whatever else is retained. gate: what is committed has to be
+        approved."""
+        self._gate = gate
         self._commits = CommitTracker(topology)
         self._completed = list(completed)
         self._retained = retained
@@ -36,8 +40,37 @@ class CompletedSnapshots:
         self._completed.append(snapshot)
         if snapshot.kind != "savepoint":
             self._restored = None
-            self._commits.completed(snapshot.checkpoint_id)
+            if self._gate is None:
+                self._commits.completed(snapshot.checkpoint_id)
         return self._record_committed() + self._retire()
+
+    def announce(self, checkpoint_id: int, log_number: int, *, last: bool) -> list[Action]:
+        """A recovery point is complete: subtasks are told, with the permit to commit it or behind a gate without.
+        `last`: every subtask may finish on it."""
+        if self._gate is None:
+            return [ev.NotifyComplete(checkpoint_id, log_number)]
+        return self._gate.completed(checkpoint_id, last=last)
+
+    def up(self) -> list[Action]:
+        """Every subtask runs."""
+        return self._gated(self._gate.up()) if self._gate is not None else []
+
+    def approve(self, checkpoint_id: int, log_number: int) -> list[Action]:
+        """ "commit <= `checkpoint_id`" is in the log (S7.8)."""
+        assert self._gate is not None, "an approval without a commit gate"
+        return self._gated(self._gate.approve(checkpoint_id, log_number)) + self._retire()
+
+    def _gated(self, actions: Sequence[Action]) -> list[Action]:
+        """What the gate asks for, with what follows from it."""
+        out: list[Action] = []
+        for action in actions:
+            out.append(action)
+            if isinstance(action, ev.SendPermit):
+                self._commits.completed(action.checkpoint_id)
+                out += self._record_committed()
+            elif isinstance(action, ev.RecordCommitted):
+                self._last_committed = action.checkpoint_id
+        return out
 
     def committed(self, subtask: Subtask, checkpoint_id: int) -> list[Action]:
         """`subtask` has committed up to `checkpoint_id`."""
@@ -54,6 +87,8 @@ class CompletedSnapshots:
         if newest is None:
             return []
         self._last_committed = newest
+        if self._gate is not None:
+            self._gate.committed = newest
         return [ev.RecordCommitted(newest), *self._retire()]
 
     def _retire(self) -> list[Action]:
@@ -62,6 +97,8 @@ class CompletedSnapshots:
             retained=self._retained,
             last_committed=self._last_committed,
             restored=self._restored,
+            pinned=self._gate.pinned if self._gate is not None else (),
+            rejected=self._gate.rejected if self._gate is not None else (),
         )
         ids = {c.checkpoint_id for c in gone}
         self._completed = [c for c in self._completed if c.checkpoint_id not in ids]

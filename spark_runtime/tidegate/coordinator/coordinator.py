@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.answers import answer_to, carried_over
 from tidegate.coordinator.checkpoint_plan import plan_checkpoint
+from tidegate.coordinator.commit_gate import CommitGate
 from tidegate.coordinator.completed_snapshots import CompletedSnapshots
+from tidegate.coordinator.coordinator_options import CoordinatorOptions
 from tidegate.coordinator.events import AbortCode, Action, Event, Request, Subtask
 from tidegate.coordinator.final_snapshot import FinalSnapshot
 from tidegate.coordinator.pending import COUNTED, PendingCheckpoint
@@ -18,21 +19,6 @@ from tidegate.coordinator.retention import Completed
 from tidegate.coordinator.subtask_states import SubtaskStates
 from tidegate.coordinator.topology import Topology
 from tidegate.coordinator.triggering import FORCED, Drop, Refuse, Situation, Start, admit, judge
-
-
-@dataclass(frozen=True)
-class CoordinatorOptions:
-    """The options of S1 and S2, in milliseconds and counts; `interval_ms` None: periodic checkpoints off. `enabled`
-    False: no snapshots at all (`checkpoint_mode="off"`)."""
-
-    interval_ms: int | None
-    min_pause_ms: int
-    timeout_ms: int
-    max_concurrent: int
-    max_queued: int
-    tolerable_failures: int
-    retained: int
-    enabled: bool = True
 
 
 class Coordinator:
@@ -54,12 +40,15 @@ class Coordinator:
         restored: int | None = None,
         finished: Iterable[Subtask] = (),
         commit_only: int | None = None,
+        gate: CommitGate | None = None,
     ) -> None:
         """Args: first_delay_ms: before the first periodic trigger, drawn by the caller (S1.1).
         completed: snapshots of the job, oldest first. restored: the one that this run starts from, when it is one of
         the job's own. finished: subtasks that do not exist in this run.
         commit_only: the completed stop-savepoint that this run only commits (S7.7). Its subtasks hold no state any
-        more, so it takes no snapshot: that would be a newer recovery point with everything in it finished."""
+        more, so it takes no snapshot: that would be a newer recovery point with everything in it finished.
+        gate: with commit="on_request"; None: completion permits the commit."""
+        self._gate = gate
         self._topology = topology
         self._options = options
         self._run_id = run_id
@@ -70,7 +59,7 @@ class Coordinator:
         self._pending: dict[int, PendingCheckpoint] = {}
         self._claiming: Request | None = None
         self._shelf = CompletedSnapshots(
-            topology, completed, retained=options.retained, last_committed=last_committed, restored=restored
+            topology, completed, retained=options.retained, last_committed=last_committed, restored=restored, gate=gate
         )
         for subtask in finished:
             self._shelf.finished(subtask)
@@ -115,6 +104,8 @@ class Coordinator:
                 actions = self._abort(pending, "io", f"could not be completed: {reason}", now_ms)
             case ev.SubtaskCommitted(subtask, checkpoint_id):
                 actions = self._shelf.committed(subtask, checkpoint_id)
+            case ev.Approved(checkpoint_id, log_number):
+                actions = self._shelf.approve(checkpoint_id, log_number)
         if not self._over:
             actions += self._start_next(now_ms)
         return actions
@@ -166,6 +157,11 @@ class Coordinator:
         return self._stop is not None
 
     @property
+    def sources_paused(self) -> bool:
+        """Nothing is read, since too many checkpoints wait for a verdict (S7.8). May be asked from any thread."""
+        return self._gate is not None and self._gate.paused
+
+    @property
     def refused(self) -> dict[str, int]:
         """How many requests were refused, by code (S1.2); a copy. May be asked from any thread."""
         return dict(self._refused)
@@ -177,7 +173,7 @@ class Coordinator:
         periodic = self._options.interval_ms is not None and self._options.enabled and self._commit_only is None
         if periodic and self._subtasks.all_up:
             self._next_periodic_ms = now_ms + self._first_delay_ms
-        return []
+        return self._shelf.up() if self._subtasks.all_up else []
 
     def _on_ended(self, subtask: Subtask, natural: bool, now_ms: int) -> list[Action]:
         self._subtasks.set(subtask, "ended", natural=natural)
@@ -209,15 +205,14 @@ class Coordinator:
             actions += answer_to(request, False, "job_ended", "the job ended before the snapshot was triggered")
         self._pending.clear()
         self._claiming = None
+        left = self._gate.uncommitted if self._gate is not None else ()
         if self._stop is not None:
             stopped = self._stop.request
-            return [
-                *actions,
-                ev.EndRun(stopped.stop, self._stop.checkpoint_id, self._stop.path, stopped.request_id),
-            ]
-        if self._commit_only is not None and self._topology.commits:
+            n, path = self._stop.checkpoint_id, self._stop.path
+            return [*actions, ev.EndRun(stopped.stop, n, path, stopped.request_id, left)]
+        if self._commit_only is not None and self._topology.commits and self._gate is None:
             actions.append(ev.RecordCommitted(self._commit_only))
-        return [*actions, ev.EndRun(None, None, None)]
+        return [*actions, ev.EndRun(None, None, None, None, left)]
 
     def _note_source_end(self, chain_id: int) -> list[Action]:
         if self._commit_only is not None or not self._subtasks.reached_end_of_data(chain_id):
@@ -275,6 +270,8 @@ class Coordinator:
             pending=len(self._pending),
             max_concurrent=self._options.max_concurrent,
             pause_ends_ms=None if last_ms is None else last_ms + self._options.min_pause_ms,
+            uncommitted=len(self._gate.waiting) if self._gate is not None else 0,
+            max_uncommitted=self._gate.limit if self._gate is not None else None,
         )
 
     def _request(self, request: Request) -> list[Action]:
@@ -402,7 +399,8 @@ class Coordinator:
             for older in list(self._pending.values()):
                 if older.checkpoint_id < checkpoint_id and older.request.kind not in ("savepoint", "stop-savepoint"):
                     actions += self._abort(older, "subsumed", f"subsumed by checkpoint {checkpoint_id}", now_ms)
-            actions.append(ev.NotifyComplete(checkpoint_id, log_number))
+            last = pending.after_all_data or request.kind == "stop-savepoint"
+            actions += self._shelf.announce(checkpoint_id, log_number, last=last)
         if request.kind == "stop-savepoint":
             self._stop = pending
             for other in list(self._pending.values()):

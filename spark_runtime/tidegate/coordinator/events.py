@@ -21,6 +21,7 @@ RefusalCode = Literal[
     "not_all_required_subtasks_running",
     "stop_in_progress",
     "claim_failed",
+    "too_many_uncommitted",
 ]
 """Why a request does not become a snapshot (S1.2, S1.3)."""
 
@@ -61,6 +62,32 @@ class Request:
     stop: StopMode | None = None
     path: str | None = None
 
+
+Then = Literal["stop", "replay"]
+"""What a rejection does with the job: it ends, or goes back at once to what is in front of the rejected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """A person's word on a checkpoint, of the commit gate (S7.8).
+
+    Attributes:
+        request_id: the command that waits for the answer.
+        approves: "commit <= `checkpoint_id`"; else it and what came after it is rejected.
+        checkpoint_id: None: the newest that waits; for an approval only.
+        by: for people.
+        then: of a rejection.
+    """
+
+    request_id: str
+    approves: bool
+    checkpoint_id: int | None
+    by: str
+    then: Then = "stop"
+
+
+Wish: TypeAlias = Request | Ruling
+"""What a command asks of a run, and of the next one when none is up."""
 
 # ---------------------------------------------------------------- events
 
@@ -169,6 +196,14 @@ class SubtaskCommitted:
     checkpoint_id: int
 
 
+@dataclass(frozen=True, slots=True)
+class Approved:
+    """ "commit <= `checkpoint_id`" is in the log, as entry `log_number` (S7.8)."""
+
+    checkpoint_id: int
+    log_number: int
+
+
 Event: TypeAlias = (
     Tick
     | SubtaskRunning
@@ -182,6 +217,7 @@ Event: TypeAlias = (
     | CompletionDurable
     | CompletionFailed
     | SubtaskCommitted
+    | Approved
 )
 
 # ---------------------------------------------------------------- actions
@@ -240,6 +276,30 @@ class NotifyComplete:
 
 
 @dataclass(frozen=True, slots=True)
+class NotifyDurable:
+    """Behind a commit gate: tell every subtask that `checkpoint_id` is complete, which permits nothing. `last`: the job
+    ends with it, so that subtasks finish though they hold transactions that wait for a verdict (S7.8)."""
+
+    checkpoint_id: int
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SendPermit:
+    """Tell every subtask to commit what is <= `checkpoint_id`; the permit names log entry `log_number` (S7.8)."""
+
+    checkpoint_id: int
+    log_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class PauseSources:
+    """Tell every subtask whether sources are read (S7.8)."""
+
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LetFinish:
     """Tell every subtask that has ended to finish: no final snapshot is to come, since nobody needs one (S7.3)."""
 
@@ -286,12 +346,14 @@ class RecordSourceEnd:
 
 @dataclass(frozen=True, slots=True)
 class EndRun:
-    """Every subtask has finished. `stop` is set when a stop-savepoint ended the job, else it is the natural end."""
+    """Every subtask has finished. `stop` is set when a stop-savepoint ended the job, else it is the natural end.
+    `uncommitted`: checkpoints behind a commit gate that were not committed (S7.8)."""
 
     stop: StopMode | None
     checkpoint_id: int | None
     path: str | None
     request_id: str | None = None
+    uncommitted: tuple[int, ...] = ()
 
 
 Action: TypeAlias = (
@@ -300,6 +362,9 @@ Action: TypeAlias = (
     | SendAbort
     | Complete
     | NotifyComplete
+    | NotifyDurable
+    | SendPermit
+    | PauseSources
     | LetFinish
     | RecordCommitted
     | Retire

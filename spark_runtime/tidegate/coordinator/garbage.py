@@ -14,12 +14,13 @@ from tidegate.contract.checkpoints import RecoveryPoints, checkpoint_views
 from tidegate.contract.records import Decision, Spec
 from tidegate.contract.reigns import submissions_of
 from tidegate.contract.status import JobStatus
+from tidegate.contract.verdicts import verdicts_of
 from tidegate.coordinator.recovery import completed_snapshots, last_committed
 from tidegate.coordinator.retention import retired
 
 OWNED = ("checkpoint", "final")
 """Kinds that the runtime owns; savepoints are never deleted."""
-CLEAN_ENDS = (JobStatus.FINISHED, JobStatus.STOPPED)
+CLEAN_ENDS = (JobStatus.FINISHED, JobStatus.FINISHED_COMMIT_PENDING, JobStatus.STOPPED)
 """Statuses that a driver appends when every slot has said that it is over."""
 
 
@@ -52,11 +53,14 @@ def find_garbage(
         commits: some sink commits in two phases, so that the last committed snapshot stays.
     """
     completed = completed_snapshots(decisions, set(folders))
+    verdicts = verdicts_of(specs, decisions, spec_number)
     gone = retired(
         completed,
         retained=retained,
         last_committed=last_committed(decisions) if commits else None,
         restored=restored_checkpoint(decisions, specs, spec_number),
+        pinned=verdicts.pinned,
+        rejected=verdicts.rejected,
     )
     needed = {c.checkpoint_id for c in completed} - {c.checkpoint_id for c in gone}
     named = named_snapshots(decisions, specs, spec_number)

@@ -13,8 +13,11 @@ from tidegate.contract.options import JobOptions
 from tidegate.contract.records import Spec
 from tidegate.contract.status import JobStatus, next_checkpoint_id
 from tidegate.contract.store import Store
-from tidegate.coordinator.checkpoint_mode import check_checkpoint_mode
-from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions
+from tidegate.contract.verdicts import Verdicts, verdicts_of
+from tidegate.coordinator.checkpoint_mode import check_checkpoint_mode, check_commit
+from tidegate.coordinator.commit_gate import CommitGate
+from tidegate.coordinator.coordinator import Coordinator
+from tidegate.coordinator.coordinator_options import CoordinatorOptions
 from tidegate.coordinator.garbage import Garbage, find_garbage, named_snapshots, restored_checkpoint
 from tidegate.coordinator.job_run import JobFacts
 from tidegate.coordinator.locations import open_location
@@ -22,6 +25,7 @@ from tidegate.coordinator.recovery import (
     RestorePoint,
     check_drained,
     check_rewind,
+    check_verdicts,
     choose_restore_point,
     completed_snapshots,
     last_committed,
@@ -56,8 +60,15 @@ class Job:
     specs: Callable[[], Sequence[Spec]]
 
     def __post_init__(self) -> None:
-        """Raises PipelineError when the pipeline needs snapshots and the options say that there are none."""
+        """Raises PipelineError when the pipeline needs snapshots and the options say that there are none, or has
+        nothing to commit behind a gate."""
         check_checkpoint_mode(self.graph, self.options)
+        check_commit(self.graph, self.options)
+
+    @property
+    def verdicts(self) -> Verdicts:
+        """What the log says of verdicts on the line of this submission (S7.8)."""
+        return verdicts_of(self.specs(), self.reign.decisions, self.spec.number)
 
     def facts(self) -> JobFacts:
         """For JobRun."""
@@ -71,6 +82,7 @@ class Job:
             max_parallelism=self.plan.max_parallelism,
             savepoint_directory=self.options.savepoint_directory,
             now_iso=self.now_iso,
+            specs=self.specs,
         )
 
     def status(self, status: str, **data: Any) -> None:
@@ -88,13 +100,20 @@ class Job:
         if point is None:
             return None
         wanted = self.spec.restore
+        verdicts = verdicts_of(self.specs(), decisions, self.spec.number)
         store, folder = open_location(self.store, self.spec, point.location)
         metadata = read_metadata(store, folder)
         if metadata.job_id == self.spec.job_id:
             sinks = [n.uid for n in self.graph.nodes if n.sink is not None and n.sink.two_phase]
             check_rewind(
-                decisions, self.spec, location=point.location, checkpoint_id=metadata.checkpoint_id, sinks=sinks
+                decisions,
+                self.spec,
+                location=point.location,
+                checkpoint_id=metadata.checkpoint_id,
+                sinks=sinks,
+                unapproved=verdicts.unapproved,
             )
+            check_verdicts(verdicts, self.spec, metadata.lineage, sinks)
         check_drained(point, self.spec, metadata.drained_operators)
         restore = check_restore(
             point.location,
@@ -106,6 +125,9 @@ class Job:
             allow_non_restored_state=bool(wanted and wanted.allow_non_restored_state),
             commit_only=point.commit_only,
         )
+        if verdicts.gated:
+            permitted = min(verdicts.approved, metadata.checkpoint_id)
+            restore = replace(restore, permitted=permitted, log_number=verdicts.approved_at)
         if restore.rescales:
             restore = replace(restore, moved_splits=self._splits_of_readers(restore, store, folder))
         return point, restore
@@ -145,6 +167,10 @@ class Job:
         decisions = self.reign.decisions
         options = self.options
         interval = options.checkpoint_interval
+        verdicts = self.verdicts
+        gate = None
+        if verdicts.gated:
+            gate = CommitGate.of(verdicts, options.max_uncommitted_checkpoints, commit_only=commit_only is not None)
         return Coordinator(
             topology_of(self.graph, self.plan),
             CoordinatorOptions(
@@ -163,6 +189,7 @@ class Job:
             last_committed=last_committed(decisions),
             restored=restored_checkpoint(decisions, self.specs(), self.spec.number),
             commit_only=commit_only,
+            gate=gate,
         )
 
     def garbage(self) -> tuple[Garbage, ...]:
@@ -186,13 +213,16 @@ class Job:
 
     def delete_checkpoints(self) -> None:
         """All of them, since the job was cancelled and keeps none; but for those that submissions which have come since
-        start from (S2.3). Only the current generation deletes: the reign is asked before every folder.
+        start from, and those that wait for a verdict (S2.3). Only the current generation deletes: the reign is asked
+        before every folder.
 
         Raises:
             FencedError, UnclearAnswerError: the reign is over; what is left is for the next driver to judge.
             StoreError: not everything may be deleted.
         """
-        for folder in sorted(self._checkpoint_folders()):
+        verdicts = self.verdicts
+        pinned = {verdicts.views[n].path for n in verdicts.pinned}
+        for folder in sorted(self._checkpoint_folders() - pinned):
             self.reign.check()
             if folder not in self.spared():  # asked anew: deleting takes long
                 self.store.delete_folder(folder)

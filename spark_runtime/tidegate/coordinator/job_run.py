@@ -13,11 +13,14 @@ from tidegate.contract.layout import JobLayout
 from tidegate.contract.log import Reign
 from tidegate.contract.records import Spec
 from tidegate.contract.store import Store
+from tidegate.contract.verdicts import verdicts_of
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.events import Action, Event
 from tidegate.coordinator.locations import open_location, probe_location
 from tidegate.coordinator.metadata_of import drained_operators, operator_states, subtask_history
+from tidegate.coordinator.recovery import rejection_text
+from tidegate.coordinator.rulings import judge_ruling
 from tidegate.coordinator.topology import Topology
 from tidegate.snapshot.metadata import SnapshotMetadata, write_metadata
 
@@ -42,16 +45,19 @@ class JobFacts:
     max_parallelism: int
     savepoint_directory: str | None
     now_iso: Callable[[], str]
+    specs: Callable[[], Sequence[Spec]]
 
 
 @dataclass(frozen=True)
 class RunEnded:
-    """Every subtask has finished. `stop` is None at a natural end."""
+    """Every subtask has finished. `stop` is None at a natural end. `uncommitted`: checkpoints behind a commit gate that
+    were not committed (S7.8)."""
 
     stop: str | None
     checkpoint_id: int | None
     path: str | None
     request_id: str | None
+    uncommitted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,13 @@ class RunFailed:
     subtask: int | None = None
     traceback: str | None = None
     code: str = ""
+
+
+@dataclass(frozen=True)
+class RunRejected(RunFailed):
+    """The run is given up because a checkpoint it goes on from was rejected (S7.8): no failure of anybody."""
+
+    then: ev.Then = "stop"
 
 
 @dataclass
@@ -102,6 +115,33 @@ class JobRun:
         while self._queue and self.outcome is None:
             for action in self.coordinator.handle(self._queue.popleft(), self.now_ms()):
                 self._carry_out(action)
+
+    def take(self, wish: ev.Wish) -> None:
+        """Take what a command asks for. Raises as `on_event` does."""
+        if isinstance(wish, ev.Request):
+            self.on_event(ev.SnapshotRequested(wish))
+        elif self.outcome is None:
+            self._rule(wish)
+
+    def _rule(self, ruling: ev.Ruling) -> None:
+        """Judge a verdict by the log, of which this is the only writer; the decision is durable before anything follows
+        from it (S7.8)."""
+        facts = self.facts
+        verdicts = verdicts_of(facts.specs(), facts.reign.decisions, facts.spec.number)
+        outcome = judge_ruling(ruling, verdicts)
+        if isinstance(outcome, ev.Answer):
+            self.answer(outcome)
+            return
+        n = outcome.checkpoint_id
+        data = {"checkpoint_id": n, "by": ruling.by, "command": ruling.request_id}
+        if ruling.approves:
+            number = self._append("approve", data)
+            self.answer(outcome.answer)
+            self.on_event(ev.Approved(n, number))
+        else:
+            self._append("reject", {**data, "then": ruling.then})
+            self.answer(outcome.answer)
+            self.fail(RunRejected(rejection_text(n, ruling.by), then=ruling.then))
 
     def on_slot_message(self, message: Mapping[str, Any]) -> None:
         """Take a message of a slot that concerns the protocol."""
@@ -157,6 +197,20 @@ class JobRun:
                         "log_number": log_number,
                     }
                 )
+            case ev.NotifyDurable(checkpoint_id, last):
+                self.on_completed()
+                self.slots.broadcast({"type": "durable", "checkpoint_id": checkpoint_id, "last": last})
+            case ev.SendPermit(checkpoint_id, log_number):
+                self.slots.broadcast(
+                    {
+                        "type": "commit",
+                        "checkpoint_id": checkpoint_id,
+                        "generation": self.facts.reign.generation,
+                        "log_number": log_number,
+                    }
+                )
+            case ev.PauseSources(paused):
+                self.slots.broadcast({"type": "pause_sources" if paused else "resume_sources"})
             case ev.LetFinish():
                 self.slots.broadcast({"type": "let_finish"})
             case ev.RecordCommitted(checkpoint_id):
@@ -169,8 +223,8 @@ class JobRun:
                 self.fail(RunFailed(reason))
             case ev.RecordSourceEnd(chain):
                 self._append("end_of_data", {"source": self.facts.topology.chains[chain].operators[0]})
-            case ev.EndRun(stop, checkpoint_id, path, request_id):
-                self.outcome = RunEnded(stop, checkpoint_id, path, request_id)
+            case ev.EndRun(stop, checkpoint_id, path, request_id, uncommitted):
+                self.outcome = RunEnded(stop, checkpoint_id, path, request_id, uncommitted)
 
     def _append(self, kind: str, data: Mapping[str, Any]) -> int:
         return self.facts.reign.append(kind, data, run_id=self.run_id).number

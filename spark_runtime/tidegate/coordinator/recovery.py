@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from tidegate.contract.checkpoints import RecoveryPoints, checkpoint_views
 from tidegate.contract.errors import SnapshotError
 from tidegate.contract.records import Decision, Spec
-from tidegate.contract.reigns import submissions_of
+from tidegate.contract.reigns import Entry, submissions_of
+from tidegate.contract.verdicts import Verdicts
 from tidegate.coordinator.retention import Completed
 
-ENDED_FOR_GOOD = ("FINISHED", "STOPPED", "CANCELED")
+ENDED_FOR_GOOD = ("FINISHED", "FINISHED_COMMIT_PENDING", "STOPPED", "CANCELED")
 """Statuses after which a submission is not run again."""
 
 
@@ -54,7 +56,10 @@ def choose_restore_point(decisions: Sequence[Decision], specs: Sequence[Spec], s
     wanted = spec.restore
     if wanted is None:
         return None
+    _refuse_rejected(points, specs, entries, spec)
     found = points.restored(spec_number)
+    if found is None and points.rejected:
+        return None  # all that the line had was rejected since: from the beginning
     if found is None:
         what = "any completed checkpoint" if wanted.checkpoint_id is None else f"checkpoint {wanted.checkpoint_id}"
         raise SnapshotError(
@@ -66,9 +71,28 @@ def choose_restore_point(decisions: Sequence[Decision], specs: Sequence[Spec], s
     return RestorePoint(found.path, found.checkpoint_id or None, known.number if known is not None else 0)
 
 
-def completed_after(decisions: Sequence[Decision], checkpoint_id: int, spec_number: int) -> list[int]:
+def _refuse_rejected(points: RecoveryPoints, specs: Sequence[Spec], entries: Sequence[Entry], spec: Spec) -> None:
+    """A submission may not begin with a snapshot that was rejected. One that is rejected under it is another matter: it
+    goes back to what is in front of that (S7.8)."""
+    named = points.named(spec.restore) if spec.restore is not None and spec.restore.kind != "latest" else None
+    if named is None or named.checkpoint_id not in points.rejected:
+        return
+    before = list(takewhile(lambda entry: entry.spec < spec.number, entries))
+    views = checkpoint_views(before, ended=False)
+    if named.checkpoint_id in RecoveryPoints(specs, before, views).rejected:
+        raise SnapshotError(
+            f"checkpoint {named.checkpoint_id} was rejected, or came after one that was",
+            where=f"job {spec.job_id}, snapshot {named.path}",
+            cause="what a rejected checkpoint holds must never be committed",
+            remedy="Restore the latest, which is in front of it, or another (`tidegate checkpoints`)",
+        )
+
+
+def completed_after(
+    decisions: Sequence[Decision], checkpoint_id: int, spec_number: int, unapproved: Collection[int] = ()
+) -> list[int]:
     """Ids of recovery points newer than `checkpoint_id` that earlier submissions completed, and so permitted to commit
-    (S9.3)."""
+    (S9.3), but for those that a commit gate holds back: `unapproved`."""
     return [
         entry.data["checkpoint_id"]
         for entry in submissions_of(decisions)
@@ -76,11 +100,18 @@ def completed_after(decisions: Sequence[Decision], checkpoint_id: int, spec_numb
         and entry.data["kind"] != "savepoint"
         and entry.spec < spec_number
         and entry.data["checkpoint_id"] > checkpoint_id
+        and entry.data["checkpoint_id"] not in unapproved
     ]
 
 
 def check_rewind(
-    decisions: Sequence[Decision], spec: Spec, *, location: str, checkpoint_id: int, sinks: Sequence[str]
+    decisions: Sequence[Decision],
+    spec: Spec,
+    *,
+    location: str,
+    checkpoint_id: int,
+    sinks: Sequence[str],
+    unapproved: Collection[int] = (),
 ) -> tuple[int, ...]:
     """Whether submission `spec` may start from a snapshot of its own job that is not the newest (S9.3).
 
@@ -88,6 +119,7 @@ def check_rewind(
         decisions: the whole log.
         location, checkpoint_id: of the snapshot.
         sinks: uids of the pipeline's two-phase sinks.
+        unapproved: completed behind a commit gate and never approved, so that nothing of them is committed (S7.8).
 
     Returns:
         Ids of recovery points gone back past, whose rows come again: accepted.
@@ -95,7 +127,7 @@ def check_rewind(
     Raises:
         SnapshotError: there are such, and the submission does not accept duplicates; lists sinks and ids.
     """
-    rewound = tuple(completed_after(decisions, checkpoint_id, spec.number)) if sinks else ()
+    rewound = tuple(completed_after(decisions, checkpoint_id, spec.number, unapproved)) if sinks else ()
     mode = spec.restore.on_committed_after if spec.restore is not None else "refuse"
     if not rewound or mode == "accept_duplicates":
         return rewound
@@ -109,6 +141,23 @@ def check_rewind(
         where=f"job {spec.job_id}, sinks {', '.join(sinks)}",
         cause=cause,
         remedy=remedy[0].upper() + remedy[1:],
+    )
+
+
+def check_verdicts(verdicts: Verdicts, spec: Spec, lineage: str, sinks: Sequence[str]) -> None:
+    """A submission without a commit gate commits what it restores; it may not so get around a verdict that is to come
+    (S7.8). A fork commits nothing.
+
+    Raises:
+        SnapshotError: lists what waits.
+    """
+    if verdicts.gated or not verdicts.waiting or not sinks or lineage != spec.lineage:
+        return
+    raise SnapshotError(
+        f"checkpoints {list(verdicts.waiting)} wait for a verdict, and this submission would commit them",
+        where=f"job {spec.job_id}, sinks {', '.join(sinks)}",
+        cause="its option commit is 'automatic', that of the submission before was 'on_request'",
+        remedy="Restore with commit=on_request, and approve or reject them first",
     )
 
 
@@ -130,11 +179,21 @@ def check_drained(point: RestorePoint, spec: Spec, drained_operators: Sequence[s
 
 def ended_as(decisions: Sequence[Decision], spec_number: int) -> tuple[str, Mapping[str, Any]] | None:
     """Status and data with which submission `spec_number` came to its end: FINISHED, STOPPED or CANCELED; None: it may
-    run. One that failed may be tried again."""
-    told = [e.data for e in submissions_of(decisions) if e.kind == "status" and e.spec == spec_number]
-    if not told or told[-1]["status"] not in ENDED_FOR_GOOD:
+    run. One that failed may be tried again. A rejection that was to stop it is its end, though its driver died
+    before it said so (S7.8)."""
+    own = [e for e in submissions_of(decisions) if e.spec == spec_number]
+    told = [e.data for e in own if e.kind == "status"]
+    if told and told[-1]["status"] in ENDED_FOR_GOOD:
+        return told[-1]["status"], {name: value for name, value in told[-1].items() if name != "status"}
+    stopped = next((e.data for e in own if e.kind == "reject" and e.data["then"] == "stop"), None)
+    if stopped is None:
         return None
-    return told[-1]["status"], {name: value for name, value in told[-1].items() if name != "status"}
+    return "STOPPED", {"reason": rejection_text(stopped["checkpoint_id"], stopped["by"])}
+
+
+def rejection_text(checkpoint_id: int, by: str) -> str:
+    """Why a job stopped, or goes back."""
+    return f"checkpoint {checkpoint_id} was rejected by {by}"
 
 
 def completed_snapshots(decisions: Sequence[Decision], existing: set[str]) -> list[Completed]:

@@ -26,6 +26,8 @@ class Restore:
         parallelism: of the restored job; the snapshot's own is in `metadata`.
         moved_splits: at another parallelism, source uid -> all splits of its readers, as JSON, with their positions:
             they are assigned anew (S4.3).
+        permitted: what the restore commits, with what is in front of it; None: all that the snapshot holds, which its
+            completion permits. Behind a commit gate what is approved, 0: nothing (S7.8).
     """
 
     location: str
@@ -36,6 +38,7 @@ class Restore:
     operators: tuple[OperatorState, ...]
     parallelism: int
     moved_splits: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    permitted: int | None = None
 
     @property
     def rescales(self) -> bool:
@@ -48,7 +51,7 @@ class Restore:
         shares = {op.uid: share_of(op, place) for op in self.operators if op.uid not in self.moved_splits}
         return {
             "location": self.location,
-            "checkpoint_id": self.metadata.checkpoint_id,
+            "checkpoint_id": self.metadata.checkpoint_id if self.permitted is None else self.permitted,
             "generation": self.metadata.generation,
             "log_number": self.log_number,
             "is_fork": self.is_fork,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tidegate.channel.elements import CheckpointKind, StopMode
@@ -19,7 +19,13 @@ class Completed:
 
 
 def retired(
-    completed: Sequence[Completed], *, retained: int, last_committed: int | None, restored: int | None = None
+    completed: Sequence[Completed],
+    *,
+    retained: int,
+    last_committed: int | None,
+    restored: int | None = None,
+    pinned: Collection[int] = (),
+    rejected: Collection[int] = (),
 ) -> list[Completed]:
     """The checkpoints that may go, oldest first.
 
@@ -28,14 +34,17 @@ def retired(
         retained: `retained_checkpoints`; the newest so many recovery points stay, savepoints among them counted.
         last_committed: newest id whose commit is known; it stays.
         restored: what the current submission starts from, while it has completed no recovery point itself; it stays.
+        pinned: ids that stay for the sake of the commit gate: those that wait for a verdict, and the one in front of
+            them, which a rejection goes back to (S7.8).
+        rejected: ids that were rejected: no restore points any more, they go.
 
     Savepoints are never in the answer; the newest runtime-owned checkpoint stays even when savepoints fill the list.
     After a stop-savepoint nothing older is needed; but a drain fires windows early, so that going on from it needs
     consent, and the newest checkpoint in front of one stays for those who do not give it (S7.5).
     """
-    recovery = [c for c in completed if c.kind != "savepoint"]
+    recovery = [c for c in completed if c.kind != "savepoint" and c.checkpoint_id not in rejected]
     own = [c for c in recovery if c.kind != "stop-savepoint"]
-    keep: set[int | None] = {restored}
+    keep: set[int | None] = {restored, *pinned}
     if recovery and recovery[-1].kind == "stop-savepoint":
         if recovery[-1].stop == "drain" and own:
             keep.add(own[-1].checkpoint_id)
@@ -43,4 +52,5 @@ def retired(
         keep |= {c.checkpoint_id for c in recovery[-retained:]}
         keep |= {c.checkpoint_id for c in own[-1:]}
         keep.add(last_committed)
-    return [c for c in own if c.checkpoint_id not in keep]
+    owned = (c for c in completed if c.kind not in ("savepoint", "stop-savepoint"))
+    return [c for c in owned if c.checkpoint_id not in keep]

@@ -27,9 +27,9 @@ from typing import Any, Literal
 from tidegate.channel.elements import StopMode
 from tidegate.contract.options import JobOptions
 from tidegate.contract.records import Command
-from tidegate.coordinator.answers import stop_answer
-from tidegate.coordinator.events import Answer, Request
-from tidegate.coordinator.job_run import RunEnded, RunFailed
+from tidegate.coordinator.answers import stop_answer, uncommitted_text
+from tidegate.coordinator.events import Answer, Request, Ruling, Then, Wish
+from tidegate.coordinator.job_run import RunEnded, RunFailed, RunRejected
 from tidegate.coordinator.restart import restart_strategy
 from tidegate.coordinator.supervision_events import (
     AnswerAllOpen,
@@ -83,7 +83,7 @@ class Supervisor:
         self._options = options
         self._strategy = restart_strategy(options)
         self._phase: Phase = "new"
-        self._carried: list[Request] = []
+        self._carried: list[Wish] = []
         self._cancel: Command | None = None
         self._terminated = False
         self._terminate_by_ms: int | None = None
@@ -175,9 +175,15 @@ class Supervisor:
         outcome = over.outcome
         if isinstance(outcome, RunEnded):
             return self._ended(outcome)
+        rejected = outcome if isinstance(outcome, RunRejected) else None
+        if rejected is not None and rejected.then == "stop" and self._cancel is None:
+            return self._rejected(rejected)
         interrupted = self._interrupted(outcome, over.stop)
         if interrupted:
             return interrupted
+        if rejected is not None:  # no failure: it goes back at once, and uses up no restart
+            self.restarts += 1
+            return [RecordStatus("RESTARTING", {"reason": rejected.message}), *self._wait(now_ms)]
         delay_ms = self._strategy.on_failure(now_ms - self._waited_ms, over.draw)
         self._failures = [*self._failures, outcome][-max(1, self._strategy.streak) :]
         if delay_ms is None:
@@ -219,8 +225,12 @@ class Supervisor:
                 return self._request(Request("stop-savepoint", request_id=request_id, stop=mode, path=path))
             case "cancel":
                 return self._on_cancel(command)
+            case "commit" | "reject":
+                n, by = arguments.get("checkpoint_id"), command.issued_by
+                then: Then = "replay" if arguments.get("then") == "replay" else "stop"
+                return self._request(Ruling(request_id, command.verb == "commit", n, by, then))
 
-    def _request(self, request: Request) -> list[SupervisionAction]:
+    def _request(self, request: Wish) -> list[SupervisionAction]:
         """To the run that is there, else to the next one."""
         if self._phase == "running":
             return [Deliver(request)]
@@ -259,11 +269,15 @@ class Supervisor:
 
     def _ended(self, outcome: RunEnded) -> list[SupervisionAction]:
         otherwise = _refusal("job_ended", "the job has ended")
+        left = outcome.uncommitted
+        if outcome.stop is None and left:
+            data = {"reason": uncommitted_text(left), "uncommitted": list(left)}
+            return self._over("FINISHED_COMMIT_PENDING", data, AnswerAllOpen(otherwise), exit_code=0)
         if outcome.stop is None:
             return self._over("FINISHED", {}, AnswerAllOpen(otherwise), exit_code=0)
         assert outcome.path is not None and outcome.checkpoint_id is not None, "a stop has a savepoint"
         mode: StopMode = "drain" if outcome.stop == "drain" else "suspend"
-        answer = stop_answer("", mode, outcome.checkpoint_id, outcome.path)
+        answer = stop_answer("", mode, outcome.checkpoint_id, outcome.path, left)
         return self._over("STOPPED", {"stop": dict(answer.data)}, AnswerAllOpen(otherwise, {"stop": answer}), 0)
 
     def _already_ended(self, status: str, data: Mapping[str, Any]) -> list[SupervisionAction]:
@@ -271,10 +285,17 @@ class Supervisor:
         by_verb: dict[str, Answer] = {}
         stop = data.get("stop")
         if status == "STOPPED" and stop is not None:
-            by_verb["stop"] = stop_answer("", stop["mode"], stop["checkpoint_id"], stop["path"])
+            by_verb["stop"] = stop_answer(
+                "", stop["mode"], stop["checkpoint_id"], stop["path"], stop.get("uncommitted", ())
+            )
         if status == "CANCELED":
             by_verb["cancel"] = Answer("", True, "canceled", "the job is cancelled")
         return self._over(status, data, AnswerAllOpen(_refusal("job_ended", "the job has ended"), by_verb), exit_code=0)
+
+    def _rejected(self, outcome: RunRejected) -> list[SupervisionAction]:
+        """As the verdict wanted it: the job ends in front of what was rejected (S7.8)."""
+        text = f"the job has stopped: {outcome.message}"
+        return self._over("STOPPED", {"reason": outcome.message}, AnswerAllOpen(_refusal("rejected", text)), 0)
 
     def _canceled(self, command: Command) -> list[SupervisionAction]:
         farewell = AnswerAllOpen(

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from tidegate.channel.elements import StopMode
 from tidegate.contract.records import Command
-from tidegate.coordinator.events import Answer, Request
+from tidegate.coordinator.events import Answer, Wish
 from tidegate.coordinator.job_run import RunEnded, RunFailed
 from tidegate.coordinator.restart import NO_JITTER
 
@@ -90,7 +90,7 @@ class RunOver:
     """
 
     outcome: RunEnded | RunFailed
-    again: tuple[Request, ...] = ()
+    again: tuple[Wish, ...] = ()
     stop: StopPoint | None = None
     draw: float = NO_JITTER
 
@@ -128,7 +128,7 @@ class WaitForSlots:
 class StartRun:
     """Choose the restore point and start a run; give it `requests` first. Answer RunOver, or CannotGoOn."""
 
-    requests: tuple[Request, ...]
+    requests: tuple[Wish, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class CheckReign:
 class Deliver:
     """Give the run a request. One that has its outcome takes none: then the request goes into RunOver's `again`."""
 
-    request: Request
+    request: Wish
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 A request is judged twice. `admit`, when it comes, refuses what nothing could make true later. `judge`, each time
 something has changed while it waits, lets it start, wait, or go. In the order of S1.2: coordinator shut down; periodic
 while the scheduler is off; periodic while one is queued; (queue full: `RequestQueue.add`); too many pending; too soon
-after the last completion; then the states of subtasks (S1.3).
+after the last completion; then the states of subtasks (S1.3). Behind a commit gate, besides: too many uncommitted
+(S7.8).
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Literal, TypeAlias
 
 from tidegate.coordinator.events import RefusalCode, Request
 
-WaitCode = Literal["claiming", "ending", "max_concurrent", "min_pause", "not_all_required_subtasks_running"]
+WaitCode = Literal[
+    "claiming", "ending", "max_concurrent", "uncommitted", "min_pause", "not_all_required_subtasks_running"
+]
 FORCED = ("savepoint", "stop-savepoint")
 """Kinds that neither concurrency nor the pause holds up (S1.2)."""
 
@@ -24,6 +27,8 @@ _MESSAGES: dict[RefusalCode, str] = {
     "checkpoint_mode exactly_once or at_least_once",
     "periodic_off": "the periodic scheduler is off",
     "periodic_queued": "a periodic checkpoint waits already",
+    "too_many_uncommitted": "as many checkpoints wait for a verdict as max_uncommitted_checkpoints allows: approve or "
+    "reject, then ask again",
     "not_all_required_subtasks_running": "not every subtask that has to take part runs",
 }
 
@@ -51,7 +56,8 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """No longer wanted, by nobody's fault: a final snapshot while a subtask still reads."""
+    """No longer wanted, by nobody's fault: a final snapshot while a subtask still reads; a periodic one while sources
+    pause, which would start with the verdict that lets them read again, and hold nothing new (S7.8)."""
 
 
 Verdict: TypeAlias = Start | Wait | Refuse | Drop
@@ -73,6 +79,8 @@ class Situation:
         all_ended: nothing reads any more.
         pending: snapshots on their way; at most `max_concurrent` of them.
         pause_ends_ms: when `min_pause_between_checkpoints` after the last completion is over; None: none completed.
+        uncommitted: checkpoints that wait for a verdict of the commit gate; at most `max_uncommitted`, None: there is
+            no gate (S7.8).
     """
 
     shut_down: bool = False
@@ -87,6 +95,8 @@ class Situation:
     pending: int = 0
     max_concurrent: int = 1
     pause_ends_ms: int | None = None
+    uncommitted: int = 0
+    max_uncommitted: int | None = None
 
 
 def admit(request: Request, situation: Situation) -> Refuse | None:
@@ -114,6 +124,11 @@ def judge(request: Request, situation: Situation, now_ms: int) -> Verdict:
         return Wait("ending")
     if request.kind not in FORCED and situation.pending >= situation.max_concurrent:
         return Wait("max_concurrent")
+    if request.kind == "checkpoint" and situation.max_uncommitted is not None:
+        if situation.uncommitted >= situation.max_uncommitted and not request.periodic:
+            return _refuse("too_many_uncommitted")
+        if situation.uncommitted + situation.pending >= situation.max_uncommitted:
+            return Drop() if request.periodic else Wait("uncommitted")
     if request.periodic and situation.pause_ends_ms is not None and now_ms < situation.pause_ends_ms:
         return Wait("min_pause", situation.pause_ends_ms)
     if not situation.all_up:

@@ -61,7 +61,7 @@ class OperatorContext:
 @dataclass(frozen=True)
 class CommitPermit:
     """The right to commit every transaction <= `checkpoint_id`; made only from a `complete` entry of the decision log
-    (S7.4)."""
+    (S7.4), and behind a commit gate only from an `approve` entry (S7.8)."""
 
     checkpoint_id: int
     generation: int
@@ -126,6 +126,10 @@ class StreamOperator(ABC):
         """Checkpoint `permit.checkpoint_id` is complete. Returns the blocking work to do on a writer thread, or None.
         Idempotent; may come twice, or never for an id when a newer one is complete."""
         return None
+
+    def awaits_permit(self, checkpoint_id: int) -> bool:
+        """Checkpoint `checkpoint_id` is complete: whether something that it covers is still to be committed."""
+        return False
 
     def aborted(self, checkpoint_id: int) -> None:
         """Checkpoint `checkpoint_id` will never complete. What it pre-committed joins the next one."""

@@ -14,6 +14,7 @@ import secrets
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from tidegate.contract.errors import FencedError, SlotsUnavailableError, StoreEr
 from tidegate.coordinator import events as ev
 from tidegate.coordinator import supervision_events as sv
 from tidegate.coordinator.checkpoint_mode import waits_for_final
-from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
+from tidegate.coordinator.job_run import JobRun, RunFailed
 from tidegate.coordinator.recovery import RestorePoint, choose_restore_point, ended_as
 from tidegate.coordinator.supervision import Supervisor
 from tidegate.spark.attempt import Attempt, SlotView
@@ -63,7 +64,7 @@ class Supervision:
         self._supervisor = Supervisor(job.options)
         self._inbox: queue.Queue[LateEvent] = queue.Queue()
         self._attempt: Attempt | None = None
-        self._late: list[ev.Request] = []
+        self._late: list[ev.Wish] = []
         self._session: SparkSession | None = None
         self._splits: Splits | None = None
         self._wants_slots = False
@@ -171,11 +172,7 @@ class Supervision:
                 if untold is not None:
                     print(f"tidegate: whether this driver still reigns could not be read: {untold}", flush=True)
             case sv.Deliver(request):
-                run = self._run
-                if run.outcome is None:
-                    run.on_event(ev.SnapshotRequested(request))
-                else:
-                    self._late.append(request)
+                self._hand(self._run, request)
             case sv.FailCurrentRun(failure):
                 self._run.fail(failure)
             case sv.RecordStatus(status, data):
@@ -194,6 +191,13 @@ class Supervision:
                 self._delete_checkpoints()
             case sv.EndDriver(exit_code):
                 self._wants_slots, self._exit_code = False, exit_code
+
+    def _hand(self, run: JobRun, wish: ev.Wish) -> None:
+        """One that has its outcome takes nothing more."""
+        if run.outcome is None:
+            run.take(wish)
+        else:
+            self._late.append(wish)
 
     @property
     def _run(self) -> JobRun:
@@ -223,7 +227,7 @@ class Supervision:
 
     # ------------------------------------------------------------ one run
 
-    def _one_run(self, session: SparkSession, requests: Sequence[ev.Request]) -> sv.RunOver | sv.CannotGoOn:
+    def _one_run(self, session: SparkSession, requests: Sequence[ev.Wish]) -> sv.RunOver | sv.CannotGoOn:
         """Blocks until the run is over; events are taken meanwhile."""
         try:
             wanted = [request for request in requests if self._is_wanted(request)]
@@ -236,15 +240,15 @@ class Supervision:
         except TidegateError as error:
             return sv.CannotGoOn(RunFailed(str(error), code=error.code), error.exit_code, self._stop_point())
         self._attempt = attempt
-        again: list[ev.Request] = []
+        again: list[ev.Wish] = []
         try:
             for request in wanted:
-                attempt.job_run.on_event(ev.SnapshotRequested(request))
+                self._hand(attempt.job_run, request)
             outcome = attempt.run()
             if isinstance(outcome, RunFailed):
-                again = attempt.shut_down(outcome.message)
+                again += attempt.shut_down(outcome.message)
             elif stop is not None:
-                outcome = RunEnded(stop.mode, stop.checkpoint_id, stop.path, outcome.request_id)
+                outcome = replace(outcome, stop=stop.mode, checkpoint_id=stop.checkpoint_id, path=stop.path)
             self._take_events()
         finally:
             self._attempt = None
@@ -308,7 +312,7 @@ class Supervision:
         )
         return attempt, _as_stop_point(found[0]) if found else None
 
-    def _is_wanted(self, request: ev.Request) -> bool:
+    def _is_wanted(self, request: ev.Wish) -> bool:
         """Whether the command that waits for the answer, if there is one, may still be carried out (S9.4)."""
         return request.request_id is None or self._job.desk.is_wanted(request.request_id)
 
@@ -323,7 +327,11 @@ class Supervision:
     def _on_metrics(self, slots: Mapping[int, SlotView]) -> None:
         coordinator = self._run.coordinator
         self._job.hint.show(
-            lambda: {**job_metrics(self._job.graph, slots), "refused_requests": coordinator.refused},
+            lambda: {
+                **job_metrics(self._job.graph, slots),
+                "refused_requests": coordinator.refused,
+                "sources_paused": coordinator.sources_paused,
+            },
         )
 
     # ------------------------------------------------------------ commands and signals, own thread

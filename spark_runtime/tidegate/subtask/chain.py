@@ -76,6 +76,10 @@ class OperatorChain:
         found = ((uid, operator.commit(permit)) for uid, operator in zip(self._uids, self.operators, strict=True))
         return [partial(self._do, uid, work) for uid, work in found if work is not None]
 
+    def awaits_permit(self, checkpoint_id: int) -> bool:
+        """Something that the completed checkpoint covers is not committed (S7.8)."""
+        return any(operator.awaits_permit(checkpoint_id) for operator in self.operators)
+
     def _do(self, uid: str, work: Callable[[], None]) -> None:
         try:
             work()

@@ -241,6 +241,16 @@ class Slot:
                 permit = CommitPermit(message["checkpoint_id"], message["generation"], message["log_number"])
                 for subtask in self._subtasks:
                     subtask.completed(permit)
+            case "durable":
+                for subtask in self._subtasks:
+                    subtask.durable(message["checkpoint_id"], last=message["last"])
+            case "commit":
+                permit = CommitPermit(message["checkpoint_id"], message["generation"], message["log_number"])
+                for subtask in self._subtasks:
+                    subtask.completed(permit, report=True)
+            case "pause_sources" | "resume_sources" as what:
+                for subtask in self._subtasks:
+                    subtask.paused = what == "pause_sources"
             case "let_finish":
                 for subtask in self._subtasks:
                     subtask.let_finish()

@@ -42,6 +42,7 @@ from tidegate.subtask.alignment import (
 )
 from tidegate.subtask.capture import Capture, Captures
 from tidegate.subtask.chain import OperatorChain
+from tidegate.subtask.commits import Commits
 from tidegate.subtask.host import SubtaskHost
 from tidegate.subtask.inputs import InputPort, Inputs
 from tidegate.subtask.lifecycle import InputEnded, SubtaskLifecycle
@@ -57,7 +58,8 @@ EMISSION_BUDGET = 32
 
 
 class Subtask:
-    """See the module. `step` is called by the slot's loop. `watermark_us` is the one last sent on."""
+    """See the module. `step` is called by the slot's loop. `watermark_us` is the one last sent on. While `paused`, a
+    source is not read."""
 
     def __init__(
         self,
@@ -94,16 +96,17 @@ class Subtask:
         self._overtaking = Overtaking(unaligned_after_ms, self._aligner, router, host)
         self._watermarks = WatermarkTracker(len(inputs))
         self._lifecycle = SubtaskLifecycle([port.input_index for port in inputs], wait_for_final=wait_for_final)
+        self._commits = Commits(subtask, chain, self._lifecycle, host)
         self._restored_finished = restored_finished
         self._triggers = self._overtaking.triggers
         self._emission: Iterator[Element] | None = None
         self._ahead: Element | None = None
         self._alignment_bytes: dict[int, int] = {}
         self._ended_naturally = False
-        self._committing = 0
         self.watermark_us = MIN_WATERMARK
         self._poll_at_ms: int | None = None
         self.rows_in = 0
+        self.paused = False
         if self._overtakes:
             self._inputs.listen()
         if restored_finished:
@@ -130,9 +133,10 @@ class Subtask:
     def retry_at_ms(self) -> int | None:
         """Processing time at which to step again though nothing else has happened; None: nothing waits for a time."""
         due_ms = self._overtaking.due_ms()
+        poll_at_ms = None if self.paused else self._poll_at_ms
         if due_ms is None or due_ms <= self._host.now_ms():
-            return self._poll_at_ms
-        return due_ms if self._poll_at_ms is None else min(due_ms, self._poll_at_ms)
+            return poll_at_ms
+        return due_ms if poll_at_ms is None else min(due_ms, poll_at_ms)
 
     def contexts(self) -> list[tuple[str, OperatorContext]]:
         """(uid, context) of every operator."""
@@ -157,21 +161,16 @@ class Subtask:
         for operator in self._chain.operators:
             operator.aborted(checkpoint_id)
 
-    def completed(self, permit: CommitPermit) -> None:
-        """`permit.checkpoint_id` is complete: commit what it permits, then perhaps finish (S7.3, S7.4)."""
-        if self.is_finished:
-            return
-        work = self._chain.commits(permit)
-        if not work:
-            self._lifecycle.committed(permit.checkpoint_id)
-            return
-        self._committing += 1
+    def completed(self, permit: CommitPermit, *, report: bool = False) -> None:
+        """`permit.checkpoint_id` is complete, or was approved, perhaps long after: commit what it permits, then perhaps
+        finish (S7.3, S7.4). `report`: also that there was nothing to commit (S7.8)."""
+        if not self.is_finished:
+            self._commits.permitted(permit, report=report)
 
-        def done() -> None:
-            self._committing -= 1
-            self._lifecycle.committed(permit.checkpoint_id)
-
-        self._host.commit(self.subtask, permit.checkpoint_id, work, done)
+    def durable(self, checkpoint_id: int, *, last: bool) -> None:
+        """`checkpoint_id` is complete and permits nothing; `last`: the job ends with it (S7.8)."""
+        if not self.is_finished:
+            self._commits.durable(checkpoint_id, last=last)
 
     def let_finish(self) -> None:
         """No final snapshot is to come (S7.3)."""
@@ -199,10 +198,10 @@ class Subtask:
             barrier, since_ms = self._triggers.popleft()
             self._overtaking.begins(barrier, since_ms)
             self._emission = self._on_trigger(barrier)
-        elif self._lifecycle.may_finish and not self._committing and not self._triggers:
+        elif self._lifecycle.may_finish and not self._commits.busy and not self._triggers:
             self._emission = self._finish()
         elif self._source is not None:
-            if self._lifecycle.phase != "running" or not self._poll_source():
+            if self.paused or self._lifecycle.phase != "running" or not self._poll_source():
                 return False
         else:
             taken = self._inputs.take()

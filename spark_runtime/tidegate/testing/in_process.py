@@ -255,7 +255,7 @@ class InProcessRun:
 
     def ask(self, request: ev.Request) -> ev.Answer | None:
         """Ask for a snapshot and pump until it is answered (a stop: until the run is over)."""
-        self.run.on_event(ev.SnapshotRequested(request))
+        self.run.take(request)
         if request.kind == "stop-savepoint":
             self.until(lambda: self.outcome is not None or request.request_id in self.owner.answers)
         else:

@@ -87,7 +87,7 @@ def test_a_wrong_value_is_refused_with_option_and_what_is_allowed(name: str, val
     assert name in refusal.value.where
 
 
-@pytest.mark.parametrize(("name", "value"), [("commit", "on_request"), ("execution_mode", "batch")])
+@pytest.mark.parametrize(("name", "value"), [("execution_mode", "batch")])
 def test_what_this_version_does_not_offer_is_refused_as_such(name: str, value: str) -> None:
     with pytest.raises(OptionError, match="not offered by this version.*Use "):
         JobOptions.from_mapping({name: value})
@@ -102,6 +102,8 @@ def test_options_that_contradict_each_other_are_refused() -> None:
         JobOptions(unaligned_checkpoints=True, checkpoint_mode="at_least_once")
     with pytest.raises(OptionError, match="nothing to overtake"):
         JobOptions(unaligned_checkpoints=True, checkpoint_mode="off")
+    with pytest.raises(OptionError, match="waits for a verdict.*Leave commit at its default"):
+        JobOptions(commit="on_request", checkpoint_mode="off")
     with pytest.raises(OptionError, match="checkpoint_mode is 'off'.*checkpoint_interval=none"):
         JobOptions(checkpoint_interval="1 s", checkpoint_mode="off")
     with pytest.raises(OptionError, match="unaligned_checkpoints is off"):

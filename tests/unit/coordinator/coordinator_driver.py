@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions
+from tidegate.coordinator.coordinator import Coordinator
+from tidegate.coordinator.coordinator_options import CoordinatorOptions
 from tidegate.coordinator.topology import ChainShape, Topology
 
 SOURCE, WINDOW = 0, 1
@@ -32,7 +33,7 @@ class Driver:
             "tolerable_failures": 0,
             "retained": 1,
         }
-        names = ("completed", "last_committed", "restored", "finished", "commit_only")
+        names = ("completed", "last_committed", "restored", "finished", "commit_only", "gate")
         others = {name: options.pop(name) for name in names if name in options}
         self.coordinator = Coordinator(
             topology, CoordinatorOptions(**{**given, **options}), run_id="run", first_delay_ms=1000, **others

@@ -56,6 +56,26 @@ def test_a_command_for_a_newer_submission_is_its_drivers() -> None:
     assert book.answer_all(JOB_ENDED) == []
 
 
+@pytest.mark.parametrize(
+    ("verb", "arguments", "good"),
+    [
+        ("commit", {}, True),
+        ("commit", {"checkpoint_id": 7}, True),
+        ("commit", {"checkpoint_id": "7"}, False),
+        ("reject", {"checkpoint_id": 7}, True),
+        ("reject", {"checkpoint_id": 7, "then": "replay"}, True),
+        ("reject", {"checkpoint_id": 7, "then": "quarantine"}, False),
+        ("reject", {"checkpoint_id": 7, "then": "wait"}, False),
+        ("reject", {"checkpoint_id": 0}, False),
+        ("reject", {}, False),
+    ],
+)
+def test_a_verdict_names_a_checkpoint_and_what_a_rejection_does(verb: str, arguments: Any, good: bool) -> None:
+    """S7.8."""
+    verdict = judged(CommandBook(SPEC), command(verb=verb, **arguments))
+    assert isinstance(verdict, Accept) if good else code_of(verdict) == "invalid_command"
+
+
 def test_an_expired_command_is_refused_and_one_at_its_last_moment_is_not() -> None:
     """S9.4."""
     assert code_of(judged(CommandBook(SPEC), command(expires_at=EARLIER))) == "expired"

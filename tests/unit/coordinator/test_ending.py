@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions
+from tidegate.coordinator.coordinator import Coordinator
+from tidegate.coordinator.coordinator_options import CoordinatorOptions
 from tidegate.coordinator.final_snapshot import FINAL_RETRY_MS
 from tidegate.coordinator.topology import ChainShape, Topology
 

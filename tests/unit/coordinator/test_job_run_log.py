@@ -16,7 +16,8 @@ from tidegate.contract.log import DecisionLog
 from tidegate.contract.memory_store import MemoryStore
 from tidegate.contract.records import Decision, Spec
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions
+from tidegate.coordinator.coordinator import Coordinator
+from tidegate.coordinator.coordinator_options import CoordinatorOptions
 from tidegate.coordinator.job_run import JobFacts, JobRun, RunFailed
 from tidegate.coordinator.locations import probe_location
 
@@ -70,6 +71,7 @@ class Run:
                 max_parallelism=128,
                 savepoint_directory=savepoint_directory,
                 now_iso=lambda: NOW,
+                specs=list,
             ),
             coordinator=Coordinator(TOPOLOGY, coordinator, run_id="r", first_delay_ms=0),
             slots=self,

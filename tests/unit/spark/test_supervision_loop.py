@@ -75,6 +75,7 @@ class FakeJob:
         return frozenset({f"{LAYOUT.checkpoints}/chk-2-g1"})
 
     delete_checkpoints, _checkpoint_folders = Job.delete_checkpoints, Job._checkpoint_folders
+    verdicts = Job.verdicts
 
     def splits(self, _restore: Any) -> dict[str, Any]:
         found = self.found_splits.pop(0) if self.found_splits else {}
@@ -113,8 +114,8 @@ class FakeRun:
         self.outcome: RunEnded | RunFailed | None = None
         self.requests: list[ev.Request] = []
 
-    def on_event(self, event: Any) -> None:
-        self.requests.append(event.request)
+    def take(self, wish: Any) -> None:
+        self.requests.append(wish)
 
     def fail(self, failure: RunFailed) -> None:
         self.outcome = self.outcome or failure

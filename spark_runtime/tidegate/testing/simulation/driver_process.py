@@ -22,7 +22,7 @@ from tidegate.coordinator import events as ev
 from tidegate.coordinator import supervision_events as sv
 from tidegate.coordinator.commands import Accept, CommandBook, Refuse
 from tidegate.coordinator.job import Job
-from tidegate.coordinator.job_run import RunFailed
+from tidegate.coordinator.job_run import JobRun, RunFailed
 from tidegate.coordinator.recovery import choose_restore_point, ended_as
 from tidegate.coordinator.supervision import Supervisor
 from tidegate.testing.simulation.run_of_slots import RunOfSlots, stop_point
@@ -61,7 +61,7 @@ class DriverProcess:
         self._supervisor = Supervisor(world.options_of(spec))
         self._start: sv.StartRun | None = None
         self._current: RunOfSlots | None = None
-        self._late: list[ev.Request] = []
+        self._late: list[ev.Wish] = []
         self._splits: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
         self._exit_code: int | None = None
         self._unjudged: list[Command] = []
@@ -159,10 +159,7 @@ class DriverProcess:
                 job.reign.notice()
             case sv.Deliver(request):
                 assert self._current is not None, "a request for no run"
-                if self._current.run.outcome is None:
-                    self._current.run.on_event(ev.SnapshotRequested(request))
-                else:
-                    self._late.append(request)
+                self._hand(self._current.run, request)
             case sv.FailCurrentRun(failure):
                 assert self._current is not None, "no run to fail"
                 self._current.run.fail(failure)
@@ -205,14 +202,21 @@ class DriverProcess:
             self._feed(sv.CannotGoOn(RunFailed(str(error), code=error.code), error.exit_code, self._stop_point()))
             return
         for request in requests:
-            self._current.run.on_event(ev.SnapshotRequested(request))
+            self._hand(self._current.run, request)
+
+    def _hand(self, run: JobRun, wish: ev.Wish) -> None:
+        """One that has its outcome takes nothing more."""
+        if run.outcome is None:
+            run.take(wish)
+        else:
+            self._late.append(wish)
 
     def _end_run(self, current: RunOfSlots) -> None:
-        outcome, again = current.take_down()
+        outcome, requests = current.take_down()
         for what, payload in [item for item in self._inbox if item[0] == "event"]:
             self._inbox.remove((what, payload))
             self._take(what, payload)
-        again += self._late
+        again: list[ev.Wish] = [*requests, *self._late]
         self._late, self._current = [], None
         self._feed(sv.RunOver(outcome, tuple(again), self._stop_point(), self._world.scheduler.random.random()))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -183,7 +184,7 @@ class RunOfSlots:
             return outcome, self.run.shut_down(outcome.message)
         if self.commit_only is not None:
             stop = self.commit_only
-            outcome = RunEnded(stop.mode, stop.checkpoint_id, stop.path, outcome.request_id)
+            outcome = replace(outcome, stop=stop.mode, checkpoint_id=stop.checkpoint_id, path=stop.path)
         return outcome, []
 
     def abandon(self, *, politely: bool = False) -> None:

@@ -1,0 +1,139 @@
+"""Which checkpoints wait for a verdict of the commit gate, which may be committed, and which are: derived from the
+decision log, so that a driver, a later committer and whoever looks see the same (S7.8). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tidegate.contract.checkpoints import CheckpointView, RecoveryPoints, checkpoint_views
+from tidegate.contract.records import Decision, Spec
+from tidegate.contract.reigns import Entry, submissions_of
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """The line of one submission: what its state comes from (S9.3), and the verdicts on it.
+
+    Attributes:
+        spec: number of the submission.
+        gated: its option `commit` is "on_request".
+        views: every snapshot of the job by id.
+        line: ids of the completed recovery points of the line, oldest first.
+        approved: what is <= this on the line may be committed; 0: nothing.
+        approved_at: log entry that says so: an approval, or the completion where that permits; 0: none.
+        committed: the newest of the line of which the log says that it is committed; 0: none.
+        waiting: those of the line that wait for a verdict, oldest first.
+        rejected: of the whole job (`RecoveryPoints.rejected`).
+        unapproved: of the whole job: completed behind a gate, and never approved.
+        carried_out: id of a command -> the checkpoint that it approved or rejected.
+    """
+
+    spec: int
+    gated: bool
+    views: Mapping[int, CheckpointView]
+    line: tuple[int, ...] = ()
+    approved: int = 0
+    approved_at: int = 0
+    committed: int = 0
+    waiting: tuple[int, ...] = ()
+    rejected: frozenset[int] = frozenset()
+    unapproved: frozenset[int] = frozenset()
+    carried_out: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def uncommitted(self) -> tuple[int, ...]:
+        """Those of the line that are not committed: they wait, or are approved and were not committed yet. What a
+        committer that works without the job has to do is `<= approved`."""
+        return tuple(n for n in self.line if n > self.committed) if self.gated else ()
+
+    @property
+    def pinned(self) -> tuple[int, ...]:
+        """Those that must stay: they wait, or a rejection of the oldest that waits goes back to them (S2.3)."""
+        if not self.waiting:
+            return ()
+        before = [n for n in self.line if n < self.waiting[0]]
+        return (*before[-1:], *self.waiting)
+
+
+def is_gated(spec: Spec) -> bool:
+    """Whether submission `spec` commits nothing without an approval."""
+    return bool(spec.options.get("commit") == "on_request")
+
+
+def verdicts_of(specs: Sequence[Spec], decisions: Sequence[Decision], spec_number: int) -> Verdicts:
+    """The verdicts on the line of submission `spec_number`. Args: decisions: the whole log."""
+    entries = submissions_of(decisions)
+    return of_entries(specs, entries, checkpoint_views(entries, ended=False), spec_number)
+
+
+def of_entries(
+    specs: Sequence[Spec], entries: Sequence[Entry], views: Sequence[CheckpointView], spec_number: int
+) -> Verdicts:
+    """As `verdicts_of`, for whoever has the views."""
+    points = RecoveryPoints(specs, entries, views)
+    by_id = {view.checkpoint_id: view for view in views}
+    gated = {spec.number: is_gated(spec) for spec in specs}
+    line = points.line(spec_number)
+    reached = {v.checkpoint_id: v for v in views if v.is_recovery_point and v.checkpoint_id not in points.rejected}
+    of_line = tuple(n for n, view in reached.items() if n <= line.get(view.spec, 0))
+    permits = [e for e in entries if e.kind == "approve" or (e.kind == "complete" and not gated.get(e.spec, False))]
+    lines = _newest_lines(points, by_id, permits)
+    approved, approved_at = _common(line, lines)
+    committed, _ = _common(line, _newest_lines(points, by_id, (e for e in entries if e.kind == "committed")))
+    covered: dict[int, int] = {}
+    for _, permitted in lines:
+        for number, newest in permitted.items():
+            covered[number] = max(newest, covered.get(number, 0))
+    return Verdicts(
+        spec=spec_number,
+        gated=gated.get(spec_number, False),
+        views=by_id,
+        line=of_line,
+        approved=approved,
+        approved_at=approved_at,
+        committed=committed,
+        waiting=tuple(n for n in of_line if n > approved and gated.get(reached[n].spec, False)),
+        rejected=points.rejected,
+        unapproved=frozenset(n for n, view in by_id.items() if gated.get(view.spec) and n > covered.get(view.spec, 0)),
+        carried_out={
+            str(e.data["command"]): e.data["checkpoint_id"]
+            for e in entries
+            if e.kind in ("approve", "reject") and e.data.get("command") is not None
+        },
+    )
+
+
+def with_verdicts(views: Sequence[CheckpointView], verdicts: Verdicts) -> tuple[CheckpointView, ...]:
+    """`views`, each with what the verdicts say of it."""
+    out: list[CheckpointView] = []
+    for view in views:
+        n = view.checkpoint_id
+        if n in verdicts.rejected:
+            out.append(replace(view, verdict="rejected", committed=False))
+        elif n in verdicts.waiting:
+            out.append(replace(view, verdict="waiting", committed=False))
+        elif n in verdicts.line and verdicts.gated and n <= verdicts.approved:
+            out.append(replace(view, verdict="approved", committed=n <= verdicts.committed))
+        else:
+            out.append(view)
+    return tuple(out)
+
+
+def _newest_lines(
+    points: RecoveryPoints, views: Mapping[int, CheckpointView], entries: Iterable[Entry]
+) -> list[tuple[int, dict[int, int]]]:
+    """Of the snapshots that `entries` name, the newest of each submission: number of the entry, and the line up to it.
+    What it says of older ones of its submission follows."""
+    newest: dict[int, tuple[int, int]] = {}
+    for entry in entries:
+        view = views.get(entry.data["checkpoint_id"])
+        if view is not None and view.is_recovery_point:
+            newest[view.spec] = max((view.checkpoint_id, entry.decision.number), newest.get(view.spec, (0, 0)))
+    return [(number, points.line(spec, checkpoint_id)) for spec, (checkpoint_id, number) in newest.items()]
+
+
+def _common(line: Mapping[int, int], lines: Iterable[tuple[int, Mapping[int, int]]]) -> tuple[int, int]:
+    """The newest id up to which `line` and one of `lines` are the same, and the entry of that one."""
+    shared = [(max((min(line[s], other[s]) for s in other if s in line), default=0), number) for number, other in lines]
+    return max(shared, default=(0, 0))

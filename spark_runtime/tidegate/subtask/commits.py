@@ -1,0 +1,47 @@
+"""What the completion of a snapshot, and the permit to commit it, mean for a subtask (S7.3, S7.4, S7.8)."""
+
+from __future__ import annotations
+
+from tidegate.operators.contract import CommitPermit
+from tidegate.subtask.chain import OperatorChain
+from tidegate.subtask.host import SubtaskHost
+from tidegate.subtask.lifecycle import SubtaskLifecycle
+
+
+class Commits:
+    """Hands commits out, and tells the lifecycle when a subtask that has ended may finish on a snapshot."""
+
+    def __init__(
+        self, subtask: tuple[int, int], chain: OperatorChain, lifecycle: SubtaskLifecycle, host: SubtaskHost
+    ) -> None:
+        self._subtask = subtask
+        self._chain = chain
+        self._lifecycle = lifecycle
+        self._host = host
+        self._under_way = 0
+
+    @property
+    def busy(self) -> bool:
+        """A commit is under way."""
+        return self._under_way > 0
+
+    def permitted(self, permit: CommitPermit, *, report: bool) -> None:
+        """Commit what `permit` covers; then the subtask may finish on that snapshot. `report`: tell the coordinator
+        even when there is nothing to commit here."""
+        work = self._chain.commits(permit)
+        if not work and not report:
+            self._lifecycle.committed(permit.checkpoint_id)
+            return
+        self._under_way += 1
+
+        def done() -> None:
+            self._under_way -= 1
+            self._lifecycle.committed(permit.checkpoint_id)
+
+        self._host.commit(self._subtask, permit.checkpoint_id, work, done)
+
+    def durable(self, checkpoint_id: int, *, last: bool) -> None:
+        """Snapshot `checkpoint_id` is complete, and permits nothing. A subtask that has ended finishes on it when the
+        job ends with it, or when nothing waits for a permit here: what does must stay in later snapshots."""
+        if last or not self._chain.awaits_permit(checkpoint_id):
+            self._lifecycle.committed(checkpoint_id)
