@@ -50,8 +50,8 @@ def quiet(seed: int) -> World:
 
 
 def test_no_checker_finds_anything_in_the_first_seeds(summary: Summary) -> None:
-    """S1.4, S1.5, S2.1, S2.2, S2.3, S2.4, S3.2, S3.7, S4.2, S5.5, S7.3, S7.4, S9.1, S9.2, S9.3, S9.4, together and
-    under faults; `make sim-mutants` shows that breaking them is noticed."""
+    """S1.4, S1.5, S2.1, S2.2, S2.3, S2.4, S3.2, S3.7, S4.2, S5.5, S7.3, S7.4, S7.8, S9.1, S9.2, S9.3, S9.4, together
+    and under faults; `make sim-mutants` shows that breaking them is noticed."""
     assert summary.violations == []
     assert summary.seeds == SEEDS
 
@@ -60,7 +60,10 @@ def test_seeds_are_not_idle(summary: Summary) -> None:
     assert summary.operators / SEEDS >= 4
     assert summary.recovered / SEEDS >= 0.8
     assert sum(summary.faults.values()) / SEEDS >= 5
-    for event in ("restores", "rescales", "savepoints", "stops", "drains", "commands", "crashed drivers"):
+    for event in (
+        "restores", "rescales", "savepoints", "stops", "drains", "commands", "crashed drivers", "approvals",
+        "rejections",
+    ):  # fmt: skip
         assert summary.events[event] > 0, event
 
 
@@ -68,8 +71,8 @@ def test_every_kind_of_fault_strikes_and_every_checker_looks(summary: Summary) -
     assert set(KINDS) - set(summary.faults) == set()
     looked = {
         "answers", "collection", "commands", "commit implies completed", "committed once", "consistent cut",
-        "damage", "durable", "ids monotone", "log", "nothing left staged", "one attempt", "one end per id", "output",
-        "watermarks",
+        "damage", "durable", "ids monotone", "log", "nothing left staged", "nothing unapproved", "one attempt",
+        "one end per id", "output", "rejected", "verdicts", "watermarks",
     }  # fmt: skip
     assert looked - set(summary.evaluated) == set()
 

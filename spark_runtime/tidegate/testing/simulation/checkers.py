@@ -11,9 +11,10 @@ from typing import Any
 
 from tidegate.connectors.transactions import parse_transaction_id
 from tidegate.contract.log import contradiction
-from tidegate.contract.records import Command, CommandResult, Decision, decode
+from tidegate.contract.records import Command, CommandResult, Decision, Spec, decode
 from tidegate.snapshot.metadata import SnapshotMetadata, decode_metadata
 from tidegate.testing.simulation.external import External
+from tidegate.testing.simulation.gate_checker import GateChecker
 from tidegate.testing.simulation.rows import Row, owners, rows_in_flight, rows_of
 from tidegate.testing.simulation.store import Disk
 from tidegate.testing.simulation.workload import Workload
@@ -49,7 +50,9 @@ class Checkers:
         exactly_once: bool,
         two_phase: bool,
         retained: int,
+        gated_specs: Sequence[Spec] | None = None,
     ) -> None:
+        """Args: gated_specs: the submissions of a job behind a commit gate; None: there is no gate."""
         self.violations: list[str] = []
         self.evaluated: Counter[str] = Counter()
         self.decisions: list[Decision] = []
@@ -68,6 +71,7 @@ class Checkers:
         self._two_phase = two_phase
         self._retained = retained
         self._completed: dict[int, Decision] = {}
+        self.gate = None if gated_specs is None else GateChecker(self._demand, gated_specs)
         self._aborted: set[int] = set()
         self._claimed: dict[int, Decision] = {}
         self._watermarks: dict[tuple[str, int], int] = {}
@@ -114,6 +118,8 @@ class Checkers:
                 self._check_complete(entry)
             case "committed":
                 self._check_committed(entry)
+        if self.gate is not None:
+            self.gate.decided(entry)
 
     def _check_complete(self, entry: Decision) -> None:
         n = entry.data["checkpoint_id"]
@@ -210,6 +216,11 @@ class Checkers:
                 n = result.data["checkpoint_id"]
                 good = n in self._completed and self._completed[n].data["kind"] == command.verb
                 self._demand("answers", good, f"{command} was answered with {n}")
+            case "commit" | "reject":
+                n = result.data["checkpoint_id"]
+                gate = self.gate
+                good = gate is not None and n in (gate.permitted if command.verb == "commit" else gate.rejected)
+                self._demand("answers", good, f"{command}: answered with {n}")
             case "stop":
                 n = result.data["checkpoint_id"]
                 good = n in self._completed and self._completed[n].data["kind"] == "stop-savepoint"
@@ -241,12 +252,15 @@ class Checkers:
             for n, entry in self._completed.items()
         )
         self._demand("commit implies completed", covered, f"{transaction} was published without a completion")
+        if self.gate is not None:
+            self.gate.published(transaction, made)
 
     def _deleted(self, path: str, by: str) -> None:
         if "/checkpoints/" not in path:
             return
         folder = "/".join(path.split("/")[:3])
-        points = [e for e in self._completed.values() if e.data["kind"] in RECOVERY_KINDS]
+        gone = self.gate.rejected if self.gate is not None else set()
+        points = [e for n, e in self._completed.items() if e.data["kind"] in RECOVERY_KINDS and n not in gone]
         stopped = bool(points) and points[-1].data["kind"] == "stop-savepoint"
         needed = {point.data["path"] for point in points[-1 if stopped else -self._retained :]}
         generation = self.decisions[-1].generation
@@ -255,6 +269,8 @@ class Checkers:
             for n, e in self._claimed.items()
             if e.generation == generation and n not in self._completed and n not in self._aborted
         }
+        if self.gate is not None:
+            needed |= self.gate.pinned()
         self._demand("collection", folder not in needed, f"{by} deleted {path}, which is needed")
 
     def watermark(self, run_id: str, channel_id: int, time_us: int) -> None:
@@ -265,9 +281,16 @@ class Checkers:
 
     # ------------------------------------------------------------ the end
 
-    def output(self, externals: Mapping[str, External], read: Mapping[tuple[int, int], int], *, fired: bool) -> None:
+    def output(
+        self,
+        externals: Mapping[str, External],
+        read: Mapping[tuple[int, int], int],
+        *,
+        fired: bool,
+        whole: bool = True,
+    ) -> None:
         """What every sink shows is what a run without failures shows after exactly `read`. `fired`: every window has
-        fired; else those that have are right."""
+        fired; else those that have are right. `whole`: False: rows of `read` may be missing."""
         rows, windows = self._workload.expected(self._workload.everything(read))
         for uid, external in externals.items():
             shown: Counter[Row] = Counter()
@@ -276,13 +299,21 @@ class Checkers:
                     shown.update(rows_of(batch))
             plain = Counter({row: times for row, times in shown.items() if row[0] >= 0})
             of_windows = Counter({row: times for row, times in shown.items() if row[0] < 0})
-            self._compare(f"output of {uid}", plain, rows[uid], complete=True)
+            self._compare(f"output of {uid}", plain, rows[uid], complete=whole)
             self._compare(f"windows of {uid}", of_windows, windows[uid], complete=fired)
             twice = [t for t, times in external.publications.items() if times != 1]
             self._demand("committed once", not twice, f"{uid}: {twice[:2]}")
             # A zombie of an earlier run may stage after the last run has cleaned up; only the next start finds that.
-            left = sorted(t for t in external.staged if external.staged_ms[t] < self.last_run_ms)
+            left = sorted(t for t in external.staged if external.staged_ms[t] < self.last_run_ms and not self._waits(t))
             self._demand("nothing left staged", not left, f"{uid}: {left[:2]} of {len(left)}")
+
+    def nothing_shown(self, externals: Mapping[str, External]) -> None:
+        """No sink shows anything: nothing was approved."""
+        for uid, external in externals.items():
+            self._demand("nothing unapproved", not external.committed, f"{uid} shows {list(external.committed)[:2]}")
+
+    def _waits(self, transaction: str) -> bool:
+        return self.gate is not None and self.gate.may_be_staged(parse_transaction_id(transaction))
 
     def _compare(self, what: str, shown: Counter[Row], due: Counter[Row], *, complete: bool) -> None:
         lost, extra = due - shown, shown - due

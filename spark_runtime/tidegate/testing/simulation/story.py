@@ -4,13 +4,14 @@ and restore it, damage a snapshot and mend it, and see in the end that it comes 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidegate.contract.errors import SnapshotError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.options import JobOptions
 from tidegate.contract.records import Command, CommandResult, RestoreFrom, Spec, Verb, Withdrawn, decode, encode
 from tidegate.snapshot.metadata import decode_metadata
+from tidegate.testing.simulation.auditor import Auditor
 from tidegate.testing.simulation.driver_process import DriverProcess
 from tidegate.testing.simulation.scheduler import START_MS
 
@@ -26,7 +27,9 @@ LAST_STOPS = 5
 """Stops that may fail once faults have stopped: what still dies of them, a driver that comes late."""
 DAMAGED_MS = 400
 """How long a damaged snapshot stays damaged."""
-ENDS = ("FINISHED", "STOPPED", "FAILED", "CANCELED")
+ENDS = ("FINISHED", "FINISHED_COMMIT_PENDING", "STOPPED", "FAILED", "CANCELED")
+LAST_ROUNDS = 2
+"""Times that a job behind a gate is started again after its end to commit what was approved late, while more is."""
 
 
 class Story:
@@ -63,6 +66,8 @@ class Story:
         self.driver: DriverProcess
         self.is_over = False
         self.recovered = False
+        self._auditor = Auditor(world, self._send)
+        self._last_rounds = 0
         self._submit()
         self._tend()
 
@@ -176,6 +181,7 @@ class Story:
 
     def _ask_for_something(self) -> None:
         world, chance = self._world, self._scheduler.chance
+        self._auditor.look()
         if chance(0.5 if world.crowded else 0.04):
             if self._savepoint_command is not None and self._is_open(self._savepoint_command):
                 return
@@ -202,11 +208,15 @@ class Story:
         world = self._world
         if self._scheduler.now_ms > self._quiet_from_ms + RECOVERY_BOUND_MS:
             world.violation(f"the job came not to rest after the faults had stopped: {self.where()}")
+        if self._last_rounds < LAST_ROUNDS:
+            self._auditor.approve()
         if not self._is_healthy:
             return
         if self._way_to_end is None:
             waits = world.workload.is_bounded and self._scheduler.chance(0.7)
             self._way_to_end = "wait" if waits else self._scheduler.random.choice(("suspend", "drain"))
+            if world.gated and world.workload.has_windows and self._way_to_end == "drain":
+                self._way_to_end = "suspend"  # it may be started again, and windows that a drain fired fire again
         if self._way_to_end == "wait":
             return
         if not self._is_stopping():
@@ -226,7 +236,13 @@ class Story:
         return result is None or result.ok
 
     def _after_the_end(self) -> None:
-        at_rest = self._status == "FINISHED" or (self._status == "STOPPED" and self._way_to_end is not None)
+        finished = self._status in ("FINISHED", "FINISHED_COMMIT_PENDING")
+        at_rest = finished or (self._status == "STOPPED" and self._way_to_end is not None)
+        gate = self._world.checkers.gate
+        if at_rest and gate is not None and gate.outstanding:
+            self._last_rounds += 1
+            self._last_stops = 0
+            at_rest = False
         if at_rest and self.rotten is None:
             self.is_over = True
             return
@@ -240,7 +256,7 @@ class Story:
         self._world.events["drains" if drain else "stops"] += 1
         self._stop_command = self._send("stop", mode="drain" if drain else "suspend")
 
-    def _send(self, verb: Verb, **arguments: str) -> str:
+    def _send(self, verb: Verb, **arguments: Any) -> str:
         """Send a command; some have expired on arrival, some are withdrawn at once, some later."""
         world, chance = self._world, self._scheduler.chance
         command_id = world.nonce()
@@ -280,8 +296,10 @@ class Story:
     def _spoil(self) -> None:
         """Damage one object of the snapshot that comes next: it must be named, and nothing may run from it."""
         kinds = ("checkpoint", "final", "stop-savepoint")
+        gate = self._world.checkers.gate
+        gone = gate.rejected if gate is not None else set()
         completed = (d for d in reversed(self._world.decisions) if d.kind == "complete" and d.data["kind"] in kinds)
-        point = next(completed, None)
+        point = next((d for d in completed if d.data["checkpoint_id"] not in gone), None)
         if point is None or self.rotten is not None:
             return
         disk = self._world.disk

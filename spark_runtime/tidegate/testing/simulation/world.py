@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from random import Random
 from typing import Any
 
 from tidegate.connectors.contract import Sink, SourceContext, Split
@@ -16,6 +17,7 @@ from tidegate.plan.execution import ExecutionPlan, plan
 from tidegate.testing.simulation.checkers import Checkers, Cut
 from tidegate.testing.simulation.external import External, ExternalSink
 from tidegate.testing.simulation.faults import Faults
+from tidegate.testing.simulation.gate_checker import GateChecker
 from tidegate.testing.simulation.network import SLOW_CHANNELS, ControlLink, DataChannel
 from tidegate.testing.simulation.scheduler import Process, Scheduler, current_task
 from tidegate.testing.simulation.store import Disk
@@ -110,6 +112,12 @@ class World:
         self.workload: Workload = random_workload(
             random, self, self._sink, exactly_once=self.exactly_once, crowded=self.crowded
         )
+        # Apart from the seed's own numbers, so that the others are what they were.
+        gate = Random(seed * 7_919 + 1)
+        self.gated = self.two_phase and gate.random() < 0.3
+        if self.gated:
+            self.options["commit"] = "on_request"
+            self.options["max_uncommitted_checkpoints"] = gate.choice((1, 2, 3, 10))
         self.checkers = Checkers(
             self.disk,
             JOB_ID,
@@ -118,6 +126,7 @@ class World:
             exactly_once=self.exactly_once,
             two_phase=self.two_phase,
             retained=self.options["retained_checkpoints"],
+            gated_specs=self.specs if self.gated else None,
         )
         self.story = Story(self, random.choice((2, 2, 3) if self.crowded else (1, 1, 1, 2, 2, 3)))
 
@@ -163,6 +172,9 @@ class World:
         return any(rows[split] and read < rows[split] for split, read in cut.positions.items())
 
     def _check_end(self) -> None:
+        if self.checkers.gate is not None:
+            self._check_end_of_gated(self.checkers.gate)
+            return
         if self.checkers.decisions[-1].data.get("status") == "FINISHED":
             self.checkers.output(self.externals, {}, fired=True)
             return
@@ -171,6 +183,17 @@ class World:
         )
         cut = self.checkers.cuts.get((last.run_id, last.data["checkpoint_id"]), Cut())
         self.checkers.output(self.externals, cut.positions, fired=last.data.get("stop") == "drain")
+
+    def _check_end_of_gated(self, gate: GateChecker) -> None:
+        """Every sink shows what was approved, and nothing else."""
+        last = next((d for d in self.decisions if d.kind == "complete" and gate.committed == _id(d)), None)
+        if last is None:
+            self.checkers.nothing_shown(self.externals)
+            return
+        cut = self.checkers.cuts.get((last.run_id, _id(last)), Cut())
+        fired = last.data["kind"] == "final" or last.data.get("stop") == "drain"
+        whole = not last.data["metrics"].get("unaligned")  # else rows are in flight in it
+        self.checkers.output(self.externals, cut.positions, fired=fired, whole=whole)
 
     # ------------------------------------------------------------ for the processes
 
@@ -267,6 +290,10 @@ class World:
         external = External(self.faults, self.now_ms, lambda transaction: self.checkers.published(transaction))
         self.externals[uid] = external
         return ExternalSink(external, two_phase=self.two_phase)
+
+
+def _id(decision: Decision) -> int:
+    return int(decision.data["checkpoint_id"])
 
 
 def simulate(seed: int) -> Report:
