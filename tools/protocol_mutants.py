@@ -408,8 +408,8 @@ MUTANTS = (
         "a rejected checkpoint stays a restore point",
         "S7.8",
         "tidegate.contract.checkpoints",
-        "                and view.checkpoint_id not in self.rejected\n",
-        "",
+        "if view.checkpoint_id not in self.rejected and (below",
+        "if (below",
     ),
     Mutant(
         "what came after a rejected checkpoint is not rejected",

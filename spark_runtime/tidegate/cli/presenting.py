@@ -34,6 +34,9 @@ def view_document(view: JobView, *, alive: bool | None = None) -> dict[str, Any]
         "latest_savepoint": _optional(view.latest_savepoint),
         "failure": _failure_document(view.failure),
         "stop": dict(view.stop) if view.stop is not None else None,
+        "waiting": list(view.waiting),
+        "uncommitted": list(view.uncommitted),
+        "sources_paused": view.sources_paused,
     }
 
 
@@ -52,6 +55,7 @@ def checkpoint_document(checkpoint: CheckpointView) -> dict[str, Any]:
         "reason": checkpoint.reason,
         "code": checkpoint.code,
         "committed": checkpoint.committed,
+        "verdict": checkpoint.verdict,
         "metrics": dict(checkpoint.metrics),
     }
 
@@ -71,6 +75,9 @@ def view_lines(view: JobView, *, alive: bool | None = None) -> list[str]:
     if view.completed:
         newest = view.completed[-1]
         lines.append(f"  latest snapshot: {newest.kind} {newest.checkpoint_id}, {newest.path}")
+    if view.waiting:
+        pause = "; sources pause until there is one" if view.sources_paused else ""
+        lines.append(f"  waiting for a verdict: {', '.join(map(str, view.waiting))}{pause}")
     if view.latest_recovery_point is not None and not view.completed:
         lines.append(f"  restored from: {view.latest_recovery_point.path}")
     if view.failure is not None:
@@ -113,7 +120,7 @@ def checkpoint_lines(checkpoints: tuple[CheckpointView, ...]) -> list[str]:
             "-" if c.duration_ms is None else f"{c.duration_ms:,} ms",
             size(c.metrics.get("bytes")),
             _milliseconds(c.metrics.get("alignment_ms")),
-            "yes" if c.committed else "-",
+            "yes" if c.committed else (c.verdict or "-"),
             c.path if c.status != "aborted" else (c.reason or "aborted"),
         )
         for c in checkpoints

@@ -161,6 +161,10 @@ class RecoveryPoints:
         self._specs = {spec.number: spec for spec in specs}
         self._entries = entries
         self._views = views
+        self._points: dict[int, list[CheckpointView]] = {}
+        for view in views:
+            if view.is_recovery_point:
+                self._points.setdefault(view.spec, []).append(view)
         self.rejected: frozenset[int] = frozenset()
         for entry in entries:
             if entry.kind == "reject":
@@ -181,11 +185,8 @@ class RecoveryPoints:
         while number in self._specs:
             own = [
                 view
-                for view in self._views
-                if view.spec == number
-                and view.is_recovery_point
-                and view.checkpoint_id not in self.rejected
-                and (below is None or view.checkpoint_id < below)
+                for view in self._points.get(number, ())
+                if view.checkpoint_id not in self.rejected and (below is None or view.checkpoint_id < below)
             ]
             if own:
                 return own[-1]

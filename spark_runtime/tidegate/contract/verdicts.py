@@ -71,9 +71,11 @@ def of_entries(
     specs: Sequence[Spec], entries: Sequence[Entry], views: Sequence[CheckpointView], spec_number: int
 ) -> Verdicts:
     """As `verdicts_of`, for whoever has the views."""
-    points = RecoveryPoints(specs, entries, views)
     by_id = {view.checkpoint_id: view for view in views}
     gated = {spec.number: is_gated(spec) for spec in specs}
+    if not any(gated.values()):
+        return Verdicts(spec_number, False, by_id)
+    points = RecoveryPoints(specs, entries, views)
     line = points.line(spec_number)
     reached = {v.checkpoint_id: v for v in views if v.is_recovery_point and v.checkpoint_id not in points.rejected}
     of_line = tuple(n for n, view in reached.items() if n <= line.get(view.spec, 0))

@@ -82,7 +82,7 @@ class Job:
             max_parallelism=self.plan.max_parallelism,
             savepoint_directory=self.options.savepoint_directory,
             now_iso=self.now_iso,
-            specs=self.specs,
+            specs=tuple(self.specs()),
         )
 
     def status(self, status: str, **data: Any) -> None:

@@ -45,7 +45,7 @@ class JobFacts:
     max_parallelism: int
     savepoint_directory: str | None
     now_iso: Callable[[], str]
-    specs: Callable[[], Sequence[Spec]]
+    specs: Sequence[Spec]
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class JobRun:
         """Judge a verdict by the log, of which this is the only writer; the decision is durable before anything follows
         from it (S7.8)."""
         facts = self.facts
-        verdicts = verdicts_of(facts.specs(), facts.reign.decisions, facts.spec.number)
+        verdicts = verdicts_of(facts.specs, facts.reign.decisions, facts.spec.number)
         outcome = judge_ruling(ruling, verdicts)
         if isinstance(outcome, ev.Answer):
             self.answer(outcome)

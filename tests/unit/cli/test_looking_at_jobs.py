@@ -56,6 +56,23 @@ def test_status_is_one_document_for_programs(tidegate: Caller, driver: Driver) -
     assert document["latest_recovery_point"]["checkpoint_id"] == 3 and document["latest_savepoint"] is None
 
 
+def test_status_tells_what_waits_for_a_verdict_and_that_sources_pause(tidegate: Caller) -> None:
+    """S7.8: visibly."""
+    driver = tidegate.submitted("gated", options={"commit": "on_request", "max_uncommitted_checkpoints": 2})
+    driver.status("RUNNING")
+    tidegate.script = lambda driver: driver.beat()
+    for n in (3, 4):
+        driver.complete(n, "checkpoint")
+    assert "  waiting for a verdict: 3, 4; sources pause until there is one" in tidegate("status", "gated").out
+    driver.reign.append("approve", {"checkpoint_id": 3, "by": "anna"})
+    document = tidegate("status", "gated", "--json").document
+    assert (document["waiting"], document["uncommitted"], document["sources_paused"]) == ([4], [3, 4], False)
+    assert [row.split()[-2] for row in tidegate("checkpoints", "gated").out.splitlines()[1:3]] == [
+        "approved",
+        "waiting",
+    ]
+
+
 def test_status_tells_that_a_driver_gives_no_sign_of_life(tidegate: Caller, driver: Driver) -> None:
     tidegate.script = lambda driver: None
     answer = tidegate("status", "flights")

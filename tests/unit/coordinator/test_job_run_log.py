@@ -71,7 +71,7 @@ class Run:
                 max_parallelism=128,
                 savepoint_directory=savepoint_directory,
                 now_iso=lambda: NOW,
-                specs=list,
+                specs=(),
             ),
             coordinator=Coordinator(TOPOLOGY, coordinator, run_id="r", first_delay_ms=0),
             slots=self,

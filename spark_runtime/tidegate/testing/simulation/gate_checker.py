@@ -46,7 +46,7 @@ class GateChecker:
             case "complete":
                 self._completed[n] = entry
                 self._by_path[entry.data["path"]] = n
-                self._parents[n] = self._by_path.get(entry.data["parent"] or "", 0)
+                self._parents[n] = self._by_path.get(entry.data.get("parent") or "", 0)
                 tainted = self._ancestry(n) & self.rejected
                 self._demand("rejected", not tainted, f"{n} completed, which came from {tainted}")
             case "approve":
