@@ -269,9 +269,10 @@ class JobClient:
         if existing is None:
             view = self.view()
             if view.is_terminal:
-                raise CommandRefusedError(
-                    f"the job is {view.status}", where=f"job {self.job_id}", remedy=f"There is nothing to {verb}"
-                )
+                remedy = f"There is nothing to {verb}"
+                if verb in ("commit", "reject") and view.waiting:
+                    remedy = "Restore it, with commit=on_request as before, and send it then"
+                raise CommandRefusedError(f"the job is {view.status}", where=f"job {self.job_id}", remedy=remedy)
             now = self.now()
             command = Command(
                 command_id=command_id,

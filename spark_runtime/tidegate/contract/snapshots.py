@@ -10,7 +10,7 @@ from typing import Any
 from tidegate.contract.errors import NotFoundError, SnapshotError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.records import RestoreFrom, Spec
-from tidegate.contract.status import JobView
+from tidegate.contract.status import CheckpointView, JobView
 from tidegate.contract.store import Store, open_store
 
 
@@ -66,6 +66,7 @@ def resolve_restore(
         restore, path=path, checkpoint_id=known.checkpoint_id if known is not None else restore.checkpoint_id
     )
     if known is not None:
+        _refuse_rejected(known, where)
         return ResolvedRestore(restore, _lineage_of(specs, known.spec))
     own = document.get("job_id") == job_id and any(spec.lineage == document.get("lineage") for spec in specs)
     return ResolvedRestore(restore, str(document["lineage"]) if own else None)
@@ -97,8 +98,19 @@ def _by_id(
             cause=f"completed are {there}" if there else "none has completed",
             remedy="`tidegate checkpoints` lists what can be restored",
         )
+    _refuse_rejected(known, where)
     _metadata(store, storage_options, known.path, where)
     return ResolvedRestore(replace(restore, path=known.path), _lineage_of(specs, known.spec))
+
+
+def _refuse_rejected(known: CheckpointView, where: str) -> None:
+    """What a verdict rejected must never be committed (S7.8)."""
+    if known.verdict == "rejected":
+        raise SnapshotError(
+            f"{known.kind} {known.checkpoint_id} was rejected, or came after one that was",
+            where=where,
+            remedy="Restore the latest, which is in front of it, or another (`tidegate checkpoints`)",
+        )
 
 
 def _lineage_of(specs: Sequence[Spec], number: int) -> str | None:

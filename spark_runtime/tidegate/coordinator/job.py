@@ -113,7 +113,8 @@ class Job:
                 sinks=sinks,
                 unapproved=verdicts.unapproved,
             )
-            check_verdicts(verdicts, self.spec, metadata.lineage, sinks)
+            n, lineage = metadata.checkpoint_id, metadata.lineage
+            check_verdicts(verdicts, self.spec, lineage=lineage, checkpoint_id=n, sinks=sinks)
         check_drained(point, self.spec, metadata.drained_operators)
         restore = check_restore(
             point.location,

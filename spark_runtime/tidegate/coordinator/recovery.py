@@ -80,12 +80,7 @@ def _refuse_rejected(points: RecoveryPoints, specs: Sequence[Spec], entries: Seq
     before = list(takewhile(lambda entry: entry.spec < spec.number, entries))
     views = checkpoint_views(before, ended=False)
     if named.checkpoint_id in RecoveryPoints(specs, before, views).rejected:
-        raise SnapshotError(
-            f"checkpoint {named.checkpoint_id} was rejected, or came after one that was",
-            where=f"job {spec.job_id}, snapshot {named.path}",
-            cause="what a rejected checkpoint holds must never be committed",
-            remedy="Restore the latest, which is in front of it, or another (`tidegate checkpoints`)",
-        )
+        raise _rejected(named.checkpoint_id, f"job {spec.job_id}, snapshot {named.path}")
 
 
 def completed_after(
@@ -144,20 +139,48 @@ def check_rewind(
     )
 
 
-def check_verdicts(verdicts: Verdicts, spec: Spec, lineage: str, sinks: Sequence[str]) -> None:
-    """A submission without a commit gate commits what it restores; it may not so get around a verdict that is to come
-    (S7.8). A fork commits nothing.
+def check_verdicts(verdicts: Verdicts, spec: Spec, *, lineage: str, checkpoint_id: int, sinks: Sequence[str]) -> None:
+    """A submission may not get around the verdicts on what it restores (S7.8), wherever that lies by now: start from
+    what was rejected, or commit what waits because it has no gate itself. A fork commits nothing.
+
+    Args:
+        lineage, checkpoint_id: of the snapshot.
+        sinks: uids of the pipeline's two-phase sinks.
 
     Raises:
-        SnapshotError: lists what waits.
+        SnapshotError: names what was rejected, or lists what waits.
     """
-    if verdicts.gated or not verdicts.waiting or not sinks or lineage != spec.lineage:
+    if lineage != spec.lineage:
+        return
+    if checkpoint_id in verdicts.rejected:
+        raise _rejected(checkpoint_id, f"job {spec.job_id}")
+    if verdicts.gated or not sinks:
+        return
+    held = {n for n in verdicts.unapproved if n <= checkpoint_id and _is_held(n, checkpoint_id, verdicts)}
+    waiting = sorted(held.union(verdicts.waiting))
+    if not waiting:
         return
     raise SnapshotError(
-        f"checkpoints {list(verdicts.waiting)} wait for a verdict, and this submission would commit them",
+        f"checkpoints {waiting} wait for a verdict, and this submission would commit them",
         where=f"job {spec.job_id}, sinks {', '.join(sinks)}",
         cause="its option commit is 'automatic', that of the submission before was 'on_request'",
         remedy="Restore with commit=on_request, and approve or reject them first",
+    )
+
+
+def _is_held(n: int, checkpoint_id: int, verdicts: Verdicts) -> bool:
+    """Checkpoint `n` is of the submission that took the snapshot, and neither approved nor rejected."""
+    view, restored = verdicts.views[n], verdicts.views.get(checkpoint_id)
+    same = restored is not None and restored.spec == view.spec
+    return same and view.is_recovery_point and n not in verdicts.rejected
+
+
+def _rejected(checkpoint_id: int, where: str) -> SnapshotError:
+    return SnapshotError(
+        f"checkpoint {checkpoint_id} was rejected, or came after one that was",
+        where=where,
+        cause="what a rejected checkpoint holds must never be committed",
+        remedy="Restore the latest, which is in front of it, or another (`tidegate checkpoints`)",
     )
 
 

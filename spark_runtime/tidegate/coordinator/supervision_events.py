@@ -75,7 +75,7 @@ class RunAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A checkpoint completed and was permitted to commit."""
+    """A checkpoint completed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,10 @@ def test_status_tells_what_waits_for_a_verdict_and_that_sources_pause(tidegate: 
         "approved",
         "waiting",
     ]
+    driver.reign.append("reject", {"checkpoint_id": 4, "by": "anna", "then": "stop"})
+    driver.status("STOPPED")
+    refused = tidegate("restore", "gated", "--from", "4")
+    assert refused.code != 0 and "checkpoint 4 was rejected" in refused.err
 
 
 def test_status_tells_that_a_driver_gives_no_sign_of_life(tidegate: Caller, driver: Driver) -> None:

@@ -389,6 +389,25 @@ def test_the_gate_cannot_be_got_around_by_a_submission_without_one() -> None:
         job.job.submit(RestoreFrom("latest"))
 
 
+@pytest.mark.parametrize(("commit", "said"), [("automatic", "wait for a verdict"), ("on_request", "was rejected")])
+def test_a_copy_of_a_snapshot_is_no_way_around_a_verdict(commit: str, said: str) -> None:
+    """S7.8: the log knows its id, wherever the folder lies."""
+    job = Gated()
+    job.checkpoint()
+    savepoint = job.run.ask(ev.Request("savepoint", request_id="sp"))
+    assert savepoint is not None
+    copy = "elsewhere/copied"
+    for name in job.job.store.list(savepoint.data["path"]):
+        job.job.store.create(f"{copy}/{name}", job.job.store.read(f"{savepoint.data['path']}/{name}"))
+    if commit == "on_request":
+        job.reject(1)
+    else:
+        job.run.crash()
+    job.job.options = {"parallelism": 2, "commit": commit}
+    with pytest.raises(SnapshotError, match=said):
+        job.job.submit(RestoreFrom("savepoint", path=copy))
+
+
 def test_going_back_past_what_was_never_approved_is_no_rewind() -> None:
     """S9.3, S7.8: nothing of it is committed; past something approved it is."""
     job = Gated(retained_checkpoints=5)
