@@ -70,7 +70,7 @@ def savepoint(args: argparse.Namespace, around: Surroundings) -> int:
 def _snapshot(args: argparse.Namespace, around: Surroundings, verb: str) -> int:
     client = client_of(args, around)
     timeout = arguments.duration(args.timeout, "--timeout")
-    result = _ask(client, around, verb, _with_path(args, {}), timeout)
+    result = ask(client, around, verb, _with_path(args, {}), timeout)
     taken = client.view().checkpoint(int(result.data.get("checkpoint_id", 0)))
     output = around.output
     text = f"{verb} {result.data.get('checkpoint_id')}: {result.data.get('path')}"
@@ -89,7 +89,7 @@ def stop(args: argparse.Namespace, around: Surroundings) -> int:
     if timeout is None:
         timeout = JobOptions.from_mapping(client.spec(client.view().spec_number).options).stop_timeout
     mode = "drain" if args.drain else "suspend"
-    result = _ask(client, around, "stop", _with_path(args, {"mode": mode}), timeout)
+    result = ask(client, around, "stop", _with_path(args, {"mode": mode}), timeout)
     view = client.view()
     output = around.output
     output.say(
@@ -114,7 +114,7 @@ def cancel(args: argparse.Namespace, around: Surroundings) -> int:
         )
     around.output.progress(f"{client.job_id}: looking for its driver")
     if client.is_alive():
-        result = _ask(client, around, "cancel", {}, timeout)
+        result = ask(client, around, "cancel", {}, timeout)
         view = client.wait_status(
             {JobStatus.CANCELED},
             timeout,
@@ -134,7 +134,7 @@ def _with_path(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any
     return given if args.path is None else {**given, "path": absolute(args.path)}
 
 
-def _ask(
+def ask(
     client: JobClient, around: Surroundings, verb: str, given: dict[str, Any], timeout: timedelta | None
 ) -> CommandResult:
     """Send a command and wait for its answer. CommandRefusedError for a refusal; timeouts name the command."""

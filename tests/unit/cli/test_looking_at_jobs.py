@@ -17,7 +17,7 @@ from tidegate.contract.errors import StoreError
 
 MEASURES = ("duration", "size", "alignment")
 VERBS = ("start", "restore", "status", "checkpoints", "list", "logs")
-COMMANDS = ("checkpoint", "savepoint", "stop", "cancel", "doctor")
+COMMANDS = ("checkpoint", "savepoint", "stop", "cancel", "approve", "reject", "doctor")
 SOURCES = {
     "flights": {"boundedness": "unbounded", "records": 336_776, "played_all": True},
     "airlines": {"boundedness": "bounded", "records": 16, "end_of_data": True},
@@ -219,6 +219,8 @@ def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
         "savepoint",
         "stop",
         "cancel",
+        "approve",
+        "reject",
         "doctor",
     ]:
         assert re.search(rf"^    {verb}\s", printed, re.MULTILINE), verb

@@ -1,0 +1,72 @@
+"""`tidegate approve` and `reject`: verdicts on what a job behind a commit gate stages (S7.8)."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from tidegate.cli import arguments
+from tidegate.cli.commanding import ask
+from tidegate.cli.reaching import client_of, show_progress
+from tidegate.cli.surroundings import Surroundings, Verbs
+from tidegate.contract.status import JobView
+
+DEFAULT_TIMEOUT = "10 min"
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verbs."""
+    parser = verbs.add_parser(
+        "approve",
+        help="commit what waits for a verdict",
+        description="Approves a checkpoint and all in front of it that wait, and waits until sinks have committed.",
+    )
+    arguments.add_job(parser)
+    parser.add_argument("--checkpoint", type=int, metavar="ID", help="which one (default: the newest that waits)")
+    arguments.add_timeout(parser, DEFAULT_TIMEOUT, f"how long to wait (default: {DEFAULT_TIMEOUT})")
+    parser.set_defaults(run=approve)
+    parser = verbs.add_parser(
+        "reject",
+        help="give up what waits for a verdict",
+        description="Rejects a checkpoint and what came after it: nothing of it is ever committed.",
+    )
+    arguments.add_job(parser)
+    parser.add_argument("--checkpoint", type=int, metavar="ID", required=True, help="the oldest one to give up")
+    parser.add_argument(
+        "--then",
+        choices=("stop", "replay"),
+        default="stop",
+        help="end the job (default), or let it go back at once to what is in front of the rejected",
+    )
+    arguments.add_timeout(parser, DEFAULT_TIMEOUT, f"how long to wait (default: {DEFAULT_TIMEOUT})")
+    parser.set_defaults(run=reject)
+
+
+def approve(args: argparse.Namespace, around: Surroundings) -> int:
+    """Approve, and wait for the commit; a job that ends before it leaves it pending."""
+    client = client_of(args, around)
+    timeout = arguments.duration(args.timeout, "--timeout")
+    result = ask(client, around, "commit", {"checkpoint_id": args.checkpoint}, timeout)
+    n = int(result.data["checkpoint_id"])
+
+    def done(view: JobView) -> bool:
+        return view.is_terminal or n not in view.uncommitted
+
+    view = client.wait_until(
+        done, f"the commit of checkpoint {n}", timeout, around.poll_s, lambda seen: show_progress(around, seen)
+    )
+    committed = n not in view.uncommitted
+    around.output.say(f"checkpoint {n}: {'committed' if committed else 'approved; the job ended before its commit'}")
+    document: dict[str, Any] = {"checkpoint_id": n, "committed": committed, "waiting": list(view.waiting)}
+    around.output.document({"job_id": client.job_id, "command_id": result.command_id, **document})
+    return 0
+
+
+def reject(args: argparse.Namespace, around: Surroundings) -> int:
+    """Reject."""
+    client = client_of(args, around)
+    given = {"checkpoint_id": args.checkpoint, "then": args.then}
+    result = ask(client, around, "reject", given, arguments.duration(args.timeout, "--timeout"))
+    around.output.say(result.message)
+    around.output.document({"job_id": client.job_id, "command_id": result.command_id, **dict(result.data)})
+    return 0
