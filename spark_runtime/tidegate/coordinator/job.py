@@ -114,7 +114,9 @@ class Job:
                 unapproved=verdicts.unapproved,
             )
             n, lineage = metadata.checkpoint_id, metadata.lineage
-            check_verdicts(verdicts, self.spec, lineage=lineage, checkpoint_id=n, sinks=sinks)
+            known = verdicts.views.get(n)
+            taken = verdicts if known is None else verdicts_of(self.specs(), decisions, known.spec)
+            check_verdicts(verdicts, self.spec, taken, lineage=lineage, checkpoint_id=n, sinks=sinks)
         check_drained(point, self.spec, metadata.drained_operators)
         restore = check_restore(
             point.location,

@@ -139,11 +139,15 @@ def check_rewind(
     )
 
 
-def check_verdicts(verdicts: Verdicts, spec: Spec, *, lineage: str, checkpoint_id: int, sinks: Sequence[str]) -> None:
+def check_verdicts(
+    verdicts: Verdicts, spec: Spec, taken: Verdicts, *, lineage: str, checkpoint_id: int, sinks: Sequence[str]
+) -> None:
     """A submission may not get around the verdicts on what it restores (S7.8), wherever that lies by now: start from
     what was rejected, or commit what waits because it has no gate itself. A fork commits nothing.
 
     Args:
+        taken: the verdicts on the line of the submission that took the snapshot: of one that lies elsewhere the line of
+            `spec` does not tell what it comes from.
         lineage, checkpoint_id: of the snapshot.
         sinks: uids of the pipeline's two-phase sinks.
 
@@ -156,8 +160,7 @@ def check_verdicts(verdicts: Verdicts, spec: Spec, *, lineage: str, checkpoint_i
         raise _rejected(checkpoint_id, f"job {spec.job_id}")
     if verdicts.gated or not sinks:
         return
-    held = {n for n in verdicts.unapproved if n <= checkpoint_id and _is_held(n, checkpoint_id, verdicts)}
-    waiting = sorted(held.union(verdicts.waiting))
+    waiting = sorted({n for n in taken.waiting if n <= checkpoint_id}.union(verdicts.waiting))
     if not waiting:
         return
     raise SnapshotError(
@@ -166,13 +169,6 @@ def check_verdicts(verdicts: Verdicts, spec: Spec, *, lineage: str, checkpoint_i
         cause="its option commit is 'automatic', that of the submission before was 'on_request'",
         remedy="Restore with commit=on_request, and approve or reject them first",
     )
-
-
-def _is_held(n: int, checkpoint_id: int, verdicts: Verdicts) -> bool:
-    """Checkpoint `n` is of the submission that took the snapshot, and neither approved nor rejected."""
-    view, restored = verdicts.views[n], verdicts.views.get(checkpoint_id)
-    same = restored is not None and restored.spec == view.spec
-    return same and view.is_recovery_point and n not in verdicts.rejected
 
 
 def _rejected(checkpoint_id: int, where: str) -> SnapshotError:

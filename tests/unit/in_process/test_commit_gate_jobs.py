@@ -389,11 +389,15 @@ def test_the_gate_cannot_be_got_around_by_a_submission_without_one() -> None:
         job.job.submit(RestoreFrom("latest"))
 
 
+@pytest.mark.parametrize("restored", [False, True])
 @pytest.mark.parametrize(("commit", "said"), [("automatic", "wait for a verdict"), ("on_request", "was rejected")])
-def test_a_copy_of_a_snapshot_is_no_way_around_a_verdict(commit: str, said: str) -> None:
-    """S7.8: the log knows its id, wherever the folder lies."""
+def test_a_copy_of_a_snapshot_is_no_way_around_a_verdict(commit: str, said: str, restored: bool) -> None:
+    """S7.8: the log knows its id, wherever the folder lies, and what it comes from, of earlier submissions too."""
     job = Gated()
     job.checkpoint()
+    if restored:
+        job.run.crash()
+        job.again(RestoreFrom("latest"))
     savepoint = job.run.ask(ev.Request("savepoint", request_id="sp"))
     assert savepoint is not None
     copy = "elsewhere/copied"
