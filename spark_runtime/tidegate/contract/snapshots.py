@@ -52,7 +52,7 @@ def resolve_restore(
             raise SnapshotError(
                 "there is nothing to restore from",
                 where=where,
-                cause="the job has completed no checkpoint and was not started from a snapshot",
+                cause="the job was not started from a snapshot, and has completed no checkpoint that was not rejected",
                 remedy="Start it anew, or name a savepoint",
             )
         _metadata(store, storage_options, point.path, where)

@@ -58,7 +58,7 @@ def choose_restore_point(decisions: Sequence[Decision], specs: Sequence[Spec], s
         return None
     _refuse_rejected(points, specs, entries, spec)
     found = points.restored(spec_number)
-    if found is None and points.rejected:
+    if found is None and _lost_to_verdicts(specs, entries, spec_number):
         return None  # all that the line had was rejected since: from the beginning
     if found is None:
         what = "any completed checkpoint" if wanted.checkpoint_id is None else f"checkpoint {wanted.checkpoint_id}"
@@ -69,6 +69,12 @@ def choose_restore_point(decisions: Sequence[Decision], specs: Sequence[Spec], s
         )
     known = completes.get(found.checkpoint_id)
     return RestorePoint(found.path, found.checkpoint_id or None, known.number if known is not None else 0)
+
+
+def _lost_to_verdicts(specs: Sequence[Spec], entries: Sequence[Entry], spec_number: int) -> bool:
+    """The submission would have something to start from, had nothing been rejected (S7.8)."""
+    others = [entry for entry in entries if entry.kind != "reject"]
+    return RecoveryPoints(specs, others, checkpoint_views(others, ended=False)).restored(spec_number) is not None
 
 
 def _refuse_rejected(points: RecoveryPoints, specs: Sequence[Spec], entries: Sequence[Entry], spec: Spec) -> None:
