@@ -81,9 +81,10 @@ class CommitGate:
         sent before goes out."""
         self._is_up = True
         actions: list[Action] = []
-        if self._restored_with > self.committed:
-            self.committed = self._restored_with
-            actions.append(ev.RecordCommitted(self.committed))
+        done = max((n for n in self.line if n <= self._restored_with), default=0)  # itself it may be a savepoint
+        if done > self.committed:
+            self.committed = done
+            actions.append(ev.RecordCommitted(done))
         if self.approved > self._restored_with and not self.closing:
             actions.append(ev.SendPermit(self.approved, self.approved_at))
         return actions + self._pressure()

@@ -191,6 +191,20 @@ def test_what_was_approved_when_a_run_died_is_committed_by_the_next() -> None:
     assert job.shown > 0 and job.log == [("approve", 1), ("committed", 1)] and job.view.waiting == (2,)
 
 
+def test_what_a_restored_savepoint_commits_is_recorded_of_the_checkpoint_in_front_of_it() -> None:
+    """S7.8, S2.4: a savepoint between what is approved; said once, and nothing is left that waits for a commit."""
+    job = Gated()
+    job.checkpoint()
+    savepoint = job.run.ask(ev.Request("savepoint", request_id="sp"))
+    assert savepoint is not None and job.checkpoint() == 3
+    job.run.writers.held = True
+    job.approve(3)
+    job.run.crash()
+    job.again(RestoreFrom("savepoint", path=savepoint.data["path"], on_committed_after="accept_duplicates"))
+    job.crash()
+    assert job.shown > 0 and job.log == [("approve", 3), ("committed", 1)] and job.view.uncommitted == ()
+
+
 def test_a_verdict_that_comes_before_every_subtask_runs_is_carried_out_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """S7.8: nobody may hear a permit that is sent too early."""
     job = Gated()
