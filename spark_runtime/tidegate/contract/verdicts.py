@@ -49,9 +49,10 @@ class Verdicts:
 
     @property
     def pinned(self) -> tuple[int, ...]:
-        """Those that must stay: they wait, or a rejection of the oldest that waits goes back to them (S2.3)."""
+        """Those that must stay: they wait, or a rejection of the oldest that waits goes back to them (S2.3); or it
+        holds what is approved and not committed yet."""
         if not self.waiting:
-            return ()
+            return self.uncommitted[-1:]
         before = [n for n in self.line if n < self.waiting[0]]
         return (*before[-1:], *self.waiting)
 

@@ -216,8 +216,8 @@ class Job:
 
     def delete_checkpoints(self) -> None:
         """All of them, since the job was cancelled and keeps none; but for those that submissions which have come since
-        start from, and those that wait for a verdict (S2.3). Only the current generation deletes: the reign is asked
-        before every folder.
+        start from, and those that wait for a verdict or, approved, for their commit (S2.3). Only the current generation
+        deletes: the reign is asked before every folder.
 
         Raises:
             FencedError, UnclearAnswerError: the reign is over; what is left is for the next driver to judge.

@@ -196,6 +196,14 @@ def test_an_approval_covers_what_two_lines_have_in_common_and_no_more() -> None:
     assert verdicts_of(fresh, log.entries, 2).approved == 0
 
 
+def test_what_is_approved_stays_until_it_is_committed() -> None:
+    """S2.3, S7.8: also when nothing waits any more, and the job is cancelled and deletes its checkpoints."""
+    log = Log().fence(1).complete(1).complete(2).add("approve", checkpoint_id=2, by="anna")
+    assert verdicts_of([spec(1)], log.entries, 1).pinned == (2,)
+    log.add("committed", checkpoint_id=2)
+    assert verdicts_of([spec(1)], log.entries, 1).pinned == ()
+
+
 def test_what_completed_without_a_gate_needs_no_verdict() -> None:
     """S7.8."""
     log = Log().fence(1).complete(1).fence(2).complete(2)
