@@ -24,6 +24,8 @@ class CommitGate:
         committed: what is.
         closing: the job ends with a snapshot that is complete: what is approved from now on is for whoever commits
             without it, since subtasks may have finished.
+        at_end: all had finished in what the run starts from. Nothing is staged any more, so it takes no final snapshot:
+            that would wait for a verdict on nothing. What is not approved when every subtask runs is for others, too.
     """
 
     limit: int
@@ -34,12 +36,13 @@ class CommitGate:
     approved_at: int = 0
     committed: int = 0
     closing: bool = False
+    at_end: bool = False
     _restored_with: int = 0
     _is_up: bool = False
     _paused: bool = False
 
     @classmethod
-    def of(cls, verdicts: Verdicts, limit: int, *, commit_only: bool) -> CommitGate:
+    def of(cls, verdicts: Verdicts, limit: int, *, commit_only: bool, at_end: bool) -> CommitGate:
         """As a run begins: the restore commits what is approved by then."""
         return cls(
             limit,
@@ -50,6 +53,7 @@ class CommitGate:
             verdicts.approved_at,
             verdicts.committed,
             commit_only,
+            at_end,
             verdicts.approved,
         )
 
@@ -87,6 +91,7 @@ class CommitGate:
             actions.append(ev.RecordCommitted(done))
         if self.approved > self._restored_with and not self.closing:
             actions.append(ev.SendPermit(self.approved, self.approved_at))
+        self.closing = self.closing or self.at_end
         return actions + self._pressure()
 
     def completed(self, checkpoint_id: int, *, last: bool) -> list[Action]:

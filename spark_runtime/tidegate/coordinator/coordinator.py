@@ -67,7 +67,8 @@ class Coordinator:
         self._next_periodic_ms: int | None = None
         self._last_completed_ms: int | None = None
         self._failures = 0
-        self._final = FinalSnapshot(needed=options.interval_ms is not None or topology.commits)
+        needed = options.interval_ms is not None or topology.commits
+        self._final = FinalSnapshot(needed=needed and not (gate is not None and gate.at_end))
         self._stop: PendingCheckpoint | None = None
         self._over = False
         self._refused: Counter[str] = Counter()

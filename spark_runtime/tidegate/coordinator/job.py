@@ -10,7 +10,7 @@ from tidegate.connectors.splits import split_documents, split_to_json
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.log import DecisionLog, Reign
 from tidegate.contract.options import JobOptions
-from tidegate.contract.records import Spec
+from tidegate.contract.records import Decision, Spec
 from tidegate.contract.status import JobStatus, next_checkpoint_id
 from tidegate.contract.store import Store
 from tidegate.contract.verdicts import Verdicts, verdicts_of
@@ -173,7 +173,8 @@ class Job:
         verdicts = self.verdicts
         gate = None
         if verdicts.gated:
-            gate = CommitGate.of(verdicts, options.max_uncommitted_checkpoints, commit_only=commit_only is not None)
+            most, at_end = options.max_uncommitted_checkpoints, self._starts_at_end(decisions)
+            gate = CommitGate.of(verdicts, most, commit_only=commit_only is not None, at_end=at_end)
         return Coordinator(
             topology_of(self.graph, self.plan),
             CoordinatorOptions(
@@ -194,6 +195,13 @@ class Job:
             commit_only=commit_only,
             gate=gate,
         )
+
+    def _starts_at_end(self, decisions: Sequence[Decision]) -> bool:
+        """Every operator had finished in the snapshot that the next run starts from."""
+        point = choose_restore_point(decisions, self.specs(), self.spec.number)
+        number = point.log_number if point is not None else 0
+        taken = next((d.data for d in decisions if d.number == number and d.kind == "complete"), {})
+        return {node.uid for node in self.graph.nodes} <= set(taken.get("finished_operators", ()))
 
     def garbage(self) -> tuple[Garbage, ...]:
         """Checkpoint folders that nobody needs any more, as this reign begins (S2.3)."""

@@ -283,8 +283,33 @@ def test_a_bounded_job_whose_end_was_approved_in_time_has_nothing_left_to_commit
     job.run.until(lambda: job.view.waiting == (1,))
     assert job.approve(1).ok and job.shown == 0
     job.crash()
-    job.run.to_end()
+    outcome = job.run.to_end()
     assert job.shown == 40 and ("committed", 1) in job.log
+    assert isinstance(outcome, RunEnded) and outcome.uncommitted == ()
+
+
+@pytest.mark.parametrize("when", ["before", "after", "never"])
+def test_a_job_that_is_started_again_at_its_end_has_no_more_that_waits(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S7.8, S7.3: there is nothing to take another final snapshot of, which would want a verdict in its turn. What is
+    approved when subtasks may have finished is recorded and left to others."""
+    job = Gated(lambda sink: endless(sink, 40))
+    job.run.to_end()
+    with monkeypatch.context() as held:
+        held.setattr(InProcessRun, "_deliver", lambda _: False)
+        job.run = job.job.submit(RestoreFrom("latest"))
+    while when == "after" and not job.run.slot.is_over:
+        job.run._deliver()
+        job.run.slot.pump()
+    if when != "never":
+        job.run.run.take(ev.Ruling("v", True, 1, "the auditor"))
+    outcome = job.run.to_end()
+    assert isinstance(outcome, RunEnded) and outcome.uncommitted == (() if when == "before" else (1,))
+    assert job.shown == (40 if when == "before" else 0) and job.view.waiting == ((1,) if when == "never" else ())
+    if when == "after":
+        job.again(RestoreFrom("latest"))
+        assert job.shown == 40 and job.view.uncommitted == ()
 
 
 def test_a_sink_that_has_ended_stays_while_what_it_wrote_waits() -> None:
