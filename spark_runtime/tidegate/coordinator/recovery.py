@@ -205,7 +205,7 @@ def check_drained(point: RestorePoint, spec: Spec, drained_operators: Sequence[s
 def ended_as(decisions: Sequence[Decision], spec_number: int) -> tuple[str, Mapping[str, Any]] | None:
     """Status and data with which submission `spec_number` came to its end: FINISHED, STOPPED or CANCELED; None: it may
     run. One that failed may be tried again. A rejection that was to stop it is its end, though its driver died
-    before it said so (S7.8)."""
+    before it said so (S7.8), or answered: then the data tell the answer, as `rejected`."""
     own = [e for e in submissions_of(decisions) if e.spec == spec_number]
     told = [e.data for e in own if e.kind == "status"]
     if told and told[-1]["status"] in ENDED_FOR_GOOD:
@@ -213,7 +213,9 @@ def ended_as(decisions: Sequence[Decision], spec_number: int) -> tuple[str, Mapp
     stopped = next((e.data for e in own if e.kind == "reject" and e.data["then"] == "stop"), None)
     if stopped is None:
         return None
-    return "STOPPED", {"reason": rejection_text(stopped["checkpoint_id"], stopped["by"])}
+    n = stopped["checkpoint_id"]
+    rejected = {"checkpoint_id": n, "command": stopped.get("command")}
+    return "STOPPED", {"reason": rejection_text(n, stopped["by"]), "rejected": rejected}
 
 
 def rejection_text(checkpoint_id: int, by: str) -> str:

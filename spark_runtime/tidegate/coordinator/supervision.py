@@ -290,12 +290,22 @@ class Supervisor:
             )
         if status == "CANCELED":
             by_verb["cancel"] = Answer("", True, "canceled", "the job is cancelled")
+        if status == "STOPPED" and stop is None and "reason" in data:
+            return self._rejected(RunRejected(data["reason"]), data.get("rejected"))
         return self._over(status, data, AnswerAllOpen(_refusal("job_ended", "the job has ended"), by_verb), exit_code=0)
 
-    def _rejected(self, outcome: RunRejected) -> list[SupervisionAction]:
-        """As the verdict wanted it: the job ends in front of what was rejected (S7.8)."""
+    def _rejected(
+        self, outcome: RunRejected, unanswered: Mapping[str, Any] | None = None
+    ) -> list[SupervisionAction]:
+        """As the verdict wanted it: the job ends in front of what was rejected (S7.8). `unanswered`: checkpoint and
+        command, when the driver that carried it out may have died before it answered."""
         text = f"the job has stopped: {outcome.message}"
-        return self._over("STOPPED", {"reason": outcome.message}, AnswerAllOpen(_refusal("rejected", text)), 0)
+        own: tuple[Answer, ...] = ()
+        if unanswered is not None and unanswered["command"] is not None:
+            data = {"checkpoint_id": unanswered["checkpoint_id"]}
+            own = (Answer(unanswered["command"], True, "rejected", text, data),)
+        farewell = AnswerAllOpen(_refusal("rejected", text), own=own)
+        return self._over("STOPPED", {"reason": outcome.message}, farewell, 0)
 
     def _canceled(self, command: Command) -> list[SupervisionAction]:
         farewell = AnswerAllOpen(

@@ -179,15 +179,18 @@ class AnswerAllOpen:
 
     Attributes:
         by_verb: answer for commands of a verb, without the command's id.
+        own: answers that name their command.
         otherwise: for all others.
     """
 
     otherwise: Answer
     by_verb: Mapping[str, Answer] = field(default_factory=dict)
+    own: tuple[Answer, ...] = ()
 
     def to(self, command: Command) -> Answer:
         """The answer to `command`."""
-        return replace(self.by_verb.get(command.verb, self.otherwise), request_id=command.command_id)
+        own = next((answer for answer in self.own if answer.request_id == command.command_id), None)
+        return own or replace(self.by_verb.get(command.verb, self.otherwise), request_id=command.command_id)
 
 
 @dataclass(frozen=True, slots=True)

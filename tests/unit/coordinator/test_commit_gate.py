@@ -253,8 +253,15 @@ def test_what_never_was_is_not_taken_for_rejected(restore: RestoreFrom) -> None:
 
 def test_a_submission_that_was_to_stop_with_a_rejection_is_not_run_again() -> None:
     """S7.8: the driver died between the decision and the end."""
-    log = Log().fence(1).complete(1).add("reject", checkpoint_id=1, by="anna", then="stop").fence(1)
-    assert ended_as(log.entries, 1) == ("STOPPED", {"reason": "checkpoint 1 was rejected by anna"})
+    log = Log().fence(1).complete(1).add("reject", checkpoint_id=1, by="anna", then="stop", command="mine").fence(1)
+    ended = ended_as(log.entries, 1)
+    assert ended is not None and ended[0] == "STOPPED"
+    actions = Driven().feed(Begin(ended))
+    assert statuses(actions) == ["STOPPED"] and actions[0].data == {"reason": "checkpoint 1 was rejected by anna"}
+    mine = farewell(actions, "mine", "reject")
+    assert (mine.ok, mine.code, mine.data) == (True, "rejected", {"checkpoint_id": 1})
+    assert [farewell(actions, "x", verb).ok for verb in ("reject", "stop")] == [False, False]
+    assert farewell(actions, "x", "stop").code == "rejected"
     replayed = Log().fence(1).complete(1).add("reject", checkpoint_id=1, by="anna", then="replay").fence(1)
     assert ended_as(replayed.entries, 1) is None
     pending = Log().fence(1).add("status", status=JobStatus.FINISHED_COMMIT_PENDING.value)
