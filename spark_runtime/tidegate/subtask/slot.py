@@ -251,6 +251,8 @@ class Slot:
             case "pause_sources" | "resume_sources" as what:
                 for subtask in self._subtasks:
                     subtask.paused = what == "pause_sources"
+                    if subtask.source_input is not None and not subtask.paused:
+                        subtask.source_input.resumed()
             case "let_finish":
                 for subtask in self._subtasks:
                     subtask.let_finish()

@@ -62,6 +62,12 @@ class SourceInput:
         self._idle = idle
         return idle
 
+    def resumed(self) -> None:
+        """It was not polled for a time, and is again: that it gave nothing meanwhile tells nothing, so `idle_after`
+        begins anew. Else its first empty poll would let the watermark run away from rows that wait in it (S4.4)."""
+        if not self._idle:
+            self._last_batch_ms = None
+
     def snapshot(self) -> AsyncSnapshot:
         """Positions after the last batch polled (S4.2)."""
         part = splits_part(self._reader.snapshot())

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tidegate.connectors.contract import Polled
 from tidegate.connectors.datagen import DataGen
 from tidegate.contract.errors import PipelineError, SnapshotError
 from tidegate.contract.records import RestoreFrom
@@ -246,6 +247,22 @@ def test_sources_pause_while_too_many_wait_and_go_on_with_a_verdict() -> None:
     assert job.view.waiting == (2,), "the next periodic one comes with its tick, so that it holds something"
     until_two_wait()
     assert len(job.stop().uncommitted) == 3
+
+
+def test_a_source_that_paused_is_not_idle_for_that() -> None:
+    """S7.8, S4.4: at its first poll with nothing to give it would be, and the watermark run away from its rows."""
+    job = Gated(max_uncommitted_checkpoints=1)
+    (source, *_) = [s.source_input for s in job.run.slot._subtasks if s.source_input is not None]
+    source._idle_after_ms = 30_000
+    nothing = Polled(state="nothing_now")
+    job.checkpoint()
+    job.run.tick(3_600_000)
+    job.run.slot.tell({"type": "resume_sources"})
+    job.run.slot._take_messages()
+    assert source.idle_change(nothing, job.job.now_ms) is None
+    assert source.idle_change(nothing, job.job.now_ms + 30_000) is True
+    source.resumed()
+    assert source.idle_change(nothing, job.job.now_ms + 40_000) is None, "what was idle stays so until it gives something"
 
 
 def test_a_restored_job_with_too_much_that_waits_pauses_at_once() -> None:
