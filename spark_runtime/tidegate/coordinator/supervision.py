@@ -294,9 +294,7 @@ class Supervisor:
             return self._rejected(RunRejected(data["reason"]), data.get("rejected"))
         return self._over(status, data, AnswerAllOpen(_refusal("job_ended", "the job has ended"), by_verb), exit_code=0)
 
-    def _rejected(
-        self, outcome: RunRejected, unanswered: Mapping[str, Any] | None = None
-    ) -> list[SupervisionAction]:
+    def _rejected(self, outcome: RunRejected, unanswered: Mapping[str, Any] | None = None) -> list[SupervisionAction]:
         """As the verdict wanted it: the job ends in front of what was rejected (S7.8). `unanswered`: checkpoint and
         command, when the driver that carried it out may have died before it answered."""
         text = f"the job has stopped: {outcome.message}"

@@ -262,7 +262,7 @@ def test_a_source_that_paused_is_not_idle_for_that() -> None:
     assert source.idle_change(nothing, job.job.now_ms) is None
     assert source.idle_change(nothing, job.job.now_ms + 30_000) is True
     source.resumed()
-    assert source.idle_change(nothing, job.job.now_ms + 40_000) is None, "what was idle stays so until it gives something"
+    assert source.idle_change(nothing, job.job.now_ms + 40_000) is None, "idle until it gives something"
 
 
 def test_a_restored_job_with_too_much_that_waits_pauses_at_once() -> None:
