@@ -8,17 +8,17 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
-from tidegate.contract.errors import SnapshotError, TidegateError
-from tidegate.operators.batches import MAX_BATCH_ROWS, coalesced, one_batch
+from tidegate.contract.errors import TidegateError
+from tidegate.operators.batches import coalesced
 from tidegate.operators.contract import Output, StreamOperator
 from tidegate.operators.eventtime import EventTime
-from tidegate.operators.keyed_window import FrozenWindow, KeyedWindow, WindowLayout
+from tidegate.operators.open_windows import PROCESSING_WINDOWS, OpenWindows, changed_window
 from tidegate.operators.restoring import checked_schema
 from tidegate.operators.specs import WindowAggSpec
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.keybytes import Int64s, valid_mask
-from tidegate.state.keyhash import hash_keys, key_groups, subtask_of_key_groups
+from tidegate.state.keyhash import hash_keys, key_groups
 from tidegate.state.rows import group_by_window
 
 LATE_DROPPED = "late_dropped"
@@ -57,25 +57,16 @@ class WindowAggregate(StreamOperator):
 
     def __init__(self, spec: WindowAggSpec) -> None:
         self._spec = spec
-        self._layout = WindowLayout(spec)
+        self._windows = OpenWindows(spec)
+        assert spec.time_column is not None, "windows over processing time are another operator's"
         self._time = EventTime(spec.time_column, spec.time_unit)
         steps = spec.size_us * self._time.per_second, spec.offset_us * self._time.per_second
         self._whole_steps = steps[0] % 1_000_000 == 0 and steps[1] % 1_000_000 == 0
         self._size, self._offset = (
             (steps[0] // 1_000_000, steps[1] // 1_000_000) if self._whole_steps else (spec.size_us, spec.offset_us)
         )
-        self._windows: dict[int, KeyedWindow] = {}  # by window number
-        self._next_end_us = MAX_WATERMARK
         self._watermark_us = MIN_WATERMARK
         self._passed_us: Int64s | None = None  # by key group, where some restored watermark is ahead
-        self._expected = 0
-        self._state_schema = pa.schema(
-            [
-                pa.field(KEY_GROUP_COLUMN, pa.uint16()),
-                pa.field("window_start_us", pa.int64()),
-                *self._layout.state_fields(),
-            ]
-        )
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """Take the rows into their windows; emits nothing.
@@ -98,17 +89,15 @@ class WindowAggregate(StreamOperator):
             self._watermark_us = max(self._watermark_us, watermark_us)
             if self._passed_us is not None and self._passed_us.max() <= self._watermark_us:
                 self._passed_us = None
-        if watermark_us < self._next_end_us:
-            return
-        yield from coalesced(self._fire(watermark_us))
-        self._next_end_us = min(map(self._end_us, self._windows), default=MAX_WATERMARK)
+        if watermark_us >= self._windows.next_end_us:
+            yield from coalesced(self._windows.fire(watermark_us))
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
         """Copy the columns of every open window."""
-        frozen = [(self._start_us(number), window.freeze()) for number, window in sorted(self._windows.items())]
+        frozen = self._windows.freeze()
         watermark_us, passed_us = self._watermark_us, self._passed_us
         return lambda: [
-            StatePart("windows", "keyed", self._state_table(frozen)),
+            StatePart("windows", "keyed", self._windows.state_table(frozen, self.ctx)),
             StatePart("progress", "keyed", self._progress_table(watermark_us, passed_us)),
         ]
 
@@ -121,9 +110,11 @@ class WindowAggregate(StreamOperator):
         for part in parts:
             if part.name == "progress":
                 self._restore_progress(part.table)
+            elif part.name == PROCESSING_WINDOWS:
+                raise changed_window(self.ctx.uid, part.name, "it was over processing time", "over event time")
             else:
-                checked_schema(part, self._state_schema, self.ctx.uid)
-                self._restore_windows(part.table)
+                checked_schema(part, self._windows.state_schema, self.ctx.uid)
+                self._windows.restore(part.table, self.ctx)
 
     def _take(self, batch: pa.RecordBatch, times: Int64s) -> None:
         low, high = self._time.to_us(int(times.min())), self._time.to_us(int(times.max()))
@@ -142,54 +133,13 @@ class WindowAggregate(StreamOperator):
                 return
         grouped = group_by_window(times, self._size, self._offset)
         if grouped.order is not None:
-            batch = batch.select(self._layout.used_columns).take(pa.array(grouped.order))
-        rows = self._layout.read(batch)
+            batch = batch.select(self._windows.layout.used_columns).take(pa.array(grouped.order))
+        rows = self._windows.layout.read(batch)
         for number, start, stop in grouped.runs:
-            end_us = self._end_us(number)
-            if end_us <= self._watermark_us:
+            if self._windows.end_us(number) <= self._watermark_us:
                 self.ctx.count(LATE_DROPPED, stop - start)
-                continue
-            window = self._windows.get(number)
-            if window is None:
-                window = self._windows[number] = KeyedWindow(self._layout, self._expected)
-                self._next_end_us = min(self._next_end_us, end_us)
-            window.add(rows, start, stop)
-
-    def _fire(self, watermark_us: int) -> Iterator[pa.RecordBatch]:
-        for number in sorted(number for number in self._windows if self._end_us(number) <= watermark_us):
-            window = self._windows.pop(number)
-            self._expected = window.size
-            yield from self._emit(number, window)
-
-    def _emit(self, number: int, window: KeyedWindow) -> Iterator[pa.RecordBatch]:
-        bound = pa.timestamp("us")
-        schema = self._spec.schema
-        for start in range(0, window.size, MAX_BATCH_ROWS):
-            stop = min(start + MAX_BATCH_ROWS, window.size)
-            keys, aggregates = window.result(start, stop)
-            bounds = [
-                pa.array(np.full(stop - start, us)).view(bound) for us in (self._start_us(number), self._end_us(number))
-            ]
-            yield pa.RecordBatch.from_arrays([*keys, *bounds, *aggregates], schema=schema)
-
-    def _start_us(self, number: int) -> int:
-        return number * self._spec.size_us + self._spec.offset_us
-
-    def _end_us(self, number: int) -> int:
-        return self._start_us(number + 1)
-
-    def _state_table(self, frozen: Sequence[tuple[int, FrozenWindow]]) -> pa.Table:
-        if not frozen:
-            return self._state_schema.empty_table()
-        starts, windows = [], []
-        for start_us, freeze in frozen:
-            keys, columns = freeze()
-            starts.append(np.full(keys.num_rows, start_us))
-            windows.append([*keys.columns, *columns])
-        columns = [pa.concat_arrays(pieces) for pieces in zip(*windows, strict=True)]
-        keys = pa.RecordBatch.from_arrays(columns[: len(self._spec.keys)], names=list(self._spec.keys))
-        groups = key_groups(hash_keys(keys, self._spec.keys), self.ctx.max_parallelism)
-        return pa.table([pa.array(groups), pa.array(np.concatenate(starts)), *columns], schema=self._state_schema)
+            else:
+                self._windows.add(number, rows, start, stop)
 
     def _not_passed(self, batch: pa.RecordBatch, times: Int64s, passed_us: Int64s) -> tuple[pa.RecordBatch, Int64s]:
         """The rows whose window had not fired for their key group before the restore; the others are late. Rows that
@@ -220,44 +170,10 @@ class WindowAggregate(StreamOperator):
         wanted = self._size_and_offset_us
         for found in set(zip(table["size_us"].to_pylist(), table["offset_us"].to_pylist(), strict=True)):
             if found != wanted:
-                raise SnapshotError(
-                    f"The window of operator {self.ctx.uid!r} has changed",
-                    where=f"state 'progress' of operator {self.ctx.uid!r}",
-                    cause=f"size, offset in us were {found[0]}, {found[1]}, now {wanted[0]}, {wanted[1]}",
-                    remedy="Restore with the window of the snapshot, or give the operator a new uid",
-                )
+                was = f"size, offset in us were {found[0]}, {found[1]}"
+                raise changed_window(self.ctx.uid, "progress", was, f"{wanted[0]}, {wanted[1]}")
         marks = table.column("watermark_us").to_numpy()
         self._watermark_us = int(marks.min())
         if marks.max() > self._watermark_us:
             self._passed_us = np.full(self.ctx.max_parallelism, MIN_WATERMARK, np.int64)
             self._passed_us[table.column(KEY_GROUP_COLUMN).to_numpy()] = marks
-
-    def _restore_windows(self, table: pa.Table) -> None:
-        if not table.num_rows:
-            return
-        groups = table.column(KEY_GROUP_COLUMN).to_numpy()
-        owners = subtask_of_key_groups(self.ctx.parallelism, self.ctx.max_parallelism)
-        assert groups.max() < len(owners) and np.all(owners[groups] == self.ctx.subtask), "keys of another subtask"
-        width = 2 + len(self._spec.keys)
-        for start_us, rows in _by_window(table):
-            keys = pa.RecordBatch.from_arrays(rows.columns[2:width], schema=self._layout.keys.schema)
-            number = (start_us - self._spec.offset_us) // self._spec.size_us
-            assert number not in self._windows, "one window comes in two parts"
-            window = self._windows[number] = KeyedWindow(self._layout, keys.num_rows)
-            window.restore(keys, rows.columns[width:])
-            self._next_end_us = min(self._next_end_us, self._end_us(number))
-
-
-def _by_window(table: pa.Table) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """(start, rows) of each window, ascending. Batch by batch: not every table can be sorted, or put together, as a
-    whole, since a chunk of text ends at 2 GiB."""
-    pieces: dict[int, list[pa.RecordBatch]] = {}
-    for batch in table.to_batches():
-        if not batch.num_rows:
-            continue
-        ordered = batch.sort_by("window_start_us")
-        starts_us = ordered.column("window_start_us").to_numpy()
-        cuts = [0, *(np.flatnonzero(starts_us[1:] != starts_us[:-1]) + 1).tolist(), len(starts_us)]
-        for first, end in zip(cuts, cuts[1:], strict=False):
-            pieces.setdefault(int(starts_us[first]), []).append(ordered.slice(first, end - first))
-    return ((start_us, one_batch(pieces[start_us])) for start_us in sorted(pieces))
