@@ -37,6 +37,7 @@ ExecutionMode = Literal["streaming"]
 CheckpointMode = Literal["exactly_once", "at_least_once", "off"]
 Retention = Literal["keep", "delete"]
 Commit = Literal["automatic", "on_request"]
+ProcessingTimeOnEnd = Literal["fire", "drop"]
 Restart = Literal["fixed_delay", "exponential_delay", "failure_rate", "none"]
 
 
@@ -91,6 +92,9 @@ class JobOptions:
             long after (S7.8).
         max_uncommitted_checkpoints: with commit="on_request": completed checkpoints that may wait for a verdict; as
             long as so many do, sources pause and no periodic checkpoint starts.
+        processing_time_on_end: what becomes of windows over processing time that are open when their input ends, by
+            itself or by a stop with drain: "fire": they fire once, early; "drop": they are dropped, counted as
+            `processing_time_dropped` and logged. On a stop without drain they stay in the savepoint (S7.6).
         savepoint_directory: absolute folder or URL for savepoints; None: the job's own folder.
     """
 
@@ -127,6 +131,7 @@ class JobOptions:
     sigterm_timeout: Duration = Duration("20 s")
     commit: Choice[Commit] = Choice("automatic", "on_request")
     max_uncommitted_checkpoints: Count = Count(10, 1, 10_000)
+    processing_time_on_end: Choice[ProcessingTimeOnEnd] = Choice("fire", "drop")
     savepoint_directory: OptionalText = OptionalText(None)
 
     def __post_init__(self) -> None:

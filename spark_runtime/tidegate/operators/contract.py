@@ -10,6 +10,7 @@ from typing import Protocol, TypeAlias
 import pyarrow as pa
 
 from tidegate.channel.elements import MIN_WATERMARK, Watermark
+from tidegate.contract.options import ProcessingTimeOnEnd
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 
 Output: TypeAlias = pa.RecordBatch | Watermark
@@ -36,6 +37,8 @@ class OperatorContext:
             chain.
         counters: named counts shown in metrics, such as `late_dropped`.
         scratch: a private writable directory on local disk.
+        processing_time_on_end: at the end of the input what waits for a processing time fires once, or is dropped and
+            counted (S7.6).
     """
 
     job_id: str
@@ -52,6 +55,7 @@ class OperatorContext:
     active_splits: frozenset[str] = frozenset()
     counters: dict[str, int] = field(default_factory=dict)
     scratch: str = ""
+    processing_time_on_end: ProcessingTimeOnEnd = "fire"
 
     def count(self, name: str, n: int = 1) -> None:
         """Add `n` to the counter `name`."""
@@ -72,12 +76,12 @@ class StreamOperator(ABC):
     """One operator of one subtask. All methods are called by the slot's one loop, never concurrently (S4.1).
 
     Call order: `open`, `restore` (only on restore, before any input), then any number of `process` / `on_watermark` /
-    snapshot calls, per input one `end_input` and then once `finish` on a real end (S7.1, never on suspend), `close`
-    always.
+    `on_processing_time` / snapshot calls, per input one `end_input` and then once `finish` on a real end (S7.1, never
+    on suspend), `close` always.
 
-    `process`, `on_watermark`, `end_input`, `finish` and `prepare_snapshot_pre_barrier` are generators: the loop may
-    stop pulling between two batches when the output is full, and calls nothing else until the generator is exhausted.
-    They must not block. Emitted batches should hold at most some 64k rows.
+    `process`, `on_watermark`, `on_processing_time`, `end_input`, `finish` and `prepare_snapshot_pre_barrier` are
+    generators: the loop may stop pulling between two batches when the output is full, and calls nothing else until the
+    generator is exhausted. They must not block. Emitted batches should hold at most some 64k rows.
     """
 
     ctx: OperatorContext
@@ -97,13 +101,26 @@ class StreamOperator(ABC):
         """The minimum over all inputs has advanced to `watermark_us`. Called before the watermark is passed on."""
         yield from ()
 
+    def next_processing_time_ms(self) -> int | None:
+        """The processing time, milliseconds since the epoch, from which on `on_processing_time` has something to do;
+        None: nothing waits for the clock. Asked before every step of the loop, so it must be cheap; only of operators
+        that override it."""
+        return None
+
+    def on_processing_time(self, now_ms: int) -> Iterator[Output]:
+        """The clock has reached `next_processing_time_ms`: do what is due at `now_ms`. `next_processing_time_ms` must
+        be later afterwards. Comes as soon as the loop and the room downstream allow, perhaps long after the time, as
+        after a restore; never once the input has ended, be it by a real end or a suspend (S7.2)."""
+        yield from ()
+
     def forwards_watermarks(self) -> bool:
         """False: incoming watermarks stop here (a watermark assigner makes its own); MAX_WATERMARK always passes."""
         return True
 
     def withholds(self) -> bool:
-        """True: rows that came in are still to be passed on as they are. Idleness then stops here, since what comes
-        from an idle channel may be late (S4.4). May change in `process`, `on_watermark` and `end_input`."""
+        """True: rows are still to come out though no input brings anything more. Idleness then stops here, since what
+        comes from an idle channel may be late (S4.4). May change in `process`, `on_watermark`, `on_processing_time` and
+        `end_input`."""
         return False
 
     def end_input(self, input_index: int) -> Iterator[Output]:
@@ -111,7 +128,8 @@ class StreamOperator(ABC):
         yield from ()
 
     def finish(self) -> Iterator[Output]:
-        """All inputs have really ended; the last chance to emit (S7.1). May come again after a failure."""
+        """All inputs have really ended; the last chance to emit (S7.1), also what waits for a processing time, unless
+        `ctx.processing_time_on_end` is "drop" (S7.6). May come again after a failure."""
         yield from ()
 
     def prepare_snapshot_pre_barrier(self, checkpoint_id: int) -> Iterator[Output]:

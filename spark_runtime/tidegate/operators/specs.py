@@ -152,11 +152,11 @@ class Agg:
 
 @dataclass(frozen=True)
 class WindowAggSpec:
-    """Aggregates per key over tumbling event-time windows [start, end).
+    """Aggregates per key over tumbling windows [start, end).
 
     Attributes:
         keys: key columns; null is a key of its own.
-        time_column: event time, a timestamp or an integer.
+        time_column: event time, a timestamp or an integer; None: the windows are over processing time.
         time_unit: of the time column.
         size_us: length of a window, microseconds, > 0.
         offset_us: windows start at multiples of `size_us` plus this.
@@ -166,7 +166,7 @@ class WindowAggSpec:
     """
 
     keys: tuple[str, ...]
-    time_column: str
+    time_column: str | None
     time_unit: TimeUnit
     size_us: int
     offset_us: int
@@ -176,6 +176,10 @@ class WindowAggSpec:
 
     def create(self) -> StreamOperator:
         """A fresh window aggregation."""
+        if self.time_column is None:
+            from tidegate.operators.processing_window import ProcessingWindowAggregate
+
+            return ProcessingWindowAggregate(self)
         from tidegate.operators.window import WindowAggregate
 
         return WindowAggregate(self)
@@ -184,7 +188,7 @@ class WindowAggSpec:
         """Keys, window and aggregates."""
         keys = ", ".join(self.keys) or "()"
         aggregates = ", ".join(map(str, self.aggregates))
-        return f"window {self.size_us / 1e6:g} s of {self.time_column} by {keys}: {aggregates}"
+        return f"window {self.size_us / 1e6:g} s of {self.time_column or 'processing time'} by {keys}: {aggregates}"
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,8 @@ class EventTime:
             "the window has no event time",
             where=where,
             cause="there is no with_watermark upstream",
-            remedy='Say which column holds it and how late records come: .with_watermark("time", "10 min")',
+            remedy='Say which column holds it and how late records come: .with_watermark("time", "10 min"); '
+            'or cut windows by the clock: tumbling(..., time="processing")',
         )
 
 

@@ -1,4 +1,4 @@
-"""`group_by(...).window(...).agg(...)`: keyed event-time windows."""
+"""`group_by(...).window(...).agg(...)`: keyed windows."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ class GroupedStream:
         self._keys = keys
 
     def window(self, window: Tumbling) -> WindowedStream:
-        """Cut each group into windows over event time; follow it by `.agg(...)`.
+        """Cut each group into windows over event time or processing time; follow it by `.agg(...)`.
 
         Raises:
-            PipelineError: not a window, or no event time: no `with_watermark` upstream, or its column was dropped.
+            PipelineError: not a window; or a window over event time and there is none: no `with_watermark` upstream, or
+                its column was dropped.
         """
         where = place("window", None, user_location())
         if not isinstance(window, Tumbling):
@@ -50,23 +51,25 @@ class GroupedStream:
                 where=where,
                 remedy=f"Write tumbling({window!r})" if isinstance(window, str) else 'Write tumbling("1 day")',
             )
-        return WindowedStream(self._stream, self._keys, window, self._stream._event_time.require(where))
+        time_column = self._stream._event_time.require(where) if window.time == "event" else None
+        return WindowedStream(self._stream, self._keys, window, time_column)
 
 
 class WindowedStream:
     """Groups cut into windows; follow it by `.agg(...)`."""
 
-    def __init__(self, stream: Stream, keys: tuple[str, ...], window: Tumbling, time_column: str) -> None:
+    def __init__(self, stream: Stream, keys: tuple[str, ...], window: Tumbling, time_column: str | None) -> None:
         self._stream = stream
         self._keys = keys
         self._window = window
         self._time_column = time_column
 
     def agg(self, *, uid: str | None = None, **aggregates: Aggregate) -> Stream:
-        """One record per key and window with records, when the watermark has passed the window's end.
+        """One record per key and window with records, when the watermark, or over processing time the clock, has passed
+        the window's end.
 
-        Records that come later than that are counted (`late_dropped`) and dropped. The result has no event time of its
-        own: for another window say `.with_watermark("window_start", "0 s")`.
+        Over event time records that come later than that are counted (`late_dropped`) and dropped. The result has no
+        event time of its own: for another window over event time say `.with_watermark("window_start", "0 s")`.
 
         Args:
             uid: required.

@@ -218,6 +218,7 @@ class SlotProcess:
             idle_after_ms=_milliseconds(self._options.idle_after),
             scratch=self._scratch,
             unaligned_after_ms=self._options.unaligned_after_ms,
+            processing_time_on_end=self._options.processing_time_on_end,
         )
         subtasks = deploy(graph, execution, deployment, slot, self._transport)
         self._control.send({"type": "deployed"})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tidegate.channel.elements import MAX_WATERMARK, Element, Watermark, batch_bytes
+from tidegate.channel.elements import MAX_WATERMARK, CheckpointBarrier, Element, Watermark, batch_bytes
 from tidegate.snapshot.channel_state import InFlight, channel_part
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.subtask.alignment import AlignmentAction, CaptureComplete, CaptureQueued, Record, StopRecording
@@ -45,6 +45,20 @@ class Capture:
         """Idleness and the end are not state: upstream tells them again after a restore. Neither is MAX_WATERMARK."""
         if isinstance(element, pa.RecordBatch) or (isinstance(element, Watermark) and element.time_us < MAX_WATERMARK):
             self.elements.setdefault(channel, []).append(element)
+
+
+def snapshot_metrics(
+    barrier: CheckpointBarrier, first_ms: int, started_ms: int, ended_ms: int, *, unaligned: bool
+) -> dict[str, float]:
+    """Of the acknowledgement, as the synchronous part ends. Args: first_ms: the first barrier, or the trigger, came.
+    started_ms, ended_ms: of the synchronous part."""
+    return {
+        "sync_ms": float(ended_ms - started_ms),
+        "alignment_ms": float(max(0, started_ms - first_ms)),
+        "start_delay_ms": float(max(0, first_ms - barrier.triggered_ms)),
+        "unaligned": float(unaligned),
+        "in_flight_bytes": 0.0,
+    }
 
 
 class Captures:

@@ -33,6 +33,11 @@ class OperatorChain:
         self.operators = tuple(operators)
         self._uids = tuple(uids)
         self._subtask = subtask
+        self._timed = [
+            (index, operator)
+            for index, operator in enumerate(self.operators)
+            if type(operator).next_processing_time_ms is not StreamOperator.next_processing_time_ms
+        ]
 
     def batch(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """Push a batch in at the head."""
@@ -55,6 +60,21 @@ class OperatorChain:
     def withholds(self) -> bool:
         """Some operator keeps rows back that are still to come out."""
         return any(operator.withholds() for operator in self.operators)
+
+    def next_processing_time_ms(self) -> int | None:
+        """When `processing_time` has something to do; None: nothing waits for the clock. Cheap where nothing can."""
+        if not self._timed:
+            return None
+        times = [operator.next_processing_time_ms() for _, operator in self._timed]
+        return min((t for t in times if t is not None), default=None)
+
+    def processing_time(self, now_ms: int) -> Iterator[Output]:
+        """The clock is at `now_ms`: what is due, head first, so that what comes out of one is in the next."""
+        for index, operator in self._timed:
+            due_ms = operator.next_processing_time_ms()
+            if due_ms is not None and due_ms <= now_ms:
+                for out in self._guarded(index, operator.on_processing_time(now_ms)):
+                    yield from self._through(index + 1, out)
 
     def finish(self) -> Iterator[Output]:
         """All inputs have really ended: every operator's end_input (but the head's) and finish, in order (S7.2)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from tidegate.channel.ports import InputChannel, OutputChannel
 from tidegate.connectors.contract import SourceContext
 from tidegate.connectors.sink_operator import SinkOperator, SinkSpec
 from tidegate.connectors.splits import split_from_json, splits_from_parts
+from tidegate.contract.options import ProcessingTimeOnEnd
 from tidegate.operators.contract import OperatorContext, StreamOperator
 from tidegate.plan.execution import Chain, ChainInput, ChainOutput, ExecutionPlan
 from tidegate.plan.graph import JobGraph, Node
@@ -52,6 +53,7 @@ class Deployment:
         splits: source uid -> index -> split documents, of sources whose splits are assigned at the start of this run:
             all of them at a fresh start or at another parallelism, else those the snapshot does not know.
         unaligned_after_ms: from the first barrier of a checkpoint to overtaking; None: never (S3.7).
+        processing_time_on_end: what becomes of open processing-time windows when the input ends (S7.6).
     """
 
     job_id: str
@@ -67,6 +69,7 @@ class Deployment:
     idle_after_ms: int | None = None
     scratch: str = ""
     unaligned_after_ms: int | None = None
+    processing_time_on_end: ProcessingTimeOnEnd = "fire"
 
     @property
     def overdraft_bytes(self) -> int:
@@ -144,7 +147,7 @@ def _deploy_subtask(
     for node in nodes:
         if node.source is not None or (finished and node.sink is None):
             continue
-        context = _context(graph, plan, node, index, deployment)
+        context = _context(graph, plan, node, index, deployment, host.now_ms)
         operators.append(_open_operator(node, index, context, restored))
         contexts.append(context)
         uids.append(node.uid)
@@ -179,7 +182,9 @@ def _splits(uid: str, index: int, deployment: Deployment) -> list[Any]:
     return [split_from_json(document) for document in deployment.splits.get(uid, {}).get(index, ())]
 
 
-def _context(graph: JobGraph, plan: ExecutionPlan, node: Node, index: int, deployment: Deployment) -> OperatorContext:
+def _context(
+    graph: JobGraph, plan: ExecutionPlan, node: Node, index: int, deployment: Deployment, now_ms: Callable[[], int]
+) -> OperatorContext:
     scratch = os.path.join(deployment.scratch, f"n{node.node_id}-{index}") if deployment.scratch else ""
     if scratch:
         os.makedirs(scratch, exist_ok=True)
@@ -193,15 +198,10 @@ def _context(graph: JobGraph, plan: ExecutionPlan, node: Node, index: int, deplo
         generation=deployment.generation,
         run_id=deployment.run_id,
         input_schemas=tuple(graph.nodes[edge.upstream].schema for edge in node.inputs),
-        processing_time_ms=_processing_time,
+        processing_time_ms=now_ms,
         scratch=scratch,
+        processing_time_on_end=deployment.processing_time_on_end,
     )
-
-
-def _processing_time() -> int:
-    import time
-
-    return time.time_ns() // 1_000_000
 
 
 def _open_operator(node: Node, index: int, context: OperatorContext, restored: Restored | None) -> StreamOperator:

@@ -40,7 +40,7 @@ from tidegate.subtask.alignment import (
     TakeUnaligned,
     UnblockAll,
 )
-from tidegate.subtask.capture import Capture, Captures
+from tidegate.subtask.capture import Capture, Captures, snapshot_metrics
 from tidegate.subtask.chain import OperatorChain
 from tidegate.subtask.commits import Commits
 from tidegate.subtask.host import SubtaskHost
@@ -49,6 +49,7 @@ from tidegate.subtask.lifecycle import InputEnded, SubtaskLifecycle
 from tidegate.subtask.overtaking import Overtaking
 from tidegate.subtask.routing import Router
 from tidegate.subtask.source import SourceInput
+from tidegate.subtask.timers import Timers
 from tidegate.subtask.watermarks import WatermarkTracker
 
 __all__ = ["InputPort", "Subtask", "SubtaskHost"]
@@ -97,6 +98,7 @@ class Subtask:
         self._watermarks = WatermarkTracker(len(inputs))
         self._lifecycle = SubtaskLifecycle([port.input_index for port in inputs], wait_for_final=wait_for_final)
         self._commits = Commits(subtask, chain, self._lifecycle, host)
+        self._timers = Timers(chain, self._lifecycle, host)
         self._restored_finished = restored_finished
         self._triggers = self._overtaking.triggers
         self._emission: Iterator[Element] | None = None
@@ -132,11 +134,11 @@ class Subtask:
     @property
     def retry_at_ms(self) -> int | None:
         """Processing time at which to step again though nothing else has happened; None: nothing waits for a time."""
-        due_ms = self._overtaking.due_ms()
-        poll_at_ms = None if self.paused else self._poll_at_ms
-        if due_ms is None or due_ms <= self._host.now_ms():
-            return poll_at_ms
-        return due_ms if poll_at_ms is None else min(due_ms, poll_at_ms)
+        now_ms = self._host.now_ms()
+        times = [t for t in (self._overtaking.due_ms(), self._timers.due_ms()) if t is not None and t > now_ms]
+        if self._poll_at_ms is not None and not self.paused:
+            times.append(self._poll_at_ms)
+        return min(times, default=None)
 
     def contexts(self) -> list[tuple[str, OperatorContext]]:
         """(uid, context) of every operator."""
@@ -200,6 +202,8 @@ class Subtask:
             self._emission = self._on_trigger(barrier)
         elif self._lifecycle.may_finish and not self._commits.busy and not self._triggers:
             self._emission = self._finish()
+        elif self._timers.are_due():
+            self._emission = self._on_timers()
         elif self._source is not None:
             if self.paused or self._lifecycle.phase != "running" or not self._poll_source():
                 return False
@@ -302,6 +306,10 @@ class Subtask:
             yield from self._chain.watermark(advanced_us)
         yield from self._idle_change()
 
+    def _on_timers(self) -> Iterator[Element]:
+        yield from self._timers.fire()
+        yield from self._idle_change()
+
     def _idle_change(self) -> Iterator[Element]:
         idle = self._watermarks.idle_change(withheld=self._chain.withholds())
         if idle is not None:
@@ -397,13 +405,7 @@ class Subtask:
             if part is not None:
                 parts.append((uid, part))
         self._lifecycle.snapshot_taken(checkpoint_id)
-        metrics = {
-            "sync_ms": float(self._host.now_ms() - started_ms),
-            "alignment_ms": float(max(0, started_ms - first_ms)),
-            "start_delay_ms": float(max(0, first_ms - barrier.triggered_ms)),
-            "unaligned": float(unaligned),
-            "in_flight_bytes": 0.0,
-        }
+        metrics = snapshot_metrics(barrier, first_ms, started_ms, self._host.now_ms(), unaligned=unaligned)
         capture = Capture(checkpoint_id, parts, metrics, self._ended_naturally)
         if unaligned:
             self._captures.begin(capture, self._inputs.replay_left())

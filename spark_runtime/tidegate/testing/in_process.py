@@ -199,6 +199,7 @@ class InProcessRun:
                 execution,
             ),
             unaligned_after_ms=options.unaligned_after_ms,
+            processing_time_on_end=options.processing_time_on_end,
         )
         self.slot.start(deploy(graph, execution, deployment, self.slot, None))
         self._deliver()

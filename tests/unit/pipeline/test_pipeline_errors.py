@@ -241,6 +241,20 @@ def test_a_window_that_is_no_duration_or_empty_is_refused() -> None:
     assert "empty" in refusal(lambda: tumbling("0 s")).what
 
 
+def test_a_window_is_over_event_time_or_over_the_clocks_whole_milliseconds() -> None:
+    assert 'time="event"' in refusal(lambda: tumbling("1 min", time="procesing")).remedy  # type: ignore[arg-type]
+    for size, offset in (("1500 us", None), ("1 ms", "10 us")):
+        assert "whole milliseconds" in refusal(lambda s=size, o=offset: tumbling(s, o, time="processing")).cause  # type: ignore[misc]
+    assert tumbling("1500 us").size_us == 1500, "event time may be finer"
+
+
+def test_a_window_over_processing_time_needs_no_event_time(flights: Stream) -> None:
+    stream = flights.group_by("carrier").window(tumbling("1 h", time="processing")).agg(n=count(), uid="hourly")
+    assert stream.schema.names == ["carrier", "window_start", "window_end", "n"]
+    error = refusal(lambda: stream.group_by("carrier").window(tumbling("1 day")))
+    assert "gives records of its own" in error.cause or "no with_watermark upstream" in error.cause
+
+
 def test_a_window_must_be_one(timed: Stream) -> None:
     assert refusal(lambda: timed.group_by("carrier").window("1 day")).remedy == "Write tumbling('1 day')"  # type: ignore[arg-type]
 

@@ -104,6 +104,7 @@ class RunOfSlots:
                 wait_for_final=wait_for_final,
                 channel_capacity_bytes=world.capacity_bytes,
                 unaligned_after_ms=unaligned_after_ms,
+                processing_time_on_end=options.processing_time_on_end,
                 splits={uid: {index: by_index.get(index, ())} for uid, by_index in splits.items()},
                 restored=load_restored(document, slot.open_location, job.plan),
             )

@@ -1,0 +1,137 @@
+"""ProcessingWindowAggregate: aggregates per key over tumbling processing-time windows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.channel.elements import MAX_WATERMARK
+from tidegate.operators.batches import coalesced
+from tidegate.operators.contract import Output, StreamOperator
+from tidegate.operators.open_windows import PROCESSING_WINDOWS, OpenWindows, changed_window
+from tidegate.operators.restoring import checked_schema
+from tidegate.operators.specs import WindowAggSpec
+from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+
+PROCESSING_TIME_DROPPED = "processing_time_dropped"
+"""Counter: results of windows that were open at the end of the input and did not fire, and rows that came after it
+(S7.6)."""
+
+END_COLUMN = "window_end_us"
+
+log = logging.getLogger(__name__)
+
+
+class ProcessingWindowAggregate(StreamOperator):
+    """Tumbling windows [start, end): a batch belongs to the window the clock is in when it is processed.
+
+    A window fires once the clock has reached its end, or when the input really ends, and its state goes. No row is
+    late. Where the clock was set back between two runs, rows may come into a window that has fired: it fires again,
+    with these rows alone. Null is a key like any other. Windows fire in order of time; keys within one in order of
+    first sight. Watermarks pass, and mean nothing here but for the last.
+
+    At the end of the input open windows fire once, or with `processing_time_on_end="drop"` are dropped, counted under
+    `processing_time_dropped` and logged; rows that come after it are dropped and counted (S7.6). MAX_WATERMARK, which
+    says that every input has ended, is that end: what fires later would be late for event-time windows downstream. On
+    suspend, which has no MAX_WATERMARK, open windows stay in the savepoint.
+
+    State: `processing_windows` (keyed: a row for each window and key, with both bounds). A restored window whose end
+    has passed meanwhile fires at once.
+    """
+
+    def __init__(self, spec: WindowAggSpec) -> None:
+        self._spec = spec
+        self._windows = OpenWindows(spec)
+        self._state_schema = self._windows.state_schema.append(pa.field(END_COLUMN, pa.int64()))
+        self._has_ended = False
+
+    def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        """Take the rows into the window of this moment; emits nothing. Raises SumOverflowError."""
+        if self._has_ended:
+            self.ctx.count(PROCESSING_TIME_DROPPED, batch.num_rows)
+        elif batch.num_rows:
+            now_us = self.ctx.processing_time_ms() * 1000
+            number = (now_us - self._spec.offset_us) // self._spec.size_us
+            self._windows.add(number, self._windows.layout.read(batch), 0, batch.num_rows)
+        yield from ()
+
+    def next_processing_time_ms(self) -> int | None:
+        """The end of the first open window."""
+        end_us = self._windows.next_end_us
+        return None if end_us == MAX_WATERMARK else -(-end_us // 1000)
+
+    def on_processing_time(self, now_ms: int) -> Iterator[Output]:
+        """Emit every window that has ended, in batches of at most `MAX_BATCH_ROWS`."""
+        yield from coalesced(self._windows.fire(now_ms * 1000))
+
+    def on_watermark(self, watermark_us: int) -> Iterator[Output]:
+        """MAX_WATERMARK emits or drops every open window, so that the results come in front of it (S7.6)."""
+        if watermark_us == MAX_WATERMARK:
+            yield from self._end()
+
+    def withholds(self) -> bool:
+        """While a window is open, whoever fed it: the clock will bring rows."""
+        return bool(self._windows)
+
+    def finish(self) -> Iterator[Output]:
+        """Nothing opens a window any more (S7.6)."""
+        yield from self._end()
+        self._has_ended = True
+
+    def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
+        """Copy the columns of every open window."""
+        frozen = self._windows.freeze()
+
+        def write() -> list[StatePart]:
+            table = self._windows.state_table(frozen, self.ctx)
+            ends = table["window_start_us"].to_numpy() + self._spec.size_us
+            return [StatePart(PROCESSING_WINDOWS, "keyed", table.append_column(self._state_schema.field(-1), [ends]))]
+
+        return write
+
+    def restore(self, parts: Sequence[StatePart]) -> None:
+        """Take back the open windows.
+
+        Raises:
+            SnapshotError: the state is of other keys, aggregates or windows than the pipeline's; names both (S5.5).
+        """
+        for part in parts:
+            if part.name != PROCESSING_WINDOWS:
+                raise changed_window(self.ctx.uid, part.name, "it was over event time", "over processing time")
+            table = checked_schema(part, self._state_schema, self.ctx.uid)
+            self._check_bounds(table)
+            self._windows.restore(table.drop_columns([END_COLUMN]), self.ctx)
+
+    def _end(self) -> Iterator[Output]:
+        if self.ctx.processing_time_on_end == "drop":
+            self._drop()
+        else:
+            yield from coalesced(self._windows.fire(MAX_WATERMARK))
+
+    def _drop(self) -> None:
+        results = self._windows.results
+        if not results:
+            return
+        self.ctx.count(PROCESSING_TIME_DROPPED, results)
+        log.warning(
+            "Operator %r, subtask %d: the input has ended; the open windows, %d results, are dropped, as "
+            "processing_time_on_end='drop' says",
+            self.ctx.uid,
+            self.ctx.subtask,
+            results,
+        )
+        self._windows.clear()
+
+    def _check_bounds(self, table: pa.Table) -> None:
+        """An open window must be one of this pipeline's: fewer rows in it would be as wrong as more."""
+        starts_us = table["window_start_us"].to_numpy()
+        sizes_us = table[END_COLUMN].to_numpy() - starts_us
+        size_us, offset_us = self._spec.size_us, self._spec.offset_us
+        foreign = np.flatnonzero((sizes_us != size_us) | ((starts_us - offset_us) % size_us != 0))
+        if foreign.size:
+            size, start = int(sizes_us[foreign[0]]), int(starts_us[foreign[0]])
+            was = f"size, offset in us were {size}, {start % size}"
+            raise changed_window(self.ctx.uid, PROCESSING_WINDOWS, was, f"{size_us}, {offset_us}")
