@@ -9,7 +9,7 @@ from typing import Any
 from tidegate.connectors.splits import split_documents, split_to_json
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.log import DecisionLog, Reign
-from tidegate.contract.options import JobOptions
+from tidegate.contract.options import JobOptions, ProcessingTimeOnEnd
 from tidegate.contract.records import Decision, Spec
 from tidegate.contract.status import JobStatus, next_checkpoint_id
 from tidegate.contract.store import Store
@@ -31,7 +31,8 @@ from tidegate.coordinator.recovery import (
     last_committed,
 )
 from tidegate.coordinator.restore import Restore, check_restore
-from tidegate.coordinator.topology import ChainShape, Topology
+from tidegate.coordinator.topology import ChainShape, FiresAtEnd, Topology
+from tidegate.operators.specs import BUILD, BroadcastJoinSpec, WindowAggSpec
 from tidegate.plan.execution import ExecutionPlan, graph_document
 from tidegate.plan.graph import JobGraph
 from tidegate.snapshot.handles import StreamFactory
@@ -77,7 +78,7 @@ class Job:
             layout=self.layout,
             spec=self.spec,
             reign=self.reign,
-            topology=topology_of(self.graph, self.plan),
+            topology=topology_of(self.graph, self.plan, self.options.processing_time_on_end),
             graph_document=graph_document(self.graph),
             max_parallelism=self.plan.max_parallelism,
             savepoint_directory=self.options.savepoint_directory,
@@ -117,7 +118,7 @@ class Job:
             known = verdicts.views.get(n)
             taken = verdicts if known is None else verdicts_of(self.specs(), decisions, known.spec)
             check_verdicts(verdicts, self.spec, taken, lineage=lineage, checkpoint_id=n, sinks=sinks)
-        check_drained(point, self.spec, metadata.drained_operators)
+        check_drained(point, self.spec, metadata.drained_kinds)
         restore = check_restore(
             point.location,
             metadata,
@@ -253,9 +254,10 @@ def fresh_splits(
     return {**fresh, **restore.moved_splits}
 
 
-def topology_of(graph: JobGraph, plan: ExecutionPlan) -> Topology:
+def topology_of(graph: JobGraph, plan: ExecutionPlan, processing_time_on_end: ProcessingTimeOnEnd = "fire") -> Topology:
     """What the coordinator needs of a plan."""
     chains = []
+    fire_at_end: list[FiresAtEnd] = []
     for chain in plan.chains:
         nodes = [graph.nodes[n] for n in chain.nodes]
         chains.append(
@@ -267,4 +269,10 @@ def topology_of(graph: JobGraph, plan: ExecutionPlan) -> Topology:
                 commits=any(node.sink is not None and node.sink.two_phase for node in nodes),
             )
         )
-    return Topology(plan.parallelism, tuple(chains))
+        for node in nodes:
+            if isinstance(node.spec, BroadcastJoinSpec):
+                fire_at_end.append(FiresAtEnd(node.uid, chain.inputs[BUILD].upstream_chain))
+            elif isinstance(node.spec, WindowAggSpec):
+                if node.spec.time_column is not None or processing_time_on_end == "fire":
+                    fire_at_end.append(FiresAtEnd(node.uid, chain.chain_id))
+    return Topology(plan.parallelism, tuple(chains), tuple(fire_at_end))

@@ -20,10 +20,7 @@ def operator_states(complete: Complete, topology: Topology) -> tuple[OperatorSta
     A drained source and what it feeds is not finished: with a drain only what hangs on naturally ended sources is
     (S6.2).
     """
-    ended = set(complete.finished)
-    ended |= {s for s, ack in complete.acks.items() if ack.finished}
-    natural = _natural_chains(ended, topology)
-    really = {s for s in ended if s[0] in natural}
+    really = _really_ended(complete, topology)
     out: list[OperatorState] = []
     for chain in topology.chains:
         mine = [(chain.chain_id, i) for i in range(topology.parallelism)]
@@ -37,11 +34,12 @@ def operator_states(complete: Complete, topology: Topology) -> tuple[OperatorSta
 
 
 def drained_operators(complete: Complete, topology: Topology) -> tuple[str, ...]:
-    """Operators whose windows a drain fired early: those fed by a source that had not ended by itself."""
+    """Operators that a drain made fire early: those of which some source had not ended by itself (S7.5)."""
     if complete.stop != "drain":
         return ()
-    states = operator_states(complete, topology)
-    return tuple(state.uid for state in states if state.status != "finished")
+    really = _really_ended(complete, topology)
+    subtasks = range(topology.parallelism)
+    return tuple(f.uid for f in topology.fire_at_end if any((f.chain_id, i) not in really for i in subtasks))
 
 
 def subtask_history(complete: Complete) -> dict[str, dict[str, float]]:
@@ -52,6 +50,14 @@ def subtask_history(complete: Complete) -> dict[str, dict[str, float]]:
     slowest = sorted(complete.acks.values(), key=lambda ack: -ack.metrics.get("ack_ms", 0))
     kept = sorted(slowest[:MAX_SUBTASKS_IN_HISTORY], key=lambda ack: ack.subtask)
     return {f"{ack.subtask[0]}.{ack.subtask[1]}": dict(ack.metrics) for ack in kept}
+
+
+def _really_ended(complete: Complete, topology: Topology) -> set[Subtask]:
+    """Subtasks that had ended, and not because of a drain."""
+    ended = set(complete.finished)
+    ended |= {s for s, ack in complete.acks.items() if ack.finished}
+    natural = _natural_chains(ended, topology)
+    return {s for s in ended if s[0] in natural}
 
 
 def _natural_chains(ended: set[Subtask], topology: Topology) -> frozenset[int]:

@@ -187,7 +187,10 @@ def _rejected(checkpoint_id: int, where: str) -> SnapshotError:
 
 
 def check_drained(point: RestorePoint, spec: Spec, drained_operators: Sequence[str]) -> None:
-    """Refuse a snapshot whose open windows a drain fired early, unless the submission allows it (S7.5).
+    """Refuse a snapshot whose drain made operators fire early, unless the submission allows it (S7.5).
+
+    Args:
+        drained_operators: uid and kind of each.
 
     Raises:
         SnapshotError: names the operators.
@@ -197,7 +200,7 @@ def check_drained(point: RestorePoint, spec: Spec, drained_operators: Sequence[s
         raise SnapshotError(
             f"snapshot {point.location} was taken by a drain",
             where=f"job {spec.job_id}, operators {', '.join(drained_operators)}",
-            cause="their open windows were fired early and would emit again",
+            cause="their input had not ended: open windows fired early and would emit again, joins took a side in part",
             remedy="Restore an earlier snapshot, or set allow_drained to accept that",
         )
 

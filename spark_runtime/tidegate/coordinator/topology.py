@@ -28,11 +28,29 @@ class ChainShape:
 
 
 @dataclass(frozen=True)
+class FiresAtEnd:
+    """An operator that gives results because its input has ended, which are early when a drain ended it (S7.5).
+
+    Attributes:
+        uid: of the operator.
+        chain_id: whose end it takes for the end of its input: its own chain, or that in front of a join's build side.
+    """
+
+    uid: str
+    chain_id: int
+
+
+@dataclass(frozen=True)
 class Topology:
-    """Chains in topological order, each with `parallelism` subtasks."""
+    """Chains in topological order, each with `parallelism` subtasks.
+
+    Attributes:
+        fire_at_end: operators whose results a drain makes early.
+    """
 
     parallelism: int
     chains: tuple[ChainShape, ...]
+    fire_at_end: tuple[FiresAtEnd, ...] = ()
 
     def subtasks(self) -> tuple[Subtask, ...]:
         """All subtasks, chain by chain."""

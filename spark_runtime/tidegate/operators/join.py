@@ -12,10 +12,8 @@ from tidegate.channel.elements import MAX_WATERMARK, Watermark
 from tidegate.operators.build_side import BuildSide
 from tidegate.operators.contract import Output, StreamOperator
 from tidegate.operators.restoring import checked_schema
-from tidegate.operators.specs import BroadcastJoinSpec
+from tidegate.operators.specs import BUILD, BroadcastJoinSpec
 from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
-
-PROBE, BUILD = 0, 1
 
 PROGRESS_SCHEMA = pa.schema([pa.field("build_ended", pa.bool_(), nullable=False)])
 """State `progress`: whether the build side is complete; it comes from the subtask that the build rows come from."""

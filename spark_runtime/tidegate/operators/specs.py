@@ -18,6 +18,8 @@ from tidegate.operators.contract import StreamOperator
 TimeUnit = Literal["s", "ms", "us", "ns"]
 AggregateFunction = Literal["count", "sum", "min", "max", "mean"]
 JoinKind = Literal["inner", "left"]
+BUILD = 1
+"""Input of a broadcast join that brings the bounded side; 0 is the probe side."""
 BatchFunction = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 """A user's `map_in_arrow` function: takes an iterator over one batch, gives any number of batches."""
 

@@ -116,5 +116,6 @@ class WindowedStream:
             schema=schema,
         )
         edge = Edge(stream._node_id, "hash", self._keys)
-        node = DraftNode(uid, "window", (edge,), schema, location, stateful=True, spec=spec)
+        kind = "window" if self._time_column is not None else "processing-window"
+        node = DraftNode(uid, kind, (edge,), schema, location, stateful=True, spec=spec)
         return stream._then(node, stream._event_time.gone(f"the {where} gives records of its own"))

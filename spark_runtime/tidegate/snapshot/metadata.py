@@ -78,7 +78,8 @@ class SnapshotMetadata:
         operators: one per operator of the graph, stateless ones included, in the graph's order.
         splits: per source uid all splits as JSON, whichever subtask reads them (S4.3).
         stop_mode: `suspend` or `drain` for a stop-savepoint.
-        drained_operators: uids whose windows fired early (S7.5).
+        drained_operators: uids of operators that a drain made fire early: windows over event time, over processing
+            time, and joins whose build side had not been read to its end (S7.5).
         version: of this document.
     """
 
@@ -106,6 +107,12 @@ class SnapshotMetadata:
     def handles(self) -> tuple[StateHandle, ...]:
         """Every state handle, operator by operator."""
         return tuple(s.handle for operator in self.operators for s in operator.subtasks if s.handle is not None)
+
+    @property
+    def drained_kinds(self) -> tuple[str, ...]:
+        """`drained_operators` with what each of them is, such as "daily (window)"."""
+        kinds = {operator["uid"]: operator["kind"] for operator in self.graph.get("operators", ())}
+        return tuple(f"{uid} ({kinds.get(uid, 'unknown')})" for uid in self.drained_operators)
 
     @property
     def size_bytes(self) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 
@@ -21,7 +22,7 @@ from tidegate.contract.reigns import submissions_of
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.events import Acknowledged, Complete
 from tidegate.coordinator.metadata_of import drained_operators, operator_states
-from tidegate.coordinator.topology import ChainShape, Topology
+from tidegate.coordinator.topology import ChainShape, FiresAtEnd, Topology
 
 
 def calls_of(work: Callable[[], object]) -> int:
@@ -108,7 +109,8 @@ def test_what_feeds_a_chain_is_found_through_many_diamonds() -> None:
 
 
 def test_a_drained_operator_is_told_from_one_whose_sources_ended_by_themselves() -> None:
-    """S6.2, S7.5: the window hangs on both sources; only one of them has ended."""
+    """S6.2, S7.5: the window hangs on both sources; only one of them has ended. Named are those that fire at the end: a
+    join when its build side's source was drained."""
     topology = Topology(
         1,
         (
@@ -117,9 +119,11 @@ def test_a_drained_operator_is_told_from_one_whose_sources_ended_by_themselves()
             ChainShape(2, ("of bounded",), ((0, True),), False, False),
             ChainShape(3, ("of both",), ((0, True), (1, True)), False, False),
         ),
+        (FiresAtEnd("of bounded", 2), FiresAtEnd("of both", 3), FiresAtEnd("join", 0), FiresAtEnd("half a join", 1)),
     )
     acks = {(c, 0): Acknowledged((c, 0), 1, "r", finished=True) for c in (2, 3)}
     acks[1, 0] = Acknowledged((1, 0), 1, "r")
     complete = Complete(1, "stop-savepoint", "drain", "p", 0, acks, frozenset({(SOURCE, 0)}), {})
     assert [s.status for s in operator_states(complete, topology)] == ["finished", "running", "finished", "running"]
-    assert drained_operators(complete, topology) == ("unbounded", "of both")
+    assert drained_operators(complete, topology) == ("of both", "half a join")
+    assert drained_operators(replace(complete, stop="suspend"), topology) == ()

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.connectors.datagen import DataGen
+from tidegate.contract.errors import SnapshotError
 from tidegate.contract.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
@@ -20,6 +21,7 @@ from tidegate.pipeline.aggregates import count
 from tidegate.pipeline.aggregates import sum as total_of
 from tidegate.pipeline.pipeline import Pipeline
 from tidegate.pipeline.windows import tumbling
+from tidegate.snapshot.metadata import read_metadata
 from tidegate.testing.collect import CollectSink, collected, forget_collected
 from tidegate.testing.in_process import InProcessJob, InProcessRun
 
@@ -27,6 +29,7 @@ ROWS = 600
 KEYS = 7
 WINDOW_MS = 100
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+NAMES = pa.schema([("k", pa.int64()), ("w", pa.int64())])
 _sinks = itertools.count()
 
 
@@ -253,3 +256,63 @@ def test_no_timer_fires_between_a_suspend_and_its_savepoint(sink: str) -> None:
     run.pump(50)
     assert collected(sink).rows_written == written
     run.crash()
+
+
+def drained(build: Any, **options: Any) -> tuple[InProcessJob, InProcessRun, str]:
+    """A job stopped with drain, and its savepoint."""
+    a_job = job(build, **options)
+    run = a_job.submit()
+    run.until(lambda: read(run) > 100)
+    return a_job, run, stopped(run, "drain")
+
+
+def all_kinds(sink: str) -> Pipeline:
+    """Both kinds of windows, and joins: one with a side that is read out, one with a side that hardly begins."""
+    p = Pipeline()
+    names = [
+        p.read(DataGen(lambda n: {"k": n, "w": n}, NAMES, rows=KEYS, batch_rows=1, splits=1, rate=rate), uid=uid)
+        for uid, rate in (("known", None), ("slow", 0.01))
+    ]
+    numbers = p.read(DataGen(rows, SCHEMA, splits=2, batch_rows=8, rate=1_000), uid="numbers")
+    processing = numbers.group_by("k").window(tumbling("1 h", time="processing")).agg(n=count(), uid="by-clock")
+    event = numbers.with_watermark("v", "0 s", unit="ms").group_by("k").window(tumbling("1 h"))
+    full = numbers.join(names[0].broadcast(), on="k", uid="full-join")
+    half = numbers.join(names[1].broadcast(), on="k", uid="half-join")
+    outs = (processing, event.agg(n=count(), uid="by-event"), full, half)
+    for number, stream in enumerate(outs):
+        stream.write(CollectSink(f"{sink}-{number}"), uid=f"out-{number}")
+    return p
+
+
+def test_a_drained_savepoint_names_the_operators_that_fired_early_and_no_others(sink: str) -> None:
+    """S7.5: the refusal says of each what it is."""
+    a_job, _, path = drained(lambda: all_kinds(sink))
+    metadata = read_metadata(a_job.store, path)
+    assert sorted(metadata.drained_operators) == ["by-clock", "by-event", "half-join"]
+    with pytest.raises(SnapshotError, match="allow_drained") as refused:
+        a_job.submit(RestoreFrom("savepoint", path=path))
+    for named in ("by-clock (processing-window)", "by-event (window)", "half-join (join)"):
+        assert named in str(refused.value)
+    assert "full-join" not in str(refused.value) and "numbers" not in str(refused.value)
+    a_job.submit(RestoreFrom("savepoint", path=path, allow_drained=True)).crash()
+
+
+def test_a_drain_that_dropped_windows_fired_none_and_needs_no_leave_to_go_on(sink: str) -> None:
+    """S7.5, S7.6."""
+    a_job, run, path = drained(lambda: windows(sink, total=None, size="1 h"), processing_time_on_end="drop")
+    assert read_metadata(a_job.store, path).drained_operators == () and dropped(run) == KEYS
+    before = read(run)
+    run = a_job.submit(RestoreFrom("savepoint", path=path))
+    run.until(lambda: read(run) > 100)
+    stopped(run, "drain")
+    assert dropped(run) == KEYS and before > 0
+
+
+def test_a_drained_job_goes_on_when_allowed_and_its_window_emits_again(sink: str) -> None:
+    """S7.5: two results for one window, which together hold every row once."""
+    a_job, first, path = drained(lambda: windows(sink, total=None, size="1 h"))
+    second = a_job.submit(RestoreFrom("savepoint", path=path, allow_drained=True))
+    second.until(lambda: read(second) > 100)
+    stopped(second, "drain")
+    assert set(Counter((row["k"], row["window_start"]) for row in committed(sink)).values()) == {2}
+    assert sum(n for n, _ in totals(sink).values()) == read(first) + read(second)
