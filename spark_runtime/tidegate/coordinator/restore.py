@@ -58,6 +58,7 @@ class Restore:
             "parallelism": self.metadata.parallelism,
             "shares": {uid: share.to_json() for uid, share in shares.items() if share is not None},
             "finished": [list(s) for s in self.finished if s[1] == index],
+            "drained": list(self.metadata.drained_operators),
         }
 
 

@@ -39,6 +39,7 @@ class OperatorContext:
         scratch: a private writable directory on local disk.
         processing_time_on_end: at the end of the input what waits for a processing time fires once, or is dropped and
             counted (S7.6).
+        drained: this operator goes on from a snapshot of a drain, which had ended its input early (S7.5).
     """
 
     job_id: str
@@ -56,6 +57,7 @@ class OperatorContext:
     counters: dict[str, int] = field(default_factory=dict)
     scratch: str = ""
     processing_time_on_end: ProcessingTimeOnEnd = "fire"
+    drained: bool = False
 
     def count(self, name: str, n: int = 1) -> None:
         """Add `n` to the counter `name`."""

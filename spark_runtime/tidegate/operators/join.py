@@ -85,7 +85,8 @@ class BroadcastJoin(StreamOperator):
         ]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
-        """Take back what `snapshot` gave. Raises SnapshotError when either side has other columns now (S5.5)."""
+        """Take back what `snapshot` gave; after a drain that cut the build side short, it goes on (S7.5). Raises
+        SnapshotError when either side has other columns now (S5.5)."""
         ended = False
         held: list[int | None] = []
         for part in parts:
@@ -106,7 +107,7 @@ class BroadcastJoin(StreamOperator):
                     held += part.table.column("held_us").to_pylist()
         known = [time_us for time_us in held if time_us is not None]
         self._held_us = min(known) if known and len(known) == len(held) else None
-        if ended:
+        if ended and not self.ctx.drained:
             self._build = BuildSide(self._spec, self._build_rows)
 
     def _buffered_table(self, buffered: Sequence[pa.RecordBatch]) -> pa.Table:

@@ -201,6 +201,7 @@ def _context(
         processing_time_ms=now_ms,
         scratch=scratch,
         processing_time_on_end=deployment.processing_time_on_end,
+        drained=deployment.restored is not None and node.uid in deployment.restored.drained,
     )
 
 

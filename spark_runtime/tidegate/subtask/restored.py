@@ -24,11 +24,13 @@ class Restored:
             (S7.4).
         parts: (uid, index) -> state parts of the new subtask.
         finished: (chain id, index) of subtasks that run no user code (S6.2).
+        drained: uids of operators whose input a drain had ended early; it goes on now (S7.5).
     """
 
     permit: CommitPermit | None
     parts: Mapping[tuple[str, int], Sequence[StatePart]]
     finished: Collection[tuple[int, int]]
+    drained: Collection[str] = ()
 
 
 def load_restored(
@@ -64,4 +66,4 @@ def load_restored(
         finished |= {(chain_id, i) for chain_id, i in document["finished"]}
     any_document = next(iter(documents.values()))
     permit = CommitPermit(any_document["checkpoint_id"], any_document["generation"], any_document["log_number"])
-    return Restored(None if any_document["is_fork"] else permit, parts, finished)
+    return Restored(None if any_document["is_fork"] else permit, parts, finished, frozenset(any_document["drained"]))

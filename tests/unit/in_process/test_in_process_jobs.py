@@ -311,3 +311,33 @@ def test_another_number_of_key_groups_is_refused_with_the_number_to_use(sink: st
     a_job.options = {"parallelism": 3, "max_parallelism": 64}
     with pytest.raises(SnapshotError, match="max_parallelism=128"):
         a_job.submit(RestoreFrom("savepoint", path=outcome.path))
+
+
+def test_a_build_side_that_a_drain_cut_short_goes_on_when_the_job_does(sink: str) -> None:
+    """S7.5: the operator had been told that the side was complete; probe rows wait for the rest of it now."""
+
+    def build() -> Pipeline:
+        p = Pipeline()
+        known = p.read(DataGen(names, NAMES, rows=KEYS, splits=1, batch_rows=1, rate=4), uid="names")
+        (
+            p.read(DataGen(rows, SCHEMA, splits=1, batch_rows=7, rate=70), uid="numbers")
+            .join(known.broadcast(), on="k", uid="join")
+            .write(CollectSink(sink), uid="out")
+        )
+        return p
+
+    a_job = InProcessJob(build, {"parallelism": 2})
+    run = a_job.submit()
+    run.until(lambda: a_job.now_ms >= 1_700_000_000_600)
+    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="drain"))
+    outcome = run.to_end()
+    assert isinstance(outcome, RunEnded) and outcome.path is not None
+    early = len(collected(sink).rows())
+    run = a_job.submit(RestoreFrom("savepoint", path=outcome.path, allow_drained=True))
+    run.until(lambda: a_job.now_ms >= 1_700_000_005_000)
+    run.ask(ev.Request("stop-savepoint", request_id="stop-2", stop="drain"))
+    assert isinstance(run.to_end(), RunEnded)
+    numbers = [row["v"] for row in collected(sink).table().to_pylist()]
+    assert len(set(numbers)) == len(numbers), "no probe row twice"
+    late = sorted(numbers[early:])
+    assert early < late[0] and late == list(range(late[0], late[0] + len(late))), "the rest finds every name"
