@@ -37,6 +37,7 @@ def view_document(view: JobView, *, alive: bool | None = None) -> dict[str, Any]
         "waiting": list(view.waiting),
         "uncommitted": list(view.uncommitted),
         "sources_paused": view.sources_paused,
+        "counters": {uid: dict(counts) for uid, counts in view.counters.items()},
     }
 
 
@@ -72,6 +73,8 @@ def view_lines(view: JobView, *, alive: bool | None = None) -> list[str]:
         lines.append(f"  watermark {event_time(view.watermark_us)}")
     for source in view.sources:
         lines.append(f"  source {source.uid}: {_source_text(source)}")
+    for uid, counts in sorted(view.counters.items()):
+        lines.append(f"  counted by {uid}: {', '.join(f'{n:,} {name}' for name, n in sorted(counts.items()))}")
     if view.completed:
         newest = view.completed[-1]
         lines.append(f"  latest snapshot: {newest.kind} {newest.checkpoint_id}, {newest.path}")

@@ -135,6 +135,8 @@ class JobView:
         refused_requests: requests for snapshots that were refused since the current run began, by code.
         waiting: checkpoints that wait for a verdict of the commit gate, oldest first (S7.8).
         uncommitted: those, and what is approved and not committed yet.
+        counters: what operators counted since the current run began: uid -> name -> number, such as `late_dropped` and
+            `processing_time_dropped`.
         sources_paused: the job runs, and reads nothing because `max_uncommitted_checkpoints` wait.
     """
 
@@ -161,6 +163,7 @@ class JobView:
     waiting: tuple[int, ...] = ()
     uncommitted: tuple[int, ...] = ()
     sources_paused: bool = False
+    counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def completed(self) -> tuple[CheckpointView, ...]:
@@ -244,6 +247,7 @@ def derive(specs: Sequence[Spec], decisions: Sequence[Decision], hint: StatusHin
         waiting=verdicts.waiting,
         uncommitted=verdicts.uncommitted,
         sources_paused=full and status is JobStatus.RUNNING,
+        counters=_counters(told.get("counters")),
     )
 
 
@@ -301,6 +305,10 @@ def _sources(current: Sequence[Entry], told: Mapping[str, Any], inherited: froze
 
 def _counts(value: object) -> Mapping[str, int]:
     return {str(k): _int(n, 0) for k, n in value.items()} if isinstance(value, Mapping) else {}
+
+
+def _counters(value: object) -> Mapping[str, Mapping[str, int]]:
+    return {str(uid): _counts(of) for uid, of in value.items()} if isinstance(value, Mapping) else {}
 
 
 def _optional_int(value: object) -> int | None:

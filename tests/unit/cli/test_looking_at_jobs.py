@@ -77,6 +77,16 @@ def test_status_tells_what_waits_for_a_verdict_and_that_sources_pause(tidegate: 
     assert refused.code != 0 and "checkpoint 4 was rejected" in refused.err
 
 
+def test_status_shows_what_operators_dropped(tidegate: Caller, driver: Driver) -> None:
+    """S4.4, S7.6: no record disappears in silence."""
+    counters = {"windows": {"processing_time_dropped": 1200, "late_dropped": 3}}
+    tidegate.script = lambda driver: driver.beat(counters=counters)
+    tidegate.script(driver)
+    line = "  counted by windows: 3 late_dropped, 1,200 processing_time_dropped"
+    assert line in tidegate("status", "flights").out.splitlines()
+    assert tidegate("status", "flights", "--json").document["counters"] == counters
+
+
 def test_status_tells_that_a_driver_gives_no_sign_of_life(tidegate: Caller, driver: Driver) -> None:
     tidegate.script = lambda driver: None
     answer = tidegate("status", "flights")
