@@ -11,6 +11,7 @@ from postgres_server import PostgresServer
 
 from tidegate.connectors.contract import Sink
 from tidegate.connectors.postgres import Postgres
+from tidegate.contract.staged import StagedData
 from tidegate.testing.sink_conformance import SinkConformance
 
 _numbers = count()
@@ -37,6 +38,10 @@ class _OnPostgres(SinkConformance):
             self.reader.execute(f"CREATE TABLE {self.table} (n bigint PRIMARY KEY)")
             self.reader.execute("CREATE SCHEMA IF NOT EXISTS tidegate; DROP SCHEMA tidegate CASCADE")
         return self._sink(self.table)
+
+    def read_staged(self, staged: StagedData) -> list[int]:
+        query = f"SELECT n FROM {staged.relation} WHERE {staged.where} ORDER BY tidegate_row"
+        return [n for (n,) in self.reader.execute(query)]
 
     def visible(self) -> list[int]:
         return [n for (n,) in self.reader.execute(f"SELECT n FROM {self.table}")]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from tidegate.cli import arguments
 from tidegate.cli.commanding import ask
+from tidegate.cli.output import table
+from tidegate.cli.presenting import size
 from tidegate.cli.reaching import client_of, show_progress
 from tidegate.cli.surroundings import Surroundings, Verbs
+from tidegate.contract.staged import StagedData
 from tidegate.contract.status import JobView
 
 DEFAULT_TIMEOUT = "10 min"
@@ -40,6 +44,14 @@ def add(verbs: Verbs) -> None:
     )
     arguments.add_timeout(parser, DEFAULT_TIMEOUT, f"how long to wait (default: {DEFAULT_TIMEOUT})")
     parser.set_defaults(run=reject)
+    parser = verbs.add_parser(
+        "staged",
+        help="where the data is that waits for a verdict",
+        description="Shows what approving a checkpoint would publish, and where it can be read until then.",
+    )
+    arguments.add_job(parser)
+    parser.add_argument("checkpoint", nargs="?", type=int, metavar="ID", help="default: the newest that waits")
+    parser.set_defaults(run=staged)
 
 
 def approve(args: argparse.Namespace, around: Surroundings) -> int:
@@ -70,3 +82,29 @@ def reject(args: argparse.Namespace, around: Surroundings) -> int:
     around.output.say(result.message)
     around.output.document({"job_id": client.job_id, "command_id": result.command_id, **dict(result.data)})
     return 0
+
+
+def staged(args: argparse.Namespace, around: Surroundings) -> int:
+    """Show what is staged: a table of it, then the places."""
+    client = client_of(args, around)
+    found = client.staged(args.checkpoint)
+    for line in staged_lines(found):
+        around.output.say(line)
+    if not found:
+        around.output.say(f"{client.job_id}: nothing is staged that waits for a verdict")
+    around.output.document({"job_id": client.job_id, "staged": [data.to_json() for data in found]})
+    return 0
+
+
+def staged_lines(found: Sequence[StagedData]) -> list[str]:
+    """For people; nothing of nothing."""
+    if not found:
+        return []
+    rows = [
+        (str(d.checkpoint_id), d.uid, "-" if d.rows is None else f"{d.rows:,}", size(d.bytes), d.format or d.kind)
+        for d in found
+    ]
+    lines = table(("checkpoint", "sink", "rows", "size", "as"), rows, right=frozenset({"checkpoint", "rows", "size"}))
+    lines += [path for data in found for path in data.paths]
+    lines += [f"SELECT * FROM {d.relation} WHERE {d.where};  -- {d.place}" for d in found if d.kind == "table"]
+    return lines

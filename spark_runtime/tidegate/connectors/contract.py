@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from tidegate.contract.errors import TidegateError
+from tidegate.contract.staged import StagedData
 
 Boundedness = Literal["bounded", "unbounded"]
 
@@ -228,6 +229,17 @@ class Sink(ABC):
             where=f"sink {ctx.uid!r}",
             remedy="Restore the latest snapshot, or set on_committed_after=accept_duplicates",
         )
+
+    def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:
+        """Where the staged data of one transaction can be read before it is committed (S7.8): paths of whole files that
+        common readers take, or a table and a condition. Cheap, from the handle alone; it goes into the metadata of
+        every snapshot that holds the handle. By default only that there is something.
+
+        Args:
+            ctx: of a writer in this job and lineage, of any subtask.
+            checkpoint_id: the transaction was pre-committed for.
+        """
+        return StagedData(ctx.uid, checkpoint_id)
 
     def describe(self) -> str:
         """One line for `explain()`, without secrets."""

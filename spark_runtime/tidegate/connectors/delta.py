@@ -8,15 +8,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.connectors.contract import Sink, SinkContext, SinkWriter
+from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
 from tidegate.connectors.delta_log import DeltaLog, log_options, require_deltalake
 from tidegate.connectors.delta_types import stored_schema
 from tidegate.connectors.delta_writer import DeltaWriter
 from tidegate.connectors.file_layout import FileLayout
 from tidegate.connectors.file_sink import DEFAULT_TARGET_FILE_ROWS, DEFAULT_TARGET_FILE_SIZE, file_cut
+from tidegate.connectors.file_staged import staged_files
 from tidegate.connectors.partitions import partition_columns
 from tidegate.connectors.storage import absolute, check_target_folder, is_local, list_folder, open_filesystem
 from tidegate.contract.errors import PipelineError
+from tidegate.contract.staged import StagedData
 from tidegate.contract.units import ByteSize
 
 
@@ -86,6 +88,11 @@ class Delta(Sink):
         location = root if is_local(filesystem) else self._url
         log = DeltaLog(self._url, location, options, stored, self._partition_by)
         return DeltaWriter(filesystem, FileLayout(root, ctx), ctx, self._cut, log, stored, self._partition_by)
+
+    def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:
+        """The Parquet files in the staging folder."""
+        root = open_filesystem(self._url, self._storage_options)[1]
+        return staged_files(self._url, FileLayout(root, ctx), ctx.uid, checkpoint_id, handle)
 
     def describe(self) -> str:
         """The path and the partition columns."""

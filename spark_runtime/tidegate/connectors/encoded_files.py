@@ -92,7 +92,7 @@ class EncodedFile:
     def entry(self) -> dict[str, Any]:
         """What the transaction's handle says of the file, after `close`."""
         folder = {"folder": self._folder} if self._folder else {}
-        return {"staged": self.name, "rows": self.rows, **folder}
+        return {"staged": self.name, "rows": self.rows, "bytes": os.stat(self.path).st_size, **folder}
 
     def drop(self) -> None:
         """Remove the file, whatever state it is in."""

@@ -14,10 +14,12 @@ from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWri
 from tidegate.connectors.encoded_files import FileEncoding
 from tidegate.connectors.file_layout import FileLayout
 from tidegate.connectors.file_rewind import FileRewind
+from tidegate.connectors.file_staged import staged_files
 from tidegate.connectors.file_writer import FileCut, FileWriter
 from tidegate.connectors.partitions import check_partition_columns, partition_columns
 from tidegate.connectors.storage import absolute, check_target_folder, list_folder, open_filesystem
 from tidegate.contract.errors import OptionError, PipelineError
+from tidegate.contract.staged import StagedData
 from tidegate.contract.units import ByteSize, parse_size
 
 DEFAULT_TARGET_FILE_ROWS = 1_000_000
@@ -125,6 +127,11 @@ class FileSink(Sink):
             rewind.take_back()
 
         return take_back
+
+    def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:
+        """The files in the staging folder."""
+        root = open_filesystem(self._url, self._storage_options)[1]
+        return staged_files(self._url, FileLayout(root, ctx), ctx.uid, checkpoint_id, handle)
 
     def describe(self) -> str:
         """The path and how it is partitioned."""

@@ -7,12 +7,13 @@ from typing import Literal, get_args
 
 import pyarrow as pa
 
-from tidegate.connectors.contract import Sink, SinkContext, SinkWriter
+from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
 from tidegate.connectors.postgres_connection import Database
 from tidegate.connectors.postgres_staging import Staging
 from tidegate.connectors.postgres_target import Target, check_target
 from tidegate.connectors.postgres_writer import PostgresWriter
 from tidegate.contract.errors import OptionError
+from tidegate.contract.staged import StagedData
 
 WriteMode = Literal["append", "upsert"]
 DEFAULT_STAGING_SCHEMA = "tidegate"
@@ -96,6 +97,15 @@ class Postgres(Sink):
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
         """A writer; it connects when it first has something to stage, commit or clean up."""
         return PostgresWriter(self._database, self._target, self._staging, ctx)
+
+    def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:
+        """The rows in the staging table; `tidegate_row` in it numbers them in order."""
+        rows, table = int(handle.data["rows"]), handle.data.get("staging")
+        if table is None:  # an earlier version staged it
+            return StagedData(ctx.uid, checkpoint_id, rows=rows)
+        relation, where = self._staging.place_of(table, handle.transaction_id)
+        place = self._database.place
+        return StagedData(ctx.uid, checkpoint_id, "table", rows, relation=relation, where=where, place=place)
 
     def describe(self) -> str:
         """Database, table and key."""

@@ -242,6 +242,14 @@ class Staging:
         statement = "COPY {schema}.{table} ({names}) FROM STDIN (FORMAT text)"
         return self._sql(statement, table=sql.Identifier(staging), names=names)
 
+    def place_of(self, staging: str, transaction_id: str) -> tuple[str, str]:
+        """Where a transaction's rows are: the staging table and the condition, as SQL. Not from a server: the number of
+        the transaction is looked up by its id."""
+        schema, table = _quoted(self.schema), _quoted(staging)
+        escaped = transaction_id.replace("'", "''")
+        number = f"SELECT transaction FROM {schema}.transactions WHERE transaction_id = '{escaped}'"
+        return f"{schema}.{table}", f"{TRANSACTION_COLUMN} IN ({number})"
+
     def take(self, connection: psycopg.Connection[Any], transaction_id: str) -> StagedRows | None:
         """Take a staged transaction, to publish or remove its rows; None when it is not there (any more)."""
         query = "DELETE FROM {schema}.transactions WHERE transaction_id = %s"
@@ -330,6 +338,11 @@ class Staging:
             " AND NOT EXISTS (SELECT FROM {schema}.transactions t WHERE t.writer = w.writer)"
         )
         connection.execute(self._sql(query), {**_names(ctx), "writer": writer})
+
+
+def _quoted(name: str) -> str:
+    doubled = name.replace('"', '""')
+    return f'"{doubled}"'
 
 
 def _names(of: SinkContext | TransactionId) -> Mapping[str, Any]:

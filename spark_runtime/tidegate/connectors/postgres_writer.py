@@ -89,7 +89,7 @@ class PostgresWriter(SinkWriter):
             table = self._run(lambda connection: self._staging_table(connection, made), "staged", str(made))
             self._run(lambda connection: self._stage(connection, writer, made, table, rows), "staged", str(made))
             rows.drop()
-            return [Committable(str(made), {"rows": rows.rows})]
+            return [Committable(str(made), {"rows": rows.rows, "staging": table})]
 
         return stage
 

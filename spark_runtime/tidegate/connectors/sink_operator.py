@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,7 @@ class _Preparation:
         self._lock = threading.Lock()
         self._made: tuple[Committable, ...] | None = None
         self._error: Exception | None = None
+        self._told: tuple[Mapping[str, Any], ...] | None = None
 
     def made(self) -> tuple[Committable, ...]:
         """The handles; blocks for the work, or for the thread that does it. A failure is final: the transaction's rows
@@ -71,6 +72,13 @@ class _Preparation:
                     self._error = e
                     raise
             return self._made
+
+    def told(self, sink: Sink, ctx: SinkContext) -> tuple[Mapping[str, Any], ...]:
+        """What it staged, for the metadata (S7.8); asked of the sink once."""
+        if self._told is None:
+            made = self.made()
+            self._told = tuple(sink.staged(ctx, self.checkpoint_id, handle).to_json() for handle in made)
+        return self._told
 
 
 class SinkOperator(StreamOperator):
@@ -99,19 +107,18 @@ class SinkOperator(StreamOperator):
     def open(self, ctx: OperatorContext) -> None:
         """Make the writer."""
         super().open(ctx)
-        self._writer = self._sink.create_writer(
-            SinkContext(
-                job_id=ctx.job_id,
-                lineage=ctx.lineage,
-                uid=ctx.uid,
-                subtask=ctx.subtask,
-                parallelism=ctx.parallelism,
-                generation=ctx.generation,
-                run_id=ctx.run_id,
-                schema=ctx.input_schemas[0],
-                scratch=ctx.scratch,
-            )
+        self._place = SinkContext(
+            job_id=ctx.job_id,
+            lineage=ctx.lineage,
+            uid=ctx.uid,
+            subtask=ctx.subtask,
+            parallelism=ctx.parallelism,
+            generation=ctx.generation,
+            run_id=ctx.run_id,
+            schema=ctx.input_schemas[0],
+            scratch=ctx.scratch,
         )
+        self._writer = self._sink.create_writer(self._place)
 
     def restore(self, parts: Sequence[StatePart]) -> None:
         """Keep the restored snapshot's handles until a permit covers them. The caller runs `recover` next."""
@@ -139,7 +146,7 @@ class SinkOperator(StreamOperator):
             work = self.writer.prepare_commit(checkpoint_id)
             self._pending.append(_Preparation(checkpoint_id, self.ctx.subtask, work))
             covered = tuple(self._pending)
-        return lambda: _as_parts(covered)
+        return lambda: self._as_parts(covered)
 
     def commit(self, permit: CommitPermit) -> Callable[[], None] | None:
         """Work that publishes everything pre-committed up to the permit, or None when there is nothing. Raises from the
@@ -186,6 +193,17 @@ class SinkOperator(StreamOperator):
             with self._lock:
                 self._pending = [p for p in self._pending if p not in open_still]
 
+    def _as_parts(self, covered: Sequence[_Preparation]) -> Sequence[StatePart]:
+        made = [(p, h) for p in covered for h in p.made()]
+        columns: list[Sequence[Any]] = [
+            [p.checkpoint_id for p, _ in made],
+            [h.transaction_id for _, h in made],
+            [json.dumps(dict(h.data), sort_keys=True) for _, h in made],
+            [p.owner for p, _ in made],
+        ]
+        told = tuple(d for p in covered for d in p.told(self._sink, self._place)) if self.ctx.gated else ()
+        return [StatePart(COMMITTABLES, "list", pa.Table.from_arrays(columns, schema=COMMITTABLES_SCHEMA), told)]
+
     def aborted(self, checkpoint_id: int) -> None:
         """Nothing: what the checkpoint pre-committed stays pending and is covered by the next permit."""
 
@@ -199,14 +217,3 @@ def held_handles(parts: Sequence[StatePart]) -> list[Committable]:
     """The handles in a sink's snapshot, as `Sink.rewind_to` takes them."""
     rows = [row for part in parts for row in part.table.to_pylist()]
     return [Committable(row["transaction_id"], json.loads(row["data"])) for row in rows]
-
-
-def _as_parts(covered: Sequence[_Preparation]) -> Sequence[StatePart]:
-    made = [(p, h) for p in covered for h in p.made()]
-    columns: list[Sequence[Any]] = [
-        [p.checkpoint_id for p, _ in made],
-        [h.transaction_id for _, h in made],
-        [json.dumps(dict(h.data), sort_keys=True) for _, h in made],
-        [p.owner for p, _ in made],
-    ]
-    return [StatePart(COMMITTABLES, "list", pa.Table.from_arrays(columns, schema=COMMITTABLES_SCHEMA))]

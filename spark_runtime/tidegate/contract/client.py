@@ -39,6 +39,7 @@ from tidegate.contract.records import (
     decode,
     encode,
 )
+from tidegate.contract.staged import StagedData, staged_data
 from tidegate.contract.status import JobStatus, JobView, derive
 from tidegate.contract.store import Store, open_store
 from tidegate.contract.units import parse_duration
@@ -229,6 +230,20 @@ class JobClient:
         if generation is None and self.specs():
             launches = launched_processes(self.store, self.layout, self.specs()[-1].number)[:1]
         return read_logs(self.store, self.layout, launches, newest if generation is None else generation)
+
+    def staged(self, checkpoint_id: int | None = None) -> tuple[StagedData, ...]:
+        """What approving a checkpoint of the commit gate would publish, for an audit (S7.8): of every sink all that
+        waits for a verdict up to it, each with the oldest checkpoint whose approval publishes it. () for one that was
+        approved. What is read from it may be published or taken away by a verdict of somebody else meanwhile.
+
+        Args:
+            checkpoint_id: None: the newest that waits; () when none does.
+
+        Raises:
+            JobNotFoundError: no such job.
+            SnapshotError: there is no such checkpoint, it is not complete, a savepoint, or was rejected.
+        """
+        return staged_data(self, checkpoint_id)
 
     # ------------------------------------------------------------ commands
 

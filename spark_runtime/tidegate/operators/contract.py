@@ -40,6 +40,7 @@ class OperatorContext:
         processing_time_on_end: at the end of the input what waits for a processing time fires once, or is dropped and
             counted (S7.6).
         drained: this operator goes on from a snapshot of a drain, which had ended its input early (S7.5).
+        gated: the job commits nothing without an approval (S7.8).
     """
 
     job_id: str
@@ -58,6 +59,7 @@ class OperatorContext:
     scratch: str = ""
     processing_time_on_end: ProcessingTimeOnEnd = "fire"
     drained: bool = False
+    gated: bool = False
 
     def count(self, name: str, n: int = 1) -> None:
         """Add `n` to the counter `name`."""

@@ -29,6 +29,8 @@ class StateHandle:
         size_bytes: of the stream.
         sha256: of the stream, hexadecimal.
         kinds: of the parts in it, so that a rescale loads only what it needs (S5.5); None: not told.
+        staged: what its transactions have staged, as `contract.staged.StagedData.to_json()`, so that people can audit
+            it without reading the state (S7.8).
     """
 
     path: str | None
@@ -36,6 +38,7 @@ class StateHandle:
     size_bytes: int
     sha256: str
     kinds: tuple[StateKind, ...] | None = None
+    staged: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         assert (self.path is None) != (self.inline is None), "a state handle is either a path or inline"
@@ -49,6 +52,8 @@ class StateHandle:
             document["path"] = self.path
         if self.kinds is not None:
             document["kinds"] = list(self.kinds)
+        if self.staged:
+            document["staged"] = list(self.staged)
         return document
 
     @classmethod
@@ -59,12 +64,13 @@ class StateHandle:
             data = None if inline is None else base64.b64decode(inline, validate=True)
             size_bytes, sha256 = int(document["size_bytes"]), str(document["sha256"])
             kinds = None if document.get("kinds") is None else tuple(document["kinds"])
+            staged = tuple(dict(told) for told in document.get("staged", ()))
         except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
             where = str(document)[:200]
             raise SnapshotError("A state handle is not readable", where=where, cause=repr(error)) from error
         if (path is None) == (data is None):
             raise SnapshotError("A state handle is neither a path nor inline", where=str(document)[:200])
-        return cls(None if path is None else checked_name(path), data, size_bytes, sha256, kinds)
+        return cls(None if path is None else checked_name(path), data, size_bytes, sha256, kinds, staged)
 
 
 def checked_name(name: str) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -25,11 +25,13 @@ class StatePart:
         name: state name, unique within the operator.
         kind: how it is redistributed on restore (S5.1); "channel" is the runtime's own (S3.7).
         table: the rows. Keyed parts hold `KEY_GROUP_COLUMN`.
+        staged: `StagedData.to_json()` of the transactions in it, for the metadata; no part of the state (S7.8).
     """
 
     name: str
     kind: StateKind
     table: pa.Table
+    staged: tuple[Mapping[str, Any], ...] = ()
 
 
 AsyncSnapshot = Callable[[], Sequence[StatePart]]

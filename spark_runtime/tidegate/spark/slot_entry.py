@@ -219,6 +219,7 @@ class SlotProcess:
             scratch=self._scratch,
             unaligned_after_ms=self._options.unaligned_after_ms,
             processing_time_on_end=self._options.processing_time_on_end,
+            gated=self._options.commit == "on_request",
         )
         subtasks = deploy(graph, execution, deployment, slot, self._transport)
         self._control.send({"type": "deployed"})

@@ -54,6 +54,7 @@ class Deployment:
             all of them at a fresh start or at another parallelism, else those the snapshot does not know.
         unaligned_after_ms: from the first barrier of a checkpoint to overtaking; None: never (S3.7).
         processing_time_on_end: what becomes of open processing-time windows when the input ends (S7.6).
+        gated: nothing is committed without an approval (S7.8).
     """
 
     job_id: str
@@ -70,6 +71,7 @@ class Deployment:
     scratch: str = ""
     unaligned_after_ms: int | None = None
     processing_time_on_end: ProcessingTimeOnEnd = "fire"
+    gated: bool = False
 
     @property
     def overdraft_bytes(self) -> int:
@@ -202,6 +204,7 @@ def _context(
         scratch=scratch,
         processing_time_on_end=deployment.processing_time_on_end,
         drained=deployment.restored is not None and node.uid in deployment.restored.drained,
+        gated=deployment.gated,
     )
 
 

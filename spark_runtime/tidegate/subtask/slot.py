@@ -12,6 +12,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any
 
 from tidegate.channel.elements import CheckpointBarrier
@@ -183,7 +184,8 @@ class Slot:
                 name = f"{_safe(uid)}-{subtask[1]}-g{self._generation}-{self._run_id}-{secrets.token_hex(4)}.state"
                 made = snapshot()
                 handle = factory.store(name, encode_parts(made), tuple(sorted({part.kind for part in made})))
-                operators[uid] = handle.to_json()
+                staged = tuple(told for part in made for told in part.staged)
+                operators[uid] = replace(handle, staged=staged).to_json()
                 written += handle.size_bytes
         except Exception as error:
             traceback.print_exc()

@@ -12,6 +12,7 @@ import pyarrow as pa
 from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
 from tidegate.connectors.transactions import check_own, is_leftover, transaction_id
 from tidegate.contract.errors import TidegateError
+from tidegate.contract.staged import StagedData
 
 
 @dataclass
@@ -121,6 +122,10 @@ class CollectSink(Sink):
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
         """A writer into the collection."""
         return CollectWriter(collected(self.name), ctx, self.two_phase)
+
+    def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:
+        """How many rows; `collected(name).staged` has them."""
+        return StagedData(ctx.uid, checkpoint_id, rows=int(handle.data["rows"]))
 
     def describe(self) -> str:
         """The name."""

@@ -200,6 +200,7 @@ class InProcessRun:
             ),
             unaligned_after_ms=options.unaligned_after_ms,
             processing_time_on_end=options.processing_time_on_end,
+            gated=options.commit == "on_request",
         )
         self.slot.start(deploy(graph, execution, deployment, self.slot, None))
         self._deliver()

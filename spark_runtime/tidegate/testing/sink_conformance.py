@@ -12,12 +12,15 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+from fsspec.core import url_to_fs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyarrow import dataset
 
 from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
 from tidegate.connectors.sink_operator import SinkOperator, held_handles
 from tidegate.contract.errors import TidegateError
+from tidegate.contract.staged import StagedData, merged
 from tidegate.operators.contract import CommitPermit, OperatorContext
 from tidegate.snapshot.parts import StatePart
 
@@ -82,6 +85,15 @@ class SinkConformance(ABC):
     def visible(self) -> list[int]:
         """What readers see in the target made last, in any order."""
 
+    def read_staged(self, staged: StagedData) -> list[int] | None:
+        """What an auditor finds at the place that the sink tells (S7.8). Override it for what is no Parquet file; None:
+        the sink does not tell where it is."""
+        if staged.kind == "opaque":
+            return None
+        paths = [url_to_fs(path) for path in staged.paths]
+        files = dataset.dataset([path for _, path in paths], format=staged.format, filesystem=paths[0][0])
+        return [int(n) for n in files.to_table().column("n").to_pylist()]
+
     def _prepared(self, writer: SinkWriter, checkpoint_id: int, first: int, count: int) -> list[Committable]:
         writer.write(numbers(first, count))
         made = writer.prepare_commit(checkpoint_id)()
@@ -111,6 +123,21 @@ class SinkConformance(ABC):
         """Idle checkpoints leave nothing behind."""
         writer = self.make_sink(fresh=True).create_writer(Reign().context())
         assert list(writer.prepare_commit(1)()) == []
+
+    def test_what_is_staged_can_be_read_before_its_commit(self) -> None:
+        """S7.8: at the place that the sink tells for its handle, which goes through JSON as in a snapshot."""
+        ctx = Reign().context()
+        sink = self.make_sink(fresh=True)
+        writer = sink.create_writer(ctx)
+        self._prepared(writer, 1, 0, 3)
+        handles = self._prepared(writer, 2, 3, 4)
+        told = [StagedData.from_json(json.loads(json.dumps(sink.staged(ctx, 2, h).to_json()))) for h in handles]
+        assert {(t.uid, t.checkpoint_id) for t in told} == {(ctx.uid, 2)}
+        (staged,) = merged(told)
+        found = self.read_staged(staged)
+        assert found is None or sorted(found) == [3, 4, 5, 6]
+        assert staged.rows == (4 if found is not None else staged.rows)
+        assert self.visible() == []
 
     def test_committing_again_changes_nothing(self) -> None:
         """Idempotence: in the same run, and by the one that restores."""

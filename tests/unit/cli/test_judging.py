@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from cli_caller import Caller, Driver
+
+from tidegate.contract.staged import StagedData, StagedFile, files_staged
 
 GATE = {"commit": "on_request"}
 
@@ -76,3 +80,35 @@ def test_a_verdict_on_a_job_that_has_ended_says_how_to_give_it(tidegate: Caller,
     driver.status("FINISHED_COMMIT_PENDING", uncommitted=[3, 4])
     answer = tidegate("approve", "flights")
     assert answer.code == 7 and "Restore it, with commit=on_request" in answer.err
+
+
+def test_what_is_staged_is_shown_with_where_to_read_it(tidegate: Caller, driver: Driver) -> None:
+    """S7.8."""
+    files = [StagedFile("/out/_tidegate/staging/a.parquet.staged", 1200, 4096)]
+    held = [
+        files_staged("out", 4, ".parquet", files),
+        StagedData("rows", 4, "table", 7, relation='"tidegate"."rows_1"', where="n = 1", place="db/sales"),
+    ]
+    operators = [{"subtasks": [{"handle": {"staged": [data.to_json() for data in held]}}]}]
+    path = driver.client.layout.metadata(driver.client.layout.checkpoint(4, driver.reign.generation))
+    driver.client.store.replace(path, json.dumps({"body": {"operators": operators}}).encode())
+    answer = tidegate("staged", "flights")
+    assert (answer.code, answer.out.splitlines()) == (
+        0,
+        [
+            "checkpoint  sink   rows     size  as",
+            "         4  out   1,200  4.0 KiB  parquet",
+            "         4  rows      7        -  table",
+            "/out/_tidegate/staging/a.parquet.staged",
+            'SELECT * FROM "tidegate"."rows_1" WHERE n = 1;  -- db/sales',
+        ],
+    ), answer.err
+    document = tidegate("staged", "flights", "4", "--json").document
+    assert [StagedData.from_json(data) for data in document["staged"]] == held
+
+
+def test_nothing_staged_says_so(tidegate: Caller, driver: Driver) -> None:
+    driver.reign.append("approve", {"checkpoint_id": 4, "by": "me"})
+    answer = tidegate("staged", "flights")
+    assert (answer.code, answer.out) == (0, "flights: nothing is staged that waits for a verdict\n"), answer.err
+    assert tidegate("staged", "flights", "9").code == 10

@@ -20,6 +20,7 @@ from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWri
 from tidegate.connectors.delta import Delta
 from tidegate.connectors.parquet import Parquet
 from tidegate.connectors.text_files import Csv, JsonLines
+from tidegate.contract.staged import StagedData
 from tidegate.testing.collect import CollectSink, collected, forget_collected
 from tidegate.testing.sink_conformance import SinkConformance
 
@@ -71,6 +72,9 @@ class _WithHalf(Sink):
     ) -> Callable[[], None]:
         return self.sink.rewind_to(ctx, checkpoint_id, pending)
 
+    def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:
+        return self.sink.staged(ctx, checkpoint_id, handle)
+
 
 @pytest.mark.usefixtures("folder")
 class TestParquetOnLocalDisk(SinkConformance):
@@ -112,12 +116,22 @@ class TestPartitionedParquet(TestParquetOnLocalDisk):
     def sink_at(self, path: str) -> Sink:
         return _WithHalf(Parquet(path, target_file_rows=2, partition_by="odd"))
 
+    def read_staged(self, staged: StagedData) -> list[int] | None:
+        for file in staged.files:
+            (odd,) = {n % 2 == 1 for n in pq.read_table(file.path).column("n").to_pylist()}
+            assert file.partition == {"odd": str(odd).lower()}
+        return super().read_staged(staged)
+
 
 class TestCsv(TestParquetOnLocalDisk):
     pattern = "*.csv"
 
     def sink_at(self, path: str) -> Sink:
         return Csv(path, target_file_rows=2)
+
+    def read_staged(self, staged: StagedData) -> list[int] | None:
+        assert staged.format == "csv"
+        return [n for path in staged.paths for n in self.read(Path(path).read_bytes())]
 
     def read(self, content: bytes) -> list[int]:
         header, *lines = content.decode().splitlines()
@@ -137,6 +151,11 @@ class TestJsonLines(TestParquetOnLocalDisk):
 
     def sink_at(self, path: str) -> Sink:
         return JsonLines(path, target_file_rows=2)
+
+    def read_staged(self, staged: StagedData) -> list[int] | None:
+        assert staged.format == "json" and staged.bytes
+        opened = (url_to_fs(path) for path in staged.paths)
+        return [n for filesystem, path in opened for n in self.read(filesystem.cat_file(path))]
 
     def read(self, content: bytes) -> list[int]:
         return [json.loads(line)["n"] for line in content.decode().splitlines()]

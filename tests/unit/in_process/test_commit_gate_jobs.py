@@ -5,15 +5,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tidegate.connectors.contract import Polled
 from tidegate.connectors.datagen import DataGen
+from tidegate.connectors.parquet import Parquet
+from tidegate.contract.client import JobClient
 from tidegate.contract.errors import PipelineError, SnapshotError
 from tidegate.contract.records import RestoreFrom
+from tidegate.contract.staged import staged_data
 from tidegate.contract.status import derive
 from tidegate.contract.verdicts import verdicts_of
 from tidegate.coordinator import events as ev
@@ -481,3 +487,30 @@ def test_going_back_past_what_was_never_approved_is_no_rewind() -> None:
     job.run.crash()
     with pytest.raises(SnapshotError, match=r"checkpoints \[4\] were completed after"):
         job.job.submit(RestoreFrom("checkpoint", checkpoint_id=1))
+
+
+def test_snapshots_tell_what_sinks_have_staged(tmp_path: Path) -> None:
+    """S7.8: in the metadata, of every subtask, over restores; a job without a gate tells nothing."""
+
+    def build(_: str) -> Pipeline:
+        p = Pipeline()
+        source = DataGen(lambda numbers: {"v": numbers}, SCHEMA, splits=2, batch_rows=8)
+        p.read(source, uid="numbers").write(Parquet(tmp_path / "out"), uid="out")
+        return p
+
+    gated = Gated(build, state_size_threshold="0 B")
+    gated.checkpoint()
+    gated.run.crash()
+    gated.run = gated.job.rerun()
+    newest = gated.checkpoint()
+    client = SimpleNamespace(
+        specs=lambda: tuple(gated.job.specs),
+        decisions=gated.job.log.read,
+        store=gated.job.store,
+        storage_options={},
+        job_id="job",
+    )
+    staged = staged_data(cast(JobClient, client), newest)
+    assert len(staged) == 2 and all(len(data.paths) >= 2 for data in staged)
+    found = [n for data in staged for n in pq.read_table(list(data.paths)).column("v").to_pylist()]
+    assert sorted(found) == list(range(len(found))) and len(found) == sum(data.rows or 0 for data in staged)

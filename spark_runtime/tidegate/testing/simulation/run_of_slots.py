@@ -107,6 +107,7 @@ class RunOfSlots:
                 processing_time_on_end=options.processing_time_on_end,
                 splits={uid: {index: by_index.get(index, ())} for uid, by_index in splits.items()},
                 restored=load_restored(document, slot.open_location, job.plan),
+                gated=options.commit == "on_request",
             )
 
         for index in range(job.plan.parallelism):
