@@ -38,10 +38,12 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--checkpoint", type=int, metavar="ID", required=True, help="the oldest one to give up")
     parser.add_argument(
         "--then",
-        choices=("stop", "replay"),
+        choices=("stop", "replay", "quarantine"),
         default="stop",
-        help="end the job (default), or let it go back at once to what is in front of the rejected",
+        help="end the job (default), let it go back at once to what is in front of the rejected, or let it go on and "
+        "move what was staged to the job's quarantine/",
     )
+    parser.add_argument("--reason", default="", metavar="TEXT", help="for people; written down with the verdict")
     arguments.add_timeout(parser, DEFAULT_TIMEOUT, f"how long to wait (default: {DEFAULT_TIMEOUT})")
     parser.set_defaults(run=reject)
     parser = verbs.add_parser(
@@ -77,7 +79,7 @@ def approve(args: argparse.Namespace, around: Surroundings) -> int:
 def reject(args: argparse.Namespace, around: Surroundings) -> int:
     """Reject."""
     client = client_of(args, around)
-    given = {"checkpoint_id": args.checkpoint, "then": args.then}
+    given = {"checkpoint_id": args.checkpoint, "then": args.then, "reason": args.reason}
     result = ask(client, around, "reject", given, arguments.duration(args.timeout, "--timeout"))
     around.output.say(result.message)
     around.output.document({"job_id": client.job_id, "command_id": result.command_id, **dict(result.data)})

@@ -5,12 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
 from tidegate.contract.errors import TidegateError
 from tidegate.contract.staged import StagedData
+
+if TYPE_CHECKING:
+    from tidegate.connectors.quarantine import Quarantine
 
 Boundedness = Literal["bounded", "unbounded"]
 
@@ -188,6 +191,13 @@ class SinkWriter(ABC):
         parallelism, of the indices congruent to it (`transactions.looks_after`). `pending`: restored handles that still
         await a permit (S7.8): keep. `commit` may be given handles of those indices, too."""
 
+    def quarantine(self, committables: Sequence[Committable], into: Quarantine) -> None:
+        """Move staged data to where nobody will ever commit it, `recover` does not remove it, and people can read it
+        (S7.8): files into the folder `into`, what cannot be in files to a place of the sink's own; then note in `into`
+        where it is. Idempotent: it is repeated until it has returned, and may come again long after; what is not there
+        any more was taken by people. Only with `Sink.can_quarantine`; on a writer thread."""
+        raise NotImplementedError(type(self).__name__)
+
     def close(self) -> None:
         """Release resources; staged data that was not prepared is dropped."""
 
@@ -197,6 +207,9 @@ class Sink(ABC):
 
     two_phase: bool = True
     """False: nothing to commit (a discarding or printing sink); then no final checkpoint is forced."""
+
+    can_quarantine: bool = False
+    """Whether its writers have `quarantine`; without it a rejection stops the job or goes back."""
 
     can_rewind: bool = False
     """Whether `rewind_to` is there."""

@@ -44,6 +44,8 @@ class Delta(Sink):
         OptionError: `target_file_rows` or `target_file_size` < 1, or a column twice in `partition_by`.
     """
 
+    can_quarantine = True
+
     def __init__(
         self,
         path: str | os.PathLike[str],

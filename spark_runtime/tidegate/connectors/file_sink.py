@@ -35,6 +35,7 @@ class FileSink(Sink):
     """
 
     can_rewind = True
+    can_quarantine = True
 
     def __init__(
         self,

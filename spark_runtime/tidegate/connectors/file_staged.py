@@ -17,13 +17,18 @@ def staged_files(url: str, layout: FileLayout, uid: str, checkpoint_id: int, han
     subtask = parse_transaction_id(handle.transaction_id).subtask
     files, suffix = [], ""
     for file in handle.data["files"]:
-        name = parse_staged_name(file["staged"])
-        suffix = name.suffix if name is not None else suffix
+        suffix = suffix_of(file["staged"])
         path = url.rstrip("/") + layout.staged(file["staged"], subtask)[len(layout.root) :]
         partition = file.get("partition")
         values = partition if partition is not None else partition_of(file.get("folder", ""))
         files.append(StagedFile(path, file["rows"], file.get("bytes"), values))
     return files_staged(uid, checkpoint_id, suffix, files)
+
+
+def suffix_of(staged: str) -> str:
+    """The suffix that the file will have once published, from its first dot on; empty for what is none of ours."""
+    name = parse_staged_name(staged)
+    return name.suffix if name is not None else ""
 
 
 def partition_of(folder: str) -> Mapping[str, str | None]:

@@ -49,6 +49,8 @@ class Postgres(Sink):
         EnvironmentProblemError: psycopg is not installed.
     """
 
+    can_quarantine = True
+
     def __init__(
         self,
         dsn: str,

@@ -7,6 +7,7 @@ In the schema `tidegate`, unless another was asked for:
                    and not one per checkpoint
     transactions   a row per transaction that is staged and not committed: whose, for which checkpoint and target, how
                    many rows and in which staging table
+    quarantined    a row per transaction that was rejected and kept for people (S7.8), made with the first
     rows_...       a staging table per target table and set of columns: a transaction's rows, numbered in order
 
 A staged transaction is its row in `transactions`; whoever deletes it, in the transaction that publishes or removes its
@@ -50,6 +51,13 @@ CREATE TABLE IF NOT EXISTS {schema}.transactions (
     writer bigint NOT NULL REFERENCES {schema}.writers, number bigint NOT NULL,
     checkpoint_id bigint NOT NULL, target text NOT NULL, staging text NOT NULL, rows bigint NOT NULL,
     UNIQUE (writer, number)
+);
+"""
+_CREATE_QUARANTINED = """
+CREATE TABLE IF NOT EXISTS {schema}.quarantined (
+    transaction_id text PRIMARY KEY,
+    transaction bigint NOT NULL, checkpoint_id bigint NOT NULL, target text NOT NULL, staging text NOT NULL,
+    rows bigint NOT NULL
 );
 """
 _LOCK = "SELECT pg_advisory_xact_lock{shared}(hashtextextended(%s, 0))"
@@ -210,7 +218,9 @@ class Staging:
                 order=order,
             )
         )
-        said = sql.Literal(f"Rows that tidegate staged for {target}; in use while transactions names this table")
+        said = sql.Literal(
+            f"Rows that tidegate staged for {target}; in use while transactions or quarantined names this table"
+        )
         connection.execute(self._sql("COMMENT ON TABLE {schema}.{table} IS {said}", table=table, said=said))
         return name
 
@@ -256,6 +266,28 @@ class Staging:
         returned = "RETURNING transaction, target, staging, rows"
         row = connection.execute(self._sql(f"{query} {returned}"), [transaction_id]).fetchone()
         return StagedRows(*row) if row else None
+
+    def put_away(
+        self, connection: psycopg.Connection[Any], made: TransactionId, checkpoint_id: int
+    ) -> StagedRows | None:
+        """Move a transaction from those that are staged to those in quarantine, with its rows where they are; None when
+        it is in neither list."""
+        if self._lacks(connection, "quarantined"):
+            connection.execute(_LOCK.format(shared=""), ["tidegate tables"])
+            connection.execute(self._sql(_CREATE_QUARANTINED))
+        staged = self.take(connection, str(made))
+        if staged is not None:
+            query = "INSERT INTO {schema}.quarantined VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"
+            values = [str(made), staged.transaction, checkpoint_id, staged.target, staged.staging, staged.rows]
+            connection.execute(self._sql(query), values)
+        query = "SELECT transaction, target, staging, rows FROM {schema}.quarantined WHERE transaction_id = %s"
+        row = connection.execute(self._sql(query), [str(made)]).fetchone()
+        return StagedRows(*row) if row else None
+
+    def numbered(self, staged: StagedRows) -> tuple[str, str]:
+        """Where the rows of a transaction are, by its number."""
+        where = f"{TRANSACTION_COLUMN} = {staged.transaction}"
+        return f"{_quoted(self.schema)}.{_quoted(staged.staging)}", where
 
     def publish(self, connection: psycopg.Connection[Any], staged: StagedRows, target: Target) -> None:
         """Insert a taken transaction's rows into the target. With a key, of several rows of one the last is taken, in

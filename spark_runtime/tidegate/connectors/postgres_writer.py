@@ -16,6 +16,7 @@ from tidegate.connectors.postgres_columns import copy_text
 from tidegate.connectors.postgres_connection import Connections, Database, load_psycopg
 from tidegate.connectors.postgres_staging import ROW_COLUMN, TRANSACTION_COLUMN, Registration, StagedRows, Staging
 from tidegate.connectors.postgres_target import Target, columns_of
+from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.transactions import (
     TransactionId,
     check_own,
@@ -25,6 +26,7 @@ from tidegate.connectors.transactions import (
 )
 from tidegate.connectors.waiting_rows import WaitingRows
 from tidegate.contract.errors import FencedError, TidegateError
+from tidegate.contract.staged import StagedData
 
 if TYPE_CHECKING:
     import psycopg
@@ -212,6 +214,33 @@ class PostgresWriter(SinkWriter):
             self._remove(connection, [handle.transaction_id for handle in committables])
 
         self._run(remove, "removed", f"{len(committables)} transactions")
+
+    def quarantine(self, committables: Sequence[Committable], into: Quarantine) -> None:
+        """Leave the rows in the staging table, named by another list than that of what can be committed or removed.
+
+        Raises:
+            FencedError, TidegateError: as for `commit`.
+        """
+        for handle in committables:
+            check_own(self._ctx, handle)
+            made = parse_transaction_id(handle.transaction_id)
+            n = into.checkpoint_of(made)
+            self._registered()
+
+            def put_away(
+                connection: psycopg.Connection[Any], made: TransactionId = made, n: int = n
+            ) -> StagedData | None:
+                self._hold_reign(connection)
+                found = self._staging.put_away(connection, made, n)
+                if found is None:
+                    return None
+                relation, where = self._staging.numbered(found)
+                place = self._database.place
+                return StagedData(made.uid, n, "table", found.rows, relation=relation, where=where, place=place)
+
+            data = self._run(put_away, "put into quarantine", str(made))
+            if data is not None:
+                into.note(made, data)
 
     def _remove(self, connection: psycopg.Connection[Any], transactions: Sequence[str]) -> None:
         for transaction in transactions:

@@ -11,6 +11,9 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.quarantine import Quarantine
+from tidegate.contract.store import Store
+from tidegate.contract.verdicts import Withheld
 from tidegate.operators.contract import CommitPermit, OperatorContext, Output, StreamOperator
 from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
 
@@ -58,6 +61,7 @@ class _Preparation:
         self._made: tuple[Committable, ...] | None = None
         self._error: Exception | None = None
         self._told: tuple[Mapping[str, Any], ...] | None = None
+        self.withheld = False
 
     def made(self) -> tuple[Committable, ...]:
         """The handles; blocks for the work, or for the thread that does it. A failure is final: the transaction's rows
@@ -152,13 +156,25 @@ class SinkOperator(StreamOperator):
         """Work that publishes everything pre-committed up to the permit, or None when there is nothing. Raises from the
         work when a transaction cannot be published; the handles are then kept."""
         with self._lock:
-            covered = [p for p in self._pending if p.checkpoint_id <= permit.checkpoint_id]
+            covered = [p for p in self._pending if p.checkpoint_id <= permit.checkpoint_id and not p.withheld]
         return (lambda: self._publish(covered)) if covered else None
+
+    def quarantine(self, withheld: Withheld, folder: Callable[[], tuple[Store, str]]) -> Callable[[], None] | None:
+        """Snapshots hold the handles until the data has moved: a run that restores one moves it, when this one dies."""
+        with self._lock:
+            covered = [p for p in self._pending if withheld.covers(p.checkpoint_id)]
+            for p in covered:
+                p.withheld = True
+
+        def work() -> None:
+            self._settle(covered, lambda handles: self.writer.quarantine(handles, Quarantine(*folder(), withheld)))
+
+        return work if covered else None
 
     def awaits_permit(self, checkpoint_id: int) -> bool:
         """Whether a transaction that the completed checkpoint covers is not committed."""
         with self._lock:
-            covered = [p for p in self._pending if p.checkpoint_id <= checkpoint_id]
+            covered = [p for p in self._pending if p.checkpoint_id <= checkpoint_id and not p.withheld]
         return any(p.made() for p in covered)
 
     def recover(self, permit: CommitPermit | None) -> Callable[[], None]:
@@ -172,7 +188,8 @@ class SinkOperator(StreamOperator):
         with self._lock:
             if permit is None:
                 self._pending.clear()
-            covered = [p for p in self._pending if permit is not None and p.checkpoint_id <= permit.checkpoint_id]
+            open_now = [p for p in self._pending if not p.withheld]
+            covered = [p for p in open_now if permit is not None and p.checkpoint_id <= permit.checkpoint_id]
             waiting = [p for p in self._pending if p not in covered]
 
         def work() -> None:
@@ -184,12 +201,16 @@ class SinkOperator(StreamOperator):
         return work
 
     def _publish(self, covered: Sequence[_Preparation]) -> None:
+        self._settle(covered, self.writer.commit)
+
+    def _settle(self, covered: Sequence[_Preparation], do: Callable[[Sequence[Committable]], None]) -> None:
+        """Publish or move away what is still open; then nothing holds it any more."""
         with self._publishing:
             with self._lock:
                 open_still = [p for p in covered if p in self._pending]
             handles = [handle for p in open_still for handle in p.made()]
             if handles:
-                self.writer.commit(handles)
+                do(handles)
             with self._lock:
                 self._pending = [p for p in self._pending if p not in open_still]
 

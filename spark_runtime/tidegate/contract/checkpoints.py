@@ -35,7 +35,8 @@ class CheckpointView:
         committed: what it covers has been committed.
         metrics: as the driver recorded them (S2.5).
         spec: the submission that took it.
-        verdict: of the commit gate: "waiting", "approved" or "rejected"; "": it asks for none (S7.8).
+        verdict: of the commit gate: "waiting", "approved", "rejected" or "quarantined" (rejected, and the job goes on
+            from it without its output); "": it asks for none (S7.8).
     """
 
     checkpoint_id: int
@@ -51,7 +52,7 @@ class CheckpointView:
     committed: bool = False
     metrics: Mapping[str, Any] = field(default_factory=dict)
     spec: int = 0
-    verdict: Literal["", "waiting", "approved", "rejected"] = ""
+    verdict: Literal["", "waiting", "approved", "rejected", "quarantined"] = ""
 
     @property
     def is_recovery_point(self) -> bool:
@@ -167,7 +168,7 @@ class RecoveryPoints:
                 self._points.setdefault(view.spec, []).append(view)
         self.rejected: frozenset[int] = frozenset()
         for entry in entries:
-            if entry.kind == "reject":
+            if entry.kind == "reject" and entry.data.get("then") != "quarantine":
                 self.rejected |= self._gone_with(entry)
 
     def latest(self, spec_number: int) -> CheckpointView | None:

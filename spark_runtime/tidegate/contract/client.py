@@ -234,7 +234,8 @@ class JobClient:
     def staged(self, checkpoint_id: int | None = None) -> tuple[StagedData, ...]:
         """What approving a checkpoint of the commit gate would publish, for an audit (S7.8): of every sink all that
         waits for a verdict up to it, each with the oldest checkpoint whose approval publishes it. () for one that was
-        approved. What is read from it may be published or taken away by a verdict of somebody else meanwhile.
+        approved; of one in quarantine its own data, where it lies now, as far as it has moved. What is
+        read from it may be published or taken away by a verdict of somebody else meanwhile.
 
         Args:
             checkpoint_id: None: the newest that waits; () when none does.
@@ -263,7 +264,7 @@ class JobClient:
             verb: checkpoint, savepoint, stop, cancel, commit or reject.
             arguments: savepoint {"path"}; stop {"mode": "suspend" | "drain", "path"}; `path`: folder or URL to put it
                 in. commit {"checkpoint_id"}: None: the newest that waits; reject {"checkpoint_id", "then": "stop" |
-                "replay"}.
+                "replay" | "quarantine", "reason"}: `reason` for people.
             command_id: sending again under one gives the existing command; None: a new one. See `layout.stable_id`.
             expires_in: a driver refuses it after that.
             spec: submission it is meant for; None: the newest.

@@ -11,15 +11,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from tidegate.contract.errors import NotFoundError, SnapshotError
+from tidegate.contract.errors import NotFoundError, RecordError, SnapshotError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.snapshots import open_snapshot
+from tidegate.contract.store import Store
 from tidegate.contract.verdicts import Verdicts, verdicts_of
 
 if TYPE_CHECKING:
     from tidegate.contract.client import JobClient
 
 StagedKind = Literal["files", "table", "opaque"]
+MANIFEST_VERSION = 1
+"""Of the notes in `quarantine/`."""
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json"}
 """Suffix of a file, without that of its compression -> its format."""
 
@@ -140,6 +143,30 @@ def _sum(parts: Sequence[StagedData]) -> StagedData:
     )
 
 
+def quarantined_data(store: Store, quarantine: str, checkpoint_id: int) -> tuple[StagedData, ...]:
+    """What sinks had staged for a checkpoint that was rejected with then=quarantine, and where it lies now.
+
+    Args:
+        quarantine: the job's folder (`JobLayout.quarantine`).
+
+    Raises:
+        RecordError: a note there cannot be read.
+    """
+    found = []
+    for path in store.walk(f"{quarantine}/chk-{checkpoint_id}"):
+        name = path.rsplit("/", 1)[-1]
+        if not (name.startswith("_") and name.endswith(".json")):
+            continue
+        try:
+            document = json.loads(store.read(path))
+            if document["v"] > MANIFEST_VERSION:
+                raise ValueError(f"a newer tidegate wrote it, version {document['v']}")
+            found.append(StagedData.from_json(document["data"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise RecordError("a note of the quarantine cannot be read", where=path, cause=repr(error)) from error
+    return merged(found)
+
+
 def staged_data(client: JobClient, checkpoint_id: int | None) -> tuple[StagedData, ...]:
     """See `JobClient.staged`."""
     specs = client.specs() or (client.spec(1),)
@@ -147,13 +174,16 @@ def staged_data(client: JobClient, checkpoint_id: int | None) -> tuple[StagedDat
     wanted = checkpoint_id if checkpoint_id is not None else max(verdicts.waiting, default=None)
     if wanted is None:
         return ()
+    if wanted in verdicts.quarantined:
+        return quarantined_data(client.store, client.layout.quarantine, wanted)
     _check(verdicts, wanted, f"job {client.job_id}")
     if wanted not in verdicts.waiting:
         return ()
     found = []
     for part in _in_snapshot(client, verdicts.views[wanted].path):
         covering = [n for n in verdicts.waiting if n >= part.checkpoint_id]
-        if part.checkpoint_id > verdicts.approved and covering:
+        withheld = any(one.covers(part.checkpoint_id) for one in verdicts.withheld)
+        if part.checkpoint_id > verdicts.approved and covering and not withheld:
             found.append(replace(part, checkpoint_id=covering[0]))
     return merged(found)
 

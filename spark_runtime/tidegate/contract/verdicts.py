@@ -3,12 +3,53 @@ decision log, so that a driver, a later committer and whoever looks see the same
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tidegate.contract.checkpoints import CheckpointView, RecoveryPoints, checkpoint_views
 from tidegate.contract.records import Decision, Spec
 from tidegate.contract.reigns import Entry, submissions_of
+
+
+@dataclass(frozen=True, slots=True)
+class Withheld:
+    """What a rejection with `then=quarantine` keeps from ever being published: the transactions of barriers > `after`
+    and <= the last of `checkpoints`, and of aborted ones between. Ids of barriers are unique in the life of a job, so
+    that this holds wherever their handles turn up.
+
+    Attributes:
+        checkpoints: rejected ones, ascending.
+        by, reason: who said it, and why; for people.
+    """
+
+    after: int
+    checkpoints: tuple[int, ...]
+    by: str = ""
+    reason: str = ""
+
+    @property
+    def through(self) -> int:
+        """The last barrier."""
+        return self.checkpoints[-1]
+
+    def covers(self, checkpoint_id: int) -> bool:
+        """Whether a transaction of this barrier is withheld."""
+        return self.after < checkpoint_id <= self.through
+
+    def checkpoint_of(self, checkpoint_id: int) -> int:
+        """The rejected checkpoint that a transaction of this barrier was part of."""
+        return next(n for n in self.checkpoints if n >= checkpoint_id)
+
+    def to_json(self) -> dict[str, Any]:
+        """As in messages, and in the `reject` entry."""
+        return {"after": self.after, "rejected": list(self.checkpoints), "by": self.by, "reason": self.reason}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Withheld:
+        """Inverse of `to_json`."""
+        by, reason = str(document.get("by") or ""), str(document.get("reason") or "")
+        return cls(document["after"], tuple(document["rejected"]), by, reason)
 
 
 @dataclass(frozen=True)
@@ -24,8 +65,9 @@ class Verdicts:
         approved_at: log entry that says so: an approval, or the completion where that permits; 0: none.
         committed: the newest of the line of which the log says that it is committed; 0: none.
         waiting: those of the line that wait for a verdict, oldest first.
-        rejected: of the whole job (`RecoveryPoints.rejected`).
-        unapproved: of the whole job: completed behind a gate, and never approved.
+        rejected: of the whole job (`RecoveryPoints.rejected`); not those in quarantine, which are restore points.
+        withheld: of the whole job, what rejections put into quarantine, oldest first.
+        unapproved: of the whole job: completed behind a gate, and never approved, or in quarantine.
         carried_out: id of a command -> the checkpoint that it approved or rejected.
     """
 
@@ -38,14 +80,21 @@ class Verdicts:
     committed: int = 0
     waiting: tuple[int, ...] = ()
     rejected: frozenset[int] = frozenset()
-    unapproved: frozenset[int] = frozenset()
+    withheld: tuple[Withheld, ...] = ()
+    unapproved: Set[int] = frozenset()
     carried_out: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def quarantined(self) -> frozenset[int]:
+        """Checkpoints whose output is in quarantine."""
+        return frozenset(n for withheld in self.withheld for n in withheld.checkpoints)
 
     @property
     def uncommitted(self) -> tuple[int, ...]:
         """Those of the line that are not committed: they wait, or are approved and were not committed yet. What a
         committer that works without the job has to do is `<= approved`."""
-        return tuple(n for n in self.line if n > self.committed) if self.gated else ()
+        gone = self.quarantined
+        return tuple(n for n in self.line if n > self.committed and n not in gone) if self.gated else ()
 
     @property
     def pinned(self) -> tuple[int, ...]:
@@ -84,6 +133,10 @@ def of_entries(
     lines = _newest_lines(points, by_id, permits)
     approved, approved_at = _common(line, lines)
     committed, _ = _common(line, _newest_lines(points, by_id, (e for e in entries if e.kind == "committed")))
+    withheld = tuple(
+        Withheld.from_json(e.data) for e in entries if e.kind == "reject" and e.data.get("then") == "quarantine"
+    )
+    gone = {n for one in withheld for n in one.checkpoints}
     covered: dict[int, int] = {}
     for _, permitted in lines:
         for number, newest in permitted.items():
@@ -96,9 +149,10 @@ def of_entries(
         approved=approved,
         approved_at=approved_at,
         committed=committed,
-        waiting=tuple(n for n in of_line if n > approved and gated.get(reached[n].spec, False)),
+        waiting=tuple(n for n in of_line if n > approved and n not in gone and gated.get(reached[n].spec, False)),
         rejected=points.rejected,
-        unapproved=frozenset(n for n, view in by_id.items() if gated.get(view.spec) and n > covered.get(view.spec, 0)),
+        withheld=withheld,
+        unapproved=gone.union(n for n, v in by_id.items() if gated.get(v.spec) and n > covered.get(v.spec, 0)),
         carried_out={
             str(e.data["command"]): e.data["checkpoint_id"]
             for e in entries
@@ -114,6 +168,8 @@ def with_verdicts(views: Sequence[CheckpointView], verdicts: Verdicts) -> tuple[
         n = view.checkpoint_id
         if n in verdicts.rejected:
             out.append(replace(view, verdict="rejected", committed=False))
+        elif n in verdicts.quarantined:
+            out.append(replace(view, verdict="quarantined", committed=False))
         elif n in verdicts.waiting:
             out.append(replace(view, verdict="waiting", committed=False))
         elif n in verdicts.line and verdicts.gated and n <= verdicts.approved:

@@ -20,7 +20,7 @@ VERBS = frozenset({"checkpoint", "savepoint", "stop", "cancel", "commit", "rejec
 """What this version can be asked for."""
 STOP_MODES = ("suspend", "drain")
 """Ways to stop."""
-THENS = ("stop", "replay")
+THENS = ("stop", "replay", "quarantine")
 """What a rejection may do with the job."""
 
 
@@ -155,8 +155,6 @@ def _problem_of_verdict(command: Command) -> str | None:
     n, then = command.arguments.get("checkpoint_id"), command.arguments.get("then", THENS[0])
     if not (isinstance(n, int) and not isinstance(n, bool) and n > 0) and (n is not None or command.verb == "reject"):
         return f"checkpoint_id {n!r} is not the number of a checkpoint"
-    if command.verb == "reject" and then == "quarantine":
-        return "then=quarantine is not offered by this version; use stop or replay"
     if command.verb == "reject" and then not in THENS:
-        return f"{then!r} is not what a rejection can do; use {' or '.join(THENS)}"
+        return f"{then!r} is not what a rejection can do; use {', '.join(THENS)}"
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tidegate.contract.verdicts import Verdicts
+from tidegate.contract.verdicts import Verdicts, Withheld
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.events import Action
 
@@ -14,7 +14,7 @@ from tidegate.coordinator.events import Action
 class CommitGate:
     """Completion permits nothing here, an approval does; every call returns what follows from it.
 
-    Call order: `up` once, when every subtask runs; `completed` and `approved` at any time.
+    Call order: `up` once, when every subtask runs; `completed`, `approve` and `quarantine` at any time.
 
     Attributes:
         limit: `max_uncommitted_checkpoints`.
@@ -22,6 +22,7 @@ class CommitGate:
         waiting: those of them that wait for a verdict.
         approved, approved_at: what may be committed, and the log entry that says so.
         committed: what is.
+        quarantined: checkpoints whose output is never committed, though the job goes on from them.
         closing: the job ends with a snapshot that is complete: what is approved from now on is for whoever commits
             without it, since subtasks may have finished.
         at_end: all had finished in what the run starts from. Nothing is staged any more, so it takes no final snapshot:
@@ -38,6 +39,8 @@ class CommitGate:
     closing: bool = False
     at_end: bool = False
     _restored_with: int = 0
+    quarantined: frozenset[int] = frozenset()
+    _unsent: list[Withheld] = field(default_factory=list)
     _is_up: bool = False
     _paused: bool = False
 
@@ -55,6 +58,7 @@ class CommitGate:
             commit_only,
             at_end,
             verdicts.approved,
+            verdicts.quarantined,
         )
 
     @property
@@ -78,13 +82,14 @@ class CommitGate:
     @property
     def uncommitted(self) -> tuple[int, ...]:
         """Completed and not committed, whether approved or not."""
-        return tuple(n for n in self.line if n > self.committed)
+        return tuple(n for n in self.line if n > self.committed and n not in self.quarantined)
 
     def up(self) -> list[Action]:
         """Every subtask runs, and has committed with its restore what was approved before; a permit that could not be
         sent before goes out."""
         self._is_up = True
-        actions: list[Action] = []
+        actions: list[Action] = [ev.SendQuarantine(withheld) for withheld in self._unsent]
+        self._unsent = []
         done = max((n for n in self.line if n <= self._restored_with), default=0)  # itself it may be a savepoint
         if done > self.committed:
             self.committed = done
@@ -111,6 +116,16 @@ class CommitGate:
         if self._is_up and not self.closing:
             actions.append(ev.SendPermit(checkpoint_id, log_number))
         return actions + self._pressure()
+
+    def quarantine(self, withheld: Withheld) -> list[Action]:
+        """What is `withheld` waits no more, and is never committed: that is in the log. Subtasks hear it before any
+        later permit; those that do not all run yet, when they do."""
+        self.waiting = [n for n in self.waiting if n not in withheld.checkpoints]
+        self.quarantined |= set(withheld.checkpoints)
+        if not self._is_up:
+            self._unsent.append(withheld)
+            return []
+        return [ev.SendQuarantine(withheld), *self._pressure()]
 
     def _pressure(self) -> list[Action]:
         if not self._is_up or self.is_full == self._paused:

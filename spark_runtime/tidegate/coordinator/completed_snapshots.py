@@ -55,10 +55,14 @@ class CompletedSnapshots:
         """Every subtask runs."""
         return self._gated(self._gate.up()) if self._gate is not None else []
 
-    def approve(self, checkpoint_id: int, log_number: int) -> list[Action]:
-        """ "commit <= `checkpoint_id`" is in the log (S7.8)."""
-        assert self._gate is not None, "an approval without a commit gate"
-        return self._gated(self._gate.approve(checkpoint_id, log_number)) + self._retire()
+    def judged(self, verdict: ev.Approved | ev.Quarantined) -> list[Action]:
+        """A verdict after which the run goes on is in the log (S7.8)."""
+        assert self._gate is not None, "a verdict without a commit gate"
+        if isinstance(verdict, ev.Quarantined):
+            actions = self._gate.quarantine(verdict.withheld)
+        else:
+            actions = self._gate.approve(verdict.checkpoint_id, verdict.log_number)
+        return self._gated(actions) + self._retire()
 
     def _gated(self, actions: Sequence[Action]) -> list[Action]:
         """What the gate asks for, with what follows from it."""

@@ -105,8 +105,8 @@ class Coordinator:
                 actions = self._abort(pending, "io", f"could not be completed: {reason}", now_ms)
             case ev.SubtaskCommitted(subtask, checkpoint_id):
                 actions = self._shelf.committed(subtask, checkpoint_id)
-            case ev.Approved(checkpoint_id, log_number):
-                actions = self._shelf.approve(checkpoint_id, log_number)
+            case ev.Approved() | ev.Quarantined():
+                actions = self._shelf.judged(event)
         if not self._over:
             actions += self._start_next(now_ms)
         return actions

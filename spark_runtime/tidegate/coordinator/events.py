@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from tidegate.channel.elements import CheckpointKind, StopMode
+from tidegate.contract.verdicts import Withheld
 
 Subtask: TypeAlias = tuple[int, int]
 """(chain id, index)."""
@@ -63,8 +64,9 @@ class Request:
     path: str | None = None
 
 
-Then = Literal["stop", "replay"]
-"""What a rejection does with the job: it ends, or goes back at once to what is in front of the rejected."""
+Then = Literal["stop", "replay", "quarantine"]
+"""What a rejection does with the job: it ends, goes back at once to what is in front of the rejected, or goes on
+without their output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class Ruling:
         checkpoint_id: None: the newest that waits; for an approval only.
         by: for people.
         then: of a rejection.
+        reason: of a rejection, for people.
     """
 
     request_id: str
@@ -84,6 +87,7 @@ class Ruling:
     checkpoint_id: int | None
     by: str
     then: Then = "stop"
+    reason: str = ""
 
 
 Wish: TypeAlias = Request | Ruling
@@ -204,6 +208,13 @@ class Approved:
     log_number: int
 
 
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """ "reject" with then=quarantine is in the log (S7.8)."""
+
+    withheld: Withheld
+
+
 Event: TypeAlias = (
     Tick
     | SubtaskRunning
@@ -218,6 +229,7 @@ Event: TypeAlias = (
     | CompletionFailed
     | SubtaskCommitted
     | Approved
+    | Quarantined
 )
 
 # ---------------------------------------------------------------- actions
@@ -293,6 +305,13 @@ class SendPermit:
 
 
 @dataclass(frozen=True, slots=True)
+class SendQuarantine:
+    """Tell every subtask to move away what is `withheld`, and never to commit it (S7.8)."""
+
+    withheld: Withheld
+
+
+@dataclass(frozen=True, slots=True)
 class PauseSources:
     """Tell every subtask whether sources are read (S7.8)."""
 
@@ -364,6 +383,7 @@ Action: TypeAlias = (
     | NotifyComplete
     | NotifyDurable
     | SendPermit
+    | SendQuarantine
     | PauseSources
     | LetFinish
     | RecordCommitted

@@ -84,6 +84,7 @@ class Job:
             savepoint_directory=self.options.savepoint_directory,
             now_iso=self.now_iso,
             specs=tuple(self.specs()),
+            cannot_quarantine=cannot_quarantine(self.graph),
         )
 
     def status(self, status: str, **data: Any) -> None:
@@ -132,6 +133,8 @@ class Job:
         if verdicts.gated:
             permitted = min(verdicts.approved, metadata.checkpoint_id)
             restore = replace(restore, permitted=permitted, log_number=verdicts.approved_at)
+        if verdicts.withheld:
+            restore = replace(restore, withheld=verdicts.withheld, quarantine=self.layout.quarantine)
         if restore.rescales:
             restore = replace(restore, moved_splits=self._splits_of_readers(restore, store, folder))
         return point, restore
@@ -252,6 +255,12 @@ def fresh_splits(
         return splits
     fresh = {uid: of_source for uid, of_source in splits.items() if uid not in restore.metadata.splits}
     return {**fresh, **restore.moved_splits}
+
+
+def cannot_quarantine(graph: JobGraph) -> tuple[str, ...]:
+    """Uids of two-phase sinks that cannot move away what they staged (S7.8)."""
+    sinks = [(node.uid, node.sink) for node in graph.nodes if node.sink is not None]
+    return tuple(uid for uid, sink in sinks if sink.two_phase and not sink.can_quarantine)
 
 
 def topology_of(graph: JobGraph, plan: ExecutionPlan, processing_time_on_end: ProcessingTimeOnEnd = "fire") -> Topology:

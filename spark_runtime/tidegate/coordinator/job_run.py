@@ -20,7 +20,7 @@ from tidegate.coordinator.events import Action, Event
 from tidegate.coordinator.locations import open_location, probe_location
 from tidegate.coordinator.metadata_of import drained_operators, operator_states, subtask_history
 from tidegate.coordinator.recovery import rejection_text
-from tidegate.coordinator.rulings import judge_ruling
+from tidegate.coordinator.rulings import is_closing, judge_ruling
 from tidegate.coordinator.topology import Topology
 from tidegate.snapshot.metadata import SnapshotMetadata, write_metadata
 
@@ -46,6 +46,7 @@ class JobFacts:
     savepoint_directory: str | None
     now_iso: Callable[[], str]
     specs: Sequence[Spec]
+    cannot_quarantine: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,8 @@ class JobRun:
         from it (S7.8)."""
         facts = self.facts
         verdicts = verdicts_of(facts.specs, facts.reign.decisions, facts.spec.number)
-        outcome = judge_ruling(ruling, verdicts)
+        closing = is_closing(verdicts, facts.reign.decisions, facts.topology)
+        outcome = judge_ruling(ruling, verdicts, cannot_quarantine=facts.cannot_quarantine, closing=closing)
         if isinstance(outcome, ev.Answer):
             self.answer(outcome)
             return
@@ -138,8 +140,12 @@ class JobRun:
             number = self._append("approve", data)
             self.answer(outcome.answer)
             self.on_event(ev.Approved(n, number))
+        elif outcome.withheld is not None:
+            self._append("reject", {**data, "then": ruling.then, **outcome.withheld.to_json()})
+            self.answer(outcome.answer)
+            self.on_event(ev.Quarantined(outcome.withheld))
         else:
-            self._append("reject", {**data, "then": ruling.then})
+            self._append("reject", {**data, "then": ruling.then, "reason": ruling.reason})
             self.answer(outcome.answer)
             self.fail(RunRejected(rejection_text(n, ruling.by), then=ruling.then))
 
@@ -209,6 +215,9 @@ class JobRun:
                         "log_number": log_number,
                     }
                 )
+            case ev.SendQuarantine(withheld):
+                path = self.facts.layout.quarantine
+                self.slots.broadcast({"type": "quarantine", "path": path, "withheld": withheld.to_json()})
             case ev.PauseSources(paused):
                 self.slots.broadcast({"type": "pause_sources" if paused else "resume_sources"})
             case ev.LetFinish():

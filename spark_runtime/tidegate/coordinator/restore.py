@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidegate.contract.errors import SnapshotError
+from tidegate.contract.verdicts import Withheld
 from tidegate.coordinator.events import Subtask
 from tidegate.plan.execution import ExecutionPlan
 from tidegate.plan.graph import JobGraph
@@ -28,6 +29,7 @@ class Restore:
             they are assigned anew (S4.3).
         permitted: what the restore commits, with what is in front of it; None: all that the snapshot holds, which its
             completion permits. Behind a commit gate what is approved, 0: nothing (S7.8).
+        withheld: what of it is never committed, and goes to the folder `quarantine` (S7.8).
     """
 
     location: str
@@ -39,6 +41,8 @@ class Restore:
     parallelism: int
     moved_splits: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     permitted: int | None = None
+    withheld: Sequence[Withheld] = ()
+    quarantine: str = ""
 
     @property
     def rescales(self) -> bool:
@@ -59,6 +63,8 @@ class Restore:
             "shares": {uid: share.to_json() for uid, share in shares.items() if share is not None},
             "finished": [list(s) for s in self.finished if s[1] == index],
             "drained": list(self.metadata.drained_operators),
+            "withheld": [withheld.to_json() for withheld in self.withheld],
+            "quarantine": self.quarantine,
         }
 
 

@@ -227,8 +227,9 @@ class Supervisor:
                 return self._on_cancel(command)
             case "commit" | "reject":
                 n, by = arguments.get("checkpoint_id"), command.issued_by
-                then: Then = "replay" if arguments.get("then") == "replay" else "stop"
-                return self._request(Ruling(request_id, command.verb == "commit", n, by, then))
+                then: Then = arguments.get("then") or "stop"
+                reason = str(arguments.get("reason") or "")
+                return self._request(Ruling(request_id, command.verb == "commit", n, by, then, reason))
 
     def _request(self, request: Wish) -> list[SupervisionAction]:
         """To the run that is there, else to the next one."""

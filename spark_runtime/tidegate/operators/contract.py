@@ -11,6 +11,8 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MIN_WATERMARK, Watermark
 from tidegate.contract.options import ProcessingTimeOnEnd
+from tidegate.contract.store import Store
+from tidegate.contract.verdicts import Withheld
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 
 Output: TypeAlias = pa.RecordBatch | Watermark
@@ -152,6 +154,12 @@ class StreamOperator(ABC):
     def awaits_permit(self, checkpoint_id: int) -> bool:
         """Checkpoint `checkpoint_id` is complete: whether something that it covers is still to be committed."""
         return False
+
+    def quarantine(self, withheld: Withheld, folder: Callable[[], tuple[Store, str]]) -> Callable[[], None] | None:
+        """What is `withheld` is never committed from now on, whatever permits come. Returns the blocking work that
+        moves it into `folder`, a store and a path in it, for a writer thread; or None. May come again at every
+        restore."""
+        return None
 
     def aborted(self, checkpoint_id: int) -> None:
         """Checkpoint `checkpoint_id` will never complete. What it pre-committed joins the next one."""

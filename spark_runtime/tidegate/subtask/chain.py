@@ -10,6 +10,8 @@ from functools import partial
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
+from tidegate.contract.store import Store
+from tidegate.contract.verdicts import Withheld
 from tidegate.operators.contract import CommitPermit, Output, StreamOperator
 
 
@@ -94,6 +96,12 @@ class OperatorChain:
     def commits(self, permit: CommitPermit) -> list[Callable[[], None]]:
         """The blocking work that `permit` allows (S7.4); its failure names the operator."""
         found = ((uid, operator.commit(permit)) for uid, operator in zip(self._uids, self.operators, strict=True))
+        return [partial(self._do, uid, work) for uid, work in found if work is not None]
+
+    def quarantines(self, withheld: Withheld, folder: Callable[[], tuple[Store, str]]) -> list[Callable[[], None]]:
+        """The blocking work that moves what is withheld into `folder` (S7.8); its failure names the operator."""
+        both = zip(self._uids, self.operators, strict=True)
+        found = ((uid, operator.quarantine(withheld, folder)) for uid, operator in both)
         return [partial(self._do, uid, work) for uid, work in found if work is not None]
 
     def awaits_permit(self, checkpoint_id: int) -> bool:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from tidegate.contract.store import Store
+from tidegate.contract.verdicts import Withheld
 from tidegate.operators.contract import CommitPermit
 from tidegate.subtask.chain import OperatorChain
 from tidegate.subtask.host import SubtaskHost
@@ -39,6 +43,18 @@ class Commits:
             self._lifecycle.committed(permit.checkpoint_id)
 
         self._host.commit(self._subtask, permit.checkpoint_id, work, done)
+
+    def quarantine(self, withheld: Withheld, folder: Callable[[], tuple[Store, str]]) -> None:
+        """Commit nothing of what is `withheld` any more; it is moved away before the subtask may finish (S7.8)."""
+        work = self._chain.quarantines(withheld, folder) if self._lifecycle.phase != "finished" else []
+        if not work:
+            return
+        self._under_way += 1
+
+        def done() -> None:
+            self._under_way -= 1
+
+        self._host.commit(self._subtask, 0, work, done)  # 0: no checkpoint is committed by it
 
     def durable(self, checkpoint_id: int, *, last: bool) -> None:
         """Snapshot `checkpoint_id` is complete, and permits nothing. A subtask that has ended finishes on it when the

@@ -221,10 +221,21 @@ def _open_operator(node: Node, index: int, context: OperatorContext, restored: R
             parts = restored.parts.get((node.uid, index), ())
             operator.restore([part for part in parts if part.kind != "channel"])
         if isinstance(operator, SinkOperator):
+            _into_quarantine(operator, restored)  # before recovery takes it for leftovers
             operator.recover(restored.permit if restored is not None else None)()
         return operator
     except Exception as error:
         raise OperatorFailure(node.uid, index, error) from error
+
+
+def _into_quarantine(operator: SinkOperator, restored: Restored | None) -> None:
+    """What the snapshot holds and a verdict withheld since; of a fork nothing, whose transactions are another's."""
+    if restored is None or restored.permit is None or restored.quarantine is None:
+        return
+    for withheld in restored.withheld:
+        work = operator.quarantine(withheld, restored.quarantine)
+        if work is not None:
+            work()
 
 
 def _input_ports(plan: ExecutionPlan, chain: Chain, index: int, channels: _Channels) -> list[InputPort]:

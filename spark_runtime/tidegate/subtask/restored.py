@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tidegate.contract.store import Store
+from tidegate.contract.verdicts import Withheld
 from tidegate.operators.contract import CommitPermit
 from tidegate.plan.execution import ExecutionPlan
 from tidegate.snapshot.handles import StreamFactory
@@ -25,12 +27,15 @@ class Restored:
         parts: (uid, index) -> state parts of the new subtask.
         finished: (chain id, index) of subtasks that run no user code (S6.2).
         drained: uids of operators whose input a drain had ended early; it goes on now (S7.5).
+        withheld: what is never committed, and moves to `quarantine`, a store and a folder in it (S7.8).
     """
 
     permit: CommitPermit | None
     parts: Mapping[tuple[str, int], Sequence[StatePart]]
     finished: Collection[tuple[int, int]]
     drained: Collection[str] = ()
+    withheld: Sequence[Withheld] = ()
+    quarantine: Callable[[], tuple[Store, str]] | None = None
 
 
 def load_restored(
@@ -66,4 +71,7 @@ def load_restored(
         finished |= {(chain_id, i) for chain_id, i in document["finished"]}
     any_document = next(iter(documents.values()))
     permit = CommitPermit(any_document["checkpoint_id"], any_document["generation"], any_document["log_number"])
-    return Restored(None if any_document["is_fork"] else permit, parts, finished, frozenset(any_document["drained"]))
+    withheld = [Withheld.from_json(w) for w in any_document.get("withheld", ())]
+    quarantine = partial(open_location, any_document["quarantine"]) if withheld else None
+    drained = frozenset(any_document["drained"])
+    return Restored(None if any_document["is_fork"] else permit, parts, finished, drained, withheld, quarantine)

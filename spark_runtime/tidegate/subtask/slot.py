@@ -13,10 +13,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tidegate.channel.elements import CheckpointBarrier
 from tidegate.contract.store import Store
+from tidegate.contract.verdicts import Withheld
 from tidegate.operators.contract import CommitPermit
 from tidegate.snapshot.handles import StreamFactory
 from tidegate.snapshot.parts import AsyncSnapshot
@@ -250,6 +252,10 @@ class Slot:
                 permit = CommitPermit(message["checkpoint_id"], message["generation"], message["log_number"])
                 for subtask in self._subtasks:
                     subtask.completed(permit, report=True)
+            case "quarantine":
+                withheld = Withheld.from_json(message["withheld"])
+                for subtask in self._subtasks:
+                    subtask.commits.quarantine(withheld, partial(self._open_location, message["path"]))
             case "pause_sources" | "resume_sources" as what:
                 for subtask in self._subtasks:
                     subtask.paused = what == "pause_sources"

@@ -60,7 +60,7 @@ EMISSION_BUDGET = 32
 
 class Subtask:
     """See the module. `step` is called by the slot's loop. `watermark_us` is the one last sent on. While `paused`, a
-    source is not read."""
+    source is not read. `commits` takes what is said of transactions."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Subtask:
         self._overtaking = Overtaking(unaligned_after_ms, self._aligner, router, host)
         self._watermarks = WatermarkTracker(len(inputs))
         self._lifecycle = SubtaskLifecycle([port.input_index for port in inputs], wait_for_final=wait_for_final)
-        self._commits = Commits(subtask, chain, self._lifecycle, host)
+        self.commits = Commits(subtask, chain, self._lifecycle, host)
         self._timers = Timers(chain, self._lifecycle, host)
         self._restored_finished = restored_finished
         self._triggers = self._overtaking.triggers
@@ -167,12 +167,12 @@ class Subtask:
         """`permit.checkpoint_id` is complete, or was approved, perhaps long after: commit what it permits, then perhaps
         finish (S7.3, S7.4). `report`: also that there was nothing to commit (S7.8)."""
         if not self.is_finished:
-            self._commits.permitted(permit, report=report)
+            self.commits.permitted(permit, report=report)
 
     def durable(self, checkpoint_id: int, *, last: bool) -> None:
         """`checkpoint_id` is complete and permits nothing; `last`: the job ends with it (S7.8)."""
         if not self.is_finished:
-            self._commits.durable(checkpoint_id, last=last)
+            self.commits.durable(checkpoint_id, last=last)
 
     def let_finish(self) -> None:
         """No final snapshot is to come (S7.3)."""
@@ -200,7 +200,7 @@ class Subtask:
             barrier, since_ms = self._triggers.popleft()
             self._overtaking.begins(barrier, since_ms)
             self._emission = self._on_trigger(barrier)
-        elif self._lifecycle.may_finish and not self._commits.busy and not self._triggers:
+        elif self._lifecycle.may_finish and not self.commits.busy and not self._triggers:
             self._emission = self._finish()
         elif self._timers.are_due():
             self._emission = self._on_timers()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.transactions import check_own, is_leftover, transaction_id
 from tidegate.contract.errors import TidegateError
 from tidegate.contract.staged import StagedData
@@ -22,6 +23,7 @@ class Collection:
     Attributes:
         staged: batches per pre-committed, unpublished transaction.
         committed: batches per published transaction, in order of publication.
+        quarantined: batches per transaction that a verdict withheld.
         repeated_commits: ids of transactions that were asked to be committed again (allowed; nothing was published
             twice).
         publications: how often each transaction became visible; anything but 1 is a defect of the sink.
@@ -30,6 +32,7 @@ class Collection:
 
     staged: dict[str, list[pa.RecordBatch]] = field(default_factory=dict)
     committed: dict[str, list[pa.RecordBatch]] = field(default_factory=dict)
+    quarantined: dict[str, list[pa.RecordBatch]] = field(default_factory=dict)
     repeated_commits: list[str] = field(default_factory=list)
     publications: Counter[str] = field(default_factory=Counter)
     rows_written: int = 0
@@ -80,6 +83,13 @@ class Collection:
             self.committed[transaction] = batches
             self.publications[transaction] += 1
 
+    def put_away(self, transaction: str) -> None:
+        """Move a staged transaction to the quarantined ones, idempotently."""
+        with self._lock:
+            batches = self.staged.pop(transaction, None)
+            if batches is not None:
+                self.quarantined[transaction] = batches
+
     def drop(self, transaction: str) -> None:
         """Remove a staged transaction, idempotently."""
         with self._lock:
@@ -114,6 +124,8 @@ class CollectSink(Sink):
         name: key of the process-wide registry.
         two_phase: False: rows are visible as soon as they are written.
     """
+
+    can_quarantine = True
 
     def __init__(self, name: str, *, two_phase: bool = True) -> None:
         self.name = name
@@ -179,6 +191,12 @@ class CollectWriter(SinkWriter):
         for handle in committables:
             check_own(self._ctx, handle)
             self._collection.drop(handle.transaction_id)
+
+    def quarantine(self, committables: Sequence[Committable], into: Quarantine) -> None:
+        """Put away."""
+        for handle in committables:
+            check_own(self._ctx, handle)
+            self._collection.put_away(handle.transaction_id)
 
     def recover(self, checkpoint_id: int, pending: Sequence[Committable] = ()) -> None:
         """Drop what other runs of the subtasks this one looks after left staged."""

@@ -9,6 +9,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,9 +19,12 @@ from hypothesis import strategies as st
 from pyarrow import dataset
 
 from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.sink_operator import SinkOperator, held_handles
 from tidegate.contract.errors import TidegateError
-from tidegate.contract.staged import StagedData, merged
+from tidegate.contract.staged import StagedData, merged, quarantined_data
+from tidegate.contract.store import open_store
+from tidegate.contract.verdicts import Withheld
 from tidegate.operators.contract import CommitPermit, OperatorContext
 from tidegate.snapshot.parts import StatePart
 
@@ -192,6 +196,29 @@ class SinkConformance(ABC):
         second.commit(waiting)
         second.commit(own)
         assert sorted(self.visible()) == [0, 1, 4, 5]
+
+    def test_what_is_in_quarantine_can_be_read_and_never_committed(self, tmp_path: Path) -> None:
+        """S7.8: whoever repeats the move, in this run or a later one. Recovery leaves it; the rest is committed."""
+        reign = Reign()
+        sink = self.make_sink(fresh=True)
+        if not sink.can_quarantine:
+            return
+        first = sink.create_writer(reign.context())
+        kept, gone, late = (self._prepared(first, n, 10 * n, 3) for n in (1, 2, 3))
+        store = open_store(str(tmp_path))
+        into = Quarantine(store, "job/quarantine", Withheld(1, (2,), "anna", "wrong prices"))
+        first.quarantine(gone, into)
+        first.quarantine(gone, into)
+        reign.generation = 2
+        second = self.make_sink(fresh=False).create_writer(reign.context())
+        second.quarantine(gone, into)
+        _expect_refusal(lambda: second.commit(gone))
+        second.recover(1, [*kept, *late])
+        second.commit([*kept, *late])
+        assert sorted(self.visible()) == [10, 11, 12, 30, 31, 32]
+        found = [self.read_staged(data) for data in quarantined_data(store, "job/quarantine", 2)]
+        assert [sorted(rows or ()) for rows in found] in ([[20, 21, 22]], []), "opaque data has no note"
+        assert not quarantined_data(store, "job/quarantine", 3)
 
     def test_a_zombie_that_recovers_late_does_not_harm_its_successor(self) -> None:
         """S9.2: fenced by generation, and by the order of the runs of one."""

@@ -51,6 +51,7 @@ class _WithHalf(Sink):
     """Adds a column to partition by: whether n is odd."""
 
     can_rewind = True
+    can_quarantine = True
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink

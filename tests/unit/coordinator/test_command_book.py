@@ -64,7 +64,7 @@ def test_a_command_for_a_newer_submission_is_its_drivers() -> None:
         ("commit", {"checkpoint_id": "7"}, False),
         ("reject", {"checkpoint_id": 7}, True),
         ("reject", {"checkpoint_id": 7, "then": "replay"}, True),
-        ("reject", {"checkpoint_id": 7, "then": "quarantine"}, False),
+        ("reject", {"checkpoint_id": 7, "then": "quarantine"}, True),
         ("reject", {"checkpoint_id": 7, "then": "wait"}, False),
         ("reject", {"checkpoint_id": 0}, False),
         ("reject", {}, False),

@@ -50,6 +50,14 @@ class External(Collection):
         self._step()
         super().drop(transaction)
 
+    def put_away(self, transaction: str) -> None:
+        """See `Collection.put_away`."""
+        self._step()
+        if self._faults.strikes("commit_error"):
+            raise StoreError("the external system moved nothing", where=transaction)
+        super().put_away(transaction)
+        self._step()
+
     def _step(self) -> None:
         task = current_task()
         if task is not None:
@@ -61,6 +69,8 @@ class External(Collection):
 
 class ExternalSink(Sink):
     """A sink into an External."""
+
+    can_quarantine = True
 
     def __init__(self, external: External, *, two_phase: bool) -> None:
         self._external = external

@@ -1,0 +1,217 @@
+"""S7.8 in whole jobs: `reject` with then=quarantine. The job goes on from what was rejected, and never shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+from test_commit_gate_jobs import Gated
+
+from tidegate.connectors.datagen import DataGen
+from tidegate.contract.records import RestoreFrom
+from tidegate.contract.staged import quarantined_data
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.job_run import RunEnded
+from tidegate.pipeline.pipeline import Pipeline
+from tidegate.testing.collect import CollectSink, collected
+from tidegate.testing.in_process import InProcessRun
+
+
+def rows_of(job: Gated, where: str) -> list[int]:
+    """Committed, staged or quarantined ones, sorted; none twice."""
+    transactions = getattr(collected(job.sink), where)
+    found = sorted(n for batches in transactions.values() for b in batches for n in b.column("v").to_pylist())
+    assert len(found) == len(set(found))
+    return found
+
+
+def to_quarantine(job: Gated, n: int) -> ev.Answer:
+    return job.say(False, n, "quarantine")
+
+
+def until_all_is_accounted_for(job: Gated) -> None:
+    """Every row that was read is visible or in quarantine, once."""
+    job.approve(job.checkpoint())
+    assert not set(rows_of(job, "committed")) & set(rows_of(job, "quarantined"))
+    everything = sorted([*rows_of(job, "committed"), *rows_of(job, "quarantined")])
+    splits = [[n for n in everything if n % 2 == k] for k in (0, 1)]
+    assert all(found == list(range(k, k + 2 * len(found), 2)) for k, found in enumerate(splits)), everything
+
+
+def test_the_job_goes_on_without_the_output_of_what_was_rejected() -> None:
+    """S7.8: what waits behind it goes with it; what is in front still waits; what comes later is committed."""
+    job = Gated()
+    assert [job.checkpoint() for _ in range(4)] == [1, 2, 3, 4]
+    job.approve(1)
+    shown = rows_of(job, "committed")
+    answer = to_quarantine(job, 3)
+    assert answer.ok and answer.data["rejected"] == [3, 4], answer
+    assert job.run.outcome is None and job.view.waiting == (2,) and job.view.uncommitted == (2,)
+    assert [job.view.checkpoint(n).verdict for n in (1, 2, 3, 4)] == ["approved", "waiting", *["quarantined"] * 2]
+    kept = rows_of(job, "quarantined")
+    assert kept and rows_of(job, "committed") == shown
+    job.checkpoint()
+    job.approve(5)
+    assert rows_of(job, "quarantined") == kept and len(rows_of(job, "committed")) > len(shown)
+    assert not job.view.checkpoint(3).committed and job.view.checkpoint(2).committed
+    until_all_is_accounted_for(job)
+
+
+def test_the_word_on_it_stands() -> None:
+    """S7.8: not approved any more; said again, answered alike; no restore commits it."""
+    job = Gated()
+    job.checkpoint(), job.checkpoint()
+    assert to_quarantine(job, 2).ok
+    assert job.approve(2).code == "rejected"
+    assert to_quarantine(job, 2).code == "rejected" and to_quarantine(job, 2).ok
+    assert [kind for kind, _ in job.log] == ["reject"]
+    job.checkpoint()
+    job.stop()
+    job.again(RestoreFrom("checkpoint", checkpoint_id=3, on_committed_after="accept_duplicates"))
+    job.approve(3)
+    kept = rows_of(job, "quarantined")
+    assert kept and not set(kept) & set(rows_of(job, "committed"))
+
+
+@pytest.mark.parametrize("then", ["rerun", "relaunch"])
+def test_a_crash_between_the_word_and_the_move_leaves_nothing_undone(then: str) -> None:
+    """S7.8: the next run moves it before it cleans up; and it never commits it, whatever is approved later."""
+    job = Gated()
+    job.checkpoint(), job.checkpoint()
+    job.run.writers.held = True
+    assert to_quarantine(job, 2).ok
+    assert not rows_of(job, "quarantined")
+    job.run.crash()
+    job.run = job.job.rerun() if then == "rerun" else job.job.relaunch()
+    assert rows_of(job, "quarantined")
+    until_all_is_accounted_for(job)
+
+
+def test_a_snapshot_that_was_under_way_at_the_word_holds_it_and_a_restore_moves_it() -> None:
+    """S7.8: the new snapshot's state still has the handles while they have not moved."""
+    job = Gated()
+    job.checkpoint()
+    job.run.writers.held = True
+    job.run.run.take(ev.Request("checkpoint", request_id="late"))
+    job.run.pump(8)
+    job.run.run.take(ev.Ruling("v", False, 1, "anna", "quarantine"))
+    slot_writers, job.run.writers._waiting = job.run.writers._waiting, []
+    job.run.pump(8)
+    for work in slot_writers:
+        work()
+    job.run.pump(8)
+    assert job.job.answers["late"].ok and not rows_of(job, "quarantined")
+    job.run.crash()
+    job.run = job.job.rerun()
+    assert rows_of(job, "quarantined")
+    until_all_is_accounted_for(job)
+
+
+def test_a_word_that_comes_before_every_subtask_runs_is_carried_out_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S7.8."""
+    job = Gated()
+    job.checkpoint()
+    job.run.crash()
+    with monkeypatch.context() as held:
+        held.setattr(InProcessRun, "_deliver", lambda _: False)
+        job.run = job.job.relaunch()
+        job.run.run.take(ev.Ruling("early", False, 1, "anna", "quarantine"))
+        assert not job.run.slot._inbox, "no slot is there to hear it"
+    job.run.pump(10)
+    assert rows_of(job, "quarantined")
+    until_all_is_accounted_for(job)
+
+
+def test_sources_read_again_and_nothing_is_pinned_any_more() -> None:
+    """S7.8, S2.3."""
+    job = Gated(max_uncommitted_checkpoints=2)
+    job.checkpoint(), job.checkpoint()
+    assert job.run.run.coordinator.sources_paused
+    to_quarantine(job, 1)
+    assert not job.run.run.coordinator.sources_paused
+    job.checkpoint(), job.checkpoint()
+    assert job.view.waiting == (3, 4) and not {"chk-1-g1"} & job.folders
+
+
+def test_a_job_whose_last_output_is_in_quarantine_has_nothing_pending() -> None:
+    """S7.8: a stop comes after the word; while the job is ending the word is refused, for commit-pending to take."""
+    job = Gated()
+    job.checkpoint()
+    to_quarantine(job, 1)
+    job.run.run.take(ev.Request("stop-savepoint", request_id="s", stop="suspend"))
+    job.run.until(lambda: bool(job.view.waiting))
+    answer = to_quarantine(job, job.view.waiting[-1])
+    assert answer.code == "job_ends" and "commit-pending" in answer.message
+    job.run.to_end()
+    assert isinstance(job.run.outcome, RunEnded) and job.run.outcome.uncommitted == (2,)
+
+
+def test_a_job_restored_without_a_gate_does_not_commit_it() -> None:
+    """S7.8: completion permits what the snapshot holds, but for that."""
+    job = Gated()
+    job.checkpoint()
+    job.run.writers.held = True
+    to_quarantine(job, 1)
+    job.run.crash()
+    job.job.options = {**job.job.options, "commit": "automatic"}
+    job.again(RestoreFrom("latest"))
+    job.checkpoint()
+    assert rows_of(job, "quarantined") and rows_of(job, "committed")
+    assert not set(rows_of(job, "quarantined")) & set(rows_of(job, "committed"))
+
+
+def test_a_fork_takes_nothing_of_its_originals_quarantine() -> None:
+    """S7.4, S7.8."""
+    job = Gated()
+    job.checkpoint()
+    job.run.writers.held = True
+    to_quarantine(job, 1)
+    job.run.crash()
+    job.job.lineage = "lineage-2"
+    job.again(RestoreFrom("checkpoint", checkpoint_id=1))
+    assert not rows_of(job, "quarantined") and rows_of(job, "staged")
+
+
+class _Stubborn(CollectSink):
+    can_quarantine = False
+
+
+def stubborn(sink: str) -> Pipeline:
+    p = Pipeline()
+    source = DataGen(lambda numbers: {"v": numbers}, pa.schema([("v", pa.int64())]), splits=2, batch_rows=8)
+    p.read(source, uid="numbers").write(_Stubborn(sink), uid="out")
+    return p
+
+
+def test_a_sink_that_cannot_says_so_and_the_job_goes_on() -> None:
+    """S7.8: the checkpoint waits as before, for another word."""
+    build: Callable[[str], Pipeline] = stubborn
+    job = Gated(build)
+    job.checkpoint()
+    answer = to_quarantine(job, 1)
+    assert (answer.ok, answer.code) == (False, "cannot_quarantine") and "'out'" in answer.message
+    assert job.run.outcome is None and job.view.waiting == (1,) and job.log == []
+    assert job.reject(1, "replay").ok
+
+
+def test_a_rejection_of_what_is_in_front_takes_the_job_back_past_it() -> None:
+    """S7.8: rows that went to quarantine come again, from input."""
+    job = Gated()
+    job.checkpoint(), job.checkpoint()
+    to_quarantine(job, 2)
+    assert rows_of(job, "quarantined")
+    assert job.reject(1, "replay").ok
+    job.run = job.job.rerun()
+    job.run.pump(40)
+    job.approve(job.checkpoint())
+    committed = rows_of(job, "committed")
+    assert set(rows_of(job, "quarantined")) <= set(committed)
+
+
+def test_notes_tell_where_it_is() -> None:
+    """S7.8: a sink without files notes nothing."""
+    job = Gated()
+    job.checkpoint()
+    to_quarantine(job, 1)
+    assert quarantined_data(job.job.store, job.job.layout.quarantine, 1) == ()
