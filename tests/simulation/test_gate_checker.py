@@ -86,3 +86,29 @@ def test_what_waits_is_pinned_and_what_a_rejection_goes_back_to() -> None:
 def test_what_a_fresh_start_left_behind_waits_for_nothing() -> None:
     story = Story(spec(1), spec(2)).complete(1).add("fence", spec=2)
     assert story.gate.waiting == []
+
+
+def to_quarantine(story: Story, *rejected: int) -> Story:
+    return story.add("reject", checkpoint_id=rejected[0], then="quarantine", rejected=list(rejected))
+
+
+def test_what_is_published_from_quarantine_is_seen_and_what_goes_there_unasked() -> None:
+    """What is in front of it is none of it, and what comes after is not."""
+    story = to_quarantine(Story().complete(1).complete(2, 1).complete(3, 2), 2, 3)
+    assert story.gate.waiting == [1] and story.violations == []
+    story.complete(4, 3).add("approve", checkpoint_id=4)
+    assert story.publish(1) == story.publish(4) == []
+    made = {n: TransactionId("job", "l", "sink", 0, n, 1, "run", 1) for n in (1, 2, 3, 4)}
+    story.gate.put_away("t", made[2])
+    assert story.violations == []
+    assert not story.gate.is_missing(made[2])
+    story.add("committed", checkpoint_id=4)
+    assert [n for n in made if story.gate.is_missing(made[n])] == [2, 3]
+    story.gate.put_away("t", made[4])
+    assert story.violations[0].startswith("quarantine: ")
+    assert story.publish(3)[1].startswith("quarantine: ")
+
+
+def test_a_quarantine_that_leaves_something_behind_is_seen() -> None:
+    story = Story().complete(1).complete(2, 1).complete(3, 2)
+    assert to_quarantine(story, 2).violations[0].startswith("verdicts: ")

@@ -39,7 +39,11 @@ class Auditor:
             if chance(0.4):
                 self._say("commit", {"checkpoint_id": wanted})
             else:
-                self._say("reject", {"checkpoint_id": wanted, "then": "replay" if chance(0.8) else "stop"})
+                then = "replay" if chance(0.8) else "stop"
+                if then == "replay" and len(self._world.decisions) % 2:  # half of them, without another draw
+                    then = "quarantine"
+                    self._world.events["quarantines"] += 1
+                self._say("reject", {"checkpoint_id": wanted, "then": then})
         elif chance(0.4):
             self._say("commit", {})
         else:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import pyarrow as pa
 
 from tidegate.connectors.transactions import parse_transaction_id
 from tidegate.contract.log import contradiction
@@ -219,7 +221,9 @@ class Checkers:
             case "commit" | "reject":
                 n = result.data["checkpoint_id"]
                 gate = self.gate
-                good = gate is not None and n in (gate.permitted if command.verb == "commit" else gate.rejected)
+                good = gate is not None and n in (
+                    gate.permitted if command.verb == "commit" else gate.rejected | gate.quarantined.keys()
+                )
                 self._demand("answers", good, f"{command}: answered with {n}")
             case "stop":
                 n = result.data["checkpoint_id"]
@@ -294,7 +298,7 @@ class Checkers:
         rows, windows = self._workload.expected(self._workload.everything(read))
         for uid, external in externals.items():
             shown: Counter[Row] = Counter()
-            for batches in external.committed.values():
+            for batches in [*external.committed.values(), *self._put_away(external)]:
                 for batch in batches:
                     shown.update(rows_of(batch))
             plain = Counter({row: times for row, times in shown.items() if row[0] >= 0})
@@ -306,6 +310,17 @@ class Checkers:
             # A zombie of an earlier run may stage after the last run has cleaned up; only the next start finds that.
             left = sorted(t for t in external.staged if external.staged_ms[t] < self.last_run_ms and not self._waits(t))
             self._demand("nothing left staged", not left, f"{uid}: {left[:2]} of {len(left)}")
+
+    def _put_away(self, external: External) -> Iterator[Sequence[pa.RecordBatch]]:
+        """What is shown to nobody, and lies in quarantine instead."""
+        for transaction, batches in external.quarantined.items():
+            if self.gate is not None and self.gate.is_missing(parse_transaction_id(transaction)):
+                yield batches
+
+    def put_away(self, transaction: str) -> None:
+        """A transaction went to quarantine."""
+        assert self.gate is not None, "a quarantine without a gate"
+        self.gate.put_away(transaction, parse_transaction_id(transaction))
 
     def nothing_shown(self, externals: Mapping[str, External]) -> None:
         """No sink shows anything: nothing was approved."""

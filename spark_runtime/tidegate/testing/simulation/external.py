@@ -18,8 +18,15 @@ class External(Collection):
     """One sink's target. Each call takes virtual time, may fail, and is a place to die at, before or after its
     effect."""
 
-    def __init__(self, faults: Faults, now_ms: Callable[[], int], on_publish: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        faults: Faults,
+        now_ms: Callable[[], int],
+        on_publish: Callable[[str], None],
+        on_put_away: Callable[[str], None],
+    ) -> None:
         super().__init__()
+        self._on_put_away = on_put_away
         self.staged_ms: dict[str, int] = {}
         self._now_ms = now_ms
         self._faults = faults
@@ -55,6 +62,8 @@ class External(Collection):
         self._step()
         if self._faults.strikes("commit_error"):
             raise StoreError("the external system moved nothing", where=transaction)
+        if transaction in self.staged:
+            self._on_put_away(transaction)
         super().put_away(transaction)
         self._step()
 

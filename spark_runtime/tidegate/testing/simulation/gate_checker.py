@@ -17,7 +17,8 @@ class GateChecker:
 
     Attributes:
         permitted: approved, with all that these came from.
-        rejected: with all that came from these.
+        rejected: with all that came from these; but for those in quarantine, from which jobs go on.
+        quarantined: rejected ones, and what waited behind them -> those in front of the oldest one.
         committed: newest id that the log calls committed; 0: none.
     """
 
@@ -31,6 +32,7 @@ class GateChecker:
         self._begun_after = 0
         self.permitted: set[int] = set()
         self.rejected: set[int] = set()
+        self.quarantined: dict[int, set[int]] = {}
         self.committed = 0
         self.newest_approved = 0
 
@@ -59,6 +61,12 @@ class GateChecker:
             case "reject":
                 good = n in self._completed and n not in self.permitted
                 self._demand("verdicts", good, f"{n} was rejected, which is approved or not complete")
+                if entry.data.get("then") == "quarantine":
+                    behind = [m for m in self.waiting if n in self._ancestry(m)]
+                    same = behind == entry.data["rejected"]
+                    self._demand("verdicts", same, f"{entry.data['rejected']} went to quarantine, not {behind}")
+                    self.quarantined |= {m: self._ancestry(n) - {n} for m in behind}
+                    return
                 self.rejected |= {m for m in self._completed if n in self._ancestry(m)}
             case "committed":
                 self._demand("verdicts", n in self.permitted, f"{n} is called committed and was not approved")
@@ -86,6 +94,7 @@ class GateChecker:
             if entry.data["kind"] != "savepoint"
             and n not in self.permitted
             and n not in self.rejected
+            and n not in self.quarantined
             and n > self._begun_after
         ]
 
@@ -102,11 +111,30 @@ class GateChecker:
         """A transaction became visible."""
         holds = any(self._holds(n, made) for n in self.permitted)
         self._demand("nothing unapproved", holds, f"{transaction} was published without an approval")
+        self._demand("quarantine", not self.withheld_by(made), f"{transaction} was published from quarantine")
+
+    def put_away(self, transaction: str, made: TransactionId) -> None:
+        """A transaction went to quarantine."""
+        self._demand(
+            "quarantine", bool(self.withheld_by(made)), f"{transaction} went to quarantine, and nobody said so"
+        )
+
+    def withheld_by(self, made: TransactionId) -> set[int]:
+        """The checkpoints in quarantine that brought the transaction there; what is in front of them held it not."""
+        return {
+            n
+            for n, front in self.quarantined.items()
+            if self._holds(n, made) and not any(self._holds(m, made) for m in front)
+        }
+
+    def is_missing(self, made: TransactionId) -> bool:
+        """What is committed goes on from the transaction, and shows it not."""
+        return bool(self.withheld_by(made) & self._ancestry(self.committed))
 
     def may_be_staged(self, made: TransactionId) -> bool:
         """It waits for a verdict. What is approved does not: it was to be published."""
         held_by = {n for n in self._completed if self._holds(n, made)}
-        return bool(held_by - self.rejected) and not held_by & self.permitted
+        return bool(held_by - self.rejected) and not held_by & self.permitted and not self.withheld_by(made)
 
     def _holds(self, n: int, made: TransactionId) -> bool:
         entry = self._completed[n]

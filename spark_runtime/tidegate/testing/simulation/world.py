@@ -287,7 +287,9 @@ class World:
         cut.tallies[ctx.uid, ctx.subtask] = state
 
     def _sink(self, uid: str) -> Sink:
-        external = External(self.faults, self.now_ms, lambda transaction: self.checkers.published(transaction))
+        external = External(
+            self.faults, self.now_ms, lambda t: self.checkers.published(t), lambda t: self.checkers.put_away(t)
+        )
         self.externals[uid] = external
         return ExternalSink(external, two_phase=self.two_phase)
 
