@@ -41,12 +41,12 @@ from tidegate.contract.records import (
 )
 from tidegate.contract.staged import StagedData, staged_data
 from tidegate.contract.status import JobStatus, JobView, derive
+from tidegate.contract.stop_outcomes import stop_arguments
 from tidegate.contract.store import Store, open_store
 from tidegate.contract.units import parse_duration
 from tidegate.contract.waiting import HeartbeatWatch, Waiting
 
 VERBS: tuple[str, ...] = ("checkpoint", "savepoint", "stop", "cancel", "commit", "reject")
-STOP_MODES = ("suspend", "drain")
 POLL_S = 0.5
 """Default pause between two looks at a job, seconds."""
 OBSERVE_INTERVALS = 5
@@ -262,24 +262,24 @@ class JobClient:
 
         Args:
             verb: checkpoint, savepoint, stop, cancel, commit or reject.
-            arguments: savepoint {"path"}; stop {"mode": "suspend" | "drain", "path"}; `path`: folder or URL to put it
-                in. commit {"checkpoint_id"}: None: the newest that waits; reject {"checkpoint_id", "then": "stop" |
-                "replay" | "quarantine", "reason"}: `reason` for people.
+            arguments: savepoint {"path"}; stop {"mode": "suspend" | "drain", "path", "timeout", "on_timeout":
+                "keep_running" | "suspend" | "cancel"}; `path`: folder or URL to put it in; `timeout`: from the
+                moment the driver takes the command to the job's end, None: the option `stop_timeout`. commit
+                {"checkpoint_id"}: None: the newest that waits; reject {"checkpoint_id", "then": "stop" | "replay" |
+                "quarantine", "reason"}: `reason` for people.
             command_id: sending again under one gives the existing command; None: a new one. See `layout.stable_id`.
             expires_in: a driver refuses it after that.
             spec: submission it is meant for; None: the newest.
             issued_by: for people.
 
         Raises:
-            OptionError: no such verb or mode.
+            OptionError: no such verb, mode or `on_timeout`; a timeout without unit.
             CommandRefusedError: the job has ended.
             RecordError: another command has this id.
         """
         if verb not in VERBS:
             raise OptionError(f"{verb!r} is not a command", where="verb", remedy=f"Use {', '.join(VERBS)}")
-        data = dict(arguments or {})
-        if verb == "stop" and data.setdefault("mode", "suspend") not in STOP_MODES:
-            raise OptionError(f"{data['mode']!r} is not a way to stop", where="mode", remedy="Use suspend or drain")
+        data = stop_arguments(arguments or {}) if verb == "stop" else dict(arguments or {})
         command_id = command_id or f"{verb}-{secrets.token_hex(8)}"
         existing = self.command(command_id)
         if existing is None:

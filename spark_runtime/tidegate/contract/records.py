@@ -219,9 +219,9 @@ class Command:
     Attributes:
         command_id: chosen by the client; sending twice under one is sending once.
         verb: what to do.
-        arguments: by verb: savepoint {"path"}; stop {"mode": "suspend" | "drain", "path"}; commit {"checkpoint_id"},
-            None: the newest that waits; reject {"checkpoint_id", "then": "stop" | "replay" | "quarantine",
-            "reason"}.
+        arguments: by verb: savepoint {"path"}; stop {"mode": "suspend" | "drain", "path", "timeout", "on_timeout":
+            "keep_running" | "suspend" | "cancel"}; commit {"checkpoint_id"}, None: the
+            newest that waits; reject {"checkpoint_id", "then": "stop" | "replay" | "quarantine", "reason"}.
         spec: submission it is meant for; a driver of another one answers "superseded".
         issued_at: time.
         expires_at: time after which a driver refuses it.

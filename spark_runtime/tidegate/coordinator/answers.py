@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tidegate.channel.elements import StopMode
+from tidegate.contract.stop_outcomes import COMMITS_PENDING, COMMITTED, SAVEPOINT_FAILED
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.events import Action, Request
 
@@ -23,17 +24,27 @@ def stop_answer(
 ) -> ev.Answer:
     """The answer to a stop once the whole job has ended (S7.5). `uncommitted`: what a commit gate held back (S7.8)."""
     if uncommitted:
-        data = {"outcome": "commits_pending", "mode": mode, "checkpoint_id": checkpoint_id, "path": path}
+        data = {"outcome": COMMITS_PENDING, "mode": mode, "checkpoint_id": checkpoint_id, "path": path}
         text = f"the job stopped ({mode}) with savepoint {path}; {uncommitted_text(uncommitted)}"
-        return ev.Answer(request_id, True, "commits_pending", text, {**data, "uncommitted": list(uncommitted)})
-    data = {"outcome": "committed", "mode": mode, "checkpoint_id": checkpoint_id, "path": path}
-    return ev.Answer(request_id, True, "committed", f"the job stopped ({mode}) with savepoint {path}", data)
+        return ev.Answer(request_id, True, COMMITS_PENDING, text, {**data, "uncommitted": list(uncommitted)})
+    data = {"outcome": COMMITTED, "mode": mode, "checkpoint_id": checkpoint_id, "path": path}
+    return ev.Answer(request_id, True, COMMITTED, f"the job stopped ({mode}) with savepoint {path}", data)
 
 
 def uncommitted_text(uncommitted: Sequence[int]) -> str:
     """What is left to do for a job that ended behind a commit gate."""
     ids = ", ".join(map(str, uncommitted))
     return f"not committed, since they wait for a verdict or their approval came too late: checkpoints {ids}"
+
+
+def job_ended(pending: Iterable[Request], waiting: Iterable[Request]) -> list[Action]:
+    """Answers when every subtask has finished first. `waiting`: not triggered yet."""
+    actions: list[Action] = []
+    for request in pending:
+        actions += answer_to(request, False, "job_ended", "the job ended before the snapshot completed")
+    for request in waiting:
+        actions += answer_to(request, False, "job_ended", "the job ended before the snapshot was triggered")
+    return actions
 
 
 def carried_over(requests: Iterable[Request], reason: str) -> tuple[list[Action], list[Request]]:
@@ -43,7 +54,8 @@ def carried_over(requests: Iterable[Request], reason: str) -> tuple[list[Action]
     for request in requests:
         if request.kind == "stop-savepoint":
             text = f"the stop did not happen, nothing was committed by it; the job restarts: {reason}"
-            actions += answer_to(request, False, "savepoint_failed_job_continues", text)
+            data: dict[str, object] = {"outcome": SAVEPOINT_FAILED, "mode": request.stop, "reason": reason}
+            actions += answer_to(request, False, SAVEPOINT_FAILED, text, data)
         elif request.request_id is not None:
             keep.append(request)
     return actions, keep

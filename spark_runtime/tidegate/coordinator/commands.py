@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tidegate.contract.clock import parse_iso
+from tidegate.contract.errors import OptionError
 from tidegate.contract.records import Command
+from tidegate.contract.stop_outcomes import stop_arguments
 from tidegate.coordinator.events import Answer
 from tidegate.coordinator.supervision_events import AnswerAllOpen
 
 VERBS = frozenset({"checkpoint", "savepoint", "stop", "cancel", "commit", "reject"})
 """What this version can be asked for."""
-STOP_MODES = ("suspend", "drain")
-"""Ways to stop."""
 THENS = ("stop", "replay", "quarantine")
 """What a rejection may do with the job."""
 
@@ -141,9 +141,12 @@ class CommandBook:
 
 def _problem(command: Command) -> str | None:
     """What is wrong with the arguments; a client of ours never sends these."""
-    mode, path = command.arguments.get("mode", STOP_MODES[0]), command.arguments.get("path")
-    if command.verb == "stop" and mode not in STOP_MODES:
-        return f"{mode!r} is not a way to stop; use {' or '.join(STOP_MODES)}"
+    path = command.arguments.get("path")
+    if command.verb == "stop":
+        try:
+            stop_arguments(command.arguments)
+        except OptionError as error:
+            return str(error)
     if command.verb in ("commit", "reject"):
         return _problem_of_verdict(command)
     if path is not None and not (isinstance(path, str) and path):

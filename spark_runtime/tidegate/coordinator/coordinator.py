@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.answers import answer_to, carried_over
+from tidegate.coordinator.answers import answer_to, carried_over, job_ended
 from tidegate.coordinator.checkpoint_plan import plan_checkpoint
 from tidegate.coordinator.commit_gate import CommitGate
 from tidegate.coordinator.completed_snapshots import CompletedSnapshots
 from tidegate.coordinator.coordinator_options import CoordinatorOptions
 from tidegate.coordinator.events import AbortCode, Action, Event, Request, Subtask
 from tidegate.coordinator.final_snapshot import FinalSnapshot
+from tidegate.coordinator.giving_up import Scene, savepoint_stays, stop_failed, stop_given_up, stop_untouched
 from tidegate.coordinator.pending import COUNTED, PendingCheckpoint
 from tidegate.coordinator.requests import RequestQueue
 from tidegate.coordinator.retention import Completed
@@ -107,6 +108,8 @@ class Coordinator:
                 actions = self._shelf.committed(subtask, checkpoint_id)
             case ev.Approved() | ev.Quarantined():
                 actions = self._shelf.judged(event)
+            case ev.GiveUpStop():
+                actions = self._give_up_stop(event)
         if not self._over:
             actions += self._start_next(now_ms)
         return actions
@@ -200,10 +203,8 @@ class Coordinator:
         actions: list[Action] = []
         for pending in self._pending.values():
             actions.append(ev.SendAbort(pending.checkpoint_id, "the job ended", "job_ended"))
-            actions += answer_to(pending.request, False, "job_ended", "the job ended before the snapshot completed")
         waiting = [self._claiming] if self._claiming is not None else []
-        for request in waiting + self._queue.drain():
-            actions += answer_to(request, False, "job_ended", "the job ended before the snapshot was triggered")
+        actions += job_ended([p.request for p in self._pending.values()], waiting + self._queue.drain())
         self._pending.clear()
         self._claiming = None
         left = self._gate.uncommitted if self._gate is not None else ()
@@ -284,11 +285,12 @@ class Coordinator:
         if request.kind == "stop-savepoint" and (first := self._stop_on_its_way()) is not None:
             text = f"a stop (mode {first.stop}) is on its way already; wait for its end"
             return self._refuse(request, Refuse("stop_in_progress", text))
+        return self._enqueue(request)
+
+    def _enqueue(self, request: Request) -> list[Action]:
         fell_out = self._queue.add(request)
-        if fell_out is None:
-            return []
         text = f"more than {self._options.max_queued} snapshot requests are waiting"
-        return self._refuse(fell_out, Refuse("too_many_requests", text))
+        return [] if fell_out is None else self._refuse(fell_out, Refuse("too_many_requests", text))
 
     def _refuse(self, request: Request, refusal: Refuse) -> list[Action]:
         self._refused[refusal.code] += 1
@@ -340,7 +342,7 @@ class Coordinator:
         assert request is not None, "LocationReady without Claim"
         self._claiming = None
         plan = plan_checkpoint(self._topology, self._subtasks.by_subtask)
-        deadline_ms = now_ms + self._options.timeout_ms
+        deadline_ms = now_ms + max(self._options.timeout_ms, request.timeout_ms)
         pending = PendingCheckpoint(checkpoint_id, request, path, now_ms, deadline_ms, plan)
         self._pending[checkpoint_id] = pending
         pending.after_all_data = self._subtasks.all_ended
@@ -365,20 +367,7 @@ class Coordinator:
         pending = self._pending.get(ack.checkpoint_id)
         if pending is None or ack.run_id != self._run_id or not pending.acknowledge(ack, now_ms):
             return []
-        pending.completing = True
-        request = pending.request
-        return [
-            ev.Complete(
-                pending.checkpoint_id,
-                request.kind,
-                request.stop,
-                pending.path,
-                pending.triggered_ms,
-                dict(pending.acks),
-                pending.plan.finished,
-                pending.metrics(now_ms),
-            )
-        ]
+        return [pending.to_complete(now_ms)]
 
     def _on_decline(self, decline: ev.Declined, now_ms: int) -> list[Action]:
         pending = self._pending.get(decline.checkpoint_id)
@@ -429,16 +418,28 @@ class Coordinator:
         elif request.kind == "final" and code not in ("subsumed", "job_stops"):
             self._final.failed(now_ms)
         if request.kind == "stop-savepoint":
-            return actions + self._stop_failed(request, reason)
+            afresh = code == "subtask_finished"  # a plan that came too late: what has ended ends with the next (S1.5)
+            self._over = not afresh
+            return actions + (self._enqueue(request) if afresh else stop_failed(request, reason))
         return actions + (self._count_failure(reason) if counts else [])
 
-    def _stop_failed(self, request: Request, reason: str) -> list[Action]:
-        """A stop's sources have sent EndOfData with the trigger, so the run fails over; nothing was committed
-        (S7.7)."""
-        text = f"the stop-savepoint failed, nothing was committed, the job restarts from its recovery point: {reason}"
+    def _give_up_stop(self, event: ev.GiveUpStop) -> list[Action]:
+        """The time of a stop is up. Once its savepoint is complete there is no way back (S7.7)."""
+        scene = Scene(self._topology, self._subtasks.by_subtask, event.limit)
+        if self._stop is not None:
+            return savepoint_stays(event, scene, self._stop.checkpoint_id, self._stop.path)
+        if self._commit_only is not None:
+            return savepoint_stays(event, scene, self._commit_only, None)
+        request = self._stop_on_its_way()
+        if request is None or event.request_id not in (None, request.request_id):
+            return []
+        self._queue.take(request)
+        pending = next((p for p in self._pending.values() if p.request is request), None)
+        if pending is None:
+            return stop_untouched(request, scene)
+        del self._pending[pending.checkpoint_id]
         self._over = True
-        answer = answer_to(request, False, "savepoint_failed_job_continues", text)
-        return [*answer, ev.FailRun(f"stop failed: {reason}")]
+        return stop_given_up(pending, scene)
 
     def _count_failure(self, reason: str) -> list[Action]:
         self._failures += 1

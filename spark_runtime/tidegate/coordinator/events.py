@@ -36,11 +36,12 @@ AbortCode = Literal[
     "job_stops",
     "job_ended",
     "shutdown",
+    "stop_timeout",
 ]
 """Why a pending snapshot was aborted. The first three are failures and count, but for savepoints (S2.2).
 `subsumed`: a newer one completed. `subtask_finished`: before it could take part (S1.5). `alignment_aborted`: a subtask
 met a newer barrier or a cancel marker (S3.4). `job_stops`: a stop-savepoint completed first. `job_ended`: all had
-finished. `shutdown`: the run is over."""
+finished. `shutdown`: the run is over. `stop_timeout`: the time of the stop was up (S7.7)."""
 
 DeclineCode = Literal["failed", "subtask_finished", "alignment_aborted"]
 
@@ -55,6 +56,7 @@ class Request:
         request_id: the command that waits for the answer; None when nobody does.
         stop: for a stop-savepoint.
         path: where a savepoint goes; None: the default.
+        timeout_ms: of a stop, from command to end; its savepoint expires no sooner than that after its trigger.
     """
 
     kind: CheckpointKind
@@ -62,6 +64,7 @@ class Request:
     request_id: str | None = None
     stop: StopMode | None = None
     path: str | None = None
+    timeout_ms: int = 0
 
 
 Then = Literal["stop", "replay", "quarantine"]
@@ -90,7 +93,20 @@ class Ruling:
     reason: str = ""
 
 
-Wish: TypeAlias = Request | Ruling
+@dataclass(frozen=True, slots=True)
+class GiveUpStop:
+    """The time of a stop is up (S7.7). An event, too.
+
+    Attributes:
+        request_id: of the stop; None: whichever is on its way.
+        limit: how much time it had, in words: "10 min".
+    """
+
+    request_id: str | None
+    limit: str
+
+
+Wish: TypeAlias = Request | Ruling | GiveUpStop
 """What a command asks of a run, and of the next one when none is up."""
 
 # ---------------------------------------------------------------- events
@@ -230,6 +246,7 @@ Event: TypeAlias = (
     | SubtaskCommitted
     | Approved
     | Quarantined
+    | GiveUpStop
 )
 
 # ---------------------------------------------------------------- actions
@@ -351,9 +368,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class FailRun:
-    """The run must fail over: too many checkpoint failures, or a failed stop after EndOfData flowed (S2.2, S7.7)."""
+    """The run must fail over: too many checkpoint failures, or a failed stop after EndOfData flowed (S2.2, S7.7).
+    `stop_given_up`: the time of a stop was up, which is nobody's failure."""
 
     reason: str
+    stop_given_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,11 @@ class RunRejected(RunFailed):
     then: ev.Then = "stop"
 
 
+@dataclass(frozen=True)
+class StopGivenUp(RunFailed):
+    """The run is given up because the time of a stop was up and its data had ended (S7.7): no failure of anybody."""
+
+
 @dataclass
 class JobRun:
     """One attempt. `outcome` is set when it is over; events after that are ignored.
@@ -121,6 +126,8 @@ class JobRun:
         """Take what a command asks for. Raises as `on_event` does."""
         if isinstance(wish, ev.Request):
             self.on_event(ev.SnapshotRequested(wish))
+        elif isinstance(wish, ev.GiveUpStop):
+            self.on_event(wish)
         elif self.outcome is None:
             self._rule(wish)
 
@@ -228,8 +235,8 @@ class JobRun:
                 self.retire(checkpoint_id, path)
             case ev.Answer():
                 self.answer(action)
-            case ev.FailRun(reason):
-                self.fail(RunFailed(reason))
+            case ev.FailRun(reason, stop_given_up):
+                self.fail(StopGivenUp(reason) if stop_given_up else RunFailed(reason))
             case ev.RecordSourceEnd(chain):
                 self._append("end_of_data", {"source": self.facts.topology.chains[chain].operators[0]})
             case ev.EndRun(stop, checkpoint_id, path, request_id, uncommitted):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from tidegate.coordinator.checkpoint_plan import CheckpointPlan
-from tidegate.coordinator.events import AbortCode, Acknowledged, Request, Subtask
+from tidegate.coordinator.events import AbortCode, Acknowledged, Complete, Request, Subtask
 
 COUNTED: frozenset[AbortCode] = frozenset({"expired", "declined", "io"})
 """Aborts that are failures: they count against `tolerable_checkpoint_failures`, but for savepoints (S2.2)."""
@@ -41,6 +41,21 @@ class PendingCheckpoint:
             return False
         self.acks[ack.subtask] = replace(ack, metrics={**ack.metrics, "ack_ms": now_ms - self.triggered_ms})
         return len(self.acks) == len(self.plan.wait_for)
+
+    def to_complete(self, now_ms: int) -> Complete:
+        """Everybody has acknowledged: what makes it complete (S2.1)."""
+        self.completing = True
+        request = self.request
+        return Complete(
+            self.checkpoint_id,
+            request.kind,
+            request.stop,
+            self.path,
+            self.triggered_ms,
+            dict(self.acks),
+            self.plan.finished,
+            self.metrics(now_ms),
+        )
 
     def expiry(self, now_ms: int) -> str:
         """Why it expires, naming subtasks that have not answered."""

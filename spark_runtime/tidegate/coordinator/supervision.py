@@ -27,10 +27,14 @@ from typing import Any, Literal
 from tidegate.channel.elements import StopMode
 from tidegate.contract.options import JobOptions
 from tidegate.contract.records import Command
+from tidegate.contract.stop_outcomes import SAVEPOINT_FAILED, SAVEPOINT_OK
+from tidegate.contract.units import format_duration
 from tidegate.coordinator.answers import stop_answer, uncommitted_text
-from tidegate.coordinator.events import Answer, Request, Ruling, Then, Wish
-from tidegate.coordinator.job_run import RunEnded, RunFailed, RunRejected
+from tidegate.coordinator.events import Answer, GiveUpStop, Request, Ruling, Then, Wish
+from tidegate.coordinator.farewells import CANCELED, cut_short, refusal, terminated_text
+from tidegate.coordinator.job_run import RunEnded, RunFailed, RunRejected, StopGivenUp
 from tidegate.coordinator.restart import restart_strategy
+from tidegate.coordinator.stop_watch import ASK_AGAIN_MS, StopWatch, cancelled, earliest
 from tidegate.coordinator.supervision_events import (
     AnswerAllOpen,
     AnswerCommand,
@@ -42,6 +46,8 @@ from tidegate.coordinator.supervision_events import (
     Deliver,
     EndDriver,
     FailCurrentRun,
+    JudgeStop,
+    Latest,
     Progress,
     RecordFailure,
     RecordStatus,
@@ -50,6 +56,7 @@ from tidegate.coordinator.supervision_events import (
     RunStarted,
     SlotsThere,
     StartRun,
+    StopJudged,
     StopPoint,
     SupervisionAction,
     SupervisionEvent,
@@ -62,10 +69,8 @@ EXIT_JOB_FAILED = 6
 """Exit code of a driver whose job failed."""
 EXIT_TERMINATED = 143
 """Exit code of a driver that was terminated before it could end its job."""
-STOP_FAILED = "savepoint_failed_job_continues"
-"""Code of a run's answer to a stop that did not happen (S7.7)."""
-STOP_CUT_SHORT = "savepoint_completed_stop_failed"
-"""Code of the answer to a stop whose savepoint is complete, while the job failed before it was committed (S7.7)."""
+SIGTERM_STOP = "!SIGTERM"
+"""In place of a command's id, for the stop that SIGTERM asks for; no command can have it."""
 
 Phase = Literal["new", "waiting", "running", "pausing", "over"]
 """Waiting: for slots. Pausing: between a failed run and the next."""
@@ -95,6 +100,9 @@ class Supervisor:
         self._held: list[Answer] = []
         self._farewell: AnswerAllOpen | None = None
         self._stop: StopPoint | None = None
+        self._latest: Latest | None = None
+        self._watches: dict[str, StopWatch] = {}
+        self._overdue: Answer | None = None
 
     # ------------------------------------------------------------ entry
 
@@ -117,14 +125,16 @@ class Supervisor:
             case RunStarted():
                 return self._on_started(event, now_ms)
             case RunAnswered(answer, run_over):
-                return self._on_answer(answer, run_over)
+                return self._on_answer(answer, run_over, now_ms)
             case Progress():
                 self._strategy.on_progress()
                 return []
             case RunOver():
                 return self._on_over(event, now_ms)
             case CommandArrived(command):
-                return self._on_command(command)
+                return self._on_command(command, now_ms)
+            case StopJudged():
+                return self._on_stop_judged(event, now_ms)
             case Terminated():
                 return self._on_terminated(now_ms)
             case Tick():
@@ -132,10 +142,11 @@ class Supervisor:
 
     def next_wake_ms(self) -> int | None:
         """When the next Tick can change something."""
+        if self._check_ms is None:
+            return None
         due_ms = self._resume_ms if self._phase == "pausing" else self._terminate_by_ms
-        if due_ms is None or self._check_ms is None:
-            return self._check_ms
-        return min(due_ms, self._check_ms)
+        times = (due_ms, self._check_ms, earliest(self._watches.values()))
+        return min(t for t in times if t is not None)
 
     # ------------------------------------------------------------ from run to run
 
@@ -155,6 +166,8 @@ class Supervisor:
         """The job is up again: a stop that failed may now be told that the job continues. Not by a run that commits
         the stop's savepoint: it did complete, though the answer of the store that would have told so was lost."""
         self._strategy.on_running(now_ms - self._waited_ms)
+        for watch in self._watches.values():
+            watch.started(now_ms)
         data = {"run_id": started.run_id}
         if started.restored_from is not None:
             data["restored_from"] = started.restored_from
@@ -164,14 +177,27 @@ class Supervisor:
             *(AnswerCommand(answer) for answer in held if not started.commit_only),
         ]
 
-    def _on_answer(self, answer: Answer, run_over: bool) -> list[SupervisionAction]:
-        if run_over and answer.code == STOP_FAILED:
+    def _on_answer(self, answer: Answer, run_over: bool, now_ms: int) -> list[SupervisionAction]:
+        if answer.request_id == SIGTERM_STOP:  # one that another stop kept from starting waits for that one's end
+            refused = answer.code != "stop_in_progress"
+            return [FailCurrentRun(RunFailed(answer.message))] if refused and not run_over else []
+        watch = self._watches.get(answer.request_id)
+        if watch is not None and watch.is_late(now_ms) and answer.code in (SAVEPOINT_FAILED, SAVEPOINT_OK):
+            return self._too_late(watch, answer, now_ms, run_over=run_over)
+        return self._tell(answer, run_over)
+
+    def _tell(self, answer: Answer, run_over: bool) -> list[SupervisionAction]:
+        """That the job goes on is not said before it does."""
+        watch = self._watches.pop(answer.request_id, None)
+        answer = watch.told(answer) if watch is not None else answer
+        if run_over and answer.code == SAVEPOINT_FAILED:
             self._held.append(answer)
             return []
         return [AnswerCommand(answer)]
 
     def _on_over(self, over: RunOver, now_ms: int) -> list[SupervisionAction]:
-        self._carried += over.again
+        self._carried += [wish for wish in over.again if not isinstance(wish, GiveUpStop)]
+        self._latest = over.latest
         outcome = over.outcome
         if isinstance(outcome, RunEnded):
             return self._ended(outcome)
@@ -181,9 +207,10 @@ class Supervisor:
         interrupted = self._interrupted(outcome, over.stop)
         if interrupted:
             return interrupted
-        if rejected is not None:  # no failure: it goes back at once, and uses up no restart
+        self._resume_watches(now_ms)
+        if isinstance(outcome, RunRejected | StopGivenUp):  # no failure: it goes back at once, and uses up no restart
             self.restarts += 1
-            return [RecordStatus("RESTARTING", {"reason": rejected.message}), *self._wait(now_ms)]
+            return [RecordStatus("RESTARTING", {"reason": outcome.message}), *self._wait(now_ms)]
         delay_ms = self._strategy.on_failure(now_ms - self._waited_ms, over.draw)
         self._failures = [*self._failures, outcome][-max(1, self._strategy.streak) :]
         if delay_ms is None:
@@ -201,8 +228,53 @@ class Supervisor:
             actions += self._wait(now_ms)
         elif self._terminate_by_ms is not None and now_ms >= self._terminate_by_ms:
             self._terminate_by_ms = None
-            actions.append(FailCurrentRun(RunFailed("the job had not stopped within sigterm_timeout")))
+            limit = f"sigterm_timeout {format_duration(self._options.sigterm_timeout)}"
+            actions.append(Deliver(GiveUpStop(None, limit)))  # which names who held it up, where somebody did
+            actions.append(FailCurrentRun(RunFailed(f"the job had not stopped within {limit}")))
+        for watch in [w for w in self._watches.values() if w.deadline_ms is not None and w.is_late(now_ms)]:
+            actions += self._time_is_up(watch, now_ms)
         return actions
+
+    # ------------------------------------------------------------ stops whose time is up
+
+    def _time_is_up(self, watch: StopWatch, now_ms: int) -> list[SupervisionAction]:
+        """A run says what has become of the stop so far. Without one the command may not be wanted any more."""
+        if self._phase == "running":
+            return [Deliver(watch.give_up())]
+        watch.deadline_ms = now_ms + ASK_AGAIN_MS
+        return [JudgeStop(watch.command.command_id)]
+
+    def _on_stop_judged(self, judged: StopJudged, now_ms: int) -> list[SupervisionAction]:
+        watch = self._watches.get(judged.command_id)
+        if watch is None or self._phase == "running":
+            return []
+        self._latest = judged.latest
+        self._carried = [wish for wish in self._carried if wish.request_id != judged.command_id]
+        if judged.wanted:
+            return self._too_late(watch, watch.without_run(), now_ms, run_over=False)
+        del self._watches[judged.command_id]
+        return []
+
+    def _too_late(self, watch: StopWatch, told: Answer, now_ms: int, *, run_over: bool) -> list[SupervisionAction]:
+        """What `on_timeout` asks for (S7.7). What is complete can only be committed: then there is no second try."""
+        if watch.on_timeout == "cancel" and self._cancel is None:
+            del self._watches[watch.command.command_id]
+            self._overdue = told
+            return self._on_cancel(watch.command, "by on_timeout=cancel")
+        if not watch.tries_again or told.code == SAVEPOINT_OK:
+            return self._tell(told, run_over)
+        request = watch.again(told)
+        if self._phase == "running" and not run_over:
+            watch.started(now_ms)
+            return [Deliver(request)]
+        self._carried.append(request)
+        return []
+
+    def _resume_watches(self, now_ms: int) -> None:
+        """The run that was told to give a stop up never had it: the next one is told, at once."""
+        for watch in self._watches.values():
+            if watch.given_up:
+                watch.given_up, watch.deadline_ms = False, now_ms
 
     def _check_again(self, now_ms: int) -> CheckReign:
         """Now, and once per `heartbeat_timeout`: a driver that appends nothing would not notice that a newer one
@@ -212,7 +284,7 @@ class Supervisor:
 
     # ------------------------------------------------------------ commands and signals
 
-    def _on_command(self, command: Command) -> list[SupervisionAction]:
+    def _on_command(self, command: Command, now_ms: int) -> list[SupervisionAction]:
         arguments = command.arguments
         path, request_id = arguments.get("path"), command.command_id
         match command.verb:
@@ -221,10 +293,11 @@ class Supervisor:
             case "savepoint":
                 return self._request(Request("savepoint", request_id=request_id, path=path))
             case "stop":
-                mode: StopMode = "drain" if arguments.get("mode") == "drain" else "suspend"
-                return self._request(Request("stop-savepoint", request_id=request_id, stop=mode, path=path))
+                watch = StopWatch.of(command, self._options.stop_timeout, now_ms)
+                self._watches[request_id] = watch
+                return self._request(watch.request)
             case "cancel":
-                return self._on_cancel(command)
+                return self._on_cancel(command, f"by {command.issued_by}")
             case "commit" | "reject":
                 n, by = arguments.get("checkpoint_id"), command.issued_by
                 then: Then = arguments.get("then") or "stop"
@@ -238,13 +311,13 @@ class Supervisor:
         self._carried.append(request)
         return []
 
-    def _on_cancel(self, command: Command) -> list[SupervisionAction]:
+    def _on_cancel(self, command: Command, how: str) -> list[SupervisionAction]:
         """One that comes after another is answered with it, when the job has ended."""
         if self._cancel is not None:
             return []
         self._cancel = command
         if self._phase == "running":
-            return [FailCurrentRun(RunFailed(f"cancelled by {command.issued_by}"))]
+            return [FailCurrentRun(RunFailed(f"cancelled {how}"))]
         return self._canceled(command)
 
     def _on_terminated(self, now_ms: int) -> list[SupervisionAction]:
@@ -258,7 +331,7 @@ class Supervisor:
         if self._options.checkpoint_mode == "off":
             return [FailCurrentRun(RunFailed("checkpoint_mode is off, so that there is none to wait for"))]
         self._terminate_by_ms = now_ms + self._options.sigterm_timeout // timedelta(milliseconds=1)
-        return [Deliver(Request("stop-savepoint", stop="suspend"))]
+        return [Deliver(Request("stop-savepoint", request_id=SIGTERM_STOP, stop="suspend"))]
 
     def _interrupted(self, failure: RunFailed, stop: StopPoint | None) -> list[SupervisionAction]:
         """How a run ends the job that was cancelled or terminated meanwhile."""
@@ -269,7 +342,7 @@ class Supervisor:
     # ------------------------------------------------------------ how it ends
 
     def _ended(self, outcome: RunEnded) -> list[SupervisionAction]:
-        otherwise = _refusal("job_ended", "the job has ended")
+        otherwise = refusal("job_ended", "the job has ended")
         left = outcome.uncommitted
         if outcome.stop is None and left:
             data = {"reason": uncommitted_text(left), "uncommitted": list(left)}
@@ -279,6 +352,8 @@ class Supervisor:
         assert outcome.path is not None and outcome.checkpoint_id is not None, "a stop has a savepoint"
         mode: StopMode = "drain" if outcome.stop == "drain" else "suspend"
         answer = stop_answer("", mode, outcome.checkpoint_id, outcome.path, left)
+        for watch in self._watches.values():
+            answer = watch.told(answer)
         return self._over("STOPPED", {"stop": dict(answer.data)}, AnswerAllOpen(otherwise, {"stop": answer}), 0)
 
     def _already_ended(self, status: str, data: Mapping[str, Any]) -> list[SupervisionAction]:
@@ -290,10 +365,12 @@ class Supervisor:
                 "", stop["mode"], stop["checkpoint_id"], stop["path"], stop.get("uncommitted", ())
             )
         if status == "CANCELED":
-            by_verb["cancel"] = Answer("", True, "canceled", "the job is cancelled")
+            by_verb["cancel"] = CANCELED
+            if stop is not None:
+                by_verb["stop"] = Answer("", False, stop["outcome"], str(data.get("reason", "")), stop)
         if status == "STOPPED" and stop is None and "reason" in data:
             return self._rejected(RunRejected(data["reason"]), data.get("rejected"))
-        return self._over(status, data, AnswerAllOpen(_refusal("job_ended", "the job has ended"), by_verb), exit_code=0)
+        return self._over(status, data, AnswerAllOpen(refusal("job_ended", "the job has ended"), by_verb), exit_code=0)
 
     def _rejected(self, outcome: RunRejected, unanswered: Mapping[str, Any] | None = None) -> list[SupervisionAction]:
         """As the verdict wanted it: the job ends in front of what was rejected (S7.8). `unanswered`: checkpoint and
@@ -303,19 +380,27 @@ class Supervisor:
         if unanswered is not None and unanswered["command"] is not None:
             data = {"checkpoint_id": unanswered["checkpoint_id"]}
             own = (Answer(unanswered["command"], True, "rejected", text, data),)
-        farewell = AnswerAllOpen(_refusal("rejected", text), own=own)
+        farewell = AnswerAllOpen(refusal("rejected", text), own=own)
         return self._over("STOPPED", {"reason": outcome.message}, farewell, 0)
 
     def _canceled(self, command: Command) -> list[SupervisionAction]:
-        farewell = AnswerAllOpen(
-            _refusal("job_ended", f"the job was cancelled by {command.issued_by}"),
-            {"cancel": Answer("", True, "canceled", "the job is cancelled")},
-        )
+        by = f"by {command.issued_by}"
+        farewell = AnswerAllOpen(refusal("job_ended", f"the job was cancelled {by}"), {"cancel": CANCELED})
+        data: dict[str, Any] = {"reason": by}
+        stop: Answer | None = None
+        if self._overdue is not None:
+            stop = cancelled(self._overdue, self._latest)
+            data["reason"] = f"{by}: {stop.message}"
         if self._stop is not None:
-            told = {**farewell.by_verb, "stop": _cut_short(self._stop, f"it was cancelled by {command.issued_by}")}
-            farewell = replace(farewell, by_verb=told)
-        status, *rest = self._over("CANCELED", {"reason": f"by {command.issued_by}"}, farewell, 0)
-        return [status, DeleteCheckpoints(), *rest] if self._options.retention == "delete" else [status, *rest]
+            why = self._overdue.message if self._overdue is not None else f"it was cancelled {by}"
+            stop = cut_short(self._stop, why)
+        if stop is not None:
+            farewell = replace(farewell, by_verb={**farewell.by_verb, "stop": stop})
+            data["stop"] = dict(stop.data)
+        status, *rest = self._over("CANCELED", data, farewell, 0)
+        # A stop was to keep the state: nothing of it goes, whatever the option says of a cancellation.
+        deletes = self._options.retention == "delete" and self._overdue is None
+        return [status, DeleteCheckpoints(), *rest] if deletes else [status, *rest]
 
     def _given_up(self, reason: str, stop: StopPoint | None) -> list[SupervisionAction]:
         return self._failed([RunFailed(terminated_text(reason, stop))], EXIT_TERMINATED, "", stop)
@@ -327,11 +412,13 @@ class Supervisor:
         came after it, so that it is the last failure in the log."""
         first, last = failures[0], failures[-1]
         recorded = [RecordFailure(last)] + ([RecordFailure(first)] if first != last else [])
-        by_verb = {}
+        by_verb: dict[str, Answer] = {}
+        data: dict[str, Any] = {"reason": prefix + first.message}
         if stop is not None:
-            by_verb["stop"] = _cut_short(stop, first.message)
-        farewell = AnswerAllOpen(_refusal("job_failed", first.message), by_verb)
-        return [*recorded, *self._over("FAILED", {"reason": prefix + first.message}, farewell, exit_code)]
+            by_verb["stop"] = cut_short(stop, first.message)
+            data["stop"] = dict(by_verb["stop"].data)
+        farewell = AnswerAllOpen(refusal("job_failed", first.message), by_verb)
+        return [*recorded, *self._over("FAILED", data, farewell, exit_code)]
 
     def _over(
         self, status: str, data: Mapping[str, Any], farewell: AnswerAllOpen, exit_code: int
@@ -345,29 +432,3 @@ class Supervisor:
             text = f"{answer.message}; but it did not run again: {otherwise.message}"
             held.append(AnswerCommand(replace(answer, code=otherwise.code, message=text)))
         return [RecordStatus(status, data), *held, farewell, EndDriver(exit_code)]
-
-
-def terminated_text(reason: str, stop: StopPoint | None = None) -> str:
-    """What a job fails with whose driver was terminated before it could end the job."""
-    if stop is not None:
-        return (
-            f"the driver was terminated (SIGTERM) when savepoint {stop.path} was complete, before what it covers was "
-            f"committed: {reason}. Restore it to go on"
-        )
-    return (
-        f"the driver was terminated (SIGTERM) before a savepoint completed: {reason}. "
-        "Restore the latest checkpoint to go on"
-    )
-
-
-def _cut_short(stop: StopPoint, reason: str) -> Answer:
-    text = (
-        f"savepoint {stop.path} is complete and valid, but the job ended before what it covers was committed: "
-        f"{reason}. Restore it: that commits it too"
-    )
-    data = {"outcome": STOP_CUT_SHORT, "mode": stop.mode, "checkpoint_id": stop.checkpoint_id, "path": stop.path}
-    return Answer("", False, STOP_CUT_SHORT, text, data)
-
-
-def _refusal(code: str, message: str) -> Answer:
-    return Answer("", False, code, message)

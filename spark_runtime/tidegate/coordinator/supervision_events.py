@@ -12,6 +12,9 @@ from tidegate.coordinator.events import Answer, Wish
 from tidegate.coordinator.job_run import RunEnded, RunFailed
 from tidegate.coordinator.restart import NO_JITTER
 
+Latest: TypeAlias = tuple[int | None, str]
+"""Id, where it is known, and place of a recovery point."""
+
 
 @dataclass(frozen=True, slots=True)
 class StopPoint:
@@ -87,12 +90,14 @@ class RunOver:
         again: requests that the next run takes up again, those that came too late for this one included.
         stop: the completed stop-savepoint of the submission, if there is one by now.
         draw: uniform in [0, 1), for the delay.
+        latest: what the next run would start from.
     """
 
     outcome: RunEnded | RunFailed
     again: tuple[Wish, ...] = ()
     stop: StopPoint | None = None
     draw: float = NO_JITTER
+    latest: Latest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,20 @@ class CommandArrived:
     """A command that the command book has accepted."""
 
     command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class StopJudged:
+    """What the command book says of a stop that no run has (JudgeStop).
+
+    Attributes:
+        wanted: it may be carried out; else it was withdrawn, or has its answer.
+        latest: see RunOver.
+    """
+
+    command_id: str
+    wanted: bool
+    latest: Latest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +132,17 @@ class Tick:
 
 
 SupervisionEvent: TypeAlias = (
-    Begin | SlotsThere | CannotGoOn | RunStarted | RunAnswered | Progress | RunOver | CommandArrived | Terminated | Tick
+    Begin
+    | SlotsThere
+    | CannotGoOn
+    | RunStarted
+    | RunAnswered
+    | Progress
+    | RunOver
+    | CommandArrived
+    | StopJudged
+    | Terminated
+    | Tick
 )
 
 # ---------------------------------------------------------------- actions
@@ -142,6 +171,14 @@ class Deliver:
     """Give the run a request. One that has its outcome takes none: then the request goes into RunOver's `again`."""
 
     request: Wish
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeStop:
+    """The time of a stop is up and no run has it: let the command book judge it again, answer StopJudged. When the
+    store does not tell, answer nothing: it comes again."""
+
+    command_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +247,7 @@ SupervisionAction: TypeAlias = (
     | StartRun
     | CheckReign
     | Deliver
+    | JudgeStop
     | FailCurrentRun
     | RecordStatus
     | RecordFailure

@@ -31,7 +31,8 @@ from tidegate.contract.options import JobOptions
 from tidegate.contract.records import Spec, decode
 from tidegate.contract.store import open_store
 from tidegate.coordinator.events import Answer
-from tidegate.coordinator.supervision import EXIT_TERMINATED, terminated_text
+from tidegate.coordinator.farewells import terminated_text
+from tidegate.coordinator.supervision import EXIT_TERMINATED
 from tidegate.coordinator.supervision_events import AnswerAllOpen
 from tidegate.pipeline.load import load_pipeline
 from tidegate.plan.execution import ExecutionPlan, plan

@@ -173,6 +173,8 @@ class Supervision:
                     print(f"tidegate: whether this driver still reigns could not be read: {untold}", flush=True)
             case sv.Deliver(request):
                 self._hand(self._run, request)
+            case sv.JudgeStop(command_id):
+                self._judge_stop(command_id)
             case sv.FailCurrentRun(failure):
                 self._run.fail(failure)
             case sv.RecordStatus(status, data):
@@ -191,6 +193,15 @@ class Supervision:
                 self._delete_checkpoints()
             case sv.EndDriver(exit_code):
                 self._wants_slots, self._exit_code = False, exit_code
+
+    def _judge_stop(self, command_id: str) -> None:
+        """Nothing is said when the store does not tell: the supervisor asks again."""
+        try:
+            wanted = self._job.desk.is_wanted(command_id)
+        except StoreError as error:
+            print(f"tidegate: command {command_id} could not be checked: {error}", flush=True)
+            return
+        self._post(lambda: sv.StopJudged(command_id, wanted, self._latest()))
 
     def _hand(self, run: JobRun, wish: ev.Wish) -> None:
         """One that has its outcome takes nothing more."""
@@ -236,7 +247,7 @@ class Supervision:
             raise
         except StoreError as error:
             failure = RunFailed(f"what the run starts from could not be read: {error}", code=error.code)
-            return sv.RunOver(failure, tuple(requests), self._stop_point(), random.random())
+            return sv.RunOver(failure, tuple(requests), self._stop_point(), random.random(), self._latest())
         except TidegateError as error:
             return sv.CannotGoOn(RunFailed(str(error), code=error.code), error.exit_code, self._stop_point())
         self._attempt = attempt
@@ -254,7 +265,7 @@ class Supervision:
             self._attempt = None
         again += self._late
         self._late = []
-        return sv.RunOver(outcome, tuple(again), self._stop_point(), random.random())
+        return sv.RunOver(outcome, tuple(again), self._stop_point(), random.random(), self._latest())
 
     def _make_attempt(self, session: SparkSession) -> tuple[Attempt, sv.StopPoint | None]:
         """The next run, and the completed stop-savepoint when that is what it commits."""
@@ -318,9 +329,17 @@ class Supervision:
 
     def _stop_point(self) -> sv.StopPoint | None:
         """The completed stop-savepoint of this submission, from what this driver has read and written of the log."""
+        return _as_stop_point(self._next_point())
+
+    def _latest(self) -> sv.Latest | None:
+        """What the next run would start from, likewise."""
+        point = self._next_point()
+        return None if point is None else (point.checkpoint_id, point.location)
+
+    def _next_point(self) -> RestorePoint | None:
         job = self._job
         try:
-            return _as_stop_point(choose_restore_point(job.reign.decisions, job.specs(), job.spec.number))
+            return choose_restore_point(job.reign.decisions, job.specs(), job.spec.number)
         except TidegateError:
             return None
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from tidegate.contract.options import JobOptions
 from tidegate.contract.records import Command, Decision
-from tidegate.coordinator.events import Answer, Request
-from tidegate.coordinator.job_run import RunEnded, RunFailed
+from tidegate.contract.stop_outcomes import ON_TIMEOUT, SAVEPOINT_FAILED, SAVEPOINT_OK
+from tidegate.coordinator.events import Answer, GiveUpStop, Request
+from tidegate.coordinator.job_run import RunEnded, RunFailed, StopGivenUp
 from tidegate.coordinator.recovery import ended_as
-from tidegate.coordinator.supervision import STOP_CUT_SHORT, STOP_FAILED, Supervisor
+from tidegate.coordinator.supervision import SIGTERM_STOP, Supervisor
 from tidegate.coordinator.supervision_events import (
     AnswerAllOpen,
     AnswerCommand,
@@ -26,6 +27,7 @@ from tidegate.coordinator.supervision_events import (
     Deliver,
     EndDriver,
     FailCurrentRun,
+    JudgeStop,
     Progress,
     RecordFailure,
     RecordStatus,
@@ -34,6 +36,7 @@ from tidegate.coordinator.supervision_events import (
     RunStarted,
     SlotsThere,
     StartRun,
+    StopJudged,
     StopPoint,
     SupervisionAction,
     SupervisionEvent,
@@ -46,7 +49,7 @@ BOOM = RunFailed("boom", operator="explode", subtask=1)
 STOP_POINT = StopPoint(7, "job/savepoints/sp-7", "suspend")
 STOPPED = RunEnded("suspend", 7, STOP_POINT.path, "stop")
 SAVEPOINT = Request("savepoint", request_id="sp")
-STOP_REFUSED = Answer("stop", False, STOP_FAILED, "the stop-savepoint failed, the job restarts")
+STOP_REFUSED = Answer("stop", False, SAVEPOINT_FAILED, "the stop-savepoint failed, the job restarts")
 
 
 def command(command_id: str, verb: Any, **arguments: Any) -> Command:
@@ -163,7 +166,7 @@ def test_a_stop_is_answered_when_the_whole_job_has_ended() -> None:
     """S7.5: both the command that caused the savepoint and one that came behind it."""
     driven = Driven().to_running()
     asked = driven.feed(CommandArrived(command("stop", "stop", mode="drain", path="/sp")))
-    assert asked == [Deliver(Request("stop-savepoint", request_id="stop", stop="drain", path="/sp"))]
+    assert asked == [Deliver(Request("stop-savepoint", False, "stop", "drain", "/sp", timeout_ms=600_000))]
     actions = driven.feed(RunOver(STOPPED))
     assert statuses(actions) == ["STOPPED"]
     for command_id in ("stop", "stop-2"):
@@ -355,7 +358,7 @@ def test_a_stop_whose_commit_fails_for_good_is_told_that_its_savepoint_is_valid(
     actions = driven.feed(RunOver(RunFailed("the sink is away"), stop=STOP_POINT))
     assert statuses(actions) == ["FAILED"]
     answer = farewell(actions, "stop", "stop")
-    assert (answer.ok, answer.code) == (False, STOP_CUT_SHORT)
+    assert (answer.ok, answer.code) == (False, SAVEPOINT_OK)
     assert answer.data["path"] == STOP_POINT.path and "complete and valid" in answer.message
     assert "the sink is away" in answer.message
     assert farewell(actions, "sp", "savepoint").code == "job_failed"
@@ -421,7 +424,7 @@ def test_a_job_that_ends_otherwise_keeps_its_checkpoints(ending: RunOver) -> Non
 
 def test_sigterm_suspends_the_job_with_a_savepoint() -> None:
     driven = Driven().to_running()
-    assert driven.feed(Terminated()) == [Deliver(Request("stop-savepoint", stop="suspend"))]
+    assert driven.feed(Terminated()) == [Deliver(Request("stop-savepoint", request_id=SIGTERM_STOP, stop="suspend"))]
     assert driven.feed(Terminated()) == []
     actions = driven.feed(RunOver(STOPPED), after_ms=1_000)
     assert statuses(actions) == ["STOPPED"] and actions[-1] == EndDriver(0)
@@ -432,7 +435,8 @@ def test_a_savepoint_that_takes_longer_than_sigterm_timeout_is_not_waited_for() 
     driven.feed(Terminated())
     assert driven.supervisor.next_wake_ms() == 5_000
     assert driven.feed(Tick(), after_ms=4_999) == []
-    (action,) = driven.feed(Tick(), after_ms=1)
+    asked, action = driven.feed(Tick(), after_ms=1)
+    assert asked == Deliver(GiveUpStop(None, "sigterm_timeout 5 s")), "which names who held it up"
     assert isinstance(action, FailCurrentRun) and "sigterm_timeout" in action.failure.message
     assert of(driven.feed(Tick(), after_ms=60_000), FailCurrentRun) == []
     actions = driven.feed(RunOver(action.failure))
@@ -463,7 +467,7 @@ def test_sigterm_between_savepoint_and_commit_names_the_savepoint() -> None:
     driven.feed(Terminated())
     actions = driven.feed(RunOver(BOOM, stop=STOP_POINT))
     assert STOP_POINT.path in of(actions, RecordStatus)[0].data["reason"]
-    assert farewell(actions, "stop", "stop").code == STOP_CUT_SHORT
+    assert farewell(actions, "stop", "stop").code == SAVEPOINT_OK
 
 
 @pytest.mark.parametrize(("phase", "reason"), [("waiting", "before the job ran"), ("pausing", "boom")])
@@ -514,6 +518,7 @@ class Shell:
         self.exit_code: int | None = None
         self.owed: dict[str, Command] = {}
         self.told: set[str] = set()
+        self.later: list[SupervisionEvent] = []
         self.statuses: list[str] = []
         self.sent = 0
 
@@ -532,6 +537,13 @@ class Shell:
                 self.waiting, self.running = False, True
             case Deliver() | FailCurrentRun():
                 assert self.running, "a run is spoken to only while it is there"
+                if isinstance(action, Deliver) and isinstance(action.request, GiveUpStop):
+                    self.give_up(action.request)
+            case JudgeStop(command_id):
+                assert not self.running, "a run would tell"
+                self.later.append(StopJudged(command_id, self.draw(st.booleans()), (3, "chk-3")))
+                if not self.later[-1].wanted:  # withdrawn: nothing is owed
+                    self.owed.pop(command_id, None)
             case RecordStatus(status, _):
                 assert not {"FINISHED", "STOPPED", "FAILED", "CANCELED"} & set(self.statuses[-1:])
                 self.statuses.append(status)
@@ -543,14 +555,34 @@ class Shell:
             case EndDriver(exit_code):
                 self.exit_code, self.waiting = exit_code, False
 
+    def give_up(self, asked: GiveUpStop) -> None:
+        """What a run may say: nothing had begun, it fails over, the savepoint is complete, or it knows of no stop."""
+        said = self.draw(st.sampled_from(["untouched", "over", "complete", "unknown"]))
+        if asked.request_id is None or said == "unknown":
+            return
+        code = SAVEPOINT_OK if said == "complete" else SAVEPOINT_FAILED
+        answer = Answer(asked.request_id, False, code, "late", {"outcome": code, "mode": "drain"})
+        self.later.append(RunAnswered(answer, run_over=said == "over"))
+        if said == "over":
+            self.later.append(RunOver(StopGivenUp("late"), latest=(3, "chk-3")))
+
     def step(self) -> None:
+        if self.later:
+            event = self.later.pop(0)
+            if isinstance(event, RunOver) and not self.running:
+                return
+            self.running = self.running and not isinstance(event, RunOver)
+            self.feed(event)
+            return
         choices = ["command", "tick", "sigterm"]
         choices += ["slots", "too few"] if self.waiting else []
         choices += ["up", "progress", "failed", "failed", "stop failed", "ended", "stopped"] if self.running else []
         what = self.draw(st.sampled_from(choices))
         if what == "command":
             self.sent += 1
-            arrived = command(f"c{self.sent}", self.draw(st.sampled_from(["stop", "savepoint", "cancel"])))
+            on_timeout = self.draw(st.sampled_from(ON_TIMEOUT))
+            verb = self.draw(st.sampled_from(["stop", "stop", "savepoint", "cancel"]))
+            arrived = command(f"c{self.sent}", verb, mode="drain", timeout="1 s", on_timeout=on_timeout)
             self.owed[arrived.command_id] = arrived
             self.feed(CommandArrived(arrived))
         elif what == "tick":
@@ -575,7 +607,7 @@ class Shell:
             stop = next((c for c in self.owed.values() if c.verb == "stop" and c.command_id not in self.told), None)
             if stop is not None:
                 self.told.add(stop.command_id)
-                self.feed(RunAnswered(Answer(stop.command_id, False, STOP_FAILED, "no"), run_over=True))
+                self.feed(RunAnswered(Answer(stop.command_id, False, SAVEPOINT_FAILED, "no"), run_over=True))
         self.running = False
         outcome = {"ended": RunEnded(None, None, None, None), "stopped": STOPPED}.get(how, BOOM)
         self.feed(RunOver(outcome, draw=self.draw(st.floats(0, 0.99))))
@@ -595,6 +627,8 @@ def test_whatever_happens_the_job_ends_once_and_owes_no_answer(data: Any, strate
         if shell.exit_code is not None:
             break
         shell.step()
+    while shell.later:
+        shell.step()
     if shell.exit_code is None:
         shell.feed(CommandArrived(command("last", "cancel")))
         if shell.running:
@@ -610,4 +644,4 @@ def test_a_job_ended_between_a_completed_stop_savepoint_and_its_commit_names_the
     driven = Driven().to_running()
     driven.feed(RunOver(RunFailed("the commit failed"), stop=StopPoint(7, "/sp", "suspend")))
     told = farewell(driven.feed(end), "stop", "stop")
-    assert (told.ok, told.code, told.data["path"]) == (False, STOP_CUT_SHORT, "/sp")
+    assert (told.ok, told.code, told.data["path"]) == (False, SAVEPOINT_OK, "/sp")

@@ -20,7 +20,7 @@ from tidegate.contract.store import open_store
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job import Job
 from tidegate.coordinator.job_run import RunEnded, RunFailed
-from tidegate.coordinator.supervision import EXIT_JOB_FAILED
+from tidegate.coordinator.supervision import EXIT_JOB_FAILED, SIGTERM_STOP
 from tidegate.coordinator.topology import ChainShape, Topology
 from tidegate.spark import supervision
 from tidegate.spark.commands import CommandDesk
@@ -262,7 +262,7 @@ def test_sigterm_asks_the_run_for_a_savepoint() -> None:
         attempt.up()
         supervised.terminated.set()
         attempt.until(lambda: attempt.job_run.requests)
-        assert attempt.job_run.requests == [ev.Request("stop-savepoint", stop="suspend")]
+        assert attempt.job_run.requests == [ev.Request("stop-savepoint", request_id=SIGTERM_STOP, stop="suspend")]
         return RunEnded("suspend", 1, "job/sp-1", None)
 
     supervised = Loop(job, script)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from tidegate.coordinator import supervision_events as sv
 from tidegate.coordinator.commands import Accept, CommandBook, Refuse
 from tidegate.coordinator.job import Job
 from tidegate.coordinator.job_run import JobRun, RunFailed
-from tidegate.coordinator.recovery import choose_restore_point, ended_as
+from tidegate.coordinator.recovery import RestorePoint, choose_restore_point, ended_as
 from tidegate.coordinator.supervision import Supervisor
 from tidegate.testing.simulation.run_of_slots import RunOfSlots, stop_point
 from tidegate.testing.simulation.scheduler import Mutex, Process, Task, current_task
@@ -160,6 +161,9 @@ class DriverProcess:
             case sv.Deliver(request):
                 assert self._current is not None, "a request for no run"
                 self._hand(self._current.run, request)
+            case sv.JudgeStop(command_id):
+                with suppress(StoreError):
+                    self._post("event", sv.StopJudged(command_id, self._is_wanted(command_id), self._latest()))
             case sv.FailCurrentRun(failure):
                 assert self._current is not None, "no run to fail"
                 self._current.run.fail(failure)
@@ -195,7 +199,7 @@ class DriverProcess:
             raise
         except StoreError as error:
             failure = RunFailed(f"what the run starts from could not be read: {error}")
-            self._feed(sv.RunOver(failure, start.requests, self._stop_point()))
+            self._feed(sv.RunOver(failure, start.requests, self._stop_point(), latest=self._latest()))
             return
         except SnapshotError as error:
             self._world.failed(self.process.name, error)
@@ -218,11 +222,18 @@ class DriverProcess:
             self._take(what, payload)
         again: list[ev.Wish] = [*requests, *self._late]
         self._late, self._current = [], None
-        self._feed(sv.RunOver(outcome, tuple(again), self._stop_point(), self._world.scheduler.random.random()))
+        draw = self._world.scheduler.random.random()
+        self._feed(sv.RunOver(outcome, tuple(again), self._stop_point(), draw, self._latest()))
 
     def _stop_point(self) -> sv.StopPoint | None:
-        specs = self._world.specs
-        return stop_point(choose_restore_point(self._job.reign.decisions, specs, self.spec.number))
+        return stop_point(self._next_point())
+
+    def _latest(self) -> sv.Latest | None:
+        point = self._next_point()
+        return None if point is None else (point.checkpoint_id, point.location)
+
+    def _next_point(self) -> RestorePoint | None:
+        return choose_restore_point(self._job.reign.decisions, self._world.specs, self.spec.number)
 
     def _retire(self, path: str, *, at_once: bool = False) -> None:
         def work() -> None:

@@ -1,0 +1,370 @@
+"""S7.7: a stop whose time is up: who held it up, and what becomes of the job. First the run's part, then what is around
+it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from coordinator_driver import ALL, SOURCE, WINDOW, Driver, of
+from test_supervision import BOOM, PHASES, Driven, command, farewell, statuses
+from test_supervision import of as chosen
+
+from tidegate.contract.stop_outcomes import CANCELED_IN_STOP, SAVEPOINT_FAILED, SAVEPOINT_OK
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.events import Answer, GiveUpStop, Request
+from tidegate.coordinator.job_run import RunEnded, RunFailed, StopGivenUp
+from tidegate.coordinator.supervision import SIGTERM_STOP
+from tidegate.coordinator.supervision_events import (
+    AnswerCommand,
+    CommandArrived,
+    DeleteCheckpoints,
+    Deliver,
+    FailCurrentRun,
+    JudgeStop,
+    RecordFailure,
+    RunAnswered,
+    RunOver,
+    RunStarted,
+    SlotsThere,
+    StartRun,
+    StopJudged,
+    StopPoint,
+    Terminated,
+    Tick,
+)
+
+GIVE_UP = GiveUpStop("stop", "10 s")
+
+
+def stopping(**options: Any) -> Driver:
+    """A run whose stop-savepoint 1 is on its way."""
+    run = Driver(interval_ms=None, **options)
+    run.start()
+    run.ask("stop-savepoint", "stop", stop="drain", timeout_ms=10_000)
+    return run
+
+
+# ---------------------------------------------------------------- in the run
+
+
+def test_a_stop_that_is_given_up_names_who_has_not_passed_the_end_on() -> None:
+    """S7.7: the window waits for the one source; it is the source that holds it up."""
+    run = stopping()
+    run.send(ev.SubtaskEndedData((SOURCE, 0), natural=False))
+    run.ack((SOURCE, 0), 1)
+    abort, fail, answer = run.send(GIVE_UP)
+    assert (abort.checkpoint_id, abort.code, abort.counts) == (1, "stop_timeout", False)
+    assert fail.stop_given_up and fail.reason == abort.reason, "the log names them, too"
+    assert "operator src, subtask 1 (has not passed the end of its data on)" in abort.reason
+    assert "win" not in abort.reason and "within 10 s" in abort.reason
+    assert "1 of 4 subtasks have acknowledged savepoint 1" in abort.reason
+    assert (answer.ok, answer.code) == (
+        False,
+        SAVEPOINT_FAILED,
+    ) and "restarts from its recovery point" in answer.message
+    assert answer.data["held_up_by"] == [
+        {"operators": ["src"], "subtask": 1, "why": "has not passed the end of its data on"}
+    ]
+
+
+def test_a_stop_that_is_given_up_names_who_has_not_written_its_part() -> None:
+    """S7.7: everybody has passed the end on, and one part of the savepoint is not durable."""
+    run = stopping()
+    run.end_data(natural=False)
+    for subtask in ALL[:3]:
+        run.ack(subtask, 1)
+    (abort,) = of(run.send(GIVE_UP), ev.SendAbort)
+    assert "held up by operator win -> out, subtask 1 (has not acknowledged savepoint 1);" in abort.reason
+
+
+def test_a_stop_that_was_not_triggered_ends_nothing_when_it_is_given_up() -> None:
+    """S7.7: it waits for a subtask to come up; the run goes on, and a savepoint asked for later is taken."""
+    run = Driver(interval_ms=None)
+    for subtask in ALL[:3]:
+        run.send(ev.SubtaskRunning(subtask))
+    run.ask("stop-savepoint", "stop", stop="drain")
+    (answer,) = run.send(GIVE_UP)
+    assert (answer.ok, answer.code) == (False, SAVEPOINT_FAILED)
+    assert "operator win -> out, subtask 1 (is not up yet)" in answer.message
+    assert "nothing had ended, the job goes on" in answer.message
+    assert of(run.send(ev.SubtaskRunning(ALL[3])), ev.Claim) == []
+    assert of(run.ask("savepoint", "sp"), ev.SendTrigger)
+
+
+def test_a_stop_whose_savepoint_is_complete_is_not_taken_back() -> None:
+    """S7.5, S7.7: its commit goes on; who has not committed is named."""
+    run = stopping()
+    run.end_data(natural=False)
+    run.ack_all(1)
+    for subtask in [*ALL[:2], (WINDOW, 0)]:
+        run.send(ev.SubtaskFinished(subtask))
+    (answer,) = run.send(GIVE_UP)
+    assert (answer.ok, answer.code, answer.data["checkpoint_id"]) == (False, SAVEPOINT_OK, 1)
+    assert "held up by operator win -> out, subtask 1 (has not committed savepoint 1);" in answer.message
+    (end,) = of(run.send(ev.SubtaskFinished((WINDOW, 1))), ev.EndRun)
+    assert end.stop == "drain"
+
+
+def test_a_run_that_only_commits_a_stop_says_who_has_not() -> None:
+    run = Driver(interval_ms=None, commit_only=7)
+    run.start()
+    assert run.ask("stop-savepoint", "stop", stop="drain") == []
+    (answer,) = run.send(GIVE_UP)
+    assert (answer.code, answer.data["checkpoint_id"]) == (SAVEPOINT_OK, 7)
+
+
+def test_giving_up_a_stop_that_is_not_there_changes_nothing() -> None:
+    run = stopping()
+    assert run.send(GiveUpStop("another", "1 s")) == []
+    run.ack_all(1)
+    assert run.coordinator.stop_completed
+
+
+def test_a_stops_savepoint_has_the_time_of_the_stop() -> None:
+    """S1.4, S7.7: though `checkpoint_timeout` is shorter."""
+    run = stopping(timeout_ms=1_000)
+    assert of(run.tick(9_999), ev.SendAbort) == []
+    (abort,) = of(run.tick(1), ev.SendAbort)
+    assert abort.code == "expired"
+
+
+def test_a_stop_planned_while_a_subtask_was_finishing_is_planned_afresh() -> None:
+    """S1.5, S7.3: its output is exact, and the others' data has ended: another savepoint lets them finish."""
+    run = stopping()
+    actions = run.send(ev.SubtaskFinished((SOURCE, 0)))
+    (abort,), (trigger,) = of(actions, ev.SendAbort), of(actions, ev.SendTrigger)
+    assert (abort.checkpoint_id, abort.code) == (1, "subtask_finished")
+    assert (trigger.checkpoint_id, trigger.kind, trigger.stop) == (2, "stop-savepoint", "drain")
+    assert of(actions, ev.FailRun) == [] and of(actions, ev.Answer) == []
+    for subtask in ALL[1:]:
+        run.ack(subtask, 2)
+    assert run.coordinator.stop_completed
+
+
+# ---------------------------------------------------------------- around the runs
+
+
+class Stopped(Driven):
+    """A supervisor with a stop of 10 s on its way."""
+
+    def ask(self, on_timeout: str, mode: str = "drain") -> list[Any]:
+        return self.feed(
+            CommandArrived(command("stop", "stop", mode=mode, path="/sp", timeout="10 s", on_timeout=on_timeout))
+        )
+
+    def time_up(self) -> list[Any]:
+        assert self.feed(Tick(), after_ms=9_999) == []
+        return self.feed(Tick(), after_ms=1)
+
+    def told(self, code: str = SAVEPOINT_FAILED, *, run_over: bool = True) -> list[Any]:
+        data = {"outcome": code, "mode": "drain", "reason": "held up by out", "held_up_by": [{"operators": ["out"]}]}
+        return self.feed(RunAnswered(Answer("stop", False, code, "held up by out; so what", data), run_over))
+
+
+def running(on_timeout: str, mode: str = "drain", **options: Any) -> Stopped:
+    stopped = Stopped(**options)
+    stopped.to_running()
+    stopped.ask(on_timeout, mode)
+    return stopped
+
+
+GIVEN_UP = RunOver(StopGivenUp("held up by out"), latest=(6, "job/chk-6"))
+
+
+@pytest.mark.parametrize("on_timeout", ["keep_running", "suspend", "cancel"])
+def test_the_run_is_told_when_the_time_of_a_stop_is_up(on_timeout: str) -> None:
+    """S7.7: counted from when the driver took the command, and once."""
+    stopped = running(on_timeout)
+    assert stopped.supervisor.next_wake_ms() == 10_000
+    assert stopped.time_up() == [Deliver(GIVE_UP)]
+    assert stopped.feed(Tick(), after_ms=10_000) == []
+
+
+def test_without_a_timeout_of_its_own_a_stop_has_the_jobs() -> None:
+    driven = Driven(stop_timeout="3 s").to_running()
+    driven.feed(CommandArrived(command("stop", "stop")))
+    assert driven.feed(Tick(), after_ms=3_000) == [Deliver(GiveUpStop("stop", "3 s"))]
+
+
+@pytest.mark.parametrize("strategy", ["fixed_delay", "none"])
+def test_keep_running_goes_back_at_once_and_is_told_when_the_job_runs_again(strategy: str) -> None:
+    """S7.7: nobody's failure, so it uses up no restart, and needs none."""
+    stopped = running("keep_running", restart_strategy=strategy)
+    stopped.time_up()
+    assert stopped.told() == []
+    actions = stopped.feed(GIVEN_UP)
+    assert statuses(actions) == ["RESTARTING"] and chosen(actions, RecordFailure) == []
+    assert actions[0].data["reason"] == "held up by out"
+    stopped.feed(SlotsThere())
+    (told,) = chosen(stopped.feed(RunStarted("r2", "job/chk-6")), AnswerCommand)
+    assert (told.answer.request_id, told.answer.ok, told.answer.code) == ("stop", False, SAVEPOINT_FAILED)
+
+
+def test_a_stop_that_had_not_begun_is_told_at_once_that_the_job_goes_on() -> None:
+    stopped = running("keep_running")
+    stopped.time_up()
+    (told,) = stopped.told(run_over=False)
+    assert told.answer.code == SAVEPOINT_FAILED
+
+
+def test_suspend_tries_once_more_without_a_drain() -> None:
+    """S7.2, S7.7: from the recovery point, where the windows that the drain fired are open again."""
+    stopped = running("suspend")
+    stopped.time_up()
+    assert stopped.told() == []
+    stopped.feed(GIVEN_UP)
+    again = Request("stop-savepoint", False, "stop", "suspend", "/sp", timeout_ms=10_000)
+    assert chosen(stopped.feed(SlotsThere(), after_ms=60_000), StartRun) == [StartRun((again,))]
+    stopped.feed(RunStarted("r2", "job/chk-6"))
+    actions = stopped.feed(RunOver(RunEnded("suspend", 8, "job/sp-8", "stop")), after_ms=9_000)
+    assert statuses(actions) == ["STOPPED"]
+    told = farewell(actions, "stop", "stop")
+    assert (told.ok, told.code, told.data["mode"], told.data["asked_mode"]) == (True, "committed", "suspend", "drain")
+    assert told.data["held_up_by"] == [{"operators": ["out"]}] and "held up by out" in told.message
+    assert actions[0].data["stop"] == told.data, "the log says it as well"
+
+
+def test_the_second_try_has_as_much_time_from_when_its_run_is_up_and_there_is_no_third() -> None:
+    """S7.7."""
+    stopped = running("suspend")
+    stopped.time_up()
+    stopped.told()
+    stopped.feed(GIVEN_UP)
+    stopped.feed(SlotsThere(), after_ms=60_000)
+    stopped.feed(RunStarted("r2"))
+    assert chosen(stopped.feed(Tick(), after_ms=9_999), Deliver) == []
+    assert chosen(stopped.feed(Tick(), after_ms=1), Deliver) == [Deliver(GIVE_UP)]
+    stopped.told()
+    stopped.feed(GIVEN_UP, SlotsThere())
+    (told,) = chosen(stopped.feed(RunStarted("r3")), AnswerCommand)
+    assert told.answer.code == SAVEPOINT_FAILED and "at the first try: held up by out" in told.answer.message
+
+
+def test_a_run_that_lives_gets_the_second_try_at_once() -> None:
+    stopped = running("suspend")
+    stopped.time_up()
+    (again,) = stopped.told(run_over=False)
+    assert again == Deliver(Request("stop-savepoint", False, "stop", "suspend", "/sp", timeout_ms=10_000))
+    assert stopped.feed(Tick(), after_ms=10_000) == [Deliver(GIVE_UP)], "its time begins now"
+
+
+def test_cancel_names_the_checkpoint_to_go_on_from_and_keeps_it() -> None:
+    """S2.3, S7.7: whatever `retention` says of a cancellation, since the stop was to keep the state."""
+    stopped = running("cancel", retention="delete")
+    stopped.time_up()
+    assert [type(a) for a in stopped.told()] == [FailCurrentRun]
+    actions = stopped.feed(GIVEN_UP)
+    assert statuses(actions) == ["CANCELED"] and chosen(actions, DeleteCheckpoints) == []
+    told = farewell(actions, "stop", "stop")
+    assert (told.ok, told.code) == (False, CANCELED_IN_STOP)
+    assert (told.data["checkpoint_id"], told.data["path"]) == (6, "job/chk-6")
+    assert "held up by out" in told.message and "job/chk-6" in told.message
+    assert actions[0].data["stop"] == told.data and "held up by out" in actions[0].data["reason"]
+
+
+@pytest.mark.parametrize("on_timeout", ["keep_running", "suspend"])
+def test_a_complete_savepoint_is_committed_however_long_that_takes(on_timeout: str) -> None:
+    """S7.5, S7.7: the caller is told at its time, and the job ends as stopped."""
+    stopped = running(on_timeout)
+    stopped.time_up()
+    (told,) = stopped.told(SAVEPOINT_OK, run_over=False)
+    assert isinstance(told, AnswerCommand) and told.answer.code == SAVEPOINT_OK
+    actions = stopped.feed(RunOver(RunEnded("drain", 7, "sp", "stop")), after_ms=60_000)
+    assert statuses(actions) == ["STOPPED"]
+
+
+def test_cancel_leaves_a_complete_savepoint_to_be_restored() -> None:
+    """S7.7."""
+    stopped = running("cancel")
+    stopped.time_up()
+    assert [type(a) for a in stopped.told(SAVEPOINT_OK, run_over=False)] == [FailCurrentRun]
+    actions = stopped.feed(RunOver(RunFailed("cancelled"), stop=StopPoint(7, "/sp-7", "drain")))
+    told = farewell(actions, "stop", "stop")
+    assert (told.ok, told.code, told.data["path"]) == (False, SAVEPOINT_OK, "/sp-7")
+    assert statuses(actions) == ["CANCELED"] and actions[0].data["stop"]["outcome"] == SAVEPOINT_OK
+
+
+@pytest.mark.parametrize("phase", ["waiting", "pausing"])
+@pytest.mark.parametrize("on_timeout", ["keep_running", "suspend", "cancel"])
+def test_without_a_run_the_command_is_judged_again_before_anything_follows(phase: str, on_timeout: str) -> None:
+    """S9.4: it may have been withdrawn."""
+    stopped = Stopped(restart_delay="1 h")
+    PHASES[phase](stopped)
+    stopped.ask(on_timeout)
+    assert chosen(stopped.feed(Tick(), after_ms=10_000), JudgeStop) == [JudgeStop("stop")]
+    assert chosen(stopped.feed(Tick(), after_ms=1_000), JudgeStop) == [JudgeStop("stop")], "the store did not tell"
+    actions = stopped.feed(StopJudged("stop", True, (6, "job/chk-6")))
+    match on_timeout:
+        case "keep_running":
+            (told,) = actions
+            assert told.answer.code == SAVEPOINT_FAILED and "no run of the job was up" in told.answer.message
+        case "suspend":
+            assert actions == []
+        case "cancel":
+            assert statuses(actions) == ["CANCELED"]
+            assert farewell(actions, "stop", "stop").code == CANCELED_IN_STOP
+
+
+def test_a_withdrawn_stop_cancels_nothing_when_its_time_is_up() -> None:
+    """S9.4."""
+    stopped = Stopped()
+    stopped.to_waiting()
+    stopped.ask("cancel")
+    stopped.feed(Tick(), after_ms=10_000)
+    assert stopped.feed(StopJudged("stop", False)) == []
+    assert chosen(stopped.feed(SlotsThere()), StartRun) == [StartRun(())]
+
+
+def test_a_stop_that_fails_before_its_time_is_up_is_not_timed_out() -> None:
+    """S7.7: another cause: the job restarts, whatever `on_timeout` says."""
+    stopped = running("cancel")
+    assert stopped.told() == []
+    assert statuses(stopped.feed(RunOver(BOOM))) == ["RESTARTING"]
+
+
+def test_a_stop_that_expires_with_its_time_is_timed_out() -> None:
+    """S1.4, S7.7: the run noticed first."""
+    stopped = running("cancel")
+    stopped.now_ms = 10_000
+    assert [type(a) for a in stopped.told()] == [FailCurrentRun]
+
+
+def test_a_stop_that_came_too_late_for_its_run_is_judged_as_one_without() -> None:
+    """The run was over when it was to give the stop up: the stop is carried on, its time is up all the same."""
+    stopped = running("keep_running")
+    stopped.time_up()
+    again = Request("stop-savepoint", False, "stop", "drain", "/sp", timeout_ms=10_000)
+    stopped.feed(RunOver(BOOM, again=(again, GIVE_UP)))
+    assert stopped.feed(Tick()) == [JudgeStop("stop")]
+    assert [type(a) for a in stopped.feed(StopJudged("stop", True))] == [AnswerCommand]
+    assert chosen(stopped.resume(), StartRun) == [StartRun(())]
+
+
+# ---------------------------------------------------------------- SIGTERM
+
+
+def test_sigterm_whose_stop_is_refused_ends_at_once_with_the_reason() -> None:
+    """S7.7: nothing would come of waiting for sigterm_timeout."""
+    driven = Driven().to_running()
+    driven.feed(Terminated())
+    refused = Answer(SIGTERM_STOP, False, "claim_failed", "no savepoint can be written to '/full'")
+    (fail,) = driven.feed(RunAnswered(refused, run_over=False))
+    assert isinstance(fail, FailCurrentRun)
+    actions = driven.feed(RunOver(fail.failure))
+    assert statuses(actions) == ["FAILED"] and "/full" in actions[-3].data["reason"]
+
+
+def test_sigterm_waits_for_a_stop_that_is_on_its_way() -> None:
+    driven = Driven().to_running()
+    driven.feed(CommandArrived(command("stop", "stop")), Terminated())
+    refused = Answer(SIGTERM_STOP, False, "stop_in_progress", "a stop is on its way")
+    assert driven.feed(RunAnswered(refused, run_over=False)) == []
+    assert chosen(driven.feed(Tick(), after_ms=5_000), FailCurrentRun)
+
+
+def test_sigterm_gives_up_whichever_stop_is_on_its_way() -> None:
+    """S7.7: and its failure says who held it up."""
+    run = stopping()
+    (fail,) = of(run.send(GiveUpStop(None, "sigterm_timeout 20 s")), ev.FailRun)
+    assert "within sigterm_timeout 20 s: held up by operator src" in fail.reason
