@@ -17,13 +17,13 @@ from tidegate.contract.client import JobClient
 from tidegate.contract.errors import CommandRefusedError, OptionError
 from tidegate.contract.records import CommandResult
 from tidegate.contract.status import CheckpointView, JobStatus, JobView, SourceView
+from tidegate.contract.stop_outcomes import STOP_OUTCOMES
 from tidegate.contract.waiting import ended_error
 
 Payload = dict[str, Any]
 """What was found, JSON-able."""
 NEXT_ACTIONS = {
-    "savepoint_failed_job_continues": "The job goes on as before; find the reason in its log, then retry the task",
-    "savepoint_completed_stop_failed": "Mend the cause, then restore the job from that savepoint, which commits it",
+    **{code: outcome.next_action for code, outcome in STOP_OUTCOMES.items() if not outcome.stopped},
     "superseded": "Retry the task, to ask the job's current submission",
     "expired": "No driver saw the command in time; see that one runs, then retry the task",
     "job_failed": "Restore the job from its latest snapshot",
@@ -240,13 +240,7 @@ def _source_facts(source: SourceView) -> Payload:
 
 def ended_as_stop(view: JobView) -> Payload:
     """What a stop gives when the job is over already: the outcome of the stop that ended it, or its own end."""
-    stop = view.stop or {}
-    return {
-        "outcome": stop.get("outcome", "finished"),
-        "mode": stop.get("mode"),
-        "path": stop.get("path"),
-        "checkpoint_id": stop.get("checkpoint_id"),
-    }
+    return {"outcome": "finished", "mode": None, "path": None, "checkpoint_id": None, **(view.stop or {})}
 
 
 def refusal(view: JobView, result: CommandResult) -> CommandRefusedError:

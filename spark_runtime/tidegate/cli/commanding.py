@@ -15,6 +15,7 @@ from tidegate.contract.errors import CommandRefusedError, WaitTimeoutError
 from tidegate.contract.options import JobOptions
 from tidegate.contract.records import CommandResult
 from tidegate.contract.status import JobStatus
+from tidegate.contract.stop_outcomes import ON_TIMEOUT, answer_wait, next_action, remark
 
 DEFAULT_TIMEOUT = "10 min"
 CANCEL_TIMEOUT = "2 min"
@@ -43,7 +44,13 @@ def add(verbs: Verbs) -> None:
     arguments.add_job(parser)
     parser.add_argument("--drain", action="store_true", help="fire all windows and timers first; for the end of a job")
     _add_path(parser)
-    arguments.add_timeout(parser, None, "how long to wait (default: the job's stop_timeout)")
+    arguments.add_timeout(parser, None, "how long the job may take to end (default: the job's stop_timeout)")
+    parser.add_argument(
+        "--on-timeout",
+        choices=ON_TIMEOUT,
+        default=ON_TIMEOUT[0],
+        help="then: go on as before (default); try once more without a drain; or end the job without a savepoint",
+    )
     parser.set_defaults(run=stop)
     parser = verbs.add_parser(
         "cancel", help="end the job without a snapshot", description="Ends the job at once; its checkpoints stay."
@@ -86,20 +93,20 @@ def stop(args: argparse.Namespace, around: Surroundings) -> int:
     """Stop with a savepoint: suspend, or drain."""
     client = client_of(args, around)
     timeout = arguments.duration(args.timeout, "--timeout")
+    given = {"mode": "drain" if args.drain else "suspend", "timeout": timeout, "on_timeout": args.on_timeout}
     if timeout is None:
         timeout = JobOptions.from_mapping(client.spec(client.view().spec_number).options).stop_timeout
-    mode = "drain" if args.drain else "suspend"
-    result = ask(client, around, "stop", _with_path(args, {"mode": mode}), timeout)
+    result = ask(client, around, "stop", _with_path(args, given), answer_wait(timeout))
     view = client.view()
     output = around.output
-    output.say(
-        f"{client.job_id}: {result.data.get('outcome', view.status)} ({mode}), savepoint {result.data.get('path')}"
-    )
-    if not args.drain:
+    outcome, mode = result.data.get("outcome", view.status), result.data.get("mode", given["mode"])
+    output.say(f"{client.job_id}: {outcome} ({mode}), savepoint {result.data.get('path')}")
+    if words := remark(result.data):
+        output.note(f"tidegate: {words}")
+    if mode == "suspend":
         output.say(f"next: tidegate restore {same_place(args, client.job_id)}")
-    output.document(
-        {"job_id": client.job_id, "command_id": result.command_id, "status": str(view.status), **dict(result.data)}
-    )
+    document = {"job_id": client.job_id, "command_id": result.command_id, "status": str(view.status)}
+    output.document({**document, **dict(result.data), "next": next_action(str(outcome))})
     return 0
 
 
@@ -108,13 +115,20 @@ def cancel(args: argparse.Namespace, around: Surroundings) -> int:
     client = client_of(args, around)
     timeout = arguments.duration(args.timeout, "--timeout")
     view = client.view()
-    if view.is_terminal:
+    if view.is_terminal and view.status is not JobStatus.CANCELED:
         raise CommandRefusedError(
             f"the job is {view.status}", where=f"job {client.job_id}", remedy="There is nothing to cancel"
         )
     around.output.progress(f"{client.job_id}: looking for its driver")
-    if client.is_alive():
-        result = ask(client, around, "cancel", {}, timeout)
+    command_id: str | None = None
+    if view.is_terminal:  # cancelled already: what was asked for is so
+        pass
+    elif client.is_alive():
+        try:
+            command_id = ask(client, around, "cancel", {}, timeout).command_id
+        except CommandRefusedError:
+            if client.view().status is not JobStatus.CANCELED:  # else somebody else was faster
+                raise
         view = client.wait_status(
             {JobStatus.CANCELED},
             timeout,
@@ -122,9 +136,8 @@ def cancel(args: argparse.Namespace, around: Surroundings) -> int:
             lambda seen: show_progress(around, seen),
             spec=view.spec_number,
         )
-        command_id: str | None = result.command_id
     else:
-        view, command_id = client.cancel_dead(around.caller), None
+        view = client.cancel_dead(around.caller)
     around.output.say(f"{client.job_id}: {status_text(view)}")
     around.output.document({"job_id": client.job_id, "command_id": command_id, "status": str(view.status)})
     return 0
@@ -150,4 +163,4 @@ def ask(
             cause=error.cause,
             remedy="Nothing was undone: the driver may still carry it out; see `tidegate status` and `tidegate logs`",
         ) from error
-    return result.raise_if_refused(where=f"job {client.job_id}")
+    return result.raise_if_refused(where=f"job {client.job_id}", remedy=next_action(result.code))

@@ -9,6 +9,7 @@ from typing import Any
 from tidegate.cli.output import table
 from tidegate.contract.statistics import CheckpointStatistics
 from tidegate.contract.status import CheckpointView, FailureView, JobStatus, JobView, SourceView
+from tidegate.contract.stop_outcomes import COMMITTED, STOP_OUTCOMES, remark
 
 _SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -83,6 +84,8 @@ def view_lines(view: JobView, *, alive: bool | None = None) -> list[str]:
         lines.append(f"  waiting for a verdict: {', '.join(map(str, view.waiting))}{pause}")
     if view.latest_recovery_point is not None and not view.completed:
         lines.append(f"  restored from: {view.latest_recovery_point.path}")
+    if view.stop is not None:
+        lines += [f"  stop: {words}" for words in stop_lines(view.stop)]
     if view.failure is not None:
         lines += [f"  {line}" for line in failure_lines(view.failure, recovered=view.status is not JobStatus.FAILED)]
     return lines
@@ -92,10 +95,19 @@ def status_text(view: JobView) -> str:
     """Status with what explains it, on one line."""
     if view.status is JobStatus.WAITING_FOR_SLOTS and view.slots_needed is not None:
         return f"{view.status} ({view.slots_registered or 0} of {view.slots_needed} slots)"
-    if view.stop is not None:
+    if view.stop is not None and view.status is JobStatus.STOPPED:
         mode, outcome, path = (view.stop.get(name) for name in ("mode", "outcome", "path"))
         return f"{view.status} ({mode}, {outcome}) with savepoint {path}"
     return f"{view.status}: {view.reason}" if view.reason else str(view.status)
+
+
+def stop_lines(stop: Mapping[str, Any]) -> list[str]:
+    """How a stop ended, where that asks for something, and the next action."""
+    outcome = str(stop.get("outcome", ""))
+    known = STOP_OUTCOMES.get(outcome)
+    if outcome == COMMITTED or known is None:
+        return [words] if (words := remark(stop)) else []
+    return [f"{outcome}: {known.meaning}", f"next: {known.next_action}"]
 
 
 def progress_text(view: JobView) -> str:

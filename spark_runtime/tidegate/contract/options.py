@@ -86,7 +86,8 @@ class JobOptions:
         heartbeat_timeout: silence after which a slot or driver counts as dead; longer than `heartbeat_interval`.
         slot_progress_timeout: a slot that lives but has not come round its loop for so long, since a user function or
             connector does not return, counts as hung, and the run restarts; None: never.
-        stop_timeout: for a stop, from command to end.
+        stop_timeout: for a stop that names no timeout of its own, from the moment the driver takes the command to the
+            end of the job; what follows then is the command's `on_timeout` (S7.7).
         sigterm_timeout: for a graceful end after SIGTERM.
         commit: "automatic": completion permits the commit (S7.4). "on_request": only an approval does, which may come
             long after (S7.8).

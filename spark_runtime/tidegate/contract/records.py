@@ -265,10 +265,11 @@ class CommandResult:
     generation: int
     at: str
 
-    def raise_if_refused(self, *, where: str = "") -> CommandResult:
-        """This result; CommandRefusedError with its message and code when it is a refusal."""
+    def raise_if_refused(self, *, where: str = "", remedy: str = "") -> CommandResult:
+        """This result; CommandRefusedError with its message and code, and `remedy`, when it is a refusal."""
         if not self.ok:
-            raise CommandRefusedError(self.message, where=where or f"command {self.command_id}", cause=self.code)
+            where = where or f"command {self.command_id}"
+            raise CommandRefusedError(self.message, where=where, cause=self.code, remedy=remedy)
         return self
 
 

@@ -126,8 +126,9 @@ class JobView:
         hint_generation: reign of the hint used.
         slots_registered: free or taken slots the driver has counted.
         slots_needed: slots the job needs.
-        stop: {"outcome", "mode", "checkpoint_id", "path"} of a job that was stopped; with outcome "commits_pending"
-            also "uncommitted", ids of checkpoints.
+        stop: {"outcome", "mode", "checkpoint_id", "path"} of the stop that ended the job, or was cut short by its end
+            (`stop_outcomes`); with outcome "commits_pending" also "uncommitted", ids of checkpoints; of one whose time
+            was up also "held_up_by" and "reason", and "asked_mode" when a second try ended it.
         last_decision: number of the newest log entry, 0 when there is none.
         latest_recovery_point: what a restore of "latest" starts from (S2.4, S9.3): the newest recovery point that the
             current submission completed, else the snapshot it was itself restored from.

@@ -62,7 +62,7 @@ STOP_OUTCOMES: Mapping[str, StopOutcome] = MappingProxyType(
         SAVEPOINT_FAILED: StopOutcome(
             False,
             "there is no savepoint, and nothing was committed by the stop; the job goes on",
-            "Mend the cause or give it more time, then stop the job again",
+            "The job goes on as before: mend the cause or give it more time, then stop it again",
         ),
         CANCELED_IN_STOP: StopOutcome(
             False,
@@ -99,6 +99,12 @@ def answer_wait(timeout: timedelta) -> timedelta:
 
 ANSWER_SLACK = timedelta(minutes=5)
 """Restarts in the course of a stop, besides its own time."""
+
+
+def next_action(outcome: str) -> str:
+    """What to do after a stop that ended so; "" for what is no outcome of a stop."""
+    known = STOP_OUTCOMES.get(outcome)
+    return known.next_action if known is not None else ""
 
 
 def remark(data: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from scripted_job import Job, ScriptedDriver
 
 from airflow_tidegate.operators.snapshots import TidegateTriggerCheckpointOperator, TidegateTriggerSavepointOperator
 from airflow_tidegate.operators.stop import TidegateCancelJobOperator, TidegateStopJobOperator
+from tidegate.contract.stop_outcomes import next_action, remark
 
 Steps = list[Callable[[], None]]
 
@@ -147,7 +149,7 @@ def test_a_stop_gives_its_outcome(job: Job, driver: ScriptedDriver, between_look
     assert stop("drain").execute(job.context("stop")) == outcome
     command = job.client.command(driver.commands()[0])
     assert command is not None
-    assert command.arguments == {"mode": "drain"}
+    assert command.arguments == {"mode": "drain", "on_timeout": "keep_running"}
 
 
 def test_a_stop_whose_answer_was_lost_takes_the_outcome_from_the_decision_log(
@@ -178,6 +180,47 @@ def test_a_stop_whose_savepoint_failed_says_that_the_job_goes_on(
     between_looks.append(answer_newest(driver, ok=False, code=code, message="declined by daily"))
     with pytest.raises(AirflowException, match=r"declined by daily.*goes on as before"):
         stop().execute(job.context("stop"))
+
+
+def test_a_stop_asks_with_its_time_and_what_follows_and_waits_longer_than_that(
+    job: Job, driver: ScriptedDriver, between_looks: Steps
+) -> None:
+    """S7.7: the driver keeps the time; its answer may take a second try."""
+    between_looks.append(answer_newest(driver, outcome="committed", mode="drain", path="/s/1", checkpoint_id=4))
+    operator = stop("drain", timeout="90 s", on_timeout="suspend")
+    operator.execute(job.context("stop"))
+    command = job.client.command(driver.commands()[0])
+    assert command is not None
+    assert command.arguments == {"mode": "drain", "timeout": "1 min 30 s", "on_timeout": "suspend"}
+    assert operator.wait_limit() == timedelta(minutes=8)
+    assert stop().wait_limit() == timedelta(minutes=25), "the job's stop_timeout"
+
+
+@pytest.mark.parametrize(
+    "code", ["savepoint_ok_stop_failed", "savepoint_failed_job_continues", "savepoint_failed_job_canceled"]
+)
+def test_a_stop_that_failed_fails_the_task_with_the_next_action(
+    job: Job, driver: ScriptedDriver, between_looks: Steps, code: str
+) -> None:
+    """S7.7."""
+    between_looks.append(answer_newest(driver, ok=False, code=code, message="held up by operator out, subtask 1"))
+    with pytest.raises(AirflowException) as failed:
+        stop().execute(job.context("stop"))
+    assert "held up by operator out, subtask 1" in str(failed.value)
+    assert next_action(code) in str(failed.value)
+
+
+def test_a_stop_with_commits_pending_succeeds_with_a_warning(
+    job: Job, driver: ScriptedDriver, between_looks: Steps
+) -> None:
+    """S7.8."""
+    facts = {"outcome": "commits_pending", "mode": "suspend", "path": "/s/1", "checkpoint_id": 4, "uncommitted": [3, 4]}
+    between_looks.append(answer_newest(driver, code="commits_pending", **facts))
+    operator = stop()
+    assert operator.execute(job.context("stop")) == facts
+    assert operator.finish(job.client, facts) == facts
+    words = remark(facts)
+    assert "checkpoints 3, 4" in words and "approve or reject" in words
 
 
 def test_an_unknown_mode_fails_at_once_and_sends_nothing(job: Job, driver: ScriptedDriver) -> None:

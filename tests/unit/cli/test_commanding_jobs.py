@@ -7,6 +7,8 @@ import os
 import pytest
 from cli_caller import Caller, Driver
 
+from tidegate.contract.stop_outcomes import next_action
+
 
 def obedient(driver: Driver) -> None:
     """Carries out every command at the next pause."""
@@ -96,11 +98,64 @@ def test_a_timeout_names_the_command_and_undoes_nothing(tidegate: Caller, driver
     assert answer.code == 8 and command.command_id in answer.err and "Nothing was undone" in answer.err
 
 
-def test_stop_waits_as_long_as_the_jobs_stop_timeout(tidegate: Caller) -> None:
+def test_stop_waits_for_two_tries_of_the_jobs_stop_timeout_and_restarts(tidegate: Caller) -> None:
     driver = tidegate.submitted(options={"stop_timeout": "20 s"})
     driver.status("RUNNING")
+    tidegate.script = lambda driver: driver.beat()
     assert tidegate("stop", "flights").code == 8
-    assert 20 <= tidegate.elapsed_s < 21
+    assert 340 <= tidegate.elapsed_s < 341
+
+
+def test_stop_sends_its_time_and_what_follows(tidegate: Caller, driver: Driver) -> None:
+    """S7.7: the driver keeps the time."""
+    tidegate.script = lambda driver: driver.beat()
+    tidegate("stop", "flights", "--drain", "--timeout", "90 s", "--on-timeout", "suspend")
+    (command,) = driver.waiting_commands()
+    assert command.arguments == {"mode": "drain", "timeout": "1 min 30 s", "on_timeout": "suspend"}
+    assert tidegate("stop", "flights", "--on-timeout", "explode").code == 2
+
+
+@pytest.mark.parametrize(
+    "code", ["savepoint_ok_stop_failed", "savepoint_failed_job_continues", "savepoint_failed_job_canceled"]
+)
+def test_a_stop_that_failed_is_exit_code_seven_with_the_next_action(
+    tidegate: Caller, driver: Driver, code: str
+) -> None:
+    """S7.7."""
+
+    def refusing(driver: Driver) -> None:
+        for command in driver.waiting_commands():
+            driver.answer(command, False, code, "held up by operator out, subtask 1")
+
+    tidegate.script = refusing
+    answer = tidegate("stop", "flights", "--json")
+    assert answer.code == 7 and "held up by operator out, subtask 1" in answer.err
+    assert answer.document["error"]["cause"] == code
+    assert answer.document["error"]["remedy"] == next_action(code) != ""
+
+
+def test_a_stop_that_needed_its_second_try_says_who_held_the_first_up(tidegate: Caller, driver: Driver) -> None:
+    """S7.7: it has stopped, as a suspend."""
+    facts = {"outcome": "committed", "mode": "suspend", "checkpoint_id": 4, "path": "/s/4"}
+
+    def stopping(driver: Driver) -> None:
+        for command in driver.waiting_commands():
+            more = {"asked_mode": "drain", "reason": "held up by operator out", "held_up_by": []}
+            driver.status("STOPPED", stop={**facts, **more})
+            driver.answer(command, True, "committed", "stopped", **facts, **more)
+
+    tidegate.script = stopping
+    answer = tidegate("stop", "flights", "--drain")
+    assert answer.code == 0 and "committed (suspend), savepoint /s/4" in answer.out
+    assert "suspend instead of drain: held up by operator out" in answer.err
+    assert "suspend instead of drain: held up by operator out" in tidegate("status", "flights").out
+
+
+def test_a_second_cancel_succeeds(tidegate: Caller, driver: Driver) -> None:
+    """S9.4: verbs are idempotent."""
+    driver.status("CANCELED", reason="by anna")
+    answer = tidegate("cancel", "flights", "--json")
+    assert answer.code == 0 and answer.document["status"] == "CANCELED"
 
 
 @pytest.mark.parametrize("verb", ["checkpoint", "savepoint", "stop", "cancel"])
