@@ -249,7 +249,7 @@ def refusal(view: JobView, result: CommandResult) -> CommandRefusedError:
         result.message or "the job refused",
         where=f"job {view.job_id}, status {view.status.value}",
         cause=f"code {result.code}",
-        remedy=NEXT_ACTIONS.get(result.code, ""),
+        remedy=NEXT_ACTIONS.get(str(result.data.get("outcome", result.code)), ""),
     )
 
 

@@ -163,4 +163,5 @@ def ask(
             cause=error.cause,
             remedy="Nothing was undone: the driver may still carry it out; see `tidegate status` and `tidegate logs`",
         ) from error
-    return result.raise_if_refused(where=f"job {client.job_id}", remedy=next_action(result.code))
+    outcome = str(result.data.get("outcome", result.code))
+    return result.raise_if_refused(where=f"job {client.job_id}", remedy=next_action(outcome))

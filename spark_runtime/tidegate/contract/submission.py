@@ -20,6 +20,7 @@ from tidegate.contract.errors import (
 from tidegate.contract.launching import find_local
 from tidegate.contract.options import JobOptions
 from tidegate.contract.records import RestoreFrom, Spec, canonical, decode, encode
+from tidegate.contract.savepoint_places import check_savepoint_place
 from tidegate.contract.secrets import check_no_plain_secrets
 from tidegate.contract.snapshots import ResolvedRestore, resolve_restore
 from tidegate.contract.status import JobStatus, JobView
@@ -156,7 +157,7 @@ def _spec(client: JobClient, request: Request, specs: tuple[Spec, ...], resolved
         pipeline=pipeline,
         artifact=artifact,
         arguments=_chosen(request.arguments, before.arguments if before is not None else None),
-        options=options.to_mapping(),
+        options=_checked(client, options).to_mapping(),
         master=request.master or (before.master if before is not None else DEFAULT_MASTER),
         spark_conf=_chosen(request.spark_conf, before.spark_conf if before is not None else None),
         storage_options=dict(client.storage_options),
@@ -166,6 +167,13 @@ def _spec(client: JobClient, request: Request, specs: tuple[Spec, ...], resolved
         submitted_at=iso(client.now()),
         submitted_by=request.submitted_by,
     )
+
+
+def _checked(client: JobClient, options: JobOptions) -> JobOptions:
+    if options.savepoint_directory is not None:
+        where = "option savepoint_directory"
+        check_savepoint_place(client.root, client.layout, options.savepoint_directory, where=where)
+    return options
 
 
 def _chosen(given: Mapping[str, Any] | None, before: Mapping[str, Any] | None) -> dict[str, Any]:

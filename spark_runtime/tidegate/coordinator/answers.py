@@ -16,6 +16,8 @@ def answer_to(
     """The answer, when somebody waits for one."""
     if request.request_id is None:
         return []
+    if request.kind == "stop-savepoint" and code in ("claim_failed", "too_many_requests"):  # nothing has ended
+        data = {"outcome": SAVEPOINT_FAILED, "mode": request.stop, "reason": message, **(data or {})}
     return [ev.Answer(request.request_id, ok, code, message, data or {})]
 
 

@@ -12,6 +12,7 @@ from tidegate.contract.errors import TidegateError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.log import Reign
 from tidegate.contract.records import Spec
+from tidegate.contract.savepoint_places import check_savepoint_place
 from tidegate.contract.store import Store
 from tidegate.contract.verdicts import verdicts_of
 from tidegate.coordinator import events as ev
@@ -276,6 +277,7 @@ class JobRun:
         if chosen is None:
             return None
         try:
+            check_savepoint_place(facts.store.url, facts.layout, chosen, where="path")
             probe_location(facts.store, facts.spec, path)
         except TidegateError as error:
             whose = "" if request.path else " (option savepoint_directory)"

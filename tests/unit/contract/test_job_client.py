@@ -96,6 +96,17 @@ def test_a_wrong_submission_leaves_nothing_half_started(
     assert client.store.list("flights/specs") == []
 
 
+@pytest.mark.parametrize("below", ["checkpoints", "checkpoints/mine", "x/../checkpoints"])
+def test_a_savepoint_directory_where_the_job_deletes_is_refused(tmp_path: Path, pipeline: str, below: str) -> None:
+    """S2.3."""
+    client = JobClient(str(tmp_path / "root"), "flights")
+    for place in (f"{tmp_path}/root/flights/{below}", f"file://{tmp_path}/root/flights/{below}"):
+        with pytest.raises(OptionError, match="folder of checkpoints"):
+            client.submit(pipeline=pipeline, options={"savepoint_directory": place})
+    beside = f"{tmp_path}/root/flights/checkpoints-of-mine"
+    assert client.submit(pipeline=pipeline, options={"savepoint_directory": beside}).number == 1
+
+
 def test_a_plain_secret_in_storage_options_is_never_written(tmp_path: Path, pipeline: str) -> None:
     client = JobClient(str(tmp_path / "root"), "flights", {"secret": "plain"})
     with pytest.raises(OptionError, match="secret in plain text"):

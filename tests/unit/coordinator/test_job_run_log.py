@@ -224,6 +224,20 @@ def test_a_place_where_no_savepoint_can_be_is_refused_before_anything_ends(
     assert [message["type"] for message in run.sent] == ["trigger"]
 
 
+@pytest.mark.parametrize("kind", ["savepoint", "stop-savepoint"])
+@pytest.mark.parametrize("place", ["job/checkpoints", "job/checkpoints/mine", "job/x/../checkpoints"])
+@pytest.mark.parametrize("by_option", [False, True])
+def test_no_savepoint_goes_where_the_job_deletes(by_option: bool, place: str, kind: str) -> None:
+    """S2.3: a cancellation with retention=delete would take it along."""
+    run = Run(savepoint_directory=place if by_option else None)
+    run.ask(kind, path=None if by_option else place, stop="suspend" if kind == "stop-savepoint" else None)
+    (answer,) = run.answers
+    assert (answer.ok, answer.code) == (False, "claim_failed")
+    assert "lies in the job's folder of checkpoints" in answer.message
+    assert run.entries("claim") == []
+    assert answer.data.get("outcome") == ("savepoint_failed_job_continues" if kind == "stop-savepoint" else None)
+
+
 def test_a_folder_below_the_root_is_tried_itself(tmp_path: Path) -> None:
     """S7.7: that the root works says nothing of it."""
     (tmp_path / "taken").write_text("no folder")
