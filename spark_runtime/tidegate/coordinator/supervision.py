@@ -430,5 +430,6 @@ class Supervisor:
         for answer in self._held if "stop" not in farewell.by_verb else ():
             otherwise = farewell.otherwise
             text = f"{answer.message}; but it did not run again: {otherwise.message}"
-            held.append(AnswerCommand(replace(answer, code=otherwise.code, message=text)))
+            told = {**answer.data, "outcome": otherwise.code}
+            held.append(AnswerCommand(replace(answer, code=otherwise.code, message=text, data=told)))
         return [RecordStatus(status, data), *held, farewell, EndDriver(exit_code)]

@@ -18,6 +18,7 @@ from tidegate.snapshot.metadata import SnapshotMetadata, decode_metadata
 from tidegate.testing.simulation.external import External
 from tidegate.testing.simulation.gate_checker import GateChecker
 from tidegate.testing.simulation.rows import Row, owners, rows_in_flight, rows_of
+from tidegate.testing.simulation.stop_checker import StopChecker
 from tidegate.testing.simulation.store import Disk
 from tidegate.testing.simulation.workload import Workload
 
@@ -74,6 +75,7 @@ class Checkers:
         self._retained = retained
         self._completed: dict[int, Decision] = {}
         self.gate = None if gated_specs is None else GateChecker(self._demand, gated_specs)
+        self._stops = StopChecker(self._demand, self.decisions, self._completed, disk.objects)
         self._aborted: set[int] = set()
         self._claimed: dict[int, Decision] = {}
         self._watermarks: dict[tuple[str, int], int] = {}
@@ -211,6 +213,8 @@ class Checkers:
         if result.code == "superseded":
             reigning = by.removeprefix("driver-").partition(".")[0]
             self._demand("commands", str(command.spec) != reigning, f"{command} was superseded by its own submission")
+        if command.verb == "stop":
+            self._stops.answered(command, result)
         if not result.ok:
             return
         match command.verb:

@@ -10,6 +10,7 @@ from tidegate.contract.errors import SnapshotError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.options import JobOptions
 from tidegate.contract.records import Command, CommandResult, RestoreFrom, Spec, Verb, Withdrawn, decode, encode
+from tidegate.contract.stop_outcomes import ON_TIMEOUT
 from tidegate.snapshot.metadata import decode_metadata
 from tidegate.testing.simulation.auditor import Auditor
 from tidegate.testing.simulation.driver_process import DriverProcess
@@ -67,6 +68,7 @@ class Story:
         self.is_over = False
         self.recovered = False
         self._auditor = Auditor(world, self._send)
+        self._haste = world.haste
         self._last_rounds = 0
         self._submit()
         self._tend()
@@ -253,8 +255,14 @@ class Story:
     # ------------------------------------------------------------ commands
 
     def _ask_for_stop(self, *, drain: bool) -> None:
+        """While faults strike, some have little time."""
         self._world.events["drains" if drain else "stops"] += 1
-        self._stop_command = self._send("stop", mode="drain" if drain else "suspend")
+        given: dict[str, Any] = {"mode": "drain" if drain else "suspend"}
+        if not self._is_quiet and self._haste.random() < 0.6:
+            self._world.events["hasty stops"] += 1
+            given["timeout"] = self._haste.choice(("1 ms", "30 ms", "80 ms", "200 ms", "600 ms"))
+            given["on_timeout"] = self._haste.choice(ON_TIMEOUT)
+        self._stop_command = self._send("stop", **given)
 
     def _send(self, verb: Verb, **arguments: Any) -> str:
         """Send a command; some have expired on arrival, some are withdrawn at once, some later."""

@@ -114,6 +114,7 @@ class World:
         )
         # Apart from the seed's own numbers, so that the others are what they were.
         gate = Random(seed * 7_919 + 1)
+        self.haste = Random(seed * 7_919 + 2)
         self.gated = self.two_phase and gate.random() < 0.3
         if self.gated:
             self.options["commit"] = "on_request"
