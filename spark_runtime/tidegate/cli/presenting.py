@@ -58,6 +58,7 @@ def checkpoint_document(checkpoint: CheckpointView) -> dict[str, Any]:
         "code": checkpoint.code,
         "committed": checkpoint.committed,
         "verdict": checkpoint.verdict,
+        "taken_back": checkpoint.taken_back,
         "metrics": dict(checkpoint.metrics),
     }
 
@@ -135,7 +136,7 @@ def checkpoint_lines(checkpoints: tuple[CheckpointView, ...]) -> list[str]:
             "-" if c.duration_ms is None else f"{c.duration_ms:,} ms",
             size(c.metrics.get("bytes")),
             _milliseconds(c.metrics.get("alignment_ms")),
-            "yes" if c.committed else (c.verdict or "-"),
+            "taken back" if c.taken_back else "yes" if c.committed else (c.verdict or "-"),
             c.path if c.status != "aborted" else (c.reason or "aborted"),
         )
         for c in checkpoints

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from tidegate.connectors.quarantine import Quarantine
 
 Boundedness = Literal["bounded", "unbounded"]
+
+NO_CHECKPOINT = sys.maxsize
+"""An id that no checkpoint ever has."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +226,12 @@ class Sink(ABC):
         """A writer, in the slot."""
 
     def rewind_to(
-        self, ctx: SinkContext, checkpoint_id: int, pending: Sequence[Committable] = ()
+        self,
+        ctx: SinkContext,
+        checkpoint_id: int,
+        pending: Sequence[Committable] = (),
+        *,
+        before: int = NO_CHECKPOINT,
     ) -> Callable[[], None]:
         """Prepare to take the target back to what this job's lineage had published up to snapshot `checkpoint_id`, for
         a restore with `on_committed_after="rewind"` (S9.3). Changes nothing and raises when it cannot be done; the
@@ -236,6 +245,8 @@ class Sink(ABC):
         Args:
             ctx: of the run to come, with `subtask` 0 and `parallelism` 1: it stands for all subtasks there ever were.
             pending: all handles that snapshot `checkpoint_id` holds, of all subtasks: keep their staged data.
+            before: leave alone what was published for checkpoints of this id and later: a newer driver claims those,
+                beside which this one may still be at it, not knowing that it has been replaced (S9.2).
         """
         raise TidegateError(
             f"{type(self).__name__} cannot take back what it published",

@@ -21,20 +21,21 @@ NAMED_FILES = 3
 
 
 class FileRewind:
-    """The published transactions of one sink behind snapshot `checkpoint_id`: of all its subtasks, in `ctx`'s job and
-    lineage; of other jobs, lineages and sinks in the same folder none.
+    """The published transactions of one sink behind snapshot `checkpoint_id`, up to and without checkpoint `before`: of
+    all its subtasks, in `ctx`'s job and lineage; of other jobs, lineages and sinks in the same folder none.
 
     Markers go first, then files. So one that still has its marker has all its files, unless a reader took some; and
     what a crash leaves has no marker and is found by its name, as is a transaction whose commit a crash cut short.
     """
 
     def __init__(
-        self, filesystem: AbstractFileSystem, layout: FileLayout, ctx: SinkContext, checkpoint_id: int
+        self, filesystem: AbstractFileSystem, layout: FileLayout, ctx: SinkContext, checkpoint_id: int, before: int
     ) -> None:
         self._fs = filesystem
         self._layout = layout
         self._ctx = ctx
         self._checkpoint_id = checkpoint_id
+        self._before = before
 
     def check(self) -> None:
         """Whether everything can be taken back.
@@ -74,7 +75,7 @@ class FileRewind:
                 continue
             made = parse_transaction_id(name.removesuffix(MARKER_SUFFIX))
             own = (made.job_id, made.lineage, made.uid) == (self._ctx.job_id, self._ctx.lineage, self._ctx.uid)
-            if own and made.checkpoint_id > self._checkpoint_id:
+            if own and self._checkpoint_id < made.checkpoint_id < self._before:
                 found.append(path)
         return found
 
@@ -93,7 +94,7 @@ class FileRewind:
 
     def _is_behind(self, path: str) -> bool:
         checkpoint_id = self._layout.checkpoint_of(path.rsplit("/", 1)[-1])
-        return checkpoint_id is not None and checkpoint_id > self._checkpoint_id
+        return checkpoint_id is not None and self._checkpoint_id < checkpoint_id < self._before
 
     def _remove(self, path: str) -> None:
         with suppress(FileNotFoundError):

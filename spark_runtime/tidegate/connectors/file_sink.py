@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 
-from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.contract import NO_CHECKPOINT, Committable, Sink, SinkContext, SinkWriter
 from tidegate.connectors.encoded_files import FileEncoding
 from tidegate.connectors.file_layout import FileLayout
 from tidegate.connectors.file_rewind import FileRewind
@@ -113,11 +113,16 @@ class FileSink(Sink):
         return FileWriter(filesystem, FileLayout(root, ctx), ctx, self._encoding, self._cut, self._partition_by)
 
     def rewind_to(
-        self, ctx: SinkContext, checkpoint_id: int, pending: Sequence[Committable] = ()
+        self,
+        ctx: SinkContext,
+        checkpoint_id: int,
+        pending: Sequence[Committable] = (),
+        *,
+        before: int = NO_CHECKPOINT,
     ) -> Callable[[], None]:
         """Removes published files behind the snapshot, in the folder and all its partitions."""
         filesystem, root = open_filesystem(self._url, self._storage_options)
-        rewind = FileRewind(filesystem, FileLayout(root, ctx), ctx, checkpoint_id)
+        rewind = FileRewind(filesystem, FileLayout(root, ctx), ctx, checkpoint_id, before)
         rewind.check()
 
         def take_back() -> None:

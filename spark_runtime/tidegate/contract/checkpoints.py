@@ -37,6 +37,7 @@ class CheckpointView:
         spec: the submission that took it.
         verdict: of the commit gate: "waiting", "approved", "rejected" or "quarantined" (rejected, and the job goes on
             from it without its output); "": it asks for none (S7.8).
+        taken_back: sinks took back what it committed; it is no restore point any more (S9.3).
     """
 
     checkpoint_id: int
@@ -53,6 +54,7 @@ class CheckpointView:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     spec: int = 0
     verdict: Literal["", "waiting", "approved", "rejected", "quarantined"] = ""
+    taken_back: bool = False
 
     @property
     def is_recovery_point(self) -> bool:

@@ -37,6 +37,7 @@ DecisionKind = Literal[
     "approve",
     "reject",
     "committed",
+    "rewind",
     "end_of_data",
     "status",
     "failure",

@@ -66,7 +66,7 @@ def resolve_restore(
         restore, path=path, checkpoint_id=known.checkpoint_id if known is not None else restore.checkpoint_id
     )
     if known is not None:
-        _refuse_rejected(known, where)
+        _refuse_gone(known, where)
         return ResolvedRestore(restore, _lineage_of(specs, known.spec))
     own = document.get("job_id") == job_id and any(spec.lineage == document.get("lineage") for spec in specs)
     return ResolvedRestore(restore, str(document["lineage"]) if own else None)
@@ -98,13 +98,21 @@ def _by_id(
             cause=f"completed are {there}" if there else "none has completed",
             remedy="`tidegate checkpoints` lists what can be restored",
         )
-    _refuse_rejected(known, where)
+    _refuse_gone(known, where)
     _metadata(store, storage_options, known.path, where)
     return ResolvedRestore(replace(restore, path=known.path), _lineage_of(specs, known.spec))
 
 
-def _refuse_rejected(known: CheckpointView, where: str) -> None:
-    """What a verdict rejected must never be committed (S7.8)."""
+def _refuse_gone(known: CheckpointView, where: str) -> None:
+    """What a verdict rejected must never be committed (S7.8); the state of one whose rows were taken back counts them
+    (S9.3)."""
+    if known.taken_back:
+        raise SnapshotError(
+            f"sinks have taken back what {known.kind} {known.checkpoint_id} had committed",
+            where=where,
+            cause="a restore with on_committed_after=rewind went back past it; its state counts rows that are gone",
+            remedy="Restore the latest, or another (`tidegate checkpoints`)",
+        )
     if known.verdict == "rejected":
         raise SnapshotError(
             f"{known.kind} {known.checkpoint_id} was rejected, or came after one that was",

@@ -16,6 +16,7 @@ from tidegate.contract.checkpoints import (
 )
 from tidegate.contract.records import Decision, Spec, StatusHint
 from tidegate.contract.reigns import Entry, submissions_of
+from tidegate.contract.rewinds import taken_back, with_rewinds
 from tidegate.contract.statistics import CheckpointStatistics, checkpoint_statistics
 from tidegate.contract.verdicts import of_entries, with_verdicts
 
@@ -219,7 +220,7 @@ def derive(specs: Sequence[Spec], decisions: Sequence[Decision], hint: StatusHin
     status, status_data = _status(current)
     views = checkpoint_views(entries, ended=status.is_terminal)
     verdicts = of_entries(specs, entries, views, spec.number)
-    views = with_verdicts(views, verdicts)
+    views = with_rewinds(with_verdicts(views, verdicts), taken_back(specs, entries))
     points = RecoveryPoints(specs, entries, views)
     most = _optional_int(spec.options.get("max_uncommitted_checkpoints"))
     full = verdicts.gated and most is not None and len(verdicts.waiting) >= most

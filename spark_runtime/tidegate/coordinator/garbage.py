@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tidegate.contract.checkpoints import RecoveryPoints, checkpoint_views
 from tidegate.contract.records import Decision, Spec
 from tidegate.contract.reigns import submissions_of
+from tidegate.contract.rewinds import taken_back
 from tidegate.contract.status import JobStatus
 from tidegate.contract.verdicts import verdicts_of
 from tidegate.coordinator.recovery import completed_snapshots, last_committed
@@ -52,12 +53,13 @@ def find_garbage(
         retained: `retained_checkpoints`.
         commits: some sink commits in two phases, so that the last committed snapshot stays.
     """
-    completed = completed_snapshots(decisions, set(folders))
+    gone_back_past = taken_back(specs, submissions_of(decisions))
+    completed = completed_snapshots(decisions, set(folders), gone_back_past)
     verdicts = verdicts_of(specs, decisions, spec_number)
     gone = retired(
         completed,
         retained=retained,
-        last_committed=last_committed(decisions) if commits else None,
+        last_committed=last_committed(decisions, gone_back_past) if commits else None,
         restored=restored_checkpoint(decisions, specs, spec_number),
         pinned=verdicts.pinned,
         rejected=verdicts.rejected,

@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tidegate.connectors.contract import Sink, SinkContext
 from tidegate.connectors.splits import split_documents, split_to_json
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.log import DecisionLog, Reign
 from tidegate.contract.options import JobOptions, ProcessingTimeOnEnd
 from tidegate.contract.records import Decision, Spec
+from tidegate.contract.reigns import submissions_of
+from tidegate.contract.rewinds import taken_back
 from tidegate.contract.status import JobStatus, next_checkpoint_id
 from tidegate.contract.store import Store
 from tidegate.contract.verdicts import Verdicts, verdicts_of
@@ -19,18 +22,19 @@ from tidegate.coordinator.commit_gate import CommitGate
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.coordinator_options import CoordinatorOptions
 from tidegate.coordinator.garbage import Garbage, find_garbage, named_snapshots, restored_checkpoint
+from tidegate.coordinator.going_back import check_way_back
 from tidegate.coordinator.job_run import JobFacts
 from tidegate.coordinator.locations import open_location
 from tidegate.coordinator.recovery import (
     RestorePoint,
     check_drained,
-    check_rewind,
     check_verdicts,
     choose_restore_point,
     completed_snapshots,
     last_committed,
 )
 from tidegate.coordinator.restore import Restore, check_restore
+from tidegate.coordinator.rewinding import held_by_sinks, take_back
 from tidegate.coordinator.topology import ChainShape, FiresAtEnd, Topology
 from tidegate.operators.specs import BUILD, BroadcastJoinSpec, WindowAggSpec
 from tidegate.plan.execution import ExecutionPlan, graph_document
@@ -79,6 +83,7 @@ class Job:
             spec=self.spec,
             reign=self.reign,
             topology=topology_of(self.graph, self.plan, self.options.processing_time_on_end),
+            sinks={uid: sink.describe() for uid, sink in self.two_phase_sinks.items()},
             graph_document=graph_document(self.graph),
             max_parallelism=self.plan.max_parallelism,
             savepoint_directory=self.options.savepoint_directory,
@@ -105,20 +110,22 @@ class Job:
         verdicts = verdicts_of(self.specs(), decisions, self.spec.number)
         store, folder = open_location(self.store, self.spec, point.location)
         metadata = read_metadata(store, folder)
+        way_back = None
         if metadata.job_id == self.spec.job_id:
-            sinks = [n.uid for n in self.graph.nodes if n.sink is not None and n.sink.two_phase]
-            check_rewind(
+            n, lineage, sinks = metadata.checkpoint_id, metadata.lineage, self.two_phase_sinks
+            way_back = check_way_back(
+                self.specs(),
                 decisions,
                 self.spec,
                 location=point.location,
-                checkpoint_id=metadata.checkpoint_id,
+                checkpoint_id=n,
+                lineage=lineage,
                 sinks=sinks,
-                unapproved=verdicts.unapproved,
+                never_committed=verdicts.unapproved | verdicts.rejected,
             )
-            n, lineage = metadata.checkpoint_id, metadata.lineage
             known = verdicts.views.get(n)
             taken = verdicts if known is None else verdicts_of(self.specs(), decisions, known.spec)
-            check_verdicts(verdicts, self.spec, taken, lineage=lineage, checkpoint_id=n, sinks=sinks)
+            check_verdicts(verdicts, self.spec, taken, lineage=lineage, checkpoint_id=n, sinks=tuple(sinks))
         check_drained(point, self.spec, metadata.drained_kinds)
         restore = check_restore(
             point.location,
@@ -130,6 +137,7 @@ class Job:
             allow_non_restored_state=bool(wanted and wanted.allow_non_restored_state),
             commit_only=point.commit_only,
         )
+        restore = replace(restore, way_back=way_back)
         if verdicts.gated:
             permitted = min(verdicts.approved, metadata.checkpoint_id)
             restore = replace(restore, permitted=permitted, log_number=verdicts.approved_at)
@@ -138,6 +146,50 @@ class Job:
         if restore.rescales:
             restore = replace(restore, moved_splits=self._splits_of_readers(restore, store, folder))
         return point, restore
+
+    @property
+    def two_phase_sinks(self) -> dict[str, Sink]:
+        """The pipeline's, by uid."""
+        sinks = {node.uid: node.sink for node in self.graph.nodes}
+        return {uid: sink for uid, sink in sinks.items() if sink is not None and sink.two_phase}
+
+    def go_back(self, restore: Restore | None, run_id: str) -> None:
+        """Where `restore` goes back past what sinks committed and they are to take it back, they do (S9.3). Before a
+        slot of run `run_id` starts; blocks. To be called before every run: what a driver that died has left is done
+        again.
+
+        Raises:
+            SnapshotError: a sink cannot; nothing was changed.
+            StoreError: it has not come off, and is to be repeated; FencedError, UnclearAnswerError: by another driver.
+        """
+        if restore is None or restore.way_back is None or not restore.way_back.takes_back:
+            return
+        way_back = restore.way_back
+        before = self.next_checkpoint_id()
+        self.reign.check()  # whoever reigns next claims no id below
+        contexts = {
+            node.uid: SinkContext(
+                job_id=self.spec.job_id,
+                lineage=self.spec.lineage,
+                uid=node.uid,
+                subtask=0,
+                parallelism=1,
+                generation=self.reign.generation,
+                run_id=run_id,
+                schema=node.schema,
+            )
+            for node in self.graph.nodes
+        }
+
+        def record() -> None:
+            if not way_back.is_recorded:
+                data = {"checkpoint_id": way_back.checkpoint_id, "sinks": list(way_back.sinks)}
+                self.reign.append("rewind", data, run_id)
+
+        store, folder = open_location(self.store, self.spec, restore.location)
+        sinks = {uid: (sink, contexts[uid]) for uid, sink in self.two_phase_sinks.items()}
+        held = held_by_sinks(restore, StreamFactory(store, folder))
+        take_back(sinks, held, way_back.checkpoint_id, before, record)
 
     def _splits_of_readers(self, restore: Restore, store: Store, folder: str) -> Splits:
         """All splits with their positions, in the order of discovery. Readers that had ended gave none: their splits
@@ -175,6 +227,7 @@ class Job:
         options = self.options
         interval = options.checkpoint_interval
         verdicts = self.verdicts
+        gone = taken_back(self.specs(), submissions_of(decisions))
         gate = None
         if verdicts.gated:
             most, at_end = options.max_uncommitted_checkpoints, self._starts_at_end(decisions)
@@ -193,8 +246,8 @@ class Job:
             ),
             run_id=run_id,
             first_delay_ms=first_delay_ms,
-            completed=completed_snapshots(decisions, self._checkpoint_folders()),
-            last_committed=last_committed(decisions),
+            completed=completed_snapshots(decisions, self._checkpoint_folders(), gone),
+            last_committed=last_committed(decisions, gone),
             restored=restored_checkpoint(decisions, self.specs(), self.spec.number),
             commit_only=commit_only,
             gate=gate,

@@ -48,6 +48,8 @@ class JobFacts:
     now_iso: Callable[[], str]
     specs: Sequence[Spec]
     cannot_quarantine: Sequence[str] = ()
+    sinks: Mapping[str, str] = field(default_factory=dict)
+    """Two-phase sinks: uid -> what they say of themselves."""
 
 
 @dataclass(frozen=True)
@@ -312,6 +314,7 @@ class JobRun:
             "subtasks": subtask_history(complete),
             "finished_operators": [op.uid for op in metadata.operators if op.status == "finished"],
             "parent": metadata.parent,
+            "sinks": dict(facts.sinks),
         }
         try:
             store, folder = open_location(facts.store, facts.spec, complete.path)

@@ -89,62 +89,6 @@ def _refuse_rejected(points: RecoveryPoints, specs: Sequence[Spec], entries: Seq
         raise _rejected(named.checkpoint_id, f"job {spec.job_id}, snapshot {named.path}")
 
 
-def completed_after(
-    decisions: Sequence[Decision], checkpoint_id: int, spec_number: int, unapproved: Collection[int] = ()
-) -> list[int]:
-    """Ids of recovery points newer than `checkpoint_id` that earlier submissions completed, and so permitted to commit
-    (S9.3), but for those that a commit gate holds back: `unapproved`."""
-    return [
-        entry.data["checkpoint_id"]
-        for entry in submissions_of(decisions)
-        if entry.kind == "complete"
-        and entry.data["kind"] != "savepoint"
-        and entry.spec < spec_number
-        and entry.data["checkpoint_id"] > checkpoint_id
-        and entry.data["checkpoint_id"] not in unapproved
-    ]
-
-
-def check_rewind(
-    decisions: Sequence[Decision],
-    spec: Spec,
-    *,
-    location: str,
-    checkpoint_id: int,
-    sinks: Sequence[str],
-    unapproved: Collection[int] = (),
-) -> tuple[int, ...]:
-    """Whether submission `spec` may start from a snapshot of its own job that is not the newest (S9.3).
-
-    Args:
-        decisions: the whole log.
-        location, checkpoint_id: of the snapshot.
-        sinks: uids of the pipeline's two-phase sinks.
-        unapproved: completed behind a commit gate and never approved, so that nothing of them is committed (S7.8).
-
-    Returns:
-        Ids of recovery points gone back past, whose rows come again: accepted.
-
-    Raises:
-        SnapshotError: there are such, and the submission does not accept duplicates; lists sinks and ids.
-    """
-    rewound = tuple(completed_after(decisions, checkpoint_id, spec.number, unapproved)) if sinks else ()
-    mode = spec.restore.on_committed_after if spec.restore is not None else "refuse"
-    if not rewound or mode == "accept_duplicates":
-        return rewound
-    cause, remedy = "restoring an older snapshot emits their rows again", "set on_committed_after=accept_duplicates"
-    if mode == "rewind":
-        cause = "on_committed_after=rewind takes committed rows back, which no run does yet"
-    if spec.restore is None or spec.restore.kind != "latest":
-        remedy = f"restore the latest, or {remedy}"
-    raise SnapshotError(
-        f"checkpoints {list(rewound)} were completed after {location} and may be committed already",
-        where=f"job {spec.job_id}, sinks {', '.join(sinks)}",
-        cause=cause,
-        remedy=remedy[0].upper() + remedy[1:],
-    )
-
-
 def check_verdicts(
     verdicts: Verdicts, spec: Spec, taken: Verdicts, *, lineage: str, checkpoint_id: int, sinks: Sequence[str]
 ) -> None:
@@ -226,16 +170,29 @@ def rejection_text(checkpoint_id: int, by: str) -> str:
     return f"checkpoint {checkpoint_id} was rejected by {by}"
 
 
-def completed_snapshots(decisions: Sequence[Decision], existing: set[str]) -> list[Completed]:
-    """Completed snapshots whose folders are still there, oldest first. Args: existing: their locations."""
+def completed_snapshots(
+    decisions: Sequence[Decision], existing: set[str], taken_back: Collection[int] = ()
+) -> list[Completed]:
+    """Completed snapshots whose folders are still there, oldest first. Args: existing: their locations. taken_back: ids
+    of those that are no restore points any more (S9.3)."""
     return [
-        Completed(d.data["checkpoint_id"], d.data["kind"], d.data["path"], d.data.get("stop"))
+        Completed(
+            d.data["checkpoint_id"],
+            d.data["kind"],
+            d.data["path"],
+            d.data.get("stop"),
+            d.data["checkpoint_id"] in taken_back,
+        )
         for d in decisions
         if d.kind == "complete" and (d.data["path"] in existing or d.data["kind"] in ("savepoint", "stop-savepoint"))
     ]
 
 
-def last_committed(decisions: Sequence[Decision]) -> int | None:
-    """The newest checkpoint whose commits are known to be done."""
-    ids = [d.data["checkpoint_id"] for d in decisions if d.kind == "committed"]
+def last_committed(decisions: Sequence[Decision], taken_back: Collection[int] = ()) -> int | None:
+    """The newest checkpoint whose commits are known to be done, and were not taken back since."""
+    ids = [
+        d.data["checkpoint_id"]
+        for d in decisions
+        if d.kind == "committed" and d.data["checkpoint_id"] not in taken_back
+    ]
     return ids[-1] if ids else None

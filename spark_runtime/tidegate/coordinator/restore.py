@@ -10,6 +10,7 @@ from typing import Any
 from tidegate.contract.errors import SnapshotError
 from tidegate.contract.verdicts import Withheld
 from tidegate.coordinator.events import Subtask
+from tidegate.coordinator.going_back import WayBack
 from tidegate.plan.execution import ExecutionPlan
 from tidegate.plan.graph import JobGraph
 from tidegate.snapshot.metadata import OperatorState, SnapshotMetadata
@@ -30,6 +31,7 @@ class Restore:
         permitted: what the restore commits, with what is in front of it; None: all that the snapshot holds, which its
             completion permits. Behind a commit gate what is approved, 0: nothing (S7.8).
         withheld: what of it is never committed, and goes to the folder `quarantine` (S7.8).
+        way_back: what the start from it means for what was committed behind it; None: nothing was (S9.3).
     """
 
     location: str
@@ -43,6 +45,7 @@ class Restore:
     permitted: int | None = None
     withheld: Sequence[Withheld] = ()
     quarantine: str = ""
+    way_back: WayBack | None = None
 
     @property
     def rescales(self) -> bool:

@@ -10,12 +10,14 @@ from tidegate.channel.elements import CheckpointKind, StopMode
 
 @dataclass(frozen=True)
 class Completed:
-    """A completed snapshot: id, kind, folder; `stop` of a stop-savepoint."""
+    """A completed snapshot: id, kind, folder; `stop` of a stop-savepoint; `taken_back`: it is no restore point any
+    more, because sinks took back what it committed (S9.3)."""
 
     checkpoint_id: int
     kind: CheckpointKind
     path: str
     stop: StopMode | None = None
+    taken_back: bool = False
 
 
 def retired(
@@ -42,7 +44,8 @@ def retired(
     After a stop-savepoint nothing older is needed; but a drain fires windows early, so that going on from it needs
     consent, and the newest checkpoint in front of one stays for those who do not give it (S7.5).
     """
-    recovery = [c for c in completed if c.kind != "savepoint" and c.checkpoint_id not in rejected]
+    points = (c for c in completed if c.kind != "savepoint" and not c.taken_back)
+    recovery = [c for c in points if c.checkpoint_id not in rejected]
     own = [c for c in recovery if c.kind != "stop-savepoint"]
     keep: set[int | None] = {restored, *pinned}
     if recovery and recovery[-1].kind == "stop-savepoint":

@@ -276,6 +276,9 @@ class Supervision:
         restore = found[1] if found else None
         commit_only = found[0].checkpoint_id if found is not None and found[0].commit_only else None
         splits = self._splits = job.splits(restore) if self._splits is None else self._splits
+        if restore is not None and restore.way_back is not None:
+            print(f"tidegate: going back to {restore.location}: {restore.way_back.told()}", flush=True)
+        job.go_back(restore, run_id)
         interval = job.options.checkpoint_interval
         interval_ms = 0 if interval is None else int(interval.total_seconds() * 1000)
         pause_ms = int(job.options.min_pause_between_checkpoints.total_seconds() * 1000)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.contract import NO_CHECKPOINT, Committable, Sink, SinkContext, SinkWriter
 from tidegate.connectors.quarantine import Quarantine
-from tidegate.connectors.transactions import check_own, is_leftover, transaction_id
+from tidegate.connectors.transactions import check_own, is_leftover, parse_transaction_id, transaction_id
 from tidegate.contract.errors import TidegateError
 from tidegate.contract.staged import StagedData
 
@@ -26,7 +26,8 @@ class Collection:
         quarantined: batches per transaction that a verdict withheld.
         repeated_commits: ids of transactions that were asked to be committed again (allowed; nothing was published
             twice).
-        publications: how often each transaction became visible; anything but 1 is a defect of the sink.
+        publications: how often each transaction became visible, less how often it was taken back; anything but 1 for
+            those committed is a defect of the sink.
         rows_written: rows ever written, also by runs that failed.
     """
 
@@ -62,7 +63,7 @@ class Collection:
         lost, extra = wanted - found, found - wanted
         assert not lost, f"{sum(lost.values())} rows lost, such as {list(lost)[:3]}"
         assert not extra, f"{sum(extra.values())} rows too many, such as {list(extra)[:3]}"
-        twice = {t: n for t, n in self.publications.items() if n != 1}
+        twice = {t: n for t, n in self.publications.items() if n != (t in self.committed)}
         assert not twice, f"transactions published more than once: {twice}"
 
     def stage(self, transaction: str, batches: list[pa.RecordBatch]) -> None:
@@ -95,6 +96,12 @@ class Collection:
         with self._lock:
             self.staged.pop(transaction, None)
 
+    def take_back(self, transaction: str) -> None:
+        """Remove a published transaction, idempotently."""
+        with self._lock:
+            if self.committed.pop(transaction, None) is not None:
+                self.publications[transaction] -= 1
+
     def wrote(self, rows: int) -> None:
         """Count rows written."""
         with self._lock:
@@ -126,6 +133,7 @@ class CollectSink(Sink):
     """
 
     can_quarantine = True
+    can_rewind = True
 
     def __init__(self, name: str, *, two_phase: bool = True) -> None:
         self.name = name
@@ -138,6 +146,17 @@ class CollectSink(Sink):
     def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:
         """How many rows; `collected(name).staged` has them."""
         return StagedData(ctx.uid, checkpoint_id, rows=int(handle.data["rows"]))
+
+    def rewind_to(
+        self,
+        ctx: SinkContext,
+        checkpoint_id: int,
+        pending: Sequence[Committable] = (),
+        *,
+        before: int = NO_CHECKPOINT,
+    ) -> Callable[[], None]:
+        """Removes the rows of later transactions."""
+        return rewind_of(collected(self.name), ctx, checkpoint_id, pending, before)
 
     def describe(self) -> str:
         """The name."""
@@ -204,6 +223,23 @@ class CollectWriter(SinkWriter):
         for transaction in list(self._collection.staged):
             if transaction not in kept and is_leftover(self._ctx, transaction):
                 self._collection.drop(transaction)
+
+
+def rewind_of(
+    collection: Collection, ctx: SinkContext, checkpoint_id: int, pending: Sequence[Committable], before: int
+) -> Callable[[], None]:
+    """What `Sink.rewind_to` returns for a sink into `collection`."""
+
+    def take_back() -> None:
+        # Before the published rows go, so that a zombie finds nothing to publish in their place.
+        CollectWriter(collection, ctx, True).recover(checkpoint_id, pending)
+        for transaction in list(collection.committed):
+            made = parse_transaction_id(transaction)
+            own = (made.job_id, made.lineage, made.uid) == (ctx.job_id, ctx.lineage, ctx.uid)
+            if own and checkpoint_id < made.checkpoint_id < before:
+                collection.take_back(transaction)
+
+    return take_back
 
 
 def _as_table(transactions: dict[str, list[pa.RecordBatch]]) -> pa.Table:

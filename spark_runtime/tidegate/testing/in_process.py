@@ -157,6 +157,7 @@ class InProcessRun:
         commit_only = found[0].checkpoint_id if found is not None and found[0].commit_only else None
         facts = job.facts()
         run_id = f"r{next(owner._nonce):06d}"
+        job.go_back(restore, run_id)
         interval = options.checkpoint_interval
         self.run = JobRun(
             facts=facts,

@@ -334,6 +334,26 @@ class SinkConformance(ABC):
         second.commit(held)
         assert sorted(self.visible()) == [0, 1, 2, 3, 8, 9]
 
+    def test_a_rewind_leaves_alone_what_a_newer_driver_has_begun(self) -> None:
+        """S9.2, S9.3: the driver that rewinds may have been replaced, and not know it."""
+        reign = Reign()
+        sink = self.make_sink(fresh=True)
+        if not sink.can_rewind:
+            return
+        first = sink.create_writer(reign.context())
+        first.commit(self._prepared(first, 1, 0, 2))
+        first.commit(self._prepared(first, 2, 2, 2))
+        reign.generation = 2
+        take_back = sink.rewind_to(reign.context(0, parallelism=1), 1, before=3)
+        reign.generation = 3
+        newer = sink.create_writer(reign.context())
+        newer.commit(self._prepared(newer, 3, 4, 2))
+        staged = self._prepared(newer, 4, 6, 2)
+        take_back()
+        assert sorted(self.visible()) == [0, 1, 4, 5]
+        newer.commit(staged)
+        assert sorted(self.visible()) == [0, 1, 4, 5, 6, 7]
+
     @_settings
     @given(st.data())
     def test_whatever_crashes_each_record_is_published_once(self, data: st.DataObject) -> None:

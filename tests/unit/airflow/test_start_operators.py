@@ -11,7 +11,9 @@ from scripted_job import PIPELINE, Job, ScriptedDriver
 from airflow_tidegate.operators.restore import TidegateRestoreJobOperator
 from airflow_tidegate.operators.start import TidegateRunJobOperator, TidegateStartJobOperator
 from tidegate.contract.errors import SnapshotError
-from tidegate.coordinator.recovery import check_rewind, choose_restore_point
+from tidegate.coordinator.going_back import check_way_back
+from tidegate.coordinator.recovery import choose_restore_point
+from tidegate.testing.collect import CollectSink
 
 
 def start(**changes: Any) -> TidegateStartJobOperator:
@@ -225,12 +227,14 @@ def test_a_cleared_restore_names_its_snapshot_anew(job: Job, from_: Any) -> None
     decisions = job.client.decisions()
     point = choose_restore_point(decisions, specs, 3)
     assert point is not None and point.checkpoint_id == (2 if from_ == "latest" else 1)
-    given = {"location": point.location, "checkpoint_id": point.checkpoint_id, "sinks": ["out"]}
+    sinks = {"out": CollectSink("out")}
+    given = {"location": point.location, "checkpoint_id": point.checkpoint_id, "sinks": sinks}
+    given["lineage"] = specs[2].lineage
     if from_ == "latest":
-        assert check_rewind(decisions, specs[2], **given) == ()
+        assert check_way_back(specs, decisions, specs[2], **given) is None
     else:
         with pytest.raises(SnapshotError, match=r"checkpoints \[2\] were completed after"):
-            check_rewind(decisions, specs[2], **given)
+            check_way_back(specs, decisions, specs[2], **given)
 
 
 def test_a_cleared_restore_is_refused_while_the_job_lives(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,9 +69,9 @@ class _WithHalf(Sink):
         return writer
 
     def rewind_to(
-        self, ctx: SinkContext, checkpoint_id: int, pending: Sequence[Committable] = ()
+        self, ctx: SinkContext, checkpoint_id: int, pending: Sequence[Committable] = (), **more: int
     ) -> Callable[[], None]:
-        return self.sink.rewind_to(ctx, checkpoint_id, pending)
+        return self.sink.rewind_to(ctx, checkpoint_id, pending, **more)
 
     def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:
         return self.sink.staged(ctx, checkpoint_id, handle)

@@ -6,15 +6,24 @@ from typing import Any
 
 import pytest
 
+from tidegate.connectors.contract import Sink
+from tidegate.connectors.parquet import Parquet
+from tidegate.connectors.postgres import Postgres
 from tidegate.contract.errors import SnapshotError
 from tidegate.contract.records import Decision, RestoreFrom, Spec
-from tidegate.coordinator.recovery import RestorePoint, check_drained, check_rewind, choose_restore_point
+from tidegate.contract.status import derive
+from tidegate.coordinator.going_back import WayBack, check_way_back
+from tidegate.coordinator.recovery import RestorePoint, check_drained, choose_restore_point, completed_snapshots
+from tidegate.coordinator.retention import retired
+from tidegate.testing.collect import CollectSink
 
 ACCEPT: Any = {"on_committed_after": "accept_duplicates"}
+REWIND: Any = {"on_committed_after": "rewind"}
+OUT: dict[str, Sink] = {"out": CollectSink("out")}
 
 
-def spec(number: int, restore: RestoreFrom | None = None) -> Spec:
-    return Spec("job", number, f"s{number}", "m:f", "", {}, {}, "local[1]", {}, {}, restore, "l", None, "t", "test")
+def spec(number: int, restore: RestoreFrom | None = None, lineage: str = "l") -> Spec:
+    return Spec("job", number, f"s{number}", "m:f", "", {}, {}, "local[1]", {}, {}, restore, lineage, None, "t", "test")
 
 
 def back_to(checkpoint_id: int, **more: Any) -> RestoreFrom:
@@ -24,8 +33,9 @@ def back_to(checkpoint_id: int, **more: Any) -> RestoreFrom:
 LATEST = RestoreFrom("latest")
 
 
-def log(*entries: int | str) -> list[Decision]:
-    """A number completes that checkpoint, "s<n>" that savepoint, "f<n>" is a fence of submission n."""
+def log(*entries: int | str, sinks: Any = None) -> list[Decision]:
+    """A number completes that checkpoint, "s<n>" that savepoint, "f<n>" is a fence of submission n, "r<n>" an entry
+    that sinks are taken back to n. `sinks`: what "complete" says of them."""
     out: list[Decision] = []
 
     def add(entry_kind: Any, /, **data: Any) -> None:
@@ -35,10 +45,13 @@ def log(*entries: int | str) -> list[Decision]:
         if isinstance(entry, str) and entry[0] == "f":
             add("fence", spec=int(entry[1:]), launch=1)
             continue
+        if isinstance(entry, str) and entry[0] == "r":
+            add("rewind", checkpoint_id=int(entry[1:]), sinks=["out"])
+            continue
         kind = "savepoint" if isinstance(entry, str) else "checkpoint"
         number = int(entry[1:]) if isinstance(entry, str) else entry
         add("claim", checkpoint_id=number, kind=kind, path=f"chk-{number}", triggered_at="2026-01-01T00:00:00Z")
-        add("complete", checkpoint_id=number, kind=kind, path=f"chk-{number}", metrics={})
+        add("complete", checkpoint_id=number, kind=kind, path=f"chk-{number}", metrics={}, sinks=sinks or {})
     return out
 
 
@@ -83,51 +96,142 @@ def test_a_restarted_run_of_a_submission_starts_from_its_own_newest_not_from_wha
     assert chosen(log("f1", 1, 2, "f2", 3, "f2"), *specs) == 3
 
 
-def rewind(decisions: list[Decision], submission: Spec, checkpoint_id: int, sinks: Any = ("out",)) -> tuple[int, ...]:
-    return check_rewind(
-        decisions, submission, location=f"chk-{checkpoint_id}", checkpoint_id=checkpoint_id, sinks=sinks
-    )
+def way_back(decisions: list[Decision], *specs: Spec, to: int, sinks: Any = OUT, **more: Any) -> WayBack | None:
+    """Of the newest submission."""
+    more = {"lineage": specs[-1].lineage, **more}
+    return check_way_back(specs, decisions, specs[-1], location=f"chk-{to}", checkpoint_id=to, sinks=sinks, **more)
 
 
 def test_going_back_past_what_may_be_committed_is_refused_with_sinks_and_ids() -> None:
     """S9.3: the intermediate savepoint permitted nothing (S2.4)."""
     decisions = log("f1", 1, 2, "s3", 4, "f2")
-    with pytest.raises(SnapshotError, match=r"checkpoints \[2, 4\].*after chk-1.*sinks out, copy.*accept_duplicates"):
-        rewind(decisions, spec(2, back_to(1)), 1, sinks=("out", "copy"))
+    told = r"checkpoints \[2, 4\].*after chk-1.*sinks out, copy.*rewind.*accept_duplicates"
+    with pytest.raises(SnapshotError, match=told):
+        way_back(decisions, spec(1), spec(2, back_to(1)), to=1, sinks={**OUT, "copy": CollectSink("copy")})
 
 
 def test_duplicates_can_be_accepted_and_are_told() -> None:
-    """S9.3."""
-    decisions = log("f1", 1, 2, 4, "f2")
-    assert rewind(decisions, spec(2, back_to(1, **ACCEPT)), 1) == (2, 4)
-
-
-def test_taking_committed_rows_back_is_refused_as_something_these_sinks_cannot_do() -> None:
-    """S9.3."""
-    with pytest.raises(SnapshotError, match="rewind takes committed rows back"):
-        rewind(log("f1", 1, 2, "f2"), spec(2, back_to(1, on_committed_after="rewind")), 1)
+    """S9.3: which checkpoints' rows come again, and where."""
+    found = way_back(log("f1", 1, 2, 4, "f2"), spec(1), spec(2, back_to(1, **ACCEPT)), to=1)
+    assert found == WayBack(1, (2, 4), False, False, ("out",))
+    assert "rows of checkpoints [2, 4] appear a second time in sinks out" in found.told()
 
 
 def test_nothing_is_gone_back_past_by_the_newest_or_without_a_two_phase_sink() -> None:
     """S9.3."""
     decisions = log("f1", 1, 2, "f2")
-    assert rewind(decisions, spec(2, LATEST), 2) == ()
-    assert rewind(decisions, spec(2, back_to(1)), 1, sinks=()) == ()
+    assert way_back(decisions, spec(1), spec(2, LATEST), to=2) is None
+    assert way_back(decisions, spec(1), spec(2, back_to(1)), to=1, sinks={}) is None
+    assert way_back(decisions, spec(1), spec(2, back_to(1, **REWIND)), to=1, sinks={}) is None
 
 
 def test_what_the_submission_itself_completed_is_not_gone_back_past() -> None:
     """S9.1: its own restart is no rewind; but a submission that goes back to before it is."""
     decisions = log("f1", 1, 2, "f2", 3)
-    assert rewind(decisions, spec(2, LATEST), 3) == ()
+    assert way_back(decisions, spec(1), spec(2, LATEST), to=3) is None
     with pytest.raises(SnapshotError, match=r"\[3\]"):
-        rewind([*decisions, *log("f3")], spec(3, back_to(2)), 2)
+        way_back([*decisions, *log("f3")], spec(1), spec(2, LATEST), spec(3, back_to(2)), to=2)
 
 
 def test_an_abandoned_timeline_counts_when_gone_back_past_for_it_was_committed() -> None:
     """S9.3: 2 was completed on the line that submission 2 left."""
     decisions = log("f1", 1, 2, "f2", 3, "f3")
     with pytest.raises(SnapshotError, match=r"\[2, 3\]"):
-        rewind(decisions, spec(3, back_to(1)), 1)
+        way_back(decisions, spec(1), spec(2, back_to(1, **ACCEPT)), spec(3, back_to(1)), to=1)
+
+
+def test_what_a_gate_held_back_or_rejected_is_not_committed() -> None:
+    """S7.8, S9.3: no rewind, whatever the submission says of them."""
+    decisions = log("f1", 1, 2, 3, "f2")
+    assert way_back(decisions, spec(1), spec(2, back_to(1)), to=1, never_committed={2, 3}) is None
+    found = way_back(decisions, spec(1), spec(2, back_to(1, **REWIND)), to=1, never_committed={3})
+    assert found is not None and found.passed == (2,)
+
+
+# ------------------------------------------------------------ rewind
+
+
+def test_a_rewind_is_decided_where_every_sink_can_do_it() -> None:
+    """S9.3."""
+    found = way_back(log("f1", 1, 2, 3, "f2"), spec(1), spec(2, back_to(1, **REWIND)), to=1)
+    assert found == WayBack(1, (2, 3), True, False, ("out",))
+    assert found.told() == "sinks out take back what checkpoints [2, 3] committed"
+
+
+def test_sinks_that_cannot_take_rows_back_are_named() -> None:
+    """S9.3: a table's rows do not say for which checkpoint they came."""
+    sinks = {"files": Parquet("/x"), "table": Postgres("host=db", "t")}
+    with pytest.raises(SnapshotError, match=r"sinks 'table' \(Postgres\) cannot be rewound.*accept_duplicates"):
+        way_back(log("f1", 1, 2, "f2"), spec(1), spec(2, back_to(1, **REWIND)), to=1, sinks=sinks)
+
+
+@pytest.mark.parametrize(
+    ("then", "told"),
+    [
+        ({"out": CollectSink("out").describe(), "old": "Parquet('/old')"}, "nobody can rewind sink 'old'"),
+        ({"out": "CollectSink('elsewhere')"}, "sink 'out' writes elsewhere now"),
+    ],
+)
+def test_a_rewind_is_refused_when_a_sink_that_committed_is_gone_or_writes_elsewhere(then: Any, told: str) -> None:
+    """S9.3: its rows would stay."""
+    decisions = log("f1", 1, 2, "f2", sinks=then)
+    with pytest.raises(SnapshotError, match=f"{told}.*pipeline as it was"):
+        way_back(decisions, spec(1), spec(2, back_to(1, **REWIND)), to=1)
+
+
+def test_a_rewind_does_not_reach_what_a_fresh_start_committed() -> None:
+    """S9.3, S7.4: transactions carry their lineage."""
+    specs = [spec(1, lineage="a"), spec(2, lineage="b"), spec(3, back_to(1, **REWIND), lineage="a")]
+    with pytest.raises(SnapshotError, match=r"checkpoints \[3\] were completed after a fresh start"):
+        way_back(log("f1", 1, 2, "f2", 3, "f3"), *specs, to=1)
+
+
+def test_a_rewind_that_was_begun_is_carried_out_by_whoever_goes_on_from_its_snapshot() -> None:
+    """S9.3: also by one that wishes nothing of the kind, until a snapshot has completed behind it."""
+    begun = log("f1", 1, 2, 3, "f2", "r1", "f3")
+    for restore in (LATEST, back_to(1), back_to(1, **ACCEPT)):
+        found = way_back(begun, spec(1), spec(2, back_to(1, **REWIND)), spec(3, restore), to=1)
+        assert found == WayBack(1, (2, 3), True, True, ("out",))
+    done = log("f1", 1, 2, 3, "f2", "r1", "s4", "f3")
+    assert way_back(done, spec(1), spec(2, back_to(1, **REWIND)), spec(3, LATEST), to=1) is None
+
+
+def test_after_a_rewind_only_what_came_since_is_gone_back_past() -> None:
+    """S9.3: 2 and 3 are not there any more."""
+    specs = [spec(1), spec(2, back_to(1, **REWIND)), spec(3, back_to(1))]
+    with pytest.raises(SnapshotError, match=r"checkpoints \[4\] were completed after chk-1"):
+        way_back(log("f1", 1, 2, 3, "f2", "r1", 4, "f3"), *specs, to=1)
+
+
+@pytest.mark.parametrize("to", [2, 3])
+def test_what_was_taken_back_is_never_restored(to: int) -> None:
+    """S9.3: by id, or from a copy of its folder; the rows that its state counts are gone."""
+    decisions = log("f1", 1, 2, "s3", 4, "f2", "r1", 5, "f3")
+    specs = [spec(1), spec(2, back_to(1, **REWIND)), spec(3, back_to(to, **REWIND))]
+    with pytest.raises(SnapshotError, match=f"taken back what snapshot chk-{to} had committed.*a restore of 1"):
+        way_back(decisions, *specs, to=to)
+    view = derive(specs[:2], decisions[:-1], None)
+    assert [c.checkpoint_id for c in view.checkpoints if c.taken_back] == [2, 3, 4]
+    fork = spec(3, back_to(to), lineage="fork")
+    assert way_back(decisions, *specs[:2], fork, to=to, lineage="l", sinks={}) is None
+
+
+def test_a_rewind_that_was_begun_must_end_before_another_way_is_taken() -> None:
+    """S9.3: rows behind 2 may be there or not; further back, all of them go."""
+    begun = log("f1", 1, 2, 3, "f2", "r2", "f3")
+    specs = [spec(1), spec(2, back_to(2, **REWIND))]
+    for mode in ({}, ACCEPT):
+        with pytest.raises(SnapshotError, match="a rewind to snapshot 2 was begun.*Restore 2"):
+            way_back(begun, *specs, spec(3, back_to(1, **mode)), to=1)
+    found = way_back(begun, *specs, spec(3, back_to(1, **REWIND)), to=1)
+    assert found == WayBack(1, (2, 3), True, False, ("out",))
+
+
+def test_snapshots_that_were_taken_back_do_not_count_for_retention() -> None:
+    """S2.3, S9.3: the newest of the line stay, those that nobody may restore go."""
+    decisions = log("f1", 1, 2, 3, "f2", "r1", 4)
+    completed = completed_snapshots(decisions, {f"chk-{n}" for n in (1, 2, 3, 4)}, {2, 3})
+    assert [c.checkpoint_id for c in retired(completed, retained=2, last_committed=None)] == [2, 3]
 
 
 def test_a_drained_snapshot_needs_leave_but_not_for_its_own_commit() -> None:

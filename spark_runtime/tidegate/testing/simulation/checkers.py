@@ -20,6 +20,7 @@ from tidegate.testing.simulation.gate_checker import GateChecker
 from tidegate.testing.simulation.rows import Row, owners, rows_in_flight, rows_of
 from tidegate.testing.simulation.stop_checker import StopChecker
 from tidegate.testing.simulation.store import Disk
+from tidegate.testing.simulation.timelines import Timelines
 from tidegate.testing.simulation.workload import Workload
 
 RECOVERY_KINDS = ("checkpoint", "final", "stop-savepoint")
@@ -54,8 +55,10 @@ class Checkers:
         two_phase: bool,
         retained: int,
         gated_specs: Sequence[Spec] | None = None,
+        specs: Sequence[Spec] = (),
     ) -> None:
-        """Args: gated_specs: the submissions of a job behind a commit gate; None: there is no gate."""
+        """Args: gated_specs: the submissions of a job behind a commit gate; None: there is no gate. specs: the
+        submissions."""
         self.violations: list[str] = []
         self.evaluated: Counter[str] = Counter()
         self.decisions: list[Decision] = []
@@ -75,6 +78,7 @@ class Checkers:
         self._retained = retained
         self._completed: dict[int, Decision] = {}
         self.gate = None if gated_specs is None else GateChecker(self._demand, gated_specs)
+        self.timelines = Timelines(self._demand, specs)
         self._stops = StopChecker(self._demand, self.decisions, self._completed, disk.objects)
         self._aborted: set[int] = set()
         self._claimed: dict[int, Decision] = {}
@@ -122,6 +126,7 @@ class Checkers:
                 self._check_complete(entry)
             case "committed":
                 self._check_committed(entry)
+        self.timelines.decided(entry)
         if self.gate is not None:
             self.gate.decided(entry)
 
@@ -260,6 +265,7 @@ class Checkers:
             for n, entry in self._completed.items()
         )
         self._demand("commit implies completed", covered, f"{transaction} was published without a completion")
+        self.timelines.published(transaction)
         if self.gate is not None:
             self.gate.published(transaction, made)
 
@@ -267,7 +273,7 @@ class Checkers:
         if "/checkpoints/" not in path:
             return
         folder = "/".join(path.split("/")[:3])
-        gone = self.gate.rejected if self.gate is not None else set()
+        gone = self.timelines.gone | (self.gate.rejected if self.gate is not None else set())
         points = [e for n, e in self._completed.items() if e.data["kind"] in RECOVERY_KINDS and n not in gone]
         stopped = bool(points) and points[-1].data["kind"] == "stop-savepoint"
         needed = {point.data["path"] for point in points[-1 if stopped else -self._retained :]}
@@ -309,7 +315,7 @@ class Checkers:
             of_windows = Counter({row: times for row, times in shown.items() if row[0] < 0})
             self._compare(f"output of {uid}", plain, rows[uid], complete=whole)
             self._compare(f"windows of {uid}", of_windows, windows[uid], complete=fired)
-            twice = [t for t, times in external.publications.items() if times != 1]
+            twice = [t for t, times in external.publications.items() if times != (t in external.committed)]
             self._demand("committed once", not twice, f"{uid}: {twice[:2]}")
             # A zombie of an earlier run may stage after the last run has cleaned up; only the next start finds that.
             left = sorted(t for t in external.staged if external.staged_ms[t] < self.last_run_ms and not self._waits(t))

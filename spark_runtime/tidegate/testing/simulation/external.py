@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
-from tidegate.connectors.contract import Sink, SinkContext, SinkWriter
+from tidegate.connectors.contract import NO_CHECKPOINT, Committable, Sink, SinkContext, SinkWriter
 from tidegate.connectors.discard import DiscardWriter
 from tidegate.contract.errors import StoreError
-from tidegate.testing.collect import Collection, CollectWriter
+from tidegate.testing.collect import Collection, CollectWriter, rewind_of
 from tidegate.testing.simulation.faults import Faults
 from tidegate.testing.simulation.scheduler import current_task
 
@@ -24,9 +24,11 @@ class External(Collection):
         now_ms: Callable[[], int],
         on_publish: Callable[[str], None],
         on_put_away: Callable[[str], None],
+        on_take_back: Callable[[str], None] = lambda _transaction: None,
     ) -> None:
         super().__init__()
         self._on_put_away = on_put_away
+        self._on_take_back = on_take_back
         self.staged_ms: dict[str, int] = {}
         self._now_ms = now_ms
         self._faults = faults
@@ -67,6 +69,15 @@ class External(Collection):
         super().put_away(transaction)
         self._step()
 
+    def take_back(self, transaction: str) -> None:
+        """See `Collection.take_back`."""
+        self._step()
+        if self._faults.strikes("commit_error"):
+            raise StoreError("the external system gave nothing back", where=transaction)
+        super().take_back(transaction)
+        self._on_take_back(transaction)
+        self._step()
+
     def _step(self) -> None:
         task = current_task()
         if task is not None:
@@ -80,6 +91,7 @@ class ExternalSink(Sink):
     """A sink into an External."""
 
     can_quarantine = True
+    can_rewind = True
 
     def __init__(self, external: External, *, two_phase: bool) -> None:
         self._external = external
@@ -90,6 +102,17 @@ class ExternalSink(Sink):
         if self.two_phase:
             return CollectWriter(self._external, ctx, two_phase=True)
         return OnePhaseWriter(self._external)
+
+    def rewind_to(
+        self,
+        ctx: SinkContext,
+        checkpoint_id: int,
+        pending: Sequence[Committable] = (),
+        *,
+        before: int = NO_CHECKPOINT,
+    ) -> Callable[[], None]:
+        """Removes the rows of later transactions, one transaction after the other."""
+        return rewind_of(self._external, ctx, checkpoint_id, pending, before)
 
 
 class OnePhaseWriter(DiscardWriter):

@@ -30,6 +30,7 @@ class GateChecker:
         self._by_path: dict[str, int] = {}
         self._begun: set[int] = set()
         self._begun_after = 0
+        self._abandoned: set[int] = set()
         self.permitted: set[int] = set()
         self.rejected: set[int] = set()
         self.quarantined: dict[int, set[int]] = {}
@@ -42,8 +43,11 @@ class GateChecker:
         match entry.kind:
             case "fence":
                 number = entry.data["spec"]
-                if self._specs[number - 1].restore is None and number not in self._begun:
+                restore = self._specs[number - 1].restore
+                if restore is None and number not in self._begun:
                     self._begun_after = max(self._completed, default=0)
+                if restore is not None and restore.checkpoint_id is not None and number not in self._begun:
+                    self._abandoned |= set(self._completed) - self._ancestry(restore.checkpoint_id)
                 self._begun.add(number)
             case "complete":
                 self._completed[n] = entry
@@ -71,6 +75,10 @@ class GateChecker:
             case "committed":
                 self._demand("verdicts", n in self.permitted, f"{n} is called committed and was not approved")
                 self.committed = n
+            case "rewind":
+                left = self._ancestry(n)
+                self.committed = max(left & self._ancestry(self.committed), default=0)
+                self.newest_approved = max(left & self.permitted, default=0)
 
     def _ancestry(self, n: int) -> set[int]:
         """`n` and what it came from."""
@@ -95,6 +103,7 @@ class GateChecker:
             and n not in self.permitted
             and n not in self.rejected
             and n not in self.quarantined
+            and n not in self._abandoned
             and n > self._begun_after
         ]
 
@@ -134,7 +143,11 @@ class GateChecker:
     def may_be_staged(self, made: TransactionId) -> bool:
         """It waits for a verdict. What is approved does not: it was to be published."""
         held_by = {n for n in self._completed if self._holds(n, made)}
-        return bool(held_by - self.rejected) and not held_by & self.permitted and not self.withheld_by(made)
+        return (
+            bool(held_by - self.rejected - self._abandoned)
+            and not held_by & self.permitted
+            and not self.withheld_by(made)
+        )
 
     def _holds(self, n: int, made: TransactionId) -> bool:
         entry = self._completed[n]

@@ -62,6 +62,7 @@ class RunOfSlots:
         interval = job.options.checkpoint_interval
         interval_ms = int(interval.total_seconds() * 1000) if interval else 0
         run_id = world.nonce()
+        job.go_back(restore, run_id)
         facts = job.facts()
         self.run = JobRun(
             facts=facts,

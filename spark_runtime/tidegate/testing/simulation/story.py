@@ -29,6 +29,8 @@ LAST_STOPS = 5
 DAMAGED_MS = 400
 """How long a damaged snapshot stays damaged."""
 ENDS = ("FINISHED", "FINISHED_COMMIT_PENDING", "STOPPED", "FAILED", "CANCELED")
+WAY_BACK = 0.7
+"""How often a submission goes back to an older snapshot, where people do such things."""
 LAST_ROUNDS = 2
 """Times that a job behind a gate is started again after its end to commit what was approved late, while more is."""
 
@@ -51,6 +53,8 @@ class Story:
         self._launches = 0
         faulty_ms = FAULTY_MS // 4 if world.crowded else FAULTY_MS
         self._quiet_from_ms = self._scheduler.now_ms + FAULTY_MS // 2 + self._scheduler.upto(faulty_ms)
+        if world.wanders:
+            self._quiet_from_ms += FAULTY_MS
         # In some seeds the checkpoint that shows health must come when every bounded source has ended.
         self._lingers = not world.crowded and self._scheduler.chance(0.12)
         self._seen = 0
@@ -96,10 +100,40 @@ class Story:
             return self._is_quiet
         return self._completed_since_quiet
 
+    def _way_back(self) -> RestoreFrom | None:
+        """Now and then, while faults strike: to an older snapshot, and sinks take back what they committed behind
+        it."""
+        world, random = self._world, self._world.ways_back
+        timelines = world.checkers.timelines
+        if self._is_quiet or self.rotten is not None or not world.wanders or random.random() > WAY_BACK:
+            return None
+        gate = world.checkers.gate
+        candidates = [
+            entry
+            for entry in timelines.reachable
+            if timelines.is_covered(entry)
+            and f"{entry.data['path']}/_metadata" in world.disk.objects
+            # Behind a gate a savepoint has no verdict of its own, by which the checker knows what must be visible.
+            and (
+                gate is None or (entry.data["kind"] != "savepoint" and entry.data["checkpoint_id"] not in gate.rejected)
+            )
+        ]
+        if not candidates:
+            return None
+        world.events["ways back"] += 1
+        chosen = random.choice(candidates[:-1] or candidates).data
+        kind: Any = "savepoint" if "savepoint" in chosen["kind"] else "checkpoint"
+        n, path = chosen["checkpoint_id"], chosen["path"]
+        return RestoreFrom(kind, path, n, on_committed_after="rewind", allow_drained=True)
+
     def _submit(self) -> None:
-        """A submission that goes on from the latest checkpoint, or starts afresh when there has been none."""
+        """A submission that goes on from the latest checkpoint, or an older one, or starts afresh when there has been
+        none."""
         world = self._world
-        restore = RestoreFrom("latest", allow_drained=True) if self._completed else None
+        # The latest of one that was to go back and died of something else lies in front of what that one was to rewind.
+        answer: Any = "rewind" if world.wanders else "refuse"
+        latest = RestoreFrom("latest", allow_drained=True, on_committed_after=answer) if self._completed else None
+        restore = self._way_back() or latest
         number = len(world.specs) + 1
         if number > 1:
             world.events["restores"] += 1
@@ -204,6 +238,11 @@ class Story:
         elif self._completed and chance(0.02):
             world.events["resubmissions"] += 1  # beside a driver that lives, and will be fenced off
             self._submit()
+        elif world.wanders and world.ways_back.random() < 0.04:
+            self._send("savepoint")
+        elif self._completed and world.wanders and world.ways_back.random() < 0.05:
+            world.events["resubmissions"] += 1
+            self._submit()
 
     def _bring_to_rest(self) -> None:
         """Faults are over: a checkpoint completes; then the job ends, by itself or by a stop."""
@@ -245,7 +284,7 @@ class Story:
             self._last_rounds += 1
             self._last_stops = 0
             at_rest = False
-        if at_rest and self.rotten is None:
+        if at_rest and self.rotten is None and (self._is_quiet or not self._world.wanders):
             self.is_over = True
             return
         if self._status == "STOPPED" and self._scheduler.chance(0.15) and not self._is_quiet:
@@ -305,7 +344,8 @@ class Story:
         """Damage one object of the snapshot that comes next: it must be named, and nothing may run from it."""
         kinds = ("checkpoint", "final", "stop-savepoint")
         gate = self._world.checkers.gate
-        gone = gate.rejected if gate is not None else set()
+        timelines = self._world.checkers.timelines
+        gone = timelines.gone | timelines.abandoned | (gate.rejected if gate is not None else set())
         completed = (d for d in reversed(self._world.decisions) if d.kind == "complete" and d.data["kind"] in kinds)
         point = next((d for d in completed if d.data["checkpoint_id"] not in gone), None)
         if point is None or self.rotten is not None:

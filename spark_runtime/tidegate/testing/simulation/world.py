@@ -119,6 +119,11 @@ class World:
         if self.gated:
             self.options["commit"] = "on_request"
             self.options["max_uncommitted_checkpoints"] = gate.choice((1, 2, 3, 10))
+        self.ways_back = Random(seed * 104_729 + 7)
+        """For going back to older snapshots: apart, too."""
+        self.wanders = not self.crowded and self.ways_back.random() < 0.4
+        if self.wanders:
+            self.options["retained_checkpoints"] = 10  # what is chosen must be there still when the driver comes to it
         self.checkers = Checkers(
             self.disk,
             JOB_ID,
@@ -128,6 +133,7 @@ class World:
             two_phase=self.two_phase,
             retained=self.options["retained_checkpoints"],
             gated_specs=self.specs if self.gated else None,
+            specs=self.specs,
         )
         self.story = Story(self, random.choice((2, 2, 3) if self.crowded else (1, 1, 1, 2, 2, 3)))
 
@@ -289,7 +295,11 @@ class World:
 
     def _sink(self, uid: str) -> Sink:
         external = External(
-            self.faults, self.now_ms, lambda t: self.checkers.published(t), lambda t: self.checkers.put_away(t)
+            self.faults,
+            self.now_ms,
+            lambda t: self.checkers.published(t),
+            lambda t: self.checkers.put_away(t),
+            lambda t: self.checkers.timelines.taken_back(t),
         )
         self.externals[uid] = external
         return ExternalSink(external, two_phase=self.two_phase)
