@@ -8,7 +8,8 @@ import pytest
 
 from tidegate.contract.errors import SnapshotError
 from tidegate.contract.records import Decision, RestoreFrom, Spec
-from tidegate.coordinator.recovery import choose_restore_point, completed_after
+from tidegate.coordinator.going_back import completed_after
+from tidegate.coordinator.recovery import choose_restore_point
 from tidegate.coordinator.retention import Completed, retired
 
 
