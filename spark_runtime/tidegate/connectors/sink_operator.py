@@ -33,13 +33,14 @@ removed: the one must come before the other."""
 
 @dataclass(frozen=True)
 class SinkSpec:
-    """Makes one SinkOperator per subtask."""
+    """Makes one SinkOperator per subtask. `passes_on`: others read the records that it has written."""
 
     sink: Sink
+    passes_on: bool = False
 
     def create(self) -> SinkOperator:
         """A fresh operator, not opened."""
-        return SinkOperator(self.sink)
+        return SinkOperator(self.sink, passes_on=self.passes_on)
 
     def describe(self) -> str:
         """The sink's own line."""
@@ -86,7 +87,7 @@ class _Preparation:
 
 
 class SinkOperator(StreamOperator):
-    """One subtask of a sink.
+    """One subtask of a sink, at the end of a graph or in the midst of it.
 
     On the loop: `process`, `snapshot` (its synchronous part closes the transaction), `commit`, `recover` (both only
     hand out work). On writer threads, concurrently with the loop: the returned functions. Guarantee, with a two-phase
@@ -94,8 +95,10 @@ class SinkOperator(StreamOperator):
     permits are only made from `complete` entries (S7.4). With `two_phase = False`: at least once.
     """
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, *, passes_on: bool = False) -> None:
+        """Args: passes_on: emit every batch that was written, unchanged."""
         self._sink = sink
+        self._passes_on = passes_on
         self._writer: SinkWriter | None = None
         self._lock = threading.Lock()
         self._publishing = threading.Lock()
@@ -137,9 +140,10 @@ class SinkOperator(StreamOperator):
                 self._pending.append(_Preparation(*origin, lambda known=handles: known))  # type: ignore[misc]
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """Write the batch into the running transaction; emits nothing."""
+        """Write the batch into the running transaction, then pass it on when somebody reads it."""
         self.writer.write(batch)
-        yield from ()
+        if self._passes_on:
+            yield batch
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
         """Close the running transaction; the returned function stages it durably and gives every uncommitted handle up

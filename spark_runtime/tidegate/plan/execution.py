@@ -62,8 +62,8 @@ class Chain:
         chain_id: position in `ExecutionPlan.chains`, topological.
         nodes: node ids, head first.
         inputs: in the head node's input order; none for a source.
-        outputs: edges out of the tail, by consumer; none for a sink.
-        schema: of what the tail emits (a sink: of what it takes).
+        outputs: edges out of the tail, by consumer; none for a sink that nobody reads.
+        schema: of what the tail emits (a sink: of what it takes, and passes on where it is read).
         name: the uids, joined.
         is_source: the head is a source.
         is_sink: the tail is a sink.

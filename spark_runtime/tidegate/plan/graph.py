@@ -38,7 +38,7 @@ class Node:
         uid: stable name; given by the user for sources, sinks and stateful operators, else derived from position.
         kind: short word for explain(): "source", "filter", "window", ...
         inputs: edges, in input order.
-        schema: of the records it emits (a sink: those it takes).
+        schema: of the records it emits (a sink: those it takes; a sink that others read passes them on).
         location: `file:line` in the user's code.
         stateful: keeps state of its own, so its uid must be the user's.
     """

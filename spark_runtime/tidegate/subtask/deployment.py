@@ -150,7 +150,7 @@ def _deploy_subtask(
         if node.source is not None or (finished and node.sink is None):
             continue
         context = _context(graph, plan, node, index, deployment, host.now_ms)
-        operators.append(_open_operator(node, index, context, restored))
+        operators.append(_open_operator(node, bool(graph.consumers(node.node_id)), index, context, restored))
         contexts.append(context)
         uids.append(node.uid)
     source = None
@@ -208,11 +208,13 @@ def _context(
     )
 
 
-def _open_operator(node: Node, index: int, context: OperatorContext, restored: Restored | None) -> StreamOperator:
+def _open_operator(
+    node: Node, is_read: bool, index: int, context: OperatorContext, restored: Restored | None
+) -> StreamOperator:
     try:
         operator: StreamOperator
         if node.sink is not None:
-            operator = SinkSpec(node.sink).create()
+            operator = SinkSpec(node.sink, passes_on=is_read).create()
         else:
             assert node.spec is not None
             operator = node.spec.create()

@@ -392,7 +392,8 @@ class _OneSinkJob:
     def act(self, action: str, number: int) -> None:
         """One step; `number` varies it."""
         if action == "write":
-            list(self._operator.process(numbers(self.position, number), 0))
+            batch = numbers(self.position, number)
+            assert [*self._operator.process(batch, 0)] == [batch], "`write` must leave the batch as it is"
             self.position += number
             return
         if action in ("crash", "rewind"):
@@ -448,7 +449,7 @@ class _OneSinkJob:
             sink.rewind_to(everybody, claimed, held_handles(parts))()
 
     def _start(self) -> SinkOperator:
-        operator = SinkOperator(self._make_sink())
+        operator = SinkOperator(self._make_sink(), passes_on=True)  # a sink may stand in the midst of a graph
         operator.open(self._reign.operator_context())
         claimed, _, parts = self._history[-1]
         if claimed:

@@ -87,6 +87,27 @@ def test_the_pipeline_of_the_design_gives_its_graph() -> None:
     assert plan(graph, 2, 128).channels == 2 + 4 + 4
 
 
+def test_what_is_written_through_goes_on_unchanged() -> None:
+    p = Pipeline()
+    flights = read(p).with_watermark("time", "1 hour")
+    written = flights.write_through(Discard(), uid="raw")
+    assert (written.schema, written.bounded) == (flights.schema, flights.bounded)
+    (
+        written.group_by("carrier")
+        .window(tumbling("1 day"))
+        .agg(n=count(), uid="daily")
+        .write_through(Discard(), uid="out")
+    )
+    graph = p.build()
+    assert [(n.uid, n.kind) for n in graph.nodes][-3:] == [("raw", "sink"), ("daily", "window"), ("out", "sink")]
+    assert graph.by_uid("daily").inputs == (Edge(2, "hash", ("carrier",)),)
+    assert [chain.name for chain in plan(graph, 2, 128).chains] == [
+        "flights -> flights.watermark -> raw",
+        "daily -> out",
+    ]
+    assert graph.explain().startswith("[out] Discard") and "+- [raw] Discard" in graph.explain()
+
+
 def test_select_gives_named_columns_then_expressions_in_their_types() -> None:
     p = Pipeline()
     made = read(p).select("delay", pc.field("time"), late=pc.field("delay") > 15, start=pc.field("time"))
