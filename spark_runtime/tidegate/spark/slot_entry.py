@@ -39,8 +39,9 @@ from tidegate.subtask.deployment import Deployment, deploy
 from tidegate.subtask.restored import load_restored
 from tidegate.subtask.slot import Slot, Wake
 
-SNAPSHOT_WRITERS = 2
-"""Threads of a slot that write snapshots and commit."""
+SNAPSHOT_WRITERS = 8
+"""Threads of a slot that write snapshots and commit, one operator each at a time. They mostly wait for disk or network:
+with two, the end of a job with six two-phase sinks in a chain took three times as long (benchmarks/end_of_job.py)."""
 SWITCH_INTERVAL_S = 0.0005
 """A busy loop must not starve the socket thread; at Python's default of 5 ms throughput falls by orders of
 magnitude."""

@@ -20,11 +20,12 @@ from tidegate.channel.elements import CheckpointBarrier
 from tidegate.contract.store import Store
 from tidegate.contract.verdicts import Withheld
 from tidegate.operators.contract import CommitPermit
-from tidegate.snapshot.handles import StreamFactory
+from tidegate.snapshot.handles import StateHandle, StreamFactory
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.snapshot.streams import encode_parts
 from tidegate.subtask.host import DeclineCode
 from tidegate.subtask.subtask import Subtask
+from tidegate.subtask.writing import side_by_side
 
 IDLE_WAIT_S = 0.05
 """Longest sleep of an idle loop, seconds: bounds the delay of a wake-up that raced with falling asleep."""
@@ -114,7 +115,7 @@ class Slot:
         """Hand the asynchronous phase to a writer; a barrier that overtook its trigger message waits for the path."""
 
         def submit(path: str) -> None:
-            self._writers.submit(self._write, subtask, checkpoint_id, path, parts, metrics, finished)
+            self._write(subtask, checkpoint_id, path, parts, metrics, finished)
 
         path = self._paths.get(checkpoint_id)
         if path is None and checkpoint_id <= self._newest_trigger:
@@ -152,20 +153,13 @@ class Slot:
         work: Sequence[Callable[[], None]],
         done: Callable[[], None],
     ) -> None:
-        """Do the commits on a writer, report them, then `done` on the loop."""
+        """Do the commits on writers, report them, then `done` on the loop."""
 
-        def run() -> None:
-            try:
-                for todo in work:
-                    todo()
-            except Exception as error:
-                failure = error
-                self.tell(lambda: _raise(failure))
-                return
+        def committed(_: object) -> None:
             self._send({"type": "committed", "subtask": list(subtask), "checkpoint_id": checkpoint_id})
             self.tell(done)
 
-        self._writers.submit(run)
+        side_by_side(self._writers, work, committed, lambda error: self.tell(lambda: _raise(error)))
 
     def _write(
         self,
@@ -177,35 +171,36 @@ class Slot:
         finished: bool,
     ) -> None:
         started = time.monotonic()
-        try:
+
+        def write(uid: str, snapshot: AsyncSnapshot) -> StateHandle:
             store, folder = self._open_location(path)
-            factory = StreamFactory(store, folder, self._threshold_bytes)
-            operators: dict[str, Any] = {}
-            written = 0
-            for uid, snapshot in parts:
-                name = f"{_safe(uid)}-{subtask[1]}-g{self._generation}-{self._run_id}-{secrets.token_hex(4)}.state"
-                made = snapshot()
-                handle = factory.store(name, encode_parts(made), tuple(sorted({part.kind for part in made})))
-                staged = tuple(told for part in made for told in part.staged)
-                operators[uid] = replace(handle, staged=staged).to_json()
-                written += handle.size_bytes
-        except Exception as error:
-            traceback.print_exc()
+            name = f"{_safe(uid)}-{subtask[1]}-g{self._generation}-{self._run_id}-{secrets.token_hex(4)}.state"
+            made = snapshot()
+            kinds = tuple(sorted({part.kind for part in made}))
+            handle = StreamFactory(store, folder, self._threshold_bytes).store(name, encode_parts(made), kinds)
+            return replace(handle, staged=tuple(told for part in made for told in part.staged))
+
+        def written(handles: Sequence[StateHandle]) -> None:
+            metrics["async_ms"] = (time.monotonic() - started) * 1000
+            metrics["bytes"] = metrics["persisted_bytes"] = float(sum(handle.size_bytes for handle in handles))
+            operators = {uid: handle.to_json() for (uid, _), handle in zip(parts, handles, strict=True)}
+            self._send(
+                {
+                    "type": "ack",
+                    "subtask": list(subtask),
+                    "checkpoint_id": checkpoint_id,
+                    "run_id": self._run_id,
+                    "operators": operators,
+                    "metrics": metrics,
+                    "finished": finished,
+                }
+            )
+
+        def failed(error: Exception) -> None:
+            traceback.print_exception(error)
             self.decline(subtask, checkpoint_id, f"state could not be written: {type(error).__name__}: {error}")
-            return
-        metrics["async_ms"] = (time.monotonic() - started) * 1000
-        metrics["bytes"] = metrics["persisted_bytes"] = float(written)
-        self._send(
-            {
-                "type": "ack",
-                "subtask": list(subtask),
-                "checkpoint_id": checkpoint_id,
-                "run_id": self._run_id,
-                "operators": operators,
-                "metrics": metrics,
-                "finished": finished,
-            }
-        )
+
+        side_by_side(self._writers, [partial(write, uid, snapshot) for uid, snapshot in parts], written, failed)
 
     # ------------------------------------------------------------ messages
 

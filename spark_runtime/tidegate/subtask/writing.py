@@ -1,0 +1,57 @@
+"""Blocking work of one subtask on a slot's writer threads: the operators of a chain side by side, so that a chain of
+many two-phase sinks takes about as long as one (S7.3)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+def side_by_side(
+    writers: Executor,
+    works: Sequence[Callable[[], T]],
+    done: Callable[[list[T]], None],
+    failed: Callable[[Exception], None],
+) -> None:
+    """Submit every one of `works` by itself; does not block.
+
+    Args:
+        works: independent of each other; none waits for another, so that any number of threads will do.
+        done: called once on a writer thread, when all have ended well, with what they gave, in their order.
+        failed: called once, in its stead, on the thread of the first that raises, at once; the others run on.
+    """
+    round_ = _Round(len(works), done, failed)
+    for number, work in enumerate(works):
+        writers.submit(round_.run, number, work)
+    if not works:
+        writers.submit(partial(done, []))
+
+
+class _Round(Generic[T]):
+    def __init__(self, size: int, done: Callable[[list[T]], None], failed: Callable[[Exception], None]) -> None:
+        self._done = done
+        self._failed = failed
+        self._lock = threading.Lock()
+        self._made: dict[int, T] = {}
+        self._size = size
+        self._has_failed = False
+
+    def run(self, number: int, work: Callable[[], T]) -> None:
+        try:
+            made = work()
+        except Exception as error:
+            with self._lock:
+                is_first, self._has_failed = not self._has_failed, True
+            if is_first:
+                self._failed(error)
+            return
+        with self._lock:
+            self._made[number] = made
+            is_last = len(self._made) == self._size
+        if is_last:
+            self._done([self._made[n] for n in range(self._size)])
