@@ -13,6 +13,7 @@ from tidegate.coordinator.completed_snapshots import CompletedSnapshots
 from tidegate.coordinator.coordinator_options import CoordinatorOptions
 from tidegate.coordinator.events import AbortCode, Action, Event, Request, Subtask
 from tidegate.coordinator.final_snapshot import FinalSnapshot
+from tidegate.coordinator.finished_operators import union_refusal
 from tidegate.coordinator.giving_up import Scene, savepoint_stays, stop_failed, stop_given_up, stop_untouched
 from tidegate.coordinator.pending import COUNTED, PendingCheckpoint
 from tidegate.coordinator.requests import RequestQueue
@@ -308,7 +309,7 @@ class Coordinator:
         actions: list[Action] = []
         if self._final.take_due(now_ms) and self._subtasks.all_ended and not self._ending_is_served():
             actions = self._request(Request("final"))
-        while (request := self._next_request()) is not None:
+        while (request := self._queue.next(full=len(self._pending) >= self._options.max_concurrent)) is not None:
             verdict = judge(request, self._situation(), now_ms)
             if isinstance(verdict, Start):
                 self._queue.take(request)
@@ -328,14 +329,6 @@ class Coordinator:
             self._final.done = True
             actions.append(ev.LetFinish())
         return actions
-
-    def _next_request(self) -> Request | None:
-        """The first in order; while as many as may be are pending, the first that is forced past that."""
-        first = self._queue.peek()
-        full = len(self._pending) >= self._options.max_concurrent
-        if first is None or not full or first.kind in FORCED:
-            return first
-        return next(iter(self._queue.savepoints()), first)
 
     def _on_location(self, checkpoint_id: int, path: str, now_ms: int) -> list[Action]:
         request = self._claiming
@@ -367,7 +360,12 @@ class Coordinator:
         pending = self._pending.get(ack.checkpoint_id)
         if pending is None or ack.run_id != self._run_id or not pending.acknowledge(ack, now_ms):
             return []
-        return [pending.to_complete(now_ms)]
+        complete = pending.collected(now_ms)
+        refusal = union_refusal(complete, self._topology)
+        if refusal is not None:
+            return self._abort(pending, "partially_finished", refusal, now_ms)
+        pending.completing = True
+        return [complete]
 
     def _on_decline(self, decline: ev.Declined, now_ms: int) -> list[Action]:
         pending = self._pending.get(decline.checkpoint_id)

@@ -33,6 +33,7 @@ AbortCode = Literal[
     "subsumed",
     "subtask_finished",
     "alignment_aborted",
+    "partially_finished",
     "job_stops",
     "job_ended",
     "shutdown",
@@ -40,8 +41,9 @@ AbortCode = Literal[
 ]
 """Why a pending snapshot was aborted. The first three are failures and count, but for savepoints (S2.2).
 `subsumed`: a newer one completed. `subtask_finished`: before it could take part (S1.5). `alignment_aborted`: a subtask
-met a newer barrier or a cancel marker (S3.4). `job_stops`: a stop-savepoint completed first. `job_ended`: all had
-finished. `shutdown`: the run is over. `stop_timeout`: the time of the stop was up (S7.7)."""
+met a newer barrier or a cancel marker (S3.4). `partially_finished`: some subtasks of an operator with union state have
+finished and others not (S6.3). `job_stops`: a stop-savepoint completed first. `job_ended`: all had finished.
+`shutdown`: the run is over. `stop_timeout`: the time of the stop was up (S7.7)."""
 
 DeclineCode = Literal["failed", "subtask_finished", "alignment_aborted"]
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from tidegate.coordinator.events import Complete, Subtask
+from tidegate.coordinator.finished_operators import naturally_ended
 from tidegate.coordinator.topology import Topology
 from tidegate.snapshot.handles import StateHandle
 from tidegate.snapshot.metadata import OperatorState, SubtaskState
@@ -17,10 +18,9 @@ MAX_SUBTASKS_IN_HISTORY = 64
 def operator_states(complete: Complete, topology: Topology) -> tuple[OperatorState, ...]:
     """Per operator: finished, partially finished or running, and the handle of every subtask.
 
-    A drained source and what it feeds is not finished: with a drain only what hangs on naturally ended sources is
-    (S6.2).
+    A drained source and what it feeds is not finished: only what hangs on naturally ended sources is (S6.2).
     """
-    really = _really_ended(complete, topology)
+    really = naturally_ended(complete, topology)
     out: list[OperatorState] = []
     for chain in topology.chains:
         mine = [(chain.chain_id, i) for i in range(topology.parallelism)]
@@ -37,7 +37,7 @@ def drained_operators(complete: Complete, topology: Topology) -> tuple[str, ...]
     """Operators that a drain made fire early: those of which some source had not ended by itself (S7.5)."""
     if complete.stop != "drain":
         return ()
-    really = _really_ended(complete, topology)
+    really = naturally_ended(complete, topology)
     subtasks = range(topology.parallelism)
     return tuple(f.uid for f in topology.fire_at_end if any((f.chain_id, i) not in really for i in subtasks))
 
@@ -50,25 +50,6 @@ def subtask_history(complete: Complete) -> dict[str, dict[str, float]]:
     slowest = sorted(complete.acks.values(), key=lambda ack: -ack.metrics.get("ack_ms", 0))
     kept = sorted(slowest[:MAX_SUBTASKS_IN_HISTORY], key=lambda ack: ack.subtask)
     return {f"{ack.subtask[0]}.{ack.subtask[1]}": dict(ack.metrics) for ack in kept}
-
-
-def _really_ended(complete: Complete, topology: Topology) -> set[Subtask]:
-    """Subtasks that had ended, and not because of a drain."""
-    ended = set(complete.finished)
-    ended |= {s for s, ack in complete.acks.items() if ack.finished}
-    natural = _natural_chains(ended, topology)
-    return {s for s in ended if s[0] in natural}
-
-
-def _natural_chains(ended: set[Subtask], topology: Topology) -> frozenset[int]:
-    """Chains whose ended subtasks have ended by themselves: sources, and what hangs on sources that have all ended."""
-    sources = [chain.chain_id for chain in topology.chains if chain.is_source]
-    read_out = frozenset(c for c in sources if all((c, i) in ended for i in range(topology.parallelism)))
-    return frozenset(
-        chain.chain_id
-        for chain in topology.chains
-        if chain.is_source or topology.source_chains_above(chain.chain_id) <= read_out
-    )
 
 
 def _subtask_state(subtask: Subtask, uid: str, finished: bool, complete: Complete) -> SubtaskState:

@@ -42,14 +42,12 @@ class PendingCheckpoint:
         self.acks[ack.subtask] = replace(ack, metrics={**ack.metrics, "ack_ms": now_ms - self.triggered_ms})
         return len(self.acks) == len(self.plan.wait_for)
 
-    def to_complete(self, now_ms: int) -> Complete:
-        """Everybody has acknowledged: what makes it complete (S2.1)."""
-        self.completing = True
-        request = self.request
+    def collected(self, now_ms: int) -> Complete:
+        """What is to be completed, once all have acknowledged."""
         return Complete(
             self.checkpoint_id,
-            request.kind,
-            request.stop,
+            self.request.kind,
+            self.request.stop,
             self.path,
             self.triggered_ms,
             dict(self.acks),

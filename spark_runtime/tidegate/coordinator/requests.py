@@ -55,6 +55,13 @@ class RequestQueue:
         """The next request, left in place."""
         return self._waiting[0].request if self._waiting else None
 
+    def next(self, *, full: bool) -> Request | None:
+        """The first in order; with `full`, as many pending as may be, the first that is forced past that (S1.2)."""
+        first = self.peek()
+        if first is None or not full or first.kind in ("savepoint", "stop-savepoint"):
+            return first
+        return next(iter(self.savepoints()), first)
+
     def take(self, request: Request) -> None:
         """Remove exactly this request object."""
         for k, place in enumerate(self._waiting):

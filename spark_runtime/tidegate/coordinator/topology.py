@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from tidegate.coordinator.events import Subtask
 
@@ -60,15 +59,3 @@ class Topology:
     def commits(self) -> bool:
         """Some sink commits in two phases."""
         return any(c.commits for c in self.chains)
-
-    def source_chains_above(self, chain_id: int) -> frozenset[int]:
-        """Ids of the source chains that feed `chain_id`, itself included when it is one."""
-        return self._sources_above[chain_id]
-
-    @cached_property
-    def _sources_above(self) -> tuple[frozenset[int], ...]:
-        above: list[frozenset[int]] = []
-        for chain in self.chains:
-            own = frozenset({chain.chain_id}) if chain.is_source else frozenset()
-            above.append(own.union(*(above[upstream] for upstream, _ in chain.upstream)))
-        return tuple(above)

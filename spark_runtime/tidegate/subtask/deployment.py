@@ -26,7 +26,7 @@ from tidegate.subtask.alignment import AlignmentMode
 from tidegate.subtask.chain import OperatorChain, OperatorFailure
 from tidegate.subtask.restored import Restored
 from tidegate.subtask.routing import OutputEdge, Router
-from tidegate.subtask.source import SourceInput
+from tidegate.subtask.source import ReadOut, SourceInput
 from tidegate.subtask.subtask import InputPort, Subtask, SubtaskHost
 
 REPLAYABLE = ("hash", "rebalance")
@@ -155,7 +155,8 @@ def _deploy_subtask(
         uids.append(node.uid)
     source = None
     if nodes[0].source is not None:
-        reader = nodes[0].source.create_reader(SourceContext(nodes[0].uid, index, plan.parallelism, host.wake))
+        place = SourceContext(nodes[0].uid, index, plan.parallelism, host.wake)
+        reader = ReadOut() if finished else nodes[0].source.create_reader(place)
         source = SourceInput(nodes[0].uid, reader, contexts, index, deployment.idle_after_ms)
         if not finished:
             source.start(_splits(nodes[0].uid, index, deployment))

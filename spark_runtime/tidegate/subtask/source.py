@@ -12,6 +12,22 @@ from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.chain import OperatorFailure
 
 
+class ReadOut(SourceReader):
+    """Stands for the reader of a source that had finished when the restored snapshot was taken: none of the source's
+    own code runs (S6.2)."""
+
+    def add_splits(self, splits: Sequence[Split]) -> None:
+        """None are left."""
+
+    def poll(self, now_ms: int) -> Polled:
+        """The end."""
+        return Polled(state="end")
+
+    def snapshot(self) -> Sequence[Split]:
+        """None."""
+        return ()
+
+
 class SourceInput:
     """A reader as the subtask sees it. Records and position move together, because `poll` and `snapshot` are called by
     the one loop (S4.1)."""

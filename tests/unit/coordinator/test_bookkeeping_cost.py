@@ -21,6 +21,7 @@ from tidegate.contract.records import Decision, DecisionKind
 from tidegate.contract.reigns import submissions_of
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.events import Acknowledged, Complete
+from tidegate.coordinator.finished_operators import naturally_ended
 from tidegate.coordinator.metadata_of import drained_operators, operator_states
 from tidegate.coordinator.topology import ChainShape, FiresAtEnd, Topology
 
@@ -105,7 +106,10 @@ def test_what_feeds_a_chain_is_found_through_many_diamonds() -> None:
         above = ((n - 1, True),) if n == 1 else ((n - 1, True), (n - 2, True))
         chains.append(ChainShape(n, (f"left-{n}",), above, False, False))
         chains.append(ChainShape(n + 1, (f"right-{n}",), above, False, False))
-    assert Topology(1, tuple(chains)).source_chains_above(80) == {0}
+    topology = Topology(1, tuple(chains))
+    acks = {(c, 0): Acknowledged((c, 0), 1, "r", finished=c != 80) for c in range(1, 81)}
+    complete = Complete(1, "checkpoint", None, "p", 0, acks, frozenset({(0, 0)}), {})
+    assert naturally_ended(complete, topology) == {(c, 0) for c in range(80)}
 
 
 def test_a_drained_operator_is_told_from_one_whose_sources_ended_by_themselves() -> None:

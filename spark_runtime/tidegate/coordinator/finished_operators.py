@@ -1,0 +1,52 @@
+"""Which subtasks of a snapshot have ended by themselves, and whether one that holds union state may complete (S6.2,
+S6.3). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tidegate.coordinator.events import Complete, Subtask
+from tidegate.coordinator.topology import Topology
+
+
+def naturally_ended(complete: Complete, topology: Topology) -> frozenset[Subtask]:
+    """Subtasks that had processed all there is: sources that were read out, and those whose every input is fed by such
+    ones. What a drain ended is not among them: its source has more (S6.2). Linear in subtasks."""
+    ended = set(complete.finished) | {s for s, ack in complete.acks.items() if ack.finished}
+    natural: set[Subtask] = set()
+    whole: list[bool] = []
+    for chain in topology.chains:
+        mine = [(chain.chain_id, i) for i in range(topology.parallelism)]
+        natural.update(
+            (c, i)
+            for c, i in mine
+            if (c, i) in ended and all(whole[up] if to_all else (up, i) in natural for up, to_all in chain.upstream)
+        )
+        whole.append(natural.issuperset(mine))
+    return frozenset(natural)
+
+
+def union_refusal(complete: Complete, topology: Topology) -> str | None:
+    """Why the snapshot must not complete, or None. Union state is whole only with the part of every subtask: those of
+    subtasks that have finished are gone, and those of subtasks that called finish() would be given, by a restore, to
+    ones that have not (S6.3)."""
+    using = sorted({(s[0], uid) for s, ack in complete.acks.items() for uid in _with_union(ack.operators)})
+    if not using:
+        return None
+    natural = naturally_ended(complete, topology)
+    for chain_id, uid in using:
+        mine = [(chain_id, i) for i in range(topology.parallelism)]
+        ended = {s for s in mine if s in complete.finished or (s in complete.acks and complete.acks[s].finished)}
+        called_finish = set(mine) if complete.stop == "drain" else ended
+        for some, what in ((natural & set(mine), "have finished"), (called_finish, "have called finish()")):
+            if 0 < len(some) < len(mine):
+                return (
+                    f"operator {uid!r} has union state, and {len(some)} of its {len(mine)} subtasks {what}: no "
+                    f"snapshot can complete until all have"
+                )
+    return None
+
+
+def _with_union(operators: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return [uid for uid, handle in operators.items() if "union" in (handle.get("kinds") or ())]
