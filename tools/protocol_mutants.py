@@ -224,13 +224,13 @@ MUTANTS = (
         "an acknowledgement is sent before the state is durable",
         "S3.6",
         "tidegate.subtask.slot",
-        "                handle = factory.store(name, encode_parts(made), tuple(sorted("
-        "{part.kind for part in made})))\n",
-        """                import hashlib
-                from tidegate.snapshot.handles import StateHandle
-                data, kinds = encode_parts(made), tuple(sorted({part.kind for part in made}))
-                handle = StateHandle(name, None, len(data), hashlib.sha256(data).hexdigest(), kinds)
-                self._writers.submit(factory.store, name, data, kinds)
+        "            return StreamFactory(store, folder, self._threshold_bytes)"
+        ".store(name, encode_parts(made), kinds)\n",
+        """            import hashlib
+            data = encode_parts(made)
+            factory = StreamFactory(store, folder, self._threshold_bytes)
+            self._writers.submit(factory.store, name, data, kinds)
+            return StateHandle(name, None, len(data), hashlib.sha256(data).hexdigest(), kinds)
 """,
     ),
     Mutant(
