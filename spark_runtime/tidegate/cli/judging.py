@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +18,8 @@ from tidegate.contract.staged import StagedData
 from tidegate.contract.status import JobView
 
 DEFAULT_TIMEOUT = "10 min"
+NEWEST = 0
+"""No checkpoint has this id."""
 
 
 def add(verbs: Verbs) -> None:
@@ -54,6 +58,20 @@ def add(verbs: Verbs) -> None:
     arguments.add_job(parser)
     parser.add_argument("checkpoint", nargs="?", type=int, metavar="ID", help="default: the newest that waits")
     parser.set_defaults(run=staged)
+    parser = verbs.add_parser(
+        "commit-pending",
+        help="commit what is approved, with no job running",
+        description="Commits what is approved of a job that has ended, in this process, with the code that was pinned; "
+        "may be repeated. With a verdict: gives it first.",
+    )
+    arguments.add_job(parser)
+    word = parser.add_mutually_exclusive_group()
+    what = "approve it, and all in front of it (default: the newest that waits)"
+    word.add_argument("--approve", nargs="?", const=NEWEST, type=int, metavar="ID", help=what)
+    word.add_argument("--reject", type=int, metavar="ID", help="give up it and what came after it; a restore goes back")
+    word.add_argument("--quarantine", type=int, metavar="ID", help="give up its output, which moves to quarantine/")
+    parser.add_argument("--reason", default="", metavar="TEXT", help="of a rejection, for people")
+    parser.set_defaults(run=commit_pending)
 
 
 def approve(args: argparse.Namespace, around: Surroundings) -> int:
@@ -110,3 +128,33 @@ def staged_lines(found: Sequence[StagedData]) -> list[str]:
     lines += [path for data in found for path in data.paths]
     lines += [f"SELECT * FROM {d.relation} WHERE {d.where};  -- {d.place}" for d in found if d.kind == "table"]
     return lines
+
+
+def commit_pending(args: argparse.Namespace, around: Surroundings) -> int:
+    """Give a verdict, commit what is approved, and say what is left."""
+    from tidegate.coordinator.events import Ruling
+    from tidegate.pipeline.commit_pending import commit_pending as commit
+
+    client = client_of(args, around)
+    around.output.progress(f"{client.job_id}: looking for its driver")
+    words = (("approve", args.approve), ("stop", args.reject), ("quarantine", args.quarantine))
+    given = next(((then, n) for then, n in words if n is not None), None)
+    ruling = None
+    if given is not None:
+        then, n = given
+        approves = then == "approve"
+        ruling = Ruling(
+            f"commit-pending-{secrets.token_hex(8)}",
+            approves,
+            None if n == NEWEST else n,
+            around.caller,
+            "quarantine" if then == "quarantine" else "stop",
+            args.reason,
+        )
+    result = commit(client, ruling)
+    view = client.view()
+    committed = f"committed up to checkpoint {result.committed}" if result.committed else "nothing is committed"
+    waiting = f"; waiting for a verdict: {', '.join(map(str, result.waiting))}" if result.waiting else ""
+    around.output.say(f"{client.job_id}: {view.status}; {committed}{waiting}")
+    around.output.document({"job_id": client.job_id, "status": str(view.status), **dataclasses.asdict(result)})
+    return 0

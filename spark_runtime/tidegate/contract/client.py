@@ -287,7 +287,7 @@ class JobClient:
             if view.is_terminal:
                 remedy = f"There is nothing to {verb}"
                 if verb in ("commit", "reject") and view.waiting:
-                    remedy = "Restore it, with commit=on_request as before, and send it then"
+                    remedy = "Use `tidegate commit-pending`. Or: Restore it, with commit=on_request, and send it then"
                 raise CommandRefusedError(f"the job is {view.status}", where=f"job {self.job_id}", remedy=remedy)
             now = self.now()
             command = Command(

@@ -105,12 +105,13 @@ class DecisionLog:
             self._opened = True
             return self._entries
 
-    def reign(self, *, spec: int, launch: int) -> Reign:
+    def reign(self, *, spec: int, launch: int, only_commits: bool = False) -> Reign:
         """Begin a reign: append a fence with the next generation.
 
         Args:
             spec: submission the driver runs.
             launch: its launch's attempt.
+            only_commits: it runs nothing, so that the job's status stays what it is (S7.8).
 
         Raises:
             FencedError: a driver of a newer submission, or of a newer launch of this one, has begun already.
@@ -124,7 +125,8 @@ class DecisionLog:
                 raise fenced(self._layout.job_id, f"launch {launch} of submission {spec}", last)
             generation = (last.generation if last is not None else 0) + 1
             with suppress(AlreadyExistsError):
-                self._append(len(entries) + 1, "fence", generation, "", {"spec": spec, "launch": launch})
+                data = {"spec": spec, "launch": launch, **({"only_commits": True} if only_commits else {})}
+                self._append(len(entries) + 1, "fence", generation, "", data)
                 while self._without_snapshot:
                     self._write_snapshot(self._without_snapshot.pop())
                 return Reign(self, self._layout.job_id, generation)

@@ -259,7 +259,7 @@ def _status(current: Sequence[Entry]) -> tuple[JobStatus, Mapping[str, Any]]:
     status = JobStatus.CREATED
     data: Mapping[str, Any] = {}
     for entry in current:
-        if entry.kind == "fence":
+        if entry.kind == "fence" and not entry.data.get("only_commits"):
             fences += 1
             status, data = (JobStatus.WAITING_FOR_SLOTS if fences == 1 else JobStatus.RESTARTING), {}
         elif entry.kind == "status":

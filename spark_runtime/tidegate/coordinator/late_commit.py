@@ -1,0 +1,186 @@
+"""Commits with no job running: from the handles in a snapshot, behind a fence, what the log says is approved (S7.8).
+
+Order: verdict, data, "committed", status. Every step may be repeated, so that whoever dies in between is followed by
+another call, or by a run of the job, which does the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate.connectors.contract import Committable, Sink, SinkContext
+from tidegate.connectors.quarantine import Quarantine
+from tidegate.connectors.sink_operator import held_handles
+from tidegate.connectors.transactions import parse_transaction_id
+from tidegate.contract.errors import CommandRefusedError
+from tidegate.contract.status import JobStatus
+from tidegate.contract.verdicts import Verdicts, Withheld
+from tidegate.coordinator.answers import uncommitted_text
+from tidegate.coordinator.events import Ruling
+from tidegate.coordinator.job import Job, cannot_quarantine
+from tidegate.coordinator.locations import open_location
+from tidegate.coordinator.recovery import rejection_text
+from tidegate.coordinator.restore import Restore
+from tidegate.coordinator.rulings import Decide, judge_ruling
+from tidegate.plan.graph import Node
+from tidegate.snapshot.handles import StreamFactory
+from tidegate.snapshot.streams import decode_parts
+
+
+@dataclass(frozen=True)
+class LateResult:
+    """What became of it.
+
+    Attributes:
+        committed: newest checkpoint that is committed now; 0: none.
+        waiting: those that still wait for a verdict.
+        uncommitted: those, and what is approved and not committed.
+        quarantined: checkpoints whose output is in quarantine.
+    """
+
+    committed: int
+    waiting: tuple[int, ...]
+    uncommitted: tuple[int, ...]
+    quarantined: tuple[int, ...]
+
+
+def commit_late(job: Job, run_id: str, ruling: Ruling | None = None) -> LateResult:
+    """Give the verdict, if there is one; commit what is approved; say so. Blocks; the caller reigns.
+
+    Args:
+        job: its reign began with a fence that only commits.
+        run_id: of the writers; its generation has no other.
+
+    Raises:
+        CommandRefusedError: the verdict cannot be given; nothing has changed.
+        FencedError: a newer driver reigns, which commits itself.
+        SnapshotError: the snapshot cannot be read, or does not fit the pinned pipeline.
+        TidegateError: a sink could not commit; call again.
+    """
+    told = _last_status(job)
+    rejected = _judge(job, ruling)
+    found = job.find_restore()
+    if found is not None and not found[1].is_fork:
+        restore = found[1]
+        for node in job.graph.nodes:
+            if node.sink is not None and node.sink.two_phase:
+                _settle(job, node, node.sink, restore, run_id)
+    verdicts = job.verdicts
+    newest = max((n for n in verdicts.line if n <= verdicts.approved), default=0)
+    if newest > verdicts.committed:
+        job.reign.append("committed", {"checkpoint_id": newest})
+        verdicts = job.verdicts
+    status = settled_status(told, verdicts, rejected)
+    if status is not None:
+        job.reign.append("status", status)
+    return LateResult(verdicts.committed, verdicts.waiting, verdicts.uncommitted, tuple(sorted(verdicts.quarantined)))
+
+
+def settled_status(told: Mapping[str, Any], verdicts: Verdicts, rejected: str = "") -> dict[str, Any] | None:
+    """The status of a job that has ended, now that less is pending; None: it stays. Pure.
+
+    Args:
+        told: its last status entry's data.
+        rejected: why it stops, when the call rejected something for that.
+    """
+    left = list(verdicts.uncommitted)
+    status, stop = told.get("status"), told.get("stop")
+    if rejected and status not in (JobStatus.CANCELED, JobStatus.FAILED):
+        return {"status": JobStatus.STOPPED.value, "reason": rejected}
+    if status == JobStatus.FINISHED_COMMIT_PENDING:
+        if not left:
+            return {"status": JobStatus.FINISHED.value}
+        new = {"status": status, "reason": uncommitted_text(tuple(left)), "uncommitted": left}
+        return None if told.get("uncommitted") == left else new
+    if status == JobStatus.STOPPED and stop is not None and stop.get("outcome") == "commits_pending":
+        if not left:
+            done = {name: value for name, value in stop.items() if name != "uncommitted"}
+            return {"status": status, "stop": {**done, "outcome": "committed"}}
+        return None if stop.get("uncommitted") == left else {"status": status, "stop": {**stop, "uncommitted": left}}
+    return None
+
+
+def _last_status(job: Job) -> Mapping[str, Any]:
+    """Of this submission; reigns that only commit append the last one of them."""
+    told: Mapping[str, Any] = {}
+    for decision in job.reign.decisions:
+        if decision.kind == "fence" and decision.data["spec"] != job.spec.number:
+            told = {}
+        elif decision.kind == "status":
+            told = decision.data
+    return told
+
+
+def _judge(job: Job, ruling: Ruling | None) -> str:
+    """Put the verdict into the log; why the job stops for it, or ""."""
+    if ruling is None:
+        return ""
+    verdicts = job.verdicts
+    if ruling.approves and ruling.checkpoint_id is None and not verdicts.waiting and verdicts.uncommitted:
+        return ""  # approved already, by a call that got no further
+    outcome = judge_ruling(ruling, verdicts, cannot_quarantine=cannot_quarantine(job.graph))
+    if not isinstance(outcome, Decide):
+        if not outcome.ok:
+            raise CommandRefusedError(outcome.message, where=f"job {job.spec.job_id}", cause=outcome.code)
+        return ""
+    n = outcome.checkpoint_id
+    data: dict[str, Any] = {"checkpoint_id": n, "by": ruling.by, "command": ruling.request_id}
+    if ruling.approves:
+        job.reign.append("approve", data)
+        return ""
+    more = {"reason": ruling.reason} if outcome.withheld is None else outcome.withheld.to_json()
+    job.reign.append("reject", {**data, "then": ruling.then, **more})
+    return rejection_text(n, ruling.by) if outcome.withheld is None else ""
+
+
+def _settle(job: Job, node: Node, sink: Sink, restore: Restore, run_id: str) -> None:
+    """Publish what one sink may, and move away what is withheld. One writer stands for all subtasks there ever were."""
+    held = list(_held(job, node.uid, restore))
+    if not held:
+        return
+    ctx = SinkContext(
+        job_id=job.spec.job_id,
+        lineage=job.spec.lineage,
+        uid=node.uid,
+        subtask=0,
+        parallelism=1,
+        generation=job.reign.generation,
+        run_id=run_id,
+        schema=job.graph.nodes[node.inputs[0].upstream].schema,
+    )
+    permitted = restore.metadata.checkpoint_id if restore.permitted is None else restore.permitted
+    writer = sink.create_writer(ctx)
+    try:
+        for withheld in restore.withheld:
+            gone = [handle for n, handle in held if withheld.covers(n)]
+            if gone and sink.can_quarantine:
+                writer.quarantine(gone, Quarantine(job.store, restore.quarantine, withheld))
+        due = [handle for n, handle in held if n <= permitted and not _is_withheld(n, restore.withheld)]
+        if due:
+            job.reign.check()
+            writer.commit(due)
+    finally:
+        writer.close()
+
+
+def _is_withheld(checkpoint_id: int, withheld: Sequence[Withheld]) -> bool:
+    return any(one.covers(checkpoint_id) for one in withheld)
+
+
+def _held(job: Job, uid: str, restore: Restore) -> Iterator[tuple[int, Committable]]:
+    """(barrier, handle) of all transactions that the snapshot holds of a sink, oldest barrier first."""
+    operator = restore.metadata.operator(uid)
+    if operator is None:
+        return
+    store, folder = open_location(job.store, job.spec, restore.location)
+    factory = StreamFactory(store, folder)
+    found: list[Committable] = []
+    for state in operator.subtasks:
+        if state.handle is not None:
+            where = f"snapshot {restore.location}, sink {uid!r}, subtask {state.index}"
+            parts = decode_parts(factory.load(state.handle), where=where)
+            found += held_handles([part for part in parts if part.kind != "channel"])
+    by_barrier = [(parse_transaction_id(handle.transaction_id).checkpoint_id, handle) for handle in found]
+    yield from sorted(by_barrier, key=lambda pair: pair[0])

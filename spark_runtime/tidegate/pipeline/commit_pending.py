@@ -1,0 +1,91 @@
+"""`tidegate commit-pending`: what is approved and not committed, committed with no job running (S7.8)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+
+from tidegate.contract.artifact import materialise
+from tidegate.contract.client import JobClient
+from tidegate.contract.clock import iso
+from tidegate.contract.errors import CommandRefusedError
+from tidegate.contract.launching import find_local
+from tidegate.contract.log import last_fence
+from tidegate.contract.options import JobOptions
+from tidegate.contract.verdicts import Verdicts, is_gated, verdicts_of
+from tidegate.coordinator.events import Ruling
+from tidegate.coordinator.job import Job
+from tidegate.coordinator.late_commit import LateResult, commit_late
+from tidegate.pipeline.load import load_pipeline
+from tidegate.plan.execution import plan
+
+
+def commit_pending(client: JobClient, ruling: Ruling | None = None) -> LateResult:
+    """Commit what is approved, after `ruling` if there is one, from the pinned pipeline and the latest recovery point.
+
+    It takes a fence in the decision log, so that no driver of before can decide anything any more, and is itself
+    fenced off by the next. The job's status stays what it was until all is done. Idempotent; to be called again when it
+    was interrupted, whenever that was. Runs the user's code that the submission pinned, in this process.
+
+    Args:
+        ruling: verdict to give first; rejections: `stop` and `quarantine`.
+
+    Raises:
+        JobNotFoundError: no such job.
+        CommandRefusedError: a driver is alive, or has not begun yet; the job has no commit gate; or the verdict cannot
+            be given.
+        PipelineError, RecordError: the pinned pipeline cannot be built.
+        See `commit_late` for others.
+    """
+    verdicts = _checked(client)
+    spec = client.specs()[-1]
+    due = [n for n in verdicts.uncommitted if n <= verdicts.approved]
+    unsaid = _is_pending(client) and not verdicts.uncommitted
+    if ruling is None and not due and not verdicts.withheld and not unsaid:
+        return LateResult(verdicts.committed, verdicts.waiting, verdicts.uncommitted, ())
+    fence = last_fence(client.decisions())
+    assert fence is not None, "a job with checkpoints had a driver"
+    with tempfile.TemporaryDirectory(prefix="tidegate-commit-") as scratch:
+        code = os.path.join(scratch, "artifact")
+        materialise(client.store, client.layout, spec.artifact, code)
+        graph = load_pipeline(code, spec.pipeline, dict(spec.arguments), check_sinks=False)
+        options = JobOptions.from_mapping(spec.options)
+        execution = plan(graph, options.parallelism, options.max_parallelism)
+        job = Job(
+            root=client.root,
+            storage_options=client.storage_options,
+            store=client.store,
+            layout=client.layout,
+            spec=spec,
+            options=options,
+            graph=graph,
+            plan=execution,
+            log=client.log,
+            reign=client.log.reign(spec=spec.number, launch=fence.data["launch"], only_commits=True),
+            now_iso=lambda: iso(client.now()),
+            specs=client.specs,
+        )
+        return commit_late(job, f"commit-{secrets.token_hex(4)}", ruling)
+
+
+def _checked(client: JobClient) -> Verdicts:
+    view = client.view()
+    spec = client.specs()[-1]
+    where = f"job {client.job_id}"
+    if not is_gated(spec):
+        raise CommandRefusedError("this job commits by itself", where=where, cause="its option commit is 'automatic'")
+    if not view.is_terminal and (client.is_alive() or find_local(client, spec) is not None):
+        remedy = "Approve or reject it with `tidegate approve` or `reject`; or wait for its end"
+        raise CommandRefusedError("the driver is alive", where=where, remedy=remedy)
+    if not view.is_terminal and not view.is_active:
+        remedy = "Start it with `tidegate restore`, or end it with `tidegate cancel`"
+        raise CommandRefusedError("its driver has not begun yet", where=where, remedy=remedy)
+    return verdicts_of(client.specs(), client.decisions(), spec.number)
+
+
+def _is_pending(client: JobClient) -> bool:
+    """The status still says that something is, of a call that died before it said that it is done."""
+    view = client.view()
+    stop = view.stop or {}
+    return view.status.value == "FINISHED_COMMIT_PENDING" or stop.get("outcome") == "commits_pending"

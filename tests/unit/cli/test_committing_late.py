@@ -1,0 +1,115 @@
+"""`tidegate commit-pending` (S7.8): of a real job's snapshots, with the code that its submission pinned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from cli_caller import Caller, Driver
+
+from tidegate.contract.client import JobClient
+from tidegate.coordinator import events as ev
+from tidegate.pipeline.load import load_pipeline
+from tidegate.testing.in_process import InProcessJob
+
+PINNED = """
+import pyarrow as pa
+from tidegate import DataGen, Parquet, Pipeline
+
+def build(args):
+    p = Pipeline()
+    numbers = DataGen(lambda n: {"v": n}, pa.schema([("v", pa.int64())]), splits=2, batch_rows=8)
+    p.read(numbers, uid="numbers").write(Parquet(args["out"]), uid="out")
+    return p
+"""
+
+
+class Stopped:
+    """A job that was stopped with three checkpoints waiting; its pipeline's file is gone."""
+
+    def __init__(self, tidegate: Caller, folder: Path) -> None:
+        self.out = folder / "out"
+        self.file = folder / "pinned_job.py"
+        self.file.write_text(PINNED)
+        self.client: JobClient = tidegate.client(tidegate.root, "flights")
+        options = {"commit": "on_request", "parallelism": 2}
+        arguments = {"out": str(self.out)}
+        spec = self.client.submit(pipeline=f"{self.file}:build", arguments=arguments, options=options)
+
+        class Made:
+            def build(self) -> object:
+                return load_pipeline(str(folder), "pinned_job:build", arguments)
+
+        job = InProcessJob(Made, options, "flights", spec.lineage, tidegate.root)  # type: ignore[arg-type]
+        job.specs, job._spec, job._spec_number = [spec], spec, 1
+        run = job.relaunch()
+        for n in (1, 2):
+            run.pump(10)
+            run.ask(ev.Request("checkpoint", request_id=f"c{n}"))
+        run.pump(10)
+        run.ask(ev.Request("stop-savepoint", request_id="s", stop="suspend"))
+        run.to_end()
+        stop = {"outcome": "commits_pending", "mode": "suspend", "uncommitted": [1, 2, 3]}
+        job.reign.append("status", {"status": "STOPPED", "stop": stop})
+        self.file.unlink()
+
+    def shown(self) -> list[int]:
+        return sorted(n for f in self.out.glob("*.parquet") for n in pq.read_table(f).column("v").to_pylist())
+
+
+@pytest.fixture
+def stopped(tidegate: Caller, tmp_path: Path) -> Stopped:
+    return Stopped(tidegate, tmp_path)
+
+
+def test_approved_after_the_end_and_committed_by_the_pinned_code(tidegate: Caller, stopped: Stopped) -> None:
+    """S7.8."""
+    refused = tidegate("approve", "flights")
+    assert refused.code == 7 and "tidegate commit-pending" in refused.err
+    answer = tidegate("commit-pending", "flights", "--approve", "2")
+    assert (answer.code, answer.out) == (
+        0,
+        "flights: STOPPED; committed up to checkpoint 2; waiting for a verdict: 3\n",
+    ), answer.err
+    two = stopped.shown()
+    assert two and two == list(range(len(two)))
+    document = tidegate("commit-pending", "flights", "--approve", "--json").document
+    assert document["committed"] == 3 and document["uncommitted"] == []
+    stop = stopped.client.view().stop
+    assert len(stopped.shown()) > len(two) and stop is not None and stop["outcome"] == "committed"
+    entries = len(stopped.client.decisions())
+    assert tidegate("commit-pending", "flights").code == 0
+    assert len(stopped.client.decisions()) == entries, "nothing to do takes no fence"
+
+
+def test_rejected_after_the_end_and_read_in_quarantine(tidegate: Caller, stopped: Stopped) -> None:
+    """S7.8: where it was staged it is no more; a note says whose word it was."""
+    waits = stopped.client.staged(2)
+    answer = tidegate("commit-pending", "flights", "--quarantine", "2", "--reason", "wrong prices")
+    assert answer.code == 0 and "waiting for a verdict: 1" in answer.out, answer.err
+    assert tidegate("commit-pending", "flights", "--approve").code == 0
+    kept = [data for n in (2, 3) for data in stopped.client.staged(n)]
+    assert {data.checkpoint_id for data in kept} == {2, 3} and not any(Path(p).exists() for p in waits[-1].paths)
+    assert stopped.shown()
+    store, layout = stopped.client.store, stopped.client.layout
+    notes = [store.read(path).decode() for path in store.walk(layout.quarantine) if path.endswith(".json")]
+    assert notes and all('"wrong prices"' in note and '"by": "cli:' in note for note in notes)
+    shown = tidegate("staged", "flights", "2")
+    assert kept[0].paths[0] in shown.out
+
+
+def test_a_job_whose_driver_is_alive_is_left_alone(tidegate: Caller) -> None:
+    """S7.8, S9.2."""
+    driver: Driver = tidegate.submitted(options={"commit": "on_request"})
+    driver.status("RUNNING")
+    driver.complete(1, "checkpoint")
+    answer = tidegate("commit-pending", "flights", "--approve")
+    assert answer.code == 7 and "the driver is alive" in answer.err
+    assert not [d for d in driver.client.decisions() if d.kind == "approve"]
+
+
+def test_a_job_without_a_gate_commits_by_itself(tidegate: Caller) -> None:
+    tidegate.submitted().status("STOPPED")
+    answer = tidegate("commit-pending", "flights")
+    assert answer.code == 7 and "commits by itself" in answer.err
