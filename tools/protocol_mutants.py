@@ -375,7 +375,7 @@ MUTANTS = (
         "a stop whose savepoint is complete is taken back when its time is up",
         "S7.7",
         "tidegate.coordinator.coordinator",
-        "            return savepoint_stays(event, scene, self._stop.checkpoint_id, self._stop.path)\n",
+        "            return savepoint_stays(event, scene, self._stop.checkpoint_id, self._stop)\n",
         "            return stop_untouched(self._stop.request, scene)\n",
         tests=("unit/coordinator/test_stop_timeout.py",),
     ),

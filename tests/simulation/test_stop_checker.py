@@ -39,7 +39,7 @@ class Story:
         return self
 
     def answer(self, code: str, generation: int = 1, **data: Any) -> list[str]:
-        self.checker.answered(STOP, CommandResult("stop", False, code, "", data, generation, "t"))
+        self.checker.answered(STOP, CommandResult("stop", code == "committed", code, "", data, generation, "t"))
         return self.violations
 
 

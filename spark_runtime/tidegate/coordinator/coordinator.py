@@ -425,7 +425,7 @@ class Coordinator:
         """The time of a stop is up. Once its savepoint is complete there is no way back (S7.7)."""
         scene = Scene(self._topology, self._subtasks.by_subtask, event.limit)
         if self._stop is not None:
-            return savepoint_stays(event, scene, self._stop.checkpoint_id, self._stop.path)
+            return savepoint_stays(event, scene, self._stop.checkpoint_id, self._stop)
         if self._commit_only is not None:
             return savepoint_stays(event, scene, self._commit_only, None)
         request = self._stop_on_its_way()

@@ -132,16 +132,21 @@ def stop_given_up(pending: PendingCheckpoint, scene: Scene) -> list[Action]:
     ]
 
 
-def savepoint_stays(event: ev.GiveUpStop, scene: Scene, checkpoint_id: int, path: str | None) -> list[Action]:
-    """The savepoint is complete: it stays, its commit goes on, and the job ends when that is done."""
+def savepoint_stays(
+    event: ev.GiveUpStop, scene: Scene, checkpoint_id: int, taken: PendingCheckpoint | None
+) -> list[Action]:
+    """The savepoint is complete: it stays, its commit goes on, and the job ends when that is done. `taken`: as this run
+    took it; None: an earlier one did."""
     if event.request_id is None:
         return []
+    path, mode = (taken.path, taken.request.stop) if taken is not None else (None, None)
     held = scene.not_finished(checkpoint_id)
     text = (
         f"savepoint {path or checkpoint_id} is complete and valid, but the job has not ended within {scene.limit}: "
         f"{_held_up_by(held)}; it goes on committing, and ends when that is done"
     )
-    data = {"outcome": SAVEPOINT_OK, "checkpoint_id": checkpoint_id, "path": path, "held_up_by": _documents(held)}
+    data: dict[str, Any] = {"outcome": SAVEPOINT_OK, "mode": mode, "checkpoint_id": checkpoint_id, "path": path}
+    data["held_up_by"] = _documents(held)
     return [ev.Answer(event.request_id, False, SAVEPOINT_OK, text, data)]
 
 

@@ -51,7 +51,7 @@ class StopChecker:
         elif result.code == SAVEPOINT_OK:
             kept = n in self.completed and self.completed[n].data["kind"] == "stop-savepoint"
             self._demand(kept, f"{what} with {n}")
-        elif "asked_mode" in result.data:
+        elif result.ok and "asked_mode" in result.data:
             self._demand(result.data["mode"] == "suspend", f"{what}, at the second try, with a drain")
 
     def _demand(self, holds: bool, what: str) -> None:
