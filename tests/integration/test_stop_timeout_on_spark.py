@@ -22,11 +22,11 @@ def test_a_drain_that_is_held_up_is_given_up_and_names_the_operator(local_job: R
     local_job.completed(2)
     marker = Path(f"{local_job.out}.wait")
     marker.touch()
-    arguments = {"mode": "drain", "timeout": "4 s", "on_timeout": on_timeout}
+    arguments = {"mode": "drain", "timeout": "8 s", "on_timeout": on_timeout}
     command = local_job.client.send("stop", arguments, issued_by="test")
     local_job.until(lambda view: view.status.value != "RUNNING", "the end of the stop's time")
     marker.unlink()
-    result = local_job.client.wait_result(command.command_id, "120 s")
+    result = local_job.client.wait_result(command.command_id, "300 s")
     held_up_by = [uid for held in result.data["held_up_by"] for uid in held["operators"]]
     assert "dawdle" in held_up_by and "dawdle" in result.message
     aborts = [d.data for d in local_job.client.decisions() if d.kind == "abort" and d.data["code"] == "stop_timeout"]
