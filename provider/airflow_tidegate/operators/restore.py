@@ -28,8 +28,8 @@ class TidegateRestoreJobOperator(SubmittingOperator):
         from_: "latest" (of the job's lineage), a checkpoint id, a savepoint's path or URL, or the XCom of a savepoint
             or stop task (a mapping with "path"); templated.
         allow_non_restored_state: state without an operator in the pipeline is dropped instead of refused (S5.5).
-        on_committed_after: going back past committed output: "refuse", or "accept_duplicates", whose rows come again;
-            "rewind" would take them back, which no run does yet, and is refused by the driver (S9.3).
+        on_committed_after: going back past committed output: "refuse"; "accept_duplicates": its rows come again;
+            "rewind": sinks take them back, and the driver refuses when one of them cannot (S9.3).
         allow_drained: restore what a drain took, whose windows fired early and emit again (S7.5).
         pipeline, arguments, options, master, spark_conf: as for starting.
     """

@@ -85,7 +85,7 @@ def _check_settings(client: JobClient, request: Request) -> None:
         raise OptionError(
             f"on_committed_after={answer!r} is unknown",
             where="on_committed_after",
-            remedy="Write refuse, or accept_duplicates",
+            remedy="Write refuse, rewind or accept_duplicates",
         )
     for where, values in (("arguments", request.arguments), ("spark_conf", request.spark_conf)):
         if values is not None and not isinstance(values, Mapping):

@@ -89,6 +89,11 @@ class GateChecker:
         return found
 
     @property
+    def approved(self) -> set[int]:
+        """Permitted recovery points."""
+        return {n for n in self.permitted if self._completed[n].data["kind"] != "savepoint"}
+
+    @property
     def outstanding(self) -> bool:
         """Something is approved and not committed."""
         return self.newest_approved not in self._ancestry(self.committed) | {0}

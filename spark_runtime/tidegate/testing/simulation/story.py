@@ -113,10 +113,9 @@ class Story:
             for entry in timelines.reachable
             if timelines.is_covered(entry)
             and f"{entry.data['path']}/_metadata" in world.disk.objects
-            # Behind a gate a savepoint has no verdict of its own, by which the checker knows what must be visible.
-            and (
-                gate is None or (entry.data["kind"] != "savepoint" and entry.data["checkpoint_id"] not in gate.rejected)
-            )
+            # Behind a gate only what is approved: what waits may be rejected meanwhile, and a savepoint has no verdict
+            # of its own by which the checker knows what must be visible.
+            and (gate is None or entry.data["checkpoint_id"] in gate.approved)
         ]
         if not candidates:
             return None

@@ -1,0 +1,352 @@
+"""S9.3, S7.4 in whole jobs: back to an older snapshot of the own lineage, with rows refused, repeated or taken back;
+what becomes of the timeline that was left, and of the original of a fork."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tidegate.connectors.contract import Committable, Sink, SinkContext
+from tidegate.connectors.datagen import DataGen
+from tidegate.connectors.parquet import Parquet
+from tidegate.connectors.transactions import parse_transaction_id
+from tidegate.contract.errors import FencedError, SnapshotError, StoreError
+from tidegate.contract.records import RestoreFrom
+from tidegate.contract.status import derive
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.job_run import RunEnded
+from tidegate.pipeline.pipeline import Pipeline
+from tidegate.subtask.chain import OperatorFailure
+from tidegate.testing.collect import Collection, CollectSink, collected
+from tidegate.testing.in_process import InProcessJob
+
+ROWS = 4_000
+SCHEMA = pa.schema([("v", pa.int64())])
+_names = itertools.count()
+_ids = itertools.count(1)
+
+
+def numbers_into(sinks: dict[str, Sink]) -> Pipeline:
+    p = Pipeline()
+    numbers = p.read(DataGen(lambda n: {"v": n}, SCHEMA, rows=ROWS, splits=2, batch_rows=8), uid="numbers")
+    for uid, sink in sinks.items():
+        numbers.write(sink, uid=uid)
+    return p
+
+
+class Traveller:
+    """A job into a collection, and its newest run."""
+
+    def __init__(self, sinks: dict[str, Sink] | None = None, **options: Any) -> None:
+        self.name = f"going-back-{next(_names)}"
+        self.sinks = sinks or {"out": CollectSink(self.name)}
+        given = {"parallelism": 2, "retained_checkpoints": 9, **options}
+        self.job = InProcessJob(lambda: numbers_into(self.sinks), given)
+        self.run = self.job.submit()
+
+    @property
+    def shown(self) -> Collection:
+        return collected(self.name)
+
+    @property
+    def values(self) -> list[int]:
+        return sorted(row["v"] for row in self.shown.table().to_pylist())
+
+    def snapshot(self, kind: Any = "checkpoint") -> int:
+        """Of some more rows than before."""
+        self.run.pump(4)
+        answer = self.run.ask(ev.Request(kind, request_id=f"q{next(_ids)}"))
+        assert answer is not None and answer.ok, answer
+        self.run.pump(10)
+        return int(answer.data["checkpoint_id"])
+
+    def back_to(self, n: int, mode: Any = "refuse", kind: Any = "checkpoint") -> None:
+        path = next(
+            d.data["path"] for d in self.job.log.read() if d.kind == "complete" and d.data["checkpoint_id"] == n
+        )
+        self.run = self.job.submit(RestoreFrom(kind, path, n, on_committed_after=mode))
+
+    def decided(self, kind: str) -> list[int]:
+        return [d.data["checkpoint_id"] for d in self.job.log.read() if d.kind == kind]
+
+    def to_end(self) -> None:
+        assert isinstance(self.run.to_end(), RunEnded)
+
+    def transactions(self) -> list[int]:
+        """Checkpoints of which rows are shown."""
+        return sorted({parse_transaction_id(t).checkpoint_id for t in self.shown.committed})
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "savepoint"])
+def test_rows_behind_the_snapshot_are_taken_back_and_come_once(kind: str) -> None:
+    """S9.3: to a checkpoint or an intermediate savepoint; rows that the savepoint holds are not lost."""
+    job = Traveller()
+    job.snapshot()
+    n = job.snapshot(kind)
+    before = job.values
+    later = [job.snapshot(), job.snapshot()]
+    assert len(job.values) > len(before) and job.transactions()[-1] == later[-1]
+    job.run.crash()
+    job.back_to(n, "rewind", kind)
+    assert job.decided("rewind") == [n] and job.transactions()[-1] <= n
+    assert len(job.values) >= len(before)
+    again = job.snapshot()
+    assert again > later[-1], "ids are never used again"
+    job.to_end()
+    assert job.values == list(range(ROWS))
+    assert all(times == 1 for t, times in job.shown.publications.items() if t in job.shown.committed)
+
+
+def test_a_job_that_has_finished_can_be_taken_back() -> None:
+    """S9.3: its final snapshot is behind the checkpoint; the next latest is that of the new line."""
+    job = Traveller()
+    one = job.snapshot()
+    job.to_end()
+    assert job.values == list(range(ROWS))
+    job.back_to(one, "rewind")
+    assert 0 < len(job.values) < ROWS
+    view = derive(job.job.specs, job.job.log.read(), None)
+    assert view.latest_recovery_point.checkpoint_id == one
+    assert [c.checkpoint_id for c in view.completed if c.taken_back] == [2]
+    job.to_end()
+    assert job.values == list(range(ROWS))
+
+
+class Failing(CollectSink):
+    """Fails to take anything back, as often as it is told to."""
+
+    failures = 0
+
+    def rewind_to(self, *args: Any, **more: Any) -> Callable[[], None]:
+        take_back = super().rewind_to(*args, **more)
+
+        def failing() -> None:
+            if self.failures:
+                self.failures -= 1
+                raise OSError("the disk is full")
+            take_back()
+
+        return failing
+
+
+@pytest.mark.parametrize("who", ["run", "driver", "submission"])
+def test_a_rewind_that_failed_half_way_is_repeated_by_whoever_comes_next(who: str) -> None:
+    """S9.3: the next run of this driver, the next driver, or the next submission, which does not ask for it."""
+    first, second = f"half-{next(_names)}", f"half-{next(_names)}"
+    failing = Failing(second)
+    job = Traveller({"out": CollectSink(first), "copy": failing})
+    one = job.snapshot()
+    job.snapshot()
+    job.run.crash()
+    failing.failures = 1
+    with pytest.raises(StoreError, match="'copy' has not been taken back to snapshot 1: OSError: the disk is full"):
+        job.back_to(one, "rewind")
+    assert len(collected(first).rows()) < len(collected(second).rows())
+    again = {
+        "run": job.job.rerun,
+        "driver": job.job.relaunch,
+        "submission": lambda: job.job.submit(RestoreFrom("latest")),
+    }
+    job.run = again[who]()
+    assert len(collected(first).rows()) == len(collected(second).rows())
+    job.to_end()
+    assert job.decided("rewind") == [one]
+    for name in (first, second):
+        assert sorted(collected(name).rows()) == [(v,) for v in range(ROWS)]
+
+
+class Unable(CollectSink):
+    """Finds out late that it cannot."""
+
+    def rewind_to(self, *args: Any, **more: Any) -> Callable[[], None]:
+        raise SnapshotError("readers took the rows", remedy="Ask them")
+
+
+def test_a_sink_that_cannot_stops_the_rewind_before_another_is_changed() -> None:
+    """S9.3: nothing is in the log, so nothing is unreachable."""
+    name = f"unable-{next(_names)}"
+    job = Traveller({"out": CollectSink(name), "copy": Unable(f"{name}-copy")})
+    one = job.snapshot()
+    job.snapshot()
+    rows = len(collected(name).rows())
+    job.run.crash()
+    with pytest.raises(SnapshotError, match="readers took the rows"):
+        job.back_to(one, "rewind")
+    assert len(collected(name).rows()) == rows and job.decided("rewind") == []
+    job.back_to(2)
+    job.to_end()
+    assert sorted(collected(name).rows()) == [(v,) for v in range(ROWS)]
+
+
+def test_what_was_taken_back_cannot_be_restored() -> None:
+    """S9.3: neither where it is nor from a copy of its folder, in no way."""
+    job = Traveller()
+    one = job.snapshot()
+    job.snapshot()
+    saved = job.snapshot("savepoint")
+    path = next(d.data["path"] for d in job.job.log.read() if d.kind == "complete" and d.data["checkpoint_id"] == saved)
+    for name in job.job.store.list(path):
+        job.job.store.create(f"elsewhere/copy/{name}", job.job.store.read(f"{path}/{name}"))
+    job.run.crash()
+    job.back_to(one, "rewind")
+    job.snapshot()
+    job.run.crash()
+    for mode in ("refuse", "rewind", "accept_duplicates"):
+        with pytest.raises(SnapshotError, match="have taken back what snapshot"):
+            job.back_to(saved, mode, "savepoint")
+        with pytest.raises(SnapshotError, match="have taken back what snapshot elsewhere/copy"):
+            job.job.submit(RestoreFrom("savepoint", path="elsewhere/copy", on_committed_after=mode))
+
+
+def test_a_driver_that_was_replaced_decides_no_rewind() -> None:
+    """S9.2: it comes late, and changes nothing."""
+    job = Traveller()
+    one = job.snapshot()
+    job.snapshot()
+    job.run.crash()
+    rows = job.values
+    old_reign = job.job.reign
+    job.job.submit(RestoreFrom("latest"))
+    restore = RestoreFrom("checkpoint", None, one, on_committed_after="rewind")
+    job.job.specs[-1] = job.job._spec = replace(job.job.specs[-1], restore=restore)
+    job.job.reign = old_reign
+    with pytest.raises(FencedError):
+        job.job.rerun()
+    assert job.values == rows and job.decided("rewind") == []
+
+
+def test_accepted_duplicates_are_the_rows_of_the_checkpoints_that_are_told() -> None:
+    """S9.3: those rows twice, all others once."""
+    job = Traveller()
+    one = job.snapshot()
+    until = set(job.values)
+    job.snapshot(), job.snapshot()
+    passed = set(job.values) - until
+    job.run.crash()
+    with pytest.raises(SnapshotError, match=r"checkpoints \[2, 3\] were completed after .*sinks out"):
+        job.back_to(one)
+    job.back_to(one, "accept_duplicates")
+    job.to_end()
+    times = Counter(job.values)
+    assert {v for v, count in times.items() if count == 2} == passed and set(times) == set(range(ROWS))
+
+
+def test_transactions_of_a_timeline_that_was_left_are_removed_and_never_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """S7.4: completed, not yet committed when people went back past it; one who wants it after all is told loudly
+    that its rows are lost."""
+    job = Traveller()
+    one = job.snapshot()
+    with monkeypatch.context() as failing:
+
+        def publish(_: Collection, transaction: str) -> None:
+            raise OSError("not now")
+
+        failing.setattr(Collection, "publish", publish)
+        with pytest.raises(OperatorFailure, match="not now"):
+            job.snapshot()
+    job.run.crash()
+    left = set(job.shown.staged)
+    assert job.decided("complete") == [1, 2] and left
+    job.back_to(one, "accept_duplicates")
+    job.snapshot()
+    assert not left & (set(job.shown.staged) | set(job.shown.committed))
+    job.run.crash()
+    with pytest.raises(OperatorFailure, match="Transaction lost"):
+        job.back_to(2, "accept_duplicates")
+
+
+@pytest.mark.parametrize("approved", [0, 2, 3])
+def test_behind_a_gate_a_rewind_takes_back_what_was_approved_and_drops_the_rest(approved: int) -> None:
+    """S7.8, S9.3: going back past approved, rejected and waiting checkpoints; later words on them do nothing."""
+    job = Traveller(commit="on_request", max_uncommitted_checkpoints=10)
+
+    def say(approves: bool, n: int, then: ev.Then = "replay") -> ev.Answer:
+        request_id = f"v{next(_ids)}"
+        job.run.run.take(ev.Ruling(request_id, approves, n, "anna", then))
+        job.run.pump(20)
+        return job.job.answers[request_id]
+
+    one = job.snapshot()
+    assert say(True, one).ok
+    first = job.values
+    job.snapshot(), job.snapshot(), job.snapshot()
+    if approved:
+        assert say(True, approved).ok
+    assert say(False, 4).ok
+    job.run.slot.close()
+    job.back_to(one, "rewind")
+    assert job.decided("rewind") == ([one] if approved else [])
+    assert job.values == first
+    assert say(True, 3).code == "abandoned" and say(True, 4).code == "rejected"
+    five = job.snapshot()
+    assert say(True, five).ok and job.transactions()[-1] == five
+    assert len(job.values) == len(set(job.values))
+    view = derive(job.job.specs, job.job.log.read(), None)
+    assert view.checkpoint(five).committed and not view.checkpoint(2).committed
+
+
+def test_a_fork_of_what_was_taken_back_commits_and_removes_nothing_of_its_original() -> None:
+    """S7.4, S9.3: a savepoint belongs to the user; as another job's beginning it is as good as before."""
+    job = Traveller()
+    one = job.snapshot()
+    saved = job.snapshot("savepoint")
+    path = next(d.data["path"] for d in job.job.log.read() if d.kind == "complete" and d.data["checkpoint_id"] == saved)
+    job.snapshot()
+    job.run.crash()
+    job.back_to(one, "rewind")
+    rows, staged = job.values, set(job.shown.staged)
+    sinks: dict[str, Sink] = {"out": CollectSink(f"{job.name}-fork")}
+    fork = InProcessJob(
+        lambda: numbers_into(sinks), {"parallelism": 2}, job_id="fork", lineage="fork", root=job.job.root
+    )
+    assert isinstance(fork.submit(RestoreFrom("savepoint", path=path)).to_end(), RunEnded)
+    assert job.values == rows and set(job.shown.staged) == staged
+    forked = {row["v"] for row in collected(f"{job.name}-fork").table().to_pylist()}
+    assert forked and 0 not in forked, "what the original had read before is not its own to write"
+
+
+def test_files_that_readers_see_are_taken_back(tmp_path: Path) -> None:
+    """S9.3: with the sink that people use."""
+
+    job = Traveller({"out": Parquet(tmp_path)})
+    one = job.snapshot()
+    job.snapshot()
+    job.run.crash()
+    there = {path.name for path in tmp_path.glob("*.parquet")}
+    job.back_to(one, "rewind")
+    left = {path.name for path in tmp_path.glob("*.parquet")}
+    assert left < there and left
+    job.to_end()
+    found = [v for path in tmp_path.glob("*.parquet") for v in pq.read_table(path).column("v").to_pylist()]
+    assert sorted(found) == list(range(ROWS))
+
+
+def test_handles_that_the_snapshot_holds_are_committed_after_the_rewind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S7.4, S9.3: a savepoint's are; the sink is told to keep them."""
+    kept: list[Committable] = []
+    real = CollectSink.rewind_to
+
+    def spy(self: CollectSink, ctx: SinkContext, n: int, pending: Any = (), **more: Any) -> Callable[[], None]:
+        kept.extend(pending)
+        return real(self, ctx, n, pending, **more)
+
+    monkeypatch.setattr(CollectSink, "rewind_to", spy)
+    job = Traveller()
+    saved = job.snapshot("savepoint")
+    job.snapshot()
+    job.run.crash()
+    job.back_to(saved, "rewind", "savepoint")
+    assert {parse_transaction_id(c.transaction_id).checkpoint_id for c in kept} == {saved}
+    assert {c.transaction_id for c in kept} <= set(job.shown.committed)
+    job.to_end()
+    assert job.values == list(range(ROWS))
