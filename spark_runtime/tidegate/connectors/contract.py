@@ -182,11 +182,16 @@ class SinkWriter(ABC):
     @abstractmethod
     def commit(self, committables: Sequence[Committable]) -> None:
         """Publish, idempotently. Neither commit marker nor staged data: raise, never "already done". Called only
-        while the caller holds a `CommitPermit` that covers them."""
+        while the caller holds a `CommitPermit` that covers them. What a restore permits is committed, by all subtasks,
+        before the first of them runs, so before anything of a newer checkpoint; but for what waits for a verdict
+        (S7.8): an approval covers that and newer ones, and subtasks commit side by side."""
 
     @abstractmethod
     def abort(self, committables: Sequence[Committable]) -> None:
-        """Remove staged data. Idempotent."""
+        """Remove staged data. Idempotent. For whoever gives up transactions that he holds handles of; no run does: what
+        an aborted checkpoint pre-committed stays pending and is part of the next one, and what a failed run, a rejected
+        or an abandoned timeline, or a zombie left staged is removed by the next start's `recover`, which needs no
+        handles (S7.4)."""
 
     def recover(self, checkpoint_id: int, pending: Sequence[Committable] = ()) -> None:
         """Called once at the start of a run, on a writer thread, perhaps beside new writes of this run; at restore
