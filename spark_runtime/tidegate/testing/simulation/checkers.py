@@ -15,6 +15,7 @@ from tidegate.connectors.transactions import parse_transaction_id
 from tidegate.contract.log import contradiction
 from tidegate.contract.records import Command, CommandResult, Decision, Spec, decode
 from tidegate.snapshot.metadata import SnapshotMetadata, decode_metadata
+from tidegate.testing.simulation.delay import rows_delayed
 from tidegate.testing.simulation.external import External
 from tidegate.testing.simulation.gate_checker import GateChecker
 from tidegate.testing.simulation.rows import Row, owners, rows_in_flight, rows_of
@@ -67,6 +68,8 @@ class Checkers:
         self.parallelism_of: dict[str, int] = {}
         self.last_run_ms = 0
         self.rotten: str | None = None
+        self.waiting: dict[int, Mapping[str, Sequence[Row]]] = {}
+        """Completed snapshot -> uid of a delay -> rows that it holds there; of jobs with delays, exactly once."""
         self.commands: dict[str, tuple[Command, bool, bool]] = {}
         """Command id -> the command, whether it had expired when it was sent, whether it was withdrawn before."""
         self._disk = disk
@@ -156,18 +159,24 @@ class Checkers:
             named = f"-g{entry.generation}-{entry.run_id}-" in handle.path
             self._demand("one attempt", named, f"{n} holds {handle.path} of another run")
         if self._exactly_once and not self.violations:
-            self._check_cut(entry.run_id, n, self._in_flight(metadata, entry.data["path"]))
+            in_flight = self._in_flight(metadata, entry.data["path"])
+            if self._workload.has_delays:
+                self.waiting[n] = in_flight
+            self._check_cut(entry.run_id, n, in_flight)
 
     def _in_flight(self, metadata: SnapshotMetadata, folder: str) -> dict[str, list[Row]]:
-        """Operator uid -> rows that the snapshot's files hold as the state of its input channels."""
+        """Operator uid -> rows that the snapshot's files hold as the state of its input channels, or in a delay."""
         rows: dict[str, list[Row]] = {}
         for operator in metadata.operators:
             for state in operator.subtasks:
                 handle = state.handle
-                if handle is None or "channel" not in (handle.kinds or ()):
+                waits = self._workload.is_delay(operator.uid)
+                if handle is None or not (waits or "channel" in (handle.kinds or ())):
                     continue
                 data = handle.inline if handle.path is None else self._disk.objects[f"{folder}/{handle.path}"]
-                rows.setdefault(operator.uid, []).extend(rows_in_flight(data or b""))
+                assert data is not None, "a handle is a file or inline"
+                found = rows_in_flight(data) + (rows_delayed(data) if waits else [])
+                rows.setdefault(operator.uid, []).extend(found)
         return rows
 
     def _check_cut(self, run_id: str, n: int, in_flight: Mapping[str, Sequence[Row]]) -> None:
@@ -302,9 +311,11 @@ class Checkers:
         *,
         fired: bool,
         whole: bool = True,
+        at: int = 0,
     ) -> None:
         """What every sink shows is what a run without failures shows after exactly `read`. `fired`: every window has
-        fired; else those that have are right. `whole`: False: rows of `read` may be missing."""
+        fired; else those that have are right. `whole`: False: rows of `read` may be missing. `at`: the snapshot that
+        `read` is of: what waits in it for the clock is missing."""
         rows, windows = self._workload.expected(self._workload.everything(read))
         for uid, external in externals.items():
             shown: Counter[Row] = Counter()
@@ -313,7 +324,9 @@ class Checkers:
                     shown.update(rows_of(batch))
             plain = Counter({row: times for row, times in shown.items() if row[0] >= 0})
             of_windows = Counter({row: times for row, times in shown.items() if row[0] < 0})
-            self._compare(f"output of {uid}", plain, rows[uid], complete=whole)
+            due = rows[uid] - self._workload.still_to_show(uid, self.waiting.get(at, {}))
+            complete = whole and (fired or self._exactly_once or not self._workload.has_delays)
+            self._compare(f"output of {uid}", plain, due, complete=complete)
             self._compare(f"windows of {uid}", of_windows, windows[uid], complete=fired)
             twice = [t for t, times in external.publications.items() if times != (t in external.committed)]
             self._demand("committed once", not twice, f"{uid}: {twice[:2]}")

@@ -10,6 +10,7 @@ from random import Random
 from tidegate.connectors.contract import Sink
 from tidegate.operators.specs import WatermarkSpec
 from tidegate.plan.graph import Edge, Exchange, JobGraph, Node
+from tidegate.testing.simulation.delay import DelaySpec
 from tidegate.testing.simulation.rows import (
     KEYS,
     SCHEMA,
@@ -28,6 +29,7 @@ KINDS = ("pass", "filter", "tally", "tally", "union", "union")
 """Operators to choose from, besides those of the next two."""
 KINDS_WITH_TIMES = ("buffer", "window", "window")
 KINDS_WITHOUT_TIMES = ("hold",)
+"""Or a delay, which waits for the clock."""
 KINDS_IN_A_CROWD = ("tally", "tally", "tally", "union", "pass")
 """Where many rows are on their way while snapshots overlap: those that notice one too many."""
 
@@ -44,11 +46,13 @@ class Workload:
         sources: by number.
         rows: of each split of a bounded source, None for an unbounded one.
         has_windows: some operator holds event-time windows.
+        has_delays: some operator holds rows until the clock has come so far.
     """
 
     graph: JobGraph
     sources: list[CountingSource] = field(default_factory=list)
     has_windows: bool = False
+    has_delays: bool = False
 
     @property
     def is_bounded(self) -> bool:
@@ -113,6 +117,15 @@ class Workload:
                             path = next_path(path, n)
                         seqs.setdefault((src, split, key, path), []).append(seq)
         return seqs
+
+    def is_delay(self, uid: str) -> bool:
+        """The operator holds rows until the clock has come so far."""
+        return self.has_delays and self.graph.by_uid(uid).kind == "delay"
+
+    def still_to_show(self, uid: str, waiting: Mapping[str, Sequence[Row]]) -> Counter[Row]:
+        """The rows that sink `uid` has still to get of those that wait in operators, by their uids."""
+        seqs = self.still_to_come(self.graph.by_uid(uid).node_id, waiting)
+        return Counter(row_of(src, split, seq, path) for (src, split, _, path), of in seqs.items() for seq in of)
 
     def _between(self, first: int, node_id: int) -> Iterator[tuple[int, ...]]:
         """Node ids from `first` to before `node_id`, for every way there is; watermark assigners change no path."""
@@ -193,7 +206,7 @@ def random_workload(
 
     def add(kind: str, edges: list[Edge], **what: object) -> int:
         node_id = len(nodes)
-        stateful = kind in ("tally", "window", "source", "sink")
+        stateful = kind in ("tally", "window", "delay", "source", "sink")
         node = Node(node_id, f"{kind}-{node_id}", kind, tuple(edges), SCHEMA, "simulation", stateful, **what)  # type: ignore[arg-type]
         nodes.append(node)
         rebalanced[node_id] = any(rebalanced[e.upstream] or e.exchange == "rebalance" for e in edges)
@@ -219,15 +232,19 @@ def random_workload(
         if not usable:
             break
         kind = random.choice(kinds)
+        if kind == "hold" and len(nodes) % 3:
+            kind = "delay"
         first = random.choice(usable)
         inputs = [first]
         others = [n for n in usable if n != first]
         if kind in ("union", "tally") and others and random.random() < 0.7:
             inputs.append(random.choice(others))
-        keyed = kind in ("tally", "window")
+        keyed = kind in ("tally", "window", "delay")
         edges = [Edge(n, *_exchange(random, keyed)) for n in inputs]
         in_order = not any(rebalanced[e.upstream] or e.exchange == "rebalance" for e in edges)
-        spec = RowSpec(kind, len(nodes), in_order, exactly_once, observer)
+        describe = DelaySpec if kind == "delay" else RowSpec
+        spec = describe(kind, len(nodes), in_order, exactly_once, observer)
+        work.has_delays = work.has_delays or kind == "delay"
         node_id = add(kind, edges, spec=spec)
         if kind == "window":
             work.has_windows = True

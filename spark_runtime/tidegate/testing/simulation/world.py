@@ -189,7 +189,7 @@ class World:
             d for d in reversed(self.checkers.decisions) if d.kind == "complete" and d.data["kind"] != "savepoint"
         )
         cut = self.checkers.cuts.get((last.run_id, last.data["checkpoint_id"]), Cut())
-        self.checkers.output(self.externals, cut.positions, fired=last.data.get("stop") == "drain")
+        self.checkers.output(self.externals, cut.positions, fired=last.data.get("stop") == "drain", at=_id(last))
 
     def _check_end_of_gated(self, gate: GateChecker) -> None:
         """Every sink shows what was approved, and nothing else."""
@@ -200,7 +200,7 @@ class World:
         cut = self.checkers.cuts.get((last.run_id, _id(last)), Cut())
         fired = last.data["kind"] == "final" or last.data.get("stop") == "drain"
         whole = not last.data["metrics"].get("unaligned")  # else rows are in flight in it
-        self.checkers.output(self.externals, cut.positions, fired=fired, whole=whole)
+        self.checkers.output(self.externals, cut.positions, fired=fired, whole=whole, at=_id(last))
 
     # ------------------------------------------------------------ for the processes
 
