@@ -8,7 +8,7 @@ STAMP := .venv/.installed
 LOCK_EXTRAS := --extra airflow --extra s3 --extra postgres --extra demo --extra dev
 
 .PHONY: help setup preflight demo up test test-unit test-all check rules sim sim-mutants format bench-w1 \
-  bench-coordinator bench-end lock clean
+  bench-coordinator bench-end flink-endings lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)$$/  make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null \
@@ -77,6 +77,10 @@ bench-w1: preflight  ## benchmark W1 beside Structured Streaming; writes benchma
 bench-end: preflight  ## time from the last record to "all committed" for 1, 3, 6 two-phase sinks in a chain
 	@$(MAKE) --no-print-directory setup
 	@$(PY) benchmarks/end_of_job.py --write
+
+flink-endings: preflight  ## what rows become when a job ends, beside Flink (own environment); writes docs/endings.md
+	@$(MAKE) --no-print-directory setup
+	@$(PY) benchmarks/endings/endings.py --write
 
 lock: setup  ## resolve requirements.lock anew for Python 3.11-3.14
 	@{ printf '%s\n' \

@@ -1,8 +1,9 @@
-"""The benchmarks' folder is no package: make its modules importable."""
+"""The benchmarks' folders are no packages: make their modules importable."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "endings")]

@@ -1,0 +1,123 @@
+"""What becomes of rows when a job ends: tidegate beside Flink, six cases, windows over event and processing time.
+
+    python benchmarks/endings/endings.py --write
+
+Makes an environment with PyPI's apache-flink, of its own, below .work; runs the same lives on tidegate (real Spark), in
+Flink's SQL and in its DataStream API; prints the tables, and with `--write` puts them into docs/endings.md. Some 20
+minutes, most of them waiting for windows over processing time to close.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyspark
+from report import put, tables
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parents[1]
+sys.path.insert(0, str(HERE.parent))
+from results import machine  # noqa: E402
+
+DOCUMENT = REPOSITORY / "docs" / "endings.md"
+WORK = REPOSITORY / ".work" / "endings"
+FLINK = "apache-flink==2.3.0"
+FLINK_PYTHONS = ((3, 10), (3, 11), (3, 12))
+"""Versions of Python that it has wheels for and this project's scripts run on."""
+SIDES = {
+    "tidegate": ("tidegate_job.py",),
+    "Flink, SQL": ("flink_job.py", "sql"),
+    "Flink, DataStream": ("flink_job.py", "datastream"),
+}
+
+
+def flink_python(folder: Path) -> Path:
+    """An interpreter that has apache-flink, installed on the first call. FLINK_PYTHON chooses the Python below it."""
+    python = folder / "bin" / "python"
+    done = folder / ".installed"
+    if done.exists() and done.read_text() == FLINK:
+        return python
+    base = os.environ.get("FLINK_PYTHON", sys.executable)
+    told = subprocess.run(
+        [base, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True, check=True
+    )
+    if tuple(map(int, told.stdout.split())) not in FLINK_PYTHONS:
+        raise SystemExit(
+            f"{base} is Python {'.'.join(told.stdout.split())}, which {FLINK} has no wheel for: set FLINK_PYTHON to a"
+            " Python 3.10, 3.11 or 3.12"
+        )
+    print(f"installing {FLINK} into {folder} (once; some 700 MB)", file=sys.stderr)
+    environment = {**pip_settings(), **os.environ}
+    uv = [sys.executable, "-m", "uv"]
+    subprocess.run([*uv, "venv", "--quiet", "--clear", "--python", base, str(folder)], env=environment, check=True)
+    install = [*uv, "pip", "install", "--quiet", "--python", str(python), FLINK]
+    subprocess.run(install, env=environment, check=True)
+    done.write_text(FLINK)
+    return python
+
+
+def pip_settings() -> dict[str, str]:
+    """Package mirror and certificates as uv wants them, where pip has them: uv does not read pip's settings."""
+    told = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False)
+    found = dict(re.findall(r"^(?:global|install|:env:)\.(index-url|cert)='(.*)'$", told.stdout, flags=re.MULTILINE))
+    names = {"index-url": "UV_DEFAULT_INDEX", "cert": "SSL_CERT_FILE"}
+    return {names[name]: value for name, value in found.items()}
+
+
+def play(side: str, python: Path, folder: Path) -> dict[str, Any]:
+    """All lives on one side: {"version", "lives"}."""
+    script, *arguments = SIDES[side]
+    (folder / "log").mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "FLINK_LOG_DIR": str(folder / "log")}
+    subprocess.run([str(python), str(HERE / script), *arguments, str(folder)], env=environment, check=True)
+    return dict(json.loads((folder / "lives.json").read_text(encoding="utf-8")))
+
+
+def java_version() -> str:
+    """Of the Java that both use."""
+    told = subprocess.run(["java", "-version"], capture_output=True, text=True, check=True).stderr
+    found = re.search(r'version "([^"]+)"', told)
+    return found[1] if found else "unknown"
+
+
+def lines_of(sides: dict[str, dict[str, Any]]) -> list[str]:
+    """What goes into the document."""
+    versions = f"tidegate {sides['tidegate']['version']} on Spark {pyspark.__version__} (`local[1]`)"
+    flink = f"Flink {sides['Flink, SQL']['version']} (PyPI's apache-flink, cluster in one JVM)"
+    intro = f"`make flink-endings`: {versions}; {flink}; parallelism 1; Java {java_version()}; {machine()}."
+    return [intro, "", *tables({side: facts["lives"] for side, facts in sides.items()})]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/endings.md")
+    parser.add_argument("--resume", action="store_true", help="keep what a run that was broken off has found out")
+    parser.add_argument("--work", type=Path, default=WORK, help="folder for jobs, their output and Flink's environment")
+    parsed = parser.parse_args(arguments)
+    work: Path = parsed.work.resolve()
+    python = flink_python(work / "flink")
+    if not parsed.resume:
+        shutil.rmtree(work / "runs", ignore_errors=True)
+    sides = {}
+    for number, side in enumerate(SIDES):
+        print(f"{side}:", file=sys.stderr)
+        runs_on = Path(sys.executable) if side == "tidegate" else python
+        sides[side] = play(side, runs_on, work / "runs" / str(number))
+    lines = lines_of(sides)
+    print("\n".join(lines))
+    if parsed.write:
+        DOCUMENT.write_text(put(DOCUMENT.read_text(encoding="utf-8"), lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
