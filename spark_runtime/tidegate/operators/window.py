@@ -47,7 +47,8 @@ class WindowAggregate(StreamOperator):
     fires all windows (S7.2). Windows fire in order of time; keys within one in order of first sight.
 
     State: `windows` (keyed: a row for each window and key) and `progress` (keyed: for each key group the watermark that
-    decides what is late, never MAX, S4.4). `snapshot` copies the columns, some milliseconds a million keys; tables are
+    decides what is late, never MAX, S4.4; after MAX none at all: inputs that are drained let the watermark run ahead of
+    what they bring after a restore, S7.5). `snapshot` copies the columns, some milliseconds a million keys; tables are
     built by the returned function.
 
     After a restore at another parallelism key groups may come from subtasks whose watermarks differed. The watermark is
@@ -66,6 +67,7 @@ class WindowAggregate(StreamOperator):
             (steps[0] // 1_000_000, steps[1] // 1_000_000) if self._whole_steps else (spec.size_us, spec.offset_us)
         )
         self._watermark_us = MIN_WATERMARK
+        self._is_over = False  # MAX_WATERMARK came
         self._passed_us: Int64s | None = None  # by key group, where some restored watermark is ahead
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
@@ -89,6 +91,8 @@ class WindowAggregate(StreamOperator):
             self._watermark_us = max(self._watermark_us, watermark_us)
             if self._passed_us is not None and self._passed_us.max() <= self._watermark_us:
                 self._passed_us = None
+        else:
+            self._is_over = True
         if watermark_us >= self._windows.next_end_us:
             yield from coalesced(self._windows.fire(watermark_us))
 
@@ -96,6 +100,8 @@ class WindowAggregate(StreamOperator):
         """Copy the columns of every open window."""
         frozen = self._windows.freeze()
         watermark_us, passed_us = self._watermark_us, self._passed_us
+        if self._is_over:
+            watermark_us, passed_us = MIN_WATERMARK, None
         return lambda: [
             StatePart("windows", "keyed", self._windows.state_table(frozen, self.ctx)),
             StatePart("progress", "keyed", self._progress_table(watermark_us, passed_us)),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tidegate.channel.elements import MAX_WATERMARK
+from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.contract.errors import SnapshotError, TidegateError
 from tidegate.operators.specs import Agg, WindowAggSpec
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN
@@ -201,7 +201,20 @@ def test_keyed_state_carries_key_groups_and_the_watermark_is_never_max(open_oper
     list(operator.on_watermark(MAX_WATERMARK))
     windows, progress = operator.snapshot(2)()
     assert windows.table.num_rows == 0
-    assert progress.table.column("watermark_us").to_pylist() == [3] * 128
+    assert progress.table.column("watermark_us").to_pylist() == [MIN_WATERMARK] * 128
+
+
+def test_a_drained_operator_takes_rows_of_inputs_that_were_drained_before_others_as_on_time(open_operator: Any) -> None:
+    """S4.4, S7.5: an input at its 5 is drained before one at its 25; from then on the watermark is that one's alone. What
+    the first brings after a restore is not late by it."""
+    operator = open_operator(spec())
+    list(operator.on_watermark(5))
+    list(operator.on_watermark(25))
+    list(operator.on_watermark(MAX_WATERMARK))
+    restored = open_operator(spec(), operator.snapshot(1)())
+    feed(restored, (1, 6))
+    assert restored.ctx.counters == {}
+    assert list(restored.on_watermark(10)), "the window of the row"
 
 
 def test_a_restored_operator_knows_what_is_late(open_operator: Any) -> None:
