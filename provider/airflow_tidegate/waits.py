@@ -166,7 +166,7 @@ class CheckpointWait(Wait):
         """The newest completed snapshot that satisfies the wait."""
         completed: Sequence[CheckpointView] = view.completed
         if self.checkpoint_id is not None:
-            self._refuse_aborted(view)
+            refuse_aborted(view, self.checkpoint_id)
             completed = [c for c in completed if c.checkpoint_id == self.checkpoint_id]
         if self.newer_than is not None:
             completed = [c for c in completed if c.checkpoint_id > self.newer_than]
@@ -177,15 +177,76 @@ class CheckpointWait(Wait):
         self.raise_if_over(view)
         return None
 
-    def _refuse_aborted(self, view: JobView) -> None:
-        for checkpoint in view.checkpoints:
-            if checkpoint.checkpoint_id == self.checkpoint_id and checkpoint.status == "aborted":
-                raise CommandRefusedError(
-                    f"checkpoint {self.checkpoint_id} was aborted",
-                    where=f"job {view.job_id}",
-                    cause=checkpoint.reason or "no reason recorded",
-                    remedy="wait for a newer one (newer_than=), or trigger one",
-                )
+
+@dataclass(frozen=True, kw_only=True)
+class StagedWait(Wait):
+    """Until a checkpoint waits for a verdict of the commit gate (S7.8). With neither attribute: any one.
+
+    Attributes:
+        checkpoint_id: this very one; also found when it was approved since. Its abortion or rejection is an error.
+        newer_than: any that waits with a greater id.
+    """
+
+    kind: ClassVar[str] = "staged"
+    what: ClassVar[str] = "a checkpoint that waits for a verdict"
+    checkpoint_id: int | None = None
+    newer_than: int | None = None
+
+    def look(self, client: JobClient, view: JobView) -> Payload | None:
+        """The newest staged checkpoint that satisfies the wait; a job that has ended may still have some."""
+        self._refuse_ungated(client, view)
+        if self.checkpoint_id is not None:
+            refuse_aborted(view, self.checkpoint_id)
+        for checkpoint in reversed(view.completed):
+            if self._is_wanted(checkpoint):
+                self._refuse_settled(view, checkpoint)
+                return {
+                    **checkpoint_facts(checkpoint),
+                    "verdict": checkpoint.verdict,
+                    "waiting": list(view.waiting),
+                }
+        self.raise_if_over(view)
+        return None
+
+    def _is_wanted(self, checkpoint: CheckpointView) -> bool:
+        if self.checkpoint_id is not None:
+            return checkpoint.checkpoint_id == self.checkpoint_id
+        return checkpoint.verdict == "waiting" and checkpoint.checkpoint_id > (self.newer_than or 0)
+
+    def _refuse_settled(self, view: JobView, checkpoint: CheckpointView) -> None:
+        """One that was rejected, or never waits: savepoints, and what was abandoned by a restore of something older."""
+        if checkpoint.verdict in ("waiting", "approved"):
+            return
+        what = "was rejected" if checkpoint.verdict == "rejected" else f"({checkpoint.kind}) waits for no verdict"
+        raise CommandRefusedError(
+            f"checkpoint {checkpoint.checkpoint_id} {what}",
+            where=f"job {view.job_id}",
+            remedy="wait for a newer one (newer_than=)",
+        )
+
+    def _refuse_ungated(self, client: JobClient, view: JobView) -> None:
+        if client.spec(view.spec_number).options.get("commit") != "on_request":
+            raise OptionError(
+                "the job commits by itself: nothing ever waits for a verdict",
+                where=f"job {view.job_id}",
+                remedy='submit it with the option commit="on_request"',
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitWait(CommandWait):
+    """Until the checkpoint that a `commit` command approved is committed by every sink (S7.8)."""
+
+    kind: ClassVar[str] = "commit"
+    what: ClassVar[str] = "the commit"
+
+    def look(self, client: JobClient, view: JobView) -> Payload | None:
+        """The answer's data once its checkpoint is committed; or `committed` False, when the job ended before that."""
+        found = super().look(client, view)
+        if found is None:
+            return None
+        committed = found["checkpoint_id"] not in view.uncommitted
+        return {**found, "committed": committed} if committed or view.is_terminal else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +293,18 @@ class EndOfDataWait(Wait):
                     cause=f"its sources are {', '.join(sorted(known))}",
                     remedy=f"did you mean {near[0]!r}" if near else "name one of them",
                 )
+
+
+def refuse_aborted(view: JobView, checkpoint_id: int) -> None:
+    """Raise CommandRefusedError when this one was aborted: it will never be completed."""
+    checkpoint = view.checkpoint(checkpoint_id)
+    if checkpoint is not None and checkpoint.status == "aborted":
+        raise CommandRefusedError(
+            f"checkpoint {checkpoint_id} was aborted",
+            where=f"job {view.job_id}",
+            cause=checkpoint.reason or "no reason recorded",
+            remedy="wait for a newer one (newer_than=), or trigger one",
+        )
 
 
 def _source_facts(source: SourceView) -> Payload:

@@ -143,6 +143,45 @@ def test_every_mistake_ends_with_one_clear_message_in_the_airflow_task_log(
     assert not list((airflow.home.flights / "out").glob("*/part-*")), "a mistake wrote output"
 
 
+def departures(airflow: Standalone, run_id: str) -> int:
+    """Rows that a reader of the table of `write_audit_publish` sees."""
+    files = (airflow.home.flights / "out" / f"{run_id}-0").glob("*.parquet")
+    return sum(pyarrow.dataset.dataset(str(path)).count_rows() for path in files)
+
+
+def test_rows_are_published_once_an_audit_has_passed_also_after_the_end_of_the_job(
+    airflow: Standalone, client_of: ClientOf
+) -> None:
+    """S7.8: the first approval is given to the running job, the last one when it has ended."""
+    run = DagRun(airflow, "write_audit_publish", "audited")
+    run.trigger({"speed": 3})
+    states = run_to_end(run)
+    failed = {t: run.log(t)[-3000:] for t, s in states.items() if s == "failed"}
+    assert states.pop("reject") == "skipped", failed
+    assert set(states.values()) == {"success"}, failed
+    first, rest = run.xcom("audit"), run.xcom("audit_the_rest")
+    assert first["rows"] > 0 and rest["rows"] > 0
+    flights = pyarrow.dataset.dataset(str(airflow.home.flights / "data" / "flights.parquet")).count_rows()
+    assert departures(airflow, "audited") == flights == first["rows"] + rest["rows"]
+    view = client_of("departures-audited").view()
+    assert view.uncommitted == ()
+    by = [e.data["by"] for e in client_of("departures-audited").decisions() if e.kind == "approve"]
+    assert [who.rpartition("/")[2] for who in by] == ["publish", "publish_the_rest"]
+
+
+def test_rows_that_fail_the_audit_are_never_seen(airflow: Standalone, client_of: ClientOf) -> None:
+    """S7.8."""
+    run = DagRun(airflow, "write_audit_publish", "refused")
+    run.trigger({"speed": 3, "most_delay": 1})
+    states = run_to_end(run)
+    assert (states["staged"], states["audit"], states["reject"]) == ("success", "failed", "success"), run.log("reject")
+    assert {states[t] for t in ("publish", "drain", "publish_the_rest")} == {"upstream_failed"}
+    assert "minutes late, more than 1" in run.log("audit")
+    assert run.xcom("reject")["rejected"] == [run.xcom("staged")["checkpoint_id"]]
+    until("the job to end", lambda: client_of("departures-refused").view().status.value == "STOPPED", 60.0)
+    assert departures(airflow, "refused") == 0
+
+
 def test_a_bounded_job_runs_to_its_end_under_dag_test(airflow: Standalone, client_of: ClientOf) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); import lives\n"

@@ -17,7 +17,7 @@ class TidegateCheckpointSensor(JobSensor):
     `{"checkpoint_id", "kind", "path", "duration_ms", "completed_at", "count"}` of the newest that satisfies it.
 
     Args:
-        checkpoint_id: this one; its abortion is a failure.
+        checkpoint_id: this one, by id or as the XCom of a checkpoint task; its abortion is a failure.
         newer_than: a checkpoint id, or the XCom of a checkpoint, savepoint or stop task.
         count: so many completed under the current submission.
     """
@@ -27,7 +27,7 @@ class TidegateCheckpointSensor(JobSensor):
     def __init__(
         self,
         *,
-        checkpoint_id: int | str | None = None,
+        checkpoint_id: int | str | Mapping[str, Any] | None = None,
         newer_than: int | str | Mapping[str, Any] | None = None,
         count: int | str | None = None,
         **kwargs: Any,
@@ -39,13 +39,17 @@ class TidegateCheckpointSensor(JobSensor):
 
     def question(self) -> Wait:
         """The wait, from rendered arguments."""
-        checkpoint_id = whole_number(self.checkpoint_id, "checkpoint_id")
-        newer_than = self.newer_than.get("checkpoint_id") if isinstance(self.newer_than, Mapping) else self.newer_than
-        newer = whole_number(newer_than, "newer_than")
+        checkpoint_id = checkpoint_number(self.checkpoint_id, "checkpoint_id")
+        newer = checkpoint_number(self.newer_than, "newer_than")
         count = whole_number(self.count, "count")
         if checkpoint_id is None and newer is None and count is None:
             count = 1
         return CheckpointWait(checkpoint_id=checkpoint_id, newer_than=newer, count=count)
+
+
+def checkpoint_number(value: Any, name: str) -> int | None:
+    """A checkpoint's id, given as such or in the XCom of a task that names one. Raises OptionError."""
+    return whole_number(value.get("checkpoint_id") if isinstance(value, Mapping) else value, name)
 
 
 def whole_number(value: Any, name: str) -> int | None:

@@ -18,7 +18,9 @@ from airflow_tidegate.waits import (
     CancelWait,
     CheckpointWait,
     CommandWait,
+    CommitWait,
     EndOfDataWait,
+    StagedWait,
     StatusWait,
     StopWait,
     Wait,
@@ -159,6 +161,18 @@ class TidegateCheckpointTrigger(JobWaitTrigger):
     wait_class = CheckpointWait
 
 
+class TidegateStagedTrigger(JobWaitTrigger):
+    """Waits for a checkpoint that waits for a verdict (`StagedWait`)."""
+
+    wait_class = StagedWait
+
+
+class TidegateCommitTrigger(JobWaitTrigger):
+    """Waits for an approved checkpoint to be committed (`CommitWait`)."""
+
+    wait_class = CommitWait
+
+
 class TidegateEndOfDataTrigger(JobWaitTrigger):
     """Waits for sources to end, or to have played all (`EndOfDataWait`)."""
 
@@ -174,5 +188,7 @@ TRIGGERS: Mapping[str, type[JobWaitTrigger]] = {
         TidegateCancelTrigger,
         TidegateCheckpointTrigger,
         TidegateEndOfDataTrigger,
+        TidegateStagedTrigger,
+        TidegateCommitTrigger,
     )
 }

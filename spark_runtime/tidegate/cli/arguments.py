@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 from tidegate.contract.errors import OptionError
+from tidegate.contract.launching import STORAGE_OPTIONS_VARIABLE
 from tidegate.contract.options import parse_duration
 
 ROOT_VARIABLE = "TIDEGATE_ROOT"
@@ -88,9 +89,11 @@ def duration(text: str | None, flag: str) -> timedelta | None:
     return None if text is None else parse_duration(text, where=flag)
 
 
-def storage_options(args: argparse.Namespace) -> dict[str, str]:
-    """The root's storage options."""
-    return pairs(args.storage_option, "--storage-option")
+def storage_options(args: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, Any]:
+    """The root's storage options: --storage-option, else the environment's. Raises OptionError."""
+    given = pairs(args.storage_option, "--storage-option")
+    text = environment.get(STORAGE_OPTIONS_VARIABLE)
+    return json_object(text, STORAGE_OPTIONS_VARIABLE) if text and not given else dict(given)
 
 
 def root(args: argparse.Namespace, environment: Mapping[str, str]) -> str:

@@ -24,7 +24,7 @@ def add(verbs: Verbs) -> None:
 def doctor(args: argparse.Namespace, around: Surroundings) -> int:
     """Print one line a finding. Returns EnvironmentProblemError's exit code when there is a problem."""
     root = args.root or around.environment.get(arguments.ROOT_VARIABLE)
-    findings = examine(root, arguments.storage_options(args), around.environment)
+    findings = examine(root, arguments.storage_options(args, around.environment), around.environment)
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         around.output.say(f"{'ok     ' if finding.ok else 'problem'}  {finding.name:<{width}}  {finding.detail}")

@@ -103,7 +103,10 @@ def checkpoints(args: argparse.Namespace, around: Surroundings) -> int:
 
 def list_all(args: argparse.Namespace, around: Surroundings) -> int:
     """List a root's jobs. A job that cannot be read is listed with its error."""
-    root, storage_options = arguments.root(args, around.environment), arguments.storage_options(args)
+    root, storage_options = (
+        arguments.root(args, around.environment),
+        arguments.storage_options(args, around.environment),
+    )
     rows: list[tuple[str, str, str, str]] = []
     documents: list[dict[str, Any]] = []
     for job_id in list_jobs(root, storage_options):

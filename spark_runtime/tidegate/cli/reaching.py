@@ -15,7 +15,9 @@ from tidegate.contract.status import JobView
 def client_of(args: argparse.Namespace, around: Surroundings) -> JobClient:
     """A client for the job named. Raises OptionError, StoreError."""
     job_id = arguments.job_id(args)
-    return around.connect(arguments.root(args, around.environment), job_id, arguments.storage_options(args))
+    return around.connect(
+        arguments.root(args, around.environment), job_id, arguments.storage_options(args, around.environment)
+    )
 
 
 def show_progress(around: Surroundings, view: JobView) -> None:

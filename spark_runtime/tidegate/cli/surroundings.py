@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from tidegate.cli.arguments import Parser
 from tidegate.cli.output import Output
 from tidegate.contract.client import JobClient
-from tidegate.contract.launching import launch_local
+from tidegate.contract.launching import CALLER_VARIABLE, launch_local
 from tidegate.contract.processes import host_name
 from tidegate.contract.records import Launch, Spec
 
@@ -49,7 +49,9 @@ class Surroundings:
 
     @property
     def caller(self) -> str:
-        """Who calls, for the job directory's readers."""
+        """Who calls, for the job directory's readers: what TIDEGATE_CALLER says, else user and host."""
+        if told := self.environment.get(CALLER_VARIABLE):
+            return told
         try:
             user = getpass.getuser()
         except (OSError, KeyError, ImportError):

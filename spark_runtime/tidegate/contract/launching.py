@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 DRIVER_MODULE = "tidegate.spark.driver"
 STORAGE_OPTIONS_VARIABLE = "TIDEGATE_STORAGE_OPTIONS"
-"""Environment variable of a driver: JSON of the root's storage options, with references to secrets."""
+"""Environment variable of a driver and of the command line: JSON of the root's storage options, with references to
+secrets."""
+CALLER_VARIABLE = "TIDEGATE_CALLER"
+"""Environment variable of the command line: on whose behalf it is called, as the job directory shall say it."""
 MAX_LAUNCH_RACES = 100
 """Attempts that other launchers may take first."""
 UNFINISHED_LAUNCH_S = 5.0

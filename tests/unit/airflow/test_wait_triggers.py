@@ -78,7 +78,7 @@ def test_every_kind_of_wait_has_its_own_trigger_class_and_survives_serialisation
     wait = EndOfDataWait(sources=("a", "b"), played_all=("c",))
     trigger = TRIGGERS["end_of_data"](root=str(job.root), job_id="j1", wait=wait.fields())
     assert again(trigger).question() == wait
-    assert len(set(TRIGGERS.values())) == len(TRIGGERS) == 6
+    assert len(set(TRIGGERS.values())) == len(TRIGGERS) == 8
 
 
 def test_the_store_is_never_read_on_the_event_loop(

@@ -205,8 +205,8 @@ def test_keyed_state_carries_key_groups_and_the_watermark_is_never_max(open_oper
 
 
 def test_a_drained_operator_takes_rows_of_inputs_that_were_drained_before_others_as_on_time(open_operator: Any) -> None:
-    """S4.4, S7.5: an input at its 5 is drained before one at its 25; from then on the watermark is that one's alone. What
-    the first brings after a restore is not late by it."""
+    """S4.4, S7.5: an input at its 5 is drained before one at its 25; from then on the watermark is that one's alone.
+    What the first brings after a restore is not late by it."""
     operator = open_operator(spec())
     list(operator.on_watermark(5))
     list(operator.on_watermark(25))

@@ -1,0 +1,155 @@
+"""Say yes or no to what a job behind a commit gate has staged (S7.8)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from airflow_tidegate.failures import airflow_failures
+from airflow_tidegate.identity import asked_by
+from airflow_tidegate.launchers.committing import commit_pending
+from airflow_tidegate.operators.snapshots import CommandOperator
+from airflow_tidegate.sensors.checkpoint import checkpoint_number
+from airflow_tidegate.waits import CommandWait, CommitWait, Payload
+from tidegate.contract.client import JobClient
+from tidegate.contract.errors import CommandRefusedError, OptionError
+from tidegate.contract.status import JobView
+
+RejectThen = Literal["stop", "replay", "quarantine"]
+
+
+class VerdictOperator(CommandOperator):
+    """A command to the driver; of a job that has ended, the same by a short process in the worker. Not used by itself.
+
+    The process gives the verdict and commits what is approved from what the newest checkpoint holds, behind a fence in
+    the decision log. It may be killed and repeated at any point.
+    """
+
+    _asked_by = ""
+
+    def execute(self, context: Any) -> Payload:
+        """As the job is by then: running or ended."""
+        self._asked_by = asked_by(context)
+        with airflow_failures():
+            client = self.job_root().client(self.job_id)
+            arguments = self.command_arguments()
+            view = client.view()
+            if view.is_terminal:
+                return self._done(client, self.late(view, arguments))
+        return super().execute(context)
+
+    @abstractmethod
+    def late(self, view: JobView, arguments: Mapping[str, Any]) -> Payload:
+        """Give the verdict on a job that has ended. Gives what the driver's answer would hold."""
+
+    def committer(self, *verdict: str) -> Payload:
+        """Run `commit-pending`, with the operator's `timeout`."""
+        timeout = self.wait_limit()
+        return commit_pending(
+            self.job_root(),
+            self.job_id,
+            verdict,
+            asked_by=self._asked_by,
+            timeout_s=None if timeout is None else timeout.total_seconds(),
+        )
+
+
+class TidegateCommitCheckpointOperator(VerdictOperator):
+    """Approve a checkpoint, and with it all in front of it that wait, and wait until every sink has committed.
+
+    Works on a job that runs and on one that has ended (FINISHED_COMMIT_PENDING, or stopped with outcome
+    "commits_pending"); there the worker's host needs the sinks' libraries and a way to their systems. An approval is an
+    entry of the decision log: it holds across restarts and restores, and cannot be taken back. A retry finds its own; a
+    clear approves again, which for the same checkpoint changes nothing. XCom: `{"checkpoint_id", "committed"}`.
+
+    Args:
+        checkpoint_id: which one, by id or as the XCom of a sensor, checkpoint or stop task; None: the newest that
+            waits. Give the one that was audited: a newer one may have been staged since.
+    """
+
+    template_fields: Sequence[str] = (*CommandOperator.template_fields, "checkpoint_id")
+    verb = "commit"
+    wait_class: ClassVar[type[CommandWait]] = CommitWait
+
+    def __init__(self, *, checkpoint_id: int | str | Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.checkpoint_id = checkpoint_id
+
+    def command_arguments(self) -> dict[str, Any]:
+        """Which one."""
+        return {"checkpoint_id": checkpoint_number(self.checkpoint_id, "checkpoint_id")}
+
+    def late(self, view: JobView, arguments: Mapping[str, Any]) -> Payload:
+        """Approve and commit. A retry after an approval has only the commit left."""
+        wanted = arguments["checkpoint_id"]
+        if wanted is None:
+            wanted = max(view.waiting or view.uncommitted, default=None)
+        if wanted is None:
+            raise CommandRefusedError("no checkpoint waits for a verdict", where=f"job {view.job_id}, {view.status}")
+        self.committer("--approve", str(wanted))
+        return {"checkpoint_id": wanted, "committed": True}
+
+    def finish(self, client: JobClient, found: Payload) -> Payload:
+        """What was committed; when the job ended between approval and commit, commits it."""
+        if not found["committed"]:
+            self.log.info("job %s has ended before the commit: committing without it", self.job_id)
+            self.committer()
+        return {"checkpoint_id": found["checkpoint_id"], "committed": True}
+
+
+class TidegateRejectCheckpointOperator(VerdictOperator):
+    """Reject a checkpoint and what came after it: nothing of it is ever committed (S7.8).
+
+    XCom: `{"checkpoint_id", "rejected", "then"}`; `rejected`: ids of all that were. A retry finds its own verdict; a
+    clear rejects again, which for the same checkpoint changes nothing. Works on a job that has ended, too.
+
+    Args:
+        checkpoint_id: the oldest one to give up, by id or as the XCom of a sensor or checkpoint task.
+        then: "stop": the job ends; "replay": it goes back at once to what is in front of the rejected, and reads the
+            input since then again (one that has ended: with its next restore); "quarantine": it goes on, and what was
+            staged moves to the job's `quarantine/`.
+        reason: for people; in the decision log, and beside what is in quarantine.
+    """
+
+    template_fields: Sequence[str] = (*CommandOperator.template_fields, "checkpoint_id", "then", "reason")
+    verb = "reject"
+
+    def __init__(
+        self,
+        *,
+        checkpoint_id: int | str | Mapping[str, Any],
+        then: RejectThen = "stop",
+        reason: str = "",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.checkpoint_id = checkpoint_id
+        self.then = then
+        self.reason = reason
+
+    def command_arguments(self) -> dict[str, Any]:
+        """Which one, what then, and why."""
+        where = f"Airflow task {self.task_id}"
+        if self.then not in ("stop", "replay", "quarantine"):
+            raise OptionError(
+                f"then={self.then!r} is unknown",
+                where=where,
+                remedy='use "stop" (the job ends), "replay" (it goes back to what is in front of the rejected) or '
+                '"quarantine" (it goes on without what was staged)',
+            )
+        checkpoint_id = checkpoint_number(self.checkpoint_id, "checkpoint_id")
+        if checkpoint_id is None:
+            raise OptionError("there is no checkpoint to reject", where=where, remedy="give checkpoint_id")
+        return {"checkpoint_id": checkpoint_id, "then": self.then, "reason": self.reason}
+
+    def late(self, view: JobView, arguments: Mapping[str, Any]) -> Payload:
+        """Reject; nothing is left to stop or to replay."""
+        wanted = arguments["checkpoint_id"]
+        flag = "--quarantine" if self.then == "quarantine" else "--reject"
+        self.committer(flag, str(wanted), *(("--reason", self.reason) if self.reason else ()))
+        return {"checkpoint_id": wanted, "rejected": [n for n in view.waiting if n >= wanted], "then": self.then}
+
+    def finish(self, client: JobClient, found: Payload) -> Payload:
+        """What was rejected."""
+        return {k: found.get(k) for k in ("checkpoint_id", "rejected", "then")}

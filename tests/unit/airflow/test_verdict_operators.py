@@ -1,0 +1,253 @@
+"""The commit gate from Airflow: what waits, approvals that wait for their commit, rejections (S7.8)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from scripted_job import Job, ScriptedDriver
+
+from airflow_tidegate.hooks.tidegate import JobRoot
+from airflow_tidegate.launchers.committing import commit_pending
+from airflow_tidegate.operators.verdicts import TidegateCommitCheckpointOperator, TidegateRejectCheckpointOperator
+from airflow_tidegate.sensors.staged import TidegateStagedCheckpointSensor
+from airflow_tidegate.triggers.waits import TRIGGERS
+from tidegate.contract.errors import EnvironmentProblemError
+
+Steps = list[Callable[[], None]]
+
+
+@pytest.fixture
+def driver(job: Job) -> ScriptedDriver:
+    """A running job behind a gate."""
+    job.submit(options={"commit": "on_request", "checkpoint_interval": "1 s"})
+    made = ScriptedDriver(job.client)
+    made.status("RUNNING")
+    made.beat()
+    return made
+
+
+def commit(**changes: Any) -> TidegateCommitCheckpointOperator:
+    return TidegateCommitCheckpointOperator(**{"task_id": "publish", "job_id": "j1", **changes})
+
+
+def reject(**changes: Any) -> TidegateRejectCheckpointOperator:
+    return TidegateRejectCheckpointOperator(**{"task_id": "reject", "job_id": "j1", **changes})
+
+
+def staged(job: Job, **changes: Any) -> Any:
+    sensor = TidegateStagedCheckpointSensor(**{"task_id": "staged", "job_id": "j1", **changes})
+    return sensor.poke(job.context("staged"))
+
+
+def only_command(driver: ScriptedDriver) -> str:
+    [command_id] = driver.commands()
+    return command_id
+
+
+def approve(driver: ScriptedDriver, checkpoint_id: int) -> Callable[[], None]:
+    """A step that does what a driver does with a `commit` command before sinks have committed."""
+
+    def step() -> None:
+        command_id = only_command(driver)
+        driver.reign.append("approve", {"checkpoint_id": checkpoint_id, "by": "x", "command": command_id})
+        driver.answer(command_id, code="approved", checkpoint_id=checkpoint_id)
+
+    return step
+
+
+def test_an_approval_waits_for_the_commit_of_the_checkpoint_that_was_asked_for(
+    job: Job, driver: ScriptedDriver, between_looks: Steps
+) -> None:
+    """S7.8: the driver answers when the approval is in the log; the Airflow task ends when the rows are there."""
+    driver.checkpoint(1)
+    between_looks += [
+        approve(driver, 1),
+        lambda: None,
+        lambda: driver.reign.append("committed", {"checkpoint_id": 1}),
+    ]
+    found = commit(checkpoint_id={"checkpoint_id": 1, "verdict": "waiting"}).execute(job.context("publish"))
+    assert (found["checkpoint_id"], found["committed"]) == (1, True)
+    assert not between_looks, "it ended before the commit"
+    command = job.client.command(only_command(driver))
+    assert command is not None
+    assert (command.verb, command.arguments) == ("commit", {"checkpoint_id": 1})
+
+
+def test_a_retry_of_an_approval_finds_its_own(job: Job, driver: ScriptedDriver, between_looks: Steps) -> None:
+    driver.checkpoint(1)
+
+    def die() -> None:
+        approve(driver, 1)()
+        raise KeyboardInterrupt
+
+    between_looks.append(die)
+    with pytest.raises(KeyboardInterrupt):
+        commit().execute(job.context("publish"))
+    driver.reign.append("committed", {"checkpoint_id": 1})
+    assert commit().execute(job.context("publish"))["committed"] is True
+    assert len(driver.commands()) == 1
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Words of every `commit-pending` that was run."""
+    calls: list[tuple[str, ...]] = []
+
+    def commit_pending(root: Any, job_id: str, verdict: Any, *, asked_by: str, timeout_s: float | None) -> Any:
+        assert (job_id, timeout_s) == ("j1", 1800.0)
+        calls.append((asked_by, *verdict))
+        return {}
+
+    monkeypatch.setattr("airflow_tidegate.operators.verdicts.commit_pending", commit_pending)
+    return calls
+
+
+def test_what_was_approved_of_a_job_that_ended_before_the_commit_is_committed_without_it(
+    job: Job, driver: ScriptedDriver, between_looks: Steps, late: list[tuple[str, ...]]
+) -> None:
+    """S7.8."""
+    driver.checkpoint(1)
+    between_looks += [
+        approve(driver, 1),
+        lambda: driver.status("FINISHED_COMMIT_PENDING", uncommitted=[1]),
+    ]
+    assert commit().execute(job.context("publish")) == {"checkpoint_id": 1, "committed": True}
+    assert late == [("airflow:d/r1/publish",)]
+
+
+def test_verdicts_on_a_job_that_has_ended_need_no_job(
+    job: Job, driver: ScriptedDriver, late: list[tuple[str, ...]]
+) -> None:
+    """S7.8: no command is sent, since nobody would answer."""
+    for checkpoint_id in (1, 2, 3):
+        driver.checkpoint(checkpoint_id)
+    driver.status("FINISHED_COMMIT_PENDING", uncommitted=[1, 2, 3])
+    assert commit(checkpoint_id=1).execute(job.context("publish")) == {"checkpoint_id": 1, "committed": True}
+    assert commit().execute(job.context("publish"))["checkpoint_id"] == 3
+    found = reject(checkpoint_id=2, then="quarantine", reason="too late").execute(job.context("reject"))
+    assert found == {"checkpoint_id": 2, "rejected": [2, 3], "then": "quarantine"}
+    by = "airflow:d/r1/"
+    assert late == [
+        (f"{by}publish", "--approve", "1"),
+        (f"{by}publish", "--approve", "3"),
+        (f"{by}reject", "--quarantine", "2", "--reason", "too late"),
+    ]
+    assert driver.commands() == []
+
+
+def test_a_retry_that_finds_its_approval_has_only_the_commit_left(
+    job: Job, driver: ScriptedDriver, late: list[tuple[str, ...]]
+) -> None:
+    """S7.8: approved, killed, tried again: nothing waits any more, and 1 is still to be committed."""
+    driver.checkpoint(1)
+    driver.reign.append("approve", {"checkpoint_id": 1, "by": "x", "command": "a"})
+    driver.status("FINISHED_COMMIT_PENDING", uncommitted=[1])
+    assert commit().execute(job.context("publish"))["checkpoint_id"] == 1
+    driver.reign.append("committed", {"checkpoint_id": 1})
+    with pytest.raises(AirflowException, match="no checkpoint waits"):
+        commit().execute(job.context("publish"))
+    assert len(late) == 1
+
+
+def test_the_process_that_commits_tells_its_refusal_in_its_own_words(job: Job) -> None:
+    """A real process; the job it is about commits by itself."""
+    job.submit()
+    driver = ScriptedDriver(job.client)
+    driver.checkpoint(1)
+    driver.status("FINISHED")
+    with pytest.raises(AirflowException, match=r"this job commits by itself \[job j1\]"):
+        commit(checkpoint_id=1).execute(job.context("publish"))
+
+
+def test_an_interpreter_without_tidegate_is_named(job: Job, driver: ScriptedDriver, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no module named tidegate >&2; exit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(EnvironmentProblemError, match="no module named tidegate"):
+        commit_pending(JobRoot(str(job.root), python=str(python)), "j1", (), asked_by="x", timeout_s=60.0)
+
+
+def test_a_refused_verdict_fails_the_task_with_the_drivers_words(
+    job: Job, driver: ScriptedDriver, between_looks: Steps
+) -> None:
+    between_looks.append(
+        lambda: driver.answer(only_command(driver), ok=False, code="nothing_waits", message="none waits")
+    )
+    with pytest.raises(AirflowException, match="none waits"):
+        commit().execute(job.context("publish"))
+
+
+def test_a_rejection_says_what_was_rejected_and_what_then(
+    job: Job, driver: ScriptedDriver, between_looks: Steps
+) -> None:
+    between_looks.append(
+        lambda: driver.answer(only_command(driver), code="rejected", checkpoint_id=2, then="replay", rejected=[2, 3])
+    )
+    found = reject(checkpoint_id="2", then="replay").execute(job.context("reject"))
+    assert (found["checkpoint_id"], found["rejected"], found["then"]) == (2, [2, 3], "replay")
+    command = job.client.command(only_command(driver))
+    assert command is not None
+    assert (command.verb, command.arguments) == ("reject", {"checkpoint_id": 2, "then": "replay", "reason": ""})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [({"checkpoint_id": None}, "no checkpoint to reject"), ({"checkpoint_id": 1, "then": "retry"}, "then='retry'")],
+)
+def test_a_rejection_that_cannot_be_meant_is_refused_before_anything_is_sent(
+    job: Job, driver: ScriptedDriver, arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(AirflowFailException, match=words):
+        reject(**arguments).execute(job.context("reject"))
+    assert driver.commands() == []
+
+
+def test_the_sensor_finds_the_newest_that_waits_also_after_the_jobs_end(job: Job, driver: ScriptedDriver) -> None:
+    """S7.8: a job that ended with verdicts outstanding still has something to look at."""
+    assert not staged(job).is_done
+    driver.checkpoint(1)
+    driver.checkpoint(2)
+    driver.checkpoint(3, "savepoint")
+    found = staged(job).xcom_value
+    assert (found["checkpoint_id"], found["verdict"], found["waiting"]) == (2, "waiting", [1, 2])
+    assert not staged(job, newer_than={"checkpoint_id": 2}).is_done
+    assert staged(job, checkpoint_id="1").xcom_value["checkpoint_id"] == 1
+    driver.status("FINISHED_COMMIT_PENDING", uncommitted=[1, 2])
+    assert staged(job).xcom_value["checkpoint_id"] == 2
+
+
+def test_the_sensor_does_not_wait_for_what_cannot_come(job: Job, driver: ScriptedDriver) -> None:
+    driver.checkpoint(1)
+    driver.checkpoint(2, "savepoint")
+    driver.checkpoint(3)
+    driver.checkpoint(4, aborted="disk full")
+    driver.reign.append("approve", {"checkpoint_id": 1, "by": "x", "command": "a"})
+    driver.reign.append("reject", {"checkpoint_id": 3, "then": "replay", "by": "x", "command": "b"})
+    assert staged(job, checkpoint_id=1).xcom_value["verdict"] == "approved"
+    for checkpoint_id, words in ((3, "rejected"), (2, "savepoint"), (4, "disk full")):
+        with pytest.raises(AirflowException, match=words):
+            staged(job, checkpoint_id=checkpoint_id)
+    driver.status("FINISHED")
+    with pytest.raises(AirflowException, match="FINISHED"):
+        staged(job)
+
+
+def test_the_sensor_refuses_a_job_that_commits_by_itself(job: Job) -> None:
+    job.submit()
+    driver = ScriptedDriver(job.client)
+    driver.status("RUNNING")
+    driver.checkpoint(1)
+    with pytest.raises(AirflowFailException, match="on_request"):
+        staged(job)
+
+
+@pytest.mark.parametrize("kind", ["staged", "commit"])
+def test_both_waits_can_be_held_by_the_triggerer(kind: str) -> None:
+    trigger = TRIGGERS[kind](root="/r", job_id="j1", wait={"command_id": "c"} if kind == "commit" else {})
+    path, arguments = trigger.serialize()
+    assert path.endswith(type(trigger).__name__)
+    assert TRIGGERS[kind](**arguments).question() == trigger.question()
