@@ -52,6 +52,21 @@ def _counted(args: Mapping[str, Any], sink: Sink) -> Pipeline:
     return p
 
 
+def by_clock(args: Mapping[str, Any]) -> Pipeline:
+    """Like build, in windows of 500 ms of processing time."""
+    p = Pipeline()
+    wanted = int(args["rows"])
+    source = DataGen(rows, SCHEMA, rows=wanted or None, splits=2, rate=float(args["rate"]), batch_rows=256)
+    (
+        p.read(source, uid="numbers")
+        .group_by("k")
+        .window(tumbling("500 ms", time="processing"))
+        .agg(n=count(), total=sum("v"), uid="by-clock")
+        .write(Parquet(str(args["out"])), uid="out")
+    )
+    return p
+
+
 def discarding(args: Mapping[str, Any]) -> Pipeline:
     """Like build, with nothing to commit."""
     p = Pipeline()
