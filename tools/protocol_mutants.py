@@ -562,7 +562,7 @@ MUTANTS = (
         "tidegate.connectors.sink_operator",
         "p.checkpoint_id <= permit.checkpoint_id and not p.withheld]",
         "p.checkpoint_id <= permit.checkpoint_id]",
-        tests=("unit/in_process/test_quarantine_jobs.py",),
+        tests=("unit/connectors/test_sink_operator.py",),
     ),
     Mutant(
         "a snapshot forgets what is on its way to quarantine",
@@ -570,7 +570,7 @@ MUTANTS = (
         "tidegate.connectors.sink_operator",
         "            covered = tuple(self._pending)\n",
         "            covered = tuple(p for p in self._pending if not p.withheld)\n",
-        tests=("unit/in_process/test_quarantine_jobs.py",),
+        tests=("unit/connectors/test_sink_operator.py",),
     ),
     Mutant(
         "a rejected checkpoint goes to quarantine without what came after it",

@@ -12,6 +12,8 @@ import pytest
 from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
 from tidegate.connectors.discard import Discard, DiscardWriter
 from tidegate.connectors.sink_operator import COMMITTABLES_SCHEMA, SinkOperator, SinkSpec
+from tidegate.contract.memory_store import MemoryStore
+from tidegate.contract.verdicts import Withheld
 from tidegate.operators.contract import CommitPermit
 from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
 from tidegate.testing.collect import Collection, CollectSink, collected, forget_collected
@@ -290,3 +292,31 @@ def test_state_that_the_first_version_wrote_is_read() -> None:
     restored.restore([StatePart(part.name, part.kind, part.table.drop_columns([OWNER_COLUMN]))])
     restored.recover(permit(1))()
     assert job.published() == [0]
+
+
+def test_what_is_withheld_is_not_published_on_its_way_and_held_until_it_is_there() -> None:
+    """S7.8: a permit that comes before the move has been made leaves it out; so does recovery; and a snapshot of then
+    holds its handle, so that the run which restores it can make the move."""
+    job = Job()
+    for n in (1, 2, 3):
+        job.write(n, 1)
+        job.snapshot(n)()
+    withheld = Withheld(1, (2,))
+    folder = (MemoryStore("withheld"), "quarantine")
+    move = job.operator.quarantine(withheld, lambda: folder)
+    assert job.operator.quarantine(Withheld(7, (8,)), lambda: folder) is None
+    run(job.operator.commit(permit(3)))
+    assert job.published() == [1, 3] and not job.operator.awaits_permit(3)
+    held = job.snapshot(4)()
+    run(job.operator.commit(permit(4)))
+    assert ids(held) == [2] and job.published() == [1, 3]
+    run(move)
+    assert ids(job.snapshot(5)()) == [] and len(collected(job.name).quarantined) == 1
+    job.reign.run = 2
+    later = job.start()
+    later.restore(held)
+    again = later.quarantine(withheld, lambda: folder)
+    later.recover(permit(4))()
+    assert job.published() == [1, 3], "recovery before the move publishes nothing of it"
+    run(again)
+    assert ids(job.snapshot(6)()) == []
