@@ -9,9 +9,10 @@ from typing import Any
 
 from tidegate.channel.elements import StopMode
 from tidegate.contract.records import Command
-from tidegate.contract.stop_outcomes import CANCELED_IN_STOP, ON_TIMEOUT, SAVEPOINT_FAILED, OnTimeout
+from tidegate.contract.stop_outcomes import CANCELED_IN_STOP, ON_TIMEOUT, SAVEPOINT_FAILED, SAVEPOINT_OK, OnTimeout
 from tidegate.contract.units import format_duration, parse_duration
 from tidegate.coordinator.events import Answer, GiveUpStop, Request
+from tidegate.coordinator.supervision_events import StopPoint
 
 ASK_AGAIN_MS = 1_000
 """How long after its time was up a stop that no run has is looked at again, milliseconds."""
@@ -87,6 +88,15 @@ class StopWatch:
         reason = f"the stop (mode {mode}) was not done within {self.limit}: no run of the job was up to take it"
         data: dict[str, Any] = {"outcome": SAVEPOINT_FAILED, "mode": mode, "reason": reason, "held_up_by": []}
         return Answer(self.command.command_id, False, SAVEPOINT_FAILED, f"{reason}; the job goes on", data)
+
+    def uncommitted(self, stop: StopPoint) -> Answer:
+        """What is told instead when its savepoint is complete and no run is up to commit it."""
+        text = (
+            f"savepoint {stop.path} is complete and valid, but the job has not ended within {self.limit}: no run of it "
+            "is up to commit what it covers; the next one does, and ends"
+        )
+        data = {"outcome": SAVEPOINT_OK, "mode": stop.mode, "checkpoint_id": stop.checkpoint_id, "path": stop.path}
+        return Answer(self.command.command_id, False, SAVEPOINT_OK, text, {**data, "held_up_by": []})
 
     def told(self, answer: Answer) -> Answer:
         """The answer, with what became of the first try."""

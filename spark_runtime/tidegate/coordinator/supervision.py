@@ -110,7 +110,7 @@ class Supervisor:
         """Take one event; the actions are to be carried out in order."""
         if self._farewell is not None:
             return [AnswerCommand(self._farewell.to(event.command))] if isinstance(event, CommandArrived) else []
-        if isinstance(event, RunOver | CannotGoOn):
+        if isinstance(event, RunOver | CannotGoOn | StopJudged):
             self._stop = event.stop or self._stop
         match event:
             case Begin(ended) if ended is not None:
@@ -251,7 +251,8 @@ class Supervisor:
         self._latest = judged.latest
         self._carried = [wish for wish in self._carried if wish.request_id != judged.command_id]
         if judged.wanted:
-            return self._too_late(watch, watch.without_run(), now_ms, run_over=False)
+            told = watch.without_run() if self._stop is None else watch.uncommitted(self._stop)
+            return self._too_late(watch, told, now_ms, run_over=False)
         del self._watches[judged.command_id]
         return []
 

@@ -113,11 +113,12 @@ class StopJudged:
 
     Attributes:
         wanted: it may be carried out; else it was withdrawn, or has its answer.
-        latest: see RunOver.
+        stop, latest: see RunOver.
     """
 
     command_id: str
     wanted: bool
+    stop: StopPoint | None = None
     latest: Latest | None = None
 
 

@@ -201,7 +201,7 @@ class Supervision:
         except StoreError as error:
             print(f"tidegate: command {command_id} could not be checked: {error}", flush=True)
             return
-        self._post(lambda: sv.StopJudged(command_id, wanted, self._latest()))
+        self._post(lambda: sv.StopJudged(command_id, wanted, self._stop_point(), self._latest()))
 
     def _hand(self, run: JobRun, wish: ev.Wish) -> None:
         """One that has its outcome takes nothing more."""

@@ -294,7 +294,7 @@ def test_without_a_run_the_command_is_judged_again_before_anything_follows(phase
     stopped.ask(on_timeout)
     assert chosen(stopped.feed(Tick(), after_ms=10_000), JudgeStop) == [JudgeStop("stop")]
     assert chosen(stopped.feed(Tick(), after_ms=1_000), JudgeStop) == [JudgeStop("stop")], "the store did not tell"
-    actions = stopped.feed(StopJudged("stop", True, (6, "job/chk-6")))
+    actions = stopped.feed(StopJudged("stop", True, None, (6, "job/chk-6")))
     match on_timeout:
         case "keep_running":
             (told,) = actions
@@ -304,6 +304,18 @@ def test_without_a_run_the_command_is_judged_again_before_anything_follows(phase
         case "cancel":
             assert statuses(actions) == ["CANCELED"]
             assert farewell(actions, "stop", "stop").code == CANCELED_IN_STOP
+
+
+@pytest.mark.parametrize("on_timeout", ["keep_running", "suspend"])
+def test_a_complete_savepoint_that_no_run_commits_in_time_is_told_as_complete(on_timeout: str) -> None:
+    """S7.7: an earlier run or driver took it, and the next run commits it."""
+    stopped = Stopped()
+    stopped.to_waiting()
+    stopped.ask(on_timeout)
+    stopped.feed(Tick(), after_ms=10_000)
+    (told,) = stopped.feed(StopJudged("stop", True, StopPoint(7, "/sp-7", "drain"), (7, "/sp-7")))
+    assert isinstance(told, AnswerCommand)
+    assert (told.answer.ok, told.answer.code, told.answer.data["path"]) == (False, SAVEPOINT_OK, "/sp-7")
 
 
 def test_a_withdrawn_stop_cancels_nothing_when_its_time_is_up() -> None:

@@ -541,7 +541,7 @@ class Shell:
                     self.give_up(action.request)
             case JudgeStop(command_id):
                 assert not self.running, "a run would tell"
-                self.later.append(StopJudged(command_id, self.draw(st.booleans()), (3, "chk-3")))
+                self.later.append(StopJudged(command_id, self.draw(st.booleans()), None, (3, "chk-3")))
                 if not self.later[-1].wanted:  # withdrawn: nothing is owed
                     self.owed.pop(command_id, None)
             case RecordStatus(status, _):

@@ -163,7 +163,8 @@ class DriverProcess:
                 self._hand(self._current.run, request)
             case sv.JudgeStop(command_id):
                 with suppress(StoreError):
-                    self._post("event", sv.StopJudged(command_id, self._is_wanted(command_id), self._latest()))
+                    wanted = self._is_wanted(command_id)
+                    self._post("event", sv.StopJudged(command_id, wanted, self._stop_point(), self._latest()))
             case sv.FailCurrentRun(failure):
                 assert self._current is not None, "no run to fail"
                 self._current.run.fail(failure)
