@@ -7,7 +7,7 @@ PY := .venv/bin/python
 STAMP := .venv/.installed
 LOCK_EXTRAS := --extra airflow --extra s3 --extra postgres --extra demo --extra dev
 
-.PHONY: help setup preflight demo up test test-unit test-all check rules sim sim-mutants format bench-w1 \
+.PHONY: help setup preflight demo up test test-unit test-all check rules sim sim-mutants crash-matrix format bench-w1 \
   bench-coordinator bench-end flink-endings lock clean
 
 help:  ## this list
@@ -66,6 +66,11 @@ sim: setup  ## simulate SEEDS=2000 seeds of the protocol under faults; SEED=k re
 
 sim-mutants: setup  ## break the protocol on purpose, in many ways, and see each noticed
 	@$(PY) tools/sim_mutants.py
+
+crash-matrix: preflight  ## kill subtask or driver at every step of an end and a commit (ONLY=in_process|spark, SINKS=a,b, EVERY=10)
+	@$(MAKE) --no-print-directory setup
+	@$(PY) tests/faults/crash_matrix.py $(if $(ONLY),--only $(ONLY)) $(if $(SINKS),--sinks $(SINKS)) \
+	  $(if $(EVERY),--every $(EVERY))
 
 bench-coordinator: setup  ## cost of a checkpoint's bookkeeping at 100, 1,000 and 10,000 subtasks
 	@$(PY) benchmarks/coordinator_scale.py --write
