@@ -1,5 +1,5 @@
-"""The crash matrix's job on real Spark. Driver and slots load this file; it puts the points into their processes, and one
-of them kills, once."""
+"""The crash matrix's job on real Spark. Driver and slots load this file; it puts the points into their processes, and
+one of them kills, once."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from crash_points import Points
+from crash_points import INSTALLED, Points
 from crash_scenarios import into, sink_of
 
 from tidegate import Pipeline
 
-_installed: list[Points] = []
-
 
 def build(args: Mapping[str, Any]) -> Pipeline:
     """Arguments: target (see `sink_of`), rows, rate, fault: {point, victim, after, folder}."""
-    if not _installed:
+    if not INSTALLED:  # a worker that is used again has loaded this file before
         fault = Fault(**args["fault"])
         points = Points(fault.at)
         points.everywhere()
         if fault.is_driver:
             points.on_spark()
-        _installed.append(points)
+        INSTALLED.append(points)
     return into(lambda name: sink_of(args["target"], name), int(args["rows"]), float(args["rate"]))
 
 

@@ -95,6 +95,9 @@ SINK_STEPS = {
 }
 """Of each sink's own steps, some that the matrix must have met."""
 
+INSTALLED: list[Points] = []
+"""In this process, for as long as it lives: on Spark."""
+
 _MESSAGES = {"ack": "acknowledgement", "ended": "ended sent", "finished": "finished sent", "over": "over sent"}
 
 

@@ -11,6 +11,8 @@ from crash_world import World
 
 from tidegate import DataGen, Pipeline
 from tidegate.connectors.contract import Sink
+from tidegate.connectors.sink_operator import SinkOperator
+from tidegate.testing.collect import Collection
 
 SAMPLE_EVERY = 193
 """Of the cases of one way to end; a prime, so that both victims and all kinds of points come."""
@@ -36,6 +38,36 @@ def test_a_job_killed_on_its_way_to_the_end_loses_and_repeats_nothing(way: str) 
     wrong = [(str(outcome.case), outcome.found, outcome.story) for outcome in outcomes if not outcome.found.is_right]
     assert not wrong
     assert any(outcome.killed for outcome in outcomes)
+
+
+def test_a_runtime_that_forgets_what_it_has_to_commit_after_a_restore_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """S7.4: killed between "complete n" and its commit."""
+    monkeypatch.setattr(SinkOperator, "restore", lambda *_: None)
+    found = [run_in_process(case).found for case in _at("log complete: after")]
+    assert any(each.lost for each in found)
+
+
+def test_a_sink_that_publishes_again_what_is_published_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S7.4: killed between a commit and the next snapshot."""
+    publish = Collection.publish
+
+    def publish_always(collection: Collection, transaction: str) -> None:
+        again = collection.committed.get(transaction)
+        if again is not None:
+            collection.committed[f"{transaction}, once more {len(collection.committed)}"] = again
+        publish(collection, transaction)
+
+    monkeypatch.setattr(Collection, "publish", publish_always)
+    found = [run_in_process(case).found for case in _at("sink commits: after")]
+    assert any(each.duplicated for each in found)
+
+
+def _at(point: str) -> list[Case]:
+    """The last few kills of a driver at a point of a natural end."""
+    found = [case for case in cases("Collect", "natural end") if case.where.endswith(f", {point}")]
+    return [case for case in found if case.victim == "driver"][-3:]
 
 
 def test_rows_lost_and_repeated_are_seen() -> None:
