@@ -85,7 +85,7 @@ bench-end: preflight  ## time from the last record to "all committed" for 1, 3, 
 
 flink-endings: preflight  ## what rows become when a job ends, beside Flink (own environment); writes docs/endings.md
 	@$(MAKE) --no-print-directory setup
-	@$(PY) benchmarks/endings/endings.py --write
+	@$(PY) benchmarks/endings/endings.py --write $(if $(IN_PROCESS),--in-process)
 
 lock: setup  ## resolve requirements.lock anew for Python 3.11-3.14
 	@{ printf '%s\n' \

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyspark
 from report import put, tables
 
 HERE = Path(__file__).resolve().parent
@@ -73,12 +72,11 @@ def pip_settings() -> dict[str, str]:
     return {names[name]: value for name, value in found.items()}
 
 
-def play(side: str, python: Path, folder: Path) -> dict[str, Any]:
+def play(command: Sequence[str], folder: Path) -> dict[str, Any]:
     """All lives on one side: {"version", "lives"}."""
-    script, *arguments = SIDES[side]
     (folder / "log").mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "FLINK_LOG_DIR": str(folder / "log")}
-    subprocess.run([str(python), str(HERE / script), *arguments, str(folder)], env=environment, check=True)
+    subprocess.run([*command, str(folder)], env=environment, check=True)
     return dict(json.loads((folder / "lives.json").read_text(encoding="utf-8")))
 
 
@@ -89,11 +87,10 @@ def java_version() -> str:
     return found[1] if found else "unknown"
 
 
-def lines_of(sides: dict[str, dict[str, Any]]) -> list[str]:
+def lines_of(command: str, sides: dict[str, dict[str, Any]]) -> list[str]:
     """What goes into the document."""
-    versions = f"tidegate {sides['tidegate']['version']} on Spark {pyspark.__version__} (`local[1]`)"
-    flink = f"Flink {sides['Flink, SQL']['version']} (PyPI's apache-flink, cluster in one JVM)"
-    intro = f"`make flink-endings`: {versions}; {flink}; parallelism 1; Java {java_version()}; {machine()}."
+    versions = f"tidegate {sides['tidegate']['version']}; Flink {sides['Flink, SQL']['version']}"
+    intro = f"`{command}`: {versions}; parallelism 1; Java {java_version()}; {machine()}."
     return [intro, "", *tables({side: facts["lives"] for side, facts in sides.items()})]
 
 
@@ -101,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--write", action="store_true", help="put the tables into docs/endings.md")
+    parser.add_argument("--in-process", action="store_true", help="play tidegate's lives without Spark")
     parser.add_argument("--resume", action="store_true", help="keep what a run that was broken off has found out")
     parser.add_argument("--work", type=Path, default=WORK, help="folder for jobs, their output and Flink's environment")
     parsed = parser.parse_args(arguments)
@@ -112,8 +110,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for number, side in enumerate(SIDES):
         print(f"{side}:", file=sys.stderr)
         runs_on = Path(sys.executable) if side == "tidegate" else python
-        sides[side] = play(side, runs_on, work / "runs" / str(number))
-    lines = lines_of(sides)
+        script, *api = SIDES[side]
+        script = "in_process_job.py" if side == "tidegate" and parsed.in_process else script
+        sides[side] = play([str(runs_on), str(HERE / script), *api], work / "runs" / str(number))
+    command = "make flink-endings" + (" IN_PROCESS=1" if parsed.in_process else "")
+    lines = lines_of(command, sides)
     print("\n".join(lines))
     if parsed.write:
         DOCUMENT.write_text(put(DOCUMENT.read_text(encoding="utf-8"), lines), encoding="utf-8")

@@ -31,7 +31,7 @@ from pyflink.datastream.functions import ProcessWindowFunction
 from pyflink.datastream.window import TumblingEventTimeWindows, TumblingProcessingTimeWindows
 from pyflink.java_gateway import get_gateway
 from pyflink.table import StreamTableEnvironment
-from scenarios import ENDS, KINDS, play
+from scenarios import ENDS, KINDS, WallClock, play
 from workload import EVENT_WINDOW_MS, PROCESSING_WINDOW_S, Emitted
 
 CHECKPOINT_INTERVAL_MS = 500
@@ -124,7 +124,7 @@ class FlinkJob:
 
     def _facts(self, path: str = "") -> dict[str, Any]:
         """What the cluster's REST server says of the job."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/jobs/{self._job_id}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/jobs/{self._job_id}{path}", timeout=60) as answer:
             return dict(json.load(answer))
 
 
@@ -205,7 +205,7 @@ def _datastream(env: StreamExecutionEnvironment, kind: str, inputs: Path, bounde
     )
 
 
-class Flink:
+class Flink(WallClock):
     """Flink, as `scenarios` plays it."""
 
     def __init__(self, api: str) -> None:
@@ -236,4 +236,10 @@ class Flink:
 if __name__ == "__main__":
     api, folder, *only = sys.argv[1:]
     ends, kinds = (only[0].split(","), only[1].split(",")) if only else (ENDS, KINDS)
-    play(Flink(api), pyflink.version.__version__, Path(folder), ends, kinds)
+    play(
+        Flink(api),
+        f"{pyflink.version.__version__} (PyPI's apache-flink), a cluster in one JVM",
+        Path(folder),
+        ends,
+        kinds,
+    )

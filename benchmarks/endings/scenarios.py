@@ -19,7 +19,7 @@ from workload import END_KEY, PROCESSING_WINDOW_S, Account, Emitted, account, fi
 
 Kind = Literal["event", "processing"]
 End = Literal["stop", "drain", "natural", "cancel"]
-PATIENCE_S = 240.0
+PATIENCE_S = 600.0
 POLL_S = 0.2
 SETTLED_S = 1.5
 """How long after the last row every watermark has gone through, seconds; checked by the result rows."""
@@ -52,6 +52,12 @@ class Run(Protocol):
 
 class System(Protocol):
     """A way to run the job."""
+
+    def now_s(self) -> float:
+        """The job's clock, Unix seconds."""
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass."""
 
     def start(self, kind: Kind, work: Path, *, bounded: bool, restore: str | None, allow_drained: bool) -> Run:
         """Start the job, which reads `work`/in."""
@@ -103,13 +109,25 @@ def _plain(value: Any) -> Any:
     return sorted(value) if isinstance(value, frozenset) else value
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
+class WallClock:
+    """The clock of systems that run in processes of their own."""
+
+    def now_s(self) -> float:
+        """The machine's time."""
+        return time.time()
+
+    def pause(self, seconds: float) -> None:
+        """Sleep."""
+        time.sleep(seconds)
+
+
+def until(system: System, condition: Callable[[], bool], what: str) -> None:
     """Poll. TimeoutError after PATIENCE_S."""
-    by = time.monotonic() + PATIENCE_S
+    by_s = system.now_s() + PATIENCE_S
     while not condition():
-        if time.monotonic() > by:
+        if system.now_s() > by_s:
             raise TimeoutError(f"waited {PATIENCE_S} s for {what}")
-        time.sleep(POLL_S)
+        system.pause(POLL_S)
 
 
 class MissedWindowError(Exception):
@@ -124,71 +142,71 @@ def live(system: System, kind: Kind, end: End, work: Path) -> Life:
         give(inputs, 1)
         give(inputs, 2)
         run = system.start(kind, work, bounded=True, restore=None, allow_drained=False)
-        until(run.ended, "the job's end")
+        until(system, run.ended, "the job's end")
         at_end = account((1, 2), system.output(work))
         return Life(kind, end, at_end, told=tuple(system.warnings(work)) if at_end.missing else ())
     run = system.start(kind, work, bounded=False, restore=None, allow_drained=False)
-    until(lambda: run.ended() or run.checkpoint()[0] > 0, "the first checkpoint")
-    _bring(run, kind, inputs, 1, FILE_ROWS[1])
-    _closed(kind)
-    window_end_s = _bring(run, kind, inputs, 2, FILE_ROWS[1] + FILE_ROWS[2])
-    _checkpointed(run)
+    until(system, lambda: run.ended() or run.checkpoint()[0] > 0, "the first checkpoint")
+    _bring(system, run, kind, inputs, 1, FILE_ROWS[1])
+    _closed(system, kind)
+    window_end_s = _bring(system, run, kind, inputs, 2, FILE_ROWS[1] + FILE_ROWS[2])
+    _checkpointed(system, run)
     place = run.cancel() if end == "cancel" else run.stop(drain=end == "drain")
-    if kind == "processing" and time.time() > window_end_s:
-        raise MissedWindowError(f"the {end} was over {time.time() - window_end_s:.1f} s after the window")
+    if kind == "processing" and system.now_s() > window_end_s:
+        raise MissedWindowError(f"the {end} was over {system.now_s() - window_end_s:.1f} s after the window")
     at_end = account((1, 2), system.output(work))
     refused = system.refusal(work, place) if end == "drain" else ""
     if kind == "processing":
-        time.sleep(max(0.0, window_end_s - time.time()))
+        system.pause(max(0.0, window_end_s - system.now_s()))
     return _live_on(system, Life(kind, end, at_end, refused=refused), work, place)
 
 
 def _live_on(system: System, life: Life, work: Path, place: str) -> Life:
     """Restore the job and give it file 3."""
     run = system.start(life.kind, work, bounded=False, restore=place, allow_drained=life.end == "drain")
-    until(lambda: run.ended() or run.checkpoint()[0] > 0, "the restored job's first checkpoint")
+    until(system, lambda: run.ended() or run.checkpoint()[0] > 0, "the restored job's first checkpoint")
     ended_early = run.ended()
     if ended_early:
         give(work / "in", 3)
     else:
-        _bring(run, life.kind, work / "in", 3, FILE_ROWS[3])
-        _closed(life.kind)
-        _checkpointed(run)
+        _bring(system, run, life.kind, work / "in", 3, FILE_ROWS[3])
+        _closed(system, life.kind)
+        _checkpointed(system, run)
         run.stop(drain=False)
     results = system.output(work)
     still_open = [result for result in results if result.key != END_KEY and result.rows & life.at_end.missing]
     return replace(life, restored=account((1, 2, 3), results), kept_windows=len(still_open), ended_early=ended_early)
 
 
-def _bring(run: Run, kind: Kind, inputs: Path, number: int, rows: int) -> float:
+def _bring(system: System, run: Run, kind: Kind, inputs: Path, number: int, rows: int) -> float:
     """Give a file at the beginning of a window, and wait until `rows` rows of the run are in windows; the end of the
     processing-time window they are in, Unix seconds."""
-    if kind == "processing" and _left_s() < PROCESSING_WINDOW_S - FRESH_S:
-        time.sleep(_left_s() + 0.1)
-    window_end_s = time.time() + _left_s()
+    if kind == "processing" and _left_s(system) < PROCESSING_WINDOW_S - FRESH_S:
+        system.pause(_left_s(system) + 0.1)
+    window_end_s = system.now_s() + _left_s(system)
     give(inputs, number)
-    until(lambda: run.rows_at_window() >= rows, f"{rows} rows, with file {number}, to be in windows")
-    if kind == "processing" and time.time() > window_end_s:
+    until(system, lambda: run.rows_at_window() >= rows, f"{rows} rows, with file {number}, to be in windows")
+    if kind == "processing" and system.now_s() > window_end_s:
         raise MissedWindowError(f"the rows of file {number} took longer than a window")
-    time.sleep(SETTLED_S)
+    system.pause(SETTLED_S)
     return window_end_s
 
 
-def _closed(kind: Kind) -> None:
+def _closed(system: System, kind: Kind) -> None:
     """Wait until the clock has closed the windows over processing time."""
     if kind == "processing":
-        time.sleep(_left_s() + SETTLED_S)
+        system.pause(_left_s(system) + SETTLED_S)
 
 
-def _checkpointed(run: Run) -> None:
+def _checkpointed(system: System, run: Run) -> None:
     """Wait for a checkpoint that began after this call."""
     seen = run.checkpoint()[0]
-    until(lambda: run.checkpoint()[0] >= seen + 2, "two checkpoints more")
+    until(system, lambda: run.checkpoint()[0] >= seen + 2, "two checkpoints more")
 
 
-def _left_s() -> float:
+def _left_s(system: System) -> float:
     """Seconds to the end of the processing-time window that is open now."""
-    return PROCESSING_WINDOW_S - time.time() % PROCESSING_WINDOW_S
+    return PROCESSING_WINDOW_S - system.now_s() % PROCESSING_WINDOW_S
 
 
 def play(system: System, version: str, folder: Path, ends: Sequence[End] = ENDS, kinds: Sequence[Kind] = KINDS) -> None:

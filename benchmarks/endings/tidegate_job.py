@@ -14,7 +14,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-from scenarios import ENDS, KINDS, play
+import pyspark
+from scenarios import ENDS, KINDS, WallClock, play
 from workload import EVENT_WINDOW_MS, PROCESSING_WINDOW_S, Emitted
 
 import tidegate
@@ -25,11 +26,24 @@ from tidegate.contract.records import RestoreFrom, Spec
 
 PIPELINE = f"{Path(__file__).with_name('pipeline.py')}:build"
 CHECKPOINT_INTERVAL = "500 ms"
-PATIENCE = timedelta(minutes=4)
+PATIENCE = timedelta(minutes=10)
 POLL_S = 0.1
 EXIT_TIMEOUT_S = 15.0
 TELLING = re.compile(r"timer|window.*dropp|dropp.*window", re.IGNORECASE)
 ENDED = {"FINISHED", "STOPPED", "CANCELED", "FAILED"}
+
+
+def result_rows(work: Path) -> list[Emitted]:
+    """All rows that tidegate's sink has committed below `work`/out."""
+    paths = [path for path in (work / "out").glob("*.jsonl") if path.name[0] not in "._"]
+    rows = [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+    return [Emitted(row["k"], row["window_start"], row["n"], row["total"]) for row in rows]
+
+
+def arguments(kind: str, work: Path, *, bounded: bool) -> dict[str, object]:
+    """What the pipeline's function is given."""
+    size = f"{EVENT_WINDOW_MS} ms" if kind == "event" else f"{PROCESSING_WINDOW_S} s"
+    return {"kind": kind, "window": size, "bounded": bounded, "in": str(work / "in"), "out": str(work / "out")}
 
 
 class TidegateRun:
@@ -74,7 +88,7 @@ class TidegateRun:
         return self.checkpoint()[1]
 
 
-class Tidegate:
+class Tidegate(WallClock):
     """tidegate, as `scenarios` plays it."""
 
     def start(self, kind: str, work: Path, *, bounded: bool, restore: str | None, allow_drained: bool) -> TidegateRun:
@@ -83,16 +97,9 @@ class Tidegate:
         if restore is not None:
             source = RestoreFrom("savepoint", path=restore, allow_drained=allow_drained)
             return TidegateRun(client, client.submit(restore=source))
-        size = f"{EVENT_WINDOW_MS} ms" if kind == "event" else f"{PROCESSING_WINDOW_S} s"
         spec = client.submit(
             pipeline=PIPELINE,
-            arguments={
-                "kind": kind,
-                "window": size,
-                "bounded": bounded,
-                "in": str(work / "in"),
-                "out": str(work / "out"),
-            },
+            arguments=arguments(kind, work, bounded=bounded),
             options={"parallelism": 1, "checkpoint_interval": CHECKPOINT_INTERVAL, "restart_attempts": 0},
             master="local[1]",
             submitted_by="benchmark",
@@ -108,9 +115,7 @@ class Tidegate:
 
     def output(self, work: Path) -> list[Emitted]:
         """All committed result rows."""
-        paths = [path for path in (work / "out").glob("*.jsonl") if path.name[0] not in "._"]
-        rows = [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
-        return [Emitted(row["k"], row["window_start"], row["n"], row["total"]) for row in rows]
+        return result_rows(work)
 
     def warnings(self, work: Path) -> list[str]:
         """From the logs of driver and slots."""
@@ -141,4 +146,5 @@ def _client(work: Path) -> JobClient:
 if __name__ == "__main__":
     folder, *only = sys.argv[1:]
     ends, kinds = (only[0].split(","), only[1].split(",")) if only else (ENDS, KINDS)
-    play(Tidegate(), tidegate.__version__, Path(folder), ends, kinds)
+    runs_on = f"{tidegate.__version__} on Spark {pyspark.__version__}, master local[1]"
+    play(Tidegate(), runs_on, Path(folder), ends, kinds)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
+import in_process_job
 import pytest
 import report
 import scenarios
@@ -47,6 +49,18 @@ def test_files_appear_whole_and_in_order(tmp_path: Path) -> None:
     counts = [workload.give(tmp_path / "in", number) for number in (1, 2)]
     assert counts == [8, 6]
     assert [path.name for path in sorted((tmp_path / "in").iterdir())] == ["rows-1.jsonl", "rows-2.jsonl"]
+
+
+@pytest.mark.parametrize("kind", ["event", "processing"])
+def test_tidegate_loses_and_repeats_no_row_however_a_job_ends(kind: scenarios.Kind, tmp_path: Path) -> None:
+    """S7.2, S7.5, S7.6: the lives of the table, without Spark; and what they give is what the document says."""
+    scenarios.play(in_process_job.InProcess(), "", tmp_path, kinds=[kind])
+    lives = json.loads((tmp_path / "lives.json").read_text(encoding="utf-8"))["lives"]
+    lines = report.table(kind, {"tidegate": lives})
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert [line for line in lines if line not in text] == []
+    assert {line.split("|")[8].strip() for line in lines[2:]} == {"0"}, "rows lost"
+    assert [cells(lines, case)[1] for case in ("drain", "natural end")] == ["14", "14"]
 
 
 def life(end: scenarios.End, at_end: list[Emitted], restored: list[Emitted] | None = None, **more: Any) -> Any:
