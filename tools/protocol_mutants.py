@@ -237,7 +237,7 @@ MUTANTS = (
         "no commit of the restored snapshot's transactions",
         "S7.4",
         "tidegate.connectors.sink_operator",
-        "            covered = [p for p in self._pending if permit is not None and "
+        "            covered = [p for p in open_now if permit is not None and "
         "p.checkpoint_id <= permit.checkpoint_id]\n",
         "            covered = []\n            self._pending.clear()\n",
     ),
@@ -325,7 +325,8 @@ MUTANTS = (
         "a completion commits the transactions of later checkpoints too",
         "S7.4",
         "tidegate.connectors.sink_operator",
-        "            covered = [p for p in self._pending if p.checkpoint_id <= permit.checkpoint_id]\n",
+        "            covered = [p for p in self._pending if p.checkpoint_id <= permit.checkpoint_id "
+        "and not p.withheld]\n",
         "            covered = list(self._pending)\n",
     ),
     Mutant(
