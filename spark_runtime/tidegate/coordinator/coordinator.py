@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.answers import answer_to, carried_over, job_ended
@@ -210,17 +211,14 @@ class Coordinator:
         self._claiming = None
         left = self._gate.uncommitted if self._gate is not None else ()
         if self._stop is not None:
-            stopped = self._stop.request
-            n, path = self._stop.checkpoint_id, self._stop.path
-            return [*actions, ev.EndRun(stopped.stop, n, path, stopped.request_id, left)]
+            return [*actions, self._stop.to_end(left)]
         if self._commit_only is not None and self._topology.commits and self._gate is None:
             actions.append(ev.RecordCommitted(self._commit_only))
         return [*actions, ev.EndRun(None, None, None, None, left)]
 
     def _note_source_end(self, chain_id: int) -> list[Action]:
-        if self._commit_only is not None or not self._subtasks.reached_end_of_data(chain_id):
-            return []
-        return [ev.RecordSourceEnd(chain_id)]
+        reached = self._commit_only is None and self._subtasks.reached_end_of_data(chain_id)
+        return [ev.RecordSourceEnd(chain_id)] if reached else []
 
     def _ask_for_final(self, now_ms: int) -> None:
         """One final snapshot as soon as nothing reads any more; it serves every stage (S7.3)."""
@@ -248,8 +246,7 @@ class Coordinator:
         actions: list[Action] = []
         for pending in list(self._pending.values()):
             if now_ms >= pending.deadline_ms and not pending.completing:
-                reason = pending.expiry(now_ms)
-                actions += self._abort(pending, "expired", reason, now_ms)
+                actions += self._abort(pending, "expired", pending.expiry(now_ms), now_ms)
         if not self._over and self._next_periodic_ms is not None and now_ms >= self._next_periodic_ms:
             assert self._options.interval_ms is not None
             self._next_periodic_ms = now_ms + self._options.interval_ms
@@ -346,6 +343,9 @@ class Coordinator:
     def _on_claim_failed(self, reason: str, now_ms: int) -> list[Action]:
         request, self._claiming = self._claiming, None
         assert request is not None, "ClaimFailed without Claim"
+        if request.data_ended:
+            self._over = True
+            return stop_failed(request, reason)
         text = f"the {request.kind} could not be started: {reason}"
         actions = self._refuse(request, Refuse("claim_failed", text))
         if request.kind == "final":
@@ -418,7 +418,8 @@ class Coordinator:
         if request.kind == "stop-savepoint":
             afresh = code == "subtask_finished"  # a plan that came too late: what has ended ends with the next (S1.5)
             self._over = not afresh
-            return actions + (self._enqueue(request) if afresh else stop_failed(request, reason))
+            again = replace(request, data_ended=True)
+            return actions + (self._enqueue(again) if afresh else stop_failed(request, reason))
         return actions + (self._count_failure(reason) if counts else [])
 
     def _give_up_stop(self, event: ev.GiveUpStop) -> list[Action]:

@@ -59,6 +59,7 @@ class Request:
         stop: for a stop-savepoint.
         path: where a savepoint goes; None: the default.
         timeout_ms: of a stop, from command to end; its savepoint expires no sooner than that after its trigger.
+        data_ended: of a stop that is planned afresh: its first trigger has ended the data.
     """
 
     kind: CheckpointKind
@@ -67,6 +68,7 @@ class Request:
     stop: StopMode | None = None
     path: str | None = None
     timeout_ms: int = 0
+    data_ended: bool = False
 
 
 Then = Literal["stop", "replay", "quarantine"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from tidegate.coordinator.checkpoint_plan import CheckpointPlan
-from tidegate.coordinator.events import AbortCode, Acknowledged, Complete, Request, Subtask
+from tidegate.coordinator.events import AbortCode, Acknowledged, Complete, EndRun, Request, Subtask
 
 COUNTED: frozenset[AbortCode] = frozenset({"expired", "declined", "io"})
 """Aborts that are failures: they count against `tolerable_checkpoint_failures`, but for savepoints (S2.2)."""
@@ -54,6 +54,11 @@ class PendingCheckpoint:
             self.plan.finished,
             self.metrics(now_ms),
         )
+
+    def to_end(self, uncommitted: tuple[int, ...]) -> EndRun:
+        """It was a stop's, and every subtask has finished."""
+        request = self.request
+        return EndRun(request.stop, self.checkpoint_id, self.path, request.request_id, uncommitted)
 
     def expiry(self, now_ms: int) -> str:
         """Why it expires, naming subtasks that have not answered."""

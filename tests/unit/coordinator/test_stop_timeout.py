@@ -142,6 +142,16 @@ def test_a_stop_planned_while_a_subtask_was_finishing_is_planned_afresh() -> Non
     assert run.coordinator.stop_completed
 
 
+def test_a_stop_that_cannot_be_planned_afresh_fails_over() -> None:
+    """S7.7: its first trigger has ended the data; a final snapshot in its stead would end the job for good."""
+    run = stopping()
+    run.claims_fail = True
+    actions = run.send(ev.SubtaskFinished((SOURCE, 0)))
+    (fail,), (answer,) = of(actions, ev.FailRun), of(actions, ev.Answer)
+    assert "the store is away" in fail.reason and not fail.stop_given_up
+    assert (answer.ok, answer.code) == (False, SAVEPOINT_FAILED)
+
+
 # ---------------------------------------------------------------- around the runs
 
 
