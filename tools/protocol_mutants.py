@@ -302,6 +302,7 @@ MUTANTS = (
         "tidegate.coordinator.rewinding",
         "    record()\n",
         "",
+        tests=("unit/in_process/test_going_back.py",),
     ),
     Mutant(
         "a rewind that was begun is left to those who wish it",
