@@ -100,7 +100,7 @@ def _check_settings(client: JobClient, request: Request) -> None:
 
 def _refuse_if_taken(client: JobClient, view: JobView, last: Spec, *, fresh: bool) -> None:
     """Raise JobExistsError while a driver has, or is about to have, this job; a fresh start needs the last submission
-    to be over."""
+    to be over, and nothing of it to wait for its commit."""
     where = f"job {client.job_id}"
     if view.status is JobStatus.CREATED:
         living = find_local(client, last)
@@ -125,6 +125,13 @@ def _refuse_if_taken(client: JobClient, view: JobView, last: Spec, *, fresh: boo
             where=where,
             cause="a fresh start would forget its state",
             remedy="Restore it (`tidegate restore`), or cancel it first (`tidegate cancel`)",
+        )
+    if fresh and view.uncommitted:
+        raise JobExistsError(
+            f"checkpoints {list(view.uncommitted)} of a job of this id are not committed yet",
+            where=where,
+            cause="a fresh start would forget what they have staged (S7.8)",
+            remedy="Approve or reject them (`tidegate commit-pending --approve`, `--reject ID`), or restore the job",
         )
 
 

@@ -27,6 +27,7 @@ from tidegate.coordinator.job_run import JobFacts
 from tidegate.coordinator.locations import open_location
 from tidegate.coordinator.recovery import (
     RestorePoint,
+    check_abandoned,
     check_drained,
     check_verdicts,
     choose_restore_point,
@@ -126,6 +127,8 @@ class Job:
             known = verdicts.views.get(n)
             taken = verdicts if known is None else verdicts_of(self.specs(), decisions, known.spec)
             check_verdicts(verdicts, self.spec, taken, lineage=lineage, checkpoint_id=n, sinks=tuple(sinks))
+            if lineage == self.spec.lineage:
+                check_abandoned(self.specs(), decisions, self.spec, taken, n)
         check_drained(point, self.spec, metadata.drained_kinds)
         restore = check_restore(
             point.location,

@@ -121,6 +121,39 @@ def check_verdicts(
     )
 
 
+def check_abandoned(
+    specs: Sequence[Spec], decisions: Sequence[Decision], spec: Spec, taken: Verdicts, checkpoint_id: int
+) -> None:
+    """A submission may not begin with a snapshot that holds what waits for a verdict, and has gone: an earlier one went
+    back in front of it, and what its lineage had staged behind that was removed (S7.4, S7.8).
+
+    Args:
+        taken: the verdicts on the line of the submission that took the snapshot.
+
+    Raises:
+        SnapshotError: names what is gone, and the submission that went back.
+    """
+    waiting = [n for n in taken.waiting if n <= checkpoint_id]
+    if not waiting:
+        return
+    entries = submissions_of(decisions)
+    points = RecoveryPoints(specs, entries, checkpoint_views(entries, ended=False))
+    begun = {entry.spec for entry in entries if entry.kind == "fence"}
+    for other in specs:
+        if other.number not in begun or other.number >= spec.number or other.lineage != spec.lineage:
+            continue
+        line = points.line(other.number)
+        gone = [n for n in waiting if taken.views[n].spec < other.number and n > line.get(taken.views[n].spec, 0)]
+        if gone:
+            raise SnapshotError(
+                f"checkpoint {checkpoint_id} holds what checkpoints {gone} had staged, which is gone",
+                where=f"job {spec.job_id}",
+                cause=f"submission {other.number} went back in front of them before there was a verdict, and reads "
+                "their input again",
+                remedy="Restore one in front of them, or one taken since (`tidegate checkpoints`)",
+            )
+
+
 def _rejected(checkpoint_id: int, where: str) -> SnapshotError:
     return SnapshotError(
         f"checkpoint {checkpoint_id} was rejected, or came after one that was",

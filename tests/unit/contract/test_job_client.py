@@ -147,6 +147,25 @@ def test_an_ended_job_can_be_started_afresh_in_a_new_lineage(
     assert second.lineage != driver.spec.lineage
 
 
+@pytest.mark.parametrize("verdict", [None, "approve", "reject"])
+def test_a_fresh_start_does_not_forget_what_waits_for_its_commit(
+    client: JobClient, pipeline: str, verdict: str | None
+) -> None:
+    """S7.8, S2.3: approved and not committed waits, too; what was rejected does not."""
+    driver = ScriptedDriver(client, client.submit(pipeline=pipeline, options={"commit": "on_request"}))
+    driver.status("RUNNING")
+    driver.checkpoint(1)
+    if verdict is not None:
+        driver.reign.append(verdict, {"checkpoint_id": 1, "then": "stop", "by": "x", "command": "c"})
+    driver.status("FINISHED_COMMIT_PENDING" if verdict != "reject" else "STOPPED")
+    if verdict == "reject":
+        assert client.submit(pipeline=pipeline).number == 2
+        return
+    with pytest.raises(JobExistsError, match=r"checkpoints \[1\] .* are not committed yet.*commit-pending"):
+        client.submit(pipeline=pipeline)
+    assert client.submit(restore=RestoreFrom("latest")).number == 2
+
+
 def test_a_submission_that_never_started_does_not_block_the_next(client: JobClient, spec: Spec, pipeline: str) -> None:
     assert client.submit(pipeline=pipeline).number == 2
 

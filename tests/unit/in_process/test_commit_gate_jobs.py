@@ -514,3 +514,30 @@ def test_snapshots_tell_what_sinks_have_staged(tmp_path: Path) -> None:
     assert len(staged) == 2 and all(len(data.paths) >= 2 for data in staged)
     found = [n for data in staged for n in pq.read_table(list(data.paths)).column("v").to_pylist()]
     assert sorted(found) == list(range(len(found))) and len(found) == sum(data.rows or 0 for data in staged)
+
+
+def test_what_an_earlier_restore_went_back_in_front_of_is_no_restore_point_any_more() -> None:
+    """S7.4, S7.8: what had waited there was removed; an approval would find nothing to publish."""
+    job = Gated(retained_checkpoints=5)
+    job.checkpoint(), job.checkpoint(), job.checkpoint()
+    job.stop()
+    job.again(RestoreFrom("checkpoint", checkpoint_id=1))
+    job.run.crash()
+    path = next(v.path for v in job.view.checkpoints if v.checkpoint_id == 4)
+    with pytest.raises(SnapshotError, match=r"what checkpoints \[2, 3, 4\] had staged, which is gone.*submission 2"):
+        job.again(RestoreFrom("savepoint", path=path))
+    job.again(RestoreFrom("checkpoint", checkpoint_id=1))
+    assert job.approve().ok and job.shown
+
+
+def test_what_an_earlier_restore_went_on_from_may_be_restored_again() -> None:
+    """S7.8: nothing in front of the snapshot was abandoned."""
+    job = Gated(retained_checkpoints=5)
+    job.checkpoint(), job.checkpoint()
+    job.stop()
+    job.again(RestoreFrom("latest"))
+    job.checkpoint()
+    job.run.crash()
+    job.again(RestoreFrom("checkpoint", checkpoint_id=3))
+    assert job.view.waiting == (1, 2, 3)
+    assert job.approve().ok and job.shown
