@@ -2,22 +2,28 @@
 
     python benchmarks/end_of_job.py [--write]
 
-Prints a table and, last, `end 1=<ms> 3=<ms> 6=<ms> ratio=<6 stages in 1>`. Takes some six minutes.
+Prints a table and, last, for each kind of sink `end <sink> 1=<ms> 3=<ms> 6=<ms> ratio=<6 stages in 1>`. Takes some ten
+minutes on an idle machine, with --in-process one.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import secrets
-import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
@@ -33,6 +39,9 @@ from tidegate.contract.client import JobClient  # noqa: E402
 from tidegate.contract.clock import parse_iso  # noqa: E402
 from tidegate.contract.errors import JobFailedError  # noqa: E402
 from tidegate.contract.launching import find_local, launch_local  # noqa: E402
+from tidegate.contract.records import Decision  # noqa: E402
+from tidegate.spark.slot_entry import SNAPSHOT_WRITERS  # noqa: E402
+from tidegate.testing.in_process import InProcessJob  # noqa: E402
 
 PIPELINE = str(HERE / "pipelines" / "end_of_job.py") + ":build"
 STAGES = (1, 3, 6)
@@ -45,96 +54,144 @@ EXIT_TIMEOUT_S = 40.0
 """How long a driver may take to leave after its job has ended, seconds."""
 
 
-def run(root: str, stages: int, rows: int = ROWS) -> float:
-    """Milliseconds from the last record made to the log's entry that everything is committed, in one job of its own.
+@dataclass(frozen=True)
+class Case:
+    """What one job runs. `folder`: for what it writes."""
+
+    sink: str
+    stages: int
+    folder: Path
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Of the pipeline."""
+        report, out = self.folder / "report", self.folder / "out"
+        report.mkdir(exist_ok=True)
+        return {"stages": self.stages, "rows": ROWS, "sink": self.sink, "report": str(report), "out": str(out)}
+
+
+def on_spark(case: Case) -> Sequence[Decision]:
+    """Run the case as a Spark job of its own, as `tidegate start` does; its decision log."""
+    root = str(case.folder / "root")
+    client = JobClient(root, f"end-{secrets.token_hex(4)}")
+    spec = client.submit(
+        pipeline=PIPELINE,
+        arguments=case.arguments,
+        options={"parallelism": pipeline.SOURCES, "restart_attempts": 0},
+        master=f"local[{pipeline.SOURCES}]",
+        submitted_by="benchmark",
+    )
+    launch_local(client, spec, env={"PYSPARK_PYTHON": sys.executable})
+    try:
+        client.wait_status({"FINISHED"}, RUN_TIMEOUT, POLL_S)
+    finally:
+        left = find_local(client, spec)
+        if left is not None and not client.view().is_terminal:
+            left.kill()
+        by_s = time.monotonic() + EXIT_TIMEOUT_S
+        while left is not None and left.is_running() and time.monotonic() < by_s:
+            time.sleep(0.1)
+    return client.decisions()
+
+
+def in_process(case: Case) -> Sequence[Decision]:
+    """Run the case in this process: the runtime's coordinator, slot, writer threads and a job directory on disk,
+    without Spark and sockets; its decision log."""
+    job = InProcessJob(
+        lambda: pipeline.build(case.arguments), {"parallelism": pipeline.SOURCES}, root=str(case.folder / "root")
+    )
+    job.now_ms = time.time_ns() // 1_000_000
+    run = job.submit()
+    with ThreadPoolExecutor(SNAPSHOT_WRITERS * pipeline.SOURCES) as writers:  # as so many slots have
+        run.slot._writers = writers
+        while run.outcome is None:
+            if not run.pump():
+                run.slot._wake.wait(run.slot._sleep_s())
+            job.now_ms = time.time_ns() // 1_000_000
+    return job.log.read()
+
+
+def measure(case: Case, runner: Callable[[Case], Sequence[Decision]]) -> float:
+    """Milliseconds from the last record made to the log's entry that everything is committed.
 
     Raises:
         JobFailedError: the job did not finish, took another number of snapshots than one, or committed other rows.
     """
-    with tempfile.TemporaryDirectory(prefix="end-", dir=root) as folder:
-        report, out = Path(folder) / "report", Path(folder) / "out"
-        report.mkdir()
-        client = JobClient(root, f"end-{secrets.token_hex(4)}")
-        spec = client.submit(
-            pipeline=PIPELINE,
-            arguments={"stages": stages, "rows": rows, "report": str(report), "out": str(out)},
-            options={"parallelism": pipeline.SOURCES, "restart_attempts": 0},
-            master=f"local[{pipeline.SOURCES}]",
-            submitted_by="benchmark",
-        )
-        launch = launch_local(client, spec, env={"PYSPARK_PYTHON": sys.executable})
-        try:
-            client.wait_status({"FINISHED"}, RUN_TIMEOUT, POLL_S)
-        finally:
-            left = find_local(client, spec)
-            if left is not None and not client.view().is_terminal:
-                left.kill()
-            by_s = time.monotonic() + EXIT_TIMEOUT_S
-            while left is not None and left.is_running() and time.monotonic() < by_s:
-                time.sleep(0.1)
-        assert launch.pid is not None
-        log = client.decisions()
-        kinds = [d.kind for d in log if d.kind in ("complete", "abort", "committed")]
-        if kinds != ["complete", "committed"]:
-            raise JobFailedError(f"one snapshot and its commit were expected, the log has {kinds}", where=client.job_id)
-        check(out, stages, rows)
-        last_ns = max(int(path.read_text()) for path in report.iterdir())
-        committed_at = next(d.at for d in log if d.kind == "committed")
-        return parse_iso(committed_at).timestamp() * 1000 - last_ns / 1e6
+    log = runner(case)
+    kinds = [d.kind for d in log if d.kind in ("complete", "abort", "committed")]
+    if kinds != ["complete", "committed"]:
+        raise JobFailedError(f"one snapshot and its commit were expected, the log has {kinds}")
+    for n in range(case.stages):
+        found = committed_rows(case.sink, case.folder / "out" / f"stage-{n}")
+        if found != ROWS:
+            raise JobFailedError(f"stage {n} of {case.stages} has committed {found} rows of {ROWS}")
+    last_ns = max(int(path.read_text()) for path in (case.folder / "report").iterdir())
+    committed_at = next(d.at for d in log if d.kind == "committed")
+    return parse_iso(committed_at).timestamp() * 1000 - last_ns / 1e6
 
 
-def check(out: Path, stages: int, rows: int) -> None:
-    """Every stage holds every row. Raises JobFailedError."""
-    import pyarrow.parquet as pq
-
-    for n in range(stages):
-        found = sum(pq.read_metadata(file).num_rows for file in (out / f"stage-{n}").glob("*.parquet"))
-        if found != rows:
-            raise JobFailedError(f"stage {n} of {stages} has committed {found} rows of {rows}")
+def committed_rows(sink: str, folder: Path) -> int:
+    """How many rows a stage has committed."""
+    if sink == "waiting":
+        return sum(int(path.read_text()) for path in folder.iterdir())
+    return sum(pq.read_metadata(path).num_rows for path in folder.glob("*.parquet"))
 
 
-def table(measured: dict[int, list[float]]) -> list[str]:
+Measured = Mapping[tuple[str, int], Sequence[float]]
+"""(sink, stages) -> milliseconds of every round."""
+
+
+def table(measured: Measured) -> list[str]:
     """The result as Markdown."""
-    base = statistics.median(next(iter(measured.values())))
     lines = [
-        "| stages | ms, median | in that of one | fastest | slowest | final snapshots |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| sinks | stages | ms, median | in that of one stage | fastest | slowest |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for stages, times in measured.items():
-        median = statistics.median(times)
-        lines.append(f"| {stages} | {median:.0f} | {median / base:.2f} | {min(times):.0f} | {max(times):.0f} | 1 |")
+    for (sink, stages), times in measured.items():
+        median, one = statistics.median(times), statistics.median(measured[sink, min(n for _, n in measured)])
+        lines.append(f"| {sink} | {stages} | {median:.0f} | {median / one:.2f} | {min(times):.0f} | {max(times):.0f} |")
     return lines
+
+
+def last_line(sink: str, measured: Measured) -> str:
+    """`end <sink> <stages>=<median ms> ... ratio=<most stages in fewest>`."""
+    medians = {stages: statistics.median(times) for (of, stages), times in measured.items() if of == sink}
+    figures = " ".join(f"{stages}={ms:.0f}" for stages, ms in medians.items())
+    return f"end {sink} {figures} ratio={medians[max(medians)] / medians[min(medians)]:.2f}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description="time from the last record to 'all committed' by number of stages")
     parser.add_argument("--stages", type=int, nargs="*", default=list(STAGES))
+    parser.add_argument("--sinks", nargs="*", choices=sorted(pipeline.SINKS), default=sorted(pipeline.SINKS))
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"jobs of each kind (default: {ROUNDS})")
+    parser.add_argument("--in-process", action="store_true", help="without Spark")
     parser.add_argument("--write", action="store_true", help=f"put the table into {RESULTS.name}")
     args = parser.parse_args(argv)
-    measured: dict[int, list[float]] = {stages: [] for stages in args.stages}
-    root = tempfile.mkdtemp(prefix="tidegate-end-of-job-")
-    try:
-        for number in range(args.rounds):
-            # Alternating, and every other round backwards: what else the machine does meets all kinds alike.
-            for stages in args.stages if number % 2 == 0 else args.stages[::-1]:
-                measured[stages].append(run(root, stages))
-                print(f"round {number + 1}, {stages} stages: {measured[stages][-1]:.0f} ms", flush=True)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+    cases = list(itertools.product(args.sinks, args.stages))
+    measured: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
+    for number in range(args.rounds):
+        # Alternating, and every other round backwards: what else the machine does meets all kinds alike.
+        for sink, stages in cases if number % 2 == 0 else cases[::-1]:
+            with tempfile.TemporaryDirectory(prefix="tidegate-end-of-job-") as folder:
+                ms = measure(Case(sink, stages, Path(folder)), in_process if args.in_process else on_spark)
+            measured[sink, stages].append(ms)
+            print(f"round {number + 1}, {stages} {sink}: {ms:.0f} ms", flush=True)
     lines = table(measured)
-    print("\n".join(["", *lines, "", machine()]))
+    where = "in one process, without Spark" if args.in_process else f"Spark local[{pipeline.SOURCES}]"
+    about = (
+        f"Milliseconds from the last of {ROWS:,} records to the log's entry that all is committed: {where}, "
+        f"{pipeline.SOURCES} source subtasks, medians of {args.rounds} jobs of each kind, alternating. "
+        f"waiting: a sink whose store takes {pipeline.WAIT_S * 1000:.0f} ms to stage and as much to commit."
+    )
+    print("\n".join(["", *lines, "", about, machine()]))
     if args.write:
-        about = (
-            f"Milliseconds from the last of {ROWS:,} records to the log's entry that all is committed: Spark local"
-            f"[{pipeline.SOURCES}], {pipeline.SOURCES} slots, each stage a two-phase Parquet sink, medians of "
-            f"{args.rounds} jobs of each kind, alternating."
-        )
-        write_section(HEADING, [*lines, "", about, "", f"{machine()}. `make bench-end`."])
-    medians = {stages: statistics.median(times) for stages, times in measured.items()}
-    ratio = medians[args.stages[-1]] / medians[args.stages[0]]
-    print("end " + " ".join(f"{stages}={ms:.0f}" for stages, ms in medians.items()) + f" ratio={ratio:.2f}")
+        heading = f"{HEADING}, in one process" if args.in_process else HEADING
+        command = "python benchmarks/end_of_job.py --in-process" if args.in_process else "make bench-end"
+        write_section(heading, [*lines, "", about, "", f"{machine()}. `{command}`."])
+    for sink in args.sinks:
+        print(last_line(sink, measured))
     return 0
 
 

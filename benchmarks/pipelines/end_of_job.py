@@ -1,23 +1,27 @@
-"""The pipeline of `benchmarks/end_of_job.py`: two source subtasks and a chain of two-phase Parquet sinks.
+"""The pipeline of `benchmarks/end_of_job.py`: two source subtasks and a chain of two-phase sinks.
 
-One file, so that it can be pinned as the job's artifact. Arguments: `stages`, `rows` (integers), `out`, a folder with
-one subfolder for each stage, and `report`, a local folder where each source subtask notes when it made its last record.
+One file, so that it can be pinned as the job's artifact. Arguments: `stages`, `rows` (integers), `sink`: "parquet" or
+"waiting", `out`, a folder with one subfolder for each stage, and `report`, a local folder where each source subtask
+notes when it made its last record.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 import tidegate
+from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
 
 SOURCES = 2
 ROWS_PER_S = 20_000
 """Over both subtasks."""
+WAIT_S = 0.05
 SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.float64())])
 
 
@@ -38,6 +42,60 @@ class Rows:
         return made
 
 
+class Waiting(Sink):
+    """A two-phase sink whose store takes `WAIT_S` to stage and `WAIT_S` to commit, as one across a network does, and
+    which costs next to no CPU: what is left is the runtime's own. Each commit leaves a file of its number of rows."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def create_writer(self, ctx: SinkContext) -> SinkWriter:
+        """See the class."""
+        os.makedirs(self.folder, exist_ok=True)
+        return WaitingWriter(self.folder, ctx.subtask)
+
+    def describe(self) -> str:
+        """See the class."""
+        return f"Waiting({self.folder!r})"
+
+
+class WaitingWriter(SinkWriter):
+    """Writer of Waiting."""
+
+    def __init__(self, folder: str, subtask: int) -> None:
+        self._folder, self._subtask, self._rows = folder, subtask, 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Count."""
+        self._rows += batch.num_rows
+
+    def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
+        """Stage."""
+        handle = Committable(f"{self._subtask}-{checkpoint_id}", {"rows": self._rows})
+
+        def stage() -> Sequence[Committable]:
+            time.sleep(WAIT_S)
+            return [handle]
+
+        return stage
+
+    def commit(self, committables: Sequence[Committable]) -> None:
+        """Commit."""
+        time.sleep(WAIT_S)
+        for handle in committables:
+            with open(os.path.join(self._folder, handle.transaction_id), "w") as file:
+                file.write(str(handle.data["rows"]))
+
+    def abort(self, committables: Sequence[Committable]) -> None:
+        """Nothing is staged anywhere."""
+
+    def recover(self, checkpoint_id: int, pending: Sequence[Committable] = ()) -> None:
+        """Nothing is staged anywhere."""
+
+
+SINKS: dict[str, Callable[[str], Sink]] = {"parquet": tidegate.Parquet, "waiting": Waiting}
+
+
 def build(args: dict[str, Any]) -> tidegate.Pipeline:
     """See the module."""
     rows = int(args["rows"])
@@ -47,5 +105,6 @@ def build(args: dict[str, Any]) -> tidegate.Pipeline:
     )
     stream = p.read(source, uid="numbers")
     for n in range(int(args["stages"])):
-        stream = stream.write_through(tidegate.Parquet(os.path.join(str(args["out"]), f"stage-{n}")), uid=f"stage-{n}")
+        sink = SINKS[args["sink"]](os.path.join(str(args["out"]), f"stage-{n}"))
+        stream = stream.write_through(sink, uid=f"stage-{n}")
     return p

@@ -16,6 +16,7 @@ from fsspec import AbstractFileSystem
 
 from tidegate.connectors.contract import Committable, SinkContext, SinkWriter
 from tidegate.connectors.encoded_files import EncodedFile, FileEncoding
+from tidegate.connectors.encoder_thread import on_encoder_thread
 from tidegate.connectors.file_layout import FileLayout, parse_staged_name, target_name
 from tidegate.connectors.file_staged import staged_files, suffix_of
 from tidegate.connectors.partitions import PartitionValues, by_partition, hive_folder
@@ -139,7 +140,7 @@ class FileWriter(SinkWriter):
         def stage() -> Sequence[Committable]:
             entries = []
             for file in files:
-                file.close()
+                on_encoder_thread(file.close)
                 entries.append(file.entry())
                 self._make_durable(file)
             if self._local:
