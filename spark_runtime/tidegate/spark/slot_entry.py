@@ -41,7 +41,7 @@ from tidegate.subtask.slot import Slot, Wake
 
 SNAPSHOT_WRITERS = 8
 """Threads of a slot that write snapshots and commit, one operator each at a time. They mostly wait for disk or network:
-with two, the end of a job with six two-phase sinks in a chain took three times as long (benchmarks/end_of_job.py)."""
+with two, six two-phase sinks in a chain would wait in three turns (S7.3; benchmarks/end_of_job.py)."""
 SWITCH_INTERVAL_S = 0.0005
 """A busy loop must not starve the socket thread; at Python's default of 5 ms throughput falls by orders of
 magnitude."""
