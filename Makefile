@@ -5,6 +5,8 @@ export PYTHON
 
 PY := .venv/bin/python
 STAMP := .venv/.installed
+# One process for the tests that start Spark or Airflow, one for the others.
+PARALLEL := -n 2 --dist loadgroup
 LOCK_EXTRAS := --extra airflow --extra s3 --extra postgres --extra demo --extra dev
 
 .PHONY: help setup preflight demo up test test-unit test-all check rules sim sim-mutants crash-matrix format bench-w1 \
@@ -36,14 +38,14 @@ up: preflight  ## leave Airflow running with the example DAGs; prints address an
 
 test: preflight  ## every layer: unit, real Spark, real Airflow (under 15 minutes on 2 cores)
 	@$(MAKE) --no-print-directory setup
-	@$(PY) -m pytest -m "not slow"
+	@$(PY) -m pytest -m "not slow" $(PARALLEL)
 
 test-unit: setup  ## the unit layer only; needs no Java
 	@$(PY) -m pytest tests/unit tests/test_architecture.py
 
 test-all: preflight  ## `test` and the tests marked slow
 	@$(MAKE) --no-print-directory setup
-	@$(PY) -m pytest
+	@$(PY) -m pytest $(PARALLEL)
 
 check: setup  ## ruff, mypy --strict, import-linter, architecture and packaging tests, a test for every rule
 	@$(PY) -m ruff check .

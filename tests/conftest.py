@@ -13,8 +13,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import postgres_server
 import pytest
@@ -23,7 +23,8 @@ TESTS = Path(__file__).parent
 LAYERS_WITH_SPARK = ("integration", "airflow")
 OLDEST_JAVA = 17
 FIXTURE_WITH_SERVER = "postgres"
-LEFT_OUT = pytest.StashKey[Sequence[pytest.Item]]()
+LEFT_OUT = pytest.StashKey[list[str]]()
+"""Files of the tests that were left out, one for each test; of worker processes, too."""
 
 # Before any test module is imported: Airflow and Spark read these when they are imported or started.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -81,15 +82,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if postgres_server.programs() is None:
         left_out = [item for item in items if FIXTURE_WITH_SERVER in getattr(item, "fixturenames", ())]
         items[:] = [item for item in items if item not in left_out]
-        config.stash[LEFT_OUT] = left_out
+        config.stash[LEFT_OUT] = [str(item.path.relative_to(TESTS.parent)) for item in left_out]
         config.hook.pytest_deselected(items=left_out)
+
+    # With several processes (pytest-xdist): one of them runs all that starts Spark and Airflow, one after the other.
+    for item in needing:
+        item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker process tells the one that reports what it left out."""
+    told: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if told is not None:
+        told["left_out"] = session.config.stash.get(LEFT_OUT, [])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """What a worker process left out: all of them collect the same tests."""
+    told = getattr(node, "workeroutput", None)
+    if told is not None:
+        node.config.stash[LEFT_OUT] = told["left_out"]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Name the tests that were left out for want of a program."""
-    left_out = config.stash.get(LEFT_OUT, ())
+    left_out = config.stash.get(LEFT_OUT, [])
     if left_out:
-        files = sorted({str(item.path.relative_to(TESTS.parent)) for item in left_out})
+        files = sorted(set(left_out))
         terminalreporter.section("left out")
         terminalreporter.line(f"{len(left_out)} tests need a PostgreSQL server, which is not here: {', '.join(files)}")
         terminalreporter.line("Install it to run them: apt-get install postgresql")
