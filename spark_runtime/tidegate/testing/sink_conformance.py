@@ -347,11 +347,12 @@ class SinkConformance(ABC):
         take_back = sink.rewind_to(reign.context(0, parallelism=1), 1, before=3)
         reign.generation = 3
         newer = sink.create_writer(reign.context())
-        newer.commit(self._prepared(newer, 3, 4, 2))
+        committed = self._prepared(newer, 3, 4, 2)
+        newer.commit(committed)
         staged = self._prepared(newer, 4, 6, 2)
         take_back()
         assert sorted(self.visible()) == [0, 1, 4, 5]
-        newer.commit(staged)
+        newer.commit([*committed, *staged])
         assert sorted(self.visible()) == [0, 1, 4, 5, 6, 7]
 
     @_settings
