@@ -19,7 +19,7 @@ from tidegate.connectors import postgres_writer
 from tidegate.connectors.contract import Committable, SinkWriter
 from tidegate.connectors.postgres_staging import Staging
 from tidegate.contract.errors import FencedError, OptionError, PipelineError, TidegateError
-from tidegate.testing.sink_conformance import Reign, numbers
+from tidegate.testing.one_sink_job import Reign, numbers
 
 SCHEMA = Reign.schema
 _tables = count()

@@ -20,7 +20,7 @@ from tidegate.connectors.files import Files
 from tidegate.connectors.parquet import Parquet
 from tidegate.connectors.text_files import JsonLines
 from tidegate.contract.errors import PipelineError
-from tidegate.testing.sink_conformance import Reign, numbers
+from tidegate.testing.one_sink_job import Reign, numbers
 
 _buckets = count()
 

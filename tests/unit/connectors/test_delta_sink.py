@@ -21,7 +21,7 @@ from tidegate.connectors.contract import Committable, SinkWriter
 from tidegate.connectors.delta import Delta
 from tidegate.connectors.delta_log import DeltaLog
 from tidegate.contract.errors import TidegateError
-from tidegate.testing.sink_conformance import Reign, numbers
+from tidegate.testing.one_sink_job import Reign, numbers
 
 APPLICATION = "tidegate:job-1,lineage-1,out,0"
 

@@ -23,7 +23,7 @@ from tidegate.connectors.delta_files import LONGEST_FOLDER
 from tidegate.connectors.delta_log import DeltaLog, log_options
 from tidegate.connectors.partitions import by_partition
 from tidegate.contract.errors import OptionError, PipelineError
-from tidegate.testing.sink_conformance import Reign
+from tidegate.testing.one_sink_job import Reign
 
 SCHEMA = Reign.schema
 

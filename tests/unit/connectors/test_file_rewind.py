@@ -19,7 +19,7 @@ from tidegate.connectors.contract import Committable, SinkWriter
 from tidegate.connectors.parquet import Parquet
 from tidegate.connectors.text_files import Csv, JsonLines
 from tidegate.contract.errors import TidegateError
-from tidegate.testing.sink_conformance import Reign, numbers
+from tidegate.testing.one_sink_job import Reign, numbers
 
 
 def staged(writer: SinkWriter, checkpoint_id: int, first: int, rows: int) -> Sequence[Committable]:

@@ -25,7 +25,7 @@ from tidegate.connectors.file_writer import FileCut, FileWriter
 from tidegate.connectors.parquet import Parquet
 from tidegate.connectors.parquet_encoding import ParquetEncoding
 from tidegate.contract.errors import OptionError, PipelineError, TidegateError
-from tidegate.testing.sink_conformance import Reign, numbers
+from tidegate.testing.one_sink_job import Reign, numbers
 
 SCHEMA = Reign.schema
 

@@ -15,7 +15,7 @@ from tidegate import Postgres
 from tidegate.connectors import waiting_rows
 from tidegate.connectors.waiting_rows import WaitingRows
 from tidegate.contract.errors import EnvironmentProblemError, OptionError, PipelineError
-from tidegate.testing.sink_conformance import Reign, numbers
+from tidegate.testing.one_sink_job import Reign, numbers
 
 HIDDEN = "hidden-word"
 

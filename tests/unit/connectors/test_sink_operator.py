@@ -17,7 +17,7 @@ from tidegate.contract.verdicts import Withheld
 from tidegate.operators.contract import CommitPermit
 from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
 from tidegate.testing.collect import Collection, CollectSink, collected, forget_collected
-from tidegate.testing.sink_conformance import Reign, numbers
+from tidegate.testing.one_sink_job import Reign, numbers
 
 _names = count()
 

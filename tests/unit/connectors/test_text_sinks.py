@@ -28,7 +28,7 @@ from tidegate.connectors.files import Files
 from tidegate.connectors.json_text import json_lines
 from tidegate.connectors.text_files import Csv, JsonLines
 from tidegate.contract.errors import OptionError, PipelineError
-from tidegate.testing.sink_conformance import Reign
+from tidegate.testing.one_sink_job import Reign
 
 MOMENT = datetime(2026, 11, 21, 16, 48, 50, 123456, tzinfo=UTC)
 TEXTS = ["plain", "", "né 🌊", 'a "quoted" one', "back\\slash", "two\nlines\r\n", "\x00\x1f\x7f\t\b\f", "a,b;c", None]

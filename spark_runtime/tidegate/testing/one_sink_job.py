@@ -1,0 +1,149 @@
+"""One sink as a job's only sink, with runs that crash, for the conformance suite (S7.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from tidegate.connectors.contract import Sink, SinkContext
+from tidegate.connectors.sink_operator import SinkOperator, held_handles
+from tidegate.operators.contract import CommitPermit, OperatorContext
+from tidegate.snapshot.parts import StatePart
+
+CRASH_ACTIONS = ("write", "write", "checkpoint", "late", "abort", "complete then crash", "commit then crash", "crash")
+REWIND_ACTIONS = (*CRASH_ACTIONS, "checkpoint", "rewind")
+
+
+class Reign:
+    """Who writes in `SinkConformance`: a job's lineage, and the generation and run it is in."""
+
+    schema = pa.schema([("n", pa.int64())])
+
+    def __init__(self, lineage: str = "lineage-1") -> None:
+        self.lineage = lineage
+        self.generation = 1
+        self.run = 1
+
+    def context(self, subtask: int = 0, parallelism: int = 2) -> SinkContext:
+        """For a writer of the present run."""
+        return SinkContext(
+            job_id="job-1",
+            lineage=self.lineage,
+            uid="out",
+            subtask=subtask,
+            parallelism=parallelism,
+            generation=self.generation,
+            run_id=f"run-{self.generation}-{self.run:04d}",
+            schema=self.schema,
+        )
+
+    def operator_context(self) -> OperatorContext:
+        """For a SinkOperator of the present run."""
+        made = self.context()
+        return OperatorContext(
+            job_id=made.job_id,
+            lineage=made.lineage,
+            uid=made.uid,
+            subtask=made.subtask,
+            parallelism=made.parallelism,
+            max_parallelism=128,
+            generation=made.generation,
+            run_id=made.run_id,
+            input_schemas=(self.schema,),
+            processing_time_ms=lambda: 0,
+        )
+
+
+def numbers(first: int, count: int) -> pa.RecordBatch:
+    """Records first, first + 1, ... as a batch of `Reign.schema`."""
+    return pa.record_batch([pa.array(range(first, first + count), pa.int64())], schema=Reign.schema)
+
+
+class OneSinkJob:
+    """A source that counts, one SinkOperator, and the coordinator's part: what completed, and what a crash goes back
+    to."""
+
+    def __init__(self, make_sink: Callable[[], Sink]) -> None:
+        self._make_sink = make_sink
+        self._reign = Reign()
+        self._next_checkpoint = 1
+        self._history: list[tuple[int, int, list[StatePart]]] = [(0, 0, [])]
+        self._late: list[tuple[int, int, Callable[[], Sequence[StatePart]]]] = []
+        self.position = 0
+        self._operator = self._start()
+
+    @property
+    def completed_position(self) -> int:
+        """Records in front of the latest completed checkpoint's barrier."""
+        return self._history[-1][1]
+
+    def act(self, action: str, number: int) -> None:
+        """One step; `number` varies it."""
+        if action == "write":
+            batch = numbers(self.position, number)
+            assert [*self._operator.process(batch, 0)] == [batch], "`write` must leave the batch as it is"
+            self.position += number
+            return
+        if action in ("crash", "rewind"):
+            self._crash(number, back=action == "rewind")
+            return
+        claimed, self._next_checkpoint = self._next_checkpoint, self._next_checkpoint + 1
+        work = self._operator.snapshot(claimed)
+        assert work is not None
+        if action == "late":
+            self._late.append((claimed, self.position, work))
+        elif action == "abort":
+            if number % 2:
+                work()
+            self._operator.aborted(claimed)
+        else:
+            self._complete(claimed, self.position, work)
+            if action != "complete then crash":
+                self._commit(claimed, 1 + number % 2)
+            if action != "checkpoint":
+                self._crash(number)
+
+    def _complete(self, claimed: int, position: int, work: Callable[[], Sequence[StatePart]]) -> None:
+        self._history.append((claimed, position, list(work())))
+        self._late = [entry for entry in self._late if entry[0] > claimed]
+
+    def _commit(self, claimed: int, times: int) -> None:
+        for _ in range(times):
+            commit = self._operator.commit(CommitPermit(claimed, self._reign.generation, claimed))
+            if commit is not None:
+                commit()
+
+    def _crash(self, number: int, back: bool = False) -> None:
+        """Sometimes a checkpoint that was on its way completes just before; sometimes the driver dies too."""
+        if self._late and number % 2:
+            self._complete(*self._late[-1])
+        if number < 2:
+            self._operator.close()
+        self._late = []
+        self._reign.run += 1
+        if number == 3 or back:
+            self._reign.generation, self._reign.run = self._reign.generation + 1, 1
+        if back:
+            self._rewind(number)
+        self.position = self.completed_position
+        self._operator = self._start()
+
+    def _rewind(self, number: int) -> None:
+        """To one of the snapshots before the latest; those behind it are no more."""
+        del self._history[max(2, len(self._history) - number) :]
+        claimed, _, parts = self._history[-1]
+        if claimed:
+            sink, everybody = self._make_sink(), self._reign.context(0, parallelism=1)
+            sink.rewind_to(everybody, claimed, held_handles(parts))()
+
+    def _start(self) -> SinkOperator:
+        operator = SinkOperator(self._make_sink(), passes_on=True)  # a sink may stand in the midst of a graph
+        operator.open(self._reign.operator_context())
+        claimed, _, parts = self._history[-1]
+        if claimed:
+            operator.restore(parts)
+            operator.recover(CommitPermit(claimed, self._reign.generation, claimed))()
+        else:
+            operator.recover(None)()
+        return operator
