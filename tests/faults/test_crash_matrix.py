@@ -19,7 +19,7 @@ SAMPLE_EVERY = 193
 
 
 def test_every_step_of_the_end_flow_and_of_a_commit_is_a_case() -> None:
-    """S7.1, S7.2, S7.3, S7.4: the steps are what a run meets, not what somebody listed; what must be there is."""
+    """S7.1, S7.2, S7.3, S7.4: the steps are what a run meets, and those that must be among them are."""
     planned = [case for way in ("natural end", "suspend") for case in cases("Collect", way)]
     assert missing_steps("Collect", planned) == []
     assert {case.victim for case in planned} == {"subtask", "driver"}
