@@ -282,10 +282,11 @@ class Checkers:
         if "/checkpoints/" not in path:
             return
         folder = "/".join(path.split("/")[:3])
-        gone = self.timelines.gone | (self.gate.rejected if self.gate is not None else set())
+        gone = self.timelines.unreachable | (self.gate.rejected if self.gate is not None else set())
         points = [e for n, e in self._completed.items() if e.data["kind"] in RECOVERY_KINDS and n not in gone]
-        stopped = bool(points) and points[-1].data["kind"] == "stop-savepoint"
-        needed = {point.data["path"] for point in points[-1 if stopped else -self._retained :]}
+        stops = [i for i, point in enumerate(points) if point.data["kind"] == "stop-savepoint"]
+        since_stop = points[max(stops, default=0) :]  # nothing in front of it is needed any more
+        needed = {point.data["path"] for point in since_stop[-self._retained :]}
         generation = self.decisions[-1].generation
         needed |= {
             e.data["path"]

@@ -117,7 +117,7 @@ class Story:
             # of its own by which the checker knows what must be visible.
             and (gate is None or entry.data["checkpoint_id"] in gate.approved)
         ]
-        if not candidates:
+        if not candidates or not timelines.is_settled:
             return None
         world.events["ways back"] += 1
         chosen = random.choice(candidates[:-1] or candidates).data

@@ -65,7 +65,18 @@ class Timelines:
     @property
     def reachable(self) -> list[Decision]:
         """Completed snapshots of every kind that may be gone back to, oldest first."""
-        return [entry for n, entry in sorted(self._completed.items()) if n not in self.gone | self.abandoned]
+        return [entry for n, entry in sorted(self._completed.items()) if n not in self.unreachable]
+
+    @property
+    def unreachable(self) -> set[int]:
+        """What no submission but one that asks for it by name could go on from, if it may."""
+        return self.gone | self.abandoned
+
+    @property
+    def is_settled(self) -> bool:
+        """No submission that goes back is still to begin: what it will abandon is not known before."""
+        backs = (s for s in self._specs if s.restore is not None and s.restore.checkpoint_id is not None)
+        return all(spec.number in self._begun for spec in backs)
 
     def is_covered(self, entry: Decision) -> bool:
         """What the snapshot holds to be committed is so by its own run's permits, or by whoever goes on from it. Of a
