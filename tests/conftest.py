@@ -68,6 +68,12 @@ def layer_of(path: Path) -> str:
     return parts[0] if len(parts) > 1 else ""
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """With several processes (pytest-xdist) one of them runs all that starts Spark or Airflow, one after the other."""
+    if layer_of(item.path) in LAYERS_WITH_SPARK:
+        item.add_marker(pytest.mark.xdist_group("spark"))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Stop before the first test when some of those asked for cannot run here, and say which. Leave out those that need
     a PostgreSQL server where there is none."""
@@ -84,10 +90,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
         config.stash[LEFT_OUT] = [str(item.path.relative_to(TESTS.parent)) for item in left_out]
         config.hook.pytest_deselected(items=left_out)
-
-    # With several processes (pytest-xdist): one of them runs all that starts Spark and Airflow, one after the other.
-    for item in needing:
-        item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
