@@ -111,7 +111,6 @@ def _refuse_if_taken(client: JobClient, view: JobView, last: Spec, *, fresh: boo
                 cause=f"submission {last.number}, process {living.pid}",
                 remedy="Wait for it, stop it, or choose another job id",
             )
-        return
     if view.is_active and client.is_alive():
         raise JobExistsError(
             f"a job of this id is {view.status}",

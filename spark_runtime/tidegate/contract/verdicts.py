@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from tidegate.contract.checkpoints import CheckpointView, RecoveryPoints, checkpoint_views
@@ -61,6 +62,8 @@ class Verdicts:
         gated: its option `commit` is "on_request".
         views: every snapshot of the job by id.
         line: ids of the completed recovery points of the line, oldest first.
+        held: those of them, oldest first, that a gate holds until the log says that they are committed: all, or of a
+            submission without a gate those of gated ones, while it has completed none itself.
         approved: what is <= this on the line may be committed; 0: nothing.
         approved_at: log entry that says so: an approval, or the completion where that permits; 0: none.
         committed: the newest of the line of which the log says that it is committed; 0: none.
@@ -75,6 +78,7 @@ class Verdicts:
     gated: bool
     views: Mapping[int, CheckpointView]
     line: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()
     approved: int = 0
     approved_at: int = 0
     committed: int = 0
@@ -94,7 +98,7 @@ class Verdicts:
         """Those of the line that are not committed: they wait, or are approved and were not committed yet. What a
         committer that works without the job has to do is `<= approved`."""
         gone = self.quarantined
-        return tuple(n for n in self.line if n > self.committed and n not in gone) if self.gated else ()
+        return tuple(n for n in self.held if n > self.committed and n not in gone)
 
     @property
     def pinned(self) -> tuple[int, ...]:
@@ -129,6 +133,8 @@ def of_entries(
     line = points.line(spec_number)
     reached = {v.checkpoint_id: v for v in views if v.is_recovery_point and v.checkpoint_id not in points.rejected}
     of_line = tuple(n for n, view in reached.items() if n <= line.get(view.spec, 0))
+    has_gate = gated.get(spec_number, False)
+    held = takewhile(lambda n: has_gate or gated.get(reached[n].spec, False), reversed(of_line))
     permits = [e for e in entries if e.kind == "approve" or (e.kind == "complete" and not gated.get(e.spec, False))]
     lines = _newest_lines(points, by_id, permits)
     approved, approved_at = _common(line, lines)
@@ -143,9 +149,10 @@ def of_entries(
             covered[number] = max(newest, covered.get(number, 0))
     return Verdicts(
         spec=spec_number,
-        gated=gated.get(spec_number, False),
+        gated=has_gate,
         views=by_id,
         line=of_line,
+        held=tuple(held)[::-1],
         approved=approved,
         approved_at=approved_at,
         committed=committed,

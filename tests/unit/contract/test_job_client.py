@@ -166,6 +166,29 @@ def test_a_fresh_start_does_not_forget_what_waits_for_its_commit(
     assert client.submit(restore=RestoreFrom("latest")).number == 2
 
 
+@pytest.mark.parametrize("commit", ["on_request", "automatic"])
+@pytest.mark.parametrize("ended", [None, "FAILED"])
+@pytest.mark.parametrize("approved", [False, True])
+def test_a_restore_in_between_that_came_to_nothing_makes_no_fresh_start_forget_it(
+    client: JobClient, pipeline: str, commit: str, ended: str | None, approved: bool
+) -> None:
+    """S7.8: it never had a driver, or was refused because it has no gate itself."""
+    driver = ScriptedDriver(client, client.submit(pipeline=pipeline, options={"commit": "on_request"}))
+    driver.checkpoint(1)
+    if approved:
+        driver.reign.append("approve", {"checkpoint_id": 1, "by": "x", "command": "c"})
+    driver.status("FINISHED_COMMIT_PENDING")
+    second = client.submit(restore=RestoreFrom("latest"), options={"commit": commit})
+    if ended is not None:
+        ScriptedDriver(client, second).status(ended)
+    with pytest.raises(JobExistsError, match=r"checkpoints \[1\] .* are not committed yet.*or restore the job"):
+        client.submit(pipeline=pipeline)
+    third = ScriptedDriver(client, client.submit(restore=RestoreFrom("latest"), options={"commit": commit}))
+    third.checkpoint(2)
+    third.status("STOPPED")
+    assert client.view().uncommitted == ((1, 2) if commit == "on_request" else ())
+
+
 def test_a_submission_that_never_started_does_not_block_the_next(client: JobClient, spec: Spec, pipeline: str) -> None:
     assert client.submit(pipeline=pipeline).number == 2
 
