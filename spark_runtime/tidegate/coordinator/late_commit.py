@@ -15,6 +15,7 @@ from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.sink_operator import held_handles
 from tidegate.connectors.transactions import parse_transaction_id
 from tidegate.contract.errors import CommandRefusedError
+from tidegate.contract.records import Decision
 from tidegate.contract.status import JobStatus
 from tidegate.contract.verdicts import Verdicts, Withheld
 from tidegate.coordinator.answers import uncommitted_text
@@ -59,8 +60,7 @@ def commit_late(job: Job, run_id: str, ruling: Ruling | None = None) -> LateResu
         SnapshotError: the snapshot cannot be read, or does not fit the pinned pipeline.
         TidegateError: a sink could not commit; call again.
     """
-    told = _last_status(job)
-    rejected = _judge(job, ruling)
+    _judge(job, ruling)
     found = job.find_restore()
     if found is not None and not found[1].is_fork:
         restore = found[1]
@@ -72,6 +72,7 @@ def commit_late(job: Job, run_id: str, ruling: Ruling | None = None) -> LateResu
     if newest > verdicts.committed:
         job.reign.append("committed", {"checkpoint_id": newest})
         verdicts = job.verdicts
+    told, rejected = last_status(job.reign.decisions, job.spec.number)
     status = settled_status(told, verdicts, rejected)
     if status is not None:
         job.reign.append("status", status)
@@ -83,7 +84,7 @@ def settled_status(told: Mapping[str, Any], verdicts: Verdicts, rejected: str = 
 
     Args:
         told: its last status entry's data.
-        rejected: why it stops, when the call rejected something for that.
+        rejected: why it stops, when something was rejected for that since; else "".
     """
     left = list(verdicts.uncommitted)
     status, stop = told.get("status"), told.get("stop")
@@ -102,37 +103,40 @@ def settled_status(told: Mapping[str, Any], verdicts: Verdicts, rejected: str = 
     return None
 
 
-def _last_status(job: Job) -> Mapping[str, Any]:
-    """Of this submission; reigns that only commit append the last one of them."""
+def last_status(decisions: Sequence[Decision], spec_number: int) -> tuple[Mapping[str, Any], str]:
+    """Data of the submission's last status entry, and why the job stops when something was rejected for that behind it,
+    by this call or one that died before it said so. Reigns that only commit append the last status of all."""
     told: Mapping[str, Any] = {}
-    for decision in job.reign.decisions:
-        if decision.kind == "fence" and decision.data["spec"] != job.spec.number:
-            told = {}
+    rejected = ""
+    for decision in decisions:
+        if decision.kind == "fence" and decision.data["spec"] != spec_number:
+            told, rejected = {}, ""
         elif decision.kind == "status":
-            told = decision.data
-    return told
+            told, rejected = decision.data, ""
+        elif decision.kind == "reject" and decision.data["then"] == "stop":
+            rejected = rejection_text(decision.data["checkpoint_id"], decision.data["by"])
+    return told, rejected
 
 
-def _judge(job: Job, ruling: Ruling | None) -> str:
-    """Put the verdict into the log; why the job stops for it, or ""."""
+def _judge(job: Job, ruling: Ruling | None) -> None:
+    """Put the verdict into the log, unless it is there."""
     if ruling is None:
-        return ""
+        return
     verdicts = job.verdicts
     if ruling.approves and ruling.checkpoint_id is None and not verdicts.waiting and verdicts.uncommitted:
-        return ""  # approved already, by a call that got no further
+        return  # approved already, by a call that got no further
     outcome = judge_ruling(ruling, verdicts, cannot_quarantine=cannot_quarantine(job.graph))
     if not isinstance(outcome, Decide):
         if not outcome.ok:
             raise CommandRefusedError(outcome.message, where=f"job {job.spec.job_id}", cause=outcome.code)
-        return ""
+        return
     n = outcome.checkpoint_id
     data: dict[str, Any] = {"checkpoint_id": n, "by": ruling.by, "command": ruling.request_id}
     if ruling.approves:
         job.reign.append("approve", data)
-        return ""
+        return
     more = {"reason": ruling.reason} if outcome.withheld is None else outcome.withheld.to_json()
     job.reign.append("reject", {**data, "then": ruling.then, **more})
-    return rejection_text(n, ruling.by) if outcome.withheld is None else ""
 
 
 def _settle(job: Job, node: Node, sink: Sink, restore: Restore, run_id: str) -> None:

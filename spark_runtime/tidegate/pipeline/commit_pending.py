@@ -16,7 +16,7 @@ from tidegate.contract.options import JobOptions
 from tidegate.contract.verdicts import Verdicts, is_gated, verdicts_of
 from tidegate.coordinator.events import Ruling
 from tidegate.coordinator.job import Job
-from tidegate.coordinator.late_commit import LateResult, commit_late
+from tidegate.coordinator.late_commit import LateResult, commit_late, last_status, settled_status
 from tidegate.pipeline.load import load_pipeline
 from tidegate.plan.execution import plan
 
@@ -39,9 +39,10 @@ def commit_pending(client: JobClient, ruling: Ruling | None = None) -> LateResul
         See `commit_late` for others.
     """
     verdicts = _checked(client)
-    spec = client.specs()[-1]
+    spec = client.spec(verdicts.spec)  # another one may have been submitted since
     due = [n for n in verdicts.uncommitted if n <= verdicts.approved]
-    unsaid = _is_pending(client) and not verdicts.uncommitted
+    told, rejected = last_status(client.decisions(), spec.number)
+    unsaid = settled_status(told, verdicts, rejected) is not None  # by a call that died before it did
     if ruling is None and not due and not verdicts.withheld and not unsaid:
         return LateResult(verdicts.committed, verdicts.waiting, verdicts.uncommitted, ())
     fence = last_fence(client.decisions())
@@ -71,7 +72,7 @@ def commit_pending(client: JobClient, ruling: Ruling | None = None) -> LateResul
 
 def _checked(client: JobClient) -> Verdicts:
     view = client.view()
-    spec = client.specs()[-1]
+    spec = client.spec(view.spec_number)
     where = f"job {client.job_id}"
     if not is_gated(spec):
         raise CommandRefusedError("this job commits by itself", where=where, cause="its option commit is 'automatic'")
@@ -82,10 +83,3 @@ def _checked(client: JobClient) -> Verdicts:
         remedy = "Start it with `tidegate restore`, or end it with `tidegate cancel`"
         raise CommandRefusedError("its driver has not begun yet", where=where, remedy=remedy)
     return verdicts_of(client.specs(), client.decisions(), spec.number)
-
-
-def _is_pending(client: JobClient) -> bool:
-    """The status still says that something is, of a call that died before it said that it is done."""
-    view = client.view()
-    stop = view.stop or {}
-    return view.status.value == "FINISHED_COMMIT_PENDING" or stop.get("outcome") == "commits_pending"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,8 @@ from tidegate.contract.verdicts import Verdicts, verdicts_of
 from tidegate.coordinator.events import Ruling, Then
 from tidegate.coordinator.job import Job
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.coordinator.late_commit import LateResult, commit_late, settled_status
+from tidegate.coordinator.late_commit import LateResult, commit_late, last_status, settled_status
+from tidegate.pipeline.commit_pending import _checked
 from tidegate.plan.execution import plan
 from tidegate.testing.collect import collected
 
@@ -190,6 +193,50 @@ def test_what_is_rejected_late_and_for_good_stops_the_job_in_front_of_it() -> No
     commit(job, word(2, "stop"))
     assert view(job).status == "STOPPED" and view(job).reason == "checkpoint 2 was rejected by anna"
     assert view(job).latest_recovery_point.checkpoint_id == 1 and view(job).waiting == (1,)
+
+
+@pytest.mark.parametrize("rejected", [1, 2])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_rejection_whose_call_died_before_it_said_so_stops_the_job_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, rejected: int, again: bool
+) -> None:
+    """S7.8: said by the next call, whether or not it rejects once more; the rest is still committed later, and the job
+    is not called finished for it."""
+    job = Gated(lambda sink: endless(sink, rows=2_000))
+    job.checkpoint()
+    job.run.to_end()
+    ended(job)
+    last = max(view(job).waiting)
+    real = type(job.job.reign).append
+
+    def append(reign: Any, kind: str, data: Any, *more: Any) -> Any:
+        if kind == "status":
+            raise StoreError("dies here")
+        return real(reign, kind, data, *more)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(type(job.job.reign), "append", append)
+        with pytest.raises(StoreError):
+            commit(job, word(rejected, "stop"))
+    assert view(job).status == "FINISHED_COMMIT_PENDING" and last > 1
+    told, why = last_status(job.job._open_log().read(), 1)
+    assert settled_status(told, verdicts_of(job.job.specs, job.job._open_log().read(), 1), why)
+    commit(job, word(rejected, "stop") if again else None)
+    assert view(job).status == "STOPPED" and view(job).reason == f"checkpoint {rejected} was rejected by anna"
+    if rejected > 1:
+        commit(job, word(None))
+        assert view(job).status == "STOPPED" and view(job).uncommitted == () and 0 < job.shown < 2_000
+
+
+def test_a_submission_that_comes_while_it_begins_is_not_fenced_off_in_its_name() -> None:
+    """S9.2, S7.8: it goes on with the submission that it has looked at; whoever comes later fences it off."""
+    job = finished()
+    seen = view(job)
+    specs = [*job.job.specs, replace(job.job.specs[0], number=2, restore=RestoreFrom("latest"))]
+    client: Any = SimpleNamespace(
+        job_id="job", view=lambda: seen, specs=lambda: specs, spec=lambda n: specs[n - 1], decisions=job.job.log.read
+    )
+    assert _checked(client).spec == 1
 
 
 def test_a_verdict_that_cannot_be_given_is_refused_and_nothing_changes() -> None:
