@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import Any
 
 from tidegate.contract.checkpoints import RecoveryPoints, checkpoint_views
-from tidegate.contract.errors import SnapshotError
+from tidegate.contract.errors import PipelineError, SnapshotError
 from tidegate.contract.records import Decision, Spec
 from tidegate.contract.reigns import Entry, submissions_of
 from tidegate.contract.verdicts import Verdicts
@@ -16,6 +16,8 @@ from tidegate.coordinator.retention import Completed
 
 ENDED_FOR_GOOD = ("FINISHED", "FINISHED_COMMIT_PENDING", "STOPPED", "CANCELED")
 """Statuses after which a submission is not run again."""
+REFUSALS = frozenset({SnapshotError.code, PipelineError.code})
+"""Codes of failures that only drivers tell, never slots."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,8 @@ def check_abandoned(
     specs: Sequence[Spec], decisions: Sequence[Decision], spec: Spec, taken: Verdicts, checkpoint_id: int
 ) -> None:
     """A submission may not begin with a snapshot that holds what waits for a verdict, and has gone: an earlier one went
-    back in front of it, and what its lineage had staged behind that was removed (S7.4, S7.8).
+    back in front of it, and what its lineage had staged behind that was removed (S7.4, S7.8). A savepoint's own part
+    waits for the verdict on a later checkpoint.
 
     Args:
         taken: the verdicts on the line of the submission that took the snapshot.
@@ -134,13 +137,15 @@ def check_abandoned(
         SnapshotError: names what is gone, and the submission that went back.
     """
     waiting = [n for n in taken.waiting if n <= checkpoint_id]
+    known = taken.views.get(checkpoint_id)
+    if known is not None and known.kind == "savepoint" and taken.gated and checkpoint_id > taken.approved:
+        waiting.append(checkpoint_id)
     if not waiting:
         return
     entries = submissions_of(decisions)
     points = RecoveryPoints(specs, entries, checkpoint_views(entries, ended=False))
-    begun = {entry.spec for entry in entries if entry.kind == "fence"}
     for other in specs:
-        if other.number not in begun or other.number >= spec.number or other.lineage != spec.lineage:
+        if not _may_have_run(entries, other.number) or other.number >= spec.number or other.lineage != spec.lineage:
             continue
         line = points.line(other.number)
         gone = [n for n in waiting if taken.views[n].spec < other.number and n > line.get(taken.views[n].spec, 0)]
@@ -152,6 +157,16 @@ def check_abandoned(
                 "their input again",
                 remedy="Restore one in front of them, or one taken since (`tidegate checkpoints`)",
             )
+
+
+def _may_have_run(entries: Sequence[Entry], spec_number: int) -> bool:
+    """A slot of the submission may have been started; False: it had no driver, or one that refused it before that."""
+    own = [entry for entry in entries if entry.spec == spec_number]
+    drivers = sum(entry.kind == "fence" and not entry.data.get("only_commits") for entry in own)
+    told = {entry.data["status"] for entry in own if entry.kind == "status"}
+    failures = {entry.data.get("code") for entry in own if entry.kind == "failure"}
+    refused = failures and failures <= REFUSALS and "FAILED" in told and told <= {"WAITING_FOR_SLOTS", "FAILED"}
+    return drivers > 1 or (drivers == 1 and not refused)
 
 
 def _rejected(checkpoint_id: int, where: str) -> SnapshotError:

@@ -541,3 +541,40 @@ def test_what_an_earlier_restore_went_on_from_may_be_restored_again() -> None:
     job.again(RestoreFrom("checkpoint", checkpoint_id=3))
     assert job.view.waiting == (1, 2, 3)
     assert job.approve().ok and job.shown
+
+
+def test_a_savepoint_whose_staged_data_was_abandoned_may_not_be_restored() -> None:
+    """S7.8, S7.4: no verdict is ever given on it, but a later approval would permit what it holds, and find it lost."""
+    job = Gated(retained_checkpoints=5)
+    job.approve(job.checkpoint())
+    job.run.pump(6)
+    saved = job.run.ask(ev.Request("savepoint", request_id="saved"))
+    assert saved is not None and saved.data["checkpoint_id"] == 2
+    job.run.crash()
+    job.again(RestoreFrom("checkpoint", checkpoint_id=1))
+    job.checkpoint()
+    job.run.crash()
+    with pytest.raises(SnapshotError, match=r"checkpoint 2 holds what checkpoints \[2\] had staged, which is gone"):
+        job.again(RestoreFrom("savepoint", checkpoint_id=2))
+
+
+@pytest.mark.parametrize("code", ["snapshot", "pipeline", ""])
+def test_a_submission_that_was_refused_abandons_nothing(code: str) -> None:
+    """S7.8, S9.3: going back was refused before a slot started, so that what waits is still there. One that failed in
+    another way may have removed it."""
+    job = Gated(retained_checkpoints=5)
+    job.checkpoint(), job.checkpoint(), job.checkpoint()
+    job.approve(2)
+    job.run.crash()
+    with pytest.raises(SnapshotError, match=r"checkpoints \[2\] were completed after"):
+        job.again(RestoreFrom("checkpoint", checkpoint_id=1))
+    job.job.reign.append("failure", {"message": "refused", "code": code})
+    job.job.reign.append("status", {"status": "FAILED", "reason": "refused"})
+    if not code:
+        with pytest.raises(SnapshotError, match="which is gone"):
+            job.again(RestoreFrom("checkpoint", checkpoint_id=3))
+        return
+    job.again(RestoreFrom("checkpoint", checkpoint_id=3))
+    shown = job.shown
+    assert job.view.waiting == (3,) and shown
+    assert job.approve().ok and job.shown > shown
