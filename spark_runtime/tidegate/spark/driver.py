@@ -24,7 +24,7 @@ from typing import Any
 from tidegate.contract.artifact import materialise
 from tidegate.contract.client import JobClient
 from tidegate.contract.clock import now_iso
-from tidegate.contract.errors import FencedError, StoreError, TidegateError, UnclearAnswerError
+from tidegate.contract.errors import FencedError, TidegateError, UnclearAnswerError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.log import DecisionLog, Reign
 from tidegate.contract.options import JobOptions
@@ -140,9 +140,8 @@ class Driver:
                 now_iso=now_iso,
                 specs=JobClient(self._root, self._spec.job_id, self._storage_options).specs,
             )
-            supervision = Supervision(job, self._terminated)
-            _retire_garbage(job)
-            return supervision.run()
+            retiring.spared = job.spared
+            return Supervision(job, self._terminated).run()
 
     def _build(self, options: JobOptions, code: str) -> tuple[JobGraph, ExecutionPlan]:
         """The pinned pipeline and its plan. SIGTERM ends this at once: nothing is appended meanwhile."""
@@ -185,16 +184,6 @@ class Driver:
             if isinstance(error, FencedError | UnclearAnswerError):
                 desk.abandon()
             print(f"tidegate: the failure could not be recorded: {error}", file=sys.stderr, flush=True)
-
-
-def _retire_garbage(job: Job) -> None:
-    """What dead drivers left (S2.3). That it cannot be found keeps no job from running."""
-    job.retiring.spared = job.spared
-    try:
-        for left in job.garbage():
-            job.retiring.add(0, left.path, at_once=left.at_once)
-    except StoreError as error:
-        print(f"tidegate: what earlier drivers left could not be looked for: {error}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -107,6 +107,8 @@ class Supervision:
             raise
         except StoreError as error:
             print(f"tidegate: the first run looks again for what it starts from: {error}", flush=True)
+            return
+        self._job.retire_garbage()
 
     # ------------------------------------------------------------ the loop
 

@@ -79,6 +79,7 @@ class Left:
                 self._job = job
 
             def run(self) -> int:
+                self._job.retire_garbage()
                 during(self._job)
                 return 0
 

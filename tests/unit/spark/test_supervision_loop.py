@@ -58,6 +58,13 @@ class FakeJob:
         self.plan = SimpleNamespace(digest="d", parallelism=1)
         self.restores: list[Any] = []
         self.found_splits: list[Any] = []
+        self.garbage_retired = 0
+
+    def go_back(self, *_: Any) -> None:
+        """Nothing to take back."""
+
+    def retire_garbage(self) -> None:
+        self.garbage_retired += 1
 
     def status(self, status: str, **data: Any) -> None:
         self.reign.append("status", {"status": status, **data})
@@ -429,6 +436,17 @@ def test_what_no_restart_mends_is_told_before_anybody_waits_for_slots() -> None:
     job.restores = [SnapshotError("does not fit")]
     with pytest.raises(SnapshotError):
         Loop(job, slots=lambda: pytest.fail("it waited for slots")).run()
+
+
+def test_a_submission_that_is_refused_deletes_nothing_that_it_would_have_left_behind() -> None:
+    """S2.3, S7.8: another one may still restore it, and have it approved."""
+    job = FakeJob()
+    job.restores = [SnapshotError("going back is refused")]
+    with pytest.raises(SnapshotError):
+        Loop(job).run()
+    assert not job.garbage_retired
+    job = FakeJob()
+    assert Loop(job, finish).run() == 0 and job.garbage_retired == 1
 
 
 def test_a_fenced_driver_stops_in_the_middle_of_a_run() -> None:
