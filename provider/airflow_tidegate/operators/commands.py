@@ -52,6 +52,15 @@ def ask(
     )
 
 
+def carried_out(client: JobClient, context: Any, verb: str) -> int | None:
+    """The checkpoint on which a verdict that this task instance asked for is in the decision log, answered or not; the
+    newest of several."""
+    base = ask_id(context, verb)
+    own = {numbered(base, attempt) for attempt in range(1, MAX_ASKS + 1)}
+    verdicts = [d.data for d in client.decisions() if d.kind in ("approve", "reject")]
+    return next((int(told["checkpoint_id"]) for told in reversed(verdicts) if told.get("command") in own), None)
+
+
 def _is_spent(client: JobClient, view: JobView, command_id: str) -> bool:
     """No good answer can come to this question any more."""
     command = client.command(command_id)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from airflow_tidegate.failures import airflow_failures
 from airflow_tidegate.identity import asked_by
 from airflow_tidegate.launchers.committing import commit_pending
+from airflow_tidegate.operators.commands import carried_out
 from airflow_tidegate.operators.snapshots import CommandOperator
 from airflow_tidegate.sensors.checkpoint import checkpoint_number
 from airflow_tidegate.waits import CommandWait, CommitWait, Payload
@@ -36,6 +37,9 @@ class VerdictOperator(CommandOperator):
             arguments = self.command_arguments()
             view = client.view()
             if view.is_terminal:
+                said = carried_out(client, context, self.verb)
+                if said is not None:  # by a try before, of which only the commit may be left
+                    arguments["checkpoint_id"] = said
                 return self._done(client, self.late(view, arguments))
         return super().execute(context)
 

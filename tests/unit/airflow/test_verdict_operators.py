@@ -139,6 +139,27 @@ def test_verdicts_on_a_job_that_has_ended_need_no_job(
     assert driver.commands() == []
 
 
+def test_a_retry_after_the_end_of_the_job_approves_nothing_newer_than_its_first_try(
+    job: Job, driver: ScriptedDriver, between_looks: Steps, late: list[tuple[str, ...]]
+) -> None:
+    """S7.8: approved while the job ran, killed, tried again; what waits by then nobody has looked at."""
+    driver.checkpoint(1)
+
+    def die() -> None:
+        approve(driver, 1)()
+        raise KeyboardInterrupt
+
+    between_looks.append(die)
+    with pytest.raises(KeyboardInterrupt):
+        commit().execute(job.context("publish"))
+    driver.reign.append("committed", {"checkpoint_id": 1})
+    driver.checkpoint(2)
+    driver.status("FINISHED_COMMIT_PENDING", uncommitted=[2])
+    assert commit().execute(job.context("publish"))["checkpoint_id"] == 1
+    assert late == [("airflow:d/r1/publish", "--approve", "1")]
+    assert commit().execute(job.context("another"))["checkpoint_id"] == 2
+
+
 def test_a_retry_that_finds_its_approval_has_only_the_commit_left(
     job: Job, driver: ScriptedDriver, late: list[tuple[str, ...]]
 ) -> None:
