@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tidegate.connectors.contract import Sink
+from tidegate.contract.checkpoints import RecoveryPoints, checkpoint_views
 from tidegate.contract.errors import SnapshotError
 from tidegate.contract.records import Decision, Spec
 from tidegate.contract.reigns import Entry, submissions_of
 from tidegate.contract.rewinds import Rewind, rewinds_of, sinks_of
 
-OTHER_WAYS = "Restore the latest, or set on_committed_after=accept_duplicates"
 SINKS_AS_THEY_WERE = (
     "Restore with the pipeline as it was and change it afterwards, or set on_committed_after=accept_duplicates"
 )
@@ -102,21 +102,29 @@ def check_way_back(
         raise _unfinished(begun, spec)
     takes_back = is_recorded or (mode == "rewind" and bool(passed) and bool(sinks or sinks_of(entries, passed)))
     if takes_back:
-        _check_sinks(specs, entries, spec, passed, sinks)
+        _check_sinks(specs, entries, spec, passed, sinks, _other_way(specs, entries, spec, passed))
         return WayBack(checkpoint_id, passed, True, is_recorded, tuple(sinks))
     if not passed or not sinks:
         return None
     if mode == "accept_duplicates":
         return WayBack(checkpoint_id, passed, False, False, tuple(sinks))
     remedy = "Set on_committed_after=rewind, to have them taken back, or =accept_duplicates"
-    if spec.restore is None or spec.restore.kind != "latest":
-        remedy = f"Restore the latest, or s{remedy[1:]}"
+    remedy = f"{_other_way(specs, entries, spec, passed)}, or s{remedy[1:]}"
     raise SnapshotError(
         f"checkpoints {list(passed)} were completed after {location} and may be committed already",
         where=f"job {spec.job_id}, sinks {', '.join(sinks)}",
         cause="restoring an older snapshot emits their rows again",
         remedy=remedy,
     )
+
+
+def _other_way(specs: Sequence[Spec], entries: Sequence[Entry], spec: Spec, passed: Sequence[int]) -> str:
+    """What does not go back past `passed`: the newest, by its id, since "the latest" of this submission is what it
+    names."""
+    points = RecoveryPoints(specs, entries, checkpoint_views(entries, ended=False))
+    before = (points.latest(number) for number in range(1, spec.number))
+    newest = max((point.checkpoint_id for point in before if point is not None), default=0)
+    return f"Restore {newest}" if passed and newest >= passed[-1] else "Restore the latest"
 
 
 def _refuse_taken_back(rewinds: Sequence[Rewind], spec: Spec, checkpoint_id: int, location: str) -> None:
@@ -141,9 +149,15 @@ def _unfinished(begun: Rewind, spec: Spec) -> SnapshotError:
 
 
 def _check_sinks(
-    specs: Sequence[Spec], entries: Sequence[Entry], spec: Spec, passed: Sequence[int], sinks: Mapping[str, Sink]
+    specs: Sequence[Spec],
+    entries: Sequence[Entry],
+    spec: Spec,
+    passed: Sequence[int],
+    sinks: Mapping[str, Sink],
+    other: str,
 ) -> None:
-    """Every sink that committed can be asked, and can do it."""
+    """Every sink that committed can be asked, and can do it. Args: other: what to restore instead."""
+    other_ways = f"{other}, or set on_committed_after=accept_duplicates"
     lineages = {s.number: s.lineage for s in specs}
     strange = [
         e.data["checkpoint_id"]
@@ -155,12 +169,12 @@ def _check_sinks(
             spec,
             f"checkpoints {strange} were completed after a fresh start",
             "sinks take back what was committed since their own job began, not what a fresh start committed",
-            OTHER_WAYS,
+            other_ways,
         )
     unable = [f"{uid!r} ({type(sink).__name__})" for uid, sink in sinks.items() if not sink.can_rewind]
     if unable:
         cause = "a sink of this kind cannot take back what it published"
-        raise _cannot(spec, f"sinks {', '.join(unable)} cannot be rewound", cause, OTHER_WAYS)
+        raise _cannot(spec, f"sinks {', '.join(unable)} cannot be rewound", cause, other_ways)
     for uid, described in sinks_of(entries, passed).items():
         if uid not in sinks:
             cause = f"it committed checkpoints of {list(passed)} and is not in the pipeline"

@@ -239,6 +239,21 @@ def test_accepted_duplicates_are_the_rows_of_the_checkpoints_that_are_told() -> 
     assert {v for v, count in times.items() if count == 2} == passed and set(times) == set(range(ROWS))
 
 
+def test_who_was_refused_is_told_what_to_restore_by_its_id() -> None:
+    """S9.3: "the latest" of the refused submission is what it names, and so it is for the next one."""
+    job = Traveller()
+    one = job.snapshot()
+    job.snapshot()
+    newest = job.snapshot()
+    job.run.crash()
+    for way in (lambda: job.back_to(one), lambda: job.job.submit(RestoreFrom("latest"))):
+        with pytest.raises(SnapshotError, match=f"Restore {newest}, or set on_committed_after=rewind"):
+            way()
+    job.back_to(newest)
+    job.to_end()
+    assert job.values == list(range(ROWS))
+
+
 def test_transactions_of_a_timeline_that_was_left_are_removed_and_never_committed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
