@@ -1,4 +1,4 @@
-"""Two-phase sinks in the midst of a graph behind the commit gate: every word holds for all stages alike (S7.3, S7.8)."""
+"""Two-phase sinks in the midst of a graph behind the commit gate: a word holds for all stages alike (S7.3, S7.8)."""
 
 from __future__ import annotations
 
