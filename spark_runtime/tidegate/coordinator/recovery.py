@@ -112,11 +112,11 @@ def check_verdicts(
         raise _rejected(checkpoint_id, f"job {spec.job_id}")
     if verdicts.gated or not sinks:
         return
-    waiting = sorted({n for n in taken.waiting if n <= checkpoint_id}.union(verdicts.waiting))
+    waiting = sorted({*_waiting_in(taken, checkpoint_id), *verdicts.waiting})
     if not waiting:
         return
     raise SnapshotError(
-        f"checkpoints {waiting} wait for a verdict, and this submission would commit them",
+        f"checkpoints {waiting} wait for a verdict, and this submission would commit what they staged",
         where=f"job {spec.job_id}, sinks {', '.join(sinks)}",
         cause="its option commit is 'automatic', that of the submission before was 'on_request'",
         remedy="Restore with commit=on_request, and approve or reject them first",
@@ -127,8 +127,7 @@ def check_abandoned(
     specs: Sequence[Spec], decisions: Sequence[Decision], spec: Spec, taken: Verdicts, checkpoint_id: int
 ) -> None:
     """A submission may not begin with a snapshot that holds what waits for a verdict, and has gone: an earlier one went
-    back in front of it, and what its lineage had staged behind that was removed (S7.4, S7.8). A savepoint's own part
-    waits for the verdict on a later checkpoint.
+    back in front of it, and what its lineage had staged behind that was removed (S7.4, S7.8).
 
     Args:
         taken: the verdicts on the line of the submission that took the snapshot.
@@ -136,10 +135,7 @@ def check_abandoned(
     Raises:
         SnapshotError: names what is gone, and the submission that went back.
     """
-    waiting = [n for n in taken.waiting if n <= checkpoint_id]
-    known = taken.views.get(checkpoint_id)
-    if known is not None and known.kind == "savepoint" and taken.gated and checkpoint_id > taken.approved:
-        waiting.append(checkpoint_id)
+    waiting = _waiting_in(taken, checkpoint_id)
     if not waiting:
         return
     entries = submissions_of(decisions)
@@ -157,6 +153,17 @@ def check_abandoned(
                 "their input again",
                 remedy="Restore one in front of them, or one taken since (`tidegate checkpoints`)",
             )
+
+
+def _waiting_in(taken: Verdicts, checkpoint_id: int) -> list[int]:
+    """Of what a snapshot holds, that which has no verdict yet, oldest first; a savepoint's own part waits for that on a
+    later checkpoint. Args: taken: on the line of the submission that took it."""
+    waiting = [n for n in taken.waiting if n <= checkpoint_id]
+    known = taken.views.get(checkpoint_id)
+    if known is not None and known.kind == "savepoint" and taken.gated and checkpoint_id > taken.approved:
+        if not any(withheld.covers(checkpoint_id) for withheld in taken.withheld):
+            waiting.append(checkpoint_id)
+    return waiting
 
 
 def _may_have_run(entries: Sequence[Entry], spec_number: int) -> bool:

@@ -578,3 +578,22 @@ def test_a_submission_that_was_refused_abandons_nothing(code: str) -> None:
     shown = job.shown
     assert job.view.waiting == (3,) and shown
     assert job.approve().ok and job.shown > shown
+
+
+def test_a_savepoint_is_no_back_door() -> None:
+    """S7.4, S7.8: restored without a gate it would commit its own part, which nobody has approved."""
+    job = Gated(retained_checkpoints=5)
+    job.approve(job.checkpoint())
+    job.run.pump(6)
+    saved = job.run.ask(ev.Request("savepoint", request_id="saved"))
+    assert saved is not None and saved.ok
+    job.run.crash()
+    shown = job.shown
+    job.job.options = {**job.job.options, "commit": "automatic"}
+    with pytest.raises(SnapshotError, match=r"checkpoints \[2\] wait for a verdict"):
+        job.again(RestoreFrom("savepoint", checkpoint_id=2))
+    assert job.shown == shown
+    job.job.options = {**job.job.options, "commit": "on_request"}
+    job.again(RestoreFrom("savepoint", checkpoint_id=2))
+    job.approve(job.checkpoint())
+    assert job.shown > shown
