@@ -139,6 +139,8 @@ def check_abandoned(
     if not waiting:
         return
     entries = submissions_of(decisions)
+    if _went_on_without(entries, checkpoint_id):
+        raise _gone(spec, checkpoint_id, [checkpoint_id], "the run after that which took it went on from an older one")
     points = RecoveryPoints(specs, entries, checkpoint_views(entries, ended=False))
     for other in specs:
         if not _may_have_run(entries, other.number) or other.number >= spec.number or other.lineage != spec.lineage:
@@ -146,13 +148,30 @@ def check_abandoned(
         line = points.line(other.number)
         gone = [n for n in waiting if taken.views[n].spec < other.number and n > line.get(taken.views[n].spec, 0)]
         if gone:
-            raise SnapshotError(
-                f"checkpoint {checkpoint_id} holds what checkpoints {gone} had staged, which is gone",
-                where=f"job {spec.job_id}",
-                cause=f"submission {other.number} went back in front of them before there was a verdict, and reads "
-                "their input again",
-                remedy="Restore one in front of them, or one taken since (`tidegate checkpoints`)",
-            )
+            cause = f"submission {other.number} went back in front of them before there was a verdict"
+            raise _gone(spec, checkpoint_id, gone, cause)
+
+
+def _gone(spec: Spec, checkpoint_id: int, gone: Sequence[int], cause: str) -> SnapshotError:
+    return SnapshotError(
+        f"checkpoint {checkpoint_id} holds what checkpoints {gone} had staged, which is gone",
+        where=f"job {spec.job_id}",
+        cause=f"{cause}, and reads their input again",
+        remedy="Restore one in front of them, or one taken since (`tidegate checkpoints`)",
+    )
+
+
+def _went_on_without(entries: Sequence[Entry], checkpoint_id: int) -> bool:
+    """Its own submission has had a later run, and that began with something older: of a savepoint, which is no recovery
+    point, behind which its run completed none (S2.4)."""
+    claim = next((e for e in entries if e.kind == "claim" and e.data["checkpoint_id"] == checkpoint_id), None)
+    if claim is None or claim.data["kind"] != "savepoint":
+        return False
+    run_id, number = claim.decision.run_id, claim.decision.number
+    later = [e for e in entries if e.spec == claim.spec and e.decision.number > number]
+    complete = [e for e in later if e.kind == "complete" and e.data["kind"] != "savepoint"]
+    held = any(e.decision.run_id == run_id and e.data["checkpoint_id"] > checkpoint_id for e in complete)
+    return not held and any(e.decision.run_id not in ("", run_id) for e in later)
 
 
 def _waiting_in(taken: Verdicts, checkpoint_id: int) -> list[int]:

@@ -94,6 +94,11 @@ class Gated:
         self.run = self.job.relaunch() if restore is None else self.job.submit(restore)
         self.run.pump(10)
 
+    def refused(self, code: str = "snapshot") -> None:
+        """As a driver says it of its submission."""
+        self.job.reign.append("failure", {"message": "refused", "code": code})
+        self.job.reign.append("status", {"status": "FAILED", "reason": "refused"})
+
     @property
     def log(self) -> list[tuple[str, int]]:
         kinds = ("approve", "reject", "committed")
@@ -568,8 +573,7 @@ def test_a_submission_that_was_refused_abandons_nothing(code: str) -> None:
     job.run.crash()
     with pytest.raises(SnapshotError, match=r"checkpoints \[2\] were completed after"):
         job.again(RestoreFrom("checkpoint", checkpoint_id=1))
-    job.job.reign.append("failure", {"message": "refused", "code": code})
-    job.job.reign.append("status", {"status": "FAILED", "reason": "refused"})
+    job.refused(code)
     if not code:
         with pytest.raises(SnapshotError, match="which is gone"):
             job.again(RestoreFrom("checkpoint", checkpoint_id=3))
@@ -578,6 +582,43 @@ def test_a_submission_that_was_refused_abandons_nothing(code: str) -> None:
     shown = job.shown
     assert job.view.waiting == (3,) and shown
     assert job.approve().ok and job.shown > shown
+
+
+@pytest.mark.parametrize("how", ["run", "driver"])
+def test_a_savepoint_that_its_own_job_did_not_go_on_from_may_not_be_restored(how: str) -> None:
+    """S7.8, S2.4: it is no recovery point, so that the next run removed what it had staged."""
+    job = Gated(retained_checkpoints=5)
+    job.approve(job.checkpoint())
+    job.run.pump(6)
+    saved = job.run.ask(ev.Request("savepoint", request_id="saved"))
+    assert saved is not None and saved.ok
+    job.run.crash()
+    job.run = job.job.rerun() if how == "run" else job.job.relaunch()
+    job.run.pump(10)
+    job.checkpoint()
+    job.run.crash()
+    with pytest.raises(SnapshotError, match=r"checkpoints \[2\] had staged, which is gone"):
+        job.again(RestoreFrom("savepoint", checkpoint_id=2))
+    job.refused()
+    job.again(RestoreFrom("checkpoint", checkpoint_id=3))
+    assert job.approve(3).ok
+
+
+def test_a_savepoint_whose_run_completed_a_checkpoint_behind_it_may_be_restored() -> None:
+    """S7.8: that one holds what it had staged, and so kept it."""
+    job = Gated(retained_checkpoints=5)
+    job.approve(job.checkpoint())
+    job.run.pump(6)
+    saved = job.run.ask(ev.Request("savepoint", request_id="saved"))
+    assert saved is not None and saved.ok
+    job.checkpoint()
+    job.crash()
+    job.checkpoint()
+    job.run.crash()
+    job.again(RestoreFrom("savepoint", checkpoint_id=2))
+    shown = job.shown
+    job.approve(job.checkpoint())
+    assert job.shown > shown
 
 
 def test_a_savepoint_is_no_back_door() -> None:
