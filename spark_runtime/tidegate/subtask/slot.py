@@ -311,7 +311,7 @@ class Slot:
                 self._wake.wait(self._sleep_s())
 
     def _sleep_s(self) -> float:
-        times = [s.retry_at_ms for s in self._subtasks if s.retry_at_ms is not None]
+        times = [at_ms for s in self._subtasks if (at_ms := s.retry_at_ms) is not None]  # asked once: time goes on
         if not times:
             return IDLE_WAIT_S
         return min(IDLE_WAIT_S, max(0.0, (min(times) - self._now_ms()) / 1000))

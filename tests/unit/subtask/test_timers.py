@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -105,6 +106,16 @@ def test_what_waits_for_the_clock_comes_out_when_it_has_come_so_far() -> None:
     rig.send([2])
     assert rig.at(10) == [[1]] and rig.subtask.retry_at_ms == 19
     assert rig.at(100) == [[2]] and rig.subtask.retry_at_ms is None
+
+
+def test_a_loop_that_falls_asleep_the_moment_a_time_comes_does_not_fail() -> None:
+    """The clock may reach it between two looks."""
+    for first_look_ms in (7, 8, 9):
+        rig = Rig(10)
+        rig.send([1])
+        looks = itertools.count(first_look_ms)
+        rig.slot._now_ms = looks.__next__
+        assert 0.0 <= rig.slot._sleep_s() <= 0.05
 
 
 def test_a_chain_asks_every_operator_and_what_one_gives_goes_through_the_others() -> None:
