@@ -132,7 +132,7 @@ class Supervision:
             wait_s = 0.0
             self._feed(event())
         wake_ms = self._supervisor.next_wake_ms()
-        if wake_ms is not None and self._now_ms() >= wake_ms:
+        if self._start is None and wake_ms is not None and self._now_ms() >= wake_ms:
             self._feed(sv.Tick())
 
     def _pause_s(self) -> float:

@@ -289,6 +289,29 @@ def test_sigterm_while_waiting_for_slots_ends_the_driver_with_a_status() -> None
     assert job.statuses() == ["WAITING_FOR_SLOTS", "FAILED"]
 
 
+def test_a_stop_whose_time_is_up_as_the_slots_come_is_given_up_by_the_run() -> None:
+    """S7.7: between the slots and the run there is nobody yet who could be told."""
+    job = FakeJob()
+    taken: list[Any] = []
+
+    def look() -> bool:
+        if not job.store.exists(LAYOUT.command("st")):
+            job.send("st", "stop", timeout="100 ms")
+        if not supervised.supervision._supervisor._watches:
+            return False
+        time.sleep(0.15)
+        return True
+
+    def script(attempt: FakeAttempt) -> RunEnded:
+        attempt.until(lambda: len(attempt.job_run.requests) > 1)
+        taken.extend(attempt.job_run.requests)
+        return finish(attempt)
+
+    supervised = Loop(job, script, slots=look)
+    assert supervised.run() == 0
+    assert [type(wish) for wish in taken] == [ev.Request, ev.GiveUpStop]
+
+
 def test_a_cancel_ends_a_job_that_waits_for_slots_and_every_later_one_is_answered_so() -> None:
     """S2.3, S9.4; what a newer submission starts from stays."""
     job = FakeJob(retention="delete")
