@@ -84,6 +84,9 @@ class FakeJob:
     delete_checkpoints, _checkpoint_folders = Job.delete_checkpoints, Job._checkpoint_folders
     verdicts = Job.verdicts
 
+    def go_back(self, _restore: Any, _run_id: str) -> None:
+        """Nothing was committed."""
+
     def splits(self, _restore: Any) -> dict[str, Any]:
         found = self.found_splits.pop(0) if self.found_splits else {}
         if isinstance(found, Exception):
