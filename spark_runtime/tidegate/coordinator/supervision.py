@@ -354,7 +354,8 @@ class Supervisor:
         mode: StopMode = "drain" if outcome.stop == "drain" else "suspend"
         answer = stop_answer("", mode, outcome.checkpoint_id, outcome.path, left)
         for watch in self._watches.values():
-            answer = watch.told(answer)
+            if outcome.request_id in (watch.command.command_id, None):
+                answer = watch.told(answer)
         return self._over("STOPPED", {"stop": dict(answer.data)}, AnswerAllOpen(otherwise, {"stop": answer}), 0)
 
     def _already_ended(self, status: str, data: Mapping[str, Any]) -> list[SupervisionAction]:

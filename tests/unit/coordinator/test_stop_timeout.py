@@ -363,6 +363,18 @@ def test_a_stop_that_came_too_late_for_its_run_is_judged_as_one_without() -> Non
     assert chosen(stopped.resume(), StartRun) == [StartRun(())]
 
 
+def test_a_stop_that_was_withdrawn_before_its_second_try_says_nothing_of_another_stop() -> None:
+    """S7.7, S9.4: the job was stopped by that one, at its first try."""
+    stopped = running("suspend")
+    stopped.time_up()
+    stopped.told()
+    stopped.feed(GIVEN_UP)
+    stopped.feed(SlotsThere())  # who starts the run finds it withdrawn
+    stopped.feed(RunStarted("r2", "job/chk-6"), CommandArrived(command("other", "stop", mode="drain")))
+    told = farewell(stopped.feed(RunOver(RunEnded("drain", 8, "job/sp-8", "other"))), "other", "stop")
+    assert (told.code, told.data["mode"]) == ("committed", "drain") and "asked_mode" not in told.data
+
+
 # ---------------------------------------------------------------- SIGTERM
 
 
