@@ -19,6 +19,8 @@ from tidegate.contract.stop_outcomes import ON_TIMEOUT, answer_wait, next_action
 
 DEFAULT_TIMEOUT = "10 min"
 CANCEL_TIMEOUT = "2 min"
+COMMAND_LIFE = timedelta(hours=1)
+"""A driver refuses a command that is older; one that is waited for longer lives so long."""
 
 
 def add(verbs: Verbs) -> None:
@@ -151,7 +153,8 @@ def ask(
     client: JobClient, around: Surroundings, verb: str, given: dict[str, Any], timeout: timedelta | None
 ) -> CommandResult:
     """Send a command and wait for its answer. CommandRefusedError for a refusal; timeouts name the command."""
-    command = client.send(verb, given, issued_by=around.caller)
+    lives = COMMAND_LIFE if timeout is None else max(COMMAND_LIFE, timeout)
+    command = client.send(verb, given, expires_in=lives, issued_by=around.caller)
     try:
         result = client.wait_result(
             command.command_id, timeout, around.poll_s, lambda view: show_progress(around, view)

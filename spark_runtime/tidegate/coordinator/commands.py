@@ -79,13 +79,16 @@ class CommandBook:
         self._known.add(command_id)
         return Answer(command_id, False, "invalid_command", f"the command cannot be read: {problem}")
 
-    def judge(self, command_id: str, now_ms: int, *, withdrawn: bool, answered: bool) -> Verdict:
+    def judge(
+        self, command_id: str, now_ms: int, *, withdrawn: bool, answered: bool, begun: bool = False
+    ) -> Verdict:
         """What to do with a command that was found.
 
         Args:
             now_ms: wall clock, milliseconds since the epoch; only the expiry is compared with it.
             withdrawn: its withdrawal is there.
             answered: its result is there, of this driver or another.
+            begun: a run has had it, and is to have it once more: it does not expire any more.
         """
         command = self._open.get(command_id)
         if command is None:
@@ -93,7 +96,7 @@ class CommandBook:
         if withdrawn or answered:
             del self._open[command_id]
             return Drop(command_id)
-        refusal = self._refusal(command, now_ms)
+        refusal = self._refusal(command, now_ms) if not begun else None
         if refusal is None:
             return Accept(command)
         del self._open[command_id]

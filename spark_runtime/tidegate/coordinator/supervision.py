@@ -148,6 +148,11 @@ class Supervisor:
         times = (due_ms, self._check_ms, earliest(self._watches.values()))
         return min(t for t in times if t is not None)
 
+    def tries_again(self, command_id: str) -> bool:
+        """It is a stop at its second try: it was begun, and does not expire any more (S9.4)."""
+        watch = self._watches.get(command_id)
+        return watch is not None and watch.first is not None
+
     # ------------------------------------------------------------ from run to run
 
     def _wait(self, now_ms: int) -> list[SupervisionAction]:

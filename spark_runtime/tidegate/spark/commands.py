@@ -63,13 +63,15 @@ class CommandDesk:
                 break
         return valid
 
-    def is_wanted(self, command_id: str) -> bool:
+    def is_wanted(self, command_id: str, *, begun: bool = False) -> bool:
         """Whether a command may be carried out now: asked when it is found, and when a run is about to get it. One
-        that may not is answered, if it is to be. Raises StoreError when the store does not tell."""
+        that may not is answered, if it is to be. `begun`: see `CommandBook.judge`. Raises StoreError when the store
+        does not tell."""
         withdrawn = self._store.exists(self._layout.withdrawn(command_id))
         answered = self._store.exists(self._layout.result(command_id))
         with self._lock:
-            verdict = self._book.judge(command_id, int(self._now_s() * 1000), withdrawn=withdrawn, answered=answered)
+            now_ms = int(self._now_s() * 1000)
+            verdict = self._book.judge(command_id, now_ms, withdrawn=withdrawn, answered=answered, begun=begun)
         if isinstance(verdict, Refuse):
             self._write(self._result(verdict.answer))
         return isinstance(verdict, Accept)

@@ -199,7 +199,7 @@ class Supervision:
     def _judge_stop(self, command_id: str) -> None:
         """Nothing is said when the store does not tell: the supervisor asks again."""
         try:
-            wanted = self._job.desk.is_wanted(command_id)
+            wanted = self._job.desk.is_wanted(command_id, begun=self._supervisor.tries_again(command_id))
         except StoreError as error:
             print(f"tidegate: command {command_id} could not be checked: {error}", flush=True)
             return
@@ -330,7 +330,10 @@ class Supervision:
 
     def _is_wanted(self, request: ev.Wish) -> bool:
         """Whether the command that waits for the answer, if there is one, may still be carried out (S9.4)."""
-        return request.request_id is None or self._job.desk.is_wanted(request.request_id)
+        command_id = request.request_id
+        if command_id is None:
+            return True
+        return self._job.desk.is_wanted(command_id, begun=self._supervisor.tries_again(command_id))
 
     def _stop_point(self) -> sv.StopPoint | None:
         """The completed stop-savepoint of this submission, from what this driver has read and written of the log."""

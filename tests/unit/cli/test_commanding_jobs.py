@@ -7,6 +7,7 @@ import os
 import pytest
 from cli_caller import Caller, Driver
 
+from tidegate.contract.clock import elapsed_ms
 from tidegate.contract.stop_outcomes import next_action
 
 
@@ -113,6 +114,14 @@ def test_stop_sends_its_time_and_what_follows(tidegate: Caller, driver: Driver) 
     (command,) = driver.waiting_commands()
     assert command.arguments == {"mode": "drain", "timeout": "1 min 30 s", "on_timeout": "suspend"}
     assert tidegate("stop", "flights", "--on-timeout", "explode").code == 2
+
+
+def test_a_stop_lives_as_long_as_it_may_take(tidegate: Caller, driver: Driver) -> None:
+    """S9.4: else it would expire while slots are waited for, whatever its time."""
+    tidegate.script = lambda driver: driver.beat()
+    tidegate("stop", "flights", "--timeout", "3 h")
+    (command,) = driver.waiting_commands()
+    assert elapsed_ms(command.issued_at, command.expires_at) == (2 * 3 * 60 + 5) * 60_000
 
 
 @pytest.mark.parametrize(

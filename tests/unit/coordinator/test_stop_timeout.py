@@ -222,7 +222,9 @@ def test_suspend_tries_once_more_without_a_drain() -> None:
     """S7.2, S7.7: from the recovery point, where the windows that the drain fired are open again."""
     stopped = running("suspend")
     stopped.time_up()
+    assert not stopped.supervisor.tries_again("stop")
     assert stopped.told() == []
+    assert stopped.supervisor.tries_again("stop"), "the command, which was begun, does not expire any more"
     stopped.feed(GIVEN_UP)
     again = Request("stop-savepoint", False, "stop", "suspend", "/sp", timeout_ms=10_000)
     assert chosen(stopped.feed(SlotsThere(), after_ms=60_000), StartRun) == [StartRun((again,))]

@@ -202,6 +202,15 @@ def test_a_command_that_expired_before_a_run_could_take_it_is_answered_so(rig: R
     assert result is not None and result.code == "expired"
 
 
+def test_a_command_that_a_run_has_had_does_not_expire_before_the_next_has_it(rig: Rig) -> None:
+    """S7.7, S9.4: the second try of a stop that took long."""
+    rig.send("c1", expires_at="2030-01-01T00:00:00+00:00")
+    clock = iter([1.8e9, 2e9])
+    desk = rig.desk(now_s=lambda: next(clock))
+    wait_for(desk.take)
+    assert desk.is_wanted("c1", begun=True) and rig.result("c1") is None
+
+
 def test_a_command_answered_by_another_driver_is_not_carried_out(rig: Rig) -> None:
     """S9.4: though the listing that found it was stale."""
     rig.send("c1")
