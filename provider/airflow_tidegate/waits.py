@@ -122,6 +122,18 @@ class StopWait(CommandWait):
     kind: ClassVar[str] = "stop"
     what: ClassVar[str] = "the job to stop"
 
+    def look(self, client: JobClient, view: JobView) -> Payload | None:
+        """The answer's data; "there is nothing to stop" is what a driver answers whose job comes to its own end, as it
+        records that or just before."""
+        result = client.result(self.command_id)
+        if result is None or result.code != "job_ended":
+            return super().look(client, view)
+        if view.status in ENDED_WELL:
+            return ended_as_stop(view)
+        command = client.command(self.command_id)
+        is_ending = not view.is_terminal and command is not None and command.spec == view.spec_number
+        return None if is_ending else super().look(client, view)
+
     def _without_answer(self, view: JobView) -> Payload | None:
         if view.status not in ENDED_WELL:
             self.raise_if_over(view)

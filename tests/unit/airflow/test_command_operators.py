@@ -173,6 +173,31 @@ def test_a_stop_of_a_job_that_came_to_its_own_end_succeeds(job: Job, driver: Scr
     assert driver.commands() == []
 
 
+@pytest.mark.parametrize("status_first", [True, False])
+def test_a_stop_that_meets_the_jobs_own_end_succeeds(
+    job: Job, driver: ScriptedDriver, between_looks: Steps, status_first: bool
+) -> None:
+    """S7.5: its driver lives, and answers that there is nothing to stop, as it records the end or just before."""
+    answer = answer_newest(driver, ok=False, code="job_ended", message="ended")
+    if status_first:
+        between_looks.append(lambda: (driver.status("FINISHED"), answer())[0])
+    else:
+        between_looks += [answer, lambda: driver.status("FINISHED")]
+    assert stop().execute(job.context("stop"))["outcome"] == "finished"
+
+
+def test_a_stop_of_a_job_that_is_cancelled_meanwhile_fails(
+    job: Job, driver: ScriptedDriver, between_looks: Steps
+) -> None:
+    def cancelled() -> None:
+        driver.status("CANCELED", reason="by anna")
+        answer_newest(driver, ok=False, code="job_ended", message="the job was cancelled by anna")()
+
+    between_looks.append(cancelled)
+    with pytest.raises(AirflowException, match="cancelled by anna"):
+        stop().execute(job.context("stop"))
+
+
 def test_a_stop_whose_savepoint_failed_says_that_the_job_goes_on(
     job: Job, driver: ScriptedDriver, between_looks: Steps
 ) -> None:
