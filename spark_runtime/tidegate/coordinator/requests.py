@@ -10,8 +10,9 @@ from tidegate.coordinator.events import Request
 
 
 def _rank(request: Request) -> tuple[int, int]:
-    """Final before user before periodic; savepoint before checkpoint."""
-    who = 0 if request.kind == "final" else 2 if request.periodic else 1
+    """Final before user before periodic; savepoint before checkpoint. A stop that has ended the data is as urgent as a
+    final one, and must not fall out of a full queue: the job would end without it (S7.7)."""
+    who = 0 if request.kind == "final" or request.data_ended else 2 if request.periodic else 1
     what = 0 if request.kind in ("savepoint", "stop-savepoint") else 1
     return (who, what)
 

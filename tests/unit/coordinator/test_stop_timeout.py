@@ -142,6 +142,16 @@ def test_a_stop_planned_while_a_subtask_was_finishing_is_planned_afresh() -> Non
     assert run.coordinator.stop_completed
 
 
+def test_a_stop_that_is_planned_afresh_does_not_fall_out_of_a_full_queue() -> None:
+    """S1.2, S7.7: its first trigger has ended the data; without it the job would end for good, its input unread."""
+    run = stopping(max_queued=1)
+    assert run.ask("savepoint", "sp") == [], "it waits for the stop's end"
+    actions = run.send(ev.SubtaskFinished((SOURCE, 0)))
+    (trigger,), (refused,) = of(actions, ev.SendTrigger), of(actions, ev.Answer)
+    assert (trigger.checkpoint_id, trigger.kind, trigger.stop) == (2, "stop-savepoint", "drain")
+    assert (refused.request_id, refused.code) == ("sp", "too_many_requests")
+
+
 def test_a_stop_that_cannot_be_planned_afresh_fails_over() -> None:
     """S7.7: its first trigger has ended the data; a final snapshot in its stead would end the job for good."""
     run = stopping()
