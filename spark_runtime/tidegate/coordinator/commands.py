@@ -79,9 +79,7 @@ class CommandBook:
         self._known.add(command_id)
         return Answer(command_id, False, "invalid_command", f"the command cannot be read: {problem}")
 
-    def judge(
-        self, command_id: str, now_ms: int, *, withdrawn: bool, answered: bool, begun: bool = False
-    ) -> Verdict:
+    def judge(self, command_id: str, now_ms: int, *, withdrawn: bool, answered: bool, begun: bool = False) -> Verdict:
         """What to do with a command that was found.
 
         Args:

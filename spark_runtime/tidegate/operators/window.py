@@ -48,8 +48,8 @@ class WindowAggregate(StreamOperator):
 
     State: `windows` (keyed: a row for each window and key) and `progress` (keyed: for each key group the watermark that
     decides what is late, never MAX, S4.4; after MAX none at all: inputs that are drained let the watermark run ahead of
-    what they bring after a restore, S7.5). `snapshot` copies the columns, some milliseconds a million keys; tables are
-    built by the returned function.
+    what they bring after a restore, S7.5; what had been late before it is not, until watermarks come again). `snapshot`
+    copies the columns, some milliseconds a million keys; tables are built by the returned function.
 
     After a restore at another parallelism key groups may come from subtasks whose watermarks differed. The watermark is
     then the earliest of them, so that no row is called late that was not; and until it has caught up, a row is late

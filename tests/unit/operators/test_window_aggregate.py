@@ -217,6 +217,22 @@ def test_a_drained_operator_takes_rows_of_inputs_that_were_drained_before_others
     assert list(restored.on_watermark(10)), "the window of the row"
 
 
+def test_after_a_drain_a_window_that_had_long_been_closed_opens_again_until_a_watermark_comes(
+    open_operator: Any,
+) -> None:
+    """S7.5: the price of calling no row late: the operator cannot tell by which of its watermarks inputs were whole."""
+    operator = open_operator(spec())
+    list(operator.on_watermark(100))
+    feed(operator, (1, 5))
+    assert operator.ctx.counters == {"late_dropped": 1}
+    list(operator.on_watermark(MAX_WATERMARK))
+    restored = open_operator(spec(), operator.snapshot(1)())
+    feed(restored, (1, 5))
+    assert restored.ctx.counters == {} and list(restored.on_watermark(100)), "a result of this row alone"
+    feed(restored, (1, 5))
+    assert restored.ctx.counters == {"late_dropped": 1}
+
+
 def test_a_restored_operator_knows_what_is_late(open_operator: Any) -> None:
     operator = open_operator(spec())
     list(operator.on_watermark(20))
