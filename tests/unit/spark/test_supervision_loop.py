@@ -60,9 +60,6 @@ class FakeJob:
         self.found_splits: list[Any] = []
         self.garbage_retired = 0
 
-    def go_back(self, *_: Any) -> None:
-        """Nothing to take back."""
-
     def retire_garbage(self) -> None:
         self.garbage_retired += 1
 
