@@ -5,8 +5,8 @@ export PYTHON
 
 PY := .venv/bin/python
 STAMP := .venv/.installed
-# One process for the tests that start Spark or Airflow, one for the others.
-PARALLEL := -n 2 --dist loadgroup
+# Two processes, file by file in order: the layers that start Spark and Airflow come first.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 LOCK_EXTRAS := --extra airflow --extra s3 --extra postgres --extra demo --extra dev
 
 .PHONY: help setup preflight demo up test test-unit test-all check rules sim sim-mutants crash-matrix format bench-w1 \

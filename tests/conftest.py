@@ -68,12 +68,6 @@ def layer_of(path: Path) -> str:
     return parts[0] if len(parts) > 1 else ""
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """With several processes (pytest-xdist) one of them runs all that starts Spark or Airflow, one after the other."""
-    if layer_of(item.path) in LAYERS_WITH_SPARK:
-        item.add_marker(pytest.mark.xdist_group("spark"))
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Stop before the first test when some of those asked for cannot run here, and say which. Leave out those that need
     a PostgreSQL server where there is none."""
