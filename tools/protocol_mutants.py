@@ -224,13 +224,13 @@ MUTANTS = (
         "an acknowledgement is sent before the state is durable",
         "S3.6",
         "tidegate.subtask.slot",
-        "            return StreamFactory(store, folder, self._threshold_bytes)"
+        "            handle = StreamFactory(store, folder, self._threshold_bytes)"
         ".store(name, encode_parts(made), kinds)\n",
         """            import hashlib
             data = encode_parts(made)
             factory = StreamFactory(store, folder, self._threshold_bytes)
             self._writers.submit(factory.store, name, data, kinds)
-            return StateHandle(name, None, len(data), hashlib.sha256(data).hexdigest(), kinds)
+            handle = StateHandle(name, None, len(data), hashlib.sha256(data).hexdigest(), kinds)
 """,
     ),
     Mutant(
@@ -487,7 +487,7 @@ MUTANTS = (
         "a copy of a snapshot commits what waited in front of it",
         "S7.8",
         "tidegate.coordinator.recovery",
-        "{n for n in taken.waiting if n <= checkpoint_id}.union(verdicts.waiting)",
+        "{*_waiting_in(taken, checkpoint_id), *verdicts.waiting}",
         "verdicts.waiting",
         simulated=False,
         tests=("unit/in_process/test_commit_gate_jobs.py",),
