@@ -55,5 +55,5 @@ def test_nothing_is_visible_that_was_not_approved_and_everything_in_the_end(loca
     job.start(rows=ROWS, rate=4_000.0, restore=RestoreFrom("latest"), **gate)
     assert say(job, "commit", checkpoint_id=view.uncommitted[-1]).ok
     view = job.until_status(*ENDS)
-    assert view.status.value == "FINISHED_COMMIT_PENDING", view.failure
+    assert view.status.value == "FINISHED", view.failure
     assert job.output() == expected(ROWS)
