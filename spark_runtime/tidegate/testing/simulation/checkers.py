@@ -283,7 +283,9 @@ class Checkers:
             return
         folder = "/".join(path.split("/")[:3])
         gone = self.timelines.unreachable | (self.gate.rejected if self.gate is not None else set())
-        points = [e for n, e in self._completed.items() if e.data["kind"] in RECOVERY_KINDS and n not in gone]
+        first = self.timelines.back_to
+        reached = [(n, e) for n, e in self._completed.items() if n >= first and n not in gone]
+        points = [e for _, e in reached if e.data["kind"] in RECOVERY_KINDS]
         stops = [i for i, point in enumerate(points) if point.data["kind"] == "stop-savepoint"]
         since_stop = points[max(stops, default=0) :]  # nothing in front of it is needed any more
         needed = {point.data["path"] for point in since_stop[-self._retained :]}

@@ -203,6 +203,9 @@ class DriverProcess:
             self._feed(sv.RunOver(failure, start.requests, self._stop_point(), latest=self._latest()))
             return
         except SnapshotError as error:
+            newest = self._world.checkers.decisions[-1].generation
+            if newest > self._job.reign.generation:  # it has read what its successor decided, and can say nothing
+                raise FencedError(f"generation {newest} took over", where=self.process.name) from error
             self._world.failed(self.process.name, error)
             self._feed(sv.CannotGoOn(RunFailed(str(error), code=error.code), error.exit_code, self._stop_point()))
             return

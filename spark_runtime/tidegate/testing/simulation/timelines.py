@@ -18,6 +18,8 @@ class Timelines:
     Attributes:
         gone: ids that must not be gone on from any more: behind a snapshot to which sinks were taken back.
         abandoned: completed ones that the newest submission does not come from, because it goes back past them.
+        back_to: the snapshot that the last submission to name one began with: nothing in front of it is the latest of
+            anything.
     """
 
     def __init__(self, demand: Demand, specs: Sequence[Spec]) -> None:
@@ -31,6 +33,7 @@ class Timelines:
         self._taken: set[str] = set()
         self.gone: set[int] = set()
         self.abandoned: set[int] = set()
+        self.back_to = 0
 
     def decided(self, entry: Decision) -> None:
         """An entry has appeared."""
@@ -41,6 +44,7 @@ class Timelines:
                 restore = self._specs[number - 1].restore
                 if restore is not None and restore.checkpoint_id is not None and number not in self._begun:
                     self.abandoned |= set(self._completed) - self.ancestry(restore.checkpoint_id)
+                    self.back_to = restore.checkpoint_id
                 self._begun.add(number)
             case "claim":
                 self._claimed.add(n)
