@@ -54,7 +54,7 @@ class Story:
         faulty_ms = FAULTY_MS // 4 if world.crowded else FAULTY_MS
         self._quiet_from_ms = self._scheduler.now_ms + FAULTY_MS // 2 + self._scheduler.upto(faulty_ms)
         if world.wanders:
-            self._quiet_from_ms += FAULTY_MS
+            self._quiet_from_ms += FAULTY_MS // 3
         # In some seeds the checkpoint that shows health must come when every bounded source has ended.
         self._lingers = not world.crowded and self._scheduler.chance(0.12)
         self._seen = 0

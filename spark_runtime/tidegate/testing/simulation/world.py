@@ -121,7 +121,7 @@ class World:
             self.options["max_uncommitted_checkpoints"] = gate.choice((1, 2, 3, 10))
         self.ways_back = Random(seed * 104_729 + 7)
         """For going back to older snapshots: apart, too."""
-        self.wanders = not self.crowded and self.ways_back.random() < 0.4
+        self.wanders = not self.crowded and self.ways_back.random() < 0.2
         if self.wanders:
             self.options["retained_checkpoints"] = 10  # what is chosen must be there still when the driver comes to it
         self.checkers = Checkers(
