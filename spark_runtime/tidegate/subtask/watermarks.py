@@ -16,11 +16,6 @@ class WatermarkTracker:
         self._told_idle = False
 
     @property
-    def current_us(self) -> int:
-        """The watermark last told, microseconds since the epoch."""
-        return self._current
-
-    @property
     def all_idle(self) -> bool:
         """Channels are left, and none of them is active."""
         left = [idle for t, idle in zip(self._times, self._idle, strict=True) if t < MAX_WATERMARK]

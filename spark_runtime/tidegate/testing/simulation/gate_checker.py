@@ -3,13 +3,11 @@ completion names as its parent, not what the runtime takes for a line."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tidegate.connectors.transactions import TransactionId
 from tidegate.contract.records import Decision, Spec
-
-Demand = Callable[[str, bool, str], None]
-"""(checker, whether it holds, what does not)."""
+from tidegate.testing.simulation.timelines import Demand, ancestry
 
 
 class GateChecker:
@@ -82,11 +80,7 @@ class GateChecker:
 
     def _ancestry(self, n: int) -> set[int]:
         """`n` and what it came from."""
-        found: set[int] = set()
-        while n:
-            found.add(n)
-            n = self._parents.get(n, 0)
-        return found
+        return ancestry(n, self._parents)
 
     @property
     def approved(self) -> set[int]:

@@ -3,13 +3,22 @@ external systems alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tidegate.connectors.transactions import parse_transaction_id
 from tidegate.contract.records import Decision, Spec
 
 Demand = Callable[[str, bool, str], None]
 """(checker, whether it holds, what does not)."""
+
+
+def ancestry(n: int, parents: Mapping[int, int]) -> set[int]:
+    """Snapshot `n` and what it came from; 0 and what is in no log come from nothing."""
+    found: set[int] = set()
+    while n:
+        found.add(n)
+        n = parents.get(n, 0)
+    return found
 
 
 class Timelines:
@@ -60,11 +69,7 @@ class Timelines:
 
     def ancestry(self, n: int) -> set[int]:
         """`n` and what it came from."""
-        found: set[int] = set()
-        while n:
-            found.add(n)
-            n = self._parents.get(n, 0)
-        return found
+        return ancestry(n, self._parents)
 
     @property
     def reachable(self) -> list[Decision]:
