@@ -3,7 +3,7 @@
 start -> checkpoint -> staged sensor -> audit -> publish -> drain -> audit of the rest -> publish the rest. The job runs
 with `commit="on_request"`: its checkpoints stage rows and publish nothing. The audit reads the staged files of one
 checkpoint with pyarrow; when it fails, `reject` gives them up and stops the job, and readers never see them. The
-last approval comes when the job has ended, and is carried out without it.
+last verdict comes when the job has ended, and is carried out without it: `publish_the_rest` or `reject_the_rest`.
 
 Let the audit fail: trigger the DAG with `most_delay` 60. The job root is that of the connection `tidegate_default`;
 data and output lie below the Param `home`; `tools/flight_data.py HOME/data` writes the data.
@@ -12,13 +12,14 @@ data and output lie below the Param `home`; `tools/flight_data.py HOME/data` wri
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG, Param, TriggerRule, task
 
+from airflow_tidegate.airflow_versions import AirflowSkipException
 from airflow_tidegate.hooks.tidegate import TidegateHook
 from airflow_tidegate.operators.snapshots import TidegateTriggerCheckpointOperator
 from airflow_tidegate.operators.start import TidegateStartJobOperator
@@ -57,6 +58,17 @@ def audit(of_job: str, staged: Mapping[str, Any], most_delay: float) -> dict[str
             f"checkpoint {checkpoint_id}: a departure is {latest:g} minutes late, more than {most_delay:g}"
         )
     return {"checkpoint_id": checkpoint_id, "rows": rows, "latest": latest}
+
+
+def only_after(task_id: str) -> Callable[[Mapping[str, Any]], None]:
+    """What a reject does first: skip, unless `task_id` has named a checkpoint. An audit that was never made because
+    something in front of it failed has rejected nothing."""
+
+    def look(context: Mapping[str, Any]) -> None:
+        if context["ti"].xcom_pull(task_ids=task_id) is None:
+            raise AirflowSkipException(f"{task_id} has named no checkpoint: there is nothing to reject")
+
+    return look
 
 
 with DAG(
@@ -101,11 +113,20 @@ with DAG(
         then="stop",
         trigger_rule=TriggerRule.ALL_FAILED,
         timeout="5 min",
+        pre_execute=only_after("staged"),
     )
     all_played = TidegateEndOfDataSensor(task_id="all_played", played_all=["flights"], poke_interval=2, timeout=3600)
     drain = TidegateStopJobOperator(task_id="drain", mode="drain", timeout="10 min")
     rest = audit.override(task_id="audit_the_rest")(JOB_ID, drain.output, "{{ params.most_delay }}")
     publish_rest = TidegateCommitCheckpointOperator(task_id="publish_the_rest", checkpoint_id=rest, timeout="5 min")
+    reject_rest = TidegateRejectCheckpointOperator(
+        task_id="reject_the_rest",
+        checkpoint_id="{{ ti.xcom_pull(task_ids='drain') }}",
+        trigger_rule=TriggerRule.ALL_FAILED,
+        timeout="5 min",
+        pre_execute=only_after("drain"),
+    )
 
     start >> airlines_read >> checkpoint >> staged >> audited >> publish >> all_played >> drain >> rest >> publish_rest
     audited >> reject
+    rest >> reject_rest

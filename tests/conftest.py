@@ -1,8 +1,9 @@
 """What every layer shares: what the machine must have, and an environment that is the same on every machine.
 
 Layers, by folder: `tests/unit` (no process, no network), `tests/integration` (real Spark), `tests/airflow` (real
-Airflow, which starts real Spark). A layer whose needs are not met is an error that names them, never a skip. Tests of a
-program that not everyone needs, PostgreSQL's server, are left out where it is not installed, and named at the end.
+Airflow, which starts real Spark), `tests/ui` (a real browser). A layer whose needs are not met is an error that names
+them, never a skip. Tests of a program that not everyone needs (PostgreSQL's server, Chromium, YARN) are left out where
+it is not installed, and named at the end.
 """
 
 from __future__ import annotations
@@ -16,15 +17,27 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import chromium
+import hypothesis
 import postgres_server
 import pytest
+import yarn_cluster
 
 TESTS = Path(__file__).parent
-LAYERS_WITH_SPARK = ("integration", "airflow")
+LAYERS_WITH_SPARK = ("integration", "airflow", "ui")
 OLDEST_JAVA = 17
-FIXTURE_WITH_SERVER = "postgres"
-LEFT_OUT = pytest.StashKey[list[str]]()
-"""Files of the tests that were left out, one for each test; of worker processes, too."""
+OPTIONAL = {
+    "postgres": ("a PostgreSQL server", "apt-get install postgresql", postgres_server.programs),
+    "browser": ("Chromium", "apt-get install chromium", chromium.program),
+    "yarn": ("YARN", "make yarn", yarn_cluster.jars),
+}
+"""Fixture -> the program that it needs, what installs it, and how to find it."""
+LEFT_OUT = pytest.StashKey[dict[str, list[str]]]()
+"""Fixture -> files of the tests that were left out, one for each test; of worker processes, too."""
+
+# A busy machine is no reason to fail; `pytest-timeout` bounds a hung test.
+hypothesis.settings.register_profile("tidegate", deadline=None)
+hypothesis.settings.load_profile("tidegate")
 
 # Before any test module is imported: Airflow and Spark read these when they are imported or started.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -70,7 +83,7 @@ def layer_of(path: Path) -> str:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Stop before the first test when some of those asked for cannot run here, and say which. Leave out those that need
-    a PostgreSQL server where there is none."""
+    an optional program where it is not."""
     needing = [item for item in items if layer_of(item.path) in LAYERS_WITH_SPARK]
     if needing and (problem := missing_java()):
         files = sorted({str(item.path.relative_to(TESTS.parent)) for item in needing})
@@ -79,18 +92,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             f"Install it (apt-get install openjdk-17-jre-headless), or run `make test-unit`."
         )
 
-    if postgres_server.programs() is None:
-        left_out = [item for item in items if FIXTURE_WITH_SERVER in getattr(item, "fixturenames", ())]
-        items[:] = [item for item in items if item not in left_out]
-        config.stash[LEFT_OUT] = [str(item.path.relative_to(TESTS.parent)) for item in left_out]
-        config.hook.pytest_deselected(items=left_out)
+    found: dict[str, list[str]] = {}
+    for fixture, (_, _, find) in OPTIONAL.items():
+        left_out = [item for item in items if fixture in getattr(item, "fixturenames", ())]
+        if left_out and find() is None:
+            items[:] = [item for item in items if item not in left_out]
+            found[fixture] = [str(item.path.relative_to(TESTS.parent)) for item in left_out]
+            config.hook.pytest_deselected(items=left_out)
+    config.stash[LEFT_OUT] = found
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A worker process tells the one that reports what it left out."""
     told: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if told is not None:
-        told["left_out"] = session.config.stash.get(LEFT_OUT, [])
+        told["left_out"] = session.config.stash.get(LEFT_OUT, {})
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -103,12 +119,14 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Name the tests that were left out for want of a program."""
-    left_out = config.stash.get(LEFT_OUT, [])
+    left_out = config.stash.get(LEFT_OUT, {})
     if left_out:
-        files = sorted(set(left_out))
         terminalreporter.section("left out")
-        terminalreporter.line(f"{len(left_out)} tests need a PostgreSQL server, which is not here: {', '.join(files)}")
-        terminalreporter.line("Install it to run them: apt-get install postgresql")
+    for fixture, tests in left_out.items():
+        what, install, _ = OPTIONAL[fixture]
+        files = ", ".join(sorted(set(tests)))
+        terminalreporter.line(f"{len(tests)} tests need {what}, which is not here: {files}")
+        terminalreporter.line(f"Install it to run them: {install}")
 
 
 def pytest_unconfigure() -> None:

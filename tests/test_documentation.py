@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import subprocess
@@ -189,3 +190,46 @@ def test_the_push_source_of_the_documents_emits_what_its_feed_calls_back() -> No
         assert [split.position for split in reader.snapshot()] == [9]
     finally:
         reader.close()
+
+
+def names_of_the_code() -> tuple[set[str], set[str], set[str]]:
+    """Classes, functions, and parameters and fields of both packages."""
+    classes: set[str] = set()
+    functions: set[str] = set()
+    settings: set[str] = set()
+    for package in ("spark_runtime", "provider"):
+        for path in (REPOSITORY / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    classes.add(node.name)
+                    fields = (
+                        n.target.id
+                        for n in node.body
+                        if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
+                    )
+                    settings.update(fields)
+                elif isinstance(node, ast.FunctionDef):
+                    functions.add(node.name)
+                    settings.update(argument.arg for argument in (*node.args.args, *node.args.kwonlyargs))
+    return classes, functions, settings
+
+
+@pytest.mark.parametrize("system", ["flink", "structured-streaming", "dataflow"])
+def test_what_newcomers_are_told_to_use_exists(system: str) -> None:
+    """The second column of the tables: operators, verbs, flags, functions and settings."""
+    classes, functions, settings = names_of_the_code()
+    verbs = set(re.findall(r"^\| `([a-z-]+) ?", (REPOSITORY / "docs" / "cli.md").read_text(), re.MULTILINE))
+    text = (REPOSITORY / "docs" / f"coming-from-{system}.md").read_text(encoding="utf-8")
+    ours = [row.split(" | ")[1] for row in re.findall(r"^\| (.* \| .*) \|$", text, flags=re.MULTILINE)]
+    codes = [code for cell in ours for code in re.findall(r"`([^`]+)`", cell)]
+    assert len(codes) > 30
+    cli = (REPOSITORY / "spark_runtime" / "tidegate" / "cli").glob("*.py")
+    flags = {flag for path in cli for flag in re.findall(r'"--([a-z-]+)"', path.read_text(encoding="utf-8"))}
+    unknown = {
+        *(c for c in codes if c.startswith("Tidegate") and c not in classes),
+        *(c for c in codes if c.startswith("tidegate ") and c.split()[1] not in verbs),
+        *(f for c in codes for f in re.findall(r"--([a-z-]+)", c) if f not in flags),
+        *(f for c in codes for f in re.findall(r"\b([a-z_]+)\(", c) if f not in functions),
+        *(s for c in codes for s in re.findall(r"\b([a-z_]+)=", c) if s not in settings),
+    }
+    assert unknown == set()

@@ -89,6 +89,13 @@ def test_the_wheel_says_that_it_is_typed(wheel: zipfile.ZipFile, package: str) -
     assert f"{package}/py.typed" in wheel.namelist()
 
 
+def test_the_files_of_airflows_page_are_in_the_wheel(wheel: zipfile.ZipFile) -> None:
+    static = ROOTS["airflow_tidegate"] / "airflow_tidegate/plugins/static"
+    on_disk = {f"airflow_tidegate/plugins/static/{file.name}" for file in static.iterdir()}
+    assert "airflow_tidegate/plugins/static/page.html" in on_disk
+    assert sorted(on_disk - set(wheel.namelist())) == []
+
+
 def test_the_wheel_carries_the_licence(wheel: zipfile.ZipFile) -> None:
     (licence,) = (name for name in wheel.namelist() if name.endswith("/LICENSE"))
     assert "Apache License" in wheel.read(licence).decode()

@@ -110,6 +110,7 @@ class Standalone:
         self.log = home.folder / "standalone.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._family: dict[int, psutil.Process] = {}
+        self._triggerers: list[subprocess.Popen[bytes]] = []
         self._token = ""
 
     def __enter__(self) -> Standalone:
@@ -172,17 +173,40 @@ class Standalone:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     member.send_signal(sign)
             psutil.wait_procs(alive, grace_s)
-        process.poll()
+        for started in (process, *self._triggerers):
+            started.poll()
         self._process = None
+
+    def replace_triggerer(self) -> None:
+        """kill -9 the triggerer with all its processes, and start another one: `airflow standalone` does not."""
+        self._remember_family()
+        died = [p for p in self._family.values() if p.is_running() and _is_triggerer(_command(p))]
+        if not died:
+            raise AirflowFailed(f"no process of the triggerer was found among {len(self._family)}; see {self.log}")
+        for member in {p for root in died for p in (root, *root.children(recursive=True))}:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        with self.log.open("ab") as log:
+            another = subprocess.Popen(
+                [sys.executable, "-m", "airflow", "triggerer"],
+                env=self.home.environment(),
+                cwd=self.home.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._triggerers.append(another)
 
     def _remember_family(self) -> None:
         """Note every descendant while its parents live; psutil tells a reused pid by the process's start time."""
         if self._process is None:
             return
-        with contextlib.suppress(psutil.NoSuchProcess):
-            root = psutil.Process(self._process.pid)
-            for member in (root, *root.children(recursive=True)):
-                self._family.setdefault(member.pid, member)
+        for started in (self._process, *self._triggerers):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(started.pid)
+                for member in (process, *process.children(recursive=True)):
+                    self._family.setdefault(member.pid, member)
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None, *, authorized: bool) -> Any:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
@@ -195,6 +219,18 @@ class Standalone:
                 return json.loads(answer.read() or b"null")
         except urllib.error.HTTPError as error:
             raise AirflowFailed(f"{method} {path}: {error.code} {error.read().decode(errors='replace')}") from None
+
+
+def _command(process: psutil.Process) -> list[str]:
+    """Its command line; [] when it has ended meanwhile."""
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def _is_triggerer(command: list[str]) -> bool:
+    """By its argument, or by the title that it gives itself; DAGs may have the word in their names."""
+    return "triggerer" in command or " ".join(command).startswith("airflow triggerer")
 
 
 def free_ports(count: int = 3) -> tuple[int, int, int]:

@@ -85,13 +85,13 @@ def numbers_of(files: Iterable[int]) -> frozenset[int]:
     return frozenset(row["v"].bit_length() - 1 for file in files for row in file_rows(file) if row["k"] != END_KEY)
 
 
-def give(folder: Path, number: int) -> int:
-    """Put a file of rows, whole at once, where a job reads; how many rows it has."""
+def give(folder: Path, *numbers: int) -> int:
+    """Put a file with the rows of these files, whole at once, where a job reads; how many rows it has."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows = file_rows(number)
-    hidden = folder.parent / f"rows-{number}.part"
+    rows = [row for number in numbers for row in file_rows(number)]
+    hidden = folder.parent / f"rows-{numbers[-1]}.part"
     hidden.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    os.replace(hidden, folder / f"rows-{number}.jsonl")
+    os.replace(hidden, folder / f"rows-{numbers[-1]}.jsonl")
     return len(rows)
 
 

@@ -7,16 +7,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
+from airflow_tidegate.airflow_versions import AirflowException, AirflowFailException, AirflowSensorTimeout
 from tidegate.contract.errors import TidegateError
-
-try:  # where Airflow has them since 3.2
-    from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSensorTimeout
-except ImportError:  # pragma: no cover - Airflow 3.1
-    from airflow.exceptions import (  # type: ignore[attr-defined,no-redef,unused-ignore]
-        AirflowException,
-        AirflowFailException,
-        AirflowSensorTimeout,
-    )
 
 __all__ = ["AirflowException", "AirflowFailException", "AirflowSensorTimeout", "Failure", "airflow_failures"]
 

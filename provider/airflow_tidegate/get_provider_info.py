@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tidegate.contract.launchers.contract import KINDS
+
 INTEGRATION = "tidegate"
 
 
@@ -24,6 +26,10 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_tidegate.operators.restore",
                     "airflow_tidegate.operators.snapshots",
                     "airflow_tidegate.operators.stop",
+                    "airflow_tidegate.operators.verdicts",
+                    "airflow_tidegate.operators.supervise",
+                    "airflow_tidegate.operators.fork",
+                    "airflow_tidegate.operators.upgrade",
                 ],
             }
         ],
@@ -33,10 +39,37 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     "airflow_tidegate.sensors.checkpoint",
                     "airflow_tidegate.sensors.end_of_data",
+                    "airflow_tidegate.sensors.job_status",
+                    "airflow_tidegate.sensors.staged",
+                    "airflow_tidegate.sensors.watermark",
                 ],
             }
         ],
-        "triggers": [{"integration-name": INTEGRATION, "python-modules": ["airflow_tidegate.triggers.waits"]}],
+        "triggers": [
+            {
+                "integration-name": INTEGRATION,
+                "python-modules": [
+                    "airflow_tidegate.triggers.events",
+                    "airflow_tidegate.triggers.steps",
+                    "airflow_tidegate.triggers.waits",
+                ],
+            }
+        ],
+        "extra-links": ["airflow_tidegate.links.TidegateJobLink", "airflow_tidegate.links.TidegateSparkUiLink"],
+        "config": {
+            "tidegate": {
+                "description": "The page of jobs in Airflow's UI.",
+                "options": {
+                    "connections": {
+                        "description": "Ids of the tidegate connections whose jobs the page shows, with commas.",
+                        "version_added": "0.1.0",
+                        "type": "string",
+                        "example": "tidegate_default,tidegate_reports",
+                        "default": "tidegate_default",
+                    }
+                },
+            }
+        },
         "connection-types": [
             {
                 "connection-type": "tidegate",
@@ -55,11 +88,17 @@ def get_provider_info() -> dict[str, Any]:
 
 def _connection_fields() -> dict[str, Any]:
     text = {"type": ["string", "null"]}
+    launchers = {"type": ["string", "null"], "enum": [*KINDS, None], "default": KINDS[0]}
     return {
+        "launcher": {
+            "label": "Launcher",
+            "schema": launchers,
+            "description": "Who brings drivers up: this host, spark-submit, yarn, kubernetes, or an agent.",
+        },
         "master": {
             "label": "Spark master",
             "schema": text,
-            "description": "local[N] or spark://host:port; default local[*].",
+            "description": "local[N], spark://host:port, yarn, or k8s://https://host:port; default local[*].",
         },
         "spark_conf": {
             "label": "Spark settings",
@@ -74,6 +113,18 @@ def _connection_fields() -> dict[str, Any]:
         "python": {
             "label": "Python interpreter",
             "schema": text,
-            "description": "The interpreter that has tidegate and pyspark; default: the Airflow worker's own.",
+            "description": "The drivers' interpreter, with tidegate and pyspark; default: the Airflow worker's own. "
+            "With yarn and kubernetes: inside the container.",
+        },
+        "spark_submit": {
+            "label": "spark-submit",
+            "schema": text,
+            "description": "Path of spark-submit; default: that of SPARK_HOME, else on the PATH.",
+        },
+        "yarn": {"label": "yarn", "schema": text, "description": "Path of YARN's command line; default: yarn."},
+        "driver_script": {
+            "label": "Driver program",
+            "schema": text,
+            "description": "With kubernetes: local:// URL of the driver's program in the image.",
         },
     }

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from tidegate.contract.client import JobClient
+from tidegate.contract.clock import parse_iso
 from tidegate.contract.errors import CommandRefusedError, OptionError
 from tidegate.contract.records import CommandResult
 from tidegate.contract.status import CheckpointView, JobStatus, JobView, SourceView
@@ -73,6 +74,7 @@ class StatusWait(Wait):
         spec: number of the submission.
         statuses: job statuses that end the wait.
         after_generation: what drivers up to this generation say belongs to an earlier try and is not listened to.
+        owner: who waits, when it owns the submission (`on_owner_lost`): `Watch` renews `owner.json` meanwhile; "": not.
     """
 
     kind: ClassVar[str] = "status"
@@ -80,6 +82,7 @@ class StatusWait(Wait):
     spec: int
     statuses: tuple[str, ...]
     after_generation: int = 0
+    owner: str = ""
 
     def look(self, client: JobClient, view: JobView) -> Payload | None:
         """The job's summary once its status is one of `statuses`."""
@@ -87,6 +90,22 @@ class StatusWait(Wait):
             raise ended_error(view, self.spec, self.what)
         if view.spec_number < self.spec or (self.after_generation and view.generation <= self.after_generation):
             return None
+        if view.status.value in self.statuses:
+            return summary(view)
+        self.raise_if_over(view)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStatusWait(Wait):
+    """Until the job, whichever submission is its newest by then, has one of `statuses`; else an error once it ended."""
+
+    kind: ClassVar[str] = "job_status"
+    what: ClassVar[str] = "the job's status"
+    statuses: tuple[str, ...]
+
+    def look(self, client: JobClient, view: JobView) -> Payload | None:
+        """The job's summary once its status is one of `statuses`."""
         if view.status.value in self.statuses:
             return summary(view)
         self.raise_if_over(view)
@@ -166,6 +185,7 @@ class CheckpointWait(Wait):
         checkpoint_id: this very one; its abortion is an error.
         newer_than: any with a greater id.
         count: so many, of the current submission.
+        triggered_after: ISO 8601; any that was triggered later, by the driver's clock: it holds what was there then.
     """
 
     kind: ClassVar[str] = "checkpoint"
@@ -173,6 +193,7 @@ class CheckpointWait(Wait):
     checkpoint_id: int | None = None
     newer_than: int | None = None
     count: int | None = None
+    triggered_after: str | None = None
 
     def look(self, client: JobClient, view: JobView) -> Payload | None:
         """The newest completed snapshot that satisfies the wait."""
@@ -182,6 +203,9 @@ class CheckpointWait(Wait):
             completed = [c for c in completed if c.checkpoint_id == self.checkpoint_id]
         if self.newer_than is not None:
             completed = [c for c in completed if c.checkpoint_id > self.newer_than]
+        if self.triggered_after is not None:
+            after = parse_iso(self.triggered_after)
+            completed = [c for c in completed if parse_iso(c.triggered_at) > after]
         if self.count is not None:
             completed = [c for c in completed if c.spec == view.spec_number]
         if len(completed) >= (self.count or 1):
@@ -277,10 +301,17 @@ class EndOfDataWait(Wait):
 
     def look(self, client: JobClient, view: JobView) -> Payload | None:
         """The sources' facts once all have ended."""
+        refuse_unknown_sources(view, (*self.sources, *self.played_all))
+        found = self.found(view)
+        if found is None:
+            self.raise_if_over(view)
+        return found
+
+    def found(self, view: JobView) -> Payload | None:
+        """The sources' facts once all have ended; None: not yet, or never."""
         known = {s.uid: s for s in view.sources}
         ended = {uid for uid, s in known.items() if s.end_of_data}
         played = {uid for uid, s in known.items() if s.played_all or s.end_of_data}
-        self._refuse_unknown(view, set(known))
         needed = set(self.sources) or (set() if self.played_all else set(known))
         finished = view.status in (JobStatus.FINISHED, JobStatus.FINISHED_COMMIT_PENDING)
         if finished or (known and needed <= ended and set(self.played_all) <= played):
@@ -289,22 +320,23 @@ class EndOfDataWait(Wait):
                 "status": view.status.value,
                 "sources": {uid: _source_facts(s) for uid, s in known.items()},
             }
-        self.raise_if_over(view)
         return None
 
-    def _refuse_unknown(self, view: JobView, known: set[str]) -> None:
-        """A source that the running job does not have will never end."""
-        if view.status is not JobStatus.RUNNING or not known or view.hint_generation != view.generation:
-            return
-        for uid in (*self.sources, *self.played_all):
-            if uid not in known:
-                near = difflib.get_close_matches(uid, known, 1)
-                raise OptionError(
-                    f"the job has no source {uid!r}",
-                    where=f"job {view.job_id}",
-                    cause=f"its sources are {', '.join(sorted(known))}",
-                    remedy=f"did you mean {near[0]!r}" if near else "name one of them",
-                )
+
+def refuse_unknown_sources(view: JobView, uids: Sequence[str]) -> None:
+    """Raise OptionError for one that the running job does not have: nothing will ever be heard of it."""
+    known = {source.uid for source in view.sources}
+    if view.status is not JobStatus.RUNNING or not known or view.hint_generation != view.generation:
+        return
+    for uid in uids:
+        if uid not in known:
+            near = difflib.get_close_matches(uid, known, 1)
+            raise OptionError(
+                f"the job has no source {uid!r}",
+                where=f"job {view.job_id}",
+                cause=f"its sources are {', '.join(sorted(known))}",
+                remedy=f"did you mean {near[0]!r}" if near else "name one of them",
+            )
 
 
 def refuse_aborted(view: JobView, checkpoint_id: int) -> None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
-# Before the test modules are imported: they use the tools of `make demo` and the audit of its DAG.
-sys.path += [str(REPOSITORY / folder) for folder in ("tools", "dags")]
+# Before the test modules are imported: they use the tools of `make demo`, the audit of its DAG, and a scripted driver.
+sys.path += [str(REPOSITORY / folder) for folder in ("tools", "dags", "tests/unit/airflow")]
 
 DAYS = 15
 """Days of flights in the tests: some 12,700 rows."""
@@ -37,7 +37,14 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     dags = folder / "dags"
     shutil.copytree(REPOSITORY / "dags", dags)
     shutil.copytree(HERE / "standalone_dags", dags, dirs_exist_ok=True)
-    home = AirflowHome(folder=folder / "home", job_root=folder / "jobs", flights=folder / "flights", dags=dags)
+    home = AirflowHome(
+        folder=folder / "home",
+        job_root=folder / "jobs",
+        flights=folder / "flights",
+        dags=dags,
+        # After so many seconds the triggers of a dead triggerer are taken over.
+        extra={"AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "12"},
+    )
     write(home.flights / "data", DAYS)
     with Standalone(home) as standalone:
         try:

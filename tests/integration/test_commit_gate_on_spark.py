@@ -8,6 +8,7 @@ from typing import Any
 from conftest import RealJob
 from pipelines.counting import expected
 
+from tidegate.contract.launching import launch_local
 from tidegate.contract.records import CommandResult, RestoreFrom
 from tidegate.contract.status import JobView
 
@@ -52,8 +53,12 @@ def test_nothing_is_visible_that_was_not_approved_and_everything_in_the_end(loca
     view = approve_until_the_end(job)
     assert view.status.value == "FINISHED_COMMIT_PENDING", view.failure
     assert view.uncommitted and job.output() != expected(ROWS)
-    job.start(rows=ROWS, rate=4_000.0, restore=RestoreFrom("latest"), **gate)
-    assert say(job, "commit", checkpoint_id=view.uncommitted[-1]).ok
+    spec = job.client.submit(restore=RestoreFrom("latest"))
+    # It has nothing left to read, and ends at once: the approval waits for its driver, not the other way round.
+    approval = job.client.send("commit", {"checkpoint_id": view.uncommitted[-1]}, issued_by="test")
+    launch_local(job.client, spec)
+    job._pids.append(job.driver_pid())
+    assert job.client.wait_result(approval.command_id, "60 s").ok
     view = job.until_status(*ENDS)
     assert view.status.value == "FINISHED", view.failure
     assert job.output() == expected(ROWS)

@@ -70,6 +70,22 @@ def test_drain_fires_open_windows_of_an_unbounded_job(local_job: RealJob) -> Non
     assert any(output == expected_of([*range(0, 2 * a, 2), *range(1, 2 * b, 2)]) for a, b in prefixes)
 
 
+def test_what_lies_before_the_watermark_of_a_published_checkpoint_is_complete_in_the_output(local_job: RealJob) -> None:
+    """S4.4, S7.4: who waits for an hour of event time may read it then."""
+    local_job.start(rows=0, rate=RATE)
+    view = local_job.until(
+        lambda view: any(c.is_published and (c.watermark_us or 0) >= 3_000_000 for c in view.completed),
+        "a published checkpoint that has passed three seconds of event time",
+    )
+    output = local_job.output()
+    seconds = max(c.watermark_us or 0 for c in view.completed if c.is_published) // 1_000_000
+    assert set(expected(seconds * 1000)) <= set(output)
+    local_job.until(
+        lambda view: any((source.watermark_us or 0) >= seconds * 1_000_000 for source in view.sources),
+        "the hint, which lags behind by some heartbeats, to tell the source's watermark",
+    )
+
+
 def test_a_job_whose_worker_is_killed_recovers_by_itself_with_exact_output(local_job: RealJob) -> None:
     """S9.1."""
     local_job.start(rows=ROWS, rate=RATE)

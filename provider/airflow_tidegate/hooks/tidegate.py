@@ -6,15 +6,21 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from airflow.sdk import BaseHook
 
 from tidegate.contract.client import JobClient
 from tidegate.contract.errors import OptionError, TidegateError
+from tidegate.contract.launchers.checking import check_launcher
+from tidegate.contract.launchers.choosing import check_kind
+from tidegate.contract.launchers.contract import LauncherSettings
+from tidegate.contract.secrets import check_no_plain_secrets
 from tidegate.contract.store import open_store
 
 DEFAULT_CONN_ID = "tidegate_default"
 DEFAULT_MASTER = "local[*]"
+DEFAULT_LAUNCHER = "local"
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,10 @@ class JobRoot:
         master: Spark master.
         spark_conf: Spark properties for every job of this connection.
         python: interpreter of the drivers; None: the launching process's own.
+        launcher: who brings drivers up: local, spark-submit, yarn, kubernetes or agent.
+        spark_submit: path of spark-submit; None: found by SPARK_HOME and PATH.
+        yarn: path of YARN's command line; None: `yarn` on the PATH.
+        driver_script: of Kubernetes: `local://` path of the driver's program in the image; None: the documented one.
     """
 
     root: str
@@ -34,6 +44,20 @@ class JobRoot:
     master: str = DEFAULT_MASTER
     spark_conf: Mapping[str, str] = field(default_factory=dict)
     python: str | None = None
+    launcher: str = DEFAULT_LAUNCHER
+    spark_submit: str | None = None
+    yarn: str | None = None
+    driver_script: str | None = None
+
+    def launcher_settings(self) -> LauncherSettings:
+        """How drivers of this connection are launched."""
+        given = {"yarn": self.yarn, "driver_script": self.driver_script}
+        return LauncherSettings(
+            kind=self.launcher,
+            python=self.python,
+            spark_submit=self.spark_submit,
+            **{name: value for name, value in given.items() if value is not None},
+        )
 
     def client(self, job_id: str) -> JobClient:
         """A client of one job. Raises OptionError on a bad job id."""
@@ -44,8 +68,8 @@ class TidegateHook(BaseHook):
     """Reads a `tidegate` connection.
 
     The job root is the connection's host, or `root` in its extra. The extra may hold `storage_options` and
-    `spark_conf` (objects, or JSON text), `master` and `python`. Values may be references `secret:env/NAME` or
-    `secret:file/PATH`.
+    `spark_conf` (objects, or JSON text), `master`, `launcher`, `python`, `spark_submit`, `yarn` and `driver_script`.
+    Values may be references `secret:env/NAME` or `secret:file/PATH`.
 
     Args:
         tidegate_conn_id: the Airflow connection.
@@ -72,12 +96,28 @@ class TidegateHook(BaseHook):
                 where=where,
                 remedy='put the URL or folder into "host", or into "root" of the extra',
             )
+        if _holds_password(str(root)):
+            raise OptionError(
+                "the job root holds a password",
+                where=where,
+                cause="it would stand in logs, error messages and Airflow's table of triggers",
+                remedy='put it into storage_options, as "secret:env/NAME" or "secret:file/PATH"',
+            )
+        storage_options = _mapping(extra.get("storage_options"), "storage_options", where)
+        spark_conf = {k: str(v) for k, v in _mapping(extra.get("spark_conf"), "spark_conf", where).items()}
+        # They would stand in the job directory, on command lines and in Airflow's table of triggers.
+        check_no_plain_secrets(storage_options, where=f"{where}, storage_options", storage=True)
+        check_no_plain_secrets(spark_conf, where=f"{where}, spark_conf")
         return JobRoot(
             root=str(root),
-            storage_options=_mapping(extra.get("storage_options"), "storage_options", where),
+            storage_options=storage_options,
             master=str(extra.get("master") or DEFAULT_MASTER),
-            spark_conf={k: str(v) for k, v in _mapping(extra.get("spark_conf"), "spark_conf", where).items()},
-            python=str(extra["python"]) if extra.get("python") else None,
+            spark_conf=spark_conf,
+            python=_text(extra, "python"),
+            launcher=check_kind(_text(extra, "launcher") or DEFAULT_LAUNCHER, where),
+            spark_submit=_text(extra, "spark_submit"),
+            yarn=_text(extra, "yarn"),
+            driver_script=_text(extra, "driver_script"),
         )
 
     def get_client(self, job_id: str) -> JobClient:
@@ -85,14 +125,31 @@ class TidegateHook(BaseHook):
         return self.get_conn().client(job_id)
 
     def test_connection(self) -> tuple[bool, str]:
-        """Airflow's Test button: probe what the job directory needs of its store - exclusive creation, reading back,
-        replacing, listing, deleting - with an object that is removed again."""
+        """Airflow's Test button, as the host that is asked sees it: probe what the job directory needs of its store -
+        exclusive creation, reading back, replacing, listing, deleting - with an object that is removed again; then what
+        the launcher needs: interpreter, spark-submit, a master that answers. Never raises."""
         try:
             job_root = self.get_conn()
             open_store(job_root.root, dict(job_root.storage_options)).probe()
         except TidegateError as error:
             return False, str(error)
-        return True, f"the job root {job_root.root} holds what a job directory needs"
+        checks = check_launcher(job_root.launcher_settings(), job_root.master, job_root.spark_conf)
+        problems = [check.text for check in checks if not check.ok]
+        if problems:
+            return False, "; ".join([f"the job root {job_root.root} is good", *problems])
+        root = f"the job root {job_root.root} holds what a job directory needs"
+        return True, "; ".join([root, *(check.text for check in checks)])
+
+
+def _holds_password(root: str) -> bool:
+    """A user's name alone is none: `abfs://container@account` has one."""
+    user, at, _ = urlsplit(root).netloc.rpartition("@")
+    return bool(at) and ":" in user
+
+
+def _text(extra: Mapping[str, Any], name: str) -> str | None:
+    value = extra.get(name)
+    return str(value) if value not in (None, "") else None
 
 
 def _mapping(value: Any, name: str, where: str) -> dict[str, Any]:

@@ -10,17 +10,25 @@ from typing import Any
 
 from airflow.sdk import BaseOperator
 
+from airflow_tidegate.airflow_versions import TRIGGERS_HEAR_KILLS
+from airflow_tidegate.deferring import TRIGGER_SLACK, deferrable_or_default
 from airflow_tidegate.failures import Failure, airflow_failures
 from airflow_tidegate.hooks.tidegate import DEFAULT_CONN_ID, JobRoot, TidegateHook
-from airflow_tidegate.triggers.waits import TRIGGERS
+from airflow_tidegate.kills import send_kill_command
+from airflow_tidegate.lineage import lineage_of
+from airflow_tidegate.links import TidegateJobLink, TidegateSparkUiLink
+from airflow_tidegate.operators.arguments import duration, optional_duration
+from airflow_tidegate.triggers.steps import STEP_TRIGGERS
 from airflow_tidegate.waits import Payload, Wait
 from airflow_tidegate.watch import Watch, deadline
 from tidegate.contract.client import JobClient
-from tidegate.contract.errors import OptionError, WaitTimeoutError
-from tidegate.contract.options import parse_duration
+from tidegate.contract.errors import TidegateError, WaitTimeoutError
 
-TRIGGER_SLACK = timedelta(minutes=2)
-"""Airflow's own timeout of a deferral lies this much behind ours, so that ours, with its message, comes first."""
+NOT_KEPT_WHILE_DEFERRED = (
+    "this task waits in the triggerer from here on. Should a user end it there, the job will not be told (%s): this "
+    "version of Airflow says nothing to triggers. Use Airflow 3.3, or deferrable=False, where on_kill must be kept"
+)
+"""For the task log of an Airflow before 3.3; takes the verb of the command that would have been sent."""
 
 
 class JobOperator(BaseOperator):
@@ -31,11 +39,13 @@ class JobOperator(BaseOperator):
         tidegate_conn_id: connection of type `tidegate`.
         timeout: how long to wait in all, as timedelta or text such as "10 min"; None: for ever.
         poll_interval: between two looks at the job directory.
-        deferrable: wait in the triggerer and give the worker slot back.
+        deferrable: wait in the triggerer and give the worker slot back; None: as Airflow's setting `[operators]
+            default_deferrable` says.
     """
 
-    template_fields: Sequence[str] = ("job_id", "tidegate_conn_id", "timeout")
+    template_fields: Sequence[str] = ("job_id", "tidegate_conn_id", "timeout", "poll_interval")
     ui_color: str = "#dbe9ee"
+    operator_extra_links = (TidegateJobLink(), TidegateSparkUiLink())
     sleep: Callable[[float], None] = staticmethod(time.sleep)
     """Between two looks in a worker; replaced in tests."""
 
@@ -46,7 +56,7 @@ class JobOperator(BaseOperator):
         tidegate_conn_id: str = DEFAULT_CONN_ID,
         timeout: timedelta | str | None = "30 min",
         poll_interval: timedelta | str = "1 s",
-        deferrable: bool = False,
+        deferrable: bool | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -54,7 +64,7 @@ class JobOperator(BaseOperator):
         self.tidegate_conn_id = tidegate_conn_id
         self.timeout = timeout
         self.poll_interval = poll_interval
-        self.deferrable = deferrable
+        self.deferrable = deferrable_or_default(deferrable)
         self._kill_command: dict[str, Any] | None = None
 
     # ------------------------------------------------------------ what a verb fills in
@@ -88,7 +98,7 @@ class JobOperator(BaseOperator):
             try:
                 found = watch.step()
                 if found is None and self.deferrable:
-                    self._defer(root, watch, timeout, poll_s)
+                    self._defer(root, watch, timeout.total_seconds() if timeout else None, poll_s)
                 if found is None:
                     self.sleep(poll_s)
                     found = watch.run(poll_s, self.sleep)
@@ -110,14 +120,17 @@ class JobOperator(BaseOperator):
 
     def on_kill(self) -> None:
         """The Airflow task was killed in a worker: send the command its policy asks for, if any."""
-        command = self._kill_command
-        if command is None:
-            return
-        client = self.job_root().client(self.job_id)
-        if command["verb"] == "withdraw":
-            client.withdraw(command["command_id"], by=command["issued_by"])
-        else:
-            client.send(command["verb"], command_id=command["command_id"], issued_by=command["issued_by"])
+        if self._kill_command is not None:
+            send_kill_command(self.job_root().client(self.job_id), self._kill_command)
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """For OpenLineage's provider: where the job writes, and which snapshot is its newest; None when the job cannot
+        be looked at."""
+        try:
+            return lineage_of(self.job_root().client(self.job_id))
+        except (TidegateError, ImportError) as error:
+            self.log.info("job %s: nothing to tell OpenLineage: %s", self.job_id, error)
+            return None
 
     def job_root(self) -> JobRoot:
         """What the connection says."""
@@ -127,36 +140,28 @@ class JobOperator(BaseOperator):
 
     def wait_limit(self) -> timedelta | None:
         """`timeout`, parsed. Raises OptionError."""
-        return None if self.timeout in (None, "", "None") else duration(self.timeout, "timeout")
+        return optional_duration(self.timeout, "timeout")
 
-    def _defer(self, root: JobRoot, watch: Watch, timeout: timedelta | None, poll_s: float) -> None:
-        trigger = TRIGGERS[watch.wait.kind](
+    def _defer(self, root: JobRoot, watch: Watch, limit_s: float | None, poll_s: float) -> None:
+        trigger = STEP_TRIGGERS[watch.wait.kind](
             root=root.root,
             job_id=self.job_id,
             storage_options=root.storage_options,
             wait=watch.wait.fields(),
             deadline_at=watch.deadline_at,
-            timeout_s=timeout.total_seconds() if timeout else 0.0,
+            timeout_s=limit_s or 0.0,
             poll_s=poll_s,
             kill_command=self._kill_command,
         )
+        if self._kill_command is not None and not TRIGGERS_HEAR_KILLS:
+            self.log.warning(NOT_KEPT_WHILE_DEFERRED, self._kill_command["verb"])
         self.defer(
             trigger=trigger,
             method_name="execute_complete",
-            timeout=None if timeout is None else timeout + TRIGGER_SLACK,
+            timeout=None if limit_s is None else timedelta(seconds=limit_s) + TRIGGER_SLACK,
         )
 
     def _done(self, client: JobClient, found: Payload) -> Payload:
         result = self.finish(client, found)
         self.log.info("job %s: %s", self.job_id, ", ".join(f"{k} {v}" for k, v in result.items() if v is not None))
         return result
-
-
-def duration(value: Any, name: str) -> timedelta:
-    """`value` as a timedelta. Raises OptionError naming the argument; bare numbers are refused."""
-    if isinstance(value, timedelta):
-        return value
-    try:
-        return parse_duration(value)
-    except OptionError as error:
-        raise OptionError(error.what, where=f"argument {name}", cause=error.cause, remedy=error.remedy) from None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.identity import ask_id, asked_by
+from airflow_tidegate.operators.arguments import flag, optional_duration
 from airflow_tidegate.operators.start import SubmittingOperator
+from tidegate.contract import submission
 from tidegate.contract.client import JobClient
 from tidegate.contract.errors import JobNotFoundError, OptionError
 from tidegate.contract.options import JobOptions
@@ -25,24 +28,34 @@ class TidegateRestoreJobOperator(SubmittingOperator):
     gone back to, past what was done since (`on_committed_after`).
 
     Args:
-        from_: "latest" (of the job's lineage), a checkpoint id, a savepoint's path or URL, or the XCom of a savepoint
-            or stop task (a mapping with "path"); templated.
+        from_: "latest" (of the job's lineage), a checkpoint id, a savepoint's path or URL, or the XCom of a savepoint,
+            checkpoint or stop task, or of a checkpoint sensor (a mapping with "path" or "checkpoint_id").
         allow_non_restored_state: state without an operator in the pipeline is dropped instead of refused (S5.5).
         on_committed_after: going back past committed output: "refuse"; "accept_duplicates": its rows come again;
             "rewind": sinks take them back, and the driver refuses when one of them cannot (S9.3).
         allow_drained: restore what a drain took, whose windows fired early and emit again (S7.5).
+        max_snapshot_age: timedelta or text such as "6 h": when what would be restored completed longer ago, the task
+            fails and nothing is submitted; None: any age. A retry that finds its own submission goes on with it.
         pipeline, arguments, options, master, spark_conf: as for starting.
     """
 
-    template_fields: Sequence[str] = (*SubmittingOperator.template_fields, "from_", "on_committed_after")
+    template_fields: Sequence[str] = (
+        *SubmittingOperator.template_fields,
+        "from_",
+        "allow_non_restored_state",
+        "on_committed_after",
+        "allow_drained",
+        "max_snapshot_age",
+    )
 
     def __init__(
         self,
         *,
         from_: str | int | Mapping[str, Any] = "latest",
-        allow_non_restored_state: bool = False,
+        allow_non_restored_state: bool | str = False,
         on_committed_after: str = "refuse",
-        allow_drained: bool = False,
+        allow_drained: bool | str = False,
+        max_snapshot_age: timedelta | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -50,6 +63,7 @@ class TidegateRestoreJobOperator(SubmittingOperator):
         self.allow_non_restored_state = allow_non_restored_state
         self.on_committed_after = on_committed_after
         self.allow_drained = allow_drained
+        self.max_snapshot_age = max_snapshot_age
 
     def submit(self, client: JobClient, root: JobRoot, context: Any) -> Spec:
         """A submission that names its snapshot."""
@@ -59,7 +73,7 @@ class TidegateRestoreJobOperator(SubmittingOperator):
                 where=f"job {client.job_id} under {client.root}",
                 remedy="Start it first, or mend the job id",
             )
-        return client.submit(
+        request = submission.Request(
             pipeline=self.pipeline_of(context),
             arguments=self.arguments,
             options=None if self.options is None else JobOptions.from_mapping(self.options),
@@ -68,22 +82,24 @@ class TidegateRestoreJobOperator(SubmittingOperator):
             spark_conf=self.spark_conf,
             restore=restore_from(
                 self.from_,
-                allow_non_restored_state=self.allow_non_restored_state,
+                allow_non_restored_state=flag(self.allow_non_restored_state, "allow_non_restored_state"),
                 on_committed_after=self.on_committed_after,
-                allow_drained=self.allow_drained,
+                allow_drained=flag(self.allow_drained, "allow_drained"),
             ),
             owner_dag=context["ti"].dag_id,
             submitted_by=asked_by(context),
             code_root=self.code_root,
+            max_snapshot_age=optional_duration(self.max_snapshot_age, "max_snapshot_age"),
         )
+        return submission.submit(client, request)
 
 
 def restore_from(
     value: Any, *, allow_non_restored_state: bool, on_committed_after: str, allow_drained: bool = False
 ) -> RestoreFrom:
-    """What `from_` means. Raises OptionError on nothing and on a mapping without a path."""
+    """What `from_` means. Raises OptionError on nothing and on a mapping with neither path nor id."""
     if isinstance(value, Mapping):
-        value = value.get("path")
+        value = value.get("path") or value.get("checkpoint_id")
     text = str(value).strip() if value is not None else ""
     if not text or text == "None":
         raise OptionError(

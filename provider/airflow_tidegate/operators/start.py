@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.identity import ask_id, asked_by
-from airflow_tidegate.launchers.local import ensure_driver
+from airflow_tidegate.kills import KillPolicy, check_policy, kill_command
+from airflow_tidegate.launchers import ensure_driver
 from airflow_tidegate.operators.base import JobOperator
+from airflow_tidegate.owning import claim
 from airflow_tidegate.waits import StatusWait, Wait
 from tidegate.contract.client import JobClient
 from tidegate.contract.errors import OptionError
 from tidegate.contract.options import JobOptions
 from tidegate.contract.records import Spec
 
-KillPolicy = Literal["keep_running", "cancel"]
 STARTED = ("RUNNING", "FINISHED", "FINISHED_COMMIT_PENDING", "STOPPED")
 ENDED = ("FINISHED", "FINISHED_COMMIT_PENDING")
 
@@ -36,7 +37,8 @@ class SubmittingOperator(JobOperator):
         master: Spark master; default: the connection's.
         spark_conf: Spark properties, over the connection's.
         code_root: folder to pin as a whole; default: the pipeline's file, or its top package.
-        on_kill: what happens to the job when a user kills the Airflow task: "keep_running" or "cancel".
+        on_kill: what happens to the job when a user kills the Airflow task: "keep_running", "savepoint_then_stop" (it
+            is suspended, and can be restored) or "cancel"; templated.
     """
 
     template_fields: Sequence[str] = (
@@ -47,6 +49,7 @@ class SubmittingOperator(JobOperator):
         "master",
         "spark_conf",
         "code_root",
+        "kill_policy",
     )
     waits_for: ClassVar[tuple[str, ...]] = STARTED
 
@@ -77,22 +80,13 @@ class SubmittingOperator(JobOperator):
 
     def begin(self, client: JobClient, context: Any) -> Wait:
         """Submit, launch if needed, and wait for the status."""
-        if self.kill_policy not in ("keep_running", "cancel"):
-            raise OptionError(
-                f"on_kill={self.kill_policy!r} is unknown",
-                where=f"Airflow task {self.task_id}",
-                remedy='use "keep_running" or "cancel"',
-            )
+        check_policy(self.kill_policy, self.task_id)
         root = self.job_root()
         spec = self.submit(client, root, context)
-        if self.kill_policy == "cancel":
-            self._kill_command = {
-                "verb": "cancel",
-                "command_id": ask_id(context, "cancel"),
-                "issued_by": asked_by(context),
-            }
-        after_generation = ensure_driver(client, spec, python=root.python)
-        return StatusWait(spec=spec.number, statuses=self.waits_for, after_generation=after_generation)
+        self._kill_command = kill_command(self.kill_policy, context, spec.number)
+        owner = claim(client, spec, asked_by(context))
+        after_generation = ensure_driver(client, spec, root)
+        return StatusWait(spec=spec.number, statuses=self.waits_for, after_generation=after_generation, owner=owner)
 
     def pipeline_of(self, context: Any) -> str | None:
         """The pipeline, a relative path to a file that lies beside the DAG file made absolute."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from airflow_tidegate.operators.commands import ask
 from airflow_tidegate.operators.snapshots import CommandOperator
 from airflow_tidegate.waits import CancelWait, Payload, StopWait, Wait
 from tidegate.contract.client import JobClient
-from tidegate.contract.errors import OptionError
+from tidegate.contract.errors import CommandRefusedError, OptionError
 from tidegate.contract.options import JobOptions
 from tidegate.contract.stop_outcomes import OnTimeout, answer_wait, remark, stop_arguments
 
@@ -91,12 +92,15 @@ class TidegateStopJobOperator(CommandOperator):
 class TidegateCancelJobOperator(JobOperator):
     """End a job at once, without a savepoint; what was not committed is not. Succeeds also when the job is over.
 
-    A clear asks anew, of the job as it is then. XCom: `{"job_id", "spec", "generation", "status"}`.
+    Its checkpoints stay, or go with the option `retention="delete"`; savepoints always stay. A clear asks anew, of the
+    job as it is then. XCom: `{"job_id", "spec", "generation", "status"}`.
     """
 
     def begin(self, client: JobClient, context: Any) -> Wait:
-        """Ask, or find the own question; a job whose driver is dead is cancelled in its place, behind a fence."""
+        """Ask, or find the own question; a job whose driver is dead is cancelled in its place, behind a fence. A driver
+        that is silent, but whose process is there, is asked: it reads the command when it goes on."""
         view = client.view()
         if view.is_active and not client.is_alive():
-            client.cancel_dead(by=asked_by(context))
+            with suppress(CommandRefusedError):
+                client.cancel_dead(by=asked_by(context))
         return CancelWait(command_id=ask(client, context, "cancel", {}))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from airflow_tidegate.failures import airflow_failures
-from airflow_tidegate.identity import asked_by
+from airflow_tidegate.identity import ask_id, asked_by
 from airflow_tidegate.launchers.committing import commit_pending
 from airflow_tidegate.operators.commands import carried_out
 from airflow_tidegate.operators.snapshots import CommandOperator
@@ -28,10 +28,11 @@ class VerdictOperator(CommandOperator):
     """
 
     _asked_by = ""
+    _verdict_id = ""
 
     def execute(self, context: Any) -> Payload:
         """As the job is by then: running or ended."""
-        self._asked_by = asked_by(context)
+        self._asked_by, self._verdict_id = asked_by(context), ask_id(context, self.verb)
         with airflow_failures():
             client = self.job_root().client(self.job_id)
             arguments = self.command_arguments()
@@ -40,20 +41,21 @@ class VerdictOperator(CommandOperator):
                 said = carried_out(client, context, self.verb)
                 if said is not None:  # by a try before, of which only the commit may be left
                     arguments["checkpoint_id"] = said
-                return self._done(client, self.late(view, arguments))
+                return self._done(client, self.late(client, view, arguments))
         return super().execute(context)
 
     @abstractmethod
-    def late(self, view: JobView, arguments: Mapping[str, Any]) -> Payload:
+    def late(self, client: JobClient, view: JobView, arguments: Mapping[str, Any]) -> Payload:
         """Give the verdict on a job that has ended. Gives what the driver's answer would hold."""
 
     def committer(self, *verdict: str) -> Payload:
         """Run `commit-pending`, with the operator's `timeout`."""
         timeout = self.wait_limit()
+        named = ("--id", self._verdict_id) if verdict else ()
         return commit_pending(
             self.job_root(),
             self.job_id,
-            verdict,
+            (*verdict, *named),
             asked_by=self._asked_by,
             timeout_s=None if timeout is None else timeout.total_seconds(),
         )
@@ -84,7 +86,7 @@ class TidegateCommitCheckpointOperator(VerdictOperator):
         """Which one."""
         return {"checkpoint_id": checkpoint_number(self.checkpoint_id, "checkpoint_id")}
 
-    def late(self, view: JobView, arguments: Mapping[str, Any]) -> Payload:
+    def late(self, client: JobClient, view: JobView, arguments: Mapping[str, Any]) -> Payload:
         """Approve and commit. A retry after an approval has only the commit left."""
         wanted = arguments["checkpoint_id"]
         if wanted is None:
@@ -147,12 +149,13 @@ class TidegateRejectCheckpointOperator(VerdictOperator):
             raise OptionError("there is no checkpoint to reject", where=where, remedy="give checkpoint_id")
         return {"checkpoint_id": checkpoint_id, "then": self.then, "reason": self.reason}
 
-    def late(self, view: JobView, arguments: Mapping[str, Any]) -> Payload:
-        """Reject; nothing is left to stop or to replay."""
+    def late(self, client: JobClient, view: JobView, arguments: Mapping[str, Any]) -> Payload:
+        """Reject; nothing is left to stop or to replay. A retry finds rejected what its first try rejected."""
         wanted = arguments["checkpoint_id"]
         flag = "--quarantine" if self.then == "quarantine" else "--reject"
         self.committer(flag, str(wanted), *(("--reason", self.reason) if self.reason else ()))
-        return {"checkpoint_id": wanted, "rejected": [n for n in view.waiting if n >= wanted], "then": self.then}
+        gone = [c.checkpoint_id for c in client.view().completed if c.verdict in ("rejected", "quarantined")]
+        return {"checkpoint_id": wanted, "rejected": [n for n in gone if n >= wanted], "then": self.then}
 
     def finish(self, client: JobClient, found: Payload) -> Payload:
         """What was rejected."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
+from airflow_tidegate.deferring import TRIGGER_SLACK, deferrable_or_default
 from airflow_tidegate.failures import AirflowSensorTimeout, Failure, airflow_failures
 from airflow_tidegate.hooks.tidegate import DEFAULT_CONN_ID, TidegateHook
 from airflow_tidegate.triggers.waits import TRIGGERS
@@ -26,7 +27,8 @@ class JobSensor(BaseSensorOperator):
     Args:
         job_id: the job; templated.
         tidegate_conn_id: connection of type `tidegate`.
-        deferrable: wait in the triggerer and give the worker slot back.
+        deferrable: wait in the triggerer and give the worker slot back; None: as Airflow's setting `[operators]
+            default_deferrable` says.
         poke_interval, timeout, mode, soft_fail, ...: Airflow's own; `poke_interval` defaults to 5 s.
     """
 
@@ -37,14 +39,14 @@ class JobSensor(BaseSensorOperator):
         *,
         job_id: str,
         tidegate_conn_id: str = DEFAULT_CONN_ID,
-        deferrable: bool = False,
+        deferrable: bool | None = None,
         poke_interval: timedelta | float = 5.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(poke_interval=poke_interval, **kwargs)
         self.job_id = job_id
         self.tidegate_conn_id = tidegate_conn_id
-        self.deferrable = deferrable
+        self.deferrable = deferrable_or_default(deferrable)
         self._watch: Watch | None = None
 
     @abstractmethod
@@ -72,6 +74,7 @@ class JobSensor(BaseSensorOperator):
                     poll_s=float(self.poke_interval),
                 ),
                 method_name="execute_complete",
+                timeout=timedelta(seconds=float(self.timeout)) + TRIGGER_SLACK,
             )
         return None
 

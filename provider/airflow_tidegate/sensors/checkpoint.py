@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
+from airflow_tidegate.event_time import point_text, point_us
 from airflow_tidegate.sensors.base import JobSensor
 from airflow_tidegate.waits import CheckpointWait, Wait
 from tidegate.contract.errors import OptionError
+
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 
 class TidegateCheckpointSensor(JobSensor):
@@ -18,7 +23,8 @@ class TidegateCheckpointSensor(JobSensor):
 
     Args:
         checkpoint_id: this one, by id or as the XCom of a checkpoint task; its abortion is a failure.
-        newer_than: a checkpoint id, or the XCom of a checkpoint, savepoint or stop task.
+        newer_than: a checkpoint id, or the XCom of a checkpoint, savepoint or stop task; or a point in time with zone,
+            such as `"{{ data_interval_end }}"`: one that was triggered after it, by the driver's clock.
         count: so many completed under the current submission.
     """
 
@@ -28,7 +34,7 @@ class TidegateCheckpointSensor(JobSensor):
         self,
         *,
         checkpoint_id: int | str | Mapping[str, Any] | None = None,
-        newer_than: int | str | Mapping[str, Any] | None = None,
+        newer_than: int | str | datetime | Mapping[str, Any] | None = None,
         count: int | str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -40,11 +46,19 @@ class TidegateCheckpointSensor(JobSensor):
     def question(self) -> Wait:
         """The wait, from rendered arguments."""
         checkpoint_id = checkpoint_number(self.checkpoint_id, "checkpoint_id")
-        newer = checkpoint_number(self.newer_than, "newer_than")
+        newer, after = newer_than(self.newer_than)
         count = whole_number(self.count, "count")
-        if checkpoint_id is None and newer is None and count is None:
+        if checkpoint_id is None and newer is None and after is None and count is None:
             count = 1
-        return CheckpointWait(checkpoint_id=checkpoint_id, newer_than=newer, count=count)
+        return CheckpointWait(checkpoint_id=checkpoint_id, newer_than=newer, count=count, triggered_after=after)
+
+
+def newer_than(value: Any) -> tuple[int | None, str | None]:
+    """A checkpoint's id, or a point in time as ISO 8601, of which at least one is None. Raises OptionError."""
+    is_time = isinstance(value, datetime) or (isinstance(value, str) and _DATE.match(value.strip()) is not None)
+    if is_time:
+        return None, point_text(point_us(value, "newer_than"))
+    return checkpoint_number(value, "newer_than"), None
 
 
 def checkpoint_number(value: Any, name: str) -> int | None:

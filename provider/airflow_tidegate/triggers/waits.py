@@ -1,36 +1,52 @@
 """Triggers: the same waits as in a worker, held by the triggerer.
 
 A trigger is its arguments and nothing more, so it survives a restart of the triggerer; the deadline is a point on the
-wall clock for the same reason. Store reads run in threads, never on the event loop. `cleanup` leaves the job alone:
-it also runs when a triggerer restarts.
+wall clock for the same reason. One look at the job directory serves all triggers of a job (`shared_reads`), in a
+thread, never on the event loop. `cleanup` leaves the job alone: it also runs when a triggerer restarts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, ClassVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from airflow_tidegate.event_time import WatermarkWait
 from airflow_tidegate.failures import Failure
+from airflow_tidegate.kills import send_kill_command
+from airflow_tidegate.shared_reads import shared_job
 from airflow_tidegate.waits import (
     CancelWait,
     CheckpointWait,
     CommandWait,
     CommitWait,
     EndOfDataWait,
+    JobStatusWait,
     StagedWait,
     StatusWait,
     StopWait,
     Wait,
 )
-from airflow_tidegate.watch import Watch
+from airflow_tidegate.watch import Judge
 from tidegate.contract.client import JobClient
 from tidegate.contract.errors import TidegateError
 
-STORE_RETRIES = 5
-"""Looks in a row that may fail on the store before the trigger gives up."""
+LETTING_GO_S = 10.0
+"""Least time from a trigger's start to its event, seconds. The scheduler must have heard by then that the worker has
+let go of the task, else Airflow (3.3) takes the worker's exit for that of the resumed task, which is queued, and fails
+it. A worker may notice only after `[workers] min_heartbeat_interval`, 5 s, that the task's process has ended; then come
+a round of the executor and one of the scheduler."""
+
+
+class _WaitObserver(Judge):
+    """A wait as an observer of shared looks."""
+
+    def __init__(self, wait: Wait, trigger: JobWaitTrigger) -> None:
+        super().__init__(wait, deadline_at=trigger.deadline_at, timeout_s=trigger.timeout_s)
+        self.poll_s = trigger.poll_s
 
 
 class JobWaitTrigger(BaseTrigger):
@@ -46,8 +62,8 @@ class JobWaitTrigger(BaseTrigger):
         wait: keyword arguments of the wait (`Wait.fields`).
         deadline_at: seconds since the epoch; None: wait for ever.
         timeout_s: length of the whole wait, for messages.
-        poll_s: seconds between looks.
-        kill_command: what to send when a user kills the deferred task (`{"verb", "command_id", "issued_by"}`), or None.
+        poll_s: seconds between looks after a change; while nothing changes the pauses grow (`shared_reads.Pace`).
+        kill_command: what to send when a user kills the deferred task (`kills.kill_command`), or None.
     """
 
     wait_class: ClassVar[type[Wait]]
@@ -98,25 +114,15 @@ class JobWaitTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until found, or until it cannot come any more."""
+        began = time.monotonic()
         try:
-            client = await asyncio.to_thread(self.client)
-            watch = Watch(client, self.question(), deadline_at=self.deadline_at, timeout_s=self.timeout_s)
-            found = None
-            store_failures = 0
-            while found is None:
-                try:
-                    found = await asyncio.to_thread(watch.step)
-                    store_failures = 0
-                except TidegateError as error:
-                    store_failures += 1
-                    if error.code != "store" or store_failures > STORE_RETRIES:
-                        raise
-                if found is None:
-                    await asyncio.sleep(self.poll_s)
+            async with shared_job(self.root, self.job_id, self.storage_options) as job:
+                event = {"wait": self.wait, "found": await job.first(_WaitObserver(self.question(), self))}
         except TidegateError as error:
-            yield TriggerEvent({"wait": self.wait, **Failure.of(error).to_event()})
-        else:
-            yield TriggerEvent({"wait": self.wait, "found": found})
+            event = {"wait": self.wait, **Failure.of(error).to_event()}
+        if self.trigger_id is not None:  # a triggerer runs it, not `dag.test`
+            await asyncio.sleep(max(0.0, began + LETTING_GO_S - time.monotonic()))
+        yield TriggerEvent(event)
 
     async def on_kill(self) -> None:
         """A user ended the deferred task: send the command that the operator's policy asks for, if any."""
@@ -124,11 +130,7 @@ class JobWaitTrigger(BaseTrigger):
             await asyncio.to_thread(self._send_kill_command, self.kill_command)
 
     def _send_kill_command(self, command: Mapping[str, Any]) -> None:
-        client = self.client()
-        if command["verb"] == "withdraw":
-            client.withdraw(command["command_id"], by=command["issued_by"])
-        else:
-            client.send(command["verb"], command_id=command["command_id"], issued_by=command["issued_by"])
+        send_kill_command(self.client(), command)
 
 
 class TidegateStatusTrigger(JobWaitTrigger):
@@ -179,6 +181,18 @@ class TidegateEndOfDataTrigger(JobWaitTrigger):
     wait_class = EndOfDataWait
 
 
+class TidegateJobStatusTrigger(JobWaitTrigger):
+    """Waits for a status of the job's newest submission (`JobStatusWait`)."""
+
+    wait_class = JobStatusWait
+
+
+class TidegateWatermarkTrigger(JobWaitTrigger):
+    """Waits for event time to pass a point (`WatermarkWait`)."""
+
+    wait_class = WatermarkWait
+
+
 TRIGGERS: Mapping[str, type[JobWaitTrigger]] = {
     trigger.wait_class.kind: trigger
     for trigger in (
@@ -190,5 +204,7 @@ TRIGGERS: Mapping[str, type[JobWaitTrigger]] = {
         TidegateEndOfDataTrigger,
         TidegateStagedTrigger,
         TidegateCommitTrigger,
+        TidegateJobStatusTrigger,
+        TidegateWatermarkTrigger,
     )
 }

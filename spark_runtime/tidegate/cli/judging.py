@@ -71,6 +71,7 @@ def add(verbs: Verbs) -> None:
     word.add_argument("--reject", type=int, metavar="ID", help="give up it and what came after it; a restore goes back")
     word.add_argument("--quarantine", type=int, metavar="ID", help="give up its output, which moves to quarantine/")
     parser.add_argument("--reason", default="", metavar="TEXT", help="of a rejection, for people")
+    parser.add_argument("--id", metavar="ID", help="name of the verdict in the decision log (default: a random one)")
     parser.set_defaults(run=commit_pending)
 
 
@@ -144,7 +145,7 @@ def commit_pending(args: argparse.Namespace, around: Surroundings) -> int:
         then, n = given
         approves = then == "approve"
         ruling = Ruling(
-            f"commit-pending-{secrets.token_hex(8)}",
+            args.id or f"commit-pending-{secrets.token_hex(8)}",
             approves,
             None if n == NEWEST else n,
             around.caller,

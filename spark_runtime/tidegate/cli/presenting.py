@@ -59,6 +59,7 @@ def checkpoint_document(checkpoint: CheckpointView) -> dict[str, Any]:
         "committed": checkpoint.committed,
         "verdict": checkpoint.verdict,
         "taken_back": checkpoint.taken_back,
+        "by": checkpoint.by,
         "metrics": dict(checkpoint.metrics),
     }
 

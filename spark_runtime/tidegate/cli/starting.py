@@ -1,9 +1,10 @@
-"""`tidegate start` and `tidegate restore`: submit, launch, wait."""
+"""`tidegate start`, `tidegate restore` and `tidegate fork`: submit, launch, wait."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -13,6 +14,7 @@ from tidegate.cli.presenting import status_text, view_document, view_lines
 from tidegate.cli.reaching import client_of, same_place, show_progress
 from tidegate.cli.surroundings import Surroundings, Verbs
 from tidegate.cli.validation import validate
+from tidegate.contract import forking, submission
 from tidegate.contract.client import JobClient
 from tidegate.contract.errors import CommandRefusedError, JobNotFoundError, OptionError
 from tidegate.contract.options import JobOptions
@@ -44,6 +46,29 @@ def add(verbs: Verbs) -> None:
         description="Starts a new driver from a snapshot. What is not given is as before, the pinned code too.",
     )
     arguments.add_job(parser)
+    _add_source(parser)
+    parser.add_argument(
+        "--on-committed-after",
+        choices=("refuse", "rewind", "accept_duplicates"),
+        default="refuse",
+        help="what to do when something was committed after the snapshot (default: refuse)",
+    )
+    _add_settings(parser)
+    parser.set_defaults(run=restore)
+    parser = verbs.add_parser(
+        "fork",
+        help="run a bounded job beside another one, from one of its snapshots",
+        description="Starts a job of its own from another job's snapshot, which is only read. Its sources have to be "
+        "bounded, and its sinks may not write to where the original's do. What is not given is the original's.",
+    )
+    parser.add_argument("original", metavar="ORIGINAL", help="id of the job whose snapshot it begins with")
+    arguments.add_job(parser, positional=False)
+    _add_source(parser)
+    _add_settings(parser)
+    parser.set_defaults(run=fork)
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from",
         dest="source",
@@ -58,16 +83,8 @@ def add(verbs: Verbs) -> None:
         "--allow-non-restored-state", action="store_true", help="drop state that no operator of the pipeline takes"
     )
     parser.add_argument(
-        "--on-committed-after",
-        choices=("refuse", "rewind", "accept_duplicates"),
-        default="refuse",
-        help="what to do when something was committed after the snapshot (default: refuse)",
-    )
-    parser.add_argument(
         "--allow-drained", action="store_true", help="restore what a drain took: its windows fired early and emit again"
     )
-    _add_settings(parser)
-    parser.set_defaults(run=restore)
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
@@ -150,6 +167,37 @@ def restore(args: argparse.Namespace, around: Surroundings) -> int:
         code_root=args.code_root,
     )
     return _run(args, around, client, spec, timeout)
+
+
+def fork(args: argparse.Namespace, around: Surroundings) -> int:
+    """Submit and start a fork. Options and arguments given are laid over those under which its snapshot was taken."""
+    client = client_of(args, around)
+    where = arguments.root(args, around.environment), arguments.storage_options(args, around.environment)
+    original = around.connect(where[0], args.original, where[1])
+    given = _arguments(args)
+    forking.check_differs(client, original, args.pipeline, given)
+    wanted = restore_from(args.source, args.allow_non_restored_state, "refuse", args.allow_drained)
+    known = next((s for s in client.specs() if s.submission_id == args.submission_id), None)
+    before = known or forking.find_origin(original, wanted).spec
+    options = JobOptions.from_mapping(_laid_over(before.options, _options(args)) or before.options)
+    timeout = arguments.duration(args.timeout, "--timeout")
+    if args.pipeline is not None:
+        around.output.progress("checking the pipeline")
+        validate(args.pipeline, args.code_root, {**before.arguments, **(given or {})}, options)
+    around.output.progress("submitting")
+    request = submission.Request(
+        pipeline=args.pipeline,
+        arguments=given,
+        options=options,
+        submission_id=args.submission_id or secrets.token_hex(16),
+        master=args.master,
+        spark_conf=_laid_over(before.spark_conf, arguments.pairs(args.conf, "--conf") or None),
+        restore=wanted,
+        owner_dag=None,
+        submitted_by=around.caller,
+        code_root=args.code_root,
+    )
+    return _run(args, around, client, forking.fork(client, original, request), timeout)
 
 
 def restore_from(

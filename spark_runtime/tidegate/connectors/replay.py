@@ -1,30 +1,29 @@
-"""Replay: plays files as an unbounded stream, in event-time order, at a chosen speed."""
+"""Replay: plays files as a stream, in event-time order, at a chosen speed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 
 from tidegate.connectors.contract import Boundedness, Source, SourceContext, SourceReader, Split
 from tidegate.connectors.file_formats import MAX_BATCH_ROWS, FormatName
 from tidegate.connectors.file_set import DEFAULT_NULL_VALUES, FileSet, Paths
-from tidegate.connectors.replay_reader import ReplayReader
+from tidegate.connectors.replay_reader import AtEnd, ReplayReader
 from tidegate.contract.errors import OptionError, PipelineError
-
-AtEnd = Literal["idle", "loop"]
 
 
 class Replay(Source):
-    """Plays the files that are there when the job starts; unbounded.
+    """Plays the files that are there when the job starts; unbounded, but for `at_end="end"`.
 
     All records are ordered by (time, order of the files), those without a time last; record r belongs to split r
     modulo the number of splits. A split's position is (loop, records emitted in it) (S4.2). Every reader holds its
     splits' records in memory, and reads all files once when it starts.
 
     At the end a replay stays open: `idle` emits nothing more and counts as idle (S4.4); `loop` begins again, with
-    times moved on by the span from the first to the last. The status tells `played_all`, `rows` and `null_times`
+    times moved on by the span from the first to the last. With `end` it ends, and so is bounded: for a fork that works
+    off what an `idle` one has left. The status tells `played_all`, `rows` and `null_times`
     (records without a time).
 
     Args:
@@ -33,7 +32,7 @@ class Replay(Source):
         rate: records per second over all splits, from the first poll after each start.
         speedup: seconds of event time per second, from each start's first record. Neither: as fast as downstream takes
             them.
-        at_end: "idle" or "loop".
+        at_end: "idle", "loop" or "end".
         splits: number of splits; None: the source's parallelism at the first start.
         batch_rows: most records in one batch.
 
@@ -64,9 +63,9 @@ class Replay(Source):
                 raise OptionError(
                     f"{name}={value} is not positive", where=f"Replay({name}=...)", remedy="Use more than 0"
                 )
-        if at_end not in ("idle", "loop"):
+        if at_end not in ("idle", "loop", "end"):
             raise OptionError(
-                f"at_end={at_end!r} is unknown", where="Replay(at_end=...)", remedy='Use "idle" or "loop"'
+                f"at_end={at_end!r} is unknown", where="Replay(at_end=...)", remedy='Use "idle", "loop" or "end"'
             )
         self._files = FileSet(
             paths,
@@ -85,8 +84,8 @@ class Replay(Source):
 
     @property
     def boundedness(self) -> Boundedness:
-        """Unbounded: it ends when it is stopped or drained."""
-        return "unbounded"
+        """Unbounded, which ends when it is stopped or drained; `bounded` with `at_end="end"`."""
+        return "bounded" if self._at_end == "end" else "unbounded"
 
     def schema(self) -> pa.Schema:
         """Given, or found in the first file; see `FileSet.schema`.
@@ -131,7 +130,7 @@ class Replay(Source):
             self._time_column,
             rate=self._rate,
             speedup=self._speedup,
-            loops=self._at_end == "loop",
+            at_end=self._at_end,
             batch_rows=self._batch_rows,
         )
 

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from tidegate.connectors.file_listing import FoundFile
 from tidegate.connectors.file_set import FileSet
 from tidegate.connectors.pacing import PACING_TICK_MS, RowPacer
 
+AtEnd = Literal["idle", "loop", "end"]
 IDLE_RETRY_MS = 1_000
 """How long a reader that has played all asks not to be polled."""
 _UNITS_PER_US = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
@@ -88,14 +89,15 @@ class ReplayReader(SourceReader):
         *,
         rate: float | None,
         speedup: float | None,
-        loops: bool,
+        at_end: AtEnd,
         batch_rows: int,
     ) -> None:
         self._files = files
         self._time_column = time_column
         self._rate = rate
         self._speedup = speedup
-        self._loops = loops
+        self._loops = at_end == "loop"
+        self._ends = at_end == "end"
         self._batch_rows = batch_rows
         self._all: list[_Playing] = []
         self._turn: deque[_Playing] = deque()
@@ -129,6 +131,8 @@ class ReplayReader(SourceReader):
     def poll(self, now_ms: int) -> Polled:
         """The records that are due, of the split whose turn it is."""
         turn = self._turn
+        if not turn and self._ends:
+            return Polled(state="end")
         if not turn:
             return Polled(state="nothing_now", retry_at_ms=now_ms + IDLE_RETRY_MS, idle=True)
         if self._start is None:
@@ -178,9 +182,14 @@ class ReplayReader(SourceReader):
         return Polled(batch, playing.split.split_id)
 
     def snapshot(self) -> Sequence[Split]:
-        """All splits with (loop, records emitted in it); finished are only those without records."""
+        """All splits with (loop, records emitted in it). Finished are those without records; of a replay that ends,
+        those that have played theirs."""
         return [
-            replace(p.split, position={"loop": p.loop, "rows": p.rows}, finished=p.recording.rows == 0)
+            replace(
+                p.split,
+                position={"loop": p.loop, "rows": p.rows},
+                finished=p.recording.rows == (p.rows if self._ends else 0),
+            )
             for p in self._all
         ]
 

@@ -126,6 +126,16 @@ def upload(store: Store, layout: JobLayout, packed: PackedArtifact) -> str:
     return packed.sha256
 
 
+def copy_artifact(store: Store, source: JobLayout, target: JobLayout, sha256: str) -> None:
+    """Pin what one job of a root has pinned for another one, too. Raises RecordError when it is not there."""
+    try:
+        code, manifest = store.read(source.artifact_code(sha256)), store.read(source.artifact_manifest(sha256))
+    except NotFoundError as error:
+        raise _damaged(source, sha256, "it is not, or not wholly, there") from error
+    _create(store, target.artifact_code(sha256), code)
+    _create(store, target.artifact_manifest(sha256), manifest)
+
+
 def materialise(store: Store, layout: JobLayout, sha256: str, target_dir: str) -> None:
     """Write an artifact's files into `target_dir`, which may exist, verifying every one. All files are verified before
     the first is written.

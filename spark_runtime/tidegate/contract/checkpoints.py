@@ -38,6 +38,12 @@ class CheckpointView:
         verdict: of the commit gate: "waiting", "approved", "rejected" or "quarantined" (rejected, and the job goes on
             from it without its output); "": it asks for none (S7.8).
         taken_back: sinks took back what it committed; it is no restore point any more (S9.3).
+        watermark_us: a watermark that all of the job had passed when it was triggered, microseconds since the epoch:
+            what is before it is in the snapshot, its output included. None: none was known.
+        by: who asked for it, for people; "": the job itself.
+        sinks: uids of the two-phase sinks, which commit what it covers; (): nothing is to be committed.
+        settled_by, committed_by: number of the log's entry that completed or aborted it, and of the one that says it is
+            committed; 0: none does.
     """
 
     checkpoint_id: int
@@ -55,11 +61,22 @@ class CheckpointView:
     spec: int = 0
     verdict: Literal["", "waiting", "approved", "rejected", "quarantined"] = ""
     taken_back: bool = False
+    watermark_us: int | None = None
+    by: str = ""
+    sinks: tuple[str, ...] = ()
+    settled_by: int = 0
+    committed_by: int = 0
 
     @property
     def is_recovery_point(self) -> bool:
         """Completed, and of a kind that recovery may start from (S2.4)."""
         return self.status == "completed" and self.kind in RECOVERY_KINDS
+
+    @property
+    def is_published(self) -> bool:
+        """A recovery point whose output readers of the sinks see, and will go on to see."""
+        settled = self.committed or not (self.sinks or self.verdict)
+        return self.is_recovery_point and settled and not self.taken_back and self.verdict in ("", "approved")
 
 
 def next_checkpoint_id(decisions: Sequence[Decision]) -> int:
@@ -107,6 +124,8 @@ def _claimed(entry: Entry) -> CheckpointView:
         generation=entry.decision.generation,
         triggered_at=data.get("triggered_at") or entry.decision.at,
         spec=entry.spec,
+        watermark_us=data.get("watermark_us"),
+        by=str(data.get("by") or ""),
     )
 
 
@@ -128,6 +147,8 @@ def _settled(pending: CheckpointView, entry: Entry) -> CheckpointView:
         reason=None if done else str(entry.data.get("reason") or ""),
         code="" if done else str(entry.data.get("code") or ""),
         metrics=metrics,
+        sinks=tuple(sorted(entry.data.get("sinks") or ())),
+        settled_by=entry.decision.number,
     )
 
 
@@ -140,7 +161,8 @@ def _mark_committed(views: dict[int, CheckpointView], entry: Entry) -> list[Chec
         if view.status == "completed"
         and (view.checkpoint_id == newest or (view.checkpoint_id < newest and view.spec == entry.spec))
     ]
-    return [replace(views.pop(checkpoint_id), committed=True) for checkpoint_id in covered]
+    by = entry.decision.number
+    return [replace(views.pop(checkpoint_id), committed=True, committed_by=by) for checkpoint_id in covered]
 
 
 def _abort_pending(views: dict[int, CheckpointView], code: str, reason: str, at: str | None) -> list[CheckpointView]:

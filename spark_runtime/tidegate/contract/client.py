@@ -22,7 +22,7 @@ from tidegate.contract.errors import (
     RecordError,
 )
 from tidegate.contract.launching import find_local, launched_processes, local_death
-from tidegate.contract.layout import JOB_ID_PATTERN, JobLayout
+from tidegate.contract.layout import JobLayout, job_ids
 from tidegate.contract.log import DecisionLog
 from tidegate.contract.logs import output_tail, read_logs
 from tidegate.contract.options import JobOptions
@@ -31,6 +31,7 @@ from tidegate.contract.records import (
     CommandResult,
     Decision,
     Launch,
+    Owner,
     RestoreFrom,
     Spec,
     StatusHint,
@@ -40,7 +41,7 @@ from tidegate.contract.records import (
     encode,
 )
 from tidegate.contract.staged import StagedData, staged_data
-from tidegate.contract.status import JobStatus, JobView, derive
+from tidegate.contract.status import JobStatus, JobView, derive_durable, with_hint
 from tidegate.contract.stop_outcomes import stop_arguments
 from tidegate.contract.store import Store, open_store
 from tidegate.contract.units import parse_duration
@@ -92,6 +93,7 @@ class JobClient:
         self._sleep = sleep
         self._monotonic = monotonic
         self._specs: tuple[Spec, ...] = ()
+        self._durable: JobView | None = None
 
     # ------------------------------------------------------------ submissions
 
@@ -165,8 +167,8 @@ class JobClient:
             specs += (spec,)
 
     def spec(self, number: int) -> Spec:
-        """Submission `number`. Raises JobNotFoundError."""
-        specs = self.specs()
+        """Submission `number`, which never changes: read once. Raises JobNotFoundError."""
+        specs = self._specs if number <= len(self._specs) else self.specs()
         if not 1 <= number <= len(specs):
             raise self._not_found(f"there is no submission {number}")
         return specs[number - 1]
@@ -178,12 +180,15 @@ class JobClient:
     # ------------------------------------------------------------ looking
 
     def view(self) -> JobView:
-        """The job now. Raises JobNotFoundError."""
+        """The job now: three requests, and one more for each new entry of the log. Raises JobNotFoundError."""
         specs = self.specs()
         if not specs:
             raise self._not_found("there is no job of this id")
         decisions = self.decisions()
-        return derive(specs, decisions, self.hint(decisions[-1].generation) if decisions else None)
+        durable = self._durable
+        if durable is None or (durable.spec_number, durable.last_decision) != (len(specs), len(decisions)):
+            durable = self._durable = derive_durable(specs, decisions)
+        return with_hint(durable, self.hint(durable.generation) if decisions else None)
 
     def decisions(self) -> tuple[Decision, ...]:
         """The decision log, oldest first."""
@@ -341,6 +346,12 @@ class JobClient:
         record CANCELED. Idempotent. Raises CommandRefusedError while the driver is alive."""
         return submission.cancel_dead(self, by)
 
+    def renew_owner(self, spec: int, by: str) -> None:
+        """Say that the owner of submission `spec` is still there: several times within `owner_timeout`, beginning
+        before a driver is launched. See the option `on_owner_lost`."""
+        owner = Owner(spec, secrets.token_hex(8), iso(self.now()), by)
+        self.store.replace(self.layout.owner, encode(owner))
+
     # ------------------------------------------------------------ waiting
 
     def wait_result(
@@ -432,5 +443,4 @@ class JobClient:
 def list_jobs(root: str | Store, storage_options: Mapping[str, Any] | None = None) -> list[str]:
     """Ids of all jobs below a root, sorted."""
     store = open_store(root, storage_options) if isinstance(root, str | os.PathLike) else root
-    names = [name for name in store.list("") if JOB_ID_PATTERN.fullmatch(name) and ".." not in name]
-    return [name for name in names if store.exists(JobLayout(name).spec(1))]
+    return [name for name in job_ids(store.list("")) if store.exists(JobLayout(name).spec(1))]

@@ -7,6 +7,7 @@ log.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import secrets
@@ -18,12 +19,25 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidegate.contract.clock import now_iso
-from tidegate.contract.errors import AlreadyExistsError, EnvironmentProblemError, NotFoundError, StoreError
+from tidegate.contract.errors import (
+    AlreadyExistsError,
+    EnvironmentProblemError,
+    FencedError,
+    NotFoundError,
+    StoreError,
+)
 from tidegate.contract.layout import JobLayout
-from tidegate.contract.processes import host_name, is_running, process_space, process_started, send_signal
+from tidegate.contract.processes import (
+    children,
+    host_name,
+    is_running,
+    process_space,
+    process_started,
+    send_signal,
+)
 from tidegate.contract.records import Launch, Spec, decode, encode
 from tidegate.contract.store import Store
 
@@ -31,16 +45,22 @@ if TYPE_CHECKING:
     from tidegate.contract.client import JobClient
 
 DRIVER_MODULE = "tidegate.spark.driver"
+DRIVER_ENTRY = "driver_entry.py"
+"""Name of the program that spark-submit is given."""
 STORAGE_OPTIONS_VARIABLE = "TIDEGATE_STORAGE_OPTIONS"
 """Environment variable of a driver and of the command line: JSON of the root's storage options, with references to
 secrets."""
 CALLER_VARIABLE = "TIDEGATE_CALLER"
 """Environment variable of the command line: on whose behalf it is called, as the job directory shall say it."""
+BASE64 = "base64:"
+"""Begins a value of it that is not the JSON itself."""
 MAX_LAUNCH_RACES = 100
 """Attempts that other launchers may take first."""
 UNFINISHED_LAUNCH_S = 5.0
 """How long another launcher on this machine may take from recording a launch to recording its process, seconds."""
 _POLL_S = 0.1
+_GATEWAY = "PYSPARK_GATEWAY_"
+"""Begins the variables by which a program below spark-submit finds its JVM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +85,24 @@ class RunningDriver:
 
     def kill(self, number: signal.Signals = signal.SIGTERM) -> bool:
         """Send it a signal, SIGTERM asking for a graceful end; False when it is gone. A process that has taken over its
-        pid is never touched."""
+        pid is never touched. Of spark-submit the Python program below it is told first: the JVM knows no graceful
+        end, and ends with it."""
+        programs = children(self.pid, DRIVER_ENTRY) if self.is_running() else ()
+        for pid, started in programs:
+            send_signal(pid, started, number)
+        if programs and number is not signal.SIGKILL:
+            return True
         return send_signal(self.pid, self.launch.process_started, number)
 
 
+def driver_arguments(root: str, launch: Launch, job_id: str) -> tuple[str, ...]:
+    """What a driver is told on its command line, whoever starts it."""
+    return ("--root", root, "--job", job_id, "--spec", str(launch.spec), "--launch", str(launch.attempt))
+
+
 def driver_command(python: str, root: str, launch: Launch, job_id: str) -> tuple[str, ...]:
-    """Arguments of a driver's process."""
-    numbers = ("--spec", str(launch.spec), "--launch", str(launch.attempt))
-    return (python, "-m", DRIVER_MODULE, "--root", root, "--job", job_id, *numbers)
+    """Arguments of a driver's process on this machine."""
+    return (python, "-m", DRIVER_MODULE, *driver_arguments(root, launch, job_id))
 
 
 def record_launch(
@@ -82,6 +112,7 @@ def record_launch(
     launcher: str,
     command: Callable[[Launch], Sequence[str]] | None = None,
     host: str | None = None,
+    attempt: int | None = None,
 ) -> Launch:
     """Record an attempt to start a driver for `spec`, before the start.
 
@@ -89,14 +120,16 @@ def record_launch(
         launcher: kind, for example "local".
         command: gives the process's arguments for the attempt; they are stored: no secrets.
         host: where it will run; this machine when None.
+        attempt: this one, or none: for who has judged the attempts before it; None: the next.
 
     Raises:
+        AlreadyExistsError: `attempt` is somebody else's.
         StoreError: the store cannot write, or others keep launching.
     """
     store, layout = client.store, client.layout
     launch = Launch(
         spec=spec.number,
-        attempt=1,
+        attempt=attempt or 1,
         launcher=launcher,
         host=host_name() if host is None else host,
         launched_at=now_iso(),
@@ -105,12 +138,14 @@ def record_launch(
         process_space=process_space() if host is None else "",
     )
     for _ in range(MAX_LAUNCH_RACES):
-        attempts = [attempt for number, attempt in _launches(store, layout) if number == spec.number]
-        launch = replace(launch, attempt=max(attempts, default=0) + 1)
+        if attempt is None:
+            launch = replace(launch, attempt=newest_attempt(store, layout, spec.number) + 1)
         launch = replace(launch, command=tuple(command(launch)) if command is not None else ())
         try:
             store.create(layout.launch(spec.number, launch.attempt), encode(launch))
         except AlreadyExistsError:
+            if attempt is not None:
+                raise
             continue
         return launch
     raise StoreError("others keep launching this submission", where=layout.launches, remedy="Find out who does")
@@ -138,7 +173,7 @@ def launch_local(
         EnvironmentProblemError: the process cannot be started.
         StoreError: the store cannot write.
     """
-    living = _settled_local(client, spec, sleep)
+    living = settled_local(client, spec, sleep)
     if living is not None:
         return living.launch
     launch = record_launch(
@@ -147,9 +182,26 @@ def launch_local(
         launcher="local",
         command=lambda attempt: driver_command(python, client.root, attempt, spec.job_id),
     )
+    return start_process(client, spec, launch, env)
+
+
+def start_process(client: JobClient, spec: Spec, launch: Launch, env: Mapping[str, str] | None = None) -> Launch:
+    """Start a recorded launch as a detached process of this machine, in a session of its own, and record the process.
+    A launch from a program below spark-submit, such as a notebook, does not get that one's JVM.
+
+    Args:
+        launch: as `record_launch` gave it.
+        env: environment variables besides this process's own.
+
+    Returns:
+        The launch with pid, start time and the local path of the log.
+
+    Raises:
+        EnvironmentProblemError: the process cannot be started.
+    """
     log = _log_path(client, launch)
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if not name.startswith(_GATEWAY)},
         **(env or {}),
         STORAGE_OPTIONS_VARIABLE: json.dumps(dict(spec.storage_options), sort_keys=True),
     }
@@ -163,24 +215,59 @@ def launch_local(
                 start_new_session=True,
                 env=environment,
             )
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a null byte in an argument
         raise EnvironmentProblemError(
             "the driver's process cannot be started",
             where=f"job {spec.job_id}, {launch.command[0]}",
             cause=str(error),
-            remedy="Check the path of the Python interpreter",
+            remedy="Check the path of the Python interpreter, or of spark-submit",
         ) from error
     started = process_started(process.pid)
     threading.Thread(target=process.wait, name=f"reap-{process.pid}", daemon=True).start()
-    launch = replace(launch, pid=process.pid, process_started=started, log=log)
+    return record_process(client, replace(launch, pid=process.pid, process_started=started, log=log))
+
+
+def record_process(client: JobClient, launch: Launch) -> Launch:
+    """Record what a launch has started: a process of this machine, or a driver that a cluster runs."""
     client.store.create(client.layout.launched_process(launch.spec, launch.attempt), encode(launch))
     return launch
+
+
+def refuse_if_superseded(store: Store, layout: JobLayout, spec: int, attempt: int) -> None:
+    """Raise FencedError when a newer submission, or a newer launch of this one, is recorded: for a driver that is about
+    to begin. Whoever launched anew has given it up. Once it reigns, the decision log alone judges (S9.2)."""
+    newest = max(_launches(store, layout), default=(spec, attempt))
+    if newest > (spec, attempt):
+        cause, remedy = f"launch {newest[1]} of submission {newest[0]}", "Nothing: the newer launch's driver carries on"
+    elif store.exists(layout.spec(spec + 1)):
+        cause, remedy = f"submission {spec + 1}", "Nothing: that is what the job does now, once it is launched"
+    else:
+        return
+    raise FencedError(
+        f"launch {attempt} of submission {spec} was given up before it began",
+        where=f"job {layout.job_id}",
+        cause=f"{cause} is recorded",
+        remedy=remedy,
+    )
+
+
+def storage_options_text(options: Mapping[str, Any]) -> str:
+    """The value of TIDEGATE_STORAGE_OPTIONS for places that put environment variables into a shell script unquoted, as
+    YARN does: no quote, dollar or backslash in it."""
+    return BASE64 + base64.b64encode(json.dumps(dict(options), sort_keys=True).encode()).decode()
+
+
+def storage_options_from(text: str) -> dict[str, Any]:
+    """What TIDEGATE_STORAGE_OPTIONS holds: JSON, or what `storage_options_text` made of it. Raises ValueError."""
+    if text.startswith(BASE64):
+        text = base64.b64decode(text.removeprefix(BASE64), validate=True).decode()
+    return dict(json.loads(text or "{}"))
 
 
 def find_local(client: JobClient, spec: Spec) -> RunningDriver | None:
     """The newest driver of `spec` that runs on this machine; None when there is none."""
     for launch in launched_processes(client.store, client.layout, spec.number):
-        if _is_here(launch) and launch.pid is not None and is_running(launch.pid, launch.process_started):
+        if is_here(launch) and launch.pid is not None and is_running(launch.pid, launch.process_started):
             return RunningDriver(launch)
     return None
 
@@ -191,7 +278,7 @@ def local_death(client: JobClient, spec: Spec) -> Launch | None:
     for number, attempt in reversed(_launches(client.store, client.layout)):
         if number == spec.number:
             launch = _process_of(client.store, client.layout, number, attempt)
-            if launch is None or not _is_here(launch) or launch.pid is None:
+            if launch is None or not is_here(launch) or launch.pid is None:
                 return None
             return None if is_running(launch.pid, launch.process_started) else launch
     return None
@@ -207,16 +294,32 @@ def launched_processes(store: Store, layout: JobLayout, spec_number: int) -> lis
     return found
 
 
-def _settled_local(client: JobClient, spec: Spec, sleep: Callable[[float], None]) -> RunningDriver | None:
+def newest_attempt(store: Store, layout: JobLayout, spec_number: int) -> int:
+    """The newest recorded attempt to launch a submission; 0: none."""
+    return max((attempt for number, attempt in _launches(store, layout) if number == spec_number), default=0)
+
+
+def launch_of(store: Store, layout: JobLayout, spec_number: int, attempt: int) -> Launch:
+    """A launch, with what it has started as far as that is recorded. Raises NotFoundError."""
+    path = layout.launch(spec_number, attempt)
+    return _process_of(store, layout, spec_number, attempt) or decode(store.read(path), Launch, path)
+
+
+def may_be_queued(client: JobClient, spec: Spec) -> bool:
+    """The newest launch is a cluster's, which may keep its driver waiting in a queue for any time."""
+    attempt = newest_attempt(client.store, client.layout, spec.number)
+    return attempt > 0 and launch_of(client.store, client.layout, spec.number, attempt).external_id is not None
+
+
+def settled_local(client: JobClient, spec: Spec, sleep: Callable[[float], None] = time.sleep) -> RunningDriver | None:
     """`find_local`, giving another launcher on this machine the time to record its process."""
     store, layout = client.store, client.layout
     for _ in range(round(UNFINISHED_LAUNCH_S / _POLL_S)):
         living = find_local(client, spec)
-        attempts = [attempt for number, attempt in _launches(store, layout) if number == spec.number]
-        if living is not None or not attempts or _process_of(store, layout, spec.number, attempts[-1]) is not None:
+        newest = newest_attempt(store, layout, spec.number)
+        if living is not None or not newest or _process_of(store, layout, spec.number, newest) is not None:
             return living
-        path = layout.launch(spec.number, attempts[-1])
-        if not _is_here(decode(store.read(path), Launch, path)):
+        if not is_here(launch_of(store, layout, spec.number, newest)):
             return None
         sleep(_POLL_S)
     return None
@@ -234,7 +337,8 @@ def _process_of(store: Store, layout: JobLayout, number: int, attempt: int) -> L
         return None
 
 
-def _is_here(launch: Launch) -> bool:
+def is_here(launch: Launch) -> bool:
+    """Whether it was made on this machine, where pids are what its record says."""
     return launch.host == host_name() and launch.process_space == process_space()
 
 

@@ -37,6 +37,11 @@ def check_job_id(job_id: str) -> str:
     )
 
 
+def job_ids(names: Iterable[str]) -> list[str]:
+    """Those of the names in a root that may be jobs' folders, in their order."""
+    return [name for name in names if JOB_ID_PATTERN.fullmatch(name) and ".." not in name]
+
+
 def check_command_id(command_id: str) -> str:
     """`command_id` when it is one: like a job id, up to 192 characters, not ending in `.result` or `.withdrawn`.
     Raises OptionError."""
@@ -176,6 +181,12 @@ class JobLayout:
     def withdrawn(self, command_id: str) -> str:
         """The client has withdrawn it; create-only."""
         return f"{self.commands}/{check_command_id(command_id)}{_WITHDRAWN}.json"
+
+    # ------------------------------------------------------------ watchers
+
+    def watch_cursor(self, watcher: str) -> str:
+        """How far watcher `watcher`, an id like a command's, has told its events; replaced, by the watcher."""
+        return f"{self.job_id}/airflow/cursors/{check_command_id(watcher)}.json"
 
     # ------------------------------------------------------------ snapshots
 

@@ -38,6 +38,7 @@ CheckpointMode = Literal["exactly_once", "at_least_once", "off"]
 Retention = Literal["keep", "delete"]
 Commit = Literal["automatic", "on_request"]
 ProcessingTimeOnEnd = Literal["fire", "drop"]
+OnOwnerLost = Literal["keep_running", "savepoint_then_stop", "cancel"]
 Restart = Literal["fixed_delay", "exponential_delay", "failure_rate", "none"]
 
 
@@ -97,6 +98,10 @@ class JobOptions:
             itself or by a stop with drain: "fire": they fire once, early; "drop": they are dropped, counted as
             `processing_time_dropped` and logged. On a stop without drain they stay in the savepoint (S7.6).
         savepoint_directory: absolute folder or URL for savepoints; None: the job's own folder.
+        on_owner_lost: what the job does by itself when its owner, an Airflow task or trigger that has begun to renew
+            `owner.json`, does so no more: "keep_running"; "savepoint_then_stop": it stops with a savepoint, as a stop
+            by command does, and tries again for as long as that fails; "cancel".
+        owner_timeout: how long `owner.json` stands still, by the driver's own clock, until the owner counts as lost.
     """
 
     parallelism: Count = Count(1, 1, MAX_KEY_GROUPS)
@@ -134,6 +139,8 @@ class JobOptions:
     max_uncommitted_checkpoints: Count = Count(10, 1, 10_000)
     processing_time_on_end: Choice[ProcessingTimeOnEnd] = Choice("fire", "drop")
     savepoint_directory: OptionalText = OptionalText(None)
+    on_owner_lost: Choice[OnOwnerLost] = Choice("keep_running", "savepoint_then_stop", "cancel")
+    owner_timeout: Duration = Duration("10 min", least="1 s")
 
     def __post_init__(self) -> None:
         if self.parallelism > self.max_parallelism:
@@ -160,6 +167,12 @@ class JobOptions:
                 "commit='on_request' waits for a verdict on checkpoints, but checkpoint_mode is 'off'",
                 where="option commit",
                 remedy="Leave commit at its default, or set checkpoint_mode to exactly_once or at_least_once",
+            )
+        if self.checkpoint_mode == "off" and self.on_owner_lost == "savepoint_then_stop":
+            raise OptionError(
+                "on_owner_lost='savepoint_then_stop' needs a savepoint, but checkpoint_mode is 'off'",
+                where="option on_owner_lost",
+                remedy="Give 'cancel', or set checkpoint_mode to exactly_once or at_least_once",
             )
         if self.unaligned_checkpoints and self.checkpoint_mode != "exactly_once":
             raise OptionError(

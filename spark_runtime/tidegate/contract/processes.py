@@ -54,6 +54,19 @@ def send_signal(pid: int, started: str | None, number: signal.Signals) -> bool:
     return False
 
 
+def children(pid: int, word: str) -> tuple[tuple[int, str | None], ...]:
+    """Processes that this one has started and that have `word` in their command line: pid and start text of each."""
+    try:
+        answer = subprocess.run(
+            ["ps", "-A", "-ww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=False, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    rows = [line.split(None, 2) for line in answer.stdout.splitlines()]
+    found = [int(row[0]) for row in rows if len(row) == 3 and row[1] == str(pid) and word in row[2]]
+    return tuple((child, process_started(child)) for child in found)
+
+
 def _started_by_ps(pid: int) -> str | None:
     try:
         answer = subprocess.run(

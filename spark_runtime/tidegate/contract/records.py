@@ -17,10 +17,12 @@ __all__ = [
     "DecisionKind",
     "Desired",
     "Launch",
+    "Owner",
     "RestoreFrom",
     "Spec",
     "StatusHint",
     "Verb",
+    "WatchCursor",
     "Withdrawn",
     "canonical",
     "decode",
@@ -58,6 +60,8 @@ class RestoreFrom:
         allow_non_restored_state: drop state that has no operator in the new graph (S5.5).
         on_committed_after: what to do about going back past something committed.
         allow_drained: restore a snapshot that a drain took, whose windows have fired early and emit again (S7.5).
+        fork_of: the job that the snapshot is of, when this is a fork to work off a part of its input beside it: it
+            needs bounded sources, and sinks that write elsewhere. Kept by restores of the fork's own snapshots.
     """
 
     kind: Literal["latest", "checkpoint", "savepoint"]
@@ -66,6 +70,7 @@ class RestoreFrom:
     allow_non_restored_state: bool = False
     on_committed_after: Literal["refuse", "rewind", "accept_duplicates"] = "refuse"
     allow_drained: bool = False
+    fork_of: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +132,7 @@ class Launch:
         process_started: text that tells this process from a later one with the same pid.
         process_space: what, besides the host, pids are unique in.
         log: local path of its standard output and error.
+        external_id: what a cluster calls the driver: an application id, `namespace:pod`; None: a process of `host`.
     """
 
     RECORD: ClassVar[str] = "launch"
@@ -143,6 +149,7 @@ class Launch:
     process_started: str | None = None
     process_space: str = ""
     log: str | None = None
+    external_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +161,7 @@ class Desired:
         spec: submission meant.
         at: time.
         by: for people.
+        launch: running: a driver of this launch of `spec`, or of a newer one, is wanted; 1: any.
     """
 
     RECORD: ClassVar[str] = "desired"
@@ -161,6 +169,27 @@ class Desired:
 
     state: Literal["running", "stopped"]
     spec: int
+    at: str
+    by: str
+    launch: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whoever owns a submission is still there; replaced, now and then.
+
+    Attributes:
+        spec: submission owned.
+        mark: another one at every writing: who sees it change knows that the owner lives.
+        at: time.
+        by: for people.
+    """
+
+    RECORD: ClassVar[str] = "owner"
+    VERSION: ClassVar[int] = 1
+
+    spec: int
+    mark: str
     at: str
     by: str
 
@@ -290,3 +319,21 @@ class Withdrawn:
     command_id: str
     at: str
     by: str
+
+
+@dataclass(frozen=True, slots=True)
+class WatchCursor:
+    """How far a watcher has told its events, so that it goes on there after a restart; replaced.
+
+    Attributes:
+        watcher: its id.
+        at: time of the last event, or of the beginning.
+        data: by kind of watcher; see docs/job-directory.md.
+    """
+
+    RECORD: ClassVar[str] = "watch_cursor"
+    VERSION: ClassVar[int] = 1
+
+    watcher: str
+    at: str
+    data: Mapping[str, Any] = field(default_factory=dict)

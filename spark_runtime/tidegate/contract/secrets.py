@@ -20,6 +20,12 @@ _SECRET_NAME = re.compile(
     r"(^|[._-])(secret|password|passwd|token|credentials?|api[._-]?key|(access|private|secret|account|auth)[._-]?key)$",
     re.IGNORECASE,
 )
+_AZURE_SECRET = re.compile(r"\bfs\.azure\.account\.(key|oauth2\.client\.secret)\.")
+"""Of one storage account, whose host name follows."""
+_NAMES_ONE = ".secretKeyRef."
+"""In a setting that says which of Kubernetes' secrets an environment variable of the driver holds."""
+_WORDS_MEET = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+"""In `trustStorePassword`."""
 _STORAGE_SECRET_NAMES = frozenset({"key", "secret", "token", "aws_session_token"})
 
 
@@ -63,7 +69,11 @@ def check_no_plain_secrets(values: Mapping[str, Any] | None, *, where: str, stor
 
 
 def _names_a_secret(name: str, storage: bool) -> bool:
-    return _SECRET_NAME.search(name) is not None or (storage and name.lower() in _STORAGE_SECRET_NAMES)
+    if _NAMES_ONE in name:
+        return False
+    if _SECRET_NAME.search(_WORDS_MEET.sub(".", name)) is not None or _AZURE_SECRET.search(name) is not None:
+        return True
+    return storage and name.lower() in _STORAGE_SECRET_NAMES
 
 
 def _resolved(value: Any, name: str) -> Any:

@@ -22,10 +22,14 @@ class ResolvedRestore:
         restore: as the spec records it: paths below the root relative to it. "latest" stays open: the driver chooses
             after its fence, so that what an older driver completes in between is not lost.
         lineage: that the submission continues; None: a fork, which gets its own (S7.4).
+        name: of the snapshot, for people; of "latest" what that is now.
+        completed_at: recorded time of its completion; None: not recorded.
     """
 
     restore: RestoreFrom
     lineage: str | None
+    name: str
+    completed_at: str | None
 
 
 def resolve_restore(
@@ -55,8 +59,9 @@ def resolve_restore(
                 cause="the job was not started from a snapshot, and has completed no checkpoint that was not rejected",
                 remedy="Start it anew, or name a savepoint",
             )
-        _metadata(store, storage_options, point.path, where)
-        return ResolvedRestore(replace(restore, path=None, checkpoint_id=None), specs[-1].lineage)
+        document = _metadata(store, storage_options, point.path, where)
+        latest = replace(restore, path=None, checkpoint_id=None)
+        return ResolvedRestore(latest, specs[-1].lineage, _name(point, point.path), _completed_at(point, document))
     if restore.path is None:
         return _by_id(store, storage_options, restore, specs, view, where)
     path = _relative(store, restore.path)
@@ -67,9 +72,11 @@ def resolve_restore(
     )
     if known is not None:
         _refuse_gone(known, where)
-        return ResolvedRestore(restore, _lineage_of(specs, known.spec))
+        lineage = _lineage_of(specs, known.spec)
+        return ResolvedRestore(restore, lineage, _name(known, path), _completed_at(known, document))
     own = document.get("job_id") == job_id and any(spec.lineage == document.get("lineage") for spec in specs)
-    return ResolvedRestore(restore, str(document["lineage"]) if own else None)
+    lineage = str(document["lineage"]) if own else None
+    return ResolvedRestore(restore, lineage, _name(None, path), _completed_at(None, document))
 
 
 def open_snapshot(store: Store, storage_options: Mapping[str, Any], path: str) -> tuple[Store, str]:
@@ -99,8 +106,23 @@ def _by_id(
             remedy="`tidegate checkpoints` lists what can be restored",
         )
     _refuse_gone(known, where)
-    _metadata(store, storage_options, known.path, where)
-    return ResolvedRestore(replace(restore, path=known.path), _lineage_of(specs, known.spec))
+    document = _metadata(store, storage_options, known.path, where)
+    named = replace(restore, path=known.path)
+    lineage = _lineage_of(specs, known.spec)
+    return ResolvedRestore(named, lineage, _name(known, known.path), _completed_at(known, document))
+
+
+def _name(known: CheckpointView | None, path: str) -> str:
+    """A snapshot in words. One from outside has no id that this job's log knows."""
+    if known is None or not known.checkpoint_id:
+        return f"snapshot {path}"
+    return f"{known.kind} {known.checkpoint_id}"
+
+
+def _completed_at(known: CheckpointView | None, document: Mapping[str, Any]) -> str | None:
+    """From the log, else from the metadata, which is written last."""
+    told = known.completed_at if known is not None and known.completed_at else document.get("created_at")
+    return told if isinstance(told, str) else None
 
 
 def _refuse_gone(known: CheckpointView, where: str) -> None:

@@ -3,8 +3,8 @@ stored."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -28,7 +28,9 @@ __all__ = [
     "RecoveryPoints",
     "SourceView",
     "derive",
+    "derive_durable",
     "next_checkpoint_id",
+    "with_hint",
 ]
 
 
@@ -209,14 +211,16 @@ def derive(specs: Sequence[Spec], decisions: Sequence[Decision], hint: StatusHin
         decisions: its log, oldest first.
         hint: of the newest generation; ignored when it is of another one.
     """
+    return with_hint(derive_durable(specs, decisions), hint)
+
+
+def derive_durable(specs: Sequence[Spec], decisions: Sequence[Decision]) -> JobView:
+    """The part of the view that submissions and log alone tell. Takes time in proportion to the log; who looks often
+    makes it anew only when one of the two has grown, and adds the hint of the moment (`with_hint`)."""
     assert specs, "a job has a submission"
     spec = specs[-1]
     entries = submissions_of(decisions)
     current = [entry for entry in entries if entry.spec == spec.number]
-    generation = decisions[-1].generation if decisions else 0
-    if hint is not None and (not current or hint.generation != generation):
-        hint = None
-    told: Mapping[str, Any] = hint.data if hint is not None else {}
     status, status_data = _status(current)
     views = checkpoint_views(entries, ended=status.is_terminal)
     verdicts = of_entries(specs, entries, views, spec.number)
@@ -224,31 +228,50 @@ def derive(specs: Sequence[Spec], decisions: Sequence[Decision], hint: StatusHin
     points = RecoveryPoints(specs, entries, views)
     most = _optional_int(spec.options.get("max_uncommitted_checkpoints"))
     full = verdicts.gated and most is not None and len(verdicts.waiting) >= most
-    restarts = sum(1 for e in current if e.kind == "status" and e.data.get("status") == JobStatus.RESTARTING)
+    ended = points.ended_before(spec.number) | {str(e.data["source"]) for e in current if e.kind == "end_of_data"}
     return JobView(
         job_id=spec.job_id,
         status=status,
         reason=str(status_data.get("reason") or ""),
         spec_number=spec.number,
-        generation=generation,
-        run_id=hint.run_id if hint is not None else "",
-        restarts=_int(told.get("restarts"), restarts),
+        generation=decisions[-1].generation if decisions else 0,
+        run_id="",
+        restarts=sum(1 for e in current if e.kind == "status" and e.data.get("status") == JobStatus.RESTARTING),
         checkpoints=views,
-        sources=_sources(current, told, points.ended_before(spec.number)),
+        sources=_sources(ended, {}),
         failure=_failure(current),
-        watermark_us=_optional_int(told.get("watermark_us")),
-        heartbeat=hint.heartbeat if hint is not None else None,
-        hint_generation=hint.generation if hint is not None else None,
-        slots_registered=_optional_int(told.get("slots_registered")),
-        slots_needed=_optional_int(told.get("slots_needed")),
+        watermark_us=None,
+        heartbeat=None,
+        hint_generation=None,
+        slots_registered=None,
+        slots_needed=None,
         stop=status_data.get("stop"),
         last_decision=decisions[-1].number if decisions else 0,
         latest_recovery_point=points.latest(spec.number),
         restored_runs=sum(1 for e in entries if e.kind == "status" and e.data.get("restored_from")),
-        refused_requests=_counts(told.get("refused_requests")),
         waiting=verdicts.waiting,
         uncommitted=verdicts.uncommitted,
         sources_paused=full and status is JobStatus.RUNNING,
+    )
+
+
+def with_hint(view: JobView, hint: StatusHint | None) -> JobView:
+    """A view of `derive_durable` with what the driver tells of itself; unchanged when the hint is of another reign, or
+    of a submission before."""
+    if hint is None or hint.generation != view.generation or view.status is JobStatus.CREATED:
+        return view
+    told = hint.data
+    return replace(
+        view,
+        run_id=hint.run_id,
+        restarts=_int(told.get("restarts"), view.restarts),
+        sources=_sources({source.uid for source in view.sources}, told),
+        watermark_us=_optional_int(told.get("watermark_us")),
+        heartbeat=hint.heartbeat,
+        hint_generation=hint.generation,
+        slots_registered=_optional_int(told.get("slots_registered")),
+        slots_needed=_optional_int(told.get("slots_needed")),
+        refused_requests=_counts(told.get("refused_requests")),
         counters=_counters(told.get("counters")),
     )
 
@@ -282,14 +305,13 @@ def _failure(current: Sequence[Entry]) -> FailureView | None:
     return None
 
 
-def _sources(current: Sequence[Entry], told: Mapping[str, Any], inherited: frozenset[str]) -> tuple[SourceView, ...]:
+def _sources(ended: Collection[str], told: Mapping[str, Any]) -> tuple[SourceView, ...]:
     """Sources that the hint or the log knows. That one has ended is true when either says so, or when the snapshot that
     the submission started from was taken after its end."""
-    ended = inherited | {str(entry.data["source"]) for entry in current if entry.kind == "end_of_data"}
     hints = told.get("sources")
     hints = hints if isinstance(hints, Mapping) else {}
     views: list[SourceView] = []
-    for uid in sorted(ended | set(hints)):
+    for uid in sorted({*ended, *hints}):
         data: Mapping[str, Any] = hints.get(uid, {})
         views.append(
             SourceView(

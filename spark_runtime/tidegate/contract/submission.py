@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from tidegate.contract.artifact import pack, resolve_pipeline, upload
+from tidegate.contract.artifact import copy_artifact, pack, resolve_pipeline, upload
 from tidegate.contract.clock import iso
 from tidegate.contract.errors import (
     AlreadyExistsError,
@@ -18,10 +19,12 @@ from tidegate.contract.errors import (
     StoreError,
 )
 from tidegate.contract.launching import find_local
+from tidegate.contract.layout import JobLayout
 from tidegate.contract.options import JobOptions
 from tidegate.contract.records import RestoreFrom, Spec, canonical, decode, encode
 from tidegate.contract.savepoint_places import check_savepoint_place
 from tidegate.contract.secrets import check_no_plain_secrets
+from tidegate.contract.snapshot_age import refuse_older
 from tidegate.contract.snapshots import ResolvedRestore, resolve_restore
 from tidegate.contract.status import JobStatus, JobView
 
@@ -37,7 +40,12 @@ ON_COMMITTED_AFTER = ("refuse", "rewind", "accept_duplicates")
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a submitter asks for. None of `pipeline`, `arguments`, `options`, `master`, `spark_conf`: as in the
-    submission that a restore follows; a fresh start needs a pipeline."""
+    submission that a restore follows; a fresh start needs a pipeline.
+
+    Attributes:
+        like: submission to take from what is not given, of this or of another job of the root; None: the newest.
+        max_snapshot_age: of what a restore would start from now, by its recorded completion; None: any.
+    """
 
     pipeline: str | None
     arguments: Mapping[str, Any] | None
@@ -49,6 +57,13 @@ class Request:
     owner_dag: str | None
     submission_id: str
     submitted_by: str
+    max_snapshot_age: timedelta | None = None
+    like: Spec | None = None
+
+    @property
+    def is_fresh(self) -> bool:
+        """Nothing of what this job was is gone on with."""
+        return self.restore is None or self.restore.fork_of is not None
 
 
 def submit(client: JobClient, request: Request) -> Spec:
@@ -59,10 +74,10 @@ def submit(client: JobClient, request: Request) -> Spec:
         for spec in specs:
             if spec.submission_id == request.submission_id:
                 return spec
-        _check_settings(client, request)
+        check_settings(client, request)
         view = client.view() if specs else None
         if view is not None:
-            _refuse_if_taken(client, view, specs[-1], fresh=request.restore is None)
+            _refuse_if_taken(client, view, specs[-1], fresh=request.is_fresh)
         resolved = _resolved(client, request, specs, view)
         spec = _spec(client, request, specs, resolved)
         path, written = client.layout.spec(spec.number), encode(spec)
@@ -75,7 +90,8 @@ def submit(client: JobClient, request: Request) -> Spec:
     raise StoreError("others keep submitting this job", where=f"job {client.job_id}", remedy="Find out who does")
 
 
-def _check_settings(client: JobClient, request: Request) -> None:
+def check_settings(client: JobClient, request: Request) -> None:
+    """What can be said of a request without looking at the job. Raises OptionError, StoreError."""
     client.store.probe()
     check_no_plain_secrets(client.storage_options, where="storage_options", storage=True)
     check_no_plain_secrets(request.arguments, where="arguments")
@@ -139,17 +155,26 @@ def _resolved(
 ) -> ResolvedRestore | None:
     if request.restore is None:
         return None
-    return resolve_restore(client.store, client.storage_options, client.job_id, request.restore, specs, view)
+    found = resolve_restore(client.store, client.storage_options, client.job_id, request.restore, specs, view)
+    if request.max_snapshot_age is not None:
+        limit, now, where = request.max_snapshot_age, client.now(), f"job {client.job_id}"
+        refuse_older(found.name, found.completed_at, limit, now, where=where)
+    origin = next((s.restore for s in reversed(specs) if s.lineage == found.lineage), None)
+    if origin is not None and found.restore.fork_of is None:
+        return replace(found, restore=replace(found.restore, fork_of=origin.fork_of))
+    return found
 
 
 def _spec(client: JobClient, request: Request, specs: tuple[Spec, ...], resolved: ResolvedRestore | None) -> Spec:
     """The next spec, its code uploaded."""
-    before = specs[-1] if specs and resolved is not None else None
+    before = request.like or (specs[-1] if specs and resolved is not None else None)
     if request.pipeline is not None:
         path, pipeline = resolve_pipeline(request.pipeline, request.code_root)
         artifact = upload(client.store, client.layout, pack(path))
     elif before is not None:
         pipeline, artifact = before.pipeline, before.artifact
+        if before.job_id != client.job_id:
+            copy_artifact(client.store, JobLayout(before.job_id), client.layout, artifact)
     else:
         raise OptionError("no pipeline is named", where="pipeline", remedy="Write path/to/file.py:build")
     lineage = resolved.lineage if resolved is not None else None

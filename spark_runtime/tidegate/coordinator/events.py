@@ -60,6 +60,7 @@ class Request:
         path: where a savepoint goes; None: the default.
         timeout_ms: of a stop, from command to end; its savepoint expires no sooner than that after its trigger.
         data_ended: of a stop that is planned afresh: its first trigger has ended the data.
+        by: who asked for it, for people; "": the job itself.
     """
 
     kind: CheckpointKind
@@ -69,6 +70,7 @@ class Request:
     path: str | None = None
     timeout_ms: int = 0
     data_ended: bool = False
+    by: str = ""
 
 
 Then = Literal["stop", "replay", "quarantine"]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tidegate.connectors.contract import Sink, SinkContext
 from tidegate.connectors.splits import split_documents, split_to_json
+from tidegate.contract.client import JobClient
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.log import DecisionLog, Reign
 from tidegate.contract.options import JobOptions, ProcessingTimeOnEnd
 from tidegate.contract.records import Decision, Spec
 from tidegate.contract.reigns import submissions_of
-from tidegate.contract.rewinds import taken_back
+from tidegate.contract.rewinds import sinks_of, taken_back
 from tidegate.contract.status import JobStatus, next_checkpoint_id
 from tidegate.contract.store import Store
 from tidegate.contract.verdicts import Verdicts, verdicts_of
@@ -21,6 +23,7 @@ from tidegate.coordinator.checkpoint_mode import check_checkpoint_mode, check_co
 from tidegate.coordinator.commit_gate import CommitGate
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.coordinator_options import CoordinatorOptions
+from tidegate.coordinator.forking import check_fork
 from tidegate.coordinator.garbage import Garbage, find_garbage, named_snapshots, restored_checkpoint
 from tidegate.coordinator.going_back import check_way_back
 from tidegate.coordinator.job_run import JobFacts
@@ -108,6 +111,8 @@ class Job:
         if point is None:
             return None
         wanted = self.spec.restore
+        if wanted is not None and wanted.fork_of is not None:
+            check_fork(self.graph, self.spec, self._live_sinks(wanted.fork_of), os.path.realpath)
         verdicts = verdicts_of(self.specs(), decisions, self.spec.number)
         store, folder = open_location(self.store, self.spec, point.location)
         metadata = read_metadata(store, folder)
@@ -149,6 +154,21 @@ class Job:
         if restore.rescales:
             restore = replace(restore, moved_splits=self._splits_of_readers(restore, store, folder))
         return point, restore
+
+    def _live_sinks(self, job_id: str) -> Mapping[str, str]:
+        """Two-phase sinks of another job of the root, and, is it a fork, of those that it stems from: uid -> what
+        each last said of itself."""
+        found: dict[str, str] = {}
+        stems_from: str | None = job_id
+        seen = {self.spec.job_id}
+        while stems_from is not None and stems_from not in seen:
+            seen.add(stems_from)
+            entries = submissions_of(DecisionLog(self.store, JobLayout(stems_from), self.now_iso, str).read())
+            sinks = sinks_of(entries, (e.data["checkpoint_id"] for e in entries if e.kind == "complete"))
+            found |= {uid if stems_from == job_id else f"{uid} of {stems_from}": told for uid, told in sinks.items()}
+            specs = JobClient(self.root, stems_from, self.storage_options).specs()
+            stems_from = next((s.restore.fork_of for s in reversed(specs) if s.restore and s.restore.fork_of), None)
+        return found
 
     @property
     def two_phase_sinks(self) -> dict[str, Sink]:

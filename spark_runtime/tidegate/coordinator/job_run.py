@@ -95,6 +95,8 @@ class JobRun:
         next_checkpoint_id: from the log; ids are claimed in order and never reused (S1.4).
         splits: source uid -> all splits as JSON: the enumerator's state (S4.3).
         restored_from: location the run was restored from.
+        watermark_us: a watermark that every subtask of this run has passed by now, microseconds since the epoch; None:
+            not known. It goes into claims: what a snapshot triggered now holds has passed it too.
     """
 
     facts: JobFacts
@@ -109,6 +111,7 @@ class JobRun:
     retire: Callable[[int, str], None]
     on_completed: Callable[[], None]
     outcome: RunEnded | RunFailed | None = None
+    watermark_us: Callable[[], int | None] = lambda: None
     _queue: deque[Event] = field(default_factory=deque)
     _last_path: str | None = None
 
@@ -265,10 +268,12 @@ class JobRun:
             "kind": request.kind,
             "triggered_at": facts.now_iso(),
             "path": path,
+            **({"by": request.by} if request.by else {}),
         }
         if problem is not None:
             return ev.ClaimFailed(problem)
-        self._append("claim", data)
+        watermark_us = self.watermark_us()
+        self._append("claim", data if watermark_us is None else {**data, "watermark_us": watermark_us})
         return ev.LocationReady(checkpoint_id, path)
 
     def _why_not_at(self, request: ev.Request, path: str) -> str | None:

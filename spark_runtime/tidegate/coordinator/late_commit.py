@@ -61,13 +61,15 @@ def commit_late(job: Job, run_id: str, ruling: Ruling | None = None) -> LateResu
         TidegateError: a sink could not commit; call again.
     """
     _judge(job, ruling)
-    found = job.find_restore()
+    verdicts = job.verdicts
+    # With nothing to publish or to move away, the snapshots may have been deleted.
+    is_due = verdicts.withheld or any(n <= verdicts.approved for n in verdicts.uncommitted)
+    found = job.find_restore() if is_due else None
     if found is not None and not found[1].is_fork:
         restore = found[1]
         for node in job.graph.nodes:
             if node.sink is not None and node.sink.two_phase:
                 _settle(job, node, node.sink, restore, run_id)
-    verdicts = job.verdicts
     newest = max((n for n in verdicts.line if n <= verdicts.approved), default=0)
     if newest > verdicts.committed:
         job.reign.append("committed", {"checkpoint_id": newest})

@@ -53,6 +53,7 @@ class StopWatch:
             stop=mode,
             path=arguments.get("path"),
             timeout_ms=limit_ms,
+            by=command.issued_by,
         )
         on_timeout = next((o for o in ON_TIMEOUT if o == arguments.get("on_timeout")), ON_TIMEOUT[0])
         return cls(command, request, on_timeout, format_duration(timeout), now_ms + limit_ms)

@@ -291,21 +291,21 @@ class Supervisor:
     # ------------------------------------------------------------ commands and signals
 
     def _on_command(self, command: Command, now_ms: int) -> list[SupervisionAction]:
-        arguments = command.arguments
+        arguments, by = command.arguments, command.issued_by
         path, request_id = arguments.get("path"), command.command_id
         match command.verb:
             case "checkpoint":
-                return self._request(Request("checkpoint", request_id=request_id))
+                return self._request(Request("checkpoint", request_id=request_id, by=by))
             case "savepoint":
-                return self._request(Request("savepoint", request_id=request_id, path=path))
+                return self._request(Request("savepoint", request_id=request_id, path=path, by=by))
             case "stop":
                 watch = StopWatch.of(command, self._options.stop_timeout, now_ms)
                 self._watches[request_id] = watch
                 return self._request(watch.request)
             case "cancel":
-                return self._on_cancel(command, f"by {command.issued_by}")
+                return self._on_cancel(command, f"by {by}")
             case "commit" | "reject":
-                n, by = arguments.get("checkpoint_id"), command.issued_by
+                n = arguments.get("checkpoint_id")
                 then: Then = arguments.get("then") or "stop"
                 reason = str(arguments.get("reason") or "")
                 return self._request(Ruling(request_id, command.verb == "commit", n, by, then, reason))

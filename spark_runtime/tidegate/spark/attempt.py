@@ -120,6 +120,11 @@ class Attempt:
         for slot in self._slots:
             self._control.send(slot, message)
 
+    @property
+    def slots(self) -> Mapping[int, SlotView]:
+        """What is known of each slot; to be read only."""
+        return self._slots
+
     def wake(self) -> None:
         """Let the loop come round now; from any thread."""
         self._posted.put(("wake", None))

@@ -1,14 +1,13 @@
 """The driver process of one job: `python -m tidegate.spark.driver --root R --job J --spec N --launch K`.
 
 It reigns by a fence in the decision log, runs attempts until the job ends, and answers commands. Exit code 0: the job
-ended as asked; 13: a newer generation reigns; 14: it is open what this one decided last; else the code of the error
-that made the job fail.
+ended as asked; 13: a newer generation reigns, or a newer launch was recorded before this one began; 14: it is open what
+this one decided last; else the code of the error that made the job fail.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import secrets
 import signal
@@ -25,6 +24,7 @@ from tidegate.contract.artifact import materialise
 from tidegate.contract.client import JobClient
 from tidegate.contract.clock import now_iso
 from tidegate.contract.errors import FencedError, TidegateError, UnclearAnswerError
+from tidegate.contract.launching import STORAGE_OPTIONS_VARIABLE, refuse_if_superseded, storage_options_from
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.log import DecisionLog, Reign
 from tidegate.contract.options import JobOptions
@@ -40,6 +40,7 @@ from tidegate.plan.graph import JobGraph
 from tidegate.spark.commands import CommandDesk
 from tidegate.spark.hint import HintWriter
 from tidegate.spark.job import Job
+from tidegate.spark.owner import OwnerObserver
 from tidegate.spark.retiring import Retiring
 from tidegate.spark.supervision import Supervision
 
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--spec", type=int, required=True)
     parser.add_argument("--launch", type=int, required=True)
     arguments = parser.parse_args(argv)
-    storage_options = json.loads(os.environ.get("TIDEGATE_STORAGE_OPTIONS", "{}"))
+    storage_options = storage_options_from(os.environ.get(STORAGE_OPTIONS_VARIABLE, ""))
     try:
         return Driver(arguments.root, arguments.job, arguments.spec, arguments.launch, storage_options).run()
     except FencedError as error:
@@ -87,6 +88,7 @@ class Driver:
         """The whole life of this driver; its exit code."""
         log = DecisionLog(self._store, self._layout, now_iso=now_iso, nonce=lambda: secrets.token_hex(8))
         self._listen_to_signals()
+        refuse_if_superseded(self._store, self._layout, self._spec.number, self._launch)
         reign = log.reign(spec=self._spec.number, launch=self._launch)
         print(
             f"tidegate: generation {reign.generation} of job {self._spec.job_id}, spec {self._spec.number}", flush=True
@@ -123,6 +125,7 @@ class Driver:
         with tempfile.TemporaryDirectory(prefix="tidegate-driver-") as scratch:
             graph, execution = self._build(options, os.path.join(scratch, "artifact"))
             print(execution.explain(), flush=True)
+            client = JobClient(self._root, self._spec.job_id, self._storage_options)
             job = Job(
                 root=self._root,
                 storage_options=self._storage_options,
@@ -138,10 +141,11 @@ class Driver:
                 desk=desk,
                 retiring=retiring,
                 now_iso=now_iso,
-                specs=JobClient(self._root, self._spec.job_id, self._storage_options).specs,
+                specs=client.specs,
             )
             retiring.spared = job.spared
-            return Supervision(job, self._terminated).run()
+            with OwnerObserver(client, self._spec.number, options):
+                return Supervision(job, self._terminated).run()
 
     def _build(self, options: JobOptions, code: str) -> tuple[JobGraph, ExecutionPlan]:
         """The pinned pipeline and its plan. SIGTERM ends this at once: nothing is appended meanwhile."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
@@ -95,7 +95,7 @@ def job_metrics(graph: JobGraph, slots: Mapping[int, SlotView]) -> dict[str, Any
                 "played_all": node.source.boundedness == "unbounded",
                 "subtasks": 0,
             }
-    low: int | None = None
+    marks: dict[str, list[int]] = {}
     counters: dict[str, dict[str, int]] = {}
     for view in slots.values():
         for uid, _, progress in view.metrics.get("sources", ()):
@@ -103,23 +103,38 @@ def job_metrics(graph: JobGraph, slots: Mapping[int, SlotView]) -> dict[str, Any
             facts["records"] += progress.get("records", 0)
             facts["played_all"] = bool(facts["played_all"] and progress.get("played_all", False))
             facts["subtasks"] += 1
-        for _, _, _, watermark in view.metrics.get("subtasks", ()):
-            time_us = int(watermark)
-            low = time_us if low is None else min(low, time_us)
+        for uid, _, watermark in view.metrics.get("watermarks", ()):
+            marks.setdefault(uid, []).append(int(watermark))
         for uid, _, counts in view.metrics.get("counters", ()):
             mine = counters.setdefault(uid, {})
             for name, n in counts.items():
                 mine[name] = mine.get(name, 0) + n
-    for facts in sources.values():
+    for uid, facts in sources.items():
         complete = facts.pop("subtasks") == len(slots)
         facts["played_all"] = facts["played_all"] and complete
-    known = low is not None and low not in (MIN_WATERMARK, MAX_WATERMARK)
+        facts["watermark_us"] = _told(marks.get(uid, [])) if complete else None
     return {
         "sources": sources,
-        "watermark_us": low if known else None,
+        "watermark_us": job_watermark_us(slots),
         "counters": counters,
         "slots": [
             {"slot": i, "pid": v.pid, "node": v.node, "resident_bytes": v.metrics.get("resident_bytes", 0)}
             for i, v in slots.items()
         ],
     }
+
+
+def job_watermark_us(slots: Mapping[int, SlotView]) -> int | None:
+    """The watermark that every subtask of the run has passed, as far as all have told; None: not known."""
+    marks: list[int] = []
+    for view in slots.values():
+        if "subtasks" not in view.metrics:
+            return None
+        marks += [int(watermark) for _, _, _, watermark in view.metrics["subtasks"]]
+    return _told(marks)
+
+
+def _told(marks: Sequence[int]) -> int | None:
+    """The least; None when there is none yet, and when there will be none any more."""
+    low = min(marks, default=MIN_WATERMARK)
+    return None if low in (MIN_WATERMARK, MAX_WATERMARK) else low

@@ -70,7 +70,8 @@ def spark_settings(spec: Spec, options: JobOptions) -> dict[str, str]:
 
 def start_session(spec: Spec, options: JobOptions) -> SparkSession:
     """Start Spark; an EnvironmentProblemError when Java is not there or the master cannot be reached."""
-    if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if not submitted and shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
         raise EnvironmentProblemError(
             "Java is not installed",
             cause="Spark needs Java 17 or newer",
@@ -80,7 +81,9 @@ def start_session(spec: Spec, options: JobOptions) -> SparkSession:
     # Only spark-submit reads spark.pyspark.python; the workers of a driver that is itself the program go by this.
     os.environ["PYSPARK_PYTHON"] = settings["spark.pyspark.python"]
     builder: Any = SparkSession.builder
-    builder = builder.master(spec.master).appName(f"tidegate {spec.job_id}")
+    builder = builder.appName(f"tidegate {spec.job_id}")
+    if not submitted:  # spark-submit has set it, in a pod to another address than outside
+        builder = builder.master(spec.master)
     for key, value in settings.items():
         builder = builder.config(key, value)
     try:
@@ -94,6 +97,13 @@ def start_session(spec: Spec, options: JobOptions) -> SparkSession:
         ) from error
     session.sparkContext.setLogLevel("WARN")
     return session
+
+
+def ui_url(session: SparkSession) -> str | None:
+    """Where Spark's own pages of this driver are; None when `spark.ui.enabled` is false, as it is by default."""
+    context: Any = getattr(session, "sparkContext", None)
+    url = getattr(context, "uiWebUrl", None)
+    return str(url) if url else None
 
 
 def offered_slots(session: SparkSession) -> int:

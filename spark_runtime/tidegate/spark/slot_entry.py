@@ -33,6 +33,7 @@ from tidegate.coordinator.locations import open_location
 from tidegate.pipeline.load import load_pipeline
 from tidegate.plan.execution import ExecutionPlan, plan
 from tidegate.plan.graph import JobGraph
+from tidegate.spark.slot_mail import SlotMail
 from tidegate.state.kernels import compile_all
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.subtask.deployment import Deployment, deploy
@@ -102,10 +103,9 @@ class SlotProcess:
         self._parameters = parameters
         self._index = index
         self._wake = Wake()
-        self._messages: queue.Queue[Mapping[str, Any]] = queue.Queue()
+        self._mail = SlotMail()
         self._slot: Slot | None = None
         self._over = threading.Event()
-        self._switch = threading.Lock()
         self._scratch = tempfile.mkdtemp(prefix=f"tidegate-slot{index}-")
         self._writers = ThreadPoolExecutor(SNAPSHOT_WRITERS, thread_name_prefix="snapshot-writer")
         self._store: Store = open_store(parameters.root, parameters.storage_options)
@@ -131,7 +131,7 @@ class SlotProcess:
             generation=parameters.generation,
             run_id=parameters.run_id,
             slot=index,
-            on_message=self._on_message,
+            on_message=self._mail.deliver,
             on_lost=self._on_control_lost,
         )
 
@@ -180,14 +180,12 @@ class SlotProcess:
 
     def _await_message(self) -> Mapping[str, Any]:
         """`deploy`, then, when every slot has opened its channels, `start`; or `cancel`."""
-        return self._messages.get(timeout=DEPLOY_TIMEOUT_S)
+        return self._mail.take(DEPLOY_TIMEOUT_S)
 
     def _await_release(self) -> None:
         """A slot that is done stays until all are: its closed connections would look like a failure to the others."""
-        with self._switch:
-            self._slot = None
         with contextlib.suppress(queue.Empty):
-            while self._messages.get(timeout=RELEASE_TIMEOUT_S)["type"] != "cancel":
+            while self._mail.take(RELEASE_TIMEOUT_S)["type"] != "cancel":
                 continue
 
     def _loop(self, graph: JobGraph, execution: ExecutionPlan, message: Mapping[str, Any]) -> bool:
@@ -230,10 +228,8 @@ class SlotProcess:
         self._transport.connect(peers, timeout_s=CONNECT_TIMEOUT_S)
         self._transport.start()
         slot.start(subtasks)
-        with self._switch:
-            self._slot = slot
-            while not self._messages.empty():
-                slot.tell(self._messages.get())
+        self._slot = slot
+        self._mail.open(slot)
         slot.run()
         if slot.was_cancelled:
             return False
@@ -241,19 +237,14 @@ class SlotProcess:
         self._writers.shutdown(wait=True)
         self._transport.flush()
         slot.close()
+        self._slot = None
+        self._mail.close()
         return True
 
     def _open_location(self, location: str) -> tuple[Store, str]:
         return open_location(self._store, self._spec, location)
 
     # ------------------------------------------------------------ threads
-
-    def _on_message(self, message: Mapping[str, Any]) -> None:
-        with self._switch:
-            if self._slot is not None:
-                self._slot.tell(message)
-            else:
-                self._messages.put(message)
 
     def _on_control_lost(self, reason: str) -> None:
         """Without its driver a slot is a zombie: it ends itself."""

@@ -29,10 +29,10 @@ from tidegate.coordinator.job_run import JobRun, RunFailed
 from tidegate.coordinator.recovery import RestorePoint, choose_restore_point, ended_as
 from tidegate.coordinator.supervision import Supervisor
 from tidegate.spark.attempt import Attempt, SlotView
-from tidegate.spark.hint import job_metrics
+from tidegate.spark.hint import job_metrics, job_watermark_us
 from tidegate.spark.job import Job, Splits, assign, fresh_splits
 from tidegate.spark.retiring import ZOMBIE_LIFE_S
-from tidegate.spark.session import SlotWait, start_session
+from tidegate.spark.session import SlotWait, start_session, ui_url
 
 COMMAND_POLL_S = 0.1
 """How often commands and signals are looked at, seconds."""
@@ -89,6 +89,7 @@ class Supervision:
             while self._exit_code is None:
                 if self._session is None:
                     self._session = self._new_session(job.spec, job.options)
+                    job.hint.update(spark_ui=ui_url(self._session))
                 self._turn(self._session)
             return self._exit_code
         finally:
@@ -301,6 +302,7 @@ class Supervision:
                 now_ms=self._now_ms,
                 retire=job.retiring.add,
                 on_completed=lambda: self._inbox.put(sv.Progress),
+                watermark_us=lambda: job_watermark_us(attempt.slots),
             )
             return run
 

@@ -209,6 +209,12 @@ class Slot:
         self._inbox.append(message)
         self._wake.set()
 
+    def untaken(self) -> Sequence[Mapping[str, Any]]:
+        """Messages of the driver that came too late for the loop, which has ended; they are no longer here."""
+        rest = [message for message in self._inbox if not callable(message)]
+        self._inbox.clear()
+        return rest
+
     def start(self, subtasks: Sequence[Subtask]) -> None:
         """Take the deployed subtasks, downstream ones first, and report them running."""
         self._subtasks = list(subtasks)
@@ -331,6 +337,11 @@ class Slot:
             "subtasks": [[list(s.subtask), s.rows_in, s.rows_out, str(s.watermark_us)] for s in self._subtasks],
             "sources": [
                 [s.source_input.uid, s.subtask[1], s.source_input.progress()]
+                for s in self._subtasks
+                if s.source_input is not None
+            ],
+            "watermarks": [
+                [s.source_input.uid, s.subtask[1], str(s.watermark_us)]
                 for s in self._subtasks
                 if s.source_input is not None
             ],

@@ -38,6 +38,12 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     return made
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triggers look again as soon as the test asks them to."""
+    monkeypatch.setattr("airflow_tidegate.shared_reads.SHORTEST_PAUSE_S", 0.0)
+
+
 @pytest.fixture
 def between_looks(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
     """What happens while an operator sleeps between two looks, in order; one too many means the wait does not end."""

@@ -31,14 +31,24 @@ class ScriptedDriver:
     def status(self, status: str, **data: Any) -> None:
         self.reign.append("status", {"status": status, **data})
 
-    def checkpoint(self, checkpoint_id: int, kind: str = "checkpoint", *, aborted: str | None = None) -> None:
+    def checkpoint(
+        self,
+        checkpoint_id: int,
+        kind: str = "checkpoint",
+        *,
+        aborted: str | None = None,
+        triggered_at: str = NOW,
+        watermark_us: int | None = None,
+        sinks: tuple[str, ...] = (),
+    ) -> None:
         path = self.client.layout.checkpoint(checkpoint_id, self.reign.generation)
         facts = {"checkpoint_id": checkpoint_id, "kind": kind, "path": path}
-        self.reign.append("claim", {**facts, "triggered_at": NOW})
+        self.reign.append("claim", {**facts, "triggered_at": triggered_at, "watermark_us": watermark_us})
         if aborted is None:
             metadata = {"body": {"job_id": self.client.job_id, "lineage": self.client.specs()[-1].lineage}}
             self.client.store.create(self.client.layout.metadata(path), json.dumps(metadata).encode())
-            self.reign.append("complete", {**facts, "metrics": {"duration_ms": 7}, "parent": None})
+            done = {"metrics": {"duration_ms": 7}, "parent": None, "sinks": dict.fromkeys(sinks, "")}
+            self.reign.append("complete", {**facts, **done})
         else:
             self.reign.append("abort", {"checkpoint_id": checkpoint_id, "reason": aborted})
 

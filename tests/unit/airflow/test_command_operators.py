@@ -7,9 +7,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from scripted_job import Job, ScriptedDriver
 
+from airflow_tidegate.airflow_versions import AirflowException, AirflowFailException
 from airflow_tidegate.operators.snapshots import TidegateTriggerCheckpointOperator, TidegateTriggerSavepointOperator
 from airflow_tidegate.operators.stop import TidegateCancelJobOperator, TidegateStopJobOperator
 from tidegate.contract.stop_outcomes import next_action, remark
@@ -268,6 +268,18 @@ def test_a_cancel_of_a_job_that_is_over_succeeds_and_sends_nothing(job: Job, dri
     operator = TidegateCancelJobOperator(task_id="cancel", job_id="j1")
     assert operator.execute(job.context("cancel"))["status"] == "STOPPED"
     assert driver.commands() == []
+
+
+def test_a_cancel_asks_a_driver_that_is_silent_though_its_process_is_there(
+    job: Job, driver: ScriptedDriver, between_looks: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S9.4: it pauses, or its machine is overloaded; it finds the command when it goes on."""
+    monkeypatch.setattr("tidegate.contract.client.JobClient.is_alive", lambda self, **_: False)
+    monkeypatch.setattr("tidegate.contract.submission.find_local", lambda client, spec: object())
+    between_looks.append(lambda: driver.status("CANCELED"))
+    operator = TidegateCancelJobOperator(task_id="cancel", job_id="j1")
+    assert operator.execute(job.context("cancel"))["status"] == "CANCELED"
+    assert len(driver.commands()) == 1
 
 
 def test_a_cancel_of_a_job_whose_driver_is_dead_ends_it_behind_a_fence(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import pytest
 from scripted_job import Job
 
 from airflow_tidegate.get_provider_info import get_provider_info
-from airflow_tidegate.hooks.tidegate import TidegateHook
-from airflow_tidegate.launchers.local import ensure_driver
+from airflow_tidegate.hooks.tidegate import JobRoot, TidegateHook
+from airflow_tidegate.launchers import ensure_driver
 from tidegate.contract.errors import EnvironmentProblemError, OptionError
 
 
@@ -46,10 +47,19 @@ def test_every_field_of_the_connection_form_is_read_by_the_hook(monkeypatch: pyt
         "spark_conf": '{"spark.x": "1"}',
         "storage_options": '{"endpoint_url": "http://x"}',
         "python": "/usr/bin/python3",
+        "launcher": "kubernetes",
+        "spark_submit": "/opt/spark/bin/spark-submit",
+        "yarn": "/opt/hadoop/bin/yarn",
+        "driver_script": "local:///driver.py",
     }
     assert set(get_provider_info()["connection-types"][0]["conn-fields"]) == set(values)
     root = connect(monkeypatch, host="s3://b/t", extra=values).get_conn()
     assert (root.root, root.master, root.python) == ("s3://b/t", "local[3]", "/usr/bin/python3")
+    settings = root.launcher_settings()
+    assert (settings.kind, settings.python, settings.spark_submit) == tuple(
+        values[name] for name in ("launcher", "python", "spark_submit")
+    )
+    assert (settings.yarn, settings.driver_script) == (values["yarn"], values["driver_script"])
     assert root.spark_conf == {"spark.x": "1"}
     assert root.storage_options == {"endpoint_url": "http://x"}
 
@@ -59,12 +69,27 @@ def test_the_root_may_stand_in_the_extra_and_the_rest_has_defaults(monkeypatch: 
     assert (root.root, root.master, root.python, root.spark_conf) == ("/srv/t", "local[*]", None, {})
 
 
+def test_a_name_in_the_root_is_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = "abfs://lake@account.dfs.core.windows.net/jobs"
+    assert connect(monkeypatch, host=root).get_conn().root == root
+
+
 @pytest.mark.parametrize(
     ("connection", "words"),
     [
         ({}, "names no job root"),
+        ({"host": "s3://key:hush@lake/x"}, r"the job root holds a password \[connection c\](?!.*hush)"),
         ({"host": "/x", "extra": {"spark_conf": "{"}}, "spark_conf is not JSON"),
         ({"host": "/x", "extra": {"storage_options": [1]}}, "storage_options must be a JSON object"),
+        ({"host": "/x", "extra": {"launcher": "mesos"}}, r"no launcher 'mesos' \[connection c\].*spark-submit"),
+        (
+            {"host": "/x", "extra": {"storage_options": {"secret": "plain"}}},
+            r"'secret' holds a secret in plain text \[connection c, storage_options\]",
+        ),
+        (
+            {"host": "/x", "extra": {"spark_conf": {"spark.hadoop.fs.s3a.secret.key": "plain"}}},
+            r"plain text \[connection c, spark_conf\]",
+        ),
     ],
 )
 def test_a_connection_that_is_wrong_says_which_field(
@@ -90,9 +115,22 @@ def test_the_test_button_tells_what_is_wrong(monkeypatch: pytest.MonkeyPatch, tm
     assert not connect(monkeypatch).test_connection()[0]
 
 
+def test_the_test_button_asks_what_the_launcher_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def press(**extra: Any) -> tuple[bool, str]:
+        return connect(monkeypatch, host=str(tmp_path), extra=extra).test_connection()
+
+    good, message = press(python=sys.executable)
+    assert good and f"{sys.executable} has tidegate and pyspark" in message
+    good, message = press(python="/no/such/python")
+    assert not good and "is good" in message and "/no/such/python cannot be run" in message
+    good, message = press(launcher="spark-submit", spark_submit="/no/such/spark-submit", master="spark://127.0.0.1:1")
+    assert not good and "/no/such/spark-submit is not there" in message and "127.0.0.1:1" in message
+    assert press(launcher="agent")[0]
+
+
 def test_a_local_driver_is_refused_where_the_worker_is_ephemeral(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = job.submit()
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "LocalExecutor,KubernetesExecutor")
     with pytest.raises(EnvironmentProblemError, match="ephemeral"):
-        ensure_driver(job.client, spec, python=None)
+        ensure_driver(job.client, spec, JobRoot(str(job.root)))
     assert job.launches == []

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from scripted_job import PIPELINE, Job, ScriptedDriver
 
+from airflow_tidegate.airflow_versions import AirflowException, AirflowFailException
 from airflow_tidegate.operators.restore import TidegateRestoreJobOperator
 from airflow_tidegate.operators.start import TidegateRunJobOperator, TidegateStartJobOperator
 from tidegate.contract.errors import SnapshotError

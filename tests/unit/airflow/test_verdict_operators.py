@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from scripted_job import Job, ScriptedDriver
 
+from airflow_tidegate.airflow_versions import AirflowException, AirflowFailException
 from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.launchers.committing import commit_pending
 from airflow_tidegate.operators.verdicts import TidegateCommitCheckpointOperator, TidegateRejectCheckpointOperator
@@ -93,13 +93,22 @@ def test_a_retry_of_an_approval_finds_its_own(job: Job, driver: ScriptedDriver, 
 
 
 @pytest.fixture
-def late(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """Words of every `commit-pending` that was run."""
+def late(monkeypatch: pytest.MonkeyPatch, driver: ScriptedDriver) -> list[tuple[str, ...]]:
+    """Words of every `commit-pending` that was run, but for the verdict's id; verdicts get into the log."""
     calls: list[tuple[str, ...]] = []
 
     def commit_pending(root: Any, job_id: str, verdict: Any, *, asked_by: str, timeout_s: float | None) -> Any:
         assert (job_id, timeout_s) == ("j1", 1800.0)
-        calls.append((asked_by, *verdict))
+        words = list(verdict)
+        if words:
+            name = words.pop(words.index("--id") + 1)
+            words.remove("--id")
+            data = {"checkpoint_id": int(words[1]), "by": asked_by, "command": name}
+            if words[0] == "--approve":
+                driver.reign.append("approve", data)
+            else:
+                driver.reign.append("reject", {**data, "then": "stop", "reason": ""})
+        calls.append((asked_by, *words))
         return {}
 
     monkeypatch.setattr("airflow_tidegate.operators.verdicts.commit_pending", commit_pending)
@@ -127,16 +136,35 @@ def test_verdicts_on_a_job_that_has_ended_need_no_job(
         driver.checkpoint(checkpoint_id)
     driver.status("FINISHED_COMMIT_PENDING", uncommitted=[1, 2, 3])
     assert commit(checkpoint_id=1).execute(job.context("publish")) == {"checkpoint_id": 1, "committed": True}
-    assert commit().execute(job.context("publish"))["checkpoint_id"] == 3
-    found = reject(checkpoint_id=2, then="quarantine", reason="too late").execute(job.context("reject"))
-    assert found == {"checkpoint_id": 2, "rejected": [2, 3], "then": "quarantine"}
+    assert commit().execute(job.context("other"))["checkpoint_id"] == 3
     by = "airflow:d/r1/"
-    assert late == [
-        (f"{by}publish", "--approve", "1"),
-        (f"{by}publish", "--approve", "3"),
-        (f"{by}reject", "--quarantine", "2", "--reason", "too late"),
-    ]
+    assert late == [(f"{by}publish", "--approve", "1"), (f"{by}other", "--approve", "3")]
     assert driver.commands() == []
+
+
+def test_a_rejection_after_the_jobs_end_and_its_retry_say_what_was_rejected(
+    job: Job, driver: ScriptedDriver, late: list[tuple[str, ...]]
+) -> None:
+    """S7.8: the retry of one that was killed behind the verdict finds nothing that waits, and says the same."""
+    for checkpoint_id in (1, 2, 3):
+        driver.checkpoint(checkpoint_id)
+    driver.status("FINISHED_COMMIT_PENDING", uncommitted=[1, 2, 3])
+    for _ in range(2):
+        found = reject(checkpoint_id=2, reason="too late").execute(job.context("reject"))
+        assert found == {"checkpoint_id": 2, "rejected": [2, 3], "then": "stop"}
+    assert late == [("airflow:d/r1/reject", "--reject", "2", "--reason", "too late")] * 2
+
+
+def test_a_retry_of_a_late_approval_finds_its_own_although_nothing_waits_any_more(
+    job: Job, driver: ScriptedDriver, late: list[tuple[str, ...]]
+) -> None:
+    """S7.8: killed behind verdict and commit, before its answer."""
+    driver.checkpoint(1)
+    driver.status("FINISHED_COMMIT_PENDING", uncommitted=[1])
+    assert commit().execute(job.context("publish")) == {"checkpoint_id": 1, "committed": True}
+    driver.reign.append("committed", {"checkpoint_id": 1})
+    driver.status("FINISHED")
+    assert commit().execute(job.context("publish")) == {"checkpoint_id": 1, "committed": True}
 
 
 def test_a_retry_after_the_end_of_the_job_approves_nothing_newer_than_its_first_try(
@@ -170,7 +198,7 @@ def test_a_retry_that_finds_its_approval_has_only_the_commit_left(
     assert commit().execute(job.context("publish"))["checkpoint_id"] == 1
     driver.reign.append("committed", {"checkpoint_id": 1})
     with pytest.raises(AirflowException, match="no checkpoint waits"):
-        commit().execute(job.context("publish"))
+        commit().execute(job.context("another"))
     assert len(late) == 1
 
 

@@ -7,10 +7,10 @@ import threading
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSensorTimeout, TaskDeferred
 from airflow.triggers.base import TriggerEvent
 from scripted_job import PIPELINE, Job, ScriptedDriver
 
+from airflow_tidegate.airflow_versions import AirflowException, AirflowFailException, AirflowSensorTimeout, TaskDeferred
 from airflow_tidegate.operators.snapshots import TidegateTriggerSavepointOperator
 from airflow_tidegate.operators.start import TidegateRunJobOperator
 from airflow_tidegate.operators.stop import TidegateStopJobOperator
@@ -78,7 +78,7 @@ def test_every_kind_of_wait_has_its_own_trigger_class_and_survives_serialisation
     wait = EndOfDataWait(sources=("a", "b"), played_all=("c",))
     trigger = TRIGGERS["end_of_data"](root=str(job.root), job_id="j1", wait=wait.fields())
     assert again(trigger).question() == wait
-    assert len(set(TRIGGERS.values())) == len(TRIGGERS) == 8
+    assert len(set(TRIGGERS.values())) == len(TRIGGERS) == 10
 
 
 def test_the_store_is_never_read_on_the_event_loop(
@@ -186,3 +186,24 @@ def test_a_user_who_kills_a_deferred_run_cancels_its_job_and_a_restarting_trigge
     asyncio.run(trigger.on_kill())
     commands = [n for n in job.client.store.list(job.client.layout.commands) if n.startswith("cancel-")]
     assert len(commands) == 1
+
+
+def test_a_trigger_in_a_triggerer_holds_its_event_back_until_the_scheduler_has_heard_of_the_deferral(
+    job: Job, driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    real = asyncio.sleep
+
+    async def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        await real(0)
+
+    driver.checkpoint(1)
+    trigger = checkpoint_trigger(job)
+    monkeypatch.setattr("airflow_tidegate.triggers.waits.LETTING_GO_S", 10.0)
+    monkeypatch.setattr("airflow_tidegate.triggers.waits.asyncio.sleep", sleep)
+    assert "found" in fire(trigger)
+    assert pauses == [], "`dag.test` runs triggers by itself"
+    trigger.trigger_id = 7
+    assert "found" in fire(trigger)
+    assert len(pauses) == 1 and 5.0 < pauses[0] <= 10.0

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSensorTimeout
 from scripted_job import NOW, Job, ScriptedDriver
 
+from airflow_tidegate.airflow_versions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowSensorTimeout,
+    TaskDeferred,
+)
+from airflow_tidegate.deferring import TRIGGER_SLACK
+from airflow_tidegate.operators.snapshots import TidegateTriggerSavepointOperator
 from airflow_tidegate.sensors.checkpoint import TidegateCheckpointSensor
 from airflow_tidegate.sensors.end_of_data import TidegateEndOfDataSensor
 from airflow_tidegate.waits import CheckpointWait, CommandWait, StatusWait
 from airflow_tidegate.watch import LAUNCH_GRACE_S, Watch
 from tidegate.contract.errors import DriverLostError, JobFailedError, WaitTimeoutError
+from tidegate.contract.launching import record_launch, record_process
 from tidegate.contract.records import Launch
 
 
@@ -56,6 +66,10 @@ def poke(sensor: Any, job: Job) -> Any:
 
 def checkpoint_sensor(**arguments: Any) -> TidegateCheckpointSensor:
     return TidegateCheckpointSensor(task_id="s", job_id="j1", **arguments)
+
+
+def savepoint(**arguments: Any) -> TidegateTriggerSavepointOperator:
+    return TidegateTriggerSavepointOperator(task_id="p", job_id="j1", **arguments)
 
 
 def end_sensor(**arguments: Any) -> TidegateEndOfDataSensor:
@@ -176,7 +190,7 @@ def test_a_driver_whose_heartbeat_stands_still_is_noticed(job: Job, driver: Scri
     clocks.monotonic += 29
     assert watch.step() is None
     clocks.monotonic += 2
-    with pytest.raises(DriverLostError, match="no heartbeat for 30 s"):
+    with pytest.raises(DriverLostError, match="no heartbeat for 31 s; no launch of it is recorded"):
         watch.step()
 
 
@@ -184,7 +198,7 @@ def test_a_driver_whose_process_here_is_gone_is_noticed_at_the_second_look(
     job: Job, driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = Launch(1, 1, "local", "here", NOW, (), "n", pid=4711)
-    monkeypatch.setattr("airflow_tidegate.watch.local_death", lambda client, spec: gone)
+    monkeypatch.setattr("airflow_tidegate.looks.local_death", lambda client, spec: gone)
     watch = Clocks().watch(job, CheckpointWait(count=1))
     assert watch.step() is None, "its last words may have come after the first look"
     with pytest.raises(DriverLostError, match="4711"):
@@ -195,7 +209,7 @@ def test_last_words_of_a_process_that_is_gone_are_heard(
     job: Job, driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = Launch(1, 1, "local", "here", NOW, (), "n", pid=4711)
-    monkeypatch.setattr("airflow_tidegate.watch.local_death", lambda client, spec: gone)
+    monkeypatch.setattr("airflow_tidegate.looks.local_death", lambda client, spec: gone)
     watch = Clocks().watch(job, StatusWait(spec=1, statuses=("FINISHED",)))
     assert watch.step() is None
     driver.status("FINISHED")
@@ -212,6 +226,17 @@ def test_a_driver_that_never_begins_is_noticed(job: Job) -> None:
     clocks.monotonic += 1
     with pytest.raises(DriverLostError, match="has not begun"):
         watch.step()
+
+
+def test_a_driver_that_waits_in_a_clusters_queue_is_not_lost(job: Job) -> None:
+    spec = job.submit()
+    launch = record_launch(job.client, spec, launcher="yarn", host="yarn")
+    record_process(job.client, replace(launch, external_id="application_1_2"))
+    clocks = Clocks()
+    watch = clocks.watch(job, StatusWait(spec=1, statuses=("RUNNING",)))
+    assert watch.step() is None
+    clocks.monotonic += 100 * LAUNCH_GRACE_S
+    assert watch.step() is None
 
 
 def test_a_wait_ends_at_its_deadline_and_not_before(job: Job, driver: ScriptedDriver) -> None:
@@ -249,3 +274,19 @@ def test_a_sensor_that_takes_too_long_times_out_as_airflow_sensors_do(job: Job, 
     sensor = checkpoint_sensor(timeout=0, poke_interval=0)
     with pytest.raises(AirflowSensorTimeout):
         sensor.execute(job.context("s"))
+
+
+def test_airflow_ends_a_deferred_sensor_that_nobody_answers_some_time_after_its_timeout(
+    job: Job, driver: ScriptedDriver
+) -> None:
+    """A store that hangs, or no triggerer."""
+    with pytest.raises(TaskDeferred) as deferred:
+        checkpoint_sensor(timeout=60, deferrable=True).execute(job.context("s"))
+    assert deferred.value.timeout == timedelta(seconds=60) + TRIGGER_SLACK
+
+
+def test_airflows_setting_says_what_is_deferred_that_does_not_say_so_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not checkpoint_sensor().deferrable and not savepoint().deferrable
+    monkeypatch.setenv("AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE", "true")
+    assert checkpoint_sensor().deferrable and savepoint().deferrable
+    assert not checkpoint_sensor(deferrable=False).deferrable and not savepoint(deferrable=False).deferrable

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_caller import Caller, Driver
 
 from tidegate.cli.starting import restore_from
-from tidegate.contract.client import list_jobs
+from tidegate.contract.client import JobClient, list_jobs
 from tidegate.contract.errors import OptionError
+from tidegate.contract.records import RestoreFrom
 
 
 def running(driver: Driver) -> None:
@@ -195,6 +197,72 @@ def test_restore_of_an_unknown_checkpoint_lists_those_there(tidegate: Caller) ->
 def test_restore_under_a_new_id_needs_the_code(tidegate: Caller) -> None:
     answer = tidegate("restore", "fork", "--from", "elsewhere/savepoints/sp-1")
     assert answer.code == 5 and "--pipeline file.py:build" in answer.err
+
+
+def test_a_fork_takes_what_it_is_not_given_from_its_original(tidegate: Caller) -> None:
+    """S7.4."""
+    driver = tidegate.submitted(arguments={"column": "k", "n": 1}, options={"parallelism": 2}, master="local[2]")
+    driver.complete(4, "savepoint")
+    driver.status("RUNNING")
+    tidegate.script = running
+    words = ("--job-id", "backfill", "--from", "4", "--arg", "n=2", "--option", "checkpoint_interval=5 s", "--json")
+    answer = tidegate("fork", "flights", *words)
+    assert answer.code == 0, answer.err
+    (spec,) = tidegate.launched
+    assert (spec.job_id, spec.number, spec.artifact) == ("backfill", 1, driver.spec.artifact)
+    assert (spec.master, spec.arguments) == ("local[2]", {"column": "k", "n": "2"})
+    assert (spec.options["parallelism"], spec.options["checkpoint_interval"]) == (2, "5 s")
+    assert spec.restore is not None and (spec.restore.kind, spec.restore.fork_of) == ("savepoint", "flights")
+    assert spec.lineage != driver.spec.lineage
+
+
+def test_a_fork_of_an_older_snapshot_is_given_what_its_submission_had(tidegate: Caller) -> None:
+    """S7.4: its code, arguments, options and settings belong together."""
+    before: dict[str, Any] = {"options": {"parallelism": 2}, "spark_conf": {"spark.x": "old"}}
+    tidegate.submitted(**before).complete(4, "checkpoint")
+    assert tidegate.driver is not None
+    tidegate.driver.status("STOPPED")
+    newer: dict[str, Any] = {
+        "options": {"parallelism": 3},
+        "spark_conf": {"spark.x": "new"},
+        "restore": RestoreFrom("latest"),
+    }
+    tidegate.submitted(**newer).status("RUNNING")
+    tidegate.script = running
+    words = ("--job-id", "backfill", "--from", "4", "--arg", "n=2", "--option", "max_parallelism=7", "--conf", "a=b")
+    assert tidegate("fork", "flights", *words).code == 0
+    (spec,) = tidegate.launched
+    assert (spec.options["parallelism"], spec.options["max_parallelism"]) == (2, 7)
+    assert spec.spark_conf == {"spark.x": "old", "a": "b"}
+
+
+def test_a_fork_that_is_asked_for_again_is_found_though_its_snapshot_is_gone(tidegate: Caller) -> None:
+    driver = tidegate.submitted()
+    path = driver.complete(4, "savepoint")
+    tidegate.script = running
+    words = ("fork", "flights", "--job-id", "backfill", "--from", "4", "--arg", "n=2", "--submission-id", "s1")
+    assert tidegate(*words).code == 0
+    driver.client.store.delete_folder(path)
+    assert tidegate(*words).code == 0
+    assert len(JobClient(tidegate.root, "backfill").specs()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["flights", "--job-id", "backfill"], 2, "same code with the same arguments"),
+        (["flights", "--job-id", "flights", "--arg", "n=2"], 2, "job id of its own"),
+        (["nobody", "--job-id", "backfill", "--arg", "n=2"], 5, "no job of this id"),
+        (["flights", "--job-id", "backfill", "--arg", "n=2", "--from", "9"], 10, "no checkpoint 9"),
+        (["flights", "--arg", "n=2"], 2, "no job is named"),
+    ],
+)
+def test_what_cannot_be_forked_is_one_clear_message(tidegate: Caller, words: list[str], code: int, said: str) -> None:
+    driver = tidegate.submitted()
+    driver.complete(4, "savepoint")
+    answer = tidegate("fork", *words)
+    assert answer.code == code and said in answer.err and "Traceback" not in answer.err
+    assert not tidegate.launched and list_jobs(tidegate.root) == ["flights"]
 
 
 def test_the_source_of_a_restore_is_a_word_a_number_or_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

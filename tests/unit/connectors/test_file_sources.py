@@ -75,6 +75,11 @@ class TestReplayAtEventTimeSpeed(FolderSource):
         return Replay(self.folder / "*.parquet", time_column="at", speedup=60, batch_rows=20)
 
 
+class TestReplayWithAnEnd(FolderSource):
+    def make_source(self) -> Source:
+        return Replay(self.folder / "*.parquet", time_column="at", at_end="end", batch_rows=20)
+
+
 class TestReplayLooping(FolderSource):
     enough_rows = 1_000
 

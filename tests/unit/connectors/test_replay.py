@@ -78,6 +78,25 @@ def test_a_restored_replay_that_had_played_all_is_idle_at_once_and_still_says_so
     assert again.progress()["played_all"]
 
 
+def test_a_replay_with_an_end_goes_on_where_an_idle_one_stood_and_ends(tmp_path: Path) -> None:
+    """S7.4: a fork of a job that replays works off the rest."""
+    write(tmp_path / "a.parquet", [0, 1, 2, 3])
+    idle = reader_of(Replay(tmp_path, time_column="at", batch_rows=3))
+    assert idle.poll(0).batch is not None
+    source = Replay(tmp_path, time_column="at", at_end="end")
+    assert (source.boundedness, Replay(tmp_path, time_column="at").boundedness) == ("bounded", "unbounded")
+    ending = source.create_reader(SourceContext("replay", 0, 1))
+    ending.add_splits(idle.snapshot())
+    assert ending.active_splits() == {"replay-00000-of-00001"}
+    seen, polled = rows_due(ending, 0)
+    assert ([row["n"] for row in seen], polled.state) == ([3], "end")
+    assert [split.finished for split in ending.snapshot()] == [True]
+    assert ending.active_splits() == frozenset()
+    again = source.create_reader(SourceContext("replay", 0, 1))
+    again.add_splits(ending.snapshot())
+    assert again.poll(0).state == "end"
+
+
 def test_a_loop_plays_again_with_times_moved_on_by_the_span(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", [0, 10, None])
     reader = reader_of(Replay(tmp_path, time_column="at", at_end="loop"))

@@ -24,7 +24,8 @@ from tidegate.contract.records import Launch, Spec, decode, encode
 STAND_IN = """
 import json, os, signal, sys
 print(json.dumps({"argv": sys.argv[1:], "options": os.environ["TIDEGATE_STORAGE_OPTIONS"],
-                  "extra": os.environ.get("EXTRA"), "stdin": sys.stdin.read()}), flush=True)
+                  "extra": os.environ.get("EXTRA"), "stdin": sys.stdin.read(),
+                  "gateway": os.environ.get("PYSPARK_GATEWAY_PORT")}), flush=True)
 open(os.environ["READY"], "w").close()
 signal.pause()
 """
@@ -86,6 +87,16 @@ def test_a_driver_is_started_detached_with_its_numbers_and_references(
     assert os.getsid(launch.pid) == launch.pid
     assert launch.command == driver_command(sys.executable, root, launch, "flights")
     assert launch.log == f"{root}/flights/logs/launch-000001-1.log"
+
+
+def test_a_driver_that_is_launched_from_below_spark_submit_does_not_get_that_programs_jvm(
+    machine: Machine, local_client: JobClient, local_spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a notebook: it takes a gateway in its environment for its own, with the master set."""
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    launch = machine.launch(local_client, local_spec)
+    assert launch.log is not None
+    assert json.loads(Path(launch.log).read_text())["gateway"] is None
 
 
 def test_the_launch_is_recorded_before_the_start_and_the_process_after_it(

@@ -19,9 +19,11 @@ from tidegate.contract.records import (
     Decision,
     Desired,
     Launch,
+    Owner,
     RestoreFrom,
     Spec,
     StatusHint,
+    WatchCursor,
     Withdrawn,
     canonical,
     decode,
@@ -77,11 +79,13 @@ RECORDS: dict[str, DurableRecord] = {
         submitted_at=AT,
         submitted_by="cli",
     ),
+    "watch_cursor": WatchCursor("hourly-0a1b", AT, {"lineage": "00c0ffee", "boundary_us": 1_357_020_000_000_000}),
     "launch": Launch(1, 2, "local", "host-1", AT, ("python", "-m", "tidegate.spark.driver"), "a1"),
     "launch_process": Launch(
         1, 2, "local", "host-1", AT, ("python",), "a1", 4711, "boot:123", "pid:[4026531836]", "/logs/launch.log"
     ),
     "desired": Desired("running", 1, AT, "cli"),
+    "owner": Owner(1, "0c0ffee0", AT, "airflow:dag.task"),
     "decision": DECISION,
     "decision_fence": Decision(1, "fence", 1, "", AT, "5f0b", {"spec": 1, "launch": 1}),
     "decision_snapshot": DecisionSnapshot(1, (to_document(DECISION),)),
@@ -193,6 +197,13 @@ def test_a_field_of_a_wrong_type_is_refused(name: str, field: str, value: object
     document[field] = value
     with pytest.raises(RecordError, match="not a readable record"):
         decode(canonical(document), type(RECORDS[name]))
+
+
+@pytest.mark.parametrize(("name", "field"), [("launch", "external_id"), ("desired", "launch")])
+def test_a_record_from_before_a_field_was_there_is_read_with_its_default(name: str, field: str) -> None:
+    document = json.loads((GOLDEN / f"{name}.v1.json").read_bytes())
+    del document[field]
+    assert decode(canonical(document), type(RECORDS[name])) == RECORDS[name]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), b"bytes", object(), {1, 2}])

@@ -56,6 +56,12 @@ def test_redaction_masks_secrets_and_keeps_references() -> None:
         ({"db_password": "abc"}, False),
         ({"nested": {"api_key": "abc"}}, False),
         ({"key": "abc"}, True),
+        ({"spark.ssl.keyPassword": "abc"}, False),
+        ({"spark.hadoop.javax.jdo.option.ConnectionPassword": "abc"}, False),
+        ({"spark.kubernetes.authenticate.submission.oauthToken": "abc"}, False),
+        ({"awsSecretAccessKey": "abc"}, False),
+        ({"spark.hadoop.fs.azure.account.key.lake.dfs.core.windows.net": "abc"}, False),
+        ({"spark.hadoop.fs.azure.account.oauth2.client.secret.lake.dfs.core.windows.net": "abc"}, False),
     ],
 )
 def test_a_secret_in_plain_text_is_refused_without_showing_it(values: dict[str, object], storage: bool) -> None:
@@ -66,4 +72,6 @@ def test_a_secret_in_plain_text_is_refused_without_showing_it(values: dict[str, 
 
 def test_references_and_harmless_names_are_accepted() -> None:
     check_no_plain_secrets({"key": "carrier", "token_column": "t", "password": "secret:env/P", "token": ""}, where="a")
+    names = ("submission.oauthTokenFile", "driver.secretKeyRef.DB_PASSWORD", "primaryKey", "tokenColumn")
+    check_no_plain_secrets(dict.fromkeys(names, "x"), where="spark_conf")
     check_no_plain_secrets({"secret": "secret:env/S", "anon": True}, where="storage_options", storage=True)

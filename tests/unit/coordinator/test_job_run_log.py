@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 from coordinator_driver import ALL, TOPOLOGY
 
+from tidegate.contract.checkpoints import checkpoint_views
 from tidegate.contract.errors import FencedError, StoreError, UnclearAnswerError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.local_store import LocalStore
 from tidegate.contract.log import DecisionLog
 from tidegate.contract.memory_store import MemoryStore
 from tidegate.contract.records import Decision, Spec
+from tidegate.contract.reigns import submissions_of
+from tidegate.contract.status import derive
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.coordinator_options import CoordinatorOptions
@@ -107,6 +110,17 @@ class Run:
         return [entry for entry in self.open().read() if entry.kind == kind]
 
 
+@pytest.mark.parametrize(("asked", "named"), [({"by": "airflow-ui:anna"}, "airflow-ui:anna"), ({}, "")])
+def test_a_claim_names_who_asked_for_the_snapshot(asked: dict[str, str], named: str) -> None:
+    """S9.4: a snapshot that a command asked for; one that the job takes by itself names nobody."""
+    run = Run()
+    run.ask(**asked)
+    (claim,) = run.entries("claim")
+    assert ("by" in claim.data) == bool(named)
+    (view,) = checkpoint_views(submissions_of(run.open().read()), ended=False)
+    assert view.by == named
+
+
 def test_an_abort_says_in_the_log_why_and_whether_it_counts() -> None:
     """S2.2."""
     run = Run()
@@ -119,6 +133,19 @@ def test_an_abort_says_in_the_log_why_and_whether_it_counts() -> None:
     run.tell("decline", ALL[0], checkpoint_id=3, reason="a newer barrier came", code="alignment_aborted")
     told = [(d.data["checkpoint_id"], d.data["code"], d.data["counts"]) for d in run.entries("abort")]
     assert told == [(1, "declined", True), (2, "expired", False), (3, "alignment_aborted", False)]
+
+
+def test_a_claim_holds_the_watermark_that_the_job_had_passed_when_it_was_triggered() -> None:
+    """S4.4, S3.1: what is before it is in the snapshot; none is told while none is known."""
+    run = Run()
+    marks = iter([None, 7])
+    run.run.watermark_us = lambda: next(marks)
+    for n in (1, 2):
+        run.ask()
+        run.ack_all(n)
+    assert [claim.data.get("watermark_us", "none") for claim in run.entries("claim")] == ["none", 7]
+    spec = run.run.facts.spec
+    assert [c.watermark_us for c in derive([spec], run.open().read(), None).completed] == [None, 7]
 
 
 def test_metadata_that_cannot_be_written_costs_the_checkpoint_alone() -> None:

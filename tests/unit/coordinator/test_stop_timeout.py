@@ -41,7 +41,7 @@ def stopping(**options: Any) -> Driver:
     """A run whose stop-savepoint 1 is on its way."""
     run = Driver(interval_ms=None, **options)
     run.start()
-    run.ask("stop-savepoint", "stop", stop="drain", timeout_ms=10_000)
+    run.ask("stop-savepoint", "stop", stop="drain", timeout_ms=10_000, by="anna")
     return run
 
 
@@ -236,7 +236,7 @@ def test_suspend_tries_once_more_without_a_drain() -> None:
     assert stopped.told() == []
     assert stopped.supervisor.tries_again("stop"), "the command, which was begun, does not expire any more"
     stopped.feed(GIVEN_UP)
-    again = Request("stop-savepoint", False, "stop", "suspend", "/sp", timeout_ms=10_000)
+    again = Request("stop-savepoint", False, "stop", "suspend", "/sp", timeout_ms=10_000, by="anna")
     assert chosen(stopped.feed(SlotsThere(), after_ms=60_000), StartRun) == [StartRun((again,))]
     stopped.feed(RunStarted("r2", "job/chk-6"))
     actions = stopped.feed(RunOver(RunEnded("suspend", 8, "job/sp-8", "stop")), after_ms=9_000)
@@ -267,7 +267,7 @@ def test_a_run_that_lives_gets_the_second_try_at_once() -> None:
     stopped = running("suspend")
     stopped.time_up()
     (again,) = stopped.told(run_over=False)
-    assert again == Deliver(Request("stop-savepoint", False, "stop", "suspend", "/sp", timeout_ms=10_000))
+    assert again == Deliver(Request("stop-savepoint", False, "stop", "suspend", "/sp", timeout_ms=10_000, by="anna"))
     assert stopped.feed(Tick(), after_ms=10_000) == [Deliver(GIVE_UP)], "its time begins now"
 
 
@@ -368,7 +368,7 @@ def test_a_stop_that_came_too_late_for_its_run_is_judged_as_one_without() -> Non
     """The run was over when it was to give the stop up: the stop is carried on, its time is up all the same."""
     stopped = running("keep_running")
     stopped.time_up()
-    again = Request("stop-savepoint", False, "stop", "drain", "/sp", timeout_ms=10_000)
+    again = Request("stop-savepoint", False, "stop", "drain", "/sp", timeout_ms=10_000, by="anna")
     stopped.feed(RunOver(BOOM, again=(again, GIVE_UP)))
     assert stopped.feed(Tick()) == [JudgeStop("stop")]
     assert [type(a) for a in stopped.feed(StopJudged("stop", True))] == [AnswerCommand]

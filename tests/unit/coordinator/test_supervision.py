@@ -48,7 +48,7 @@ from tidegate.coordinator.supervision_events import (
 BOOM = RunFailed("boom", operator="explode", subtask=1)
 STOP_POINT = StopPoint(7, "job/savepoints/sp-7", "suspend")
 STOPPED = RunEnded("suspend", 7, STOP_POINT.path, "stop")
-SAVEPOINT = Request("savepoint", request_id="sp")
+SAVEPOINT = Request("savepoint", request_id="sp", by="anna")
 STOP_REFUSED = Answer("stop", False, SAVEPOINT_FAILED, "the stop-savepoint failed, the job restarts")
 
 
@@ -166,7 +166,7 @@ def test_a_stop_is_answered_when_the_whole_job_has_ended() -> None:
     """S7.5: both the command that caused the savepoint and one that came behind it."""
     driven = Driven().to_running()
     asked = driven.feed(CommandArrived(command("stop", "stop", mode="drain", path="/sp")))
-    assert asked == [Deliver(Request("stop-savepoint", False, "stop", "drain", "/sp", timeout_ms=600_000))]
+    assert asked == [Deliver(Request("stop-savepoint", False, "stop", "drain", "/sp", timeout_ms=600_000, by="anna"))]
     actions = driven.feed(RunOver(STOPPED))
     assert statuses(actions) == ["STOPPED"]
     for command_id in ("stop", "stop-2"):
@@ -189,9 +189,10 @@ def test_a_stop_is_answered_when_the_whole_job_has_ended() -> None:
 
 def test_commands_reach_the_run_as_requests() -> None:
     driven = Driven().to_running()
-    assert driven.feed(CommandArrived(command("c", "checkpoint"))) == [Deliver(Request("checkpoint", request_id="c"))]
+    asked = driven.feed(CommandArrived(command("c", "checkpoint")))
+    assert asked == [Deliver(Request("checkpoint", request_id="c", by="anna"))]
     assert driven.feed(CommandArrived(command("sp", "savepoint", path="/here"))) == [
-        Deliver(Request("savepoint", request_id="sp", path="/here"))
+        Deliver(Request("savepoint", request_id="sp", path="/here", by="anna"))
     ]
     answer = Answer("sp", True, "completed", "done")
     assert driven.feed(RunAnswered(answer, run_over=False)) == [AnswerCommand(answer)]
@@ -295,7 +296,7 @@ def test_a_request_that_comes_when_there_is_no_run_goes_to_the_next(phase: str) 
 def test_requests_that_a_failed_run_left_go_to_the_next_once() -> None:
     """S1.2."""
     driven = Driven().to_running()
-    checkpoint = Request("checkpoint", request_id="c")
+    checkpoint = Request("checkpoint", request_id="c", by="anna")
     driven.feed(RunOver(BOOM, again=(SAVEPOINT, checkpoint)))
     assert of(driven.resume(), StartRun) == [StartRun((SAVEPOINT, checkpoint))]
     driven.feed(RunOver(BOOM))
@@ -564,6 +565,7 @@ class Shell:
         answer = Answer(asked.request_id, False, code, "late", {"outcome": code, "mode": "drain"})
         self.later.append(RunAnswered(answer, run_over=said == "over"))
         if said == "over":
+            self.told.add(asked.request_id)  # no later run hears of it
             self.later.append(RunOver(StopGivenUp("late"), latest=(3, "chk-3")))
 
     def step(self) -> None:

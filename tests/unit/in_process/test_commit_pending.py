@@ -109,6 +109,16 @@ def test_a_job_that_was_stopped_is_committed_in_two_steps_and_goes_on() -> None:
     assert job.shown > shown
 
 
+def test_with_nothing_left_to_commit_no_snapshot_is_needed() -> None:
+    """S7.8: as after a cancel with retention=delete, when a call has died before it said that all is done."""
+    job = finished()
+    done = commit(job, word(None))
+    job.job.reign = job.job._open_log().reign(spec=1, launch=1)
+    ended(job)
+    job.job.store.delete_folder(job.job.layout.checkpoints)
+    assert commit(job) == done and view(job).status == "FINISHED"
+
+
 def test_nothing_that_is_not_approved_is_committed() -> None:
     """S7.8."""
     job = finished()

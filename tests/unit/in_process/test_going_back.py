@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.connectors.contract import Committable, Sink, SinkContext
+from tidegate.connectors.contract import Committable, Sink, SinkContext, Source
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.parquet import Parquet
 from tidegate.connectors.transactions import parse_transaction_id
-from tidegate.contract.errors import FencedError, SnapshotError, StoreError
-from tidegate.contract.records import RestoreFrom
+from tidegate.contract.errors import FencedError, PipelineError, SnapshotError, StoreError
+from tidegate.contract.records import RestoreFrom, encode
 from tidegate.contract.status import derive
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
@@ -365,3 +365,69 @@ def test_handles_that_the_snapshot_holds_are_committed_after_the_rewind(monkeypa
     assert {c.transaction_id for c in kept} <= set(job.shown.committed)
     job.to_end()
     assert job.values == list(range(ROWS))
+
+
+class TestForkBeside:
+    """S7.4: a fork that was asked for as one, by its job's name."""
+
+    @pytest.fixture
+    def original(self) -> Traveller:
+        job = Traveller()
+        job.snapshot()
+        return job
+
+    def fork(self, original: Traveller, sink: Sink, source: Source | None = None, job_id: str = "fork") -> InProcessJob:
+        def build() -> Pipeline:
+            p = Pipeline()
+            numbers = source or DataGen(lambda n: {"v": n}, SCHEMA, rows=ROWS, splits=2, batch_rows=8)
+            p.read(numbers, uid="numbers").write(sink, uid="out")
+            return p
+
+        return InProcessJob(build, {"parallelism": 2}, job_id=job_id, lineage=job_id, root=original.job.root)
+
+    def beginning(self, original: Traveller, kind: Any = "savepoint") -> RestoreFrom:
+        saved = original.snapshot(kind)
+        done = [d.data for d in original.job.log.read() if d.kind == "complete"]
+        path = next(data["path"] for data in done if data["checkpoint_id"] == saved)
+        return RestoreFrom("savepoint", path=path, fork_of="job")
+
+    def test_it_works_off_the_rest_and_leaves_its_original_alone(self, original: Traveller) -> None:
+        """S7.4."""
+        restore = self.beginning(original)
+        rows, staged, log = original.values, set(original.shown.staged), original.job.log.read()
+        fork = self.fork(original, CollectSink(f"{original.name}-fork"))
+        assert isinstance(fork.submit(restore).to_end(), RunEnded)
+        forked = [row["v"] for row in collected(f"{original.name}-fork").table().to_pylist()]
+        assert max(forked) == ROWS - 1 and len(forked) == len(set(forked)) < ROWS
+        assert original.values == rows and set(original.shown.staged) == staged
+        assert original.job.log.read() == log, "not an entry in the original's log"
+        original.to_end()
+        assert original.values == list(range(ROWS)), "which goes on as if there were no fork"
+
+    def test_the_live_sink_is_refused_before_a_slot_starts(self, original: Traveller) -> None:
+        restore = self.beginning(original)
+        with pytest.raises(PipelineError, match="sink 'out' of the fork writes to where sink 'out' of its original"):
+            self.fork(original, original.sinks["out"]).submit(restore)
+
+    def test_the_live_sink_is_refused_to_a_fork_of_a_fork(self, original: Traveller) -> None:
+        """S7.4: "its original" is whatever it stems from."""
+        fork = self.fork(original, CollectSink(f"{original.name}-fork"))
+        fork.submit(self.beginning(original)).to_end()
+        fork.store.create(fork.layout.spec(1), encode(fork.specs[0]))
+        path = next(d.data["path"] for d in fork.log.read() if d.kind == "complete")
+        again = self.fork(original, original.sinks["out"], job_id="again")
+        with pytest.raises(PipelineError, match="writes to where sink 'out of job' of its original"):
+            again.submit(RestoreFrom("savepoint", path=path, fork_of="fork"))
+
+    def test_an_unbounded_source_is_refused_before_a_slot_starts(self, original: Traveller) -> None:
+        endless = DataGen(lambda n: {"v": n}, SCHEMA, rows=None, splits=2, batch_rows=8)
+        with pytest.raises(PipelineError, match="unbounded are 'numbers'"):
+            self.fork(original, CollectSink("x"), endless).submit(self.beginning(original))
+
+    def test_a_restored_fork_is_held_to_the_same(self, original: Traveller) -> None:
+        sinks: list[Sink] = [CollectSink(f"{original.name}-fork")]
+        fork = self.fork(original, sinks[0])
+        fork.submit(self.beginning(original)).to_end()
+        fork.build = self.fork(original, original.sinks["out"]).build
+        with pytest.raises(PipelineError, match="writes to where"):
+            fork.submit(RestoreFrom("latest", fork_of="job"))

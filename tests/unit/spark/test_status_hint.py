@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import secrets
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.memory_store import MemoryStore
 from tidegate.contract.records import StatusHint, decode
-from tidegate.spark.hint import HintWriter
+from tidegate.spark.attempt import SlotView
+from tidegate.spark.hint import HintWriter, job_metrics, job_watermark_us
 
 LAYOUT = JobLayout("job")
 
@@ -48,3 +51,37 @@ def test_a_look_that_fails_does_not_stop_the_heartbeat(store: MemoryStore, capsy
     hint.write_now()
     assert written(store).heartbeat == 1 and dict(written(store).data) == {"restarts": 2}
     assert "KeyError" in capsys.readouterr().err
+
+
+def slot(*watermarks: int, source: int | None = None) -> SlotView:
+    """A slot whose subtasks have told these watermarks; `source`: that of its source's chain."""
+    told = [[[chain, 0], 0, 0, str(mark)] for chain, mark in enumerate(watermarks)]
+    sources = [] if source is None else [["flights", 0, {"records": 3}]]
+    marks = [] if source is None else [["flights", 0, str(source)]]
+    return SlotView(metrics={"progress": 1, "subtasks": told, "sources": sources, "watermarks": marks})
+
+
+@pytest.mark.parametrize(
+    ("slots", "watermark_us"),
+    [
+        ((slot(7, 5), slot(6, 9)), 5),
+        ((slot(7, 5), SlotView()), None),
+        ((slot(7, MIN_WATERMARK), slot(6, 9)), None),
+        ((slot(7, MAX_WATERMARK), slot(MAX_WATERMARK, 9)), 7),
+        ((slot(MAX_WATERMARK), slot(MAX_WATERMARK)), None),
+    ],
+)
+def test_the_watermark_of_a_job_is_one_that_every_subtask_has_passed(
+    slots: tuple[SlotView, ...], watermark_us: int | None
+) -> None:
+    """S4.4: while one slot has told nothing, none is known."""
+    assert job_watermark_us(dict(enumerate(slots))) == watermark_us
+
+
+def test_the_watermark_of_a_source_is_told_once_all_its_subtasks_have_told_theirs() -> None:
+    graph: Any = SimpleNamespace(nodes=[SimpleNamespace(uid="flights", source=SimpleNamespace(boundedness="bounded"))])
+    told = [
+        job_metrics(graph, dict(enumerate(slots)))["sources"]["flights"]["watermark_us"]
+        for slots in ((slot(7, source=7), slot(8, source=8)), (slot(7, source=7), SlotView()))
+    ]
+    assert told == [7, None]

@@ -24,6 +24,7 @@ from tidegate.coordinator.supervision import EXIT_JOB_FAILED, SIGTERM_STOP
 from tidegate.coordinator.topology import ChainShape, Topology
 from tidegate.spark import supervision
 from tidegate.spark.commands import CommandDesk
+from tidegate.spark.session import ui_url
 from tidegate.spark.supervision import Supervision
 
 NOW = "2026-01-01T00:00:00+00:00"
@@ -169,7 +170,9 @@ class Loop:
         self.supervision = Supervision(
             untyped,
             self.terminated,
-            new_session=lambda *_: SimpleNamespace(stop=lambda: None),  # type: ignore[arg-type, return-value]
+            new_session=lambda *_: SimpleNamespace(  # type: ignore[arg-type, return-value]
+                stop=lambda: None, sparkContext=SimpleNamespace(uiWebUrl="http://driver:4040")
+            ),
             new_slot_wait=lambda *_: SimpleNamespace(look=slots, offered=1),  # type: ignore[arg-type, return-value]
             new_attempt=lambda *_, **given: FakeAttempt(remaining, **given),  # type: ignore[arg-type, return-value]
         )
@@ -201,6 +204,13 @@ def test_a_job_that_fails_once_runs_again_and_finishes() -> None:
     assert job.statuses() == ["WAITING_FOR_SLOTS", "RUNNING", "RESTARTING", "RUNNING", "FINISHED"]
     assert [d.data["message"] for d in job.log.read() if d.kind == "failure"] == ["boom"]
     assert job.hint.data["restarts"] == 1
+    assert job.hint.data["spark_ui"] == "http://driver:4040"
+
+
+def test_where_sparks_own_pages_are_is_told_only_when_there_are_any() -> None:
+    for context in (SimpleNamespace(uiWebUrl=None), None):
+        session: Any = SimpleNamespace(sparkContext=context)
+        assert ui_url(session) is None
 
 
 def test_a_command_reaches_the_run_and_its_answer_the_store() -> None:

@@ -1,0 +1,98 @@
+"""Work off a part of a job's input beside it, from one of its snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airflow_tidegate.hooks.tidegate import JobRoot
+from airflow_tidegate.identity import ask_id, asked_by
+from airflow_tidegate.kills import KillPolicy
+from airflow_tidegate.operators.arguments import flag
+from airflow_tidegate.operators.restore import restore_from
+from airflow_tidegate.operators.start import ENDED, SubmittingOperator
+from airflow_tidegate.waits import Payload
+from tidegate.contract import forking, submission
+from tidegate.contract.client import JobClient
+from tidegate.contract.options import JobOptions
+from tidegate.contract.records import Spec
+
+
+class TidegateForkJobOperator(SubmittingOperator):
+    """Run a bounded job of its own from another job's snapshot, and succeed when it has FINISHED: a backfill.
+
+    The original is only read: the fork commits none of its transactions and has a lineage of its own (S7.4). Its driver
+    refuses, by name and before anything runs, a source that is unbounded and a sink that writes to where the original's
+    writes. Original and fork lie under the same connection.
+
+    A retry finds its own submission and goes on from the fork's latest checkpoint, or from the original's snapshot when
+    there is none yet; a clear forks anew, with a fresh lineage, so give the output a place for each run. XCom:
+    `{"job_id", "spec", "generation", "status", "fork_of", "path"}`; `path`: of the original's snapshot.
+
+    Args:
+        job_id: of the fork.
+        from_job: id of the original.
+        from_: as of a restore, but of the original: "latest", a checkpoint id, a savepoint's path or URL, or an XCom.
+            Prefer a savepoint: checkpoints are deleted when the original retains newer ones.
+        arguments: laid over the original's.
+        options: in place of the original's, as a whole.
+        pipeline: other code than the original's; without it, `arguments` have to say what is different.
+        allow_non_restored_state, allow_drained: as for a restore. A source with another uid than in the snapshot begins
+            at its beginning; the state of the one that is gone needs `allow_non_restored_state`.
+        on_kill: "cancel" by default: a killed backfill does not go on in the dark.
+    """
+
+    template_fields: Sequence[str] = (
+        *SubmittingOperator.template_fields,
+        "from_job",
+        "from_",
+        "allow_non_restored_state",
+        "allow_drained",
+    )
+    waits_for = ENDED
+
+    def __init__(
+        self,
+        *,
+        from_job: str,
+        from_: str | int | Mapping[str, Any] = "latest",
+        allow_non_restored_state: bool | str = False,
+        allow_drained: bool | str = False,
+        on_kill: KillPolicy = "cancel",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(on_kill=on_kill, **kwargs)
+        self.from_job = from_job
+        self.from_ = from_
+        self.allow_non_restored_state = allow_non_restored_state
+        self.allow_drained = allow_drained
+
+    def submit(self, client: JobClient, root: JobRoot, context: Any) -> Spec:
+        """A fork of the original's snapshot."""
+        request = submission.Request(
+            pipeline=self.pipeline_of(context),
+            arguments=self.arguments,
+            options=None if self.options is None else JobOptions.from_mapping(self.options),
+            submission_id=ask_id(context, "submit"),
+            master=self.master,
+            spark_conf=self.spark_conf,
+            restore=restore_from(
+                self.from_,
+                allow_non_restored_state=flag(self.allow_non_restored_state, "allow_non_restored_state"),
+                on_committed_after="refuse",
+                allow_drained=flag(self.allow_drained, "allow_drained"),
+            ),
+            owner_dag=context["ti"].dag_id,
+            submitted_by=asked_by(context),
+            code_root=self.code_root,
+        )
+        return forking.fork(client, root.client(self.from_job), request)
+
+    def finish(self, client: JobClient, found: Payload) -> Payload:
+        """The job, and where it began."""
+        restore = client.spec(found["spec"]).restore
+        return {
+            **found,
+            "fork_of": restore.fork_of if restore is not None else None,
+            "path": restore.path if restore is not None else None,
+        }

@@ -1,0 +1,169 @@
+"""Keep a job's driver alive within a budget, and wake somebody when that is not enough."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from airflow_tidegate.failures import AirflowFailException, Failure
+from airflow_tidegate.hooks.tidegate import JobRoot
+from airflow_tidegate.identity import asked_by
+from airflow_tidegate.kills import KillPolicy, check_policy, kill_command
+from airflow_tidegate.launchers import ensure_driver
+from airflow_tidegate.operators.arguments import duration, optional_duration, whole_number
+from airflow_tidegate.operators.stepping import Pending, SteppingOperator
+from airflow_tidegate.step_waits import SuperviseWait
+from airflow_tidegate.supervising import Decision, Limits, Seen, decide, decide_unlaunched
+from airflow_tidegate.waits import Payload, summary
+from airflow_tidegate.watch import LAUNCH_GRACE_S, deadline
+from tidegate.contract.client import JobClient
+from tidegate.contract.clock import parse_iso
+from tidegate.contract.endings import meant_to_end_by
+from tidegate.contract.errors import DriverLostError
+from tidegate.contract.launching import local_death
+from tidegate.contract.records import Launch, decode
+from tidegate.contract.status import JobStatus, JobView
+from tidegate.contract.waiting import failure_error
+from tidegate.contract.wishes import desired_of
+
+
+class TidegateSuperviseJobOperator(SteppingOperator):
+    """Watch a job to its end; relaunch a driver that died, which goes on from the latest recovery point (S9.1).
+
+    Succeeds when the job has ended, or was stopped or cancelled. Fails, without using up its retries, when the job has
+    failed for good, when its driver died more often than the budget allows, and when the job shows no progress; a job
+    that stands still is left running. A submission that takes over meanwhile (a restore, an upgrade) is supervised
+    from then on. A job whose driver died while it was being stopped or cancelled, or that `desired.json` wants stopped,
+    is not relaunched: the task succeeds, with a warning.
+
+    The budget is counted from the launches in the job directory: a retry of this task has none of its own. XCom:
+    `{"job_id", "spec", "generation", "status", "relaunches"}`.
+
+    Args:
+        max_relaunches: within `relaunch_window`, of one submission; all launches but the first count.
+        relaunch_window: looked back from the driver's death.
+        no_progress_timeout: fail when no checkpoint has completed and no source has read a record for so long, or a
+            driver gives no sign of life for so long that cannot be launched again, since its process is there or an
+            agent launches none; None: never.
+        on_kill: "keep_running", "savepoint_then_stop" or "cancel".
+        timeout: how long to watch between two relaunches; None: as long as the job lives.
+        deferrable: True: the wait is held by the triggerer.
+    """
+
+    template_fields: Sequence[str] = (
+        *SteppingOperator.template_fields,
+        "max_relaunches",
+        "relaunch_window",
+        "no_progress_timeout",
+        "kill_policy",
+    )
+    now: Callable[[], float] = staticmethod(time.time)
+    """Wall clock, seconds since the epoch; replaced in tests."""
+
+    def __init__(
+        self,
+        *,
+        max_relaunches: int | str = 3,
+        relaunch_window: timedelta | str = "1 h",
+        no_progress_timeout: timedelta | str | None = "30 min",
+        on_kill: KillPolicy = "keep_running",
+        timeout: timedelta | str | None = None,
+        poll_interval: timedelta | str = "5 s",
+        deferrable: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(timeout=timeout, poll_interval=poll_interval, deferrable=deferrable, **kwargs)
+        self.max_relaunches = max_relaunches
+        self.relaunch_window = relaunch_window
+        self.no_progress_timeout = no_progress_timeout
+        self.kill_policy = on_kill
+
+    def advance(
+        self, client: JobClient, root: JobRoot, context: Any, found: Payload | None, failure: Failure | None
+    ) -> Pending | Payload:
+        """Relaunch, go on watching, or be done."""
+        check_policy(self.kill_policy, self.task_id)
+        limits = Limits(
+            whole_number(self.max_relaunches, "max_relaunches", 0),
+            duration(self.relaunch_window, "relaunch_window"),
+            optional_duration(self.no_progress_timeout, "no_progress_timeout"),
+        )
+        self._kill_command = kill_command(self.kill_policy, context)
+        if found is not None and found["action"] == "fail":
+            raise self._page(found["why"], found["remedy"])
+        if failure is not None and failure.code != DriverLostError.code:
+            failure.end_task()
+        view = client.view()
+        if view.is_terminal:
+            return self._ended(client, view)
+        if failure is not None:
+            decision = decide(self._seen(client, view, failure.message), limits)
+            if decision.action == "end":
+                self.log.warning("job %s: %s: it is not relaunched", self.job_id, decision.why)
+                return self._result(client, view)
+            if decision.action == "fail":
+                raise self._page(f"{decision.why}: {failure.message}", decision.remedy)
+            if decision.action == "relaunch" and not self._relaunch(client, root, view, decision):
+                stands = decide_unlaunched(self.now(), self._last_sign_s(client, view), limits)
+                if stands.action == "fail":
+                    raise self._page(f"{stands.why}: {failure.message}", stands.remedy)
+        limit_s = limits.no_progress.total_seconds() if limits.no_progress else None
+        timeout = self.wait_limit()
+        wait = SuperviseWait(no_progress_s=limit_s, owner=asked_by(context))
+        return Pending(wait, deadline(timeout), timeout.total_seconds() if timeout else 0.0)
+
+    def _relaunch(self, client: JobClient, root: JobRoot, view: JobView, decision: Decision) -> bool:
+        """Whether a driver was launched: not beside one whose process is there, and not here when an agent launches."""
+        self.log.warning("job %s: relaunching its driver: %s", self.job_id, decision.why)
+        before = len(client.launches())
+        ensure_driver(client, client.spec(view.spec_number), root)
+        return len(client.launches()) > before
+
+    def _last_sign_s(self, client: JobClient, view: JobView) -> float:
+        """When a driver was last launched, or asked of an agent, or last said anything, seconds since the epoch."""
+        hint, wish = client.hint(view.generation), desired_of(client)
+        signs = [launch.launched_at for launch in _launches(client, view.spec_number)[-1:]]
+        signs += [decision.at for decision in client.decisions()[-1:]]
+        signs += [hint.at] if hint is not None else []
+        signs += [wish.at] if wish is not None and wish.spec == view.spec_number else []
+        return max((parse_iso(at).timestamp() for at in signs), default=0.0)
+
+    def _ended(self, client: JobClient, view: JobView) -> Payload:
+        if view.status is JobStatus.FAILED:
+            error = failure_error(view)
+            raise self._page(str(error), "")
+        return self._result(client, view)
+
+    def _result(self, client: JobClient, view: JobView) -> Payload:
+        return {**summary(view), "relaunches": max(0, len(_launches(client, view.spec_number)) - 1)}
+
+    def _page(self, why: str, remedy: str) -> AirflowFailException:
+        """No retry mends it: somebody has to look."""
+        return AirflowFailException(f"job {self.job_id}: {why}. {remedy}".rstrip(" ."))
+
+    def _seen(self, client: JobClient, view: JobView, lost: str) -> Seen:
+        launches = _launches(client, view.spec_number)
+        return Seen(
+            now_s=self.now(),
+            lost=lost,
+            is_starting=bool(launches) and self._is_starting(client, view, launches[-1]),
+            meant_to_end_by=meant_to_end_by(client, view.spec_number),
+            launched_s=[parse_iso(launch.launched_at).timestamp() for launch in launches],
+        )
+
+    def _is_starting(self, client: JobClient, view: JobView, newest: Launch) -> bool:
+        """Its driver has not put its fence into the log, which takes as long as starting a process does."""
+        begun = any(
+            d.kind == "fence" and (d.data["spec"], d.data["launch"]) == (newest.spec, newest.attempt)
+            for d in client.decisions()
+        )
+        young = self.now() - parse_iso(newest.launched_at).timestamp() < LAUNCH_GRACE_S
+        return not begun and young and local_death(client, client.spec(view.spec_number)) is None
+
+
+def _launches(client: JobClient, spec: int) -> list[Launch]:
+    """Of one submission, oldest first."""
+    paths = [client.layout.launch(number, attempt) for number, attempt in client.launches() if number == spec]
+    return [decode(client.store.read(path), Launch, path) for path in paths]

@@ -1,0 +1,308 @@
+"""Give a running job new code or options, and take it back when the new version comes to no checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from airflow_tidegate.failures import AirflowFailException, Failure
+from airflow_tidegate.hooks.tidegate import JobRoot
+from airflow_tidegate.identity import ask_id, asked_by
+from airflow_tidegate.kills import check_policy, kill_command
+from airflow_tidegate.launchers import ensure_driver
+from airflow_tidegate.operators.arguments import duration, flag, optional_duration
+from airflow_tidegate.operators.commands import ask
+from airflow_tidegate.operators.start import STARTED, SubmittingOperator
+from airflow_tidegate.operators.stepping import Pending, SteppingOperator
+from airflow_tidegate.operators.upgrade_steps import Facts, Step, next_step
+from airflow_tidegate.step_waits import FirstCheckpointWait, first_snapshot
+from airflow_tidegate.waits import CancelWait, Payload, StatusWait, StopWait, Wait, summary
+from airflow_tidegate.watch import deadline
+from tidegate.contract import submission
+from tidegate.contract.artifact import pack, resolve_pipeline
+from tidegate.contract.client import JobClient
+from tidegate.contract.clock import parse_iso
+from tidegate.contract.errors import CommandRefusedError, DriverLostError, OptionError, TidegateError
+from tidegate.contract.options import JobOptions
+from tidegate.contract.records import RestoreFrom, Spec
+from tidegate.contract.reigns import submissions_of
+from tidegate.contract.stop_outcomes import answer_wait, stop_arguments
+
+END_LIMIT_S = 600.0
+"""How long ending the new version may take, seconds."""
+WORTH_A_RETRY = ("store", "driver_lost", "timeout")
+"""Codes of errors of a submission that say nothing about the new version."""
+
+
+class TidegateUpgradeJobOperator(SteppingOperator, SubmittingOperator):
+    """Suspend a job, start its new version from that savepoint, and succeed at the new version's first completed
+    checkpoint; else end the new version, restore the savepoint with the old code, arguments and options, and fail,
+    saying what happened.
+
+    The new version is checked, as far as it can be without running it, before the job is stopped. Until its first
+    checkpoint has completed it has committed nothing: going back loses and repeats no row. Of a job that was suspended
+    before, the newest savepoint of that stop is gone on from.
+
+    Every step has an id of its own, and where the upgrade is lies in the job directory: a retry goes on there, also
+    with a roll back, and fails with the same words when that is done. A clear upgrades what is there by then. XCom:
+    `{"job_id", "spec", "generation", "status", "upgraded_from", "savepoint", "checkpoint_id", "path"}`.
+
+    Args:
+        pipeline, arguments, options, master, spark_conf: of the new version, each as a whole in the place of the old
+            one's; None: as it was. At least one is needed.
+        first_checkpoint_timeout: how long the new version may take to its first completed checkpoint, from its
+            submission.
+        stop_timeout: how long the job may take to suspend; None: its option `stop_timeout`. When it cannot be suspended
+            it goes on, and the task fails.
+        allow_non_restored_state: the new version drops state that it has no operator for (S5.5). A roll back does not.
+        on_kill: "keep_running" by default: the job stays where the upgrade was.
+        timeout: how long the old version may take to run again after a roll back.
+    """
+
+    template_fields: Sequence[str] = (
+        *SubmittingOperator.template_fields,
+        "first_checkpoint_timeout",
+        "stop_timeout",
+        "allow_non_restored_state",
+    )
+    now: Callable[[], float] = staticmethod(time.time)
+    """Wall clock, seconds since the epoch; replaced in tests."""
+
+    def __init__(
+        self,
+        *,
+        first_checkpoint_timeout: timedelta | str = "15 min",
+        stop_timeout: timedelta | str | None = None,
+        allow_non_restored_state: bool | str = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.first_checkpoint_timeout = first_checkpoint_timeout
+        self.stop_timeout = stop_timeout
+        self.allow_non_restored_state = allow_non_restored_state
+
+    def advance(
+        self, client: JobClient, root: JobRoot, context: Any, found: Payload | None, failure: Failure | None
+    ) -> Pending | Payload:
+        """The next step. Raises AirflowFailException when the upgrade is over and was none."""
+        check_policy(self.kill_policy, self.task_id)
+        lost = failure is not None and failure.code == DriverLostError.code
+        facts = self._facts(client, context, lost=lost)
+        step = next_step(facts)
+        if failure is not None and not self._can_go_on(client, context, step, lost=lost):
+            failure.end_task()
+        self.log.info("job %s: %s", self.job_id, step.value)
+        self._kill_command = kill_command(self.kill_policy, context, facts.newest)
+        match step:
+            case Step.SUSPEND:
+                return self._suspend(client, context)
+            case Step.START_NEW:
+                return self._start_new(client, root, context, facts)
+            case Step.AWAIT_NEW | Step.AWAIT_OLD:
+                return self._await(client, root, facts, step)
+            case Step.END_NEW:
+                return self._end_new(client, context, facts)
+            case Step.RESUME_NEW:
+                assert facts.new is not None
+                self._submit_like(client, context, "again", facts.new, RestoreFrom("latest"))
+            case Step.RESTORE_OLD:
+                back = RestoreFrom("savepoint", path=facts.savepoint)
+                self._submit_like(client, context, "back", facts.before, back)
+            case Step.UPGRADED:
+                return self._upgraded(client, facts)
+            case Step.ROLLED_BACK | Step.OVER | Step.DRAINED | Step.TAKEN_OVER:
+                raise self._failed(client, facts, step)
+        return self.advance(client, root, context, None, None)
+
+    def submit(self, client: JobClient, root: JobRoot, context: Any) -> Spec:
+        """The new version, from the savepoint; or what was submitted."""
+        facts = self._facts(client, context, lost=False)
+        allow = flag(self.allow_non_restored_state, "allow_non_restored_state")
+        restore = RestoreFrom("savepoint", path=facts.savepoint, allow_non_restored_state=allow)
+        return submission.submit(client, self._request(context, "new", client.spec(facts.before), restore))
+
+    # ------------------------------------------------------------ what is there
+
+    def _ids(self, context: Any) -> dict[str, str]:
+        return {step: ask_id(context, f"upgrade-{step}") for step in ("new", "again", "back", "end")}
+
+    def _facts(self, client: JobClient, context: Any, *, lost: bool) -> Facts:
+        view, specs, ids = client.view(), client.specs(), self._ids(context)
+        number = {spec.submission_id: spec.number for spec in specs}
+        new, again, old = (number.get(ids[step]) for step in ("new", "again", "back"))
+        own = [n for n in (new, again, old) if n is not None]
+        facts = Facts(view.spec_number, view.status, min(own) - 1 if own else view.spec_number)
+        if new is None:
+            stop = view.stop or {}
+            path = stop.get("path") if old is None else _start_of(specs[old - 1])
+            return replace(facts, old=old, savepoint=str(path or ""), drained=stop.get("mode") == "drain")
+        has_checkpoint = first_snapshot(view, new) is not None
+        late = lost or self.now() >= self._deadline_of(specs[new - 1])
+        return replace(
+            facts,
+            new=again if again is not None else new,
+            resumed=again is not None,
+            old=old,
+            savepoint=_start_of(specs[new - 1]) or "",
+            has_checkpoint=has_checkpoint,
+            given_up=client.command(ids["end"]) is not None or (late and not has_checkpoint),
+        )
+
+    def _deadline_of(self, spec: Spec) -> float:
+        """When the new version's time is up, seconds since the epoch."""
+        limit = duration(self.first_checkpoint_timeout, "first_checkpoint_timeout")
+        return parse_iso(spec.submitted_at).timestamp() + limit.total_seconds()
+
+    # ------------------------------------------------------------ steps
+
+    def _suspend(self, client: JobClient, context: Any) -> Pending:
+        self._check_new(client, context)
+        limit = optional_duration(self.stop_timeout, "stop_timeout")
+        arguments = stop_arguments({"mode": "suspend", "timeout": limit})
+        if limit is None:
+            limit = JobOptions.from_mapping(client.spec(client.view().spec_number).options).stop_timeout
+        wait_s = answer_wait(limit)
+        command_id = ask(client, context, "stop", arguments, wait_s)
+        return _pending(StopWait(command_id=command_id), wait_s)
+
+    def _check_new(self, client: JobClient, context: Any) -> None:
+        """What would be refused once the job is stopped is refused before. Raises OptionError, PipelineError."""
+        given = (self.pipeline, self.arguments, self.options, self.master, self.spark_conf)
+        if all(value is None for value in given):
+            raise OptionError(
+                "the new version is the old one",
+                where=f"Airflow task {self.task_id}",
+                remedy="give pipeline, arguments, options, master or spark_conf",
+            )
+        flag(self.allow_non_restored_state, "allow_non_restored_state")
+        duration(self.first_checkpoint_timeout, "first_checkpoint_timeout")
+        request = self._request(context, "new", client.spec(client.view().spec_number), RestoreFrom("latest"))
+        submission.check_settings(client, request)
+        if request.pipeline is not None:
+            pack(resolve_pipeline(request.pipeline, self.code_root)[0])
+
+    def _start_new(self, client: JobClient, root: JobRoot, context: Any, facts: Facts) -> Pending | Payload:
+        try:
+            self.submit(client, root, context)
+        except TidegateError as error:
+            if error.code in WORTH_A_RETRY:
+                raise
+            self.log.error("job %s: the new version is refused, the old one is restored: %s", self.job_id, error)
+            assert next_step(replace(facts, refused=True)) is Step.RESTORE_OLD
+            back = RestoreFrom("savepoint", path=facts.savepoint)
+            self._submit_like(client, context, "back", facts.before, back)
+        return self.advance(client, root, context, None, None)
+
+    def _await(self, client: JobClient, root: JobRoot, facts: Facts, step: Step) -> Pending:
+        number = facts.old if facts.old is not None else facts.new
+        assert number is not None
+        spec = client.spec(number)
+        after = ensure_driver(client, spec, root)
+        if step is Step.AWAIT_OLD or facts.resumed:
+            limit = self.wait_limit()
+            return _pending(StatusWait(spec=number, statuses=STARTED, after_generation=after), limit)
+        limit_s = duration(self.first_checkpoint_timeout, "first_checkpoint_timeout").total_seconds()
+        return Pending(FirstCheckpointWait(spec=number, after_generation=after), self._deadline_of(spec), limit_s)
+
+    def _end_new(self, client: JobClient, context: Any, facts: Facts) -> Pending:
+        """Its driver is asked, also one that is silent though its process is there; a dead one is fenced off."""
+        assert facts.new is not None
+        command_id, is_fenced_off = self._ids(context)["end"], False
+        if not client.is_alive():
+            with suppress(CommandRefusedError):
+                client.cancel_dead(by=asked_by(context))
+                is_fenced_off = True
+        if not is_fenced_off:
+            client.send("cancel", {}, command_id=command_id, spec=facts.new, issued_by=asked_by(context))
+        return _pending(CancelWait(command_id=command_id), timedelta(seconds=END_LIMIT_S))
+
+    def _can_go_on(self, client: JobClient, context: Any, step: Step, *, lost: bool) -> bool:
+        """Whether a failed wait is what the next step deals with: the new version's time is up, or it failed, or a
+        driver died that was to be ended. All else - it cannot be suspended, it cannot be ended, the old version does
+        not run - is for people."""
+        if step in (Step.SUSPEND, Step.AWAIT_NEW, Step.AWAIT_OLD, Step.OVER):
+            return False
+        return step is not Step.END_NEW or lost or client.command(self._ids(context)["end"]) is None
+
+    def gave_up(self, client: JobClient, wait: Mapping[str, Any]) -> None:
+        """Withdraw a stop that was not answered in time: if the driver has not begun it, it never will (S9.4)."""
+        command = client.command(str(wait["command_id"])) if "command_id" in wait else None
+        if command is not None and command.verb == "stop":
+            client.withdraw(command.command_id)
+
+    def _request(self, context: Any, step: str, like: Spec, restore: RestoreFrom) -> submission.Request:
+        """The new version, where it is given, else `like`."""
+        return submission.Request(
+            pipeline=self.pipeline_of(context),
+            arguments=self.arguments,
+            options=None if self.options is None else JobOptions.from_mapping(self.options),
+            submission_id=self._ids(context)[step],
+            master=self.master,
+            spark_conf=self.spark_conf,
+            restore=restore,
+            owner_dag=context["ti"].dag_id,
+            submitted_by=asked_by(context),
+            code_root=self.code_root,
+            like=like,
+        )
+
+    def _submit_like(self, client: JobClient, context: Any, step: str, number: int, restore: RestoreFrom) -> Spec:
+        """Submission `number` once more, as it was."""
+        request = self._request(context, step, client.spec(number), restore)
+        as_it_was = replace(request, pipeline=None, arguments=None, options=None, master=None, spark_conf=None)
+        return submission.submit(client, as_it_was)
+
+    # ------------------------------------------------------------ outcomes
+
+    def _upgraded(self, client: JobClient, facts: Facts) -> Payload:
+        view = client.view()
+        assert facts.new is not None
+        first = (
+            first_snapshot(view, facts.new) or (first_snapshot(view, facts.new - 1) if facts.resumed else None) or {}
+        )
+        return {
+            **summary(view),
+            "upgraded_from": facts.before,
+            "savepoint": facts.savepoint,
+            "checkpoint_id": first.get("checkpoint_id"),
+            "path": first.get("path"),
+        }
+
+    def _failed(self, client: JobClient, facts: Facts, step: Step) -> AirflowFailException:
+        where = f"job {self.job_id}"
+        if step is Step.ROLLED_BACK:
+            why = f"its submission {facts.new} {_end_of(client, facts.new)}" if facts.new else "it was not accepted"
+            return AirflowFailException(
+                f"{where}: the new version did not come to a checkpoint: {why}. The upgrade is rolled back: submission "
+                f"{facts.old} runs the old version from savepoint {facts.savepoint}; nothing was lost or repeated. "
+                "Mend the new version, then clear the task"
+            )
+        newest = client.spec(facts.newest)
+        reasons = {
+            Step.OVER: f"it is {facts.status}, and was not suspended: there is nothing to upgrade. Restore it",
+            Step.DRAINED: "it was drained, so its windows have fired early. Restore it with allow_drained to go on",
+            Step.TAKEN_OVER: f"submission {facts.newest} by {newest.submitted_by} took over; the upgrade is given up",
+        }
+        return AirflowFailException(f"{where}: {reasons[step]}")
+
+
+def _pending(wait: Wait, limit: timedelta | None) -> Pending:
+    return Pending(wait, deadline(limit), limit.total_seconds() if limit is not None else 0.0)
+
+
+def _start_of(spec: Spec) -> str | None:
+    """Path of the snapshot that it names."""
+    return spec.restore.path if spec.restore is not None else None
+
+
+def _end_of(client: JobClient, number: int) -> str:
+    """How a submission ended that is not the newest any more, with its root cause."""
+    own = [entry.data for entry in submissions_of(client.decisions()) if entry.spec == number]
+    failure = next((str(data["message"]) for data in reversed(own) if "message" in data), "")
+    status = next((str(data["status"]) for data in reversed(own) if "status" in data), "never ran")
+    reason = next((str(data["reason"]) for data in reversed(own) if data.get("reason")), "")
+    return ", ".join(text for text in (f"ended as {status}", failure or reason) if text)

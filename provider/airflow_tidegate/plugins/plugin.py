@@ -1,0 +1,57 @@
+"""What Airflow learns of the page. Every Airflow process imports this, so that the page itself is imported only where
+and when it is asked for."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+from urllib.parse import urlsplit
+
+from airflow.plugins_manager import AirflowPlugin
+
+from airflow_tidegate.airflow_versions import conf
+
+URL_PREFIX = "/tidegate"
+
+
+class LazyPage:
+    """The page as an ASGI application, made at its first request: workers, scheduler and triggerer never make it."""
+
+    def __init__(self) -> None:
+        self._app: Any = None
+        self._lock = threading.Lock()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve one request."""
+        with self._lock:
+            if self._app is None:
+                from airflow_tidegate.plugins.app import make_app
+
+                self._app = make_app()
+        await self._app(scope, receive, send)
+
+
+def views(base: str) -> list[dict[str, Any]]:
+    """What Airflow shows in frames. Args: base: path below which Airflow is served, without slash at its end."""
+    page, dag, run, task = f"{base}{URL_PREFIX}", "dag_id={DAG_ID}", "run_id={RUN_ID}", "task_id={TASK_ID}"
+    shown = {
+        "nav": ("tidegate", "ui/jobs"),
+        "dag": ("tidegate-dag", f"ui/go?{dag}"),
+        "dag_run": ("tidegate-run", f"ui/go?{dag}&{run}"),
+        "task": ("tidegate-task", f"ui/go?{dag}&{task}"),
+        "task_instance": ("tidegate-task-instance", f"ui/go?{dag}&{run}&{task}"),
+    }
+    icons = {"icon": f"{page}/static/icon.svg", "icon_dark_mode": f"{page}/static/icon-dark.svg"}
+    return [
+        {"name": "tidegate", "destination": destination, "url_route": route, "href": f"{page}/{address}", **icons}
+        | ({"category": "browse"} if destination == "nav" else {})
+        for destination, (route, address) in shown.items()
+    ]
+
+
+class TidegatePlugin(AirflowPlugin):
+    """A navigation entry with the list of jobs, and a tab on DAG, run and task pages that jumps to their job."""
+
+    name = "tidegate"
+    fastapi_apps = [{"app": LazyPage(), "url_prefix": URL_PREFIX, "name": "tidegate"}]
+    external_views = views(urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/"))

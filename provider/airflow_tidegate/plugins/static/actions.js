@@ -1,0 +1,216 @@
+// The buttons: what each asks before it is done, the command, and the answer that comes from the job's driver.
+import { h, notice } from "./dom.js";
+import { call } from "./live.js";
+
+const ANSWER_POLL_MS = 1000;
+const LONGEST_ANSWER_MS = 15 * 60 * 1000;
+
+/** A press has one name: a second click, or a request sent again, is the same press. */
+function newNonce() {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return [...bytes].map((b) => b.toString(16).padStart(2, "0")).join("");
+}
+
+const option = (value, words) => h("option", { value }, words);
+
+function select(name, label, options, hint) {
+  return h("label", {}, label, h("select", { name }, options.map(([v, w]) => option(v, w))), hint ? h("small", {}, hint) : null);
+}
+
+function check(name, label, hint) {
+  return h("label", { class: "check" }, h("input", { type: "checkbox", name }), h("span", {}, label, hint ? h("small", {}, hint) : null));
+}
+
+const ON_TIMEOUT = [
+  ["keep_running", "give the stop up, the job goes on"],
+  ["suspend", "stop without letting windows fire"],
+  ["cancel", "cancel the job"],
+];
+
+const stopFields = (drains) => [
+  h("label", {}, "Time to end", h("input", { name: "timeout", placeholder: "10 min (default: the job's stop_timeout)", autocomplete: "off" })),
+  select("on_timeout", "If it has not ended by then", drains ? ON_TIMEOUT : ON_TIMEOUT.filter(([v]) => v !== "suspend")),
+];
+
+/** verb on the page -> its words. `fixed`: arguments; `fields`: what the dialog asks; `danger`: its colour. */
+export const ACTIONS = {
+  checkpoint: { label: "Checkpoint", right: "operate", done: "Checkpoint completed" },
+  savepoint: { label: "Savepoint", right: "operate", done: "Savepoint completed" },
+  suspend: {
+    verb: "stop",
+    label: "Stop…",
+    right: "control",
+    danger: true,
+    title: "Stop the job with a savepoint",
+    text: "The job ends. Open windows and all other state are kept in the savepoint; a restore goes on from it.",
+    fixed: { mode: "suspend" },
+    fields: () => stopFields(false),
+    confirm: "Stop the job",
+    done: "The job has stopped",
+  },
+  drain: {
+    verb: "stop",
+    label: "Drain…",
+    right: "control",
+    danger: true,
+    title: "Drain the job",
+    text: "The sources stop, every open window fires with what it has, all output is committed, and the job ends. A later restore would emit those windows again.",
+    fixed: { mode: "drain" },
+    fields: () => stopFields(true),
+    confirm: "Drain the job",
+    done: "The job is drained",
+  },
+  cancel: {
+    label: "Cancel…",
+    right: "control",
+    danger: true,
+    title: "Cancel the job",
+    text: "The job ends at once, without a savepoint. What came after its latest checkpoint is processed again by a restore.",
+    confirm: "Cancel the job",
+    done: "The job is cancelled",
+  },
+  restore: {
+    label: "Restore…",
+    right: "control",
+    title: "Restore the job",
+    text: "A new submission of the same code, arguments and options starts from this snapshot.",
+    fields: () => [
+      select("on_committed_after", "If output was committed after the snapshot", [
+        ["refuse", "refuse"],
+        ["rewind", "let the sinks take it back"],
+        ["accept_duplicates", "accept that its rows come again"],
+      ]),
+      check("allow_drained", "It may be the snapshot of a drain", "its windows fired early and emit again"),
+      check("allow_non_restored_state", "Drop state that the pipeline no longer has"),
+    ],
+    confirm: "Restore",
+    done: "Restored",
+  },
+  commit: {
+    label: "Commit…",
+    right: "operate",
+    title: "Publish what is staged",
+    text: "Approves this checkpoint and all before it that wait. It cannot be taken back.",
+    confirm: "Commit",
+    done: "Approved",
+  },
+  reject: {
+    label: "Reject…",
+    right: "control",
+    danger: true,
+    title: "Reject what is staged",
+    text: "Nothing of this checkpoint, or of those after it, is ever published.",
+    fields: () => [
+      select("then", "Then the job", [
+        ["stop", "stops"],
+        ["replay", "goes back in front of it and reads the input again"],
+        ["quarantine", "goes on; the rows move to the quarantine"],
+      ]),
+      h("label", {}, "Reason", h("input", { name: "reason", maxlength: 500, placeholder: "for the decision log", autocomplete: "off" })),
+    ],
+    confirm: "Reject",
+    done: "Rejected",
+  },
+};
+
+/** A button for `name`. `job`: as read; `more`: arguments such as a checkpoint; `why`: why it cannot be pressed now. */
+export function button(name, context, { more = {}, why = "", kind = "" } = {}) {
+  const action = ACTIONS[name];
+  const allowed = context.may[action.right];
+  const title = allowed ? why : "Your rights on the DAG that owns this job do not allow it";
+  return h(
+    "button",
+    {
+      type: "button",
+      class: `${kind} ${action.danger ? "danger" : ""}`,
+      "data-action": name,
+      disabled: !allowed || Boolean(why),
+      title: title || action.title,
+      onclick: (event) => press(name, context, more, event.currentTarget),
+    },
+    action.label,
+  );
+}
+
+async function press(name, context, more, pressed) {
+  const action = ACTIONS[name];
+  const nonce = newNonce();
+  pressed.disabled = true;
+  try {
+    const given = action.confirm ? await ask(action, context, more) : {};
+    if (given) await send(name, context, { ...action.fixed, ...more, ...given, nonce, spec: context.spec });
+  } finally {
+    pressed.disabled = false;
+  }
+}
+
+/** The dialog: what the user chose, or null. */
+function ask(action, context, more) {
+  return new Promise((resolve) => {
+    const form = h("form", { method: "dialog" });
+    const dialog = h("dialog", { "aria-label": action.title }, form);
+    const of = more.checkpoint_id === undefined ? "" : `, snapshot ${more.checkpoint_id}`;
+    form.append(
+      h("h2", {}, action.title),
+      h("p", { class: "which" }, `${context.job_id}${of}`),
+      h("p", {}, action.text),
+      ...(action.fields?.() ?? []),
+      h(
+        "footer",
+        {},
+        h("button", { type: "button", onclick: () => dialog.close("") }, "Keep as it is"),
+        h("button", { type: "button", class: action.danger ? "danger solid" : "solid", "data-confirm": "", onclick: () => dialog.close("yes") }, action.confirm),
+      ),
+    );
+    // Not submitted as a form: the page's policy allows no form to go anywhere.
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      dialog.close("yes");
+    });
+    dialog.addEventListener("close", () => {
+      resolve(dialog.returnValue === "yes" ? fieldsOf(form) : null);
+      dialog.remove();
+    });
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}
+
+function fieldsOf(form) {
+  const given = {};
+  for (const field of form.elements) {
+    if (!field.name) continue;
+    if (field.type === "checkbox") given[field.name] = field.checked;
+    else if (field.value.trim()) given[field.name] = field.value.trim();
+  }
+  return given;
+}
+
+async function send(name, context, body) {
+  const action = ACTIONS[name];
+  const show = notice("wait", `${action.label.replace("…", "")}: sending`);
+  try {
+    const told = await call(context.address(action.verb ?? name), body);
+    context.refresh();
+    if (told.done) show("good", action.done, told.done);
+    else await follow(action, context, told.command_id, show);
+  } catch (error) {
+    show("bad", error.message, error.detail ?? "");
+  }
+  context.refresh();
+}
+
+async function follow(action, context, commandId, show) {
+  show("wait", `${action.label.replace("…", "")}: the job has been asked`, "Its answer comes here. You may leave the page.");
+  const until = Date.now() + LONGEST_ANSWER_MS;
+  while (Date.now() < until) {
+    const told = await call(context.address("commands", commandId));
+    if (told.answered) {
+      const where = told.data.path ?? "";
+      show(told.ok ? "good" : "bad", told.ok ? action.done : told.message, told.ok ? where || told.message : "");
+      return;
+    }
+    await new Promise((resolve) => setTimeout(resolve, ANSWER_POLL_MS));
+  }
+  show("wait", "No answer yet", "The command stays in the job directory until it expires.");
+}

@@ -1,0 +1,98 @@
+"""What a killed Airflow task leaves of its job: the same one command from the worker and from the triggerer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from scripted_job import PIPELINE, Job, ScriptedDriver
+
+from airflow_tidegate.airflow_versions import TaskDeferred
+from airflow_tidegate.operators.restore import TidegateRestoreJobOperator
+from airflow_tidegate.operators.start import TidegateRunJobOperator, TidegateStartJobOperator
+from airflow_tidegate.triggers.waits import TRIGGERS
+
+START = {"job_id": "j1", "pipeline": PIPELINE, "deferrable": True}
+
+
+@pytest.fixture
+def drivers(job: Job) -> list[ScriptedDriver]:
+    """Every launch is a driver that waits for slots."""
+    made: list[ScriptedDriver] = []
+
+    def on_launch(spec: int, attempt: int) -> None:
+        made.append(ScriptedDriver(job.client, spec, attempt))
+        made[-1].status("WAITING_FOR_SLOTS")
+
+    job.on_launch = on_launch
+    return made
+
+
+def defer(operator: Any, job: Job) -> Any:
+    """The trigger that a triggerer makes of what the operator defers to."""
+    with pytest.raises(TaskDeferred) as caught:
+        operator.execute(job.context(operator.task_id))
+    trigger: Any = caught.value.trigger
+    path, arguments = trigger.serialize()
+    [found] = [t for t in TRIGGERS.values() if t.__name__ == path.rpartition(".")[2]]
+    return found(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("policy", "verb", "arguments"),
+    [
+        ("keep_running", None, None),
+        ("savepoint_then_stop", "stop", {"mode": "suspend"}),
+        ("cancel", "cancel", {}),
+    ],
+)
+@pytest.mark.parametrize("kind", [TidegateStartJobOperator, TidegateRunJobOperator, TidegateRestoreJobOperator])
+def test_worker_and_triggerer_send_one_and_the_same_command(
+    job: Job, drivers: list[ScriptedDriver], kind: Any, policy: str, verb: str | None, arguments: dict[str, Any] | None
+) -> None:
+    """S9.4: a command id is create-only; sending it twice is sending it once."""
+    if kind is TidegateRestoreJobOperator:
+        job.submit()
+        before = ScriptedDriver(job.client)
+        before.checkpoint(1)
+        before.status("FAILED")
+    operator = kind(task_id="t", on_kill=policy, **START)
+    trigger = defer(operator, job)
+    operator.on_kill()
+    asyncio.run(trigger.on_kill())
+    sent = [job.client.command(command_id) for command_id in drivers[-1].commands()]
+    if verb is None:
+        assert sent == []
+        return
+    [command] = sent
+    assert command is not None
+    assert (command.verb, command.arguments) == (verb, arguments)
+    assert command.spec == len(job.client.specs())
+    assert command.issued_by == "airflow:d/r1/t"
+
+
+def test_a_kill_does_not_reach_a_submission_that_came_since(job: Job, drivers: list[ScriptedDriver]) -> None:
+    """S9.4: a command is meant for one submission; the killed task is not the owner of what came after it."""
+    trigger = defer(TidegateRunJobOperator(task_id="t", **START), job)
+    drivers[0].status("FAILED")
+    job.submit("somebody-else")
+    ScriptedDriver(job.client, 2).status("RUNNING")
+    asyncio.run(trigger.on_kill())
+    [command_id] = drivers[0].commands()
+    command = job.client.command(command_id)
+    assert command is not None and command.spec == 1
+
+
+def test_a_kill_when_the_job_is_over_sends_nothing_and_does_not_fail(job: Job, drivers: list[ScriptedDriver]) -> None:
+    operator = TidegateRunJobOperator(task_id="t", **START)
+    trigger = defer(operator, job)
+    drivers[0].status("FINISHED")
+    operator.on_kill()
+    asyncio.run(trigger.on_kill())
+    assert drivers[0].commands() == []
+
+
+def test_a_kill_before_anything_was_submitted_sends_nothing(job: Job) -> None:
+    TidegateRunJobOperator(task_id="t", **START).on_kill()
+    assert not any(p.is_file() for p in job.root.rglob("*"))

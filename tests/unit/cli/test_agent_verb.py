@@ -1,0 +1,53 @@
+"""`tidegate agent`: what it is told on its command line."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+from cli_caller import Caller
+
+from tidegate.contract.launchers.agent import Agent
+
+
+@pytest.fixture(autouse=True)
+def own_signal_handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, how in before.items():
+        signal.signal(number, how)
+
+
+def test_an_agent_looks_after_its_root_until_it_is_terminated(
+    tidegate: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_after: list[Agent] = []
+
+    def run(agent: Agent, over: threading.Event) -> None:
+        looked_after.append(agent)
+        signal.raise_signal(signal.SIGTERM)
+        assert over.wait(10)
+
+    monkeypatch.setattr(Agent, "run", run)
+    answer = tidegate("agent", "--launcher", "kubernetes", "--restarts", "0", "--within", "10 min")
+    assert answer.code == 0, answer.err
+    assert "launcher kubernetes" in answer.out and "the drivers go on" in answer.out
+    assert len(looked_after) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--restarts", "-1"], "'-1' is not a number of relaunches"),
+        (["--restarts", "many"], "'many' is not a number of relaunches"),
+        (["--within", "10"], "10"),
+        (["--launcher", "agent"], "agent"),
+        (["--launcher", "mesos"], "mesos"),
+    ],
+)
+def test_a_wrong_word_is_refused(tidegate: Caller, words: list[str], told: str) -> None:
+    answer = tidegate("agent", *words)
+    assert answer.code == 2
+    assert told in answer.err
