@@ -22,9 +22,10 @@ WAIT_MS = 60_000
 SIZES = {"desktop": (1360, 900), "phone": (390, 844)}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium."""
+    """Chromium. Of one file: as long as Playwright is there its event loop runs in this thread, and no other test of
+    the same process could run one of its own."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
