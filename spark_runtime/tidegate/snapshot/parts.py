@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,21 +17,53 @@ OWNER_COLUMN = "__owner"
 is null to every subtask; without the column rows are split evenly (S5.5)."""
 
 
+StateFormat = Literal["rows", "rocksdb"]
+
+
+@dataclass(frozen=True)
+class Blob:
+    """An immutable piece of a state that later snapshots of the same operator subtask may hold again: then it is not
+    written a second time (S5.2).
+
+    Attributes:
+        id: one id, one content, within a run of the operator subtask; a file name.
+        read: its bytes. When a snapshot is written: called at most once, on a writer thread, and only where no earlier
+            completed checkpoint has it. At a restore: loads it, checked; may be called again.
+    """
+
+    id: str
+    read: Callable[[], bytes]
+
+
 @dataclass(frozen=True)
 class StatePart:
-    """One state of one operator subtask.
+    """One state of one operator subtask. Its rows are those of `table`, then those of each of `blobs`.
 
     Attributes:
         name: state name, unique within the operator.
         kind: how it is redistributed on restore (S5.1); "channel" is the runtime's own (S3.7).
         table: the rows. Keyed parts hold `KEY_GROUP_COLUMN`.
         staged: `StagedData.to_json()` of the transactions in it, for the metadata; no part of the state (S7.8).
+        blobs: further rows, in pieces of bounded size.
+        format: of the blobs. "rows": each an Arrow IPC stream with the columns of `table`, sorted by key group; any
+            back end reads it. "rocksdb": files of a RocksDB, of which `table` has one row each.
     """
 
     name: str
     kind: StateKind
     table: pa.Table
     staged: tuple[Mapping[str, Any], ...] = ()
+    blobs: tuple[Blob, ...] = ()
+    format: StateFormat = "rows"
+
+    def tables(self) -> Iterator[pa.Table]:
+        """All rows, a piece at a time, of format "rows"."""
+        assert self.format == "rows", f"state {self.name!r} has no rows but files of {self.format}"
+        if self.table.num_rows or not self.blobs:
+            yield self.table
+        for blob in self.blobs:
+            with pa.ipc.open_stream(pa.py_buffer(blob.read())) as reader:
+                yield reader.read_all()
 
 
 AsyncSnapshot = Callable[[], Sequence[StatePart]]
