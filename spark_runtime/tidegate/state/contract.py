@@ -176,7 +176,7 @@ class MergingState(Protocol):
 
 @dataclass(frozen=True)
 class DueTimers:
-    """Timers that are due: timer i is of key `owners[i]` at `times_us[i]`, ascending by time; a key may have several."""
+    """Due timers: timer i is of key `owners[i]` at `times_us[i]`, ascending by time; a key may have several."""
 
     keys: KeySet
     owners: KeyNumbers
@@ -184,7 +184,7 @@ class DueTimers:
 
 
 class TimerService(Protocol):
-    """Timers of one kind: a set of (key, time), so that registering one twice is once. Part of every snapshot (S5.1)."""
+    """Timers of one kind: a set of (key, time): registering one twice is once. Part of every snapshot (S5.1)."""
 
     def register(self, keys: KeySet, owners: KeyNumbers, times_us: npt.NDArray[np.int64]) -> None:
         """Timer i for key `owners[i]` at `times_us[i]`: microseconds since the epoch, of event or processing time."""
