@@ -38,7 +38,7 @@ class JobOperator(BaseOperator):
         job_id: the job; templated.
         tidegate_conn_id: connection of type `tidegate`.
         timeout: how long to wait in all, as timedelta or text such as "10 min"; None: for ever.
-        poll_interval: between two looks at the job directory; deferred, the first pause: they grow while nothing changes.
+        poll_interval: between two looks at the job directory; of a deferred wait the first: they grow rarer by and by.
         deferrable: wait in the triggerer and give the worker slot back; None: as Airflow's setting `[operators]
             default_deferrable` says.
     """
