@@ -28,7 +28,9 @@ READY_TIMEOUT_S = 240.0
 """Longest time for database migration and all four processes to come up."""
 STOP_TIMEOUT_S = 40.0
 """How long `airflow standalone` may take to end its processes after SIGINT."""
-REQUEST_TIMEOUT_S = 30.0
+REQUEST_TIMEOUT_S = 90.0
+DATABASE_LOCK_TIMEOUT_S = 60
+"""How long SQLite waits for another process's transaction; its own 5 s are too few on a busy machine."""
 
 
 class AirflowFailed(RuntimeError):
@@ -74,6 +76,7 @@ class AirflowHome:
             "PYTHONPATH": f"{sources}{os.pathsep}{inherited_path}" if inherited_path else sources,
             "PYTHONUNBUFFERED": "1",
             "AIRFLOW_HOME": str(self.folder),
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.folder}/airflow.db?timeout={DATABASE_LOCK_TIMEOUT_S}",
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__CORE__DAGS_FOLDER": str(self.dags),
             "AIRFLOW__CORE__PARALLELISM": "4",
