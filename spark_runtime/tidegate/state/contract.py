@@ -164,11 +164,16 @@ class MergingState(Protocol):
     """Reducing and aggregating states: what is added is folded into one row for each key."""
 
     def add(self, keys: KeySet, owners: KeyNumbers, columns: pa.RecordBatch) -> None:
-        """Fold row i of `columns` into key `owners[i]`, in order. Reducing: sums and counts are int64 or float64 as
-        `Accumulator` has them, nulls are passed over. Aggregating: rows are accumulators. Raises SumOverflowError."""
+        """Fold row i of `columns` into key `owners[i]`, in order. Reducing: nulls are passed over, a key is there from
+        its first row on, be it null; integers sum exactly, NaN is greatest. Aggregating: rows are accumulators.
+
+        Raises:
+            SumOverflowError: a sum of integers left int64; the state is of no use then.
+        """
 
     def get(self, keys: KeySet) -> Found:
-        """The row of each key."""
+        """The row of each key, with the columns of `layout.result_schema`: sums are int64 or float64, null before the
+        first value, counts int64."""
 
     def clear(self, keys: KeySet, where: Mask | None = None) -> None:
         """Forget it."""
@@ -276,10 +281,12 @@ class KeyedStateBackend(ABC):
 
     @abstractmethod
     def restore(self, parts: Sequence[StatePart]) -> None:
-        """Take back what snapshots gave, cut to this subtask's key groups, whatever back end wrote it.
+        """Take back what snapshots gave, whatever back end wrote it (rows as in `layout`). One state may come in several
+        parts, one for each old subtask; rows of key groups that are not this subtask's are passed over.
 
         Raises:
-            SnapshotError: a state has another kind or other columns than its descriptor; names both.
+            SnapshotError: a state has another kind or other columns than its descriptor, and names both; or a part is
+                of no state that was asked for before.
         """
 
     @abstractmethod
