@@ -56,7 +56,8 @@ class StateDescriptor:
         reductions: of "reducing": one for each of `columns`; else empty.
         merge: of "aggregating": gives `columns` for accumulators of one key, in order of arrival: called with
             (accumulators: RecordBatch of `columns`, offsets: int64[keys + 1], rows offsets[i]:offsets[i + 1] belonging
-            to key i, at least one each), returns one row for each key. Deterministic, pure.
+            to key i, at least one each), returns one row for each key. Deterministic, pure, associative; what it gives
+            for a single row is that row, so that a back end may leave such keys out.
         ttl: None: entries live until they are cleared. Of a list or map: each element by itself.
     """
 
@@ -281,8 +282,8 @@ class KeyedStateBackend(ABC):
 
     @abstractmethod
     def restore(self, parts: Sequence[StatePart]) -> None:
-        """Take back what snapshots gave, whatever back end wrote it (rows as in `layout`). One state may come in several
-        parts, one for each old subtask; rows of key groups that are not this subtask's are passed over.
+        """Take back what snapshots gave, whatever back end wrote it (rows as in `layout`). One state may come in
+        several parts, one for each old subtask; rows of key groups that are not this subtask's are passed over.
 
         Raises:
             SnapshotError: a state has another kind or other columns than its descriptor, and names both; or a part is

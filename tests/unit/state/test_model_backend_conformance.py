@@ -1,0 +1,13 @@
+"""The reference back end keeps the contract that it is the reference of."""
+
+from __future__ import annotations
+
+from tidegate.testing.model_backend import ModelBackend
+from tidegate.testing.state_conformance import KeyedBackendConformance
+
+
+class TestModelBackend(KeyedBackendConformance):
+    many_keys = 1_000
+
+    def make_backend(self) -> ModelBackend:
+        return ModelBackend()
