@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tidegate.pipeline.pipeline import Pipeline
     from tidegate.pipeline.streams import Stream
     from tidegate.pipeline.windows import tumbling
+    from tidegate.snapshot.read_state import read_state, read_state_batches
 
 __version__ = "0.1.0"
 
@@ -49,6 +50,8 @@ __all__ = [
     "max",
     "mean",
     "min",
+    "read_state",
+    "read_state_batches",
     "sum",
     "tumbling",
 ]
@@ -75,6 +78,8 @@ _HOMES = {
     "max": "pipeline.aggregates",
     "mean": "pipeline.aggregates",
     "min": "pipeline.aggregates",
+    "read_state": "snapshot.read_state",
+    "read_state_batches": "snapshot.read_state",
     "sum": "pipeline.aggregates",
     "tumbling": "pipeline.windows",
 }
