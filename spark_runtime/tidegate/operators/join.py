@@ -87,17 +87,17 @@ class BroadcastJoin(StreamOperator):
     def restore(self, parts: Sequence[StatePart]) -> None:
         """Take back what `snapshot` gave; after a drain that cut the build side short, it goes on (S7.5). Raises
         SnapshotError when either side has other columns now (S5.5)."""
-        ended = False
+        ended, renamed = False, dict(self._spec.renamed)
         held: list[int | None] = []
         for part in parts:
             if part.name == "build":
-                table = checked_schema(part, self._spec.right_schema, self.ctx.uid)
+                table = checked_schema(part, self._spec.right_schema, self.ctx.uid, renamed)
                 self._build_rows = _batches(table, self._spec.right_schema)
             elif part.name == "buffered":
                 rows = part.table
                 if OWNER_COLUMN in rows.column_names:  # the first version wrote none
                     rows = rows.drop_columns(OWNER_COLUMN)
-                table = checked_schema(replace(part, table=rows), self._spec.left_schema, self.ctx.uid)
+                table = checked_schema(replace(part, table=rows), self._spec.left_schema, self.ctx.uid, renamed)
                 self._buffered.extend(_batches(table, self._spec.left_schema))
             elif part.name == "held":
                 held += part.table.column("held_us").to_pylist()

@@ -101,7 +101,8 @@ class ProcessingWindowAggregate(StreamOperator):
         for part in parts:
             if part.name != PROCESSING_WINDOWS:
                 raise changed_window(self.ctx.uid, part.name, "it was over event time", "over processing time")
-            table = checked_schema(part, self._state_schema, self.ctx.uid)
+            renamed = dict(self._spec.renamed)
+            table = checked_schema(part, self._state_schema, self.ctx.uid, renamed, fills=False)
             self._check_bounds(table)
             self._windows.restore(table.drop_columns([END_COLUMN]), self.ctx)
 

@@ -165,6 +165,7 @@ class WindowAggSpec:
         aggregates: output columns after keys, `window_start` and `window_end`, in order.
         input_schema: of the input.
         schema: of the output: keys, window_start, window_end (timestamp[us]), aggregates.
+        renamed: (key or output column in older snapshots, its name now).
     """
 
     keys: tuple[str, ...]
@@ -175,6 +176,7 @@ class WindowAggSpec:
     aggregates: tuple[Agg, ...]
     input_schema: pa.Schema
     schema: pa.Schema
+    renamed: tuple[tuple[str, str], ...] = ()
 
     def create(self) -> StreamOperator:
         """A fresh window aggregation."""
@@ -203,6 +205,7 @@ class BroadcastJoinSpec:
         left_schema: of the probe side.
         right_schema: of the build side.
         schema: of the output: probe columns, then the build columns that are not keys.
+        renamed: (column of either side in older snapshots, its name now).
     """
 
     on: tuple[str, ...]
@@ -210,6 +213,7 @@ class BroadcastJoinSpec:
     left_schema: pa.Schema
     right_schema: pa.Schema
     schema: pa.Schema
+    renamed: tuple[tuple[str, str], ...] = ()
 
     def create(self) -> StreamOperator:
         """A fresh broadcast join."""

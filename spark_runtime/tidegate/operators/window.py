@@ -119,8 +119,9 @@ class WindowAggregate(StreamOperator):
             elif part.name == PROCESSING_WINDOWS:
                 raise changed_window(self.ctx.uid, part.name, "it was over processing time", "over event time")
             else:
-                checked_schema(part, self._windows.state_schema, self.ctx.uid)
-                self._windows.restore(part.table, self.ctx)
+                renamed = dict(self._spec.renamed)
+                table = checked_schema(part, self._windows.state_schema, self.ctx.uid, renamed, fills=False)
+                self._windows.restore(table, self.ctx)
 
     def _take(self, batch: pa.RecordBatch, times: Int64s) -> None:
         low, high = self._time.to_us(int(times.min())), self._time.to_us(int(times.max()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -52,6 +52,22 @@ def refuse_duplicates(names: Iterable[str], where: str, *, remedy: str) -> None:
     twice = [name for name, n in Counter(names).items() if n > 1]
     if twice:
         raise PipelineError(f"there would be two columns named {twice[0]!r}", where=where, remedy=remedy)
+
+
+def checked_renames(renamed: Mapping[str, str] | None, names: Sequence[str], where: str) -> tuple[tuple[str, str], ...]:
+    """`renamed` as (old name, new name); PipelineError when a new name is none of `names` or comes twice."""
+    given = dict(renamed or {})
+    wrong = next((new for new in given.values() if new not in names), None)
+    if wrong is not None:
+        near = nearest(wrong, names)
+        raise PipelineError(
+            f"renamed names {wrong!r}, which is no column here" + (f", did you mean {near!r}?" if near else ""),
+            where=where,
+            cause=f"the columns here are {', '.join(names)}",
+            remedy='Write renamed={"old name": "new name"}',
+        )
+    refuse_duplicates(given.values(), where, remedy="Let each column have one old name in renamed")
+    return tuple(given.items())
 
 
 def require_key(field: pa.Field, where: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ import pyarrow as pa
 from tidegate.contract.errors import PipelineError
 from tidegate.operators.specs import Agg, WindowAggSpec
 from tidegate.pipeline.aggregates import Aggregate, aggregate_field
-from tidegate.pipeline.columns import refuse_duplicates, require_column, require_key
+from tidegate.pipeline.columns import checked_renames, refuse_duplicates, require_column, require_key
 from tidegate.pipeline.draft import DraftNode, place, require_uid
 from tidegate.pipeline.location import user_location
 from tidegate.pipeline.windows import Tumbling
@@ -64,7 +65,9 @@ class WindowedStream:
         self._window = window
         self._time_column = time_column
 
-    def agg(self, *, uid: str | None = None, **aggregates: Aggregate) -> Stream:
+    def agg(
+        self, *, uid: str | None = None, renamed: Mapping[str, str] | None = None, **aggregates: Aggregate
+    ) -> Stream:
         """One record per key and window with records, when the watermark, or over processing time the clock, has passed
         the window's end.
 
@@ -73,6 +76,7 @@ class WindowedStream:
 
         Args:
             uid: required.
+            renamed: key or output column in older snapshots -> its name now, so that they can be restored (S5.5).
             aggregates: output column = `count()`, `sum("delay")`, `min`, `max` or `mean`.
 
         Returns:
@@ -105,6 +109,7 @@ class WindowedStream:
                 *(aggregate_field(name, a, stream.schema, where) for name, a in aggregates.items()),
             ]
         )
+        mapping = checked_renames(renamed, (*self._keys, *aggregates), where)
         spec = WindowAggSpec(
             keys=self._keys,
             time_column=self._time_column,
@@ -114,6 +119,7 @@ class WindowedStream:
             aggregates=tuple(Agg(name, a.function, a.column) for name, a in aggregates.items()),
             input_schema=stream.schema,
             schema=schema,
+            renamed=mapping,
         )
         edge = Edge(stream._node_id, "hash", self._keys)
         kind = "window" if self._time_column is not None else "processing-window"

@@ -25,7 +25,7 @@ from tidegate.operators.specs import (
     UnionSpec,
     WatermarkSpec,
 )
-from tidegate.pipeline.columns import refuse_duplicates, require_column
+from tidegate.pipeline.columns import checked_renames, refuse_duplicates, require_column
 from tidegate.pipeline.draft import DraftNode, GraphDraft, optional_uid, place, require_uid
 from tidegate.pipeline.eventtime import EventTime, common_event_time, time_unit
 from tidegate.pipeline.expressions import passed_column, require_boolean, require_expression, result_fields
@@ -219,7 +219,13 @@ class Stream:
         return BroadcastStream(self._draft, self._node_id, self.schema, bounded=self.bounded)
 
     def join(
-        self, other: BroadcastStream, on: str | Sequence[str], how: JoinKind = "inner", *, uid: str | None = None
+        self,
+        other: BroadcastStream,
+        on: str | Sequence[str],
+        how: JoinKind = "inner",
+        *,
+        uid: str | None = None,
+        renamed: Mapping[str, str] | None = None,
     ) -> Stream:
         """Join with a broadcast side by equal keys; a null key matches nothing.
 
@@ -231,6 +237,7 @@ class Stream:
             on: key columns, of the same names and types on both sides.
             how: "inner", or "left": records without a match stay, with nulls.
             uid: required.
+            renamed: column of either side in older snapshots -> its name now, so that they can be restored (S5.5).
 
         Returns:
             This stream's columns, then the other's without the keys.
@@ -250,7 +257,9 @@ class Stream:
             schema,
             location,
             stateful=True,
-            spec=BroadcastJoinSpec(keys, how, self.schema, other.schema, schema),
+            spec=BroadcastJoinSpec(
+                keys, how, self.schema, other.schema, schema, checked_renames(renamed, schema.names, where)
+            ),
         )
         return self._then(node, self._event_time)
 

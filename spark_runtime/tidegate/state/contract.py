@@ -11,7 +11,7 @@ what `snapshot` returns, which a snapshot writer thread calls. Call order: `open
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
@@ -59,6 +59,7 @@ class StateDescriptor:
             to key i, at least one each), returns one row for each key. Deterministic, pure, associative; what it gives
             for a single row is that row, so that a back end may leave such keys out.
         ttl: None: entries live until they are cleared. Of a list or map: each element by itself.
+        renamed: column of `columns` or `map_key` in older snapshots -> its name now (S5.5).
     """
 
     name: str
@@ -68,6 +69,7 @@ class StateDescriptor:
     reductions: tuple[Reduction, ...] = ()
     merge: Callable[[pa.RecordBatch, npt.NDArray[np.int64]], pa.RecordBatch] | None = None
     ttl: TimeToLive | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 class KeySet(Protocol):

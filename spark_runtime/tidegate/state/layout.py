@@ -84,7 +84,7 @@ def require_same(name: str, found: pa.Schema, declared: pa.Schema, uid: str) -> 
     Raises:
         SnapshotError: they differ; names both.
     """
-    theirs, mine = _kind_of(found) or _kind_of(declared), _kind_of(declared)
+    theirs, mine = form_of(found) or form_of(declared), form_of(declared)
     if theirs == mine and found.names == declared.names and found.types == declared.types:
         return
     raise SnapshotError(
@@ -110,7 +110,8 @@ def _key_fields(key_schema: pa.Schema) -> list[pa.Field]:
     return [group, *(field.with_name(KEY_PREFIX + field.name) for field in key_schema)]
 
 
-def _kind_of(schema: pa.Schema) -> str:
+def form_of(schema: pa.Schema) -> str:
+    """What the rows are of: "value", "map", "reducing by sum", "timers"; "" where the schema does not tell."""
     return (schema.metadata or {}).get(_KIND, b"").decode()
 
 
