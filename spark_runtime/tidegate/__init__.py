@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from tidegate.connectors.text_files import Csv, JsonLines
     from tidegate.contract.errors import PipelineError, TidegateError
     from tidegate.contract.options import JobOptions
+    from tidegate.operators.user_process import FiredTimers, KeyedProcess, KeyedRows, ProcessContext
     from tidegate.pipeline.aggregates import count, max, mean, min, sum
     from tidegate.pipeline.pipeline import Pipeline
+    from tidegate.pipeline.states import aggregating_state, list_state, map_state, reducing_state, value_state
     from tidegate.pipeline.streams import Stream
     from tidegate.pipeline.windows import tumbling
     from tidegate.snapshot.read_state import read_state, read_state_batches
@@ -34,26 +36,35 @@ __all__ = [
     "Delta",
     "Discard",
     "Files",
+    "FiredTimers",
     "JobOptions",
     "JsonLines",
+    "KeyedProcess",
+    "KeyedRows",
     "Parquet",
     "Pipeline",
     "PipelineError",
     "Postgres",
+    "ProcessContext",
     "PushContext",
     "PushSource",
     "Pusher",
     "Replay",
     "Stream",
     "TidegateError",
+    "aggregating_state",
     "count",
+    "list_state",
+    "map_state",
     "max",
     "mean",
     "min",
     "read_state",
     "read_state_batches",
+    "reducing_state",
     "sum",
     "tumbling",
+    "value_state",
 ]
 
 _HOMES = {
@@ -62,26 +73,35 @@ _HOMES = {
     "Delta": "connectors.delta",
     "Discard": "connectors.discard",
     "Files": "connectors.files",
+    "FiredTimers": "operators.user_process",
     "JobOptions": "contract.options",
     "JsonLines": "connectors.text_files",
+    "KeyedProcess": "operators.user_process",
+    "KeyedRows": "operators.user_process",
     "Parquet": "connectors.parquet",
     "Pipeline": "pipeline.pipeline",
     "PipelineError": "contract.errors",
     "Postgres": "connectors.postgres",
+    "ProcessContext": "operators.user_process",
     "PushContext": "connectors.push",
     "PushSource": "connectors.push",
     "Pusher": "connectors.push",
     "Replay": "connectors.replay",
     "Stream": "pipeline.streams",
     "TidegateError": "contract.errors",
+    "aggregating_state": "pipeline.states",
     "count": "pipeline.aggregates",
+    "list_state": "pipeline.states",
+    "map_state": "pipeline.states",
     "max": "pipeline.aggregates",
     "mean": "pipeline.aggregates",
     "min": "pipeline.aggregates",
     "read_state": "snapshot.read_state",
     "read_state_batches": "snapshot.read_state",
+    "reducing_state": "pipeline.states",
     "sum": "pipeline.aggregates",
     "tumbling": "pipeline.windows",
+    "value_state": "pipeline.states",
 }
 
 

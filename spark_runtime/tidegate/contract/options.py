@@ -18,6 +18,7 @@ from tidegate.contract.settings import (
     Flag,
     OptionalCount,
     OptionalDuration,
+    OptionalSize,
     OptionalText,
     Size,
 )
@@ -33,12 +34,16 @@ __all__ = ["JobOptions", "format_duration", "format_size", "parse_duration", "pa
 MAX_KEY_GROUPS = 32_768
 """Upper bound of `max_parallelism`: key groups travel as uint16, with room to spare."""
 
+STATE_SHARE = 4
+"""One such part of `slot_memory` is for RocksDB: Python with Arrow and numba takes some 300 MiB to begin with."""
+
 ExecutionMode = Literal["streaming"]
 CheckpointMode = Literal["exactly_once", "at_least_once", "off"]
 Retention = Literal["keep", "delete"]
 Commit = Literal["automatic", "on_request"]
 ProcessingTimeOnEnd = Literal["fire", "drop"]
 OnOwnerLost = Literal["keep_running", "savepoint_then_stop", "cancel"]
+StateBackend = Literal["heap", "memory", "rocksdb"]
 Restart = Literal["fixed_delay", "exponential_delay", "failure_rate", "none"]
 
 
@@ -51,6 +56,11 @@ class JobOptions:
         parallelism: subtasks per operator, and slots; 1 to `max_parallelism`.
         max_parallelism: key groups; fixed for the life of a job (S5.1).
         slot_memory: resident memory a slot may use.
+        state_backend: what keeps the state of keyed processes (S5.2): "heap": columns in the slot's memory, copied on
+            write; "memory": the same, for small state: snapshots lie in the metadata, with a limit; "rocksdb": files
+            on local disk, so that state may be several times larger than memory.
+        state_memory: of `slot_memory`, what all keyed processes of a slot may hold in memory with "rocksdb"; None: a
+            quarter.
         execution_mode: "streaming" (S8.1).
         checkpoint_mode: "exactly_once" or "at_least_once" of records on state (S3.2, S3.3); "off": no snapshots at all,
             every request for one is refused, and after a failure the job starts over.
@@ -107,6 +117,8 @@ class JobOptions:
     parallelism: Count = Count(1, 1, MAX_KEY_GROUPS)
     max_parallelism: Count = Count(128, 1, MAX_KEY_GROUPS)
     slot_memory: Size = Size("1 GiB", least="128 MiB")
+    state_backend: Choice[StateBackend] = Choice("heap", "memory", "rocksdb")
+    state_memory: OptionalSize = OptionalSize(None, least="16 MiB")
     execution_mode: Choice[ExecutionMode] = Choice("streaming", not_offered=("batch",))
     checkpoint_mode: Choice[CheckpointMode] = Choice("exactly_once", "at_least_once", "off")
     unaligned_checkpoints: Flag = Flag(False)
@@ -154,6 +166,14 @@ class JobOptions:
                 "heartbeat_timeout must be longer than heartbeat_interval",
                 where="option heartbeat_timeout",
                 remedy=f"Give more than {format_duration(self.heartbeat_interval)}",
+            )
+        if self.state_memory is not None and self.state_memory >= self.slot_memory:
+            raise OptionError(
+                f"state_memory {format_size(self.state_memory)} is not less than slot_memory "
+                f"{format_size(self.slot_memory)}",
+                where="option state_memory",
+                cause="a slot needs memory for its buffers and for Python, too",
+                remedy="Lower state_memory, or raise slot_memory",
             )
         self._check_restarts()
         if self.checkpoint_mode == "off" and self.checkpoint_interval is not None:
@@ -220,6 +240,11 @@ class JobOptions:
     def slot_memory_bytes(self) -> int:
         """`slot_memory` in bytes."""
         return int(self.slot_memory)
+
+    @property
+    def state_memory_bytes(self) -> int:
+        """`state_memory` in bytes, as it was given or derived."""
+        return int(self.slot_memory) // STATE_SHARE if self.state_memory is None else int(self.state_memory)
 
     @property
     def state_size_threshold_bytes(self) -> int:

@@ -185,6 +185,27 @@ class Size(_Setting[ByteSize, ByteSize | str]):
         return format_size(value)
 
 
+class OptionalSize(_Setting[ByteSize | None, ByteSize | str | None]):
+    """A number of bytes, at least `least`, or None."""
+
+    def __init__(self, default: str | None, least: str) -> None:
+        self._least = parse_size(least)
+        super().__init__(default)
+
+    def parse(self, value: ByteSize | str | None) -> ByteSize | None:
+        """See `_Setting.parse`."""
+        if value is None or (isinstance(value, str) and value.strip().lower() == "none"):
+            return None
+        size = parse_size(value, where=f"option {self.name}")
+        if size < self._least:
+            raise self.refuse(value, f"at least {format_size(self._least)}, or none")
+        return size
+
+    def plain(self, value: ByteSize | None) -> Any:
+        """See `_Setting.plain`."""
+        return None if value is None else format_size(value)
+
+
 class Choice(_Setting[T, T]):
     """One of a few words; words of rules that this version does not offer yet are refused as such."""
 

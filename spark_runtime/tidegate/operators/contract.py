@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 import pyarrow as pa
 
 from tidegate.channel.elements import MIN_WATERMARK, Watermark
-from tidegate.contract.options import ProcessingTimeOnEnd
+from tidegate.contract.options import ProcessingTimeOnEnd, StateBackend
 from tidegate.contract.store import Store
 from tidegate.contract.verdicts import Withheld
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
@@ -43,6 +43,8 @@ class OperatorContext:
             counted (S7.6).
         drained: this operator goes on from a snapshot of a drain, which had ended its input early (S7.5).
         gated: the job commits nothing without an approval (S7.8).
+        state_backend: what keeps the keyed state of a user's process (S5.2).
+        state_memory_bytes: what it may hold in memory, where it can keep state elsewhere.
     """
 
     job_id: str
@@ -62,6 +64,8 @@ class OperatorContext:
     processing_time_on_end: ProcessingTimeOnEnd = "fire"
     drained: bool = False
     gated: bool = False
+    state_backend: StateBackend = "heap"
+    state_memory_bytes: int = 256 * 2**20
 
     def count(self, name: str, n: int = 1) -> None:
         """Add `n` to the counter `name`."""
@@ -91,6 +95,8 @@ class StreamOperator(ABC):
     """
 
     ctx: OperatorContext
+    portable: bool = False
+    """Set before each `snapshot`: it is for a savepoint, whose state any back end restores (S5.2)."""
 
     def open(self, ctx: OperatorContext) -> None:
         """Take the context; compile kernels here, not at the first record."""

@@ -39,3 +39,12 @@ class EventTime:
     def to_us(self, time: int) -> int:
         """Microseconds since the epoch, rounded down."""
         return time * _MICROSECONDS // self.per_second
+
+    def microseconds(self, batch: pa.RecordBatch) -> pa.Int64Array:
+        """Times of all rows in microseconds since the epoch, rounded down; null stays null."""
+        array = batch.column(self.column)
+        times = fixed_values(array)
+        if self.per_second != _MICROSECONDS:
+            more, fewer = _MICROSECONDS // self.per_second, self.per_second // _MICROSECONDS
+            times = times * more if more else times // fewer
+        return pa.array(times, pa.int64(), mask=~valid_mask(array) if array.null_count else None)

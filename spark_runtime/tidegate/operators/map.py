@@ -11,6 +11,7 @@ from pyarrow import acero
 from tidegate.contract.errors import PipelineError
 from tidegate.operators.batches import MAX_BATCH_ROWS, one_batch
 from tidegate.operators.contract import Output, StreamOperator
+from tidegate.operators.declared import checked_output
 from tidegate.operators.specs import FilterSpec, MapInArrowSpec, ProjectSpec
 
 
@@ -74,30 +75,9 @@ class MapInArrowOperator(StreamOperator):
             PipelineError: a batch is not one, or not of the declared schema; names the column.
         """
         for result in self._function(iter((batch,))):
-            checked = self._checked(result)
+            checked = checked_output(result, self._schema, self._refused)
             for start in range(0, checked.num_rows, MAX_BATCH_ROWS):
                 yield checked.slice(start, MAX_BATCH_ROWS)
-
-    def _checked(self, result: object) -> pa.RecordBatch:
-        if not isinstance(result, pa.RecordBatch):
-            raise self._refused(f"it gave a {type(result).__name__}", "Yield pyarrow.RecordBatch objects")
-        if result.schema.names != self._schema.names:
-            declared, given = self._schema.names, result.schema.names
-            missing = [name for name in declared if name not in given]
-            extra = [name for name in given if name not in declared]
-            cause = f"columns are {given}, declared are {declared}"
-            if missing or extra:
-                cause += f"; missing {missing}, not declared {extra}"
-            raise self._refused(cause, "Yield exactly the declared columns, in their order")
-        for field, array in zip(self._schema, result.columns, strict=True):
-            if array.type != field.type:
-                raise self._refused(
-                    f"column {field.name!r} is {array.type}, declared is {field.type}",
-                    f"Cast {field.name!r} in the function, or declare {array.type}",
-                )
-            if not field.nullable and array.null_count:
-                raise self._refused(f"column {field.name!r} has nulls, declared is not null", "Declare it nullable")
-        return pa.RecordBatch.from_arrays(result.columns, schema=self._schema)
 
     def _refused(self, cause: str, remedy: str) -> PipelineError:
         name = getattr(self._function, "__qualname__", type(self._function).__name__)

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.operators.contract import StreamOperator
+from tidegate.operators.user_process import KeyedProcess
+from tidegate.state.contract import StateDescriptor
 
 TimeUnit = Literal["s", "ms", "us", "ns"]
 AggregateFunction = Literal["count", "sum", "min", "max", "mean"]
@@ -224,3 +226,43 @@ class BroadcastJoinSpec:
     def describe(self) -> str:
         """Kind and keys."""
         return f"{self.how} broadcast join on {', '.join(self.on)}"
+
+
+@dataclass(frozen=True, eq=False)
+class KeyedProcessSpec:
+    """Runs a user's process with state and timers per key.
+
+    Attributes:
+        process: the user's; every subtask takes a copy of its own.
+        keys: key columns; null is a key of its own.
+        states: what it declares, names unique.
+        time_column: event time, a timestamp or an integer; None: the rows have none.
+        time_unit: of the time column.
+        input_schema: of the input.
+        schema: of the batches it gives; anything else is an error naming the column.
+    """
+
+    process: KeyedProcess
+    keys: tuple[str, ...]
+    states: tuple[StateDescriptor, ...]
+    time_column: str | None
+    time_unit: TimeUnit
+    input_schema: pa.Schema
+    schema: pa.Schema
+
+    @property
+    def fires_at_end(self) -> bool:
+        """It may give results because its input has ended."""
+        own = type(self.process)
+        return own.on_timers is not KeyedProcess.on_timers or own.finish is not KeyedProcess.finish
+
+    def create(self) -> StreamOperator:
+        """A fresh operator around a copy of the process."""
+        from tidegate.operators.keyed_process import KeyedProcessOperator
+
+        return KeyedProcessOperator(self)
+
+    def describe(self) -> str:
+        """The process's class, keys and states."""
+        states = ", ".join(f"{state.name} ({state.kind})" for state in self.states) or "no states"
+        return f"process {type(self.process).__qualname__} by {', '.join(self.keys)}: {states}"

@@ -47,6 +47,15 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     return by_folded[found[0]] if found else None
 
 
+def same_columns(schema: pa.Schema, upstream: pa.Schema) -> dict[str, str]:
+    """Columns that a function's declared result has with the name and type of one it takes: they count as unchanged."""
+    return {
+        name: name
+        for name in schema.names
+        if name in upstream.names and schema.field(name).type == upstream.field(name).type
+    }
+
+
 def refuse_duplicates(names: Iterable[str], where: str, *, remedy: str) -> None:
     """PipelineError when a column name comes twice."""
     twice = [name for name, n in Counter(names).items() if n > 1]

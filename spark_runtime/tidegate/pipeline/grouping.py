@@ -1,4 +1,4 @@
-"""`group_by(...).window(...).agg(...)`: keyed windows."""
+"""`group_by(...)`: keyed windows, and processes of the user's own."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import pyarrow as pa
 
 from tidegate.contract.errors import PipelineError
 from tidegate.operators.specs import Agg, WindowAggSpec
+from tidegate.operators.user_process import KeyedProcess
 from tidegate.pipeline.aggregates import Aggregate, aggregate_field
-from tidegate.pipeline.columns import checked_renames, refuse_duplicates, require_column, require_key
+from tidegate.pipeline.columns import checked_renames, refuse_duplicates, require_column, require_key, same_columns
 from tidegate.pipeline.draft import DraftNode, place, require_uid
 from tidegate.pipeline.location import user_location
+from tidegate.pipeline.processing import keyed_process_spec
 from tidegate.pipeline.windows import Tumbling
 from tidegate.plan.graph import Edge
 
@@ -26,7 +28,7 @@ WINDOW_BOUND = pa.timestamp("us")
 
 
 class GroupedStream:
-    """A stream grouped by key columns; follow it by `.window(...)`."""
+    """A stream grouped by key columns; follow it by `.window(...)` or `.process(...)`."""
 
     def __init__(self, stream: Stream, keys: tuple[str, ...], location: str) -> None:
         where = place("group_by", None, location)
@@ -54,6 +56,35 @@ class GroupedStream:
             )
         time_column = self._stream._event_time.require(where) if window.time == "event" else None
         return WindowedStream(self._stream, self._keys, window, time_column)
+
+    def process(self, process: KeyedProcess, *, schema: pa.Schema, uid: str | None = None) -> Stream:
+        """Run a process of your own, with state and timers per key.
+
+        The event-time column counts as unchanged where `schema` has it, of the same type.
+
+        Args:
+            process: an instance of a subclass of `KeyedProcess`; every subtask takes a shallow copy.
+            schema: of the batches it gives; checked batch by batch.
+            uid: required.
+
+        Raises:
+            PipelineError: not a process, its states cannot be told apart, no schema, or no uid.
+        """
+        location = user_location()
+        uid = require_uid(uid, "process", location)
+        where = place("process", uid, location)
+        stream = self._stream
+        spec = keyed_process_spec(process, schema, self._keys, stream.schema, stream._event_time, where)
+        node = DraftNode(
+            uid,
+            "process",
+            (Edge(stream._node_id, "hash", self._keys),),
+            spec.schema,
+            location,
+            stateful=True,
+            spec=spec,
+        )
+        return stream._then(node, stream._event_time.kept_by(same_columns(spec.schema, stream.schema), where))
 
 
 class WindowedStream:

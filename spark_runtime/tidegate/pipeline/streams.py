@@ -25,7 +25,8 @@ from tidegate.operators.specs import (
     UnionSpec,
     WatermarkSpec,
 )
-from tidegate.pipeline.columns import checked_renames, refuse_duplicates, require_column
+from tidegate.operators.user_process import KeyedProcess
+from tidegate.pipeline.columns import checked_renames, refuse_duplicates, require_column, same_columns
 from tidegate.pipeline.draft import DraftNode, GraphDraft, optional_uid, place, require_uid
 from tidegate.pipeline.eventtime import EventTime, common_event_time, time_unit
 from tidegate.pipeline.expressions import passed_column, require_boolean, require_expression, result_fields
@@ -179,13 +180,8 @@ class Stream:
                 remedy='Give one: schema=pa.schema([("name", pa.string())])',
             )
         refuse_duplicates(schema.names, where, remedy="Give every column a name of its own")
-        same = {
-            name: name
-            for name in schema.names
-            if name in self.schema.names and schema.field(name).type == self.schema.field(name).type
-        }
         node = DraftNode(uid, "map_in_arrow", self._forward(), schema, location, spec=MapInArrowSpec(fn, schema))
-        return self._then(node, self._event_time.kept_by(same, where))
+        return self._then(node, self._event_time.kept_by(same_columns(schema, self.schema), where))
 
     def union(self, *others: Stream) -> Stream:
         """The records of all, in order of arrival; columns are matched by name and must have equal types.
@@ -264,12 +260,24 @@ class Stream:
         return self._then(node, self._event_time)
 
     def group_by(self, *keys: str) -> GroupedStream:
-        """Group by key columns; follow it by `.window(...)`. Null is a key of its own.
+        """Group by key columns; follow it by `.window(...)` or `.process(...)`. Null is a key of its own.
 
         Raises:
             PipelineError: no such column, or of a type that cannot be a key.
         """
         return GroupedStream(self, keys, user_location())
+
+    def process(self, process: KeyedProcess, *, schema: pa.Schema, uid: str | None = None) -> Stream:
+        """Not offered without keys: say `.group_by(...).process(...)`.
+
+        Raises:
+            PipelineError: always.
+        """
+        raise PipelineError(
+            "the state of a process is kept by key, and the stream is not grouped",
+            where=place("process", uid, user_location()),
+            remedy='Say by which columns first: .group_by("carrier").process(...); without state: .map_in_arrow(...)',
+        )
 
     # ------------------------------------------------------------ sinks
 

@@ -79,7 +79,7 @@ class SnapshotMetadata:
         splits: per source uid all splits as JSON, whichever subtask reads them (S4.3).
         stop_mode: `suspend` or `drain` for a stop-savepoint.
         drained_operators: uids of operators that a drain made fire early: windows over event time, over processing
-            time, and joins whose build side had not been read to its end (S7.5).
+            time, processes with timers, and joins whose build side had not been read to its end (S7.5).
         version: of this document.
     """
 

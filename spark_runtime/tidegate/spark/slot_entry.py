@@ -219,6 +219,8 @@ class SlotProcess:
             unaligned_after_ms=self._options.unaligned_after_ms,
             processing_time_on_end=self._options.processing_time_on_end,
             gated=self._options.commit == "on_request",
+            state_backend=self._options.state_backend,
+            state_memory_bytes=self._options.state_memory_bytes,
         )
         subtasks = deploy(graph, execution, deployment, slot, self._transport)
         self._control.send({"type": "deployed"})

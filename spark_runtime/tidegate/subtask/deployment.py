@@ -16,8 +16,9 @@ from tidegate.channel.ports import InputChannel, OutputChannel
 from tidegate.connectors.contract import SourceContext
 from tidegate.connectors.sink_operator import SinkOperator, SinkSpec
 from tidegate.connectors.splits import split_from_json, splits_from_parts
-from tidegate.contract.options import ProcessingTimeOnEnd
+from tidegate.contract.options import ProcessingTimeOnEnd, StateBackend
 from tidegate.operators.contract import OperatorContext, StreamOperator
+from tidegate.operators.specs import KeyedProcessSpec
 from tidegate.plan.execution import Chain, ChainInput, ChainOutput, ExecutionPlan
 from tidegate.plan.graph import JobGraph, Node
 from tidegate.snapshot.channel_state import Cut, InFlight, ReplayInput, replay_for
@@ -55,6 +56,8 @@ class Deployment:
         unaligned_after_ms: from the first barrier of a checkpoint to overtaking; None: never (S3.7).
         processing_time_on_end: what becomes of open processing-time windows when the input ends (S7.6).
         gated: nothing is committed without an approval (S7.8).
+        state_backend: of keyed processes (S5.2).
+        state_memory_bytes: what all of them together may hold in memory, where they can keep state elsewhere.
     """
 
     job_id: str
@@ -72,6 +75,8 @@ class Deployment:
     unaligned_after_ms: int | None = None
     processing_time_on_end: ProcessingTimeOnEnd = "fire"
     gated: bool = False
+    state_backend: StateBackend = "heap"
+    state_memory_bytes: int = 256 * 2**20
 
     @property
     def overdraft_bytes(self) -> int:
@@ -206,7 +211,14 @@ def _context(
         processing_time_on_end=deployment.processing_time_on_end,
         drained=deployment.restored is not None and node.uid in deployment.restored.drained,
         gated=deployment.gated,
+        state_backend=deployment.state_backend,
+        state_memory_bytes=deployment.state_memory_bytes // (_keyed_processes(graph) * len(deployment.indices)),
     )
+
+
+def _keyed_processes(graph: JobGraph) -> int:
+    """How many share the slot's memory for state; at least 1."""
+    return max(1, sum(isinstance(node.spec, KeyedProcessSpec) for node in graph.nodes))
 
 
 def _open_operator(

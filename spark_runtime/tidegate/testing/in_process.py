@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
@@ -68,6 +69,7 @@ class InProcessJob:
         build: makes the pipeline anew for every run, as slots do.
         options: JobOptions fields.
         root: where the job directory lies; by default a memory store of its own.
+        scratch: local folder for state that is kept on disk; empty: operators get none.
     """
 
     build: Callable[[], Pipeline]
@@ -75,6 +77,7 @@ class InProcessJob:
     job_id: str = "job"
     lineage: str = "lineage-1"
     root: str = ""
+    scratch: str = ""
     answers: dict[str, ev.Answer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -202,6 +205,9 @@ class InProcessRun:
             unaligned_after_ms=options.unaligned_after_ms,
             processing_time_on_end=options.processing_time_on_end,
             gated=options.commit == "on_request",
+            state_backend=options.state_backend,
+            state_memory_bytes=options.state_memory_bytes,
+            scratch=os.path.join(owner.scratch, run_id) if owner.scratch else "",
         )
         self.slot.start(deploy(graph, execution, deployment, self.slot, None))
         self._deliver()

@@ -21,6 +21,8 @@ def test_the_defaults_are_those_of_the_rules() -> None:
     assert (options.parallelism, options.max_parallelism) == (1, 128)
     assert options.state_size_threshold_bytes == 20 * 1024
     assert options.slot_memory_bytes == 2**30
+    assert (options.state_backend, options.state_memory_bytes) == ("heap", 2**28)
+    assert JobOptions(state_memory="100 MiB").state_memory_bytes == 100 * 2**20
     assert options.channel_capacity_bytes == 4 * 2**20
     assert options.slots_timeout == timedelta(minutes=10)
 
@@ -33,6 +35,8 @@ def test_options_survive_json_and_back() -> None:
         idle_after=timedelta(minutes=2),
         checkpoint_mode="at_least_once",
         savepoint_directory="s3://b/sp",
+        state_backend="rocksdb",
+        state_memory="64 MiB",
     )
     assert JobOptions.from_mapping(json.loads(json.dumps(options.to_mapping()))) == options
     assert set(options.to_mapping()) == {field.name for field in dataclasses.fields(JobOptions)}
@@ -73,6 +77,8 @@ def test_a_name_like_no_other_is_refused_with_the_list() -> None:
         ("checkpoint_timeout", "0 s", "at least 1 ms"),
         ("slot_memory", 2**30, "size with its unit"),
         ("slot_memory", "1 MiB", "at least 128 MiB"),
+        ("state_backend", "rocks_db", "did you mean 'rocksdb'"),
+        ("state_memory", "1 KiB", "at least 16 MiB, or none"),
         ("checkpoint_mode", "exactly_onec", "did you mean 'exactly_once'"),
         ("retention", "drop", "'keep' or 'delete'"),
         ("retention", None, "'keep' or 'delete'"),
@@ -96,6 +102,8 @@ def test_what_this_version_does_not_offer_is_refused_as_such(name: str, value: s
 def test_options_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(OptionError, match="more than max_parallelism"):
         JobOptions(parallelism=129)
+    with pytest.raises(OptionError, match="state_memory 2 GiB is not less than slot_memory 1 GiB"):
+        JobOptions(state_memory="2 GiB")
     with pytest.raises(OptionError, match="longer than heartbeat_interval"):
         JobOptions(heartbeat_interval="30 s")
     with pytest.raises(OptionError, match="nothing to overtake"):

@@ -11,7 +11,20 @@ import pyarrow.compute as pc
 import pytest
 
 import tidegate
-from tidegate import DataGen, Discard, Pipeline, Stream, count, tumbling
+from tidegate import (
+    DataGen,
+    Discard,
+    KeyedProcess,
+    KeyedRows,
+    Pipeline,
+    ProcessContext,
+    Stream,
+    count,
+    map_state,
+    reducing_state,
+    tumbling,
+    value_state,
+)
 from tidegate.contract.errors import PipelineError
 
 SCHEMA = pa.schema(
@@ -419,3 +432,70 @@ def test_a_map_needs_a_function_and_a_schema(flights: Stream) -> None:
     assert "needs the schema" in refusal(lambda: flights.map_in_arrow(iter, {"a": 1})).what
     twice = pa.schema([("a", pa.int8()), ("a", pa.int8())])
     assert "two columns named 'a'" in refusal(lambda: flights.map_in_arrow(iter, twice)).what
+
+
+class Counts(KeyedProcess):
+    states = (value_state("count", {"n": pa.int64()}),)
+
+    def process(self, rows: KeyedRows, ctx: ProcessContext) -> None:
+        raise AssertionError("a pipeline runs nothing while it is built")
+
+
+def of_states(*states: Any) -> KeyedProcess:
+    process = Counts()
+    process.states = states
+    return process
+
+
+@pytest.mark.parametrize(
+    ("process", "what"),
+    [
+        (Counts, "got the class Counts"),
+        (lambda rows, ctx: None, "got function"),
+        (KeyedProcess(), "has no method process"),
+        (of_states(value_state("a", {"n": pa.int64()}), value_state("a", {"m": pa.int64()})), "two states named 'a'"),
+        (of_states("count"), "'count' is not a state"),
+    ],
+    ids=["class", "function", "empty", "twice", "text"],
+)
+def test_a_process_that_is_none_is_refused_where_it_is_given(process: Any, what: str, flights: Stream) -> None:
+    """S5.1."""
+    error = refusal(lambda: flights.group_by("carrier").process(process, schema=AIRLINES, uid="p"))
+    assert what in error.what and "process 'p' at" in error.where
+
+
+def test_a_process_needs_a_uid_and_a_schema(flights: Stream) -> None:
+    grouped = flights.group_by("carrier")
+    assert "no uid" in refusal(lambda: grouped.process(Counts(), schema=AIRLINES)).what
+    assert "needs the schema" in refusal(lambda: grouped.process(Counts(), schema="name", uid="p")).what  # type: ignore
+
+
+def test_a_process_without_group_by_is_refused_with_the_call_that_is_missing(flights: Stream) -> None:
+    """S5.1: state of its kind is kept by key."""
+    assert "group_by" in refusal(lambda: flights.process(Counts(), schema=AIRLINES, uid="p")).remedy
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (lambda: value_state("a:b", {"n": pa.int64()}), "cannot be the name of a state"),
+        (lambda: value_state("a", {}), "are empty"),
+        (lambda: value_state("a", {"n": "whole number"}), "not names and types"),
+        (lambda: value_state("a", [("n", pa.int64()), ("n", pa.int64())]), "two columns named 'n'"),
+        (lambda: value_state("a", {"n": pa.int64()}, ttl=5), "not a duration"),
+        (lambda: value_state("a", {"n": pa.int64()}, ttl="0 s"), "nothing lives for"),
+        (lambda: value_state("a", {"n": pa.int64()}, ttl_on_read=True), "how a ttl is counted"),
+        (lambda: map_state("a", {"k": pa.list_(pa.int64())}, {"n": pa.int64()}), "cannot be part of a map key"),
+        (lambda: map_state("a", {"n": pa.int64()}, {"n": pa.int64()}), "two columns named 'n'"),
+        (lambda: reducing_state("a", {"n": "summ"}), "did you mean 'sum'"),
+        (lambda: reducing_state("a", "sum"), "reductions are needed"),
+        (lambda: tidegate.aggregating_state("a", {"n": pa.int64()}, "sum"), "merge is a function"),
+    ],
+)
+def test_a_state_that_cannot_be_is_refused_where_it_is_declared(call: Callable[[], object], what: str) -> None:
+    assert what in refusal(call).what
+
+
+def test_the_plan_tells_a_process_with_its_keys_and_states(flights: Stream, p: Pipeline) -> None:
+    flights.group_by("carrier").process(Counts(), schema=AIRLINES, uid="p").write(Discard(), uid="out")
+    assert "process Counts by carrier: count (value)" in p.explain()

@@ -1,0 +1,35 @@
+"""What a user's function gives, held against the schema that was declared for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from tidegate.contract.errors import PipelineError
+
+Refuse = Callable[[str, str], PipelineError]
+"""Makes the error of (cause, remedy)."""
+
+
+def checked_output(result: object, schema: pa.Schema, refuse: Refuse) -> pa.RecordBatch:
+    """The result with exactly the declared schema; what `refuse` makes, naming the column, when it is not of it."""
+    if not isinstance(result, pa.RecordBatch):
+        raise refuse(f"it gave a {type(result).__name__}", "Yield pyarrow.RecordBatch objects")
+    if result.schema.names != schema.names:
+        declared, given = schema.names, result.schema.names
+        missing = [name for name in declared if name not in given]
+        extra = [name for name in given if name not in declared]
+        cause = f"columns are {given}, declared are {declared}"
+        if missing or extra:
+            cause += f"; missing {missing}, not declared {extra}"
+        raise refuse(cause, "Yield exactly the declared columns, in their order")
+    for field, array in zip(schema, result.columns, strict=True):
+        if array.type != field.type:
+            raise refuse(
+                f"column {field.name!r} is {array.type}, declared is {field.type}",
+                f"Cast {field.name!r} in the function, or declare {array.type}",
+            )
+        if not field.nullable and array.null_count:
+            raise refuse(f"column {field.name!r} has nulls, declared is not null", "Declare it nullable")
+    return pa.RecordBatch.from_arrays(result.columns, schema=schema)

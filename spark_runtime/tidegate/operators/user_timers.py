@@ -1,0 +1,92 @@
+"""The timers that a process sees: those of its back end, until the input has ended (S7.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tidegate.contract.errors import PipelineError
+from tidegate.state.contract import DueTimers, Elements, KeyNumbers, KeySet, TimerKind, TimerService
+
+Phase = Literal["open", "ending", "over"]
+
+ANSWERS_AT_END = 1_000
+"""Event timers that are registered in answer to others once the input has ended, and fire, for each of those that fired
+at once; what comes beyond is dropped and counted. A timer that always registers the next would fire for ever."""
+
+
+class UserTimers:
+    """A `TimerService` that checks what it is given and knows when the end has come.
+
+    While "open" it takes every timer. "ending", while those that are there fire for the last time, it takes event
+    timers that answer others, within bounds, and none over processing time: theirs is a frozen set (S7.6). When it is
+    "over" it takes none. What it does not take it counts.
+    """
+
+    def __init__(
+        self, kind: TimerKind, timers: TimerService, where: str, drop: Callable[[int], None], *, answered: bool
+    ) -> None:
+        """Args: drop: called with a number of timers that will not fire. answered: there is an `on_timers`."""
+        self._kind = kind
+        self._timers = timers
+        self._where = where
+        self._drop = drop
+        self._answered = answered
+        self._phase: Phase = "open"
+        self._answers = self._answers_taken = 0
+
+    def turn(self, phase: Phase) -> None:
+        """What to take from now on."""
+        self._phase = phase
+        self._answers = self._answers_taken = 0
+
+    def due(self, until_us: int, limit: int) -> DueTimers | None:
+        """See `TimerService`; for the operator."""
+        found = self._timers.due(until_us, limit)
+        if found is not None and self._phase == "ending" and self._kind == "event":
+            self._answers = max(self._answers, ANSWERS_AT_END * len(found.times_us))
+        return found
+
+    def next_us(self) -> int | None:
+        """See `TimerService`."""
+        return self._timers.next_us()
+
+    def of(self, keys: KeySet) -> Elements:
+        """See `TimerService`."""
+        return self._timers.of(keys)
+
+    def delete(self, keys: KeySet, owners: KeyNumbers, times_us: npt.NDArray[np.int64]) -> None:
+        """See `TimerService`."""
+        self._timers.delete(keys, *self._checked(owners, times_us))
+
+    def register(self, keys: KeySet, owners: KeyNumbers, times_us: npt.NDArray[np.int64]) -> None:
+        """See `TimerService`. Raises PipelineError: the process has no `on_timers`, or these are no times."""
+        if not self._answered:
+            raise PipelineError(
+                "a process registers timers and has no on_timers",
+                where=self._where,
+                cause="nothing would happen when they are due",
+                remedy="Write its method on_timers(self, due, ctx)",
+            )
+        owners, times_us = self._checked(owners, times_us)
+        if self._phase != "open":
+            if self._answers_taken + len(times_us) > self._answers:
+                self._drop(len(times_us))
+                return
+            self._answers_taken += len(times_us)
+        self._timers.register(keys, owners, times_us)
+
+    def _checked(self, owners: KeyNumbers, times_us: npt.NDArray[np.int64]) -> tuple[KeyNumbers, npt.NDArray[np.int64]]:
+        owners, times_us = np.asarray(owners), np.asarray(times_us)
+        fit = owners.ndim == times_us.ndim == 1 and len(owners) == len(times_us)
+        if not fit or owners.dtype.kind not in "iu" or times_us.dtype.kind not in "iu":
+            raise PipelineError(
+                f"timers need two columns of whole numbers of one length, got {owners.dtype}{list(owners.shape)} and "
+                f"{times_us.dtype}{list(times_us.shape)}",
+                where=self._where,
+                remedy="Give for each timer the number of its key, and microseconds since the epoch: int64",
+            )
+        return owners.astype(np.int32, copy=False), times_us.astype(np.int64, copy=False)

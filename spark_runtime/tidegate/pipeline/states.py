@@ -1,0 +1,203 @@
+"""Declaring the states of a `KeyedProcess`. Checked at once; errors name the place of the call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.contract.errors import PipelineError
+from tidegate.pipeline.columns import is_key, nearest, refuse_duplicates
+from tidegate.pipeline.location import user_location
+from tidegate.pipeline.windows import duration_us
+from tidegate.state.contract import KeyedKind, Reduction, StateDescriptor, TimeToLive
+
+Columns: TypeAlias = pa.Schema | Mapping[str, pa.DataType] | Sequence[tuple[str, pa.DataType]]
+"""Names and types, as `pyarrow.schema` takes them."""
+Merge: TypeAlias = Callable[[pa.RecordBatch, npt.NDArray[np.int64]], pa.RecordBatch]
+
+STATE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+MAX_STATE_NAME_CHARACTERS = 100
+
+
+def value_state(
+    name: str, columns: Columns, *, ttl: str | timedelta | None = None, ttl_on_read: bool = False
+) -> StateDescriptor:
+    """One row for each key; in the process `ctx.value(name)`.
+
+    Args:
+        name: unique within the process; snapshots find the state by it.
+        columns: of the row, such as {"total": pa.int64()}; nullable unless the schema says otherwise.
+        ttl: an entry lives so long since it was last written, by the clock, such as "7 days"; None: until cleared.
+        ttl_on_read: a read makes it live longer, too.
+
+    Raises:
+        PipelineError: a name or column that cannot be, or a ttl that is no duration.
+    """
+    where = _place("value_state", name)
+    return _state(name, "value", _schema(columns, "columns", where), where, ttl, ttl_on_read)
+
+
+def list_state(
+    name: str, columns: Columns, *, ttl: str | timedelta | None = None, ttl_on_read: bool = False
+) -> StateDescriptor:
+    """Rows in order, for each key; in the process `ctx.list(name)`. `ttl` is of each row. See `value_state`."""
+    where = _place("list_state", name)
+    return _state(name, "list", _schema(columns, "columns", where), where, ttl, ttl_on_read)
+
+
+def map_state(
+    name: str, key: Columns, columns: Columns, *, ttl: str | timedelta | None = None, ttl_on_read: bool = False
+) -> StateDescriptor:
+    """A row for each key and map key; in the process `ctx.map(name)`. `ttl` is of each entry. See `value_state`.
+
+    Args:
+        key: columns of the map key, of types that a group_by takes.
+        columns: of what is kept for it.
+    """
+    where = _place("map_state", name)
+    map_key, kept = _schema(key, "key", where), _schema(columns, "columns", where)
+    for field in map_key:
+        if not is_key(field.type):
+            raise PipelineError(
+                f"column {field.name!r} of type {field.type} cannot be part of a map key",
+                where=where,
+                remedy="Use integers, floats, booleans, strings, binary, dates or timestamps",
+            )
+    refuse_duplicates([*map_key.names, *kept.names], where, remedy="Give every column a name of its own")
+    return _state(name, "map", kept, where, ttl, ttl_on_read, map_key=map_key)
+
+
+def reducing_state(
+    name: str,
+    reductions: Mapping[str, Reduction | tuple[Reduction, pa.DataType]],
+    *,
+    ttl: str | timedelta | None = None,
+    ttl_on_read: bool = False,
+) -> StateDescriptor:
+    """Columns that are folded into one row for each key; in the process `ctx.merging(name)`. See `value_state`.
+
+    Args:
+        reductions: column -> "sum", "min", "max", "count", "first" or "last", of int64; or with another type:
+            {"total": "sum", "latest": ("max", pa.timestamp("us"))}. Nulls are passed over.
+    """
+    where = _place("reducing_state", name)
+    if not isinstance(reductions, Mapping) or not reductions:
+        raise PipelineError(
+            f"reductions are needed, got {reductions!r}", where=where, remedy='Give some, such as {"total": "sum"}'
+        )
+    fields, kinds = [], []
+    for column, given in reductions.items():
+        reduction, type_ = given if isinstance(given, tuple) else (given, pa.int64())
+        if reduction not in get_args(Reduction):
+            near = nearest(str(reduction), get_args(Reduction))
+            raise PipelineError(
+                f"{reduction!r} is not a reduction" + (f", did you mean {near!r}?" if near else ""),
+                where=where,
+                remedy=f"Use one of {', '.join(get_args(Reduction))}",
+            )
+        fields.append((column, type_))
+        kinds.append(reduction)
+    schema = _schema(fields, "reductions", where)
+    return _state(name, "reducing", schema, where, ttl, ttl_on_read, reductions=tuple(kinds))
+
+
+def aggregating_state(
+    name: str, columns: Columns, merge: Merge, *, ttl: str | timedelta | None = None, ttl_on_read: bool = False
+) -> StateDescriptor:
+    """An accumulator for each key, merged by a function of yours; in the process `ctx.merging(name)`. See
+    `value_state`.
+
+    Args:
+        columns: of an accumulator.
+        merge: called with accumulators of several keys, a record batch, and offsets, int64: rows offsets[i] to
+            offsets[i + 1] are of key i, in order of arrival, at least one. Gives one row for each key. Must be
+            associative, and depend on its arguments alone: when it is called is not promised.
+    """
+    where = _place("aggregating_state", name)
+    if not callable(merge):
+        raise PipelineError(
+            f"merge is a function of accumulators and offsets, got {type(merge).__name__}",
+            where=where,
+            remedy="Give one that returns a record batch with one row for each key",
+        )
+    return _state(name, "aggregating", _schema(columns, "columns", where), where, ttl, ttl_on_read, merge=merge)
+
+
+def checked_states(states: object, where: str) -> tuple[StateDescriptor, ...]:
+    """What a process declares; PipelineError when it is no states, or two of one name."""
+    made_by = "Make them with value_state(...), list_state, map_state, reducing_state or aggregating_state"
+    if isinstance(states, StateDescriptor) or not isinstance(states, Iterable):
+        raise PipelineError(
+            f"`states` of the process is a {type(states).__name__}", where=where, remedy="Make it a list of states"
+        )
+    known: list[StateDescriptor] = []
+    for state in states:
+        if not isinstance(state, StateDescriptor):
+            raise PipelineError(f"{state!r} is not a state", where=where, remedy=made_by)
+        if any(state.name == other.name for other in known):
+            raise PipelineError(
+                f"the process has two states named {state.name!r}",
+                where=where,
+                cause="snapshots find a state by its name",
+                remedy="Give one of them another name",
+            )
+        known.append(state)
+    return tuple(known)
+
+
+def _place(call: str, name: object) -> str:
+    return f"{call} {name!r} at {user_location()}"
+
+
+def _state(
+    name: str,
+    kind: KeyedKind,
+    columns: pa.Schema,
+    where: str,
+    ttl: str | timedelta | None,
+    ttl_on_read: bool,
+    *,
+    map_key: pa.Schema | None = None,
+    reductions: tuple[Reduction, ...] = (),
+    merge: Merge | None = None,
+) -> StateDescriptor:
+    if not isinstance(name, str) or not STATE_NAME.fullmatch(name) or len(name) > MAX_STATE_NAME_CHARACTERS:
+        raise PipelineError(
+            f"{name!r} cannot be the name of a state",
+            where=where,
+            remedy=f"Use letters, digits and ._- , a letter or digit first, at most {MAX_STATE_NAME_CHARACTERS} "
+            "characters",
+        )
+    lives = None
+    if ttl is not None:
+        duration_ms = duration_us(ttl, "ttl", where) // 1000
+        if duration_ms < 1:
+            raise PipelineError(f"nothing lives for {ttl}", where=where, remedy='Give at least "1 ms", or no ttl')
+        lives = TimeToLive(duration_ms, ttl_on_read)
+    elif ttl_on_read:
+        raise PipelineError(
+            "ttl_on_read says how a ttl is counted, and there is none", where=where, remedy="Give a ttl"
+        )
+    return StateDescriptor(name, kind, columns, pa.schema([]) if map_key is None else map_key, reductions, merge, lives)
+
+
+def _schema(columns: object, what: str, where: str) -> pa.Schema:
+    try:
+        schema = columns if isinstance(columns, pa.Schema) else pa.schema(columns)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise PipelineError(
+            f"{what} are not names and types of columns: {columns!r}",
+            where=where,
+            cause=str(error),
+            remedy='Give them as in {"total": pa.int64()}',
+        ) from error
+    if not len(schema):
+        raise PipelineError(f"{what} are empty", where=where, remedy="Give at least one column")
+    refuse_duplicates(schema.names, where, remedy="Give every column a name of its own")
+    return schema.remove_metadata()

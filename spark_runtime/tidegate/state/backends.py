@@ -1,0 +1,41 @@
+"""The keyed state back ends by name: the option `state_backend` (S5.2)."""
+
+from __future__ import annotations
+
+import importlib
+
+from tidegate.contract.errors import OptionError
+from tidegate.state.contract import KeyedStateBackend
+
+BACKENDS = {
+    "heap": ("tidegate.state.heap", "HeapBackend"),
+    "memory": ("tidegate.state.memory", "MemoryBackend"),
+    "rocksdb": ("tidegate.state.rocks", "RocksBackend"),
+}
+"""Module and class of each; a module is imported when its back end is asked for."""
+
+
+def new_backend(name: str) -> KeyedStateBackend:
+    """A back end, not opened.
+
+    Raises:
+        OptionError: there is none of this name, or what it needs is not installed.
+    """
+    if name not in BACKENDS:
+        raise OptionError(
+            f"There is no state back end {name!r}",
+            where="option state_backend",
+            remedy=f"Use one of {', '.join(map(repr, BACKENDS))}",
+        )
+    module, class_name = BACKENDS[name]
+    try:
+        found = getattr(importlib.import_module(module), class_name)
+    except ImportError as error:
+        raise OptionError(
+            f"The state back end {name!r} cannot be loaded ({error})",
+            where="option state_backend",
+            cause="what it needs is not installed here",
+            remedy=f"Install tidegate[{name}] on the driver and every executor, or use 'heap'",
+        ) from error
+    backend: KeyedStateBackend = found()
+    return backend
