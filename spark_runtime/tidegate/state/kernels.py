@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import importlib
 
-_MODULES = ("keybytes", "keyhash", "keyindex", "accumulators", "rows")
+_MODULES = (
+    "keybytes",
+    "keyhash",
+    "keyindex",
+    "accumulators",
+    "rows",
+    "columns",
+    "arrow_columns",
+    "erasable_index",
+    "heap_maps",
+)
 
 
 def compile_all() -> None:

@@ -96,11 +96,11 @@ class KeyReader:
         bytes, so that keys of two schemas whose types differ in width or unit can be compared."""
         self.schema = pa.schema([schema.field(name) for name in columns])
         self._columns = tuple(columns)
-        self._fixed = not canonical and len(self.schema) == 1 and is_fixed_key_type(self.schema.field(0).type)
+        self.is_fixed = not canonical and len(self.schema) == 1 and is_fixed_key_type(self.schema.field(0).type)
 
     def read(self, batch: pa.RecordBatch) -> Keys:
         """Keys of every row. Raises PipelineError when a column's type cannot be a key."""
-        if self._fixed:
+        if self.is_fixed:
             array = batch.column(self._columns[0])
             return FixedKeys(raw_values(array), valid_mask(array).view(np.uint8) if array.null_count else None)
         arrays = [key_array(batch, name) for name in self._columns]
@@ -111,7 +111,7 @@ class KeyReader:
 
     def new_index(self, expected: int = 0) -> KeyIndex:
         """An empty index with room for `expected` entries."""
-        return FixedIndex(self.schema, expected) if self._fixed else BytesIndex(self.schema, expected)
+        return FixedIndex(self.schema, expected) if self.is_fixed else BytesIndex(self.schema, expected)
 
 
 class FixedIndex:

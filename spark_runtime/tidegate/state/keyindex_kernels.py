@@ -10,7 +10,7 @@ from tidegate.state.compiled import inlined, kernel
 
 
 @inlined
-def _slot_of(h: Any, mask: Any) -> Any:
+def slot_of(h: Any, mask: Any) -> Any:
     # Not the hash that key groups are made from: all keys of one subtask agree in some of that one's bits.
     mixed = np.uint64(h) * np.uint64(0x9E3779B97F4A7C15)
     return np.int64((mixed ^ (mixed >> np.uint64(32))) & np.uint64(mask))
@@ -24,7 +24,7 @@ def add_fixed(values: Any, slots: Any, known: Any, cursor: Any, out: Any) -> Non
     size = cursor[1]
     for i in range(cursor[0], len(values)):
         value = values[i]
-        at = _slot_of(value, mask)
+        at = slot_of(value, mask)
         entry = slots[at]
         while entry >= 0 and known[entry] != value:
             at = (at + 1) & mask
@@ -53,7 +53,7 @@ def add_fixed_or_null(values: Any, valid: Any, slots: Any, known: Any, cursor: A
         entry = np.int64(-1)
         at = np.int64(-1)
         if valid[i]:
-            at = _slot_of(values[i], mask)
+            at = slot_of(values[i], mask)
             entry = slots[at]
             while entry >= 0 and known[entry] != values[i]:
                 at = (at + 1) & mask
@@ -81,7 +81,7 @@ def find_fixed(values: Any, slots: Any, known: Any, out: Any) -> None:
     """Entry of each value, or -1."""
     mask = len(slots) - 1
     for i in range(len(values)):
-        at = _slot_of(values[i], mask)
+        at = slot_of(values[i], mask)
         entry = slots[at]
         while entry >= 0 and known[entry] != values[i]:
             at = (at + 1) & mask
@@ -95,14 +95,14 @@ def fill_fixed(known: Any, null_entry: Any, slots: Any) -> None:
     mask = len(slots) - 1
     for entry in range(len(known)):
         if entry != null_entry:
-            at = _slot_of(known[entry], mask)
+            at = slot_of(known[entry], mask)
             while slots[at] >= 0:
                 at = (at + 1) & mask
             slots[at] = np.int32(entry)
 
 
 @inlined
-def _same(data: Any, start: Any, end: Any, arena: Any, other: Any, other_end: Any) -> Any:
+def same_bytes(data: Any, start: Any, end: Any, arena: Any, other: Any, other_end: Any) -> Any:
     same = end - start == other_end - other
     i = 0
     while same and i < end - start:
@@ -134,9 +134,11 @@ def add_bytes(
         h = hashes[i]
         start = offsets[i]
         end = offsets[i + 1]
-        at = _slot_of(h, mask)
+        at = slot_of(h, mask)
         entry = slots[at]
-        while entry >= 0 and not (known[entry] == h and _same(data, start, end, arena, ends[entry], ends[entry + 1])):
+        while entry >= 0 and not (
+            known[entry] == h and same_bytes(data, start, end, arena, ends[entry], ends[entry + 1])
+        ):
             at = (at + 1) & mask
             entry = slots[at]
         if entry < 0:
@@ -164,10 +166,10 @@ def find_bytes(data: Any, offsets: Any, hashes: Any, slots: Any, known: Any, end
     mask = len(slots) - 1
     for i in range(len(hashes)):
         h = hashes[i]
-        at = _slot_of(h, mask)
+        at = slot_of(h, mask)
         entry = slots[at]
         while entry >= 0 and not (
-            known[entry] == h and _same(data, offsets[i], offsets[i + 1], arena, ends[entry], ends[entry + 1])
+            known[entry] == h and same_bytes(data, offsets[i], offsets[i + 1], arena, ends[entry], ends[entry + 1])
         ):
             at = (at + 1) & mask
             entry = slots[at]
@@ -179,7 +181,7 @@ def fill_bytes(known: Any, slots: Any) -> None:
     """Enter all known hashes into empty slots."""
     mask = len(slots) - 1
     for entry in range(len(known)):
-        at = _slot_of(known[entry], mask)
+        at = slot_of(known[entry], mask)
         while slots[at] >= 0:
             at = (at + 1) & mask
         slots[at] = np.int32(entry)

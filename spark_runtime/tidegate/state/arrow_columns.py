@@ -1,0 +1,430 @@
+"""Arrow columns kept in flat arrays, so that any entry can be read and written, many in one call.
+
+A column of a fixed width is an array of its raw values. Strings, binary, lists and maps are two arrays, start and length,
+into a log of bytes or elements that is only ever appended to: a frozen version keeps the log it saw. What is
+overwritten or forgotten stays in the log until more than half of it is dead; then the log is written anew. A struct is
+its fields. Every column has its arrays in a `Cells` of the owner, under names that begin with the column's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pt
+
+from tidegate.contract.errors import PipelineError
+from tidegate.state.columns import Arrays, Cells
+from tidegate.state.compiled import kernel
+from tidegate.state.keybytes import valid_mask
+
+COMPACT_BYTES = 1 << 20
+"""Logs with less dead than this, in bytes or elements, are not written anew."""
+COPIED_ROWS = 256 * 1024
+"""Rows copied at a time from log to log: as one Arrow array, of which not every type holds more than 2 GiB."""
+ABSENT = -1
+"""Entry number for which a column gives null."""
+
+Positions: TypeAlias = npt.NDArray[Any]
+"""Entry numbers, int32 or int64; distinct where they are written."""
+Take: TypeAlias = Callable[[Arrays, Positions], pa.Array]
+"""Gives the values of some entries of arrays; `ABSENT` gives null."""
+
+
+class Column(Protocol):
+    """One column. `cells` is the `Cells` it was made for."""
+
+    type: pa.DataType
+
+    def put(self, positions: Positions, array: pa.Array) -> None:
+        """Set entries that were touched."""
+
+    def forget(self, positions: Positions) -> None:
+        """The entries' values are needed no more; they may be set again."""
+
+    def take(self, arrays: Arrays, positions: Positions) -> pa.Array:
+        """The values of entries of `arrays`: the live ones."""
+
+    def pin(self) -> Take:
+        """`take` for the arrays of a version frozen now; for any thread."""
+
+    def clear(self) -> None:
+        """All values are needed no more."""
+
+
+def new_column(cells: Cells, name: str, type_: pa.DataType, *, compacts: bool = True) -> Column:
+    """A column in new arrays of `cells`.
+
+    Args:
+        name: the arrays' names begin with it.
+        compacts: entries are overwritten; False: each is written once.
+
+    Raises:
+        PipelineError: state cannot hold such a type.
+    """
+    if pt.is_struct(type_):
+        return StructColumn(cells, name, type_, compacts)
+    if _is_ranged(type_):
+        return RangedColumn(cells, name, type_, compacts)
+    if (width := fixed_width(type_)) is not None:
+        return FixedColumn(cells, name, type_, width)
+    raise PipelineError(
+        f"State column {name!r} cannot be of type {type_}",
+        cause="states hold numbers, booleans, times, decimals, strings, binary, and lists, maps and structs of these",
+        remedy="Cast it to one of these types",
+    )
+
+
+def fixed_width(type_: pa.DataType) -> int | None:
+    """Bytes of a value where all have the same; 1 for booleans."""
+    if pt.is_boolean(type_):
+        return 1
+    if pt.is_primitive(type_) or pt.is_decimal(type_) or pt.is_fixed_size_binary(type_):
+        return int(type_.bit_width) // 8
+    return None
+
+
+class FixedColumn:
+    """Raw values, and 0 or 1 for validity."""
+
+    def __init__(self, cells: Cells, name: str, type_: pa.DataType, width: int) -> None:
+        self.type = type_
+        self._cells = cells
+        self._name, self._valid = name, f"{name}?"
+        self._dtype = np.dtype(f"u{width}" if width in (1, 2, 4, 8) else f"V{width}")
+        cells.add(self._name, self._dtype)
+        cells.add(self._valid, np.uint8)
+
+    def put(self, positions: Positions, array: pa.Array) -> None:
+        """See `Column`."""
+        self._cells.arrays[self._name][positions] = raw_fixed(array, self._dtype)
+        self._cells.arrays[self._valid][positions] = valid_mask(array) if array.null_count else 1
+
+    def forget(self, positions: Positions) -> None:
+        """See `Column`."""
+
+    def clear(self) -> None:
+        """See `Column`."""
+
+    def take(self, arrays: Arrays, positions: Positions) -> pa.Array:
+        """See `Column`."""
+        present, at = _present(positions)
+        valid = arrays[self._valid][at]
+        if present is not None:
+            valid &= present
+        return _fixed_array(self.type, arrays[self._name][at], valid)
+
+    def pin(self) -> Take:
+        """See `Column`."""
+        return self.take
+
+
+class RangedColumn:
+    """Start and length of each value in a log; length -1 where null."""
+
+    def __init__(self, cells: Cells, name: str, type_: pa.DataType, compacts: bool) -> None:
+        self.type = type_
+        self._cells = cells
+        self._start, self._length = f"{name}@", f"{name}#"
+        self._compacts = compacts
+        self._log = _new_log(type_)
+        self._dead = 0
+        cells.add(self._start, np.int64)
+        cells.add(self._length, np.int32, -1)
+
+    def put(self, positions: Positions, array: pa.Array) -> None:
+        """See `Column`."""
+        starts, lengths, values = ranges_of(array)
+        if self._compacts:
+            self.forget(positions)
+            self._compact(len(values))
+        starts += self._log.append(values)
+        self._cells.arrays[self._start][positions] = starts
+        self._cells.arrays[self._length][positions] = lengths
+
+    def forget(self, positions: Positions) -> None:
+        """See `Column`."""
+        lengths = self._cells.arrays[self._length]
+        self._dead += int(np.maximum(lengths[positions], 0).sum())
+        lengths[positions] = -1
+
+    def clear(self) -> None:
+        """See `Column`."""
+        self._log = _new_log(self.type)
+        self._dead = 0
+
+    def take(self, arrays: Arrays, positions: Positions) -> pa.Array:
+        """See `Column`."""
+        return self._take(self._log.gather, arrays, positions)
+
+    def pin(self) -> Take:
+        """See `Column`."""
+        gather = self._log.pin()
+        return lambda arrays, positions: self._take(gather, arrays, positions)
+
+    def _take(self, gather: Gather, arrays: Arrays, positions: Positions) -> pa.Array:
+        present, at = _present(positions)
+        lengths = arrays[self._length][at]
+        valid = (lengths >= 0) if present is None else (lengths >= 0) & present
+        lengths = np.where(valid, lengths, 0).astype(np.int64)
+        return ranged_array(self.type, lengths, gather(arrays[self._start][at], lengths), valid)
+
+    def _compact(self, more: int) -> None:
+        if self._dead <= COMPACT_BYTES or 2 * self._dead <= self._log.size + more:
+            return
+        lengths = np.maximum(self._cells.arrays[self._length], 0).astype(np.int64)
+        log = _new_log(self.type)
+        log.append(self._log.gather(self._cells.arrays[self._start], lengths))
+        self._cells.replace(self._start, np.cumsum(lengths) - lengths)
+        self._log, self._dead = log, 0
+
+
+class StructColumn:
+    """A column for each field, and validity."""
+
+    def __init__(self, cells: Cells, name: str, type_: pa.DataType, compacts: bool) -> None:
+        self.type = type_
+        self._cells = cells
+        self._valid = f"{name}?"
+        cells.add(self._valid, np.uint8)
+        self._fields = [
+            new_column(cells, f"{name}.{i}", field.type, compacts=compacts) for i, field in enumerate(type_.fields)
+        ]
+
+    def put(self, positions: Positions, array: pa.Array) -> None:
+        """See `Column`."""
+        self._cells.arrays[self._valid][positions] = valid_mask(array) if array.null_count else 1
+        for i, column in enumerate(self._fields):
+            column.put(positions, array.field(i))
+
+    def forget(self, positions: Positions) -> None:
+        """See `Column`."""
+        for column in self._fields:
+            column.forget(positions)
+
+    def clear(self) -> None:
+        """See `Column`."""
+        for column in self._fields:
+            column.clear()
+
+    def take(self, arrays: Arrays, positions: Positions) -> pa.Array:
+        """See `Column`."""
+        return self._take([column.take for column in self._fields], arrays, positions)
+
+    def pin(self) -> Take:
+        """See `Column`."""
+        takes = [column.pin() for column in self._fields]
+        return lambda arrays, positions: self._take(takes, arrays, positions)
+
+    def _take(self, takes: Sequence[Take], arrays: Arrays, positions: Positions) -> pa.Array:
+        present, at = _present(positions)
+        valid = arrays[self._valid][at] != 0
+        if present is not None:
+            valid &= present
+        children = [take(arrays, positions) for take in takes]
+        return pa.Array.from_buffers(self.type, len(positions), [bitmap(valid)], children=children)
+
+
+Gather: TypeAlias = Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], Any]
+
+
+class _ByteLog:
+    """Bytes, appended."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._bytes = np.empty(1024, np.uint8)
+
+    def append(self, values: npt.NDArray[np.uint8]) -> int:
+        start, self.size = self.size, self.size + len(values)
+        if self.size > len(self._bytes):
+            grown = np.empty(max(self.size, 2 * len(self._bytes)), np.uint8)
+            grown[:start] = self._bytes[:start]
+            self._bytes = grown
+        self._bytes[start : self.size] = values
+        return start
+
+    def gather(self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        return gather_bytes(self._bytes, starts, lengths)
+
+    def pin(self) -> Gather:
+        held = self._bytes
+        return lambda starts, lengths: gather_bytes(held, starts, lengths)
+
+
+class RowLog:
+    """Rows of some columns; each is written once, and never changes where a range of it was given out.
+
+    Attributes:
+        size: rows there are.
+    """
+
+    def __init__(self, types: Sequence[pa.DataType]) -> None:
+        self.size = 0
+        self._cells = Cells(64)
+        self._columns = [new_column(self._cells, str(i), type_, compacts=False) for i, type_ in enumerate(types)]
+
+    def reserve(self, rows: int) -> int:
+        """Room for `rows` rows at the end; gives the first one's number."""
+        start, self.size = self.size, self.size + rows
+        if self.size > self._cells.capacity:
+            self._cells.grow(max(self.size, 2 * self._cells.capacity))
+        return start
+
+    def write(self, positions: Positions, arrays: Sequence[pa.Array]) -> None:
+        """Set reserved rows, each once."""
+        for column, array in zip(self._columns, arrays, strict=True):
+            column.put(positions, array)
+
+    def take(self, positions: Positions) -> list[pa.Array]:
+        """Rows by number."""
+        return [column.take(self._cells.arrays, positions) for column in self._columns]
+
+    def copy(self, source: RowLog, positions: Positions, to: Positions) -> None:
+        """Set reserved rows to rows of another log, or of this one."""
+        for start in range(0, len(positions), COPIED_ROWS):
+            part = slice(start, start + COPIED_ROWS)
+            self.write(to[part], source.take(positions[part]))
+
+    def pin(self) -> Callable[[Positions], list[pa.Array]]:
+        """`take` for the rows there are; for any thread."""
+        arrays, takes = dict(self._cells.arrays), [column.pin() for column in self._columns]
+        return lambda positions: [take(arrays, positions) for take in takes]
+
+
+class _ElementLog:
+    """Elements of one type, appended."""
+
+    def __init__(self, type_: pa.DataType) -> None:
+        self._rows = RowLog([type_])
+
+    @property
+    def size(self) -> int:
+        return self._rows.size
+
+    def append(self, values: pa.Array) -> int:
+        start = self._rows.reserve(len(values))
+        self._rows.write(np.arange(start, start + len(values)), [values])
+        return start
+
+    def gather(self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> pa.Array:
+        return self._rows.take(expand_ranges(starts, lengths))[0]
+
+    def pin(self) -> Gather:
+        take = self._rows.pin()
+        return lambda starts, lengths: take(expand_ranges(starts, lengths))[0]
+
+
+def raw_fixed(array: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Raw values of a column of a fixed width; anything where null. No copy but for booleans."""
+    if pt.is_boolean(array.type):
+        array = array.cast(pa.uint8())
+    buffer = array.buffers()[1]
+    if buffer is None or not len(array):
+        return np.zeros(len(array), dtype)
+    return np.frombuffer(buffer, dtype, len(array), array.offset * dtype.itemsize)
+
+
+def ranges_of(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], Any]:
+    """Starts, lengths (-1 where null) and the values they point into: bytes, or an array of elements."""
+    wide = pt.is_large_string(array.type) or pt.is_large_binary(array.type) or pt.is_large_list(array.type)
+    dtype = np.dtype(np.int64 if wide else np.int32)
+    buffer = array.buffers()[1]
+    if buffer is None or not len(array):
+        offsets = np.zeros(len(array) + 1, np.int64)
+    else:
+        offsets = np.frombuffer(buffer, dtype, len(array) + 1, array.offset * dtype.itemsize).astype(np.int64)
+    lengths = np.diff(offsets).astype(np.int32)
+    if array.null_count:
+        lengths[~valid_mask(array)] = -1
+    first, end = int(offsets[0]), int(offsets[-1])
+    starts = offsets[:-1] - first
+    if _is_bytes(array.type):
+        data = array.buffers()[2]
+        return starts, lengths, np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[first:end]
+    return starts, lengths, array.values.slice(first, end - first)
+
+
+def ranged_array(type_: pa.DataType, lengths: npt.NDArray[np.int64], values: Any, valid: npt.NDArray[np.bool_]) -> Any:
+    """Inverse of `ranges_of` for values without gaps."""
+    wide = pt.is_large_string(type_) or pt.is_large_binary(type_) or pt.is_large_list(type_)
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    if not wide:
+        assert offsets[-1] < 2**31, f"{offsets[-1]} bytes or elements of {type_} in one batch"
+        offsets = offsets.astype(np.int32)
+    buffers = [bitmap(valid), pa.py_buffer(offsets)]
+    if _is_bytes(type_):
+        return pa.Array.from_buffers(type_, len(lengths), [*buffers, pa.py_buffer(values)])
+    return pa.Array.from_buffers(type_, len(lengths), buffers, children=[values])
+
+
+def expand_ranges(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """All numbers of each range start..start + length, one range after the other."""
+    out = np.empty(int(lengths.sum()), np.int64)
+    _expand(starts, lengths, out)
+    return out
+
+
+def gather_bytes(
+    source: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint8]:
+    """The bytes of each range of `source`, one range after the other."""
+    out = np.empty(int(lengths.sum()), np.uint8)
+    _gather(source, starts, lengths, out)
+    return out
+
+
+def bitmap(valid: npt.NDArray[Any]) -> pa.Buffer | None:
+    """Arrow's validity of 0 and not 0; None where all are valid."""
+    return None if valid.all() else pa.py_buffer(np.packbits(valid != 0, bitorder="little"))
+
+
+def _fixed_array(type_: pa.DataType, values: npt.NDArray[Any], valid: npt.NDArray[Any]) -> pa.Array:
+    if pt.is_boolean(type_):
+        return pa.array(values != 0, mask=None if valid.all() else valid == 0)
+    return pa.Array.from_buffers(type_, len(values), [bitmap(valid), pa.py_buffer(values)])
+
+
+def _present(positions: Positions) -> tuple[npt.NDArray[np.bool_] | None, Positions]:
+    if not len(positions) or positions.min() >= 0:
+        return None, positions
+    return positions >= 0, np.maximum(positions, 0)
+
+
+def _is_bytes(type_: pa.DataType) -> bool:
+    return bool(pt.is_string(type_) or pt.is_large_string(type_) or pt.is_binary(type_) or pt.is_large_binary(type_))
+
+
+def _is_ranged(type_: pa.DataType) -> bool:
+    return _is_bytes(type_) or bool(pt.is_list(type_) or pt.is_large_list(type_) or pt.is_map(type_))
+
+
+def _new_log(type_: pa.DataType) -> _ByteLog | _ElementLog:
+    if _is_bytes(type_):
+        return _ByteLog()
+    if pt.is_map(type_):
+        return _ElementLog(pa.struct([type_.key_field, type_.item_field]))
+    return _ElementLog(type_.value_type)
+
+
+@kernel("void(i8[], i8[], i8[]!)")
+def _expand(starts: Any, lengths: Any, out: Any) -> None:
+    at = 0
+    for i in range(len(starts)):
+        for j in range(lengths[i]):
+            out[at] = starts[i] + j
+            at += 1
+
+
+@kernel("void(u1[], i8[], i8[], u1[]!)")
+def _gather(source: Any, starts: Any, lengths: Any, out: Any) -> None:
+    at = 0
+    for i in range(len(starts)):
+        start = starts[i]
+        for j in range(lengths[i]):
+            out[at] = source[start + j]
+            at += 1

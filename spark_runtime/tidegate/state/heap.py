@@ -1,0 +1,129 @@
+"""The heap back end: all state in memory, in copy-on-write columns (S5.2).
+
+`snapshot` marks what there is, in time that does not depend on its size; the returned function writes it while the
+back end goes on. States of more than `heap_snapshot.INLINE_ENTRIES` entries are written as one blob for each chunk,
+and a chunk that was not written to since an earlier snapshot has the same blob.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
+from tidegate.state.contract import (
+    BackendContext,
+    KeyedStateBackend,
+    KeySet,
+    ListState,
+    MapState,
+    MergingState,
+    StateDescriptor,
+    TimerKind,
+    TimerService,
+    ValueState,
+)
+from tidegate.state.heap_lists import HeapList
+from tidegate.state.heap_maps import HeapMap
+from tidegate.state.heap_snapshot import FrozenState, parts_of
+from tidegate.state.heap_values import HeapMerging, HeapValue
+from tidegate.state.keysets import KeyedRows, ReadKeys
+from tidegate.state.layout import KEY_PREFIX, TTL_COLUMN, require_same, unknown_state
+
+SWEPT_ENTRIES = 1024
+"""Entries of each state with a TTL that are looked at, and removed where they have expired, for every batch."""
+
+_AnyState = HeapValue | HeapList | HeapMap
+_State = TypeVar("_State", HeapValue, HeapMerging, HeapList, HeapMap)
+
+
+class HeapBackend(KeyedStateBackend):
+    """See the module and `KeyedStateBackend`."""
+
+    def __init__(self, run: str = "") -> None:
+        """Args: run: tells this run of the subtask from its others in the ids of blobs; random if not given."""
+        self._run = run or secrets.token_hex(6)
+        self._states: dict[str, _AnyState] = {}
+
+    def open(self, ctx: BackendContext) -> None:
+        """See `KeyedStateBackend`."""
+        self._ctx = ctx
+        self._keyed = KeyedRows(ctx)
+
+    def keys(self, batch: pa.RecordBatch) -> ReadKeys:
+        """See `KeyedStateBackend`. Sweeps, too."""
+        for state in self._states.values():
+            state.sweep(SWEPT_ENTRIES)
+        return self._keyed.of(batch)
+
+    def value(self, descriptor: StateDescriptor) -> ValueState:
+        """See `KeyedStateBackend`."""
+        return self._state(descriptor, HeapValue)
+
+    def list(self, descriptor: StateDescriptor) -> ListState:
+        """See `KeyedStateBackend`."""
+        return self._state(descriptor, HeapList)
+
+    def map(self, descriptor: StateDescriptor) -> MapState:
+        """See `KeyedStateBackend`."""
+        return self._state(descriptor, HeapMap)
+
+    def merging(self, descriptor: StateDescriptor) -> MergingState:
+        """See `KeyedStateBackend`."""
+        return self._state(descriptor, HeapMerging)
+
+    def timers(self, kind: TimerKind) -> TimerService:
+        """See `KeyedStateBackend`."""
+        raise NotImplementedError
+
+    def all_keys(self, descriptor: StateDescriptor, limit: int) -> Iterator[KeySet]:
+        """See `KeyedStateBackend`."""
+        return iter(self._states[descriptor.name].all_keys(limit))
+
+    def snapshot(self, checkpoint_id: int, *, portable: bool = False) -> AsyncSnapshot:
+        """See `KeyedStateBackend`."""
+        frozen, run = self._freeze(), self._run
+        return lambda: parts_of(frozen, run)
+
+    def restore(self, parts: Sequence[StatePart]) -> None:
+        """See `KeyedStateBackend`."""
+        for part in parts:
+            for table in part.tables():
+                state = self._states.get(part.name)
+                if state is None:
+                    raise unknown_state(part.name, self._ctx.uid)
+                require_same(part.name, table.schema, state.schema, self._ctx.uid)
+                for batch in table.to_batches():
+                    self._take_back(state, self._mine(batch))
+
+    def close(self) -> None:
+        """See `KeyedStateBackend`."""
+        self._states.clear()
+
+    def _freeze(self) -> list[FrozenState]:
+        return [state.freeze() for state in self._states.values()]
+
+    def _state(self, descriptor: StateDescriptor, kind: type[_State]) -> _State:
+        found = self._states.get(descriptor.name)
+        if found is None:
+            found = self._states[descriptor.name] = kind(descriptor, self._keyed, self._ctx.now_ms)
+        assert isinstance(found, kind), f"state {descriptor.name!r} is of kind {found.descriptor.kind}"
+        return found
+
+    def _mine(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        groups = batch.column(KEY_GROUP_COLUMN).to_numpy()
+        mine = (groups >= self._ctx.key_groups.start) & (groups < self._ctx.key_groups.stop)
+        return batch if mine.all() else batch.filter(pa.array(mine))
+
+    def _take_back(self, state: _AnyState, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        keys = self._keyed.distinct([batch.column(KEY_PREFIX + name) for name in self._keyed.schema.names])
+        used = None
+        if state.lifetime is not None:
+            used = batch.column(TTL_COLUMN).to_numpy().astype(np.int64)
+        state.take_back(keys, batch, used)

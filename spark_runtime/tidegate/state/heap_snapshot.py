@@ -1,0 +1,69 @@
+"""Frozen states of the heap back end as parts: small ones as one table, large ones as a blob for each chunk (S5.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StatePart
+
+INLINE_ENTRIES = 64 * 1024
+"""States with no more entries are written whole each time, as one table."""
+
+
+@dataclass(frozen=True)
+class FrozenState:
+    """One state as it was at a freeze. For any thread.
+
+    Attributes:
+        name: of the state.
+        schema: of its rows.
+        size: entries there were, those without a row too.
+        stamps: of each chunk; see `FrozenCells`.
+        rows: gives the rows of a chunk, sorted by key group; once for each.
+    """
+
+    name: str
+    schema: pa.Schema
+    size: int
+    stamps: npt.NDArray[np.int64]
+    rows: Callable[[int], pa.Table]
+
+    def table(self) -> pa.Table:
+        """All rows, sorted by key group."""
+        pieces = [self.rows(chunk) for chunk in range(len(self.stamps))]
+        if not pieces:
+            return self.schema.empty_table()
+        table = pa.concat_tables(pieces)
+        if len(pieces) == 1:
+            return table
+        order = np.argsort(table.column(KEY_GROUP_COLUMN).to_numpy(), kind="stable")
+        return table.take(pa.array(order))
+
+    def part(self, run: str) -> StatePart:
+        """The part. Args: run: tells this run of the subtask from all others, in the ids of blobs."""
+        if self.size <= INLINE_ENTRIES:
+            return StatePart(self.name, "keyed", self.table())
+        blobs = tuple(
+            Blob(f"{self.name}-{run}-{chunk}-{stamp}", partial(self._bytes, chunk))
+            for chunk, stamp in enumerate(self.stamps.tolist())
+        )
+        return StatePart(self.name, "keyed", self.schema.empty_table(), blobs=blobs)
+
+    def _bytes(self, chunk: int) -> bytes:
+        out = pa.BufferOutputStream()
+        options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+        with pa.ipc.new_stream(out, self.schema, options=options) as writer:
+            writer.write_table(self.rows(chunk))
+        data: bytes = out.getvalue().to_pybytes()
+        return data
+
+
+def parts_of(frozen: Sequence[FrozenState], run: str) -> list[StatePart]:
+    """The parts of a snapshot."""
+    return [state.part(run) for state in frozen]
