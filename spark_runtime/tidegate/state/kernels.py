@@ -14,6 +14,7 @@ _MODULES = (
     "arrow_columns",
     "erasable_index",
     "heap_maps",
+    "timer_kernels",
 )
 
 
