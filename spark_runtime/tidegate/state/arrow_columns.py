@@ -1,7 +1,7 @@
 """Arrow columns kept in flat arrays, so that any entry can be read and written, many in one call.
 
-A column of a fixed width is an array of its raw values. Strings, binary, lists and maps are two arrays, start and length,
-into a log of bytes or elements that is only ever appended to: a frozen version keeps the log it saw. What is
+A column of a fixed width is an array of its raw values. Strings, binary, lists and maps are two arrays, start and
+length, into a log of bytes or elements that is only ever appended to: a frozen version keeps the log it saw. What is
 overwritten or forgotten stays in the log until more than half of it is dead; then the log is written anew. A struct is
 its fields. Every column has its arrays in a `Cells` of the owner, under names that begin with the column's.
 """

@@ -1,8 +1,8 @@
 """Indexes from keys to entry numbers that keys can leave again; their numbers come back for other keys.
 
-As `keyindex`, of which they read keys the same way, but for distinct keys and in two steps: `find`, then `add` for those
-that were not there. Erased keys leave no trace: the slots after them move back. Entry numbers stay dense, since the last
-that was given back is given out first.
+They read keys as `keyindex` does, but take distinct keys, and in two steps: `find`, then `add` for those that were not
+there. Erased keys leave no trace: the slots after them move back. Entry numbers stay dense, since the last that was
+given back is given out first.
 """
 
 from __future__ import annotations

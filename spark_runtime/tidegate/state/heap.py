@@ -32,10 +32,13 @@ from tidegate.state.heap_maps import HeapMap
 from tidegate.state.heap_snapshot import FrozenState, parts_of
 from tidegate.state.heap_values import HeapMerging, HeapValue
 from tidegate.state.keysets import KeyedRows, ReadKeys
-from tidegate.state.layout import KEY_PREFIX, TTL_COLUMN, require_same, unknown_state
+from tidegate.state.layout import KEY_PREFIX, TTL_COLUMN, require_same, timer_part, unknown_state
+from tidegate.state.timers import ColumnarTimers
 
 SWEPT_ENTRIES = 1024
 """Entries of each state with a TTL that are looked at, and removed where they have expired, for every batch."""
+
+TIMER_KINDS: tuple[TimerKind, ...] = ("event", "processing")
 
 _AnyState = HeapValue | HeapList | HeapMap
 _State = TypeVar("_State", HeapValue, HeapMerging, HeapList, HeapMap)
@@ -53,6 +56,7 @@ class HeapBackend(KeyedStateBackend):
         """See `KeyedStateBackend`."""
         self._ctx = ctx
         self._keyed = KeyedRows(ctx)
+        self._timers = {kind: ColumnarTimers(kind, self._keyed) for kind in TIMER_KINDS}
 
     def keys(self, batch: pa.RecordBatch) -> ReadKeys:
         """See `KeyedStateBackend`. Sweeps, too."""
@@ -78,11 +82,11 @@ class HeapBackend(KeyedStateBackend):
 
     def timers(self, kind: TimerKind) -> TimerService:
         """See `KeyedStateBackend`."""
-        raise NotImplementedError
+        return self._timers[kind]
 
     def all_keys(self, descriptor: StateDescriptor, limit: int) -> Iterator[KeySet]:
         """See `KeyedStateBackend`."""
-        return iter(self._states[descriptor.name].all_keys(limit))
+        yield from self._states[descriptor.name].all_keys(limit)
 
     def snapshot(self, checkpoint_id: int, *, portable: bool = False) -> AsyncSnapshot:
         """See `KeyedStateBackend`."""
@@ -91,9 +95,10 @@ class HeapBackend(KeyedStateBackend):
 
     def restore(self, parts: Sequence[StatePart]) -> None:
         """See `KeyedStateBackend`."""
+        timers = {timer_part(kind): found for kind, found in self._timers.items()}
         for part in parts:
             for table in part.tables():
-                state = self._states.get(part.name)
+                state = self._states.get(part.name) or timers.get(part.name)
                 if state is None:
                     raise unknown_state(part.name, self._ctx.uid)
                 require_same(part.name, table.schema, state.schema, self._ctx.uid)
@@ -104,8 +109,8 @@ class HeapBackend(KeyedStateBackend):
         """See `KeyedStateBackend`."""
         self._states.clear()
 
-    def _freeze(self) -> list[FrozenState]:
-        return [state.freeze() for state in self._states.values()]
+    def _freeze(self) -> Sequence[FrozenState]:
+        return [state.freeze() for state in (*self._states.values(), *self._timers.values())]
 
     def _state(self, descriptor: StateDescriptor, kind: type[_State]) -> _State:
         found = self._states.get(descriptor.name)
@@ -119,11 +124,13 @@ class HeapBackend(KeyedStateBackend):
         mine = (groups >= self._ctx.key_groups.start) & (groups < self._ctx.key_groups.stop)
         return batch if mine.all() else batch.filter(pa.array(mine))
 
-    def _take_back(self, state: _AnyState, batch: pa.RecordBatch) -> None:
+    def _take_back(self, state: _AnyState | ColumnarTimers, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:
             return
         keys = self._keyed.distinct([batch.column(KEY_PREFIX + name) for name in self._keyed.schema.names])
-        used = None
-        if state.lifetime is not None:
-            used = batch.column(TTL_COLUMN).to_numpy().astype(np.int64)
-        state.take_back(keys, batch, used)
+        if isinstance(state, ColumnarTimers):
+            state.take_back(keys, batch)
+        elif state.lifetime is None:
+            state.take_back(keys, batch, None)
+        else:
+            state.take_back(keys, batch, batch.column(TTL_COLUMN).to_numpy().astype(np.int64))

@@ -22,8 +22,8 @@ COMPACT_ROWS = 64 * 1024
 
 
 class HeapList(HeapState):
-    """See `ListState`. Elements are never changed in place: a frozen version reads the log meanwhile. A list that has no
-    room left moves to the end of the log, into twice the room it needs."""
+    """See `ListState`. Elements are never changed in place: a frozen version reads the log meanwhile. A list that has
+    no room left moves to the end of the log, into twice the room it needs."""
 
     def __init__(self, descriptor: StateDescriptor, keyed: KeyedRows, now_ms: Callable[[], int]) -> None:
         super().__init__(descriptor, keyed, now_ms, HeapTable(keyed.reader, keyed.schema.types, has_ttl=False))

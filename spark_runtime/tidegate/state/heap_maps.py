@@ -22,7 +22,7 @@ _HEAD = "head"
 
 
 class HeapMap(HeapState):
-    """See `MapState`. The table of the keys has the first row of each key's chain; the chains are no part of snapshots."""
+    """See `MapState`. The table of the keys has the first row of each key's chain; chains are no part of snapshots."""
 
     def __init__(self, descriptor: StateDescriptor, keyed: KeyedRows, now_ms: Callable[[], int]) -> None:
         super().__init__(descriptor, keyed, now_ms, HeapTable(keyed.reader, keyed.schema.types, has_ttl=False))

@@ -15,7 +15,7 @@ from tidegate.state.keyhash import hash_keys, key_groups
 from tidegate.state.keyindex import BytesKeys, KeyReader, Keys
 
 
-@dataclass(frozen=True)
+@dataclass
 class ReadKeys:
     """See `KeySet`.
 

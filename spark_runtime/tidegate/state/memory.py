@@ -1,6 +1,8 @@
-"""The memory back end: as heap, but its snapshot travels whole in the subtask's acknowledgement, with a limit (S5.2)."""
+"""The memory back end: as heap, but its snapshot travels whole in the acknowledgement, with a limit (S5.2)."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from tidegate.contract.errors import SnapshotError
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
@@ -26,7 +28,7 @@ class MemoryBackend(HeapBackend):
         """
         frozen = self._freeze()
 
-        def write() -> list[StatePart]:
+        def write() -> Sequence[StatePart]:
             parts: list[StatePart] = []
             taken_bytes = 0
             for state in frozen:
@@ -40,8 +42,8 @@ class MemoryBackend(HeapBackend):
 
     def _too_large(self, checkpoint_id: int, name: str, taken_bytes: int) -> SnapshotError:
         return SnapshotError(
-            f"The state of a subtask takes {taken_bytes} bytes or more, and the back end 'memory' gives a snapshot at most "
-            f"{self._limit_bytes}",
+            f"The state of a subtask takes at least {taken_bytes} bytes, and the back end 'memory' puts at most "
+            f"{self._limit_bytes} into a snapshot",
             where=f"checkpoint {checkpoint_id}, operator {self._ctx.uid!r}, state {name!r}",
             cause="its snapshots travel whole in one message",
             remedy="Use state_backend='heap'",

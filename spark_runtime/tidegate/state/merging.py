@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -55,12 +57,12 @@ def _reduced(
     """One column, a row for each entry; `stored` is null where there was nothing."""
     if reduction in ("first", "last"):
         return _first_or_last(reduction, stored, entries, column)
-    if reduction == "count":
-        stored = stored.fill_null(0)
-    function: Function = reduction
-    output = reduced_type(reduction, field.type)
     if reduction in ("min", "max") and not _is_number(field.type):
         return _extreme(reduction, stored, entries, column)
+    if reduction == "count":
+        stored = stored.fill_null(0)
+    output = reduced_type(reduction, field.type)
+    function = cast(Function, reduction)
     accumulator = Accumulator(field.name, function, field.type, output)
     before = read_values(stored, "min")
     mask = None if before.valid is None else before.valid == 0
