@@ -10,7 +10,7 @@ from tidegate.state.contract import KeyedStateBackend
 BACKENDS = {
     "heap": ("tidegate.state.heap", "HeapBackend"),
     "memory": ("tidegate.state.memory", "MemoryBackend"),
-    "rocksdb": ("tidegate.state.rocks", "RocksBackend"),
+    "rocksdb": ("tidegate.state.rocks_backend", "RocksBackend"),
 }
 """Module and class of each; a module is imported when its back end is asked for."""
 
