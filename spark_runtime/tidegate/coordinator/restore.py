@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidegate.contract.errors import SnapshotError
+from tidegate.contract.restore_check import OperatorFacts, SnapshotFacts, Target, judge_restore
 from tidegate.contract.verdicts import Withheld
 from tidegate.coordinator.events import Subtask
 from tidegate.coordinator.going_back import WayBack
-from tidegate.plan.execution import ExecutionPlan
+from tidegate.plan.execution import ExecutionPlan, graph_document
 from tidegate.plan.graph import JobGraph
 from tidegate.snapshot.metadata import OperatorState, SnapshotMetadata
 from tidegate.snapshot.redistribution import Rescale, share_of
@@ -82,31 +83,22 @@ def check_restore(
     allow_non_restored_state: bool,
     commit_only: bool,
 ) -> Restore:
-    """Raises SnapshotError naming operators, numbers and the remedy when the snapshot does not fit."""
+    """Raises SnapshotError naming operators, numbers and the remedy when the snapshot does not fit. Whether it is of a
+    drain is looked at elsewhere (`recovery.check_drained`)."""
     where = f"snapshot {location}"
-    if metadata.max_parallelism != plan.max_parallelism:
-        raise SnapshotError(
-            f"max_parallelism is {metadata.max_parallelism} in the snapshot and {plan.max_parallelism} in the job",
-            where=where,
-            cause="max_parallelism is fixed for the life of a job",
-            remedy=f"Set max_parallelism={metadata.max_parallelism}",
-        )
+    target = Target(
+        graph_document(graph),
+        plan.parallelism,
+        plan.max_parallelism,
+        allow_non_restored_state=allow_non_restored_state,
+        allow_drained=True,
+        commit_only=commit_only,
+    )
+    for finding in judge_restore(facts_of(metadata), target).refused:
+        raise SnapshotError(finding.what, where=where, cause=finding.cause, remedy=finding.remedy)
     known = {node.uid for node in graph.nodes}
-    lost = [op.uid for op in metadata.operators if op.uid not in known and _has_state(op)]
-    if lost and not allow_non_restored_state:
-        raise SnapshotError(
-            f"the pipeline has no operator for the state of {', '.join(map(repr, lost))}",
-            where=where,
-            cause="an operator was removed or its uid changed",
-            remedy="Give the operator its old uid, or set allow_non_restored_state to drop the state",
-        )
     operators = tuple(op for op in metadata.operators if op.uid in known)
-    if metadata.parallelism != plan.parallelism:
-        _require_kinds(operators, metadata, plan.parallelism, where)
     status = {op.uid: op.status for op in operators}
-    if not commit_only:
-        _refuse_running_before_finished(status, graph, where)
-        _refuse_mixed_chains(status, graph, plan, where)
     finished = frozenset(
         (chain.chain_id, index)
         for chain in plan.chains
@@ -117,59 +109,12 @@ def check_restore(
     return Restore(location, metadata, log_number, is_fork, finished, operators, plan.parallelism)
 
 
-def _has_state(operator: OperatorState) -> bool:
-    return any(state.handle is not None for state in operator.subtasks)
-
-
-def _require_kinds(operators: Sequence[OperatorState], metadata: SnapshotMetadata, wanted: int, where: str) -> None:
-    """Streams of earlier versions hold rows that do not tell how they are to be shared out."""
-    for operator in operators:
-        if any(state.handle is not None and state.handle.kinds is None for state in operator.subtasks):
-            raise SnapshotError(
-                f"the state of operator {operator.uid!r} can be restored with parallelism {metadata.parallelism}, "
-                f"not with {wanted}",
-                where=where,
-                cause="an earlier version, which did not change the parallelism of a job, wrote the snapshot",
-                remedy=f"Restore it with parallelism={metadata.parallelism}; a savepoint taken then can be rescaled",
-            )
-
-
-def _refuse_running_before_finished(status: Mapping[str, str], graph: JobGraph, where: str) -> None:
-    """S6.4: rows of a running operator would come to subtasks that have ended."""
-    for node in graph.nodes:
-        for edge in node.inputs:
-            feeder = graph.nodes[edge.upstream].uid
-            if status.get(feeder) == "finished":
-                continue
-            if status.get(node.uid) == "finished":
-                raise _misfit(
-                    f"operator {feeder!r}, which has not finished, stands in front of {node.uid!r}, which has", where
-                )
-            if status.get(node.uid) == "partially_finished" and edge.exchange != "forward":
-                raise _misfit(
-                    f"operator {feeder!r}, which has not finished, feeds by {edge.exchange} all subtasks of "
-                    f"{node.uid!r}, some of which have",
-                    where,
-                )
-
-
-def _refuse_mixed_chains(status: Mapping[str, str], graph: JobGraph, plan: ExecutionPlan, where: str) -> None:
-    """S6.4: the operators of a chain end together."""
-    for chain in plan.chains:
-        uids = [graph.nodes[n].uid for n in chain.nodes]
-        ended = [uid for uid in uids if status.get(uid) == "finished"]
-        running = [uid for uid in uids if status.get(uid) != "finished"]
-        if ended and running:
-            raise _misfit(
-                f"operator {running[0]!r}, which has not finished, runs in one chain with {ended[0]!r}, which has",
-                where,
-            )
-
-
-def _misfit(what: str, where: str) -> SnapshotError:
-    return SnapshotError(
-        what,
-        where=where,
-        cause="the pipeline is not the one that the snapshot was taken of",
-        remedy="Restore a snapshot from before the end of that operator, or put new operators elsewhere",
-    )
+def facts_of(metadata: SnapshotMetadata) -> SnapshotFacts:
+    """The snapshot as `contract.restore_check` takes it."""
+    operators = []
+    for operator in metadata.operators:
+        handles = [state.handle for state in operator.subtasks if state.handle is not None]
+        tells_kinds = all(handle.kinds is not None for handle in handles)
+        operators.append(OperatorFacts(operator.uid, operator.status, bool(handles), tells_kinds))
+    drained = metadata.drained_operators
+    return SnapshotFacts(metadata.parallelism, metadata.max_parallelism, tuple(operators), metadata.graph, drained)

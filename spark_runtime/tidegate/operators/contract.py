@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
 from tidegate.channel.elements import MIN_WATERMARK, Watermark
 from tidegate.contract.options import ProcessingTimeOnEnd, StateBackend
+from tidegate.contract.state_shapes import StateShape
 from tidegate.contract.store import Store
 from tidegate.contract.verdicts import Withheld
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
@@ -184,4 +185,21 @@ class OperatorSpec(Protocol):
         """One line for `explain()`, without secrets."""
 
 
-__all__ = ["MIN_WATERMARK", "CommitPermit", "OperatorContext", "OperatorSpec", "Output", "StreamOperator"]
+@runtime_checkable
+class DeclaresStates(Protocol):
+    """An OperatorSpec whose operators keep state tells what, so that a preflight can compare it (S5.5). Of a stateful
+    one that does not, it is looked at when it is restored."""
+
+    def states(self) -> Sequence[StateShape]:
+        """The states, by name; cheap, without I/O."""
+
+
+__all__ = [
+    "MIN_WATERMARK",
+    "CommitPermit",
+    "DeclaresStates",
+    "OperatorContext",
+    "OperatorSpec",
+    "Output",
+    "StreamOperator",
+]

@@ -25,6 +25,7 @@ from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.backends import new_backend
 from tidegate.state.contract import BackendContext, KeyedStateBackend, StateDescriptor, TimerKind
+from tidegate.state.evolving import evolved_parts
 
 EVENT_TIMERS_DROPPED = "event_timers_dropped"
 """Counter: event timers that were registered when the input had ended, and did not fire (S7.6)."""
@@ -72,7 +73,7 @@ class KeyedProcessOperator(StreamOperator):
                 memory_bytes=ctx.state_memory_bytes,
             )
         )
-        states = {d.name: (d, _state_of(back_end, d)) for d in spec.states}
+        states = {d.name: (d, _state_of(back_end, d)) for d in spec.descriptors}
         self._event, self._processing = self._timers(back_end, "event"), self._timers(back_end, "processing")
         self._context = ProcessContext(
             ctx.uid,
@@ -137,7 +138,9 @@ class KeyedProcessOperator(StreamOperator):
         if passed:
             self._passed.restore(passed)
         self._context.watermark_us = self._passed.watermark_us
-        self._back_end.restore([part for part in parts if part.name != PASSED_STATE])
+        kept = [part for part in parts if part.name != PASSED_STATE]
+        keys = pa.schema([self._spec.input_schema.field(key) for key in self._spec.keys])
+        self._back_end.restore(evolved_parts(kept, self._spec.descriptors, keys, self.ctx.uid))
 
     def close(self) -> None:
         """Close the process, and the back end whatever the process does."""

@@ -13,6 +13,7 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.contract.state_shapes import StateShape
 from tidegate.operators.contract import StreamOperator
 from tidegate.operators.user_process import KeyedProcess
 from tidegate.state.contract import StateDescriptor
@@ -116,6 +117,12 @@ class WatermarkSpec:
 
         return WatermarkOperator(self)
 
+    def states(self) -> tuple[StateShape, ...]:
+        """How far the input is."""
+        from tidegate.operators.state_shapes import watermark_shapes
+
+        return watermark_shapes()
+
     def describe(self) -> str:
         """Column and delay."""
         return f"watermark {self.column} - {self.delay_us / 1e6:g} s"
@@ -190,6 +197,12 @@ class WindowAggSpec:
 
         return WindowAggregate(self)
 
+    def states(self) -> tuple[StateShape, ...]:
+        """The open windows."""
+        from tidegate.operators.state_shapes import window_shapes
+
+        return window_shapes(self)
+
     def describe(self) -> str:
         """Keys, window and aggregates."""
         keys = ", ".join(self.keys) or "()"
@@ -223,6 +236,12 @@ class BroadcastJoinSpec:
 
         return BroadcastJoin(self)
 
+    def states(self) -> tuple[StateShape, ...]:
+        """Both sides."""
+        from tidegate.operators.state_shapes import join_shapes
+
+        return join_shapes(self)
+
     def describe(self) -> str:
         """Kind and keys."""
         return f"{self.how} broadcast join on {', '.join(self.on)}"
@@ -235,7 +254,7 @@ class KeyedProcessSpec:
     Attributes:
         process: the user's; every subtask takes a copy of its own.
         keys: key columns; null is a key of its own.
-        states: what it declares, names unique.
+        descriptors: of the states it declares, names unique.
         time_column: event time, a timestamp or an integer; None: the rows have none.
         time_unit: of the time column.
         input_schema: of the input.
@@ -244,7 +263,7 @@ class KeyedProcessSpec:
 
     process: KeyedProcess
     keys: tuple[str, ...]
-    states: tuple[StateDescriptor, ...]
+    descriptors: tuple[StateDescriptor, ...]
     time_column: str | None
     time_unit: TimeUnit
     input_schema: pa.Schema
@@ -262,7 +281,13 @@ class KeyedProcessSpec:
 
         return KeyedProcessOperator(self)
 
+    def states(self) -> tuple[StateShape, ...]:
+        """What the process declares, and its timers."""
+        from tidegate.operators.state_shapes import process_shapes
+
+        return process_shapes(self)
+
     def describe(self) -> str:
         """The process's class, keys and states."""
-        states = ", ".join(f"{state.name} ({state.kind})" for state in self.states) or "no states"
+        states = ", ".join(f"{state.name} ({state.kind})" for state in self.descriptors) or "no states"
         return f"process {type(self.process).__qualname__} by {', '.join(self.keys)}: {states}"

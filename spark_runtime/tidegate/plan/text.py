@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from tidegate.operators.specs import KeyedProcessSpec
+from tidegate.connectors.sink_operator import COMMITTABLES
+from tidegate.connectors.splits import SPLITS
+from tidegate.contract.state_shapes import StateShape
+from tidegate.operators.contract import DeclaresStates
 from tidegate.plan.graph import Edge, JobGraph, Node
-from tidegate.state.contract import StateDescriptor
 
 GRAPH_DOCUMENT_VERSION = 2
-"""Newest version of the document that `graph_document` makes; 1 where no operator declares states."""
+"""Of the document that `graph_document` makes. Version 1 has no `states`."""
 
 
 def schema_text(schema: pa.Schema) -> str:
@@ -65,12 +68,11 @@ def _exchange_text(edge: Edge) -> str:
 def graph_document(graph: JobGraph) -> dict[str, Any]:
     """The graph as a JSON document: pinned in snapshots, compared by a preflight without any runtime (S5.5, S6.4).
 
-    Per operator, in topological order: uid, kind, stateful, schema (text), inputs (uids) and their exchanges; of a
-    keyed process also its keys and states.
+    Per operator, in topological order: uid, kind, stateful, schema (text), inputs (uids) and their exchanges, and
+    `states` as `contract.state_shapes.StateShape` documents; null: it does not tell.
     """
-    declares = any(isinstance(node.spec, KeyedProcessSpec) for node in graph.nodes)
     return {
-        "version": GRAPH_DOCUMENT_VERSION if declares else 1,
+        "version": GRAPH_DOCUMENT_VERSION,
         "operators": [
             {
                 "uid": node.uid,
@@ -79,34 +81,21 @@ def graph_document(graph: JobGraph) -> dict[str, Any]:
                 "schema": schema_text(node.schema),
                 "inputs": [graph.nodes[edge.upstream].uid for edge in node.inputs],
                 "exchanges": [edge.exchange for edge in node.inputs],
-                **_declared(node),
+                "states": _states(node),
             }
             for node in graph.nodes
         ],
     }
 
 
-def _declared(node: Node) -> dict[str, Any]:
-    if not isinstance(node.spec, KeyedProcessSpec):
-        return {}
-    spec = node.spec
-    return {
-        "keys": _columns(pa.schema([spec.input_schema.field(key) for key in spec.keys])),
-        "states": [_state_document(state) for state in spec.states],
-    }
-
-
-def _state_document(state: StateDescriptor) -> dict[str, Any]:
-    return {
-        "name": state.name,
-        "kind": state.kind,
-        "columns": _columns(state.columns),
-        "map_key": _columns(state.map_key),
-        "reductions": list(state.reductions),
-        "ttl_ms": None if state.ttl is None else state.ttl.duration_ms,
-        "ttl_on_read": state.ttl is not None and state.ttl.on_read,
-    }
-
-
-def _columns(schema: pa.Schema) -> list[dict[str, Any]]:
-    return [{"name": field.name, "type": str(field.type), "nullable": field.nullable} for field in schema]
+def _states(node: Node) -> list[dict[str, Any]] | None:
+    """What the node keeps; None: it does not tell."""
+    if node.source is not None:
+        shapes: Sequence[StateShape] = (StateShape(SPLITS, "list"),)
+    elif node.sink is not None:
+        shapes = (StateShape(COMMITTABLES, "list"),)
+    elif isinstance(node.spec, DeclaresStates):
+        shapes = node.spec.states()
+    else:
+        return None if node.stateful else []
+    return [shape.to_json() for shape in shapes]

@@ -44,7 +44,7 @@ def evolved_parts(
     wanted = {descriptor.name: part_schema(descriptor, key_schema) for descriptor in descriptors}
     wanted |= {timer_part(kind): timer_schema(key_schema) for kind in get_args(TimerKind)}
     keys = {KEY_PREFIX + old: KEY_PREFIX + new for old, new in (renamed_keys or {}).items()}
-    renamed = {descriptor.name: {**_renamed(descriptor), **keys} for descriptor in descriptors}
+    renamed = {descriptor.name: {**renamed_columns(descriptor), **keys} for descriptor in descriptors}
     out: list[StatePart] = []
     for part in parts:
         if part.kind != "keyed":
@@ -65,7 +65,7 @@ def evolved_parts(
     return out
 
 
-def _renamed(descriptor: StateDescriptor) -> dict[str, str]:
+def renamed_columns(descriptor: StateDescriptor) -> dict[str, str]:
     """`descriptor.renamed` by the names that columns have in a part."""
     prefix = {
         new: MAP_PREFIX if new in descriptor.map_key.names else VALUE_PREFIX for new in descriptor.renamed.values()

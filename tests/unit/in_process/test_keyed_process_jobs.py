@@ -29,6 +29,7 @@ from tidegate import (
 from tidegate.connectors.datagen import DataGen
 from tidegate.contract.errors import SnapshotError
 from tidegate.contract.records import RestoreFrom
+from tidegate.contract.state_shapes import StateShape
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.operators import keyed_process
@@ -251,16 +252,20 @@ def test_snapshots_name_the_states_that_a_process_declares(sink: str, back_end: 
     assert path is not None
     graph = read_metadata(a_job.store, path).graph
     (told,) = (operator for operator in graph["operators"] if operator["uid"] == "ledger")
-    assert graph["version"] == 2 and told["kind"] == "process"
-    assert [key["name"] for key in told["keys"]] == ["k", "k2"]
-    assert [(state["name"], state["kind"]) for state in told["states"]] == [
-        ("count", "value"),
-        ("seen", "list"),
-        ("windows", "map"),
-        ("range", "reducing"),
-        ("squares", "aggregating"),
-    ]
-    assert told["states"][2]["map_key"] == [{"name": "end_us", "type": "int64", "nullable": True}]
+    assert told["kind"] == "process"
+    shapes = {shape.name: shape for shape in map(StateShape.from_json, told["states"])}
+    assert {name: shape.form for name, shape in shapes.items()} == {
+        "count": "value",
+        "seen": "list",
+        "windows": "map",
+        "range": "reducing by min, max, sum",
+        "squares": "aggregating",
+        "timers:event": "timers",
+        "timers:processing": "timers",
+        "watermark:passed": "",
+    }
+    columns = [column.name for column in shapes["windows"].columns]
+    assert columns[:4] == ["__key_group", "key:k", "key:k2", "map:end_us"]
 
 
 def test_what_the_users_code_raises_fails_the_run_with_operator_subtask_and_their_line(

@@ -209,7 +209,7 @@ def test_a_graph_explains_itself_from_the_sinks_and_a_shared_node_once() -> None
 def test_a_graph_document_names_operators_and_their_inputs_in_json() -> None:
     document = graph_document(join_and_window())
     assert json.loads(json.dumps(document)) == document
-    assert document["version"] == 1
+    assert document["version"] == 2
     assert document["operators"][3] == {
         "uid": "names",
         "kind": "join",
@@ -217,4 +217,5 @@ def test_a_graph_document_names_operators_and_their_inputs_in_json() -> None:
         "schema": "k: int64 not null, v: string",
         "inputs": ["flights.filter", "airlines"],
         "exchanges": ["forward", "broadcast"],
+        "states": [],
     }

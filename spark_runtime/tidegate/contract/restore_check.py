@@ -1,0 +1,292 @@
+"""Whether a snapshot fits a pipeline, and why not (S5.5, S6.4, S7.5): from their documents alone, so that the driver,
+the command line and Airflow say the same. Pure: no pyarrow, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate.contract.state_shapes import StateShape, compare_states
+
+Graph = Mapping[str, Any]
+"""The document of a JobGraph (`plan.text.graph_document`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorFacts:
+    """One operator of a snapshot.
+
+    Attributes:
+        uid: of the operator.
+        status: running, partially_finished or finished (S6.2).
+        has_state: some subtask of it wrote a state stream.
+        tells_kinds: all its streams tell what kinds of state they hold; the first version's do not.
+    """
+
+    uid: str
+    status: str
+    has_state: bool
+    tells_kinds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFacts:
+    """A snapshot, as far as a restore's check is concerned."""
+
+    parallelism: int
+    max_parallelism: int
+    operators: tuple[OperatorFacts, ...]
+    graph: Graph
+    drained: tuple[str, ...] = ()
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> SnapshotFacts:
+        """From the body of a `_metadata` document."""
+        operators = []
+        for operator in body["operators"]:
+            handles = [s["handle"] for s in operator["subtasks"] if s["handle"] is not None]
+            tells = all(handle.get("kinds") is not None for handle in handles)
+            operators.append(OperatorFacts(operator["uid"], operator["status"], bool(handles), tells))
+        drained = tuple(body.get("drained_operators", ()))
+        return cls(body["parallelism"], body["max_parallelism"], tuple(operators), body["graph"], drained)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is to be restored to.
+
+    Attributes:
+        graph: of the pipeline.
+        allow_non_restored_state: state without an operator is dropped (S5.5).
+        allow_drained: operators that a drain made fire early may fire again (S7.5).
+        commit_only: only commits are left: no operator runs (S7.7).
+    """
+
+    graph: Graph
+    parallelism: int
+    max_parallelism: int
+    allow_non_restored_state: bool = False
+    allow_drained: bool = False
+    commit_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        code: "max_parallelism", "parallelism", "lost_operator", "rescale", "finished", "state", "lost_state",
+            "drained", "new_operator" or "source".
+        verdict: "fits", "changes" (it fits, and something is another), "refused" or "unknown" (told at the restore).
+        what: one sentence.
+        cause: the likely cause, of what is refused.
+        remedy: the next action, of what is refused.
+        uid: the operator concerned.
+        state: its state concerned.
+    """
+
+    code: str
+    verdict: str
+    what: str
+    cause: str = ""
+    remedy: str = ""
+    uid: str | None = None
+    state: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        told = {"code": self.code, "verdict": self.verdict, "uid": self.uid, "state": self.state, "what": self.what}
+        return {**told, "cause": self.cause, "remedy": self.remedy}
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreVerdict:
+    """All findings, refused ones first."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Nothing is refused."""
+        return not self.refused
+
+    @property
+    def refused(self) -> tuple[Finding, ...]:
+        """What is refused."""
+        return tuple(finding for finding in self.findings if finding.verdict == "refused")
+
+    def to_json(self) -> dict[str, Any]:
+        """The one JSON form of a verdict, wherever it is told."""
+        return {"fits": self.fits, "findings": [finding.to_json() for finding in self.findings]}
+
+
+def judged(findings: Sequence[Finding]) -> RestoreVerdict:
+    """The verdict of all that was found."""
+    order = ("refused", "unknown", "changes", "fits")
+    return RestoreVerdict(tuple(sorted(findings, key=lambda finding: order.index(finding.verdict))))
+
+
+def judge_restore(snapshot: SnapshotFacts, target: Target) -> RestoreVerdict:
+    """Everything that documents tell. What was staged, verdicts of a commit gate and positions of sources are looked at
+    elsewhere."""
+    looks = (_numbers, _operators, _states, _finished, _drained)
+    return judged([finding for look in looks for finding in look(snapshot, target)])
+
+
+def _numbers(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
+    was, now = snapshot.max_parallelism, target.max_parallelism
+    if was != now:
+        yield Finding(
+            "max_parallelism",
+            "refused",
+            f"max_parallelism is {was} in the snapshot and {now} in the job",
+            "max_parallelism is fixed for the life of a job",
+            f"Set max_parallelism={was}",
+        )
+    if snapshot.parallelism == target.parallelism:
+        return
+    known = {operator["uid"] for operator in target.graph["operators"]}
+    silent = next((o for o in snapshot.operators if o.uid in known and o.has_state and not o.tells_kinds), None)
+    if silent is not None:
+        yield Finding(
+            "rescale",
+            "refused",
+            f"the state of operator {silent.uid!r} can be restored with parallelism {snapshot.parallelism}, "
+            f"not with {target.parallelism}",
+            "an earlier version, which did not change the parallelism of a job, wrote the snapshot",
+            f"Restore it with parallelism={snapshot.parallelism}; a savepoint taken then can be rescaled",
+            silent.uid,
+        )
+    else:
+        yield Finding("parallelism", "changes", f"parallelism {snapshot.parallelism} becomes {target.parallelism}")
+
+
+def _operators(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
+    known = [operator["uid"] for operator in target.graph["operators"]]
+    lost = [operator.uid for operator in snapshot.operators if operator.uid not in known and operator.has_state]
+    what = f"the pipeline has no operator for the state of {', '.join(map(repr, lost))}"
+    uid = lost[0] if len(lost) == 1 else None
+    if lost and target.allow_non_restored_state:
+        yield Finding("lost_operator", "changes", f"{what}: it is dropped", uid=uid)
+    elif lost:
+        cause = "an operator was removed or its uid changed"
+        remedy = "Give the operator its old uid, or set allow_non_restored_state to drop the state"
+        yield Finding("lost_operator", "refused", what, cause, remedy, uid)
+    before = {operator.uid for operator in snapshot.operators}
+    for operator in target.graph["operators"]:
+        if operator["uid"] not in before and operator["stateful"]:
+            what = f"operator {operator['uid']!r} is new and begins without state"
+            yield Finding("new_operator", "changes", what, uid=operator["uid"])
+
+
+def _states(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
+    if target.commit_only:
+        return
+    old = {operator["uid"]: operator for operator in snapshot.graph.get("operators", ())}
+    new = {operator["uid"]: operator for operator in target.graph["operators"]}
+    for operator in snapshot.operators:
+        uid = operator.uid
+        if uid not in new or not operator.has_state:
+            continue
+        before, now = old.get(uid, {}).get("states"), new[uid].get("states")
+        if before is None or now is None:
+            yield Finding("state", "unknown", f"what state operator {uid!r} keeps is told at the restore", uid=uid)
+            continue
+        yield from _states_of(uid, [*map(StateShape.from_json, before)], [*map(StateShape.from_json, now)])
+
+
+def _states_of(uid: str, old: Sequence[StateShape], new: Sequence[StateShape]) -> Iterator[Finding]:
+    found = compare_states(old, new)
+    for name in dict.fromkeys(name for name, _ in found.refused):
+        yield Finding(
+            "state",
+            "refused",
+            f"State {name!r} of operator {uid!r} does not fit the pipeline",
+            "; ".join(why for state, why in found.refused if state == name),
+            "Restore with the pipeline that made the snapshot, or give the operator a new uid",
+            uid,
+            name,
+        )
+    for name in found.undeclared:
+        yield Finding(
+            "lost_state",
+            "refused",
+            f"operator {uid!r} does not declare state {name!r}, which the snapshot holds",
+            "the state was removed or renamed, or the operator is another one",
+            f"Declare {name!r} again, or give the operator a new uid",
+            uid,
+            name,
+        )
+    for name, change in found.changes:
+        yield Finding("state", "changes", f"state {name!r} of operator {uid!r}: {change}", uid=uid, state=name)
+
+
+def _finished(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
+    """S6.4."""
+    if target.commit_only:
+        return
+    status = {operator.uid: operator.status for operator in snapshot.operators}
+    remedy = "Restore a snapshot from before the end of that operator, or put new operators elsewhere"
+    for uid, what in [*_running_before_finished(status, target.graph), *_mixed_chains(status, target.graph)]:
+        cause = "the pipeline is not the one that the snapshot was taken of"
+        yield Finding("finished", "refused", what, cause, remedy, uid)
+
+
+def _running_before_finished(status: Mapping[str, str], graph: Graph) -> Iterator[tuple[str, str]]:
+    """Rows of a running operator would come to subtasks that have ended."""
+    for operator in graph["operators"]:
+        uid = operator["uid"]
+        for feeder, exchange in zip(operator["inputs"], operator["exchanges"], strict=True):
+            if status.get(feeder) == "finished":
+                continue
+            if status.get(uid) == "finished":
+                yield uid, f"operator {feeder!r}, which has not finished, stands in front of {uid!r}, which has"
+            elif status.get(uid) == "partially_finished" and exchange != "forward":
+                feeds = f"operator {feeder!r}, which has not finished, feeds by {exchange} all subtasks of {uid!r}"
+                yield uid, f"{feeds}, some of which have"
+
+
+def _mixed_chains(status: Mapping[str, str], graph: Graph) -> Iterator[tuple[str, str]]:
+    """The operators of a chain end together."""
+    for uids in chains_of(graph):
+        ended = [uid for uid in uids if status.get(uid) == "finished"]
+        running = [uid for uid in uids if status.get(uid) != "finished"]
+        if ended and running:
+            runs = f"operator {running[0]!r}, which has not finished, runs in one chain with {ended[0]!r}"
+            yield ended[0], f"{runs}, which has"
+
+
+def chains_of(graph: Graph) -> list[list[str]]:
+    """Uids of each chain, as `plan.execution.plan` cuts them: an operator runs with the one it reads by forward when it
+    reads that alone and nobody else does."""
+    readers: dict[str, int] = {}
+    for operator in graph["operators"]:
+        for feeder in operator["inputs"]:
+            readers[feeder] = readers.get(feeder, 0) + 1
+    chains: dict[str, list[str]] = {}
+    for operator in graph["operators"]:
+        uid, inputs = operator["uid"], operator["inputs"]
+        joins = len(inputs) == 1 and operator["exchanges"] == ["forward"] and readers[inputs[0]] == 1
+        chain = chains[inputs[0]] if joins else []
+        chain.append(uid)
+        chains[uid] = chain
+    return [chain for uid, chain in chains.items() if chain[0] == uid]
+
+
+def _drained(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
+    """S7.5."""
+    if not snapshot.drained or target.commit_only:
+        return
+    kinds = {operator["uid"]: operator["kind"] for operator in snapshot.graph.get("operators", ())}
+    early = ", ".join(f"{uid} ({kinds.get(uid, 'unknown')})" for uid in snapshot.drained)
+    if target.allow_drained:
+        yield Finding("drained", "changes", f"taken by a drain: {early} fired early, and emit again")
+        return
+    yield Finding(
+        "drained",
+        "refused",
+        f"the snapshot was taken by a drain, which made {early} fire early",
+        "their input had not ended: open windows fired early and would emit again, joins took a side in part",
+        "Restore an earlier snapshot, or set allow_drained to accept that",
+    )

@@ -1,0 +1,80 @@
+"""What the built-in operators declare of their states (S5.5): for the documents of graphs, without loading the
+operators and numba with them. A test holds each against what the operator writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, get_args
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from tidegate.contract.state_shapes import StateShape
+from tidegate.operators.passed_watermarks import PASSED_STATE
+from tidegate.snapshot.evolving import columns_of
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN
+from tidegate.state.contract import TimerKind
+from tidegate.state.evolving import renamed_columns
+from tidegate.state.layout import form_of, part_schema, timer_part, timer_schema
+
+if TYPE_CHECKING:
+    from tidegate.operators.specs import Agg, BroadcastJoinSpec, KeyedProcessSpec, WindowAggSpec
+
+
+def watermark_shapes() -> tuple[StateShape, ...]:
+    """Of `with_watermark`."""
+    return (StateShape("progress", "list"),)
+
+
+def join_shapes(spec: BroadcastJoinSpec) -> tuple[StateShape, ...]:
+    """Of a broadcast join."""
+    renamed = dict(spec.renamed)
+    return (
+        StateShape("build", "broadcast", columns_of(spec.right_schema), renamed=renamed),
+        StateShape("buffered", "list", columns_of(spec.left_schema), renamed=renamed),
+        StateShape("progress", "broadcast"),
+        StateShape("held", "list"),
+    )
+
+
+def window_shapes(spec: WindowAggSpec) -> tuple[StateShape, ...]:
+    """Of windows. A new aggregate of an open window would lack the rows that came before, so nothing is filled."""
+    form = f"size, offset in us of {spec.size_us}, {spec.offset_us}"
+    columns = columns_of(window_schema(spec))
+    renamed = dict(spec.renamed)
+    if spec.time_column is None:
+        ends = columns_of(pa.schema([("window_end_us", pa.int64())]))
+        return (StateShape("processing_windows", "keyed", (*columns, *ends), form, renamed, fills=False),)
+    windows = StateShape("windows", "keyed", columns, form, renamed, fills=False)
+    return (windows, StateShape("progress", "keyed", form=form))
+
+
+def process_shapes(spec: KeyedProcessSpec) -> tuple[StateShape, ...]:
+    """Of a keyed process: its states, and its timers."""
+    keys = pa.schema([spec.input_schema.field(key) for key in spec.keys])
+    shapes = [StateShape(PASSED_STATE, "keyed")]
+    for descriptor in spec.descriptors:
+        schema = part_schema(descriptor, keys)
+        renamed = renamed_columns(descriptor)
+        shapes.append(StateShape(descriptor.name, "keyed", columns_of(schema), form_of(schema), renamed))
+    timers = timer_schema(keys)
+    kinds = get_args(TimerKind)
+    return (*shapes, *(StateShape(timer_part(kind), "keyed", columns_of(timers), form_of(timers)) for kind in kinds))
+
+
+def window_schema(spec: WindowAggSpec) -> pa.Schema:
+    """Columns of the state of windows over event time."""
+    fields = [pa.field(KEY_GROUP_COLUMN, pa.uint16()), pa.field("window_start_us", pa.int64())]
+    fields += [pa.field(f"key:{key}", spec.input_schema.field(key).type) for key in spec.keys]
+    for agg in spec.aggregates:
+        fields += _aggregate_fields(agg, None if agg.column is None else spec.input_schema.field(agg.column).type)
+    return pa.schema(fields)
+
+
+def _aggregate_fields(agg: Agg, type_: pa.DataType | None) -> list[pa.Field]:
+    kept = pa.int64()
+    if agg.function == "mean" or (agg.function != "count" and type_ is not None and pt.is_floating(type_)):
+        kept = pa.float64()
+    elif agg.function in ("min", "max") and type_ is not None and pt.is_uint64(type_):
+        kept = pa.uint64()
+    fields = [pa.field(f"{agg.function}:{agg.name}", kept)]
+    return [*fields, pa.field(f"mean_count:{agg.name}", pa.int64())] if agg.function == "mean" else fields
