@@ -223,14 +223,16 @@ MUTANTS = (
     Mutant(
         "an acknowledgement is sent before the state is durable",
         "S3.6",
-        "tidegate.subtask.slot",
-        "            handle = StreamFactory(store, folder, self._threshold_bytes)"
-        ".store(name, encode_parts(made), kinds)\n",
-        """            import hashlib
-            data = encode_parts(made)
-            factory = StreamFactory(store, folder, self._threshold_bytes)
-            self._writers.submit(factory.store, name, data, kinds)
-            handle = StateHandle(name, None, len(data), hashlib.sha256(data).hexdigest(), kinds)
+        "tidegate.subtask.snapshot_writer",
+        """        handle = self._folder(place).store(
+            self._name(uid, index, "state"), encode_parts(parts), tuple(sorted({part.kind for part in parts}))
+        )
+""",
+        """        import hashlib
+        data, kinds = encode_parts(parts), tuple(sorted({part.kind for part in parts}))
+        name = self._name(uid, index, "state")
+        self._writers.submit(self._folder(place).store, name, data, kinds)
+        handle = StateHandle(name, None, len(data), hashlib.sha256(data).hexdigest(), kinds)
 """,
     ),
     Mutant(

@@ -20,6 +20,8 @@ SMALL_BATCH_BYTES = 4 * 1024
 """What a smaller batch uses of its buffers is not asked for: Arrow takes longer to tell (30 us) than to send it."""
 
 CheckpointKind = Literal["checkpoint", "savepoint", "stop-savepoint", "final"]
+SAVEPOINTS: tuple[CheckpointKind, ...] = ("savepoint", "stop-savepoint")
+"""Kinds that belong to the user: self-contained, and never deleted by the runtime."""
 StopMode = Literal["suspend", "drain"]
 
 

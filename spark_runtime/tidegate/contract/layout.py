@@ -209,6 +209,11 @@ class JobLayout:
         """Folder of files that several checkpoints use."""
         return f"{self.job_id}/shared"
 
+    @staticmethod
+    def shared_of(checkpoint: str) -> str:
+        """Folder of files that the checkpoint at location `checkpoint`, of whatever job, shares with others."""
+        return "/".join([*checkpoint.rstrip("/").split("/")[:-2], "shared"])
+
     @property
     def savepoints(self) -> str:
         """Default folder of savepoints."""

@@ -49,11 +49,16 @@ class LocalStore(Store):
 
     def read(self, path: str) -> bytes:
         """See `Store.read`."""
+        return self.read_range(path, 0, -1)
+
+    def read_range(self, path: str, offset: int, size_bytes: int) -> bytes:
+        """See `Store.read_range`; -1: to the end."""
         target = self._path(path)
         with self._errors(path):
             try:
                 with open(target, "rb") as file:
-                    return file.read()
+                    file.seek(offset)
+                    return file.read(size_bytes)
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 raise NotFoundError("there is no object", where=target) from None
 

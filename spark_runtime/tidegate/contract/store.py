@@ -46,6 +46,11 @@ class Store(Protocol):
     def read(self, path: str) -> bytes:
         """The whole object. NotFoundError when there is none."""
 
+    def read_range(self, path: str, offset: int, size_bytes: int) -> bytes:
+        """`size_bytes` bytes of the object from `offset` on, fewer where it ends before. NotFoundError when there is
+        none."""
+        return self.read(path)[offset : offset + size_bytes]
+
     def exists(self, path: str) -> bool:
         """Whether there is an object (not: a folder) at `path`."""
 

@@ -45,7 +45,6 @@ from tidegate.plan.execution import ExecutionPlan, graph_document
 from tidegate.plan.graph import JobGraph
 from tidegate.snapshot.handles import StreamFactory
 from tidegate.snapshot.metadata import read_metadata
-from tidegate.snapshot.streams import decode_parts
 
 Splits = dict[str, list[dict[str, Any]]]
 """Source uid -> all its splits as JSON."""
@@ -228,7 +227,7 @@ class Job:
             for state in operator.subtasks:
                 if state.handle is not None:
                     where = f"snapshot {restore.location}, source {operator.uid!r}, subtask {state.index}"
-                    found += split_documents(decode_parts(factory.load(state.handle), where=where))
+                    found += split_documents(factory.parts(state.handle, where=where))
             out[operator.uid] = sorted(found, key=lambda s: order.get(s["split_id"], len(order)))
         return out
 

@@ -27,7 +27,6 @@ from tidegate.coordinator.restore import Restore
 from tidegate.coordinator.rulings import Decide, judge_ruling
 from tidegate.plan.graph import Node
 from tidegate.snapshot.handles import StreamFactory
-from tidegate.snapshot.streams import decode_parts
 
 
 @dataclass(frozen=True)
@@ -186,7 +185,7 @@ def _held(job: Job, uid: str, restore: Restore) -> Iterator[tuple[int, Committab
     for state in operator.subtasks:
         if state.handle is not None:
             where = f"snapshot {restore.location}, sink {uid!r}, subtask {state.index}"
-            parts = decode_parts(factory.load(state.handle), where=where)
+            parts = factory.parts(state.handle, where=where)
             found += held_handles([part for part in parts if part.kind != "channel"])
     by_barrier = [(parse_transaction_id(handle.transaction_id).checkpoint_id, handle) for handle in found]
     yield from sorted(by_barrier, key=lambda pair: pair[0])

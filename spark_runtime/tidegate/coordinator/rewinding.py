@@ -9,7 +9,6 @@ from tidegate.connectors.sink_operator import COMMITTABLES, held_handles
 from tidegate.contract.errors import SnapshotError, StoreError, TidegateError
 from tidegate.coordinator.restore import Restore
 from tidegate.snapshot.handles import StreamFactory
-from tidegate.snapshot.streams import decode_parts
 
 
 def held_by_sinks(restore: Restore, factory: StreamFactory) -> dict[str, list[Committable]]:
@@ -21,7 +20,7 @@ def held_by_sinks(restore: Restore, factory: StreamFactory) -> dict[str, list[Co
             if state.handle is None:
                 continue
             where = f"snapshot {restore.location}, operator {operator.uid!r}, subtask {state.index}"
-            parts = decode_parts(factory.load(state.handle), where=where)
+            parts = factory.parts(state.handle, where=where)
             held.setdefault(operator.uid, []).extend(held_handles([p for p in parts if p.name == COMMITTABLES]))
     return held
 

@@ -5,15 +5,23 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 from tidegate.contract.errors import NotFoundError, SnapshotError
+from tidegate.contract.layout import JobLayout
+from tidegate.snapshot.blobs import BlobFile, StoredBlob, checked_name, packed
+from tidegate.snapshot.parts import StateKind, StatePart
+from tidegate.snapshot.streams import decode_parts
 
 if TYPE_CHECKING:
     from tidegate.contract.store import Store
-    from tidegate.snapshot.parts import StateKind
+
+OpenLocation = Callable[[str], "tuple[Store, str]"]
+"""Snapshot location (root-relative folder or URL) -> store and folder in it."""
 
 DEFAULT_THRESHOLD_BYTES = 20 * 1024
 """`state_size_threshold`: smaller streams live in `_metadata` (S5.4)."""
@@ -29,6 +37,7 @@ class StateHandle:
         size_bytes: of the stream.
         sha256: of the stream, hexadecimal.
         kinds: of the parts in it, so that a rescale loads only what it needs (S5.5); None: not told.
+        files: the blobs of its parts; each blob once.
         staged: what its transactions have staged, as `contract.staged.StagedData.to_json()`, so that people can audit
             it without reading the state (S7.8).
     """
@@ -39,9 +48,15 @@ class StateHandle:
     sha256: str
     kinds: tuple[StateKind, ...] | None = None
     staged: tuple[Mapping[str, Any], ...] = ()
+    files: tuple[BlobFile, ...] = ()
 
     def __post_init__(self) -> None:
         assert (self.path is None) != (self.inline is None), "a state handle is either a path or inline"
+
+    @property
+    def full_bytes(self) -> int:
+        """Of the stream and of all blobs, whichever snapshot wrote them."""
+        return self.size_bytes + sum(file.used_bytes for file in self.files)
 
     def to_json(self) -> dict[str, Any]:
         """JSON form, as in acknowledgements and `_metadata`."""
@@ -54,6 +69,8 @@ class StateHandle:
             document["kinds"] = list(self.kinds)
         if self.staged:
             document["staged"] = list(self.staged)
+        if self.files:
+            document["files"] = [file.to_json() for file in self.files]
         return document
 
     @classmethod
@@ -65,24 +82,13 @@ class StateHandle:
             size_bytes, sha256 = int(document["size_bytes"]), str(document["sha256"])
             kinds = None if document.get("kinds") is None else tuple(document["kinds"])
             staged = tuple(dict(told) for told in document.get("staged", ()))
+            files = tuple(BlobFile.from_json(file) for file in document.get("files", ()))
         except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
             where = str(document)[:200]
             raise SnapshotError("A state handle is not readable", where=where, cause=repr(error)) from error
         if (path is None) == (data is None):
             raise SnapshotError("A state handle is neither a path nor inline", where=str(document)[:200])
-        return cls(None if path is None else checked_name(path), data, size_bytes, sha256, kinds, staged)
-
-
-def checked_name(name: str) -> str:
-    """`name` when it is a relative path of plain segments; else SnapshotError."""
-    segments = name.split("/") if isinstance(name, str) else [""]
-    if any(segment in ("", ".", "..") or "\\" in segment or ":" in segment for segment in segments):
-        raise SnapshotError(
-            f"A state file must lie within its snapshot's folder, {name!r} does not",
-            cause="the metadata was changed by hand or by somebody else",
-            remedy="Restore another snapshot",
-        )
-    return name
+        return cls(None if path is None else checked_name(path), data, size_bytes, sha256, kinds, staged, files)
 
 
 def joined(folder: str, name: str) -> str:
@@ -97,12 +103,25 @@ class StreamFactory:
     store is.
     """
 
-    def __init__(self, store: Store, folder: str, threshold_bytes: int = DEFAULT_THRESHOLD_BYTES) -> None:
+    def __init__(
+        self,
+        store: Store,
+        folder: str,
+        threshold_bytes: int = DEFAULT_THRESHOLD_BYTES,
+        shared: Callable[[], tuple[Store, str]] | None = None,
+    ) -> None:
         """Args: folder: of the snapshot, relative to the store's root. threshold_bytes: smaller streams stay inline; 0:
-        none."""
+        none. shared: opens the folder of shared files; None: there are none."""
         self._store = store
         self._folder = folder
         self._threshold_bytes = threshold_bytes
+        self._shared = shared
+
+    @classmethod
+    def at(cls, location: str, open_location: OpenLocation, threshold_bytes: int = DEFAULT_THRESHOLD_BYTES) -> Self:
+        """Of the snapshot at `location`."""
+        store, folder = open_location(location)
+        return cls(store, folder, threshold_bytes, partial(open_location, JobLayout.shared_of(location)))
 
     def store(self, name: str, data: bytes, kinds: tuple[StateKind, ...] | None = None) -> StateHandle:
         """Keep a stream durably, create-only.
@@ -122,6 +141,52 @@ class StreamFactory:
         self._store.create(joined(self._folder, checked_name(name)), data)
         return StateHandle(name, None, len(data), sha256, kinds)
 
+    def store_blobs(self, name: str, blobs: Sequence[tuple[str, bytes]], *, shared: bool) -> BlobFile:
+        """Keep blobs durably in one file, or inline when they are few bytes.
+
+        Args:
+            name: as in `store`.
+            blobs: (id, bytes).
+            shared: where all checkpoints of the job have their files; else in the snapshot's own folder.
+
+        Raises:
+            AlreadyExistsError: there is a file of this name.
+            StoreError: the store cannot write.
+        """
+        data, stored = packed(blobs)
+        if len(data) < self._threshold_bytes:
+            return BlobFile(None, bytes(data), False, len(data), stored)
+        store, folder = self._folder_of(shared)
+        store.create(joined(folder, checked_name(name)), data)
+        return BlobFile(name, None, shared, len(data), stored)
+
+    def parts(self, handle: StateHandle, *, where: str = "") -> list[StatePart]:
+        """The parts of `handle`, checked; their blobs are loaded, and checked, when they are read.
+
+        Args: where: what to name in errors.
+
+        Raises:
+            SnapshotError: missing, damaged or of a newer version; names the file. So do the blobs.
+            StoreError: the store cannot read.
+        """
+        found = {blob.id: (file, blob) for file in handle.files for blob in file.blobs}
+
+        def read(blob_id: str) -> bytes:
+            if blob_id not in found:
+                raise SnapshotError(f"The state names a blob {blob_id} that the metadata does not", where=where)
+            return self.load_blob(*found[blob_id])
+
+        return decode_parts(self.load(handle), where=where, read_blob=read)
+
+    def load_blob(self, file: BlobFile, blob: StoredBlob) -> bytes:
+        """One blob, checked for size and checksum. Raises as `load` does."""
+        if file.inline is not None:
+            data, where = file.inline[blob.offset : blob.offset + blob.size_bytes], "inline blobs"
+        else:
+            assert file.name is not None
+            where, data = self._read(file.name, shared=file.shared, part=blob)
+        return _checked(data, blob.size_bytes, blob.sha256, f"blob {blob.id} in {file.name or '(inline)'}", where)
+
     def load(self, handle: StateHandle) -> bytes:
         """The stream of `handle`, checked for size and checksum.
 
@@ -129,31 +194,56 @@ class StreamFactory:
             SnapshotError: missing or damaged; names the file.
             StoreError: the store cannot read.
         """
+        what = f"state file {handle.path or '(inline)'}"
         if handle.inline is not None:
-            return _checked(handle.inline, handle, f"{joined(self._folder, '_metadata')}, inline state")
+            where = f"{joined(self._folder, '_metadata')}, inline state"
+            return _checked(handle.inline, handle.size_bytes, handle.sha256, what, where)
         assert handle.path is not None
-        path = joined(self._folder, checked_name(handle.path))
+        where, data = self._read(handle.path)
+        return _checked(data, handle.size_bytes, handle.sha256, what, where)
+
+    def local_size(self, name: str, *, shared: bool = False) -> int | None:
+        """Bytes of a file on this machine's file system; None: it is not there, or the store has none."""
+        store, folder = self._folder_of(shared)
+        path = store.local_path(joined(folder, checked_name(name)))
+        return Path(path).stat().st_size if path is not None and Path(path).is_file() else None
+
+    def _folder_of(self, shared: bool) -> tuple[Store, str]:
+        if not shared:
+            return self._store, self._folder
+        if self._shared is None:
+            raise SnapshotError(
+                "The snapshot has files in a shared folder, and there is none",
+                where=self._folder,
+                cause="a checkpoint's folder was copied without the job's",
+                remedy="Restore a savepoint: it can be copied",
+            )
+        return self._shared()
+
+    def _read(self, name: str, *, shared: bool = False, part: StoredBlob | None = None) -> tuple[str, bytes]:
+        """Path and bytes of a file, or of one blob in it."""
+        store, folder = self._folder_of(shared)
+        path = joined(folder, checked_name(name))
         try:
-            data = self._store.read(path)
+            return path, store.read(path) if part is None else store.read_range(path, part.offset, part.size_bytes)
         except NotFoundError as error:
             raise SnapshotError(
-                f"The state file {handle.path} is missing",
+                f"The state file {name} is missing",
                 where=path,
                 cause="it was deleted, or the snapshot's folder was copied only in part",
                 remedy="Restore another snapshot",
             ) from error
-        return _checked(data, handle, path)
 
 
-def _checked(data: bytes, handle: StateHandle, where: str) -> bytes:
-    if len(data) != handle.size_bytes:
-        what = f"has {len(data)} bytes, not the {handle.size_bytes} that were written"
-    elif hashlib.sha256(data).hexdigest() != handle.sha256:
+def _checked(data: bytes, size_bytes: int, sha256: str, name: str, where: str) -> bytes:
+    if len(data) != size_bytes:
+        what = f"has {len(data)} bytes, not the {size_bytes} that were written"
+    elif hashlib.sha256(data).hexdigest() != sha256:
         what = "does not match its checksum"
     else:
         return data
     raise SnapshotError(
-        f"The state file {handle.path or '(inline)'} is damaged: it {what}",
+        f"The {name} is damaged: it {what}",
         where=where,
         cause="it was changed after it was written",
         remedy="Restore another snapshot",

@@ -1,7 +1,8 @@
 """`_metadata`: the one file that makes a folder a snapshot (S2.1). Written last, create-only; read first.
 
-A document of one JSON object: `{"record": "snapshot", "v": 1, "sha256": <of the body's canonical JSON>, "body":
-{...}}`. Paths in it are relative to its folder, so a savepoint can be moved or copied as a whole.
+A document of one JSON object: `{"record": "snapshot", "v": 2, "sha256": <of the body's canonical JSON>, "body":
+{...}}`. Paths in it are relative to its folder, so a savepoint can be moved or copied as a whole. Since version 2 state
+handles may have files of blobs; those of a checkpoint lie in the folder `shared` beside the job's `checkpoints`.
 """
 
 from __future__ import annotations
@@ -10,17 +11,16 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tidegate.contract.errors import NotFoundError, SnapshotError
-from tidegate.snapshot.handles import StateHandle, StreamFactory, checked_name, joined
+from tidegate.snapshot.handles import OpenLocation, StateHandle, StreamFactory, joined
 
 if TYPE_CHECKING:
     from tidegate.contract.store import Store
 
 METADATA_NAME = "_metadata"
-METADATA_VERSION = 1
+METADATA_VERSION = 2
 
 OperatorStatus = Literal["running", "partially_finished", "finished"]
 _STATUSES = ("running", "partially_finished", "finished")
@@ -116,8 +116,13 @@ class SnapshotMetadata:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all state streams."""
-        return sum(handle.size_bytes for handle in self.handles())
+        """Bytes of all state, whichever snapshot wrote them."""
+        return sum(handle.full_bytes for handle in self.handles())
+
+    def shared_files(self) -> frozenset[str]:
+        """Names of the files it uses in the job's shared folder."""
+        files = (file for handle in self.handles() for file in handle.files)
+        return frozenset(file.name for file in files if file.shared and file.name is not None)
 
 
 def encode_metadata(metadata: SnapshotMetadata) -> bytes:
@@ -208,8 +213,8 @@ def read_metadata(store: Store, folder: str) -> SnapshotMetadata:
     return decode_metadata(data, where=path)
 
 
-def verify(store: Store, folder: str) -> SnapshotMetadata:
-    """Check that the snapshot in `folder` is whole: metadata readable, every state file there with its size.
+def verify(open_location: OpenLocation, location: str) -> SnapshotMetadata:
+    """Check that the snapshot at `location` is whole: metadata readable, every state file there with its size.
 
     On a local store sizes alone are compared; elsewhere each file is read and its checksum compared too. A restore
     checks every checksum anyway.
@@ -217,14 +222,15 @@ def verify(store: Store, folder: str) -> SnapshotMetadata:
     Raises:
         SnapshotError: names the first file that is missing or damaged.
     """
-    metadata = read_metadata(store, folder)
-    streams = StreamFactory(store, folder)
+    metadata = read_metadata(*open_location(location))
+    streams = StreamFactory.at(location, open_location)
     for handle in metadata.handles():
-        local = None
-        if handle.path is not None:
-            local = store.local_path(joined(folder, checked_name(handle.path)))
-        if local is None or not Path(local).is_file() or Path(local).stat().st_size != handle.size_bytes:
+        if handle.path is None or streams.local_size(handle.path) != handle.size_bytes:
             streams.load(handle)
+        for file in handle.files:
+            if file.name is None or streams.local_size(file.name, shared=file.shared) != file.size_bytes:
+                for blob in file.blobs:
+                    streams.load_blob(file, blob)
     return metadata
 
 

@@ -27,12 +27,15 @@ class Blob:
 
     Attributes:
         id: one id, one content, within a run of the operator subtask; a file name.
-        read: its bytes. When a snapshot is written: called at most once, on a writer thread, and only where no earlier
-            completed checkpoint has it. At a restore: loads it, checked; may be called again.
+        read: its bytes. When a snapshot is written: called at most once, on a writer thread, where no earlier completed
+            checkpoint has it, or files of earlier ones are written together anew. At a restore: loads it, checked; may
+            be called again.
+        size_bytes: about how many bytes `read` gives; 0: not known before.
     """
 
     id: str
     read: Callable[[], bytes]
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ it loaded. By kind of part, p being the new parallelism:
 - union: all rows to every subtask.
 - broadcast: the rows of one old subtask: of its own number modulo the old parallelism, or the next that has state,
   running ones first.
+- keyed, and not in rows: untouched, a part for each old subtask; the back end takes from it what its key groups are.
 - channel: at the same parallelism each subtask its own; else all rows to every subtask, which picks from them
   (`channel_state.replay_for`).
 """
@@ -26,7 +27,7 @@ from tidegate.contract.errors import SnapshotError
 from tidegate.snapshot.handles import StateHandle
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.metadata import OperatorState
-from tidegate.snapshot.parts import KEY_GROUP_COLUMN, OWNER_COLUMN, StateKind, StatePart
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, OWNER_COLUMN, Blob, StateKind, StatePart
 
 KINDS_BEFORE_RESCALE: tuple[StateKind, ...] = ("keyed", "list", "broadcast")
 """What a stream may hold whose handle does not tell its kinds; `check_restore` refuses such ones a rescale."""
@@ -106,7 +107,8 @@ def share_of(operator: OperatorState, place: Rescale) -> Share | None:
 def redistributed(
     former: Mapping[int, Sequence[StatePart]], broadcast_from: int | None, place: Rescale, *, where: str = ""
 ) -> list[StatePart]:
-    """The parts of the new subtask, one for each name, cut from those it loaded.
+    """The parts of the new subtask, one for each name, cut from those it loaded; of other formats than "rows" one for
+    each name and old subtask. Blobs are cut when they are read.
 
     Args:
         former: old subtask -> its parts; every old subtask that `share_of` named.
@@ -116,12 +118,12 @@ def redistributed(
     Raises:
         SnapshotError: a state has one kind or type here and another there.
     """
-    by_name: dict[str, list[tuple[int, StatePart]]] = {}
+    by_name: dict[str, list[StatePart]] = {}
     for former_index in sorted(former):
         for part in former[former_index]:
             if place.takes(part.kind, former_index, broadcast_from):
-                by_name.setdefault(part.name, []).append((former_index, part))
-    return [_merged(name, found, place, where) for name, found in by_name.items()]
+                by_name.setdefault(part.name, []).append(part)
+    return [part for name, found in by_name.items() for part in _merged(name, found, place, where)]
 
 
 def _broadcast_source(candidates: Sequence[int], place: Rescale) -> int | None:
@@ -131,21 +133,44 @@ def _broadcast_source(candidates: Sequence[int], place: Rescale) -> int | None:
     return min(candidates, key=lambda former_index: (former_index - wanted) % place.former)
 
 
-def _merged(name: str, found: Sequence[tuple[int, StatePart]], place: Rescale, where: str) -> StatePart:
-    kinds = {part.kind for _, part in found}
+def _merged(name: str, found: Sequence[StatePart], place: Rescale, where: str) -> list[StatePart]:
+    kinds = {part.kind for part in found}
     if len(kinds) > 1:
         raise _mixed(name, f"its kinds are {', '.join(sorted(kinds))}", where)
+    formats = {part.format for part in found}
+    if len(formats) > 1:
+        raise _mixed(name, f"its formats are {', '.join(sorted(formats))}", where)
+    if formats != {"rows"}:
+        return list(found)
     kind = kinds.pop()
-    tables = [part.table for _, part in found]
+    blobs = [blob for part in found for blob in part.blobs]
+    tables = [part.table for part in found]
     if kind == "keyed":
         tables = [_in_range(table, place.key_groups) for table in tables]
+        blobs = [_cut(blob, place.key_groups) for blob in blobs] if place.changes else blobs
+    elif blobs and kind == "list" and place.changes:
+        tables, blobs = [table for part in found for table in part.tables()], []
     try:
         table = pa.concat_tables(tables)
     except pa.ArrowException as error:
         raise _mixed(name, str(error), where) from error
     if kind == "list" and place.changes:
         table = _list_rows(table, place)
-    return StatePart(name, kind, table)
+    return [StatePart(name, kind, table, (), tuple(blobs))]
+
+
+def _cut(blob: Blob, groups: range) -> Blob:
+    """The rows of `groups`. Another id: it has another content."""
+
+    def read() -> bytes:
+        with pa.ipc.open_stream(pa.py_buffer(blob.read())) as reader:
+            table = _in_range(reader.read_all(), groups)
+        out = pa.BufferOutputStream()
+        with pa.ipc.new_stream(out, table.schema) as writer:
+            writer.write_table(table)
+        return out.getvalue().to_pybytes()
+
+    return Blob(f"{blob.id}.{groups.start}-{groups.stop}", read)
 
 
 def _in_range(table: pa.Table, groups: range) -> pa.Table:

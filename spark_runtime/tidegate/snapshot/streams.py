@@ -1,13 +1,15 @@
 """The state stream: all parts of one operator subtask as one sequence of bytes (S3.6, S5.3).
 
-Layout, integers little endian; version 2 where a part is of kind "channel", else 1::
+Layout, integers little endian; version 3 where a part has blobs or is not of format "rows", 2 where one is of kind
+"channel", else 1::
 
     magic     8 bytes  b"TGSTATE\\n"
     version   u16
     length    u32      of the header, bytes
     crc32     u32      of the header
     header    JSON     meta information: {"key_bytes": 1, "parts": [...]}, per part its name, kind, fields, rows,
-                       length in bytes, crc32 and, when keyed, [key group, first row] of each group that has rows
+                       length in bytes, crc32 and, when keyed, [key group, first row] of each group that has rows;
+                       since version 3 its format and the ids of its blobs, which lie elsewhere
     parts     one Arrow IPC stream (lz4) each, in the header's order, nothing between them and nothing after them
 
 Meta information precedes data, so that a restore checks names, kinds and types before it reads a row. Rows of keyed
@@ -20,19 +22,21 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from tidegate.contract.errors import SnapshotError
-from tidegate.snapshot.parts import KEY_GROUP_COLUMN, StateKind, StatePart
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StateFormat, StateKind, StatePart
 
 MAGIC = b"TGSTATE\n"
-STREAM_VERSION = 2
+STREAM_VERSION = 3
 """Newest that is read."""
+_VERSION_OF_BLOBS = 3
 _VERSION_OF_CHANNELS = 2
 _VERSION = 1
 KEY_BYTES_VERSION = 1
@@ -47,6 +51,7 @@ MAX_BATCH_ROWS = 256 * 1024
 
 _PREFIX = struct.Struct("<8sHII")
 _KINDS: frozenset[str] = frozenset({"keyed", "list", "union", "broadcast", "channel"})
+_FORMATS: frozenset[str] = frozenset({"rows", "rocksdb"})
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,9 @@ class PartHeader:
         rows: number of rows.
         size_bytes: of the part's Arrow stream.
         crc32: of the part's Arrow stream.
-        key_groups: (key group, first row) of each group that has rows, ascending; empty unless keyed.
+        key_groups: (key group, first row) of each group that has rows, ascending; empty unless keyed, and in rows.
+        format: of the blobs.
+        blobs: ids, in order.
     """
 
     name: str
@@ -70,11 +77,13 @@ class PartHeader:
     size_bytes: int
     crc32: int
     key_groups: tuple[tuple[int, int], ...] = ()
+    format: StateFormat = "rows"
+    blobs: tuple[str, ...] = ()
 
 
 def encode_parts(parts: Sequence[StatePart]) -> bytes:
-    """The stream of `parts`. Deterministic for the same tables. Raises AssertionError for a keyed part without a uint16
-    key-group column or a name used twice: bugs of an operator."""
+    """The stream of `parts`, without their blobs. Deterministic for the same tables. Raises AssertionError for a keyed
+    part without a uint16 key-group column or a name used twice: bugs of an operator."""
     names = [part.name for part in parts]
     assert len(set(names)) == len(names), f"state names are not unique: {names}"
     headers: list[dict[str, Any]] = []
@@ -92,10 +101,12 @@ def encode_parts(parts: Sequence[StatePart]) -> bytes:
                 "size_bytes": payload.size,
                 "crc32": zlib.crc32(payload),
                 "key_groups": key_groups,
+                **({"format": part.format, "blobs": [blob.id for blob in part.blobs]} if _is_in_pieces(part) else {}),
             }
         )
     header = json.dumps({"key_bytes": KEY_BYTES_VERSION, "parts": headers}, separators=(",", ":")).encode()
     version = _VERSION_OF_CHANNELS if any(part.kind == "channel" for part in parts) else _VERSION
+    version = _VERSION_OF_BLOBS if any(_is_in_pieces(part) for part in parts) else version
     prefix = _PREFIX.pack(MAGIC, version, len(header), zlib.crc32(header))
     return b"".join([prefix, header, *payloads])
 
@@ -113,13 +124,14 @@ def read_header(data: bytes | memoryview, *, where: str = "") -> tuple[PartHeade
     return _header(data, where)[0]
 
 
-def decode_parts(data: bytes, *, where: str = "") -> list[StatePart]:
+def decode_parts(data: bytes, *, where: str = "", read_blob: Callable[[str], bytes] | None = None) -> list[StatePart]:
     """Inverse of `encode_parts`; keyed rows come sorted by key group. All or nothing: every part is checked before the
     first is decoded.
 
     Args:
         data: the whole stream.
         where: what to name in errors.
+        read_blob: gives the bytes of the blob of an id, when somebody reads it; None: blobs cannot be read.
 
     Raises:
         SnapshotError: not a state stream, damaged, cut short, or of a newer version.
@@ -137,11 +149,12 @@ def decode_parts(data: bytes, *, where: str = "") -> list[StatePart]:
         if zlib.crc32(payload) != header.crc32:
             raise _damaged(f"State {header.name!r} does not match its checksum", where)
         payloads.append(payload)
-    return [_decode_part(header, payload, where) for header, payload in zip(headers, payloads, strict=True)]
+    read = read_blob or partial(_unreadable, where)
+    return [_decode_part(header, payload, where, read) for header, payload in zip(headers, payloads, strict=True)]
 
 
 def _by_key_group(part: StatePart) -> tuple[pa.Table, list[list[int]]]:
-    if part.kind != "keyed":
+    if part.kind != "keyed" or part.format != "rows":
         return part.table, []
     index = part.table.schema.get_field_index(KEY_GROUP_COLUMN)
     assert index >= 0 and part.table.schema.field(index).type == pa.uint16(), f"state {part.name!r} has no key groups"
@@ -165,7 +178,15 @@ def _to_ipc(table: pa.Table) -> pa.Buffer:
     return out.getvalue()
 
 
-def _decode_part(header: PartHeader, payload: memoryview, where: str) -> StatePart:
+def _is_in_pieces(part: StatePart) -> bool:
+    return bool(part.blobs) or part.format != "rows"
+
+
+def _unreadable(where: str, blob_id: str) -> bytes:
+    raise SnapshotError(f"The blob {blob_id} of a state stream was not asked for", where=where)
+
+
+def _decode_part(header: PartHeader, payload: memoryview, where: str, read: Callable[[str], bytes]) -> StatePart:
     options = pa.ipc.IpcReadOptions(use_threads=len(payload) >= THREADED_BYTES)
     try:
         with pa.ipc.open_stream(pa.py_buffer(payload), options=options) as reader:
@@ -175,7 +196,8 @@ def _decode_part(header: PartHeader, payload: memoryview, where: str) -> StatePa
     fields = tuple((field.name, str(field.type)) for field in table.schema)
     if table.num_rows != header.rows or fields != header.fields:
         raise _damaged(f"State {header.name!r} does not match its header", where)
-    return StatePart(header.name, header.kind, table)
+    blobs = tuple(Blob(blob_id, partial(read, blob_id)) for blob_id in header.blobs)
+    return StatePart(header.name, header.kind, table, (), blobs, header.format)
 
 
 def _header(data: bytes | memoryview, where: str) -> tuple[tuple[PartHeader, ...], int]:
@@ -208,6 +230,8 @@ def _header(data: bytes | memoryview, where: str) -> tuple[tuple[PartHeader, ...
 def _part_header(part: Mapping[str, Any], where: str) -> PartHeader:
     if part["kind"] not in _KINDS:
         raise _damaged(f"State {part['name']!r} is of the unknown kind {part['kind']!r}", where)
+    if part.get("format", "rows") not in _FORMATS:
+        raise _damaged(f"State {part['name']!r} is of the unknown format {part['format']!r}", where)
     return PartHeader(
         name=part["name"],
         kind=part["kind"],
@@ -216,6 +240,8 @@ def _part_header(part: Mapping[str, Any], where: str) -> PartHeader:
         size_bytes=part["size_bytes"],
         crc32=part["crc32"],
         key_groups=tuple((group, row) for group, row in part["key_groups"]),
+        format=part.get("format", "rows"),
+        blobs=tuple(part.get("blobs", ())),
     )
 
 

@@ -13,6 +13,7 @@ from tidegate.channel.elements import MAX_WATERMARK, Watermark
 from tidegate.contract.store import Store
 from tidegate.contract.verdicts import Withheld
 from tidegate.operators.contract import CommitPermit, Output, StreamOperator
+from tidegate.snapshot.parts import AsyncSnapshot
 
 
 class OperatorFailure(Exception):
@@ -92,6 +93,16 @@ class OperatorChain:
         for index, operator in enumerate(self.operators):
             for out in self._guarded(index, operator.prepare_snapshot_pre_barrier(checkpoint_id)):
                 yield from self._through(index + 1, out)
+
+    def snapshot(self, checkpoint_id: int, *, portable: bool) -> list[tuple[str, AsyncSnapshot]]:
+        """Freeze every operator that has state (S3.6). `portable`: for a savepoint."""
+        found: list[tuple[str, AsyncSnapshot]] = []
+        for uid, operator in zip(self._uids, self.operators, strict=True):
+            operator.portable = portable
+            part = operator.snapshot(checkpoint_id)
+            if part is not None:
+                found.append((uid, part))
+        return found
 
     def commits(self, permit: CommitPermit) -> list[Callable[[], None]]:
         """The blocking work that `permit` allows (S7.4); its failure names the operator."""

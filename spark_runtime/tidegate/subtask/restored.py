@@ -11,10 +11,9 @@ from tidegate.contract.store import Store
 from tidegate.contract.verdicts import Withheld
 from tidegate.operators.contract import CommitPermit
 from tidegate.plan.execution import ExecutionPlan
-from tidegate.snapshot.handles import StreamFactory
+from tidegate.snapshot.handles import OpenLocation, StreamFactory
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.redistribution import Rescale, Share, redistributed
-from tidegate.snapshot.streams import decode_parts
 
 
 @dataclass(frozen=True)
@@ -40,10 +39,11 @@ class Restored:
 
 def load_restored(
     documents: Mapping[int, Mapping[str, Any]],
-    open_location: Callable[[str], tuple[Store, str]],
+    open_location: OpenLocation,
     plan: ExecutionPlan,
 ) -> Restored | None:
-    """Read and cut the state of every subtask index of this slot. Blocks on the store.
+    """Read and cut the state of every subtask index of this slot; blobs are read when the operator does. Blocks on the
+    store.
 
     Args:
         documents: `coordinator.restore.Restore.for_slot(index)` by index, all of one restore; empty: a fresh start.
@@ -57,14 +57,13 @@ def load_restored(
     parts: dict[tuple[str, int], Sequence[StatePart]] = {}
     finished: set[tuple[int, int]] = set()
     for index, document in documents.items():
-        store, folder = open_location(document["location"])
-        factory = StreamFactory(store, folder)
+        factory = StreamFactory.at(document["location"], open_location)
         place = Rescale(document["parallelism"], plan.parallelism, plan.max_parallelism, index)
         for uid, share_document in document["shares"].items():
             where = f"snapshot {document['location']}, operator {uid!r}"
             share = Share.from_json(share_document)
             former = {
-                former_index: decode_parts(factory.load(handle), where=f"{where}, subtask {former_index}")
+                former_index: factory.parts(handle, where=f"{where}, subtask {former_index}")
                 for former_index, handle in share.handles
             }
             parts[(uid, index)] = redistributed(former, share.broadcast_from, place, where=where)

@@ -5,36 +5,29 @@ Threads around it only append to the inbox and wake it; everything else happens 
 
 from __future__ import annotations
 
-import secrets
 import threading
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tidegate.channel.elements import CheckpointBarrier
-from tidegate.contract.store import Store
+from tidegate.channel.elements import SAVEPOINTS, CheckpointBarrier
 from tidegate.contract.verdicts import Withheld
 from tidegate.operators.contract import CommitPermit
-from tidegate.snapshot.handles import StateHandle, StreamFactory
+from tidegate.snapshot.handles import OpenLocation
 from tidegate.snapshot.parts import AsyncSnapshot
-from tidegate.snapshot.streams import encode_parts
 from tidegate.subtask.host import DeclineCode
+from tidegate.subtask.snapshot_writer import SnapshotPlace, SnapshotWriter, Written
 from tidegate.subtask.subtask import Subtask
 from tidegate.subtask.writing import side_by_side
 
 IDLE_WAIT_S = 0.05
 """Longest sleep of an idle loop, seconds: bounds the delay of a wake-up that raced with falling asleep."""
 
-MAX_KNOWN_PATHS = 1_024
+MAX_KNOWN_PLACES = 1_024
 """Snapshot locations a slot remembers; more than can be pending at once, since the coordinator bounds those."""
-
-OpenLocation = Callable[[str], tuple[Store, str]]
-"""Snapshot location (root-relative folder or URL) -> store and folder in it."""
 
 
 class Wake:
@@ -79,7 +72,7 @@ class Slot:
         self._generation = generation
         self._send = send
         self._open_location = open_location
-        self._threshold_bytes = threshold_bytes
+        self._writer = SnapshotWriter(run_id, generation, open_location, threshold_bytes, writers)
         self._writers = writers
         self._now_ms = now_ms
         self._wake = wake
@@ -87,8 +80,8 @@ class Slot:
         self._subtasks: list[Subtask] = []
         self._by_id: dict[tuple[int, int], Subtask] = {}
         self._inbox: deque[Mapping[str, Any] | Callable[[], None]] = deque()
-        self._paths: dict[int, str] = {}
-        self._held: dict[int, list[Callable[[str], None]]] = {}
+        self._places: dict[int, SnapshotPlace] = {}
+        self._held: dict[int, list[Callable[[SnapshotPlace], None]]] = {}
         self._newest_trigger = 0
         self._cancelled = False
         self.progress = 0
@@ -112,18 +105,18 @@ class Slot:
         metrics: dict[str, float],
         finished: bool,
     ) -> None:
-        """Hand the asynchronous phase to a writer; a barrier that overtook its trigger message waits for the path."""
+        """Hand the asynchronous phase to a writer; a barrier that overtook its trigger message waits for the place."""
 
-        def submit(path: str) -> None:
-            self._write(subtask, checkpoint_id, path, parts, metrics, finished)
+        def submit(place: SnapshotPlace) -> None:
+            self._write(subtask, place, parts, metrics, finished)
 
-        path = self._paths.get(checkpoint_id)
-        if path is None and checkpoint_id <= self._newest_trigger:
-            return  # aborted since: triggers come in order, and this one's path has been forgotten
-        if path is None:
+        place = self._places.get(checkpoint_id)
+        if place is None and checkpoint_id <= self._newest_trigger:
+            return  # aborted since: triggers come in order, and this one's place has been forgotten
+        if place is None:
             self._held.setdefault(checkpoint_id, []).append(submit)
         else:
-            submit(path)
+            submit(place)
 
     def decline(self, subtask: tuple[int, int], checkpoint_id: int, reason: str, code: DeclineCode = "failed") -> None:
         """Tell the coordinator."""
@@ -164,34 +157,22 @@ class Slot:
     def _write(
         self,
         subtask: tuple[int, int],
-        checkpoint_id: int,
-        path: str,
+        place: SnapshotPlace,
         parts: Sequence[tuple[str, AsyncSnapshot]],
         metrics: dict[str, float],
         finished: bool,
     ) -> None:
-        started = time.monotonic()
+        checkpoint_id = place.checkpoint_id
 
-        def write(uid: str, snapshot: AsyncSnapshot) -> StateHandle:
-            store, folder = self._open_location(path)
-            name = f"{_safe(uid)}-{subtask[1]}-g{self._generation}-{self._run_id}-{secrets.token_hex(4)}.state"
-            made = snapshot()
-            kinds = tuple(sorted({part.kind for part in made}))
-            handle = StreamFactory(store, folder, self._threshold_bytes).store(name, encode_parts(made), kinds)
-            return replace(handle, staged=tuple(told for part in made for told in part.staged))
-
-        def written(handles: Sequence[StateHandle]) -> None:
-            metrics["async_ms"] = (time.monotonic() - started) * 1000
-            metrics["bytes"] = metrics["persisted_bytes"] = float(sum(handle.size_bytes for handle in handles))
-            operators = {uid: handle.to_json() for (uid, _), handle in zip(parts, handles, strict=True)}
+        def written(made: Written) -> None:
             self._send(
                 {
                     "type": "ack",
                     "subtask": list(subtask),
                     "checkpoint_id": checkpoint_id,
                     "run_id": self._run_id,
-                    "operators": operators,
-                    "metrics": metrics,
+                    "operators": {uid: handle.to_json() for uid, handle in made.handles.items()},
+                    "metrics": {**metrics, **made.metrics},
                     "finished": finished,
                 }
             )
@@ -200,7 +181,7 @@ class Slot:
             traceback.print_exception(error)
             self.decline(subtask, checkpoint_id, f"state could not be written: {type(error).__name__}: {error}")
 
-        side_by_side(self._writers, [partial(write, uid, snapshot) for uid, snapshot in parts], written, failed)
+        self._writer.write(subtask[1], place, parts, written, failed)
 
     # ------------------------------------------------------------ messages
 
@@ -238,15 +219,18 @@ class Slot:
                 self._on_trigger(message)
             case "abort":
                 checkpoint_id = message["checkpoint_id"]
-                self._paths.pop(checkpoint_id, None)
+                self._places.pop(checkpoint_id, None)
                 self._held.pop(checkpoint_id, None)
+                self._writer.blobs.aborted(checkpoint_id)
                 for subtask in self._subtasks:
                     subtask.aborted(checkpoint_id)
             case "complete":
+                self._writer.blobs.completed(message["checkpoint_id"])
                 permit = CommitPermit(message["checkpoint_id"], message["generation"], message["log_number"])
                 for subtask in self._subtasks:
                     subtask.completed(permit)
             case "durable":
+                self._writer.blobs.completed(message["checkpoint_id"])
                 for subtask in self._subtasks:
                     subtask.durable(message["checkpoint_id"], last=message["last"])
             case "commit":
@@ -272,12 +256,13 @@ class Slot:
 
     def _on_trigger(self, message: Mapping[str, Any]) -> None:
         checkpoint_id = message["checkpoint_id"]
-        self._paths[checkpoint_id] = message["path"]
+        contained = message["kind"] in SAVEPOINTS
+        place = self._places[checkpoint_id] = SnapshotPlace(checkpoint_id, message["path"], contained)
         self._newest_trigger = max(self._newest_trigger, checkpoint_id)
-        while len(self._paths) > MAX_KNOWN_PATHS:
-            del self._paths[min(self._paths)]
+        while len(self._places) > MAX_KNOWN_PLACES:
+            del self._places[min(self._places)]
         for submit in self._held.pop(checkpoint_id, ()):
-            submit(message["path"])
+            submit(place)
         barrier = CheckpointBarrier(checkpoint_id, message["kind"], message["triggered_ms"], message["stop"])
         for chain_id, index in message["subtasks"]:
             subtask = self._by_id.get((chain_id, index))
@@ -356,7 +341,3 @@ class Slot:
 
 def _raise(error: BaseException) -> None:
     raise error
-
-
-def _safe(uid: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_" else "_" for c in uid)

@@ -18,6 +18,7 @@ import pyarrow as pa
 from tidegate.channel.elements import (
     MAX_WATERMARK,
     MIN_WATERMARK,
+    SAVEPOINTS,
     CancelBarrier,
     CheckpointBarrier,
     Element,
@@ -400,10 +401,7 @@ class Subtask:
         parts: list[tuple[str, AsyncSnapshot]] = []
         if self._source is not None:
             parts.append((self._source.uid, self._source.snapshot()))
-        for uid, operator in zip(self._uids, self._chain.operators, strict=True):
-            part = operator.snapshot(checkpoint_id)
-            if part is not None:
-                parts.append((uid, part))
+        parts += self._chain.snapshot(checkpoint_id, portable=barrier.kind in SAVEPOINTS)
         self._lifecycle.snapshot_taken(checkpoint_id)
         metrics = snapshot_metrics(barrier, first_ms, started_ms, self._host.now_ms(), unaligned=unaligned)
         capture = Capture(checkpoint_id, parts, metrics, self._ended_naturally)

@@ -41,6 +41,14 @@ class StoreConformance:
         assert store.read("a/b/object") == data
         assert store.read("empty") == b""
 
+    def test_a_range_of_an_object_is_read_and_ends_where_the_object_does(self, store: Store) -> None:
+        store.create("a/object", bytes(range(10)))
+        ranges = [(0, 10), (3, 4), (8, 5), (10, 1), (12, 1), (4, 0)]
+        wanted = [bytes(range(10)), bytes(range(3, 7)), bytes((8, 9)), b"", b"", b""]
+        assert [store.read_range("a/object", offset, size) for offset, size in ranges] == wanted
+        with pytest.raises(NotFoundError):
+            store.read_range("a/other", 0, 1)
+
     def test_a_second_create_is_refused_and_changes_nothing(self, store: Store) -> None:
         store.create("a/object", b"first")
         with pytest.raises(AlreadyExistsError):

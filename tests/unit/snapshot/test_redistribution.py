@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from tidegate.contract.errors import SnapshotError
 from tidegate.snapshot.handles import StateHandle
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.metadata import OperatorState, SubtaskState
-from tidegate.snapshot.parts import KEY_GROUP_COLUMN, OWNER_COLUMN, StateKind, StatePart
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, OWNER_COLUMN, Blob, StateKind, StatePart
 from tidegate.snapshot.redistribution import Rescale, Share, redistributed, share_of
 from tidegate.snapshot.streams import decode_parts, encode_parts
 from tidegate.state.keyhash import hash_keys, key_groups, partition_hash, subtask_of_key_groups
@@ -212,3 +213,61 @@ def test_the_kinds_in_a_stream_are_part_of_its_handle() -> None:
     before = StateHandle(None, b"abc", 3, "x")
     assert "kinds" not in before.to_json()
     assert StateHandle.from_json(before.to_json()).kinds is None
+
+
+def in_pieces(groups: Sequence[int], size: int) -> StatePart:
+    """As `keyed`, in blobs of `size` rows."""
+    pieces = [keyed(sorted(groups[n : n + size])).table for n in range(0, len(groups), size)]
+    blobs = tuple(Blob(f"c{n}", partial(_stream, piece)) for n, piece in enumerate(pieces))
+    return StatePart("s", "keyed", keyed([]).table, (), blobs)
+
+
+def _stream(table: pa.Table) -> bytes:
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table)
+    return out.getvalue().to_pybytes()
+
+
+@settings(deadline=None)
+@given(rows=st.lists(st.integers(0, GROUPS - 1), max_size=40), before=PARALLELISM, after=PARALLELISM)
+def test_rows_in_blobs_come_to_the_owners_of_their_key_groups_too(rows: list[int], before: int, after: int) -> None:
+    """S5.5."""
+    old = [[in_pieces([g for g in rows if g in key_group_range(i, before, GROUPS)], 3)] for i in range(before)]
+    found: list[list[int]] = []
+    for index in range(after):
+        place = Rescale(before, after, GROUPS, index)
+        taken = {i: parts for i, parts in enumerate(old) if place.takes("keyed", i, None)}
+        (part,) = redistributed(taken, None, place)
+        found.append([v for table in part.tables() for v in table["v"].to_pylist()])
+    assert all(g in key_group_range(i, after, GROUPS) for i, mine in enumerate(found) for g in mine)
+    assert Counter(g for mine in found for g in mine) == Counter(rows)
+
+
+def test_blobs_are_read_when_the_operator_asks_and_keep_their_ids_while_their_content_is_the_same() -> None:
+    def fail() -> bytes:
+        raise AssertionError("read too soon")
+
+    part = StatePart("s", "keyed", keyed([]).table, (), (Blob("c0", fail),))
+    (same,) = redistributed({0: [part]}, None, Rescale(1, 1, GROUPS, 0))
+    (cut,) = redistributed({0: [part]}, None, Rescale(1, 2, GROUPS, 0))
+    assert [same.blobs[0].id, cut.blobs[0].id] == ["c0", "c0.0-8"]
+
+
+def test_files_of_a_database_come_uncut_one_part_for_each_old_subtask() -> None:
+    """The back end takes from them what is its own."""
+    parts = {
+        i: [StatePart("s", "keyed", pa.table({"name": [f"{i}.sst"]}), (), (Blob(f"{i}.sst", bytes),), "rocksdb")]
+        for i in range(4)
+    }
+    found = redistributed({i: parts[i] for i in (1, 2)}, None, Rescale(4, 3, GROUPS, 1))
+    assert found == [parts[1][0], parts[2][0]]
+    with pytest.raises(SnapshotError, match="State 's'.*formats are rocksdb, rows"):
+        redistributed({0: parts[0], 1: [keyed([5])]}, None, Rescale(2, 1, GROUPS, 0))
+
+
+def test_rows_of_a_list_in_blobs_are_shared_out_as_those_of_a_table() -> None:
+    pieces = tuple(Blob(f"c{n}", partial(_stream, part("list", [n]).table)) for n in range(3))
+    old = StatePart("s", "list", part("list", []).table, (), pieces)
+    found = [redistributed({0: [old]}, None, Rescale(1, 3, GROUPS, i))[0].table["v"].to_pylist() for i in range(3)]
+    assert found == [[0], [1], [2]]

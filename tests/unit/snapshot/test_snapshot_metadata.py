@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ from hypothesis import strategies as st
 
 from tidegate.contract.errors import AlreadyExistsError, SnapshotError
 from tidegate.contract.store import Store, open_store
-from tidegate.snapshot.handles import StreamFactory
+from tidegate.snapshot.blobs import BlobFile, StoredBlob
+from tidegate.snapshot.handles import StateHandle, StreamFactory
 from tidegate.snapshot.metadata import (
     METADATA_NAME,
     OperatorState,
@@ -26,6 +29,7 @@ from tidegate.snapshot.metadata import (
 )
 
 FOLDER = "j/savepoints/sp-7"
+GOLDEN = Path(__file__).parent / "golden"
 FRESH = itertools.count()
 
 
@@ -68,7 +72,7 @@ def metadata(store: Store) -> SnapshotMetadata:
 def test_metadata_comes_back_as_written(store: Store) -> None:
     written = metadata(store)
     write_metadata(store, FOLDER, written)
-    assert read_metadata(store, FOLDER) == written == verify(store, FOLDER)
+    assert read_metadata(store, FOLDER) == written == verify(lambda at: (store, at), FOLDER)
     assert [h.path for h in written.handles()] == ["daily-0", None]
     assert written.size_bytes == 26
     daily = written.operator("daily")
@@ -94,7 +98,7 @@ def test_a_savepoint_can_be_copied_as_a_whole(store: Store, tmp_path: Path) -> N
     written = metadata(store)
     write_metadata(store, FOLDER, written)
     (tmp_path / FOLDER).rename(tmp_path / "moved")
-    assert verify(open_store(str(tmp_path / "moved")), "") == written
+    assert verify(lambda at: (open_store(str(tmp_path / at)), ""), "moved") == written
 
 
 @given(st.data())
@@ -115,8 +119,8 @@ def test_no_damage_of_the_metadata_goes_unnoticed(data: st.DataObject) -> None:
 
 
 def test_metadata_of_a_newer_version_asks_for_an_upgrade(store: Store) -> None:
-    document = json.loads(encode_metadata(metadata(store))) | {"v": 2}
-    with pytest.raises(SnapshotError, match="version 2.*Upgrade"):
+    document = json.loads(encode_metadata(metadata(store))) | {"v": 3}
+    with pytest.raises(SnapshotError, match="version 3.*Upgrade"):
         decode_metadata(json.dumps(document).encode())
 
 
@@ -130,13 +134,96 @@ def test_verify_names_the_state_file_that_is_missing_or_damaged(
     if replacement is not None:
         store.create(f"{FOLDER}/daily-0", replacement)
     with pytest.raises(SnapshotError, match=what):
-        verify(store, FOLDER)
+        verify(lambda at: (store, at), FOLDER)
 
 
 def test_verify_reads_every_file_of_a_store_that_is_not_local() -> None:
     store = open_store("memory://verify")
     write_metadata(store, FOLDER, metadata(store))
-    verify(store, FOLDER)
+    verify(lambda at: (store, at), FOLDER)
     store.replace(f"{FOLDER}/daily-0", b"another state of bytes"[:21])
     with pytest.raises(SnapshotError, match="daily-0 is damaged.*checksum"):
-        verify(store, FOLDER)
+        verify(lambda at: (store, at), FOLDER)
+
+
+def golden(version: int) -> SnapshotMetadata:
+    """What the golden file of a version holds."""
+    sums = {data: hashlib.sha256(data).hexdigest() for data in (b"state", b"small", b"chunk")}
+    files = (
+        BlobFile("daily-0-g2-r1-00c0ffee.blobs", None, True, 10, (StoredBlob("0-r1-c0", 5, 5, sums[b"chunk"]),)),
+        BlobFile(None, b"chunk", False, 5, (StoredBlob("0-r1-c1", 0, 5, sums[b"chunk"]),)),
+    )
+    staged = ({"uid": "out", "checkpoint_id": 7, "kind": "files", "rows": 1},)
+    name = "daily-0-g2-r1-deadbeef.state"
+    blobs = files if version > 1 else ()
+    large = StateHandle(name, None, 5, sums[b"state"], ("keyed", "list"), staged, blobs)
+    small = StateHandle(None, b"small", 5, sums[b"small"])
+    daily = OperatorState("daily", "partially_finished", (SubtaskState(0, False, large), SubtaskState(1, True, small)))
+    return SnapshotMetadata(
+        checkpoint_id=7,
+        kind="final",
+        job_id="j",
+        lineage="l1",
+        generation=2,
+        run_id="r1",
+        parent="j/checkpoints/chk-3-g1",
+        parallelism=2,
+        max_parallelism=128,
+        created_at="2026-01-01T00:00:00Z",
+        graph={"operators": [{"uid": "flüge", "kind": "source"}]},
+        operators=(daily,),
+        splits={"flights": [{"split_id": "f0", "position": 5}]},
+        stop_mode="drain",
+        drained_operators=("daily",),
+        version=version,
+    )
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_metadata_of_every_version_is_read_back(version: int) -> None:
+    assert decode_metadata((GOLDEN / f"metadata-v{version}.json").read_bytes()) == golden(version)
+
+
+def test_metadata_is_written_exactly_as_in_the_golden_file_of_its_version() -> None:
+    assert encode_metadata(golden(2)) == (GOLDEN / "metadata-v2.json").read_bytes()
+
+
+def test_the_size_of_a_snapshot_counts_blobs_whoever_wrote_them() -> None:
+    """S2.5."""
+    assert golden(2).size_bytes == 20
+    assert golden(2).shared_files() == {"daily-0-g2-r1-00c0ffee.blobs"}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"name": "../f", "size_bytes": 1, "blobs": []},
+        {"size_bytes": 1, "blobs": []},
+        {"name": "f", "inline": "", "size_bytes": 1, "blobs": []},
+        {"name": "f", "blobs": []},
+        {"name": "f", "size_bytes": 1, "blobs": [["a", 0, 1]]},
+    ],
+)
+def test_an_unreadable_file_of_blobs_is_a_snapshot_error(document: dict[str, object]) -> None:
+    with pytest.raises(SnapshotError):
+        BlobFile.from_json(document)
+
+
+@pytest.mark.parametrize("at", ["local", "memory"])
+def test_verify_names_a_file_of_blobs_that_is_missing_or_damaged(tmp_path: Path, at: str) -> None:
+    """S9.3; in the folder that checkpoints share, too."""
+    store = open_store(str(tmp_path) if at == "local" else f"memory://verify-blobs-{next(FRESH)}")
+    folder = "j/checkpoints/chk-7-g2"
+    streams = StreamFactory.at(folder, lambda location: (store, location), 0)
+    shared = streams.store_blobs("daily-0", [("a", b"chunk"), ("b", b"piece")], shared=True)
+    state = replace(streams.store("daily-0", b"state"), files=(shared,))
+    daily = OperatorState("daily", "running", (SubtaskState(0, False, state),))
+    written = replace(golden(2), operators=(daily,))
+    write_metadata(store, folder, written)
+    assert verify(lambda location: (store, location), folder) == written
+    store.replace("j/shared/daily-0", b"chunkpiec")
+    with pytest.raises(SnapshotError, match="blob b in daily-0 is damaged"):
+        verify(lambda location: (store, location), folder)
+    store.delete("j/shared/daily-0")
+    with pytest.raises(SnapshotError, match="daily-0 is missing"):
+        verify(lambda location: (store, location), folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from tidegate.contract.errors import SnapshotError
 from tidegate.snapshot import streams
-from tidegate.snapshot.parts import KEY_GROUP_COLUMN, StatePart
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StatePart
 from tidegate.snapshot.streams import STREAM_VERSION, decode_parts, encode_parts, read_header
 
 KEYED = StatePart(
@@ -91,3 +92,33 @@ def test_key_groups_of_a_newer_hash_ask_for_an_upgrade(monkeypatch: pytest.Monke
 def test_an_operator_that_breaks_the_contract_is_caught_when_writing(parts: list[StatePart]) -> None:
     with pytest.raises(AssertionError):
         encode_parts(parts)
+
+
+def test_ids_of_blobs_and_their_format_come_back_and_their_bytes_are_read_on_demand() -> None:
+    """S5.2; such a stream has version 3, others stay readable for those who know no blobs."""
+    files = pa.table({"name": ["1.sst", "2.sst"]})
+    native = StatePart("db", "keyed", files, (), (Blob("f1", bytes), Blob("f2", bytes)), "rocksdb")
+    pieces = StatePart("v", "keyed", KEYED.table, (), (Blob("c1", bytes),))
+    data = encode_parts([native, pieces])
+    assert [struct.unpack_from("<H", encode_parts(parts), 8)[0] for parts in ([native], [pieces], [KEYED])] == [3, 3, 1]
+    asked: list[str] = []
+
+    def read(blob_id: str) -> bytes:
+        asked.append(blob_id)
+        return blob_id.encode()
+
+    db, v = decode_parts(data, read_blob=read)
+    assert (db.format, v.format, db.table) == ("rocksdb", "rows", files)
+    assert asked == []
+    assert [blob.read() for blob in (*db.blobs, *v.blobs)] == [b"f1", b"f2", b"c1"]
+    with pytest.raises(SnapshotError, match="blob f1"):
+        decode_parts(data)[0].blobs[0].read()
+
+
+def test_a_stream_of_version_3_is_read_back() -> None:
+    """Its golden file."""
+    data = (Path(__file__).parent / "golden" / "state-v3.bin").read_bytes()
+    db, v, progress = decode_parts(data, read_blob=str.encode)
+    assert (db.kind, db.format, [blob.id for blob in db.blobs]) == ("keyed", "rocksdb", ["f1", "f2"])
+    assert (v.format, [blob.read() for blob in v.blobs]) == ("rows", [b"c1"])
+    assert db.table.to_pydict() == {"name": ["1.sst", "2.sst"]} and progress == LIST

@@ -17,7 +17,7 @@ from tidegate.contract.memory_store import MemoryStore
 from tidegate.contract.store import Store
 from tidegate.operators.contract import CommitPermit, Output, StreamOperator
 from tidegate.snapshot.handles import StateHandle, StreamFactory
-from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, Blob, StatePart
 from tidegate.snapshot.streams import decode_parts
 from tidegate.subtask.chain import OperatorChain
 from tidegate.subtask.routing import OutputEdge, Router
@@ -44,7 +44,7 @@ class Recording(StreamOperator):
         yield FLUSHED
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot:
-        self.asked.append(f"freeze {checkpoint_id}")
+        self.asked.append(f"freeze {checkpoint_id}{' portably' if self.portable else ''}")
 
         def write() -> list[StatePart]:
             self.asked.append(f"write {checkpoint_id}")
@@ -254,7 +254,7 @@ def test_finish_is_called_on_a_drain_and_not_on_a_suspend_and_the_end_is_in_fron
     rig = Rig()
     rig.trigger(1, stop=stop)
     rig.slot.pump()
-    assert rig.asked == [*asked, "prepare 1", "freeze 1"]
+    assert rig.asked == [*asked, "prepare 1", "freeze 1 portably"]
     elements = [element for element in rig.out() if not isinstance(element, Watermark)]
     drained = [[99]] if stop == "drain" else []
     assert elements == [*drained, EndOfData(stop == "drain"), [99], CheckpointBarrier(1, "stop-savepoint", 0, stop)]
@@ -296,3 +296,42 @@ def test_close_releases_a_subtask_that_never_came_to_its_end() -> None:
     rig.slot.pump()
     rig.slot.close()
     assert rig.asked == ["process [1]", "close"]
+
+
+def test_an_operator_is_told_when_its_state_is_for_a_savepoint() -> None:
+    """S5.2: any back end restores that one; what comes after is again as the back end likes it."""
+    rig = Rig(inputs=1)
+    for n, kind in ((1, "checkpoint"), (2, "savepoint"), (3, "final")):
+        rig.inputs[0].send(CheckpointBarrier(n, kind, 0, None))  # type: ignore[arg-type]
+    while rig.slot.pump():
+        continue
+    assert [what for what in rig.asked if "freeze" in what] == ["freeze 1", "freeze 2 portably", "freeze 3"]
+
+
+def test_blobs_of_a_completed_checkpoint_are_not_written_again() -> None:
+    """S5.2: `complete`, or behind a commit gate `durable`, says that it has completed; `abort`, that it has not."""
+    rig = Rig(inputs=1)
+    reads: list[int] = []
+    table = pa.table({KEY_GROUP_COLUMN: pa.array([], pa.uint16())})
+    rig.operator.snapshot = lambda n: (
+        lambda: [  # type: ignore[method-assign, assignment, return-value]
+            StatePart("v", "keyed", table, (), (Blob("chunk", lambda: bytes(reads.append(n) or 2_000_000)),))
+        ]
+    )
+    told: list[dict[str, Any]] = [
+        {"type": "abort", "checkpoint_id": 1},
+        {"type": "durable", "checkpoint_id": 2, "last": False},
+        {"type": "complete", "checkpoint_id": 3, "generation": 1, "log_number": 9},
+    ]
+    for n in range(1, 5):
+        rig.trigger(n)
+        rig.inputs[0].send(barrier(n))
+        while rig.slot.pump():
+            continue
+        while rig.writers.work:
+            rig.writers.run()
+        if n < 4:
+            rig.slot.tell(told[n - 1])
+    assert reads == [1, 2]
+    assert [ack["metrics"]["persisted_bytes"] > 2_000_000 for ack in rig.told("ack")] == [True, True, False, False]
+    assert all(ack["metrics"]["bytes"] > 2_000_000 for ack in rig.told("ack"))

@@ -12,6 +12,7 @@ import pytest
 from tidegate.contract.memory_store import MemoryStore
 from tidegate.snapshot.parts import StatePart
 from tidegate.subtask.slot import Slot, Wake
+from tidegate.subtask.snapshot_writer import SnapshotPlace
 from tidegate.subtask.writing import side_by_side
 from tidegate.testing.in_process import InlineExecutor
 
@@ -36,7 +37,7 @@ class SlotOf:
             now_ms=lambda: 0,
             wake=Wake(),
         )
-        self.slot._paths[1] = "chk-1"
+        self.slot._places[1] = SnapshotPlace(1, "chk-1", False)
 
     def send(self, message: dict[str, Any]) -> None:
         self.sent.append(message)

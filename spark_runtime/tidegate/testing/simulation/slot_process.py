@@ -12,10 +12,11 @@ from tidegate.channel.ports import InputChannel, OutputChannel
 from tidegate.contract.errors import StoreError
 from tidegate.plan.execution import ExecutionPlan
 from tidegate.plan.graph import JobGraph
+from tidegate.snapshot.handles import OpenLocation
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.subtask.deployment import Deployment, deploy
-from tidegate.subtask.slot import OpenLocation, Slot, Wake
+from tidegate.subtask.slot import Slot, Wake
 from tidegate.testing.simulation.faults import Faults
 from tidegate.testing.simulation.network import ControlLink, DataChannel
 from tidegate.testing.simulation.scheduler import Crashed, Process, Scheduler
