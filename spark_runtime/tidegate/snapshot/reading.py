@@ -6,6 +6,7 @@ import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +17,6 @@ from tidegate.contract.store import Store, open_store
 from tidegate.snapshot.handles import StateHandle, StreamFactory
 from tidegate.snapshot.metadata import OperatorState, read_metadata
 from tidegate.snapshot.parts import StateFormat, StateKind, StatePart
-from tidegate.snapshot.streams import decode_parts
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,9 @@ class StateShape:
     Attributes:
         name: of the state, unique within the operator.
         kind: how a restore shares it out (S5.1).
-        columns: (name, Arrow type as text), in order.
-        rows: how many; of a broadcast state those of one subtask, as all hold the same; None: of a format whose files
-            do not tell.
-        size_bytes: in memory, of all subtasks.
+        columns: (name, Arrow type as text), in order; empty: of a format whose files do not tell.
+        rows: how many; of a broadcast state those of one subtask, as all hold the same; None: not told.
+        size_bytes: of all subtasks: in memory, or of the files of a format of its own.
         subtasks: how many hold it.
         format: of its pieces.
     """
@@ -58,9 +57,9 @@ class SnapshotReader:
         self.path = path.rstrip("/") or path
         if root is None and "://" not in path:
             self.path = os.path.abspath(os.path.expanduser(self.path))
-        store, self.folder = open_snapshot(root or open_store("/"), storage_options or {}, self.path)
-        self.metadata = read_metadata(store, self.folder)
-        self._streams = StreamFactory(store, self.folder)
+        open_location = partial(open_snapshot, root or open_store("/"), storage_options or {})
+        self.metadata = read_metadata(*open_location(self.path))
+        self._streams = StreamFactory.at(self.path, open_location)
 
     def operator(self, uid: str) -> OperatorState:
         """Operator `uid`; OptionError naming the nearest when there is none."""
@@ -72,10 +71,10 @@ class SnapshotReader:
 
     def states(self, uid: str) -> tuple[StateShape, ...]:
         """The states of operator `uid`, in the order it wrote them."""
-        by_name: dict[str, list[StatePart]] = {}
+        by_name: dict[str, list[tuple[StatePart, StateHandle]]] = {}
         for handle in _handles(self.operator(uid)).values():
             for part in self._parts(uid, handle):
-                by_name.setdefault(part.name, []).append(part)
+                by_name.setdefault(part.name, []).append((part, handle))
         return tuple(_shape(parts) for parts in by_name.values())
 
     def subtasks(self, uid: str, state: str) -> tuple[int, ...]:
@@ -114,7 +113,7 @@ class SnapshotReader:
                     yield from rows_of(part, where=f"snapshot {self.path}, operator {uid!r}, subtask {index}")
 
     def _parts(self, uid: str, handle: StateHandle) -> list[StatePart]:
-        return decode_parts(self._streams.load(handle), where=f"snapshot {self.path}, operator {uid!r}")
+        return self._streams.parts(handle, where=f"snapshot {self.path}, operator {uid!r}")
 
 
 def rows_of(part: StatePart, *, where: str) -> Iterator[pa.Table]:
@@ -136,16 +135,23 @@ def _handles(operator: OperatorState) -> dict[int, StateHandle]:
     return {s.index: s.handle for s in sorted(held, key=lambda s: s.finished) if s.handle is not None}
 
 
-def _shape(parts: Sequence[StatePart]) -> StateShape:
-    first = parts[0]
+def _shape(held: Sequence[tuple[StatePart, StateHandle]]) -> StateShape:
+    first = held[0][0]
     columns = tuple((field.name, str(field.type)) for field in first.table.schema)
-    counted = parts[:1] if first.kind == "broadcast" else parts
-    rows: int | None = None
-    size_bytes = 0
-    if first.format == "rows":
-        rows = sum(table.num_rows for part in counted for table in part.tables())
-        size_bytes = sum(table.nbytes for part in parts for table in part.tables())
-    return StateShape(first.name, first.kind, columns, rows, size_bytes, len(parts), first.format)
+    if first.format != "rows":
+        sizes = [_blob_bytes(part, handle) for part, handle in held]
+        return StateShape(first.name, first.kind, (), None, sum(sizes), len(held), first.format)
+    rows, size_bytes = 0, 0
+    for number, (part, _) in enumerate(held):
+        for table in part.tables():
+            rows += table.num_rows if number == 0 or first.kind != "broadcast" else 0
+            size_bytes += table.nbytes
+    return StateShape(first.name, first.kind, columns, rows, size_bytes, len(held), first.format)
+
+
+def _blob_bytes(part: StatePart, handle: StateHandle) -> int:
+    stored = {blob.id: blob.size_bytes for file in handle.files for blob in file.blobs}
+    return sum(stored[blob.id] for blob in part.blobs)
 
 
 def _unknown(what: str, name: str, known: Sequence[str], where: str) -> OptionError:

@@ -1,0 +1,99 @@
+"""Reading a snapshot without a job (S5.3): states in pieces, of several subtasks, and of a back end's own files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tidegate.contract.errors import SnapshotError
+from tidegate.contract.store import open_store
+from tidegate.snapshot.handles import StateHandle, StreamFactory
+from tidegate.snapshot.metadata import OperatorState, SnapshotMetadata, SubtaskState, write_metadata
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StateKind, StatePart
+from tidegate.snapshot.read_state import read_state, read_state_batches
+from tidegate.snapshot.reading import SnapshotReader
+from tidegate.snapshot.streams import encode_parts
+
+SCHEMA = pa.schema([(KEY_GROUP_COLUMN, pa.uint16()), ("value:v", pa.int64())])
+FOLDER = "job/checkpoints/chk-1-g1"
+
+
+def rows(*values: int) -> pa.Table:
+    return pa.table([[1] * len(values), values], schema=SCHEMA)
+
+
+def blob(name: str, *values: int) -> Blob:
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, SCHEMA) as writer:
+        writer.write_table(rows(*values))
+    data = out.getvalue().to_pybytes()
+    return Blob(name, lambda: data)
+
+
+def written(root: Path, parts: Sequence[StatePart], *, finished: Sequence[int] = ()) -> str:
+    """A checkpoint whose operator "op" has these parts, one for each subtask."""
+    store = open_store(str(root))
+    streams = StreamFactory.at(FOLDER, lambda location: (store, location), 0)
+    subtasks = []
+    for index, part in enumerate(parts):
+        handle = streams.store(f"op-{index}", encode_parts([part]), (part.kind,))
+        blobs = [(b.id, b.read()) for b in part.blobs]
+        files = (streams.store_blobs(f"blobs-{index}", blobs, shared=True),) if blobs else ()
+        told = StateHandle(handle.path, None, handle.size_bytes, handle.sha256, handle.kinds, files=files)
+        subtasks.append(SubtaskState(index, index in finished, told))
+    operators = (OperatorState("op", "partially_finished" if finished else "running", tuple(subtasks)),)
+    metadata = SnapshotMetadata(1, "checkpoint", "job", "l", 1, "r", None, len(parts), 128, "t", {}, operators)
+    write_metadata(store, FOLDER, metadata)
+    return f"{root}/{FOLDER}"
+
+
+def test_a_state_in_pieces_is_read_piece_by_piece(tmp_path: Path) -> None:
+    """S5.2: pieces lie in the folder that checkpoints share."""
+    parts = [
+        StatePart("v", "keyed", rows(n), blobs=(blob(f"a{n}", n + 1, n + 2), blob(f"b{n}", n + 3))) for n in (0, 10)
+    ]
+    path = written(tmp_path, parts)
+    assert read_state(path, "op", "v").column("value:v").to_pylist() == [0, 1, 2, 3, 10, 11, 12, 13]
+    assert [batch.num_rows for batch in read_state_batches(path, "op", "v")] == [1, 2, 1, 1, 2, 1]
+    (shape,) = SnapshotReader(path).states("op")
+    assert (shape.rows, shape.subtasks, shape.columns[1]) == (8, 2, ("value:v", "int64"))
+
+
+def test_broadcast_state_is_read_once_and_from_a_running_subtask(tmp_path: Path) -> None:
+    """S6.3."""
+    kind: StateKind = "broadcast"
+    path = written(tmp_path, [StatePart("v", kind, rows(1, 1)), StatePart("v", kind, rows(2))], finished=[0])
+    assert read_state(path, "op", "v").column("value:v").to_pylist() == [2]
+    assert SnapshotReader(path).states("op")[0].rows == 1
+
+
+def test_a_state_without_rows_has_its_columns(tmp_path: Path) -> None:
+    table = read_state(written(tmp_path, [StatePart("v", "keyed", rows())]), "op", "v")
+    assert (table.num_rows, table.schema) == (0, SCHEMA)
+
+
+def test_subtasks_that_differ_are_refused(tmp_path: Path) -> None:
+    other = pa.table({KEY_GROUP_COLUMN: pa.array([1], pa.uint16()), "value:w": [1]})
+    path = written(tmp_path, [StatePart("v", "keyed", rows(1)), StatePart("v", "keyed", other)])
+    with pytest.raises(SnapshotError, match="not the same in all subtasks"):
+        read_state(path, "op", "v")
+
+
+def test_a_damaged_piece_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path, [StatePart("v", "keyed", rows(1), blobs=(blob("a", 2),))])
+    file = tmp_path / "job" / "shared" / "blobs-0"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with pytest.raises(SnapshotError, match="blob a in blobs-0 is damaged"):
+        read_state(path, "op", "v")
+
+
+def test_files_of_a_back_end_are_counted_but_not_read(tmp_path: Path) -> None:
+    native = StatePart("v", "keyed", pa.table({"file": ["000009.sst"]}), blobs=(blob("a", 2),), format="rocksdb")
+    path = written(tmp_path, [native])
+    (shape,) = SnapshotReader(path).states("op")
+    assert (shape.rows, shape.columns, shape.format) == (None, (), "rocksdb") and shape.size_bytes > 0
+    with pytest.raises(SnapshotError, match="'v' is in files of rocksdb.*Read a savepoint"):
+        read_state(path, "op", "v")
