@@ -11,9 +11,8 @@ import pyarrow.compute as pc
 from tidegate.channel.elements import MIN_WATERMARK
 from tidegate.cli.output import table
 from tidegate.cli.presenting import event_time, size
-from tidegate.connectors.splits import SPLITS, split_documents
+from tidegate.cli.snapshot_path import current_splits
 from tidegate.snapshot.metadata import OperatorState
-from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.reading import SnapshotReader, StateShape
 
 PROGRESS = "progress"
@@ -62,7 +61,7 @@ def _operator_document(reader: SnapshotReader, operator: OperatorState, kind: st
         "watermark": event_time(watermark_us),
         "watermark_us": watermark_us,
         "states": [_state_document(shape) for shape in states],
-        "splits": _splits(reader, operator.uid, states),
+        "splits": current_splits(reader, operator.uid),
     }
 
 
@@ -86,18 +85,6 @@ def _watermark_us(reader: SnapshotReader, uid: str, states: tuple[StateShape, ..
     lows = [pc.min(found.column("watermark_us")).as_py() for found in reader.tables(uid, PROGRESS)]
     low = min((low for low in lows if low is not None), default=None)
     return None if low == MIN_WATERMARK else low
-
-
-def _splits(reader: SnapshotReader, uid: str, states: tuple[StateShape, ...]) -> list[dict[str, Any]] | None:
-    """A source's splits with the positions that a restore goes on from; None: not a source."""
-    known = reader.metadata.splits.get(uid)
-    if known is None:
-        return None
-    found: dict[str, Mapping[str, Any]] = {split["split_id"]: split for split in known}
-    if any(shape.name == SPLITS for shape in states):
-        for rows in reader.tables(uid, SPLITS):
-            found.update({split["split_id"]: split for split in split_documents([StatePart(SPLITS, "list", rows)])})
-    return [dict(split) for split in found.values()]
 
 
 def summary_lines(document: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`tidegate snapshot inspect` and `read`: what a snapshot holds, without a job."""
+"""`tidegate snapshot inspect`, `read` and `check`: what a snapshot holds and fits, without a job."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from tidegate.cli import arguments
+from tidegate.cli import restore_preflight
 from tidegate.cli.arguments import Parser
 from tidegate.cli.output import table
+from tidegate.cli.snapshot_path import add_path, reader_of
 from tidegate.cli.snapshot_summary import summary_document, summary_lines
 from tidegate.cli.surroundings import Surroundings, Verbs
 from tidegate.contract.errors import OptionError, StoreError
-from tidegate.contract.layout import METADATA_NAME
-from tidegate.contract.store import open_store
 from tidegate.snapshot.read_state import state_batches
-from tidegate.snapshot.reading import SnapshotReader
 
 DEFAULT_LIMIT = 20
 """Rows that `read` shows when neither --limit nor --out is given."""
@@ -54,24 +52,14 @@ def add(verbs: Verbs) -> None:
         "--format", choices=("table", "json"), default="table", help="how rows are shown; json: one object a line"
     )
     parser.set_defaults(run=read)
-
-
-def add_path(parser: argparse.ArgumentParser) -> None:
-    """Arguments of every verb that concerns one snapshot."""
-    parser.add_argument("path", metavar="PATH", help="folder or URL of the snapshot; also relative to --root")
-    arguments.add_root(parser)
-
-
-def reader_of(args: argparse.Namespace, around: Surroundings) -> SnapshotReader:
-    """The snapshot that is named: a URL, an absolute path, one below the working directory when a snapshot lies there,
-    else one below the root. Raises SnapshotError, StoreError, OptionError."""
-    options = arguments.storage_options(args, around.environment)
-    path = os.path.expanduser(args.path)
-    named = args.root or around.environment.get(arguments.ROOT_VARIABLE)
-    is_here = os.path.isfile(os.path.join(path, METADATA_NAME))
-    if "://" in path or path.startswith("/") or is_here or not named:
-        return SnapshotReader(path, options)
-    return SnapshotReader(path, options, root=open_store(named, options))
+    restore_preflight.add(
+        added.add_parser(
+            "check",
+            help="whether a pipeline can go on from a snapshot",
+            description="Compares a snapshot with a pipeline: operators, states, max_parallelism, what has finished, "
+            "and whether sources find their positions. Changes nothing. Exit code 10: it does not fit.",
+        )
+    )
 
 
 def inspect(args: argparse.Namespace, around: Surroundings) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 from tidegate.cli import arguments
 from tidegate.cli.presenting import status_text, view_document, view_lines
 from tidegate.cli.reaching import client_of, same_place, show_progress
+from tidegate.cli.settings import add_pipeline_settings, given_arguments, given_options
 from tidegate.cli.surroundings import Surroundings, Verbs
 from tidegate.cli.validation import validate
 from tidegate.contract import forking, submission
@@ -88,22 +89,10 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--arg", action="append", metavar="NAME=VALUE", help="argument of the pipeline's function, a text"
-    )
-    parser.add_argument(
-        "--args-json", metavar="JSON", help='arguments as a JSON object: {"rows": 10}; --arg goes before it'
-    )
-    parser.add_argument(
-        "--option", action="append", metavar="NAME=VALUE", help='job option: --option "checkpoint_interval=10 s"'
-    )
-    parser.add_argument("--options", metavar="FILE.json", help="job options from a JSON file; --option goes before it")
+    add_pipeline_settings(parser)
     parser.add_argument("--master", help="Spark master URL (default: local[*])")
     parser.add_argument(
         "--conf", action="append", metavar="NAME=VALUE", help="Spark setting; secrets as secret:env/NAME"
-    )
-    parser.add_argument(
-        "--code-root", metavar="FOLDER", help="folder to pin as a whole (default: the file or its package)"
     )
     parser.add_argument("--submission-id", help="submitting again under the same id gives the existing submission")
     waiting = parser.add_mutually_exclusive_group()
@@ -116,8 +105,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 def start(args: argparse.Namespace, around: Surroundings) -> int:
     """Submit and start anew."""
     client = client_of(args, around)
-    options = JobOptions.from_mapping(_options(args) or {})
-    given = _arguments(args) or {}
+    options = JobOptions.from_mapping(given_options(args) or {})
+    given = given_arguments(args) or {}
     timeout = arguments.duration(args.timeout, "--timeout")
     around.output.progress("checking the pipeline")
     validate(args.pipeline, args.code_root, given, options)
@@ -145,9 +134,9 @@ def restore(args: argparse.Namespace, around: Surroundings) -> int:
             where=f"job {client.job_id}, root {client.root}",
             remedy="To fork another job's savepoint under a new id, name the code: --pipeline file.py:build",
         )
-    options = _laid_over(specs[-1].options if specs else {}, _options(args))
+    options = _laid_over(specs[-1].options if specs else {}, given_options(args))
     checked = None if options is None else JobOptions.from_mapping(options)
-    given = _laid_over(specs[-1].arguments if specs else {}, _arguments(args))
+    given = _laid_over(specs[-1].arguments if specs else {}, given_arguments(args))
     timeout = arguments.duration(args.timeout, "--timeout")
     if args.pipeline is not None:
         around.output.progress("checking the pipeline")
@@ -174,12 +163,12 @@ def fork(args: argparse.Namespace, around: Surroundings) -> int:
     client = client_of(args, around)
     where = arguments.root(args, around.environment), arguments.storage_options(args, around.environment)
     original = around.connect(where[0], args.original, where[1])
-    given = _arguments(args)
+    given = given_arguments(args)
     forking.check_differs(client, original, args.pipeline, given)
     wanted = restore_from(args.source, args.allow_non_restored_state, "refuse", args.allow_drained)
     known = next((s for s in client.specs() if s.submission_id == args.submission_id), None)
     before = known or forking.find_origin(original, wanted).spec
-    options = JobOptions.from_mapping(_laid_over(before.options, _options(args)) or before.options)
+    options = JobOptions.from_mapping(_laid_over(before.options, given_options(args)) or before.options)
     timeout = arguments.duration(args.timeout, "--timeout")
     if args.pipeline is not None:
         around.output.progress("checking the pipeline")
@@ -276,20 +265,6 @@ def _say_next(args: argparse.Namespace, around: Surroundings, job_id: str) -> No
 
 def _launch_document(launch: Launch) -> dict[str, Any]:
     return {"attempt": launch.attempt, "host": launch.host, "pid": launch.pid, "log": launch.log}
-
-
-def _arguments(args: argparse.Namespace) -> dict[str, Any] | None:
-    if args.arg is None and args.args_json is None:
-        return None
-    document = arguments.json_object(args.args_json, "--args-json") if args.args_json is not None else {}
-    return {**document, **arguments.pairs(args.arg, "--arg")}
-
-
-def _options(args: argparse.Namespace) -> dict[str, Any] | None:
-    if args.option is None and args.options is None:
-        return None
-    document = arguments.json_file(args.options, "--options") if args.options is not None else {}
-    return {**document, **arguments.pairs(args.option, "--option")}
 
 
 def _laid_over(before: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -6,16 +6,29 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from tidegate.contract.artifact import pack, resolve_pipeline
 from tidegate.contract.options import JobOptions
 
+if TYPE_CHECKING:
+    from tidegate.plan.execution import ExecutionPlan
+    from tidegate.plan.graph import JobGraph
+
 
 def validate(pipeline: str, code_root: str | None, arguments: Mapping[str, Any], options: JobOptions) -> None:
-    """Build the pipeline from what would be pinned of it, and plan it, as the driver will. What the user's code prints
-    goes to standard error.
+    """Build the pipeline from what would be pinned of it, and plan it, as the driver will. See `built`."""
+    with built(pipeline, code_root, arguments, options):
+        pass
+
+
+@contextlib.contextmanager
+def built(
+    pipeline: str, code_root: str | None, arguments: Mapping[str, Any], options: JobOptions
+) -> Iterator[tuple[JobGraph, ExecutionPlan]]:
+    """The pipeline, built from what would be pinned of it, and planned, as the driver will; its code is there within
+    the context. What the user's code prints goes to standard error.
 
     Raises:
         PipelineError: the code is not there, or the pipeline cannot be built or planned from it, or needs snapshots
@@ -33,5 +46,6 @@ def validate(pipeline: str, code_root: str | None, arguments: Mapping[str, Any],
             with open(file, "wb") as copy:
                 copy.write(content)
         graph = load_pipeline(folder, target, arguments)
-        plan(graph, options.parallelism, options.max_parallelism)
+        execution = plan(graph, options.parallelism, options.max_parallelism)
         check_checkpoint_mode(graph, options)
+        yield graph, execution

@@ -128,6 +128,11 @@ class Source(ABC):
     def create_reader(self, ctx: SourceContext) -> SourceReader:
         """A reader, in the slot."""
 
+    def unavailable(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]] | None:
+        """(split id, why) of those of a snapshot's splits that could not be read on from their positions; None: cannot
+        tell, before they are read. For a preflight, not in a slot; may do I/O. Finished splits need nothing."""
+        return None
+
     def describe(self) -> str:
         """One line for `explain()`, without secrets."""
         return type(self).__name__

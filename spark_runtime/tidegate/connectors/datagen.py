@@ -100,6 +100,10 @@ class DataGen(Source):
             self._function, self._schema, self._rate, self._batch_rows, ctx, bounded=self._rows is not None
         )
 
+    def unavailable(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]]:
+        """None: records are made anew."""
+        return ()
+
     def describe(self) -> str:
         """Rows and rate."""
         parts = ["unbounded" if self._rows is None else f"{self._rows:,} rows"]

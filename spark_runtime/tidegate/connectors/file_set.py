@@ -165,21 +165,33 @@ class FileSet:
         Raises:
             PipelineError: the file is gone, or has another size than when it was listed.
         """
+        refused = self._refused(file)
+        if refused is not None:
+            raise refused
+        filesystem, path = self._at(file)
+        yield from self.format(path).batches(filesystem, path, self.schema(), groups, skip_rows)
+
+    def why_unreadable(self, file: FoundFile) -> str:
+        """Why the file is not there as it was listed; "": it is."""
+        refused = self._refused(file)
+        return "" if refused is None else f"{refused.what}: {refused.cause}"
+
+    def _refused(self, file: FoundFile) -> PipelineError | None:
         filesystem, path = self._at(file)
         try:
             size_bytes = filesystem.size(path)
         except OSError as e:
-            raise PipelineError(
+            return PipelineError(
                 "An input file is gone", where=path, cause=str(e), remedy="Bring it back, or start without the snapshot"
-            ) from e
-        if size_bytes != file.size_bytes:
-            raise PipelineError(
-                "An input file was changed while the job was using it",
-                where=path,
-                cause=f"{file.size_bytes:,} bytes when the job started, {size_bytes:,} now",
-                remedy="Write new data to new files; bring the old file back, or start without the snapshot",
             )
-        yield from self.format(path).batches(filesystem, path, self.schema(), groups, skip_rows)
+        if size_bytes == file.size_bytes:
+            return None
+        return PipelineError(
+            "An input file was changed while the job was using it",
+            where=path,
+            cause=f"{file.size_bytes:,} bytes when the job started, {size_bytes:,} now",
+            remedy="Write new data to new files; bring the old file back, or start without the snapshot",
+        )
 
     def _at(self, file: FoundFile) -> tuple[Any, str]:
         url = self.urls[min(file.given, len(self.urls) - 1)]

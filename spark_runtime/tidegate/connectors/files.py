@@ -82,6 +82,14 @@ class Files(Source):
         """A reader that takes its splits one after the other."""
         return FilesReader(self._files)
 
+    def unavailable(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]]:
+        """Those whose file is gone, or has another size."""
+        files = {
+            split.split_id: FoundFile(s["given"], s["path"], s["size_bytes"]) for split in splits for s in [split.data]
+        }
+        found = {split_id: self._files.why_unreadable(file) for split_id, file in files.items()}
+        return [(split_id, why) for split_id, why in found.items() if why]
+
     def describe(self) -> str:
         """The paths."""
         return f"Files({self._files.describe()})"

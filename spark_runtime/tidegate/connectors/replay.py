@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from tidegate.connectors.contract import Boundedness, Source, SourceContext, SourceReader, Split
 from tidegate.connectors.file_formats import MAX_BATCH_ROWS, FormatName
+from tidegate.connectors.file_listing import FoundFile
 from tidegate.connectors.file_set import DEFAULT_NULL_VALUES, FileSet, Paths
 from tidegate.connectors.replay_reader import AtEnd, ReplayReader
 from tidegate.contract.errors import OptionError, PipelineError
@@ -133,6 +134,12 @@ class Replay(Source):
             at_end=self._at_end,
             batch_rows=self._batch_rows,
         )
+
+    def unavailable(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]]:
+        """All, when a file is gone or has another size: every split reads every file."""
+        files = {tuple(file): FoundFile(*file) for split in splits for file in split.data["files"]}
+        why = next(filter(None, map(self._files.why_unreadable, files.values())), "")
+        return [(split.split_id, why) for split in splits if why]
 
     def describe(self) -> str:
         """Paths, speed and end."""

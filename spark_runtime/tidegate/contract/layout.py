@@ -94,6 +94,11 @@ class JobLayout:
         """Submission `number`, from 1; create-only."""
         return f"{self.specs}/{_positive(number):06d}.json"
 
+    def graph(self, spec: int) -> str:
+        """Graph of submission `spec`, 0: of none; create-only, by the first driver that has built it."""
+        assert spec >= 0, f"no submission has the number {spec}"
+        return f"{self.job_id}/graphs/{spec:06d}.json"
+
     def artifact(self, sha256: str) -> str:
         """Folder of pinned code. Raises OptionError when `sha256` is none."""
         if not SHA256_PATTERN.fullmatch(sha256):

@@ -28,6 +28,7 @@ from tidegate.contract.launching import STORAGE_OPTIONS_VARIABLE, refuse_if_supe
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.log import DecisionLog, Reign
 from tidegate.contract.options import JobOptions
+from tidegate.contract.pinned_graph import PinnedGraph, pin_graph
 from tidegate.contract.records import Spec, decode
 from tidegate.contract.store import open_store
 from tidegate.coordinator.events import Answer
@@ -35,7 +36,7 @@ from tidegate.coordinator.farewells import terminated_text
 from tidegate.coordinator.supervision import EXIT_TERMINATED
 from tidegate.coordinator.supervision_events import AnswerAllOpen
 from tidegate.pipeline.load import load_pipeline
-from tidegate.plan.execution import ExecutionPlan, plan
+from tidegate.plan.execution import ExecutionPlan, graph_document, plan
 from tidegate.plan.graph import JobGraph
 from tidegate.spark.commands import CommandDesk
 from tidegate.spark.hint import HintWriter
@@ -125,6 +126,8 @@ class Driver:
         with tempfile.TemporaryDirectory(prefix="tidegate-driver-") as scratch:
             graph, execution = self._build(options, os.path.join(scratch, "artifact"))
             print(execution.explain(), flush=True)
+            number, limits = self._spec.number, (options.parallelism, options.max_parallelism)
+            pin_graph(self._store, self._layout, PinnedGraph(number, *limits, graph_document(graph), now_iso()))
             client = JobClient(self._root, self._spec.job_id, self._storage_options)
             job = Job(
                 root=self._root,

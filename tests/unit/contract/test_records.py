@@ -13,6 +13,7 @@ from tidegate.contract.artifact import ArtifactManifest
 from tidegate.contract.codec import DurableRecord
 from tidegate.contract.errors import CommandRefusedError, RecordError
 from tidegate.contract.log import DecisionSnapshot
+from tidegate.contract.pinned_graph import PinnedGraph
 from tidegate.contract.records import (
     Command,
     CommandResult,
@@ -44,7 +45,32 @@ DECISION = Decision(
     data={"checkpoint_id": 3, "kind": "checkpoint", "path": "flights/checkpoints/chk-3-g2", "metrics": {"bytes": 17}},
 )
 
+GRAPH = {
+    "version": 2,
+    "operators": [
+        {
+            "uid": "daily",
+            "kind": "window",
+            "stateful": True,
+            "schema": "k: int64, n: int64",
+            "inputs": ["flights"],
+            "exchanges": ["hash"],
+            "states": [
+                {
+                    "name": "windows",
+                    "kind": "keyed",
+                    "columns": [["key:k", "int64", True], ["count:n", "int64", True]],
+                    "form": "size, offset in us of 86400000000, 0",
+                    "renamed": {"key": "k"},
+                    "fills": False,
+                }
+            ],
+        }
+    ],
+}
+
 RECORDS: dict[str, DurableRecord] = {
+    "graph": PinnedGraph(spec=2, parallelism=4, max_parallelism=128, graph=GRAPH, pinned_at=AT),
     "spec": Spec(
         job_id="flights",
         number=2,

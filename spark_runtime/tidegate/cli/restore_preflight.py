@@ -1,0 +1,106 @@
+"""`tidegate snapshot check`: whether a pipeline can go on from a snapshot, before anything is stopped or started."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from tidegate.cli.arguments import Parser
+from tidegate.cli.settings import add_pipeline_settings, given_arguments, given_options
+from tidegate.cli.snapshot_path import add_path, current_splits, reader_of
+from tidegate.cli.surroundings import Surroundings
+from tidegate.cli.validation import built
+from tidegate.connectors.splits import split_from_json
+from tidegate.contract.clock import now_iso
+from tidegate.contract.codec import encode
+from tidegate.contract.errors import OptionError, SnapshotError, TidegateError
+from tidegate.contract.options import JobOptions
+from tidegate.contract.pinned_graph import PinnedGraph
+from tidegate.contract.restore_check import Finding, Target, judge_restore, judged
+from tidegate.coordinator.restore import facts_of
+from tidegate.plan.execution import graph_document
+from tidegate.plan.graph import JobGraph, Node
+from tidegate.snapshot.reading import SnapshotReader
+
+MAX_SPLITS_NAMED = 5
+"""Splits of one source that a finding names."""
+
+
+def add(parser: Parser) -> None:
+    """The verb's arguments."""
+    add_path(parser)
+    parser.add_argument("pipeline", metavar="PIPELINE", help="path/to/file.py:function or package.module:function")
+    add_pipeline_settings(parser)
+    parser.add_argument("--allow-non-restored-state", action="store_true", help="state without an operator is dropped")
+    parser.add_argument("--allow-drained", action="store_true", help="what a drain took may be restored")
+    parser.add_argument(
+        "--write-graph", metavar="FILE.json", help="write the pipeline's graph there, for an Airflow preflight"
+    )
+    parser.set_defaults(run=check)
+
+
+def check(args: argparse.Namespace, around: Surroundings) -> int:
+    """Say whether it fits, and why not; exit code 0 or that of a snapshot that does not fit."""
+    reader = reader_of(args, around)
+    options = JobOptions.from_mapping(given_options(args) or {})
+    with built(args.pipeline, args.code_root, given_arguments(args) or {}, options) as (graph, _):
+        document = graph_document(graph)
+        target = Target(
+            document,
+            options.parallelism,
+            options.max_parallelism,
+            allow_non_restored_state=args.allow_non_restored_state,
+            allow_drained=args.allow_drained,
+        )
+        findings = [*judge_restore(facts_of(reader.metadata), target).findings, *_sources(reader, graph)]
+    verdict = judged(findings)
+    if args.write_graph is not None:
+        pinned = PinnedGraph(0, options.parallelism, options.max_parallelism, document, now_iso())
+        _write(args.write_graph, encode(pinned))
+    output = around.output
+    output.say(f"{reader.path}: {'fits' if verdict.fits else 'does not fit'} {args.pipeline}")
+    for finding in verdict.findings:
+        more = "".join(f"; {text}" for text in (finding.cause, finding.remedy) if text)
+        output.say(f"  {finding.verdict}: {finding.what}{more}")
+    output.document({"path": reader.path, "pipeline": args.pipeline, **verdict.to_json()})
+    return 0 if verdict.fits else SnapshotError.exit_code
+
+
+def _sources(reader: SnapshotReader, graph: JobGraph) -> Iterator[Finding]:
+    """Whether each source can go on from its position."""
+    for node in graph.nodes:
+        known = reader.metadata.operator(node.uid)
+        if node.source is not None and known is not None and known.status != "finished":
+            yield from _of_source(reader, node)
+
+
+def _of_source(reader: SnapshotReader, node: Node) -> Iterator[Finding]:
+    assert node.source is not None
+    left = [split_from_json(split) for split in current_splits(reader, node.uid) or () if not split["finished"]]
+    if not left:
+        return
+    try:
+        gone = node.source.unavailable(left)
+    except TidegateError as error:
+        yield Finding("source", "refused", str(error), uid=node.uid)
+        return
+    if gone is None:
+        yield Finding(
+            "source", "unknown", f"source {node.uid!r} cannot tell whether its positions are there", uid=node.uid
+        )
+    elif gone:
+        named = "; ".join(f"{split_id}: {why}" for split_id, why in gone[:MAX_SPLITS_NAMED])
+        more = f" and {len(gone) - MAX_SPLITS_NAMED} more" if len(gone) > MAX_SPLITS_NAMED else ""
+        what = f"source {node.uid!r} cannot go on: {len(gone)} of {len(left)} splits cannot be read"
+        remedy = "Bring the data back, or restore another snapshot"
+        yield Finding("source", "refused", what, named + more, remedy, node.uid)
+    else:
+        yield Finding("source", "fits", f"source {node.uid!r} finds all its {len(left)} open splits", uid=node.uid)
+
+
+def _write(path: str, data: bytes) -> None:
+    try:
+        with open(path, "wb") as file:
+            file.write(data)
+    except OSError as error:
+        raise OptionError("the file cannot be written", where=f"--write-graph {path}", cause=str(error)) from error

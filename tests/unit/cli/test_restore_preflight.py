@@ -1,0 +1,188 @@
+"""`tidegate snapshot check`: the verdict that a restore would come to, beforehand (S5.5, S6.4, S7.5)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from cli_caller import Answer, Caller
+
+from tidegate.contract.errors import SnapshotError
+from tidegate.contract.pinned_graph import PinnedGraph
+from tidegate.contract.records import RestoreFrom, decode
+from tidegate.coordinator import events as ev
+from tidegate.testing.collect import forget_collected
+from tidegate.testing.in_process import InProcessJob
+
+CODE = """
+import pyarrow as pa
+import tidegate as td
+from tidegate.testing.collect import CollectSink
+
+NAMES = pa.schema([("k", pa.int64()), ("name", pa.string())])
+
+
+def build(args):
+    p = td.Pipeline()
+    names = p.read(td.DataGen(lambda n: {"k": n, "name": n.astype(str)}, NAMES, rows=5), uid="names")
+    rows = p.read(td.Files(args["files"]), uid="rows").with_watermark("ts", "0 s")
+    joined = rows.join(names.broadcast(), on="k", uid="join")
+    KEY
+    grouped = joined.group_by("name").window(td.tumbling("1 h"))
+    grouped.agg(n=td.count(), total=td.sum("v"), uid="hourly").write(CollectSink(args["sink"]), uid="out")
+    return p
+"""
+_sinks = itertools.count()
+
+
+@dataclass
+class Case:
+    """A savepoint of the job that `CODE` draws, and other versions of the code."""
+
+    tidegate: Caller
+    folder: Path
+    job: InProcessJob
+    path: str
+    arguments: dict[str, Any]
+
+    def pipeline(self, *changes: tuple[str, str]) -> str:
+        """A file with the code and these replacements."""
+        text = CODE
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        file = self.folder / "changed_pipeline.py"
+        file.write_text(text.replace("KEY", "pass"))
+        return f"{file}:build"
+
+    def check(self, pipeline: str, *flags: str) -> Answer:
+        words = ("snapshot", "check", f"{self.job.root}/{self.path}", pipeline)
+        return self.tidegate(*words, "--args-json", json.dumps(self.arguments), "--json", *flags, root=False)
+
+    def restored(self, pipeline: str, **options: Any) -> None:
+        """Restore it, in this process, with the code that was checked; raises what a job would fail with."""
+        space: dict[str, Any] = {}
+        exec(compile(Path(pipeline.partition(":")[0]).read_text(), "changed", "exec"), space)
+        self.job.build = lambda: space["build"](self.arguments)
+        self.job.options = options
+        self.job.submit(RestoreFrom("savepoint", path=self.path)).to_end()
+
+
+@pytest.fixture
+def case(tidegate: Caller, tmp_path: Path) -> Iterator[Case]:
+    files = tmp_path / "input"
+    files.mkdir()
+    for part in range(3):
+        numbers = range(part * 100_000, part * 100_000 + 100_000)
+        times = pa.array(numbers, pa.int64()).cast(pa.timestamp("ms"))
+        table = pa.table({"k": [n % 5 for n in numbers], "v": pa.array(numbers, pa.int32()), "ts": times})
+        pq.write_table(table, files / f"{part}.parquet")
+    arguments = {"files": str(files), "sink": f"preflight-{next(_sinks)}"}
+    space: dict[str, Any] = {}
+    exec(compile(CODE.replace("KEY", "pass"), "original", "exec"), space)
+    job = InProcessJob(lambda: space["build"](arguments), root=str(tmp_path / "root"))
+    run = job.submit()
+    run.pump(5)
+    answer = run.ask(ev.Request("savepoint", request_id="now"))
+    assert answer is not None and answer.ok, answer
+    run.crash()
+    yield Case(tidegate, tmp_path, job, answer.data["path"], arguments)
+    forget_collected(arguments["sink"])
+
+
+def told(answer: Answer, verdict: str = "refused") -> list[tuple[str, str | None]]:
+    return [(f["code"], f["uid"]) for f in answer.document["findings"] if f["verdict"] == verdict]
+
+
+def test_the_pipeline_that_took_it_fits(case: Case) -> None:
+    answer = case.check(case.pipeline())
+    assert (answer.code, answer.document["fits"]) == (0, True), answer.out
+    assert told(answer, "fits") == [("source", "rows")] and told(answer, "unknown") == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ([('total=td.sum("v")', 'total=td.sum("v"), more=td.max("v")')], ("state", "hourly")),
+        ([('total=td.sum("v"), ', "")], ("state", "hourly")),
+        ([('td.tumbling("1 h")', 'td.tumbling("2 h")')], ("state", "hourly")),
+        ([('group_by("name")', 'group_by("k")')], ("state", "hourly")),
+        ([('uid="hourly"', 'uid="renamed"')], ("lost_operator", "hourly")),
+        ([('("name", pa.string())', '("name", pa.string()), ("city", pa.string())')], None),
+        ([("n=td.count()", "rows=td.count()"), ('uid="hourly"', 'uid="hourly", renamed={"n": "rows"}')], None),
+        ([('("name", pa.string())', '("name", pa.large_string())')], ("state", "join")),
+    ],
+)
+def test_the_verdict_is_that_of_the_restore(
+    case: Case, changes: list[tuple[str, str]], refused: tuple[str, str] | None
+) -> None:
+    """S5.5: what is refused here is refused there, with the same words, and what fits runs to its end."""
+    pipeline = case.pipeline(*[(old, new) for old, new in changes])
+    if "city" in str(changes):
+        pipeline = case.pipeline(*changes, ('"name": n.astype(str)}', '"name": n.astype(str), "city": n.astype(str)}'))
+    answer = case.check(pipeline)
+    if refused is None:
+        assert answer.code == 0 and told(answer, "changes"), answer.out
+        case.restored(pipeline)
+        return
+    assert answer.code == 10 and refused in told(answer), answer.out
+    what = next(f["what"] for f in answer.document["findings"] if f["verdict"] == "refused")
+    with pytest.raises(SnapshotError) as error:
+        case.restored(pipeline)
+    assert error.value.what == what
+
+
+def test_a_wider_key_and_a_wider_value_fit_and_the_job_goes_on(case: Case) -> None:
+    pipeline = case.pipeline(("KEY", 'joined = joined.with_columns(v=wide("v"))'))
+    text = Path(pipeline.partition(":")[0]).read_text()
+    wide = "\n\ndef wide(column):\n    import pyarrow.compute as pc\n    return pc.field(column).cast(pa.int64())\n"
+    Path(pipeline.partition(":")[0]).write_text(text + wide)
+    assert case.check(pipeline).code == 0
+    case.restored(pipeline)
+
+
+def test_numbers_of_the_job_are_compared(case: Case) -> None:
+    answer = case.check(case.pipeline(), "--option", "max_parallelism=64")
+    assert answer.code == 10 and told(answer) == [("max_parallelism", None)]
+    answer = case.check(case.pipeline(), "--option", "parallelism=3")
+    assert answer.code == 0 and told(answer, "changes") == [("parallelism", None)]
+
+
+def test_state_may_be_dropped(case: Case) -> None:
+    answer = case.check(case.pipeline(('uid="hourly"', 'uid="renamed"')), "--allow-non-restored-state")
+    assert answer.code == 0 and ("lost_operator", "hourly") in told(answer, "changes")
+
+
+@pytest.mark.parametrize("change", ["gone", "longer"])
+def test_a_file_that_is_not_there_as_it_was_is_named(case: Case, change: str) -> None:
+    file = Path(case.arguments["files"]) / "2.parquet"
+    if change == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes() + b"x")
+    answer = case.check(case.pipeline())
+    assert answer.code == 10 and told(answer) == [("source", "rows")], answer.out
+    cause = answer.document["findings"][0]["cause"]
+    assert "2.parquet" in cause and ("gone" if change == "gone" else "changed") in cause
+
+
+def test_the_graph_can_be_written_for_a_preflight_without_the_runtime(case: Case, tmp_path: Path) -> None:
+    out = tmp_path / "graph.json"
+    assert case.check(case.pipeline(), "--write-graph", str(out)).code == 0
+    pinned = decode(out.read_bytes(), PinnedGraph)
+    assert [o["uid"] for o in pinned.graph["operators"]][-2:] == ["hourly", "out"] and pinned.max_parallelism == 128
+
+
+def test_people_read_what_is_wrong_and_what_to_do(case: Case) -> None:
+    words = ("snapshot", "check", f"{case.job.root}/{case.path}", case.pipeline(('uid="hourly"', 'uid="renamed"')))
+    answer = case.tidegate(*words, "--args-json", json.dumps(case.arguments), root=False)
+    assert answer.code == 10 and "does not fit" in answer.out.splitlines()[0]
+    assert "refused: the pipeline has no operator for the state of 'hourly'" in answer.out
+    assert "Give the operator its old uid" in answer.out
