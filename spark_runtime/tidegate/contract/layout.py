@@ -214,6 +214,10 @@ class JobLayout:
         """Folder of files that several checkpoints use."""
         return f"{self.job_id}/shared"
 
+    def shared_file(self, name: str) -> str:
+        """One of them."""
+        return f"{self.shared}/{name}"
+
     @staticmethod
     def shared_of(checkpoint: str) -> str:
         """Folder of files that the checkpoint at location `checkpoint`, of whatever job, shares with others."""

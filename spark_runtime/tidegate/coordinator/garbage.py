@@ -18,9 +18,8 @@ from tidegate.contract.status import JobStatus
 from tidegate.contract.verdicts import verdicts_of
 from tidegate.coordinator.recovery import completed_snapshots, last_committed
 from tidegate.coordinator.retention import retired
+from tidegate.coordinator.shared_files import OWNED
 
-OWNED = ("checkpoint", "final")
-"""Kinds that the runtime owns; savepoints are never deleted."""
 CLEAN_ENDS = (JobStatus.FINISHED, JobStatus.FINISHED_COMMIT_PENDING, JobStatus.STOPPED)
 """Statuses that a driver appends when every slot has said that it is over."""
 

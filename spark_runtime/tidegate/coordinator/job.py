@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from tidegate.connectors.contract import Sink, SinkContext
@@ -39,6 +40,7 @@ from tidegate.coordinator.recovery import (
 )
 from tidegate.coordinator.restore import Restore, check_restore
 from tidegate.coordinator.rewinding import held_by_sinks, take_back
+from tidegate.coordinator.shared_files import SharedFiles
 from tidegate.coordinator.topology import ChainShape, FiresAtEnd, Topology
 from tidegate.operators.specs import BUILD, BroadcastJoinSpec, KeyedProcessSpec, WindowAggSpec
 from tidegate.plan.execution import ExecutionPlan, graph_document
@@ -301,6 +303,23 @@ class Job:
             return frozenset()
         return named_snapshots(self.log.read(), specs, self.spec.number + 1)
 
+    @cached_property
+    def shared_files(self) -> SharedFiles:
+        """What checkpoints share."""
+
+        def required() -> frozenset[str]:
+            return named_snapshots(self.reign.decisions, self.specs(), self.spec.number)
+
+        generation, check = self.reign.generation, self.reign.check
+        decisions = lambda: self.reign.decisions  # noqa: E731
+        return SharedFiles(self.store, self.layout, generation, decisions=decisions, required=required, check=check)
+
+    def deleted(self, folder: str) -> None:
+        """The folder of a checkpoint was deleted: so is what only that one used. From any thread; raises as
+        `SharedFiles.sweep`."""
+        self.shared_files.deleted(folder)
+        self.shared_files.sweep()
+
     def delete_checkpoints(self) -> None:
         """All of them, since the job was cancelled and keeps none; but for those that submissions which have come since
         start from, and those that wait for a verdict or, approved, for their commit (S2.3). Only the current generation
@@ -316,6 +335,8 @@ class Job:
             self.reign.check()
             if folder not in self.spared():  # asked anew: deleting takes long
                 self.store.delete_folder(folder)
+                self.shared_files.deleted(folder)
+        self.shared_files.sweep()
 
     def _checkpoint_folders(self) -> set[str]:
         return {f"{self.layout.checkpoints}/{name}" for name in self.store.list(self.layout.checkpoints)}

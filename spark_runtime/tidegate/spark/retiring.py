@@ -22,7 +22,7 @@ class Retiring:
 
     Only the current generation deletes: `check` is asked before every folder, and what is left when it says that the
     reign is over is for the next driver to find (`Job.garbage`). So is what has not come to its time when the driver
-    ends.
+    ends. `spared` says what a newer submission starts from; `deleted` is told of every folder that went.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class Retiring:
         self._now_s = now_s
         self.grace_s = grace_s
         self.spared: Callable[[], Collection[str]] = frozenset
+        self.deleted: Callable[[str], None] = lambda path: None
         self._waiting: list[tuple[float, str]] = []
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -73,6 +74,7 @@ class Retiring:
                 self._check()
                 if path not in self.spared():  # asked anew: deleting takes long
                     self._store.delete_folder(path)
+                    self.deleted(path)
             except (FencedError, UnclearAnswerError):
                 self._over.set()
             except TidegateError as error:

@@ -140,7 +140,7 @@ class InProcessRun:
         options = JobOptions.from_mapping(spec.options)
         graph = owner.build().build()
         execution = plan(graph, options.parallelism, options.max_parallelism)
-        job = Job(
+        job = self._job = Job(
             root=owner.root,
             storage_options={},
             store=owner.store,
@@ -172,7 +172,7 @@ class InProcessRun:
             restored_from=restore.location if restore else None,
             answer=lambda answer: owner.answers.__setitem__(answer.request_id, answer),
             now_ms=lambda: owner.now_ms,
-            retire=lambda _id, path: owner.store.delete_folder(path),
+            retire=self._retire,
             on_completed=lambda: None,
         )
         self.slot = Slot(
@@ -226,6 +226,10 @@ class InProcessRun:
         while self._to_driver:
             self.run.on_slot_message(self._to_driver.pop(0))
         return any_delivered
+
+    def _retire(self, _id: int, path: str) -> None:
+        self.owner.store.delete_folder(path)
+        self._job.deleted(path)
 
     # ------------------------------------------------------------ driving
 

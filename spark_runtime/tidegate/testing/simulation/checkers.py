@@ -11,7 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from tidegate.channel.elements import SAVEPOINTS
 from tidegate.connectors.transactions import parse_transaction_id
+from tidegate.contract.layout import JobLayout
 from tidegate.contract.log import contradiction
 from tidegate.contract.records import Command, CommandResult, Decision, Spec, decode
 from tidegate.snapshot.metadata import SnapshotMetadata, decode_metadata
@@ -73,7 +75,8 @@ class Checkers:
         self.commands: dict[str, tuple[Command, bool, bool]] = {}
         """Command id -> the command, whether it had expired when it was sent, whether it was withdrawn before."""
         self._disk = disk
-        self._job_id = job_id
+        self._layout = JobLayout(job_id)
+        self._shared: dict[int, frozenset[str]] = {}
         self._workload = workload
         self._max_parallelism = max_parallelism
         self._exactly_once = exactly_once
@@ -101,11 +104,11 @@ class Checkers:
     # ------------------------------------------------------------ the log
 
     def _created(self, path: str, by: str) -> None:
-        folder = f"{self._job_id}/decisions/"
+        folder = f"{self._layout.decisions}/"
         name = path[len(folder) :]
         if path.startswith(folder) and name[:8].isdigit() and name.endswith(".json") and "-" not in name:
             self._decided(decode(self._disk.objects[path], Decision, path), path, by)
-        elif path.startswith(f"{self._job_id}/commands/") and path.endswith(".result.json"):
+        elif path.startswith(f"{self._layout.commands}/") and path.endswith(".result.json"):
             self._answered(path, by)
 
     def _decided(self, entry: Decision, path: str, by: str) -> None:
@@ -158,11 +161,25 @@ class Checkers:
             self._demand("durable", good, f"{n} is complete, but {handle.path} is missing or damaged")
             named = f"-g{entry.generation}-{entry.run_id}-" in handle.path
             self._demand("one attempt", named, f"{n} holds {handle.path} of another run")
+        self._check_shared(n, metadata)
         if self._exactly_once and not self.violations:
             in_flight = self._in_flight(metadata, entry.data["path"])
             if self._workload.has_delays:
                 self.waiting[n] = in_flight
             self._check_cut(entry.run_id, n, in_flight)
+
+    def _check_shared(self, n: int, metadata: SnapshotMetadata) -> None:
+        """Every file of blobs is there with what the snapshot uses of it, whoever wrote it."""
+        savepoint = metadata.kind in SAVEPOINTS
+        for file in (file for handle in metadata.handles() for file in handle.files if file.name is not None):
+            self._demand("self-contained", file.shared is not savepoint, f"{n} has {file.name} in the wrong place")
+            folder = self._layout.shared if file.shared else self._completed[n].data["path"]
+            held = self._disk.objects.get(f"{folder}/{file.name}", b"")
+            for blob in file.blobs:
+                data = held[blob.offset : blob.offset + blob.size_bytes]
+                good = hashlib.sha256(data).hexdigest() == blob.sha256
+                self._demand("shared", good, f"{n} is complete, but {blob.id} in {file.name} is missing or damaged")
+        self._shared[n] = metadata.shared_files()
 
     def _in_flight(self, metadata: SnapshotMetadata, folder: str) -> dict[str, list[Row]]:
         """Operator uid -> rows that the snapshot's files hold as the state of its input channels, or in a delay."""
@@ -279,9 +296,19 @@ class Checkers:
             self.gate.published(transaction, made)
 
     def _deleted(self, path: str, by: str) -> None:
+        if path.startswith(f"{self._layout.shared}/"):
+            needed = self._needed()
+            name = path.rpartition("/")[2]
+            users = [n for n, e in self._completed.items() if e.data["path"] in needed and name in self._shared[n]]
+            self._demand("shared", not users, f"{by} deleted {path}, which {users} need")
+            return
         if "/checkpoints/" not in path:
             return
         folder = "/".join(path.split("/")[:3])
+        self._demand("collection", folder not in self._needed(), f"{by} deleted {path}, which is needed")
+
+    def _needed(self) -> set[str]:
+        """Folders that may not be deleted now."""
         gone = self.timelines.unreachable | (self.gate.rejected if self.gate is not None else set())
         first = self.timelines.back_to
         reached = [(n, e) for n, e in self._completed.items() if n >= first and n not in gone]
@@ -297,7 +324,7 @@ class Checkers:
         }
         if self.gate is not None:
             needed |= self.gate.pinned()
-        self._demand("collection", folder not in needed, f"{by} deleted {path}, which is needed")
+        return needed
 
     def watermark(self, run_id: str, channel_id: int, time_us: int) -> None:
         """A watermark was sent."""

@@ -244,7 +244,8 @@ class DriverProcess:
             try:
                 self._job.reign.check()
                 self._store.delete_folder(path)
-            except (FencedError, StoreError):
+                self._job.deleted(path)
+            except (FencedError, StoreError, SnapshotError):
                 return
 
         timeout_s = self._job.options.checkpoint_timeout.total_seconds()

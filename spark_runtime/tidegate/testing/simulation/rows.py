@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +28,7 @@ from tidegate.operators.contract import OperatorContext, Output, StreamOperator
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.snapshot.streams import decode_parts
 from tidegate.state.keyhash import hash_keys, key_groups, subtask_of_key_groups
+from tidegate.testing.simulation.pieces import keyed_in_pieces
 
 KEYS = 5
 """Keys of every split: 0 to KEYS - 1; the rows of one key are every KEYS-th."""
@@ -331,8 +332,8 @@ class Tally(Pass):
 
     def restore(self, parts: Sequence[StatePart]) -> None:
         """Take rows back; none twice."""
-        for part in parts:
-            for row in part.table.to_pylist():
+        for table in (table for part in parts for table in part.tables()):
+            for row in table.to_pylist():
                 key = (row["src"], row["split"], row["key"], row["path"])
                 if key in self._state:
                     self._spec.observer.violation(f"{self.ctx.uid}[{self.ctx.subtask}] was given {key} twice")
@@ -356,13 +357,17 @@ class Tally(Pass):
         yield self._passed(batch)
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
-        """One keyed part."""
+        """One keyed part, a piece for each key; it changes with the number of its rows."""
         frozen = dict(self._state)
         self._spec.observer.state(self.ctx, checkpoint_id, frozen)
 
         def write() -> Sequence[StatePart]:
-            rows = [(*k, *v, self._owners[k[2]][0]) for k, v in frozen.items()]
-            return [StatePart("tally", "keyed", _table(rows, TALLY_SCHEMA))]
+            rows: dict[int, list[tuple[int, ...]]] = {}
+            for k, v in frozen.items():
+                rows.setdefault(k[2], []).append((*k, *v, self._owners[k[2]][0]))
+            ids = {f"k{key}-{sum(row[5] for row in of_key)}": of_key for key, of_key in rows.items()}
+            pieces = {piece: partial(_table, of_key, TALLY_SCHEMA) for piece, of_key in ids.items()}
+            return [keyed_in_pieces("tally", TALLY_SCHEMA, pieces)]
 
         return write
 

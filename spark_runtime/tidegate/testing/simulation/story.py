@@ -353,7 +353,9 @@ class Story:
         folder = point.data["path"]
         metadata = decode_metadata(disk.objects[f"{folder}/_metadata"])
         names = ["_metadata", *(handle.path for handle in metadata.handles() if handle.path is not None)]
-        path = f"{folder}/{self._scheduler.random.choice(names)}"
+        paths = [f"{folder}/{name}" for name in names]
+        paths += [self._layout.shared_file(name) for name in sorted(metadata.shared_files())]
+        path = self._scheduler.random.choice(paths)
         data = disk.objects[path]
         self.rotten, self._rotten_since_ms = (path, data), self._scheduler.now_ms
         self._world.checkers.rotten = path
