@@ -1,0 +1,40 @@
+"""Random use, crashes and rescales of every back end beside the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tidegate.state.contract import KeyedStateBackend
+from tidegate.state.heap import HeapBackend
+from tidegate.state.memory import MemoryBackend
+from tidegate.testing.model_backend import ModelBackend
+from tidegate.testing.state_machine import BackendMachine
+
+BACKENDS: dict[str, Callable[[], KeyedStateBackend]] = {
+    "model": ModelBackend,
+    "heap": HeapBackend,
+    "memory": MemoryBackend,
+}
+SETTINGS = settings(
+    max_examples=20,
+    stateful_step_count=30,
+    deadline=None,
+    report_multiple_bugs=False,
+    phases=[Phase.reuse, Phase.generate, Phase.shrink],
+)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_back_end_holds_what_the_reference_holds_through_crashes_and_rescales(name: str) -> None:
+    machine = partial(BackendMachine, {name: BACKENDS[name]})
+    run_state_machine_as_test(machine, settings=SETTINGS)
+
+
+def test_a_job_changes_its_back_end_at_portable_snapshots() -> None:
+    machine = partial(BackendMachine, BACKENDS)
+    run_state_machine_as_test(machine, settings=SETTINGS)
