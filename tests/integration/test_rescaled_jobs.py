@@ -1,7 +1,8 @@
-"""S5.5 on real Spark: a job goes on at another parallelism."""
+"""S5.5 on real Spark: jobs go on at another parallelism."""
 
 from __future__ import annotations
 
+import pytest
 from conftest import RealJob
 from pipelines.counting import expected
 
@@ -37,3 +38,34 @@ def test_a_job_suspended_with_two_slots_goes_on_with_three_and_then_with_one(loc
     view = local_job.until_status("FINISHED", "FAILED")
     assert view.status.value == "FINISHED", view.failure
     assert local_job.output() == expected(ROWS)
+
+
+def processed_with(job: RealJob, back_end: str) -> None:
+    """A process of the user's own with 2, 3, 1 and 4 slots, one after the other, a savepoint between any two."""
+    options = {"function": "processed", "state_backend": back_end, "slots_timeout": "2 min"}
+    path, before = None, 0
+    for parallelism in (2, 3, 1):
+        job.master = f"local[{parallelism}]"
+        restore = None if path is None else RestoreFrom("savepoint", path=path)
+        job.start(rows=ROWS, rate=RATE, parallelism=parallelism, restore=restore, **options)
+        job.until(lambda _, so_far=before: len(job.output()) > so_far, f"a result of {parallelism} slots")
+        path = suspend(job)
+        before = len(job.output())
+    assert 0 < before < len(expected(ROWS)), "the last stop should have come half-way"
+    job.master = "local[4]"
+    job.start(rows=ROWS, rate=50_000.0, parallelism=4, restore=RestoreFrom("savepoint", path=path), **options)
+    view = job.until_status("FINISHED", "FAILED")
+    assert view.status.value == "FINISHED", view.failure
+    assert job.output() == expected(ROWS)
+
+
+def test_a_process_with_two_then_three_then_one_then_four_slots_gives_every_result_once(local_job: RealJob) -> None:
+    """S5.1, S5.5: every kind of state and event timers, on the back end heap."""
+    processed_with(local_job, "heap")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("back_end", ["rocksdb", "memory"])
+def test_a_process_goes_on_at_other_parallelisms_with_every_back_end(local_job: RealJob, back_end: str) -> None:
+    """S5.1, S5.2, S5.5."""
+    processed_with(local_job, back_end)

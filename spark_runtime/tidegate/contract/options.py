@@ -37,6 +37,9 @@ MAX_KEY_GROUPS = 32_768
 STATE_SHARE = 4
 """One such part of `slot_memory` is for RocksDB: Python with Arrow and numba takes some 300 MiB to begin with."""
 
+MEMORY_STREAM_BYTES = 6 * 2**20
+"""With state_backend="memory" streams below so many bytes are part of the metadata: its snapshots have up to 5 MiB."""
+
 ExecutionMode = Literal["streaming"]
 CheckpointMode = Literal["exactly_once", "at_least_once", "off"]
 Retention = Literal["keep", "delete"]
@@ -248,8 +251,9 @@ class JobOptions:
 
     @property
     def state_size_threshold_bytes(self) -> int:
-        """`state_size_threshold` in bytes."""
-        return int(self.state_size_threshold)
+        """`state_size_threshold` in bytes; with state_backend="memory" all that such a back end may write."""
+        given = int(self.state_size_threshold)
+        return max(given, MEMORY_STREAM_BYTES) if self.state_backend == "memory" else given
 
     @property
     def channel_capacity_bytes(self) -> int:

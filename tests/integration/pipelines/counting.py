@@ -3,18 +3,46 @@ milliseconds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from tidegate import DataGen, Delta, Discard, Files, JsonLines, Parquet, Pipeline, count, sum, tumbling
+from tidegate import (
+    DataGen,
+    Delta,
+    Discard,
+    Files,
+    FiredTimers,
+    JsonLines,
+    KeyedProcess,
+    KeyedRows,
+    Parquet,
+    Pipeline,
+    ProcessContext,
+    count,
+    list_state,
+    map_state,
+    reducing_state,
+    sum,
+    tumbling,
+    value_state,
+)
 from tidegate.connectors.contract import Sink
 
 KEYS = 17
 WINDOW_MS = 1000
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("ts", pa.timestamp("ms", tz="UTC"))])
+PER_SECOND = pa.schema(
+    [
+        ("k", pa.int64()),
+        ("window_start", pa.timestamp("us")),
+        ("window_end", pa.timestamp("us")),
+        ("n", pa.int64()),
+        ("total", pa.int64()),
+    ]
+)
 
 
 def rows(numbers: np.ndarray) -> dict[str, Any]:
@@ -25,6 +53,67 @@ def rows(numbers: np.ndarray) -> dict[str, Any]:
 def build(args: Mapping[str, Any]) -> Pipeline:
     """Arguments: rows (0: unbounded), rate (rows per second), out (folder)."""
     return _counted(args, Parquet(str(args["out"])))
+
+
+class PerSecond(KeyedProcess):
+    """What `build` does with a window, with a map state and event timers; it keeps the rest of the kinds besides, and
+    looks at each window whether they agree."""
+
+    states = (
+        map_state("windows", {"start_ms": pa.int64()}, {"n": pa.int64(), "total": pa.int64()}),
+        value_state("seen", {"n": pa.int64()}),
+        reducing_state("sums", {"n": "count", "total": "sum"}),
+        list_state("batches", {"n": pa.int64()}),
+    )
+
+    def process(self, rows: KeyedRows, ctx: ProcessContext) -> None:
+        v, keys = rows.batch["v"].to_numpy(), rows.keys
+        pairs, of_row = np.unique(np.stack([rows.owners, v // WINDOW_MS * WINDOW_MS]), axis=1, return_inverse=True)
+        of_row, owners, starts = of_row.reshape(-1), pairs[0].astype(np.int32), pairs[1]
+        windows, wanted = ctx.map("windows"), pa.record_batch([starts], names=["start_ms"])
+        held = windows.get(keys, owners, wanted)
+        n, total = (np.where(held.present, held.columns[c].fill_null(0).to_numpy(), 0) for c in ("n", "total"))
+        total = total + np.bincount(of_row, v, len(owners)).astype(np.int64)
+        n = n + np.bincount(of_row, minlength=len(owners))
+        windows.put(keys, owners, wanted, pa.record_batch([n, total], names=["n", "total"]))
+        ctx.event_timers.register(keys, owners, (starts + WINDOW_MS) * 1000)
+        seen = ctx.value("seen").get(keys)
+        come = np.bincount(rows.owners, minlength=keys.size)
+        before = np.where(seen.present, seen.columns["n"].fill_null(0).to_numpy(), 0)
+        ctx.value("seen").put(keys, pa.record_batch([before + come], names=["n"]))
+        ctx.merging("sums").add(keys, rows.owners, pa.record_batch([v, v], names=["n", "total"]))
+        every = np.arange(keys.size, dtype=np.int32)
+        ctx.list("batches").append(keys, every, pa.record_batch([come], names=["n"]))
+
+    def on_timers(self, due: FiredTimers, ctx: ProcessContext) -> Iterator[pa.RecordBatch]:
+        starts = due.times_us // 1000 - WINDOW_MS
+        wanted = pa.record_batch([starts], names=["start_ms"])
+        found = ctx.map("windows").get(due.keys, due.owners, wanted)
+        assert found.present.all(), "a timer fired twice, or its window is lost"
+        ctx.map("windows").remove(due.keys, due.owners, wanted)
+        seen = ctx.value("seen").get(due.keys).columns["n"].to_numpy()
+        batches = ctx.list("batches").get(due.keys)
+        assert (np.add.reduceat(batches.columns["n"].to_numpy(), batches.offsets[:-1]) == seen).all(), (
+            "the list differs"
+        )
+        assert (ctx.merging("sums").get(due.keys).columns["n"].to_numpy() == seen).all(), "sums differ"
+        bounds = [pa.array(starts * 1000 + shift).view(pa.timestamp("us")) for shift in (0, WINDOW_MS * 1000)]
+        keys = due.keys.columns()["k"].take(pa.array(due.owners))
+        yield pa.record_batch([keys, *bounds, found.columns["n"], found.columns["total"]], schema=PER_SECOND)
+
+
+def processed(args: Mapping[str, Any]) -> Pipeline:
+    """Like build, with a process of the user's own in the place of the window."""
+    p = Pipeline()
+    source = DataGen(rows, SCHEMA, rows=int(args["rows"]), splits=2, rate=float(args["rate"]), batch_rows=256)
+    (
+        p.read(source, uid="numbers")
+        .with_watermark("ts", "0 s")
+        .group_by("k")
+        .process(PerSecond(), schema=PER_SECOND, uid="per-second")
+        .write(Parquet(str(args["out"])), uid="out")
+    )
+    return p
 
 
 def into_delta(args: Mapping[str, Any]) -> Pipeline:

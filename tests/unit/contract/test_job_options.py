@@ -22,6 +22,7 @@ def test_the_defaults_are_those_of_the_rules() -> None:
     assert options.state_size_threshold_bytes == 20 * 1024
     assert options.slot_memory_bytes == 2**30
     assert (options.state_backend, options.state_memory_bytes) == ("heap", 2**28)
+    assert JobOptions(state_backend="memory").state_size_threshold_bytes == 6 * 2**20
     assert JobOptions(state_memory="100 MiB").state_memory_bytes == 100 * 2**20
     assert options.channel_capacity_bytes == 4 * 2**20
     assert options.slots_timeout == timedelta(minutes=10)
