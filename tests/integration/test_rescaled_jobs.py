@@ -48,6 +48,8 @@ def processed_with(job: RealJob, back_end: str) -> None:
         job.master = f"local[{parallelism}]"
         restore = None if path is None else RestoreFrom("savepoint", path=path)
         job.start(rows=ROWS, rate=RATE, parallelism=parallelism, restore=restore, **options)
+        if path is None:
+            job.completed(2)
         job.until(lambda _, so_far=before: len(job.output()) > so_far, f"a result of {parallelism} slots")
         path = suspend(job)
         before = len(job.output())

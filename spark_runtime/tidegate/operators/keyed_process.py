@@ -64,7 +64,7 @@ class KeyedProcessOperator(StreamOperator):
         back_end.open(
             BackendContext(
                 uid=ctx.uid,
-                key_schema=pa.schema([spec.input_schema.field(key) for key in spec.keys]),
+                key_schema=spec.key_schema,
                 key_columns=spec.keys,
                 max_parallelism=ctx.max_parallelism,
                 key_groups=key_group_range(ctx.subtask, ctx.parallelism, ctx.max_parallelism),
@@ -132,15 +132,21 @@ class KeyedProcessOperator(StreamOperator):
         return lambda: [*write(), passed]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
-        """Take back states and timers. Raises SnapshotError: they are not those that the process declares (S5.5)."""
+        """Take back states and timers, with the columns that the process declares now (S5.5).
+
+        Raises:
+            SnapshotError: they cannot become those, or nobody declares them.
+        """
         assert self._back_end is not None
         passed = [part for part in parts if part.name == PASSED_STATE]
         if passed:
             self._passed.restore(passed)
         self._context.watermark_us = self._passed.watermark_us
-        kept = [part for part in parts if part.name != PASSED_STATE]
-        keys = pa.schema([self._spec.input_schema.field(key) for key in self._spec.keys])
-        self._back_end.restore(evolved_parts(kept, self._spec.descriptors, keys, self.ctx.uid))
+        states = [part for part in parts if part.name != PASSED_STATE]
+        rows = [part for part in states if part.format == "rows"]
+        spec = self._spec
+        changed = evolved_parts(rows, spec.descriptors, spec.key_schema, self.ctx.uid, dict(spec.renamed))
+        self._back_end.restore([*changed, *(part for part in states if part.format != "rows")])
 
     def close(self) -> None:
         """Close the process, and the back end whatever the process does."""

@@ -259,6 +259,7 @@ class KeyedProcessSpec:
         time_unit: of the time column.
         input_schema: of the input.
         schema: of the batches it gives; anything else is an error naming the column.
+        renamed: (key column in older snapshots, its name now).
     """
 
     process: KeyedProcess
@@ -268,6 +269,12 @@ class KeyedProcessSpec:
     time_unit: TimeUnit
     input_schema: pa.Schema
     schema: pa.Schema
+    renamed: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        """The key columns."""
+        return pa.schema([self.input_schema.field(key) for key in self.keys])
 
     @property
     def fires_at_end(self) -> bool:

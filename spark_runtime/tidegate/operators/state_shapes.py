@@ -14,7 +14,7 @@ from tidegate.snapshot.evolving import columns_of
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN
 from tidegate.state.contract import TimerKind
 from tidegate.state.evolving import renamed_columns
-from tidegate.state.layout import form_of, part_schema, timer_part, timer_schema
+from tidegate.state.layout import KEY_PREFIX, form_of, part_schema, timer_part, timer_schema
 
 if TYPE_CHECKING:
     from tidegate.operators.specs import Agg, BroadcastJoinSpec, KeyedProcessSpec, WindowAggSpec
@@ -50,15 +50,17 @@ def window_shapes(spec: WindowAggSpec) -> tuple[StateShape, ...]:
 
 def process_shapes(spec: KeyedProcessSpec) -> tuple[StateShape, ...]:
     """Of a keyed process: its states, and its timers."""
-    keys = pa.schema([spec.input_schema.field(key) for key in spec.keys])
+    keys = spec.key_schema
+    renamed_keys = {KEY_PREFIX + old: KEY_PREFIX + new for old, new in spec.renamed}
     shapes = [StateShape(PASSED_STATE, "keyed")]
     for descriptor in spec.descriptors:
         schema = part_schema(descriptor, keys)
-        renamed = renamed_columns(descriptor)
+        renamed = {**renamed_columns(descriptor), **renamed_keys}
         shapes.append(StateShape(descriptor.name, "keyed", columns_of(schema), form_of(schema), renamed))
     timers = timer_schema(keys)
-    kinds = get_args(TimerKind)
-    return (*shapes, *(StateShape(timer_part(kind), "keyed", columns_of(timers), form_of(timers)) for kind in kinds))
+    for kind in get_args(TimerKind):
+        shapes.append(StateShape(timer_part(kind), "keyed", columns_of(timers), form_of(timers), renamed_keys))
+    return tuple(shapes)
 
 
 def window_schema(spec: WindowAggSpec) -> pa.Schema:

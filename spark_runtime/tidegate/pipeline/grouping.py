@@ -57,7 +57,14 @@ class GroupedStream:
         time_column = self._stream._event_time.require(where) if window.time == "event" else None
         return WindowedStream(self._stream, self._keys, window, time_column)
 
-    def process(self, process: KeyedProcess, *, schema: pa.Schema, uid: str | None = None) -> Stream:
+    def process(
+        self,
+        process: KeyedProcess,
+        *,
+        schema: pa.Schema,
+        uid: str | None = None,
+        renamed: Mapping[str, str] | None = None,
+    ) -> Stream:
         """Run a process of your own, with state and timers per key.
 
         The event-time column counts as unchanged where `schema` has it, of the same type.
@@ -66,6 +73,8 @@ class GroupedStream:
             process: an instance of a subclass of `KeyedProcess`; every subtask takes a shallow copy.
             schema: of the batches it gives; checked batch by batch.
             uid: required.
+            renamed: key column in older snapshots -> its name now, so that they can be restored (S5.5); of a state's
+                columns the state says it.
 
         Raises:
             PipelineError: not a process, its states cannot be told apart, no schema, or no uid.
@@ -74,7 +83,7 @@ class GroupedStream:
         uid = require_uid(uid, "process", location)
         where = place("process", uid, location)
         stream = self._stream
-        spec = keyed_process_spec(process, schema, self._keys, stream.schema, stream._event_time, where)
+        spec = keyed_process_spec(process, schema, self._keys, stream.schema, stream._event_time, renamed, where)
         node = DraftNode(
             uid,
             "process",

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 
 import pyarrow as pa
 
 from tidegate.contract.errors import PipelineError
 from tidegate.operators.specs import KeyedProcessSpec
 from tidegate.operators.user_process import KeyedProcess
-from tidegate.pipeline.columns import refuse_duplicates
+from tidegate.pipeline.columns import checked_renames, refuse_duplicates
 from tidegate.pipeline.eventtime import EventTime
 from tidegate.pipeline.states import checked_states
 
 
 def keyed_process_spec(
-    process: object, schema: object, keys: tuple[str, ...], input_schema: pa.Schema, time: EventTime, where: str
+    process: object,
+    schema: object,
+    keys: tuple[str, ...],
+    input_schema: pa.Schema,
+    time: EventTime,
+    renamed: Mapping[str, str] | None,
+    where: str,
 ) -> KeyedProcessSpec:
     """The operator of a process; PipelineError for anything that does not fit."""
     process = require_process(process, where)
     schema = require_result_schema(schema, where)
     states = checked_states(process.states, where)
-    return KeyedProcessSpec(process, keys, states, time.column, time.unit, input_schema, schema)
+    mapping = checked_renames(renamed, keys, where)
+    return KeyedProcessSpec(process, keys, states, time.column, time.unit, input_schema, schema, mapping)
 
 
 def require_process(process: object, where: str) -> KeyedProcess:

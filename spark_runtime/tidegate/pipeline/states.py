@@ -26,7 +26,12 @@ MAX_STATE_NAME_CHARACTERS = 100
 
 
 def value_state(
-    name: str, columns: Columns, *, ttl: str | timedelta | None = None, ttl_on_read: bool = False
+    name: str,
+    columns: Columns,
+    *,
+    ttl: str | timedelta | None = None,
+    ttl_on_read: bool = False,
+    renamed: Mapping[str, str] | None = None,
 ) -> StateDescriptor:
     """One row for each key; in the process `ctx.value(name)`.
 
@@ -35,24 +40,36 @@ def value_state(
         columns: of the row, such as {"total": pa.int64()}; nullable unless the schema says otherwise.
         ttl: an entry lives so long since it was last written, by the clock, such as "7 days"; None: until cleared.
         ttl_on_read: a read makes it live longer, too.
+        renamed: column in older snapshots -> its name now, so that they can be restored (S5.5).
 
     Raises:
         PipelineError: a name or column that cannot be, or a ttl that is no duration.
     """
     where = _place("value_state", name)
-    return _state(name, "value", _schema(columns, "columns", where), where, ttl, ttl_on_read)
+    return _state(name, "value", _schema(columns, "columns", where), where, ttl, ttl_on_read, renamed)
 
 
 def list_state(
-    name: str, columns: Columns, *, ttl: str | timedelta | None = None, ttl_on_read: bool = False
+    name: str,
+    columns: Columns,
+    *,
+    ttl: str | timedelta | None = None,
+    ttl_on_read: bool = False,
+    renamed: Mapping[str, str] | None = None,
 ) -> StateDescriptor:
     """Rows in order, for each key; in the process `ctx.list(name)`. `ttl` is of each row. See `value_state`."""
     where = _place("list_state", name)
-    return _state(name, "list", _schema(columns, "columns", where), where, ttl, ttl_on_read)
+    return _state(name, "list", _schema(columns, "columns", where), where, ttl, ttl_on_read, renamed)
 
 
 def map_state(
-    name: str, key: Columns, columns: Columns, *, ttl: str | timedelta | None = None, ttl_on_read: bool = False
+    name: str,
+    key: Columns,
+    columns: Columns,
+    *,
+    ttl: str | timedelta | None = None,
+    ttl_on_read: bool = False,
+    renamed: Mapping[str, str] | None = None,
 ) -> StateDescriptor:
     """A row for each key and map key; in the process `ctx.map(name)`. `ttl` is of each entry. See `value_state`.
 
@@ -70,7 +87,7 @@ def map_state(
                 remedy="Use integers, floats, booleans, strings, binary, dates or timestamps",
             )
     refuse_duplicates([*map_key.names, *kept.names], where, remedy="Give every column a name of its own")
-    return _state(name, "map", kept, where, ttl, ttl_on_read, map_key=map_key)
+    return _state(name, "map", kept, where, ttl, ttl_on_read, renamed, map_key=map_key)
 
 
 def reducing_state(
@@ -79,6 +96,7 @@ def reducing_state(
     *,
     ttl: str | timedelta | None = None,
     ttl_on_read: bool = False,
+    renamed: Mapping[str, str] | None = None,
 ) -> StateDescriptor:
     """Columns that are folded into one row for each key; in the process `ctx.merging(name)`. See `value_state`.
 
@@ -104,11 +122,17 @@ def reducing_state(
         fields.append((column, type_))
         kinds.append(reduction)
     schema = _schema(fields, "reductions", where)
-    return _state(name, "reducing", schema, where, ttl, ttl_on_read, reductions=tuple(kinds))
+    return _state(name, "reducing", schema, where, ttl, ttl_on_read, renamed, reductions=tuple(kinds))
 
 
 def aggregating_state(
-    name: str, columns: Columns, merge: Merge, *, ttl: str | timedelta | None = None, ttl_on_read: bool = False
+    name: str,
+    columns: Columns,
+    merge: Merge,
+    *,
+    ttl: str | timedelta | None = None,
+    ttl_on_read: bool = False,
+    renamed: Mapping[str, str] | None = None,
 ) -> StateDescriptor:
     """An accumulator for each key, merged by a function of yours; in the process `ctx.merging(name)`. See
     `value_state`.
@@ -126,7 +150,9 @@ def aggregating_state(
             where=where,
             remedy="Give one that returns a record batch with one row for each key",
         )
-    return _state(name, "aggregating", _schema(columns, "columns", where), where, ttl, ttl_on_read, merge=merge)
+    return _state(
+        name, "aggregating", _schema(columns, "columns", where), where, ttl, ttl_on_read, renamed, merge=merge
+    )
 
 
 def checked_states(states: object, where: str) -> tuple[StateDescriptor, ...]:
@@ -162,6 +188,7 @@ def _state(
     where: str,
     ttl: str | timedelta | None,
     ttl_on_read: bool,
+    renamed: Mapping[str, str] | None,
     *,
     map_key: pa.Schema | None = None,
     reductions: tuple[Reduction, ...] = (),
