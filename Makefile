@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 LOCK_EXTRAS := --extra airflow --extra s3 --extra postgres --extra demo --extra dev
 
-.PHONY: help setup preflight demo up test test-unit test-airflow test-ui test-all check rules sim sim-mutants crash-matrix format bench-w1 \
+.PHONY: help setup preflight demo up test test-unit test-airflow test-ui test-all check rules sim sim-mutants crash-matrix format bench-w1 bench-state bench-large-state \
   bench-coordinator bench-end bench-waiters flink-endings yarn lock clean
 
 help:  ## this list
@@ -105,6 +105,13 @@ bench-coordinator: setup  ## cost of a checkpoint's bookkeeping at 100, 1,000 an
 bench-w1: preflight  ## benchmark W1 beside Structured Streaming; writes benchmarks/RESULTS.md
 	@$(MAKE) --no-print-directory setup
 	@$(PY) benchmarks/w1.py --write
+
+bench-state: setup  ## keyed state of each back end at 100k, 1M and 4M keys: speed, snapshots full and incremental, restore
+	@$(PY) benchmarks/state.py --write
+
+bench-large-state: preflight  ## 20 million keys in a slot of 1 GiB, on RocksDB and real Spark: filled, killed, restored, read
+	@$(MAKE) --no-print-directory setup
+	@$(PY) benchmarks/large_state.py --write
 
 bench-end: preflight  ## time from the last record to "all committed" for 1, 3, 6 two-phase sinks in a chain
 	@$(MAKE) --no-print-directory setup

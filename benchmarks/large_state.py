@@ -1,0 +1,210 @@
+"""A job whose state is several times larger than the memory of its slot, on `rocksdb`. See README.md.
+
+    python benchmarks/large_state.py [--write] [--keys 20000000] [--slot-memory "1 GiB"] [--folder FOLDER]
+
+A driver with master local[1] and one slot fills the state, is killed with its slot, is restored from its last
+checkpoint, reads every key and compares what it finds. The slot fails by itself when it passes its memory. Prints,
+last, `large state: keys=<n> state_gb=<x> peak_mib=<x> cap_mib=<x> wrong=0`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "spark_runtime")]
+
+import pyarrow.compute as pc  # noqa: E402
+import pyarrow.dataset as ds  # noqa: E402
+from pipelines.large_state import BATCH_ROWS, VALUE_BYTES  # noqa: E402
+from results import RESULTS, machine, write_section  # noqa: E402
+
+from tidegate.contract.client import JobClient  # noqa: E402
+from tidegate.contract.launching import find_local, launch_local  # noqa: E402
+from tidegate.contract.records import RestoreFrom, Spec  # noqa: E402
+from tidegate.contract.units import parse_size  # noqa: E402
+
+HEADING = "## State larger than memory"
+PIPELINE = str(HERE / "pipelines" / "large_state.py") + ":build"
+KEY_BYTES = 8
+TIMEOUT = timedelta(hours=4)
+POLL_S = 0.5
+SAMPLE_S = 0.1
+
+
+class SlotMemory:
+    """Samples the resident memory of a job's slot while it lasts. `peak_bytes`: the most that was seen."""
+
+    def __init__(self, client: JobClient) -> None:
+        self.peak_bytes = 0
+        self._client = client
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> SlotMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        pid, asked_s = None, 0.0
+        while not self._over.wait(SAMPLE_S):
+            if time.monotonic() - asked_s > 1:
+                pid, asked_s = slot_pid(self._client), time.monotonic()
+            if pid is not None:
+                self.peak_bytes = max(self.peak_bytes, resident_bytes(pid))
+
+
+def slot_pid(client: JobClient) -> int | None:
+    """Of the newest driver's one slot, from its status hint."""
+    try:
+        hint = client.hint(client.view().generation)
+    except Exception:  # between two drivers there is nothing to read
+        return None
+    slots: list[dict[str, Any]] = [] if hint is None else hint.data.get("slots", [])
+    return next((int(slot["pid"]) for slot in slots if slot.get("pid")), None)
+
+
+def resident_bytes(pid: int) -> int:
+    """Of a process; 0 when it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def counted(out: str) -> dict[str, int]:
+    """Sums of the committed results."""
+    if not os.path.isdir(out):
+        return dict.fromkeys(("rows", "written", "right", "wrong"), 0)
+    table = ds.dataset(out, format="parquet").to_table()
+    return {name: int(pc.sum(table[name]).as_py() or 0) for name in ("rows", "written", "right", "wrong")}
+
+
+def submitted(client: JobClient, given: argparse.Namespace, out: str, restore: RestoreFrom | None) -> Spec:
+    """Submitted and launched."""
+    spec = client.submit(
+        pipeline=PIPELINE,
+        arguments={"keys": given.keys, "out": out, "rate": given.rate},
+        options={
+            "parallelism": 1,
+            "state_backend": given.back_end,
+            "slot_memory": given.slot_memory,
+            "checkpoint_interval": given.interval,
+            "checkpoint_timeout": "30 min",
+            "restart_attempts": 0,
+        },
+        master="local[1]",
+        submitted_by="benchmark",
+        restore=restore,
+    )
+    launch_local(client, spec, env={"PYSPARK_PYTHON": sys.executable})
+    return spec
+
+
+def end(client: JobClient, spec: Spec) -> None:
+    """Kill what is left of the driver, and the slot with it."""
+    pid = slot_pid(client)
+    left = find_local(client, spec)
+    if left is not None:
+        left.kill()
+    if pid is not None and resident_bytes(pid):
+        os.kill(pid, signal.SIGKILL)
+
+
+def until_written(client: JobClient, out: str, keys: int) -> None:
+    """Wait until every key is in a committed checkpoint. Raises SystemExit when the job ends before."""
+    deadline_s = time.monotonic() + TIMEOUT.total_seconds()
+    while counted(out)["written"] < keys:
+        view = client.view()
+        if view.is_terminal or time.monotonic() > deadline_s:
+            raise SystemExit(f"the job is {view.status.value}: {view.failure}")
+        time.sleep(POLL_S)
+
+
+def run(given: argparse.Namespace, folder: str) -> tuple[list[str], str]:
+    """Fill, kill, restore, read. Gives the lines of the section and the last line."""
+    out = os.path.join(folder, "out")
+    client = JobClient(os.path.join(folder, "jobs"), f"large-{secrets.token_hex(4)}")
+    started = time.monotonic()
+    with SlotMemory(client) as memory:
+        spec = submitted(client, given, out, None)
+        try:
+            until_written(client, out, given.keys)
+            filled_s = time.monotonic() - started
+        finally:
+            end(client, spec)
+        begun = time.monotonic()
+        spec = submitted(client, given, out, RestoreFrom("latest"))
+        try:
+            while counted(out)["rows"] <= counted(out)["written"] and not client.view().is_terminal:
+                time.sleep(POLL_S)
+            restored_s = time.monotonic() - begun
+            view = client.wait_status({"FINISHED"}, TIMEOUT, POLL_S)
+        finally:
+            end(client, spec)
+    totals = counted(out)
+    if totals != {"rows": 2 * given.keys, "written": given.keys, "right": given.keys, "wrong": 0}:
+        raise SystemExit(f"wrong results: {totals}")
+    assert view.status.value == "FINISHED"
+    state_bytes = given.keys * (KEY_BYTES + VALUE_BYTES)
+    cap = int(parse_size(given.slot_memory))
+    durations = sorted(c.duration_ms or 0 for c in client.view().completed)
+    lines = [
+        "| keys | state, GB | cap of the slot, MiB | times the cap | peak resident, MiB | filled, s "
+        "| until restored and reading, s | all, s | checkpoints | median, s |",
+        "|" + " ---: |" * 10,
+        f"| {given.keys:,} | {state_bytes / 1e9:.2f} | {cap / 2**20:.0f} | {state_bytes / cap:.1f} "
+        f"| {memory.peak_bytes / 2**20:.0f} | {filled_s:.0f} | {restored_s:.0f} | {time.monotonic() - started:.0f} "
+        f"| {len(durations)} | {durations[len(durations) // 2] / 1000:.1f} |",
+        "",
+        f"Keys of {KEY_BYTES} bytes, values of {VALUE_BYTES}, on `{given.back_end}`, real Spark, local[1], one slot.",
+        "The driver and the slot were killed when every key had been written, restored from the last checkpoint, and",
+        "each key was read and compared: none was wrong. Resident memory: of the slot's Python process, sampled every",
+        f"{SAMPLE_S:g} s; the slot itself fails when it passes the cap.",
+    ]
+    last = (
+        f"large state: keys={given.keys} state_gb={state_bytes / 1e9:.2f} peak_mib={memory.peak_bytes / 2**20:.0f} "
+        f"cap_mib={cap / 2**20:.0f} wrong={totals['wrong']}"
+    )
+    return lines, last
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help=f"put the figures into {RESULTS.name}")
+    parser.add_argument("--keys", type=int, default=20_000_000)
+    parser.add_argument("--slot-memory", default="1 GiB")
+    parser.add_argument("--back-end", default="rocksdb")
+    parser.add_argument("--interval", default="20 s", help="of checkpoints")
+    parser.add_argument("--rate", type=float, default=0.0, help="rows a second; 0: no limit")
+    parser.add_argument("--folder", default=str(HERE.parent / ".work"), help="with room for three times the state")
+    given = parser.parse_args(arguments)
+    given.keys = -(-given.keys // BATCH_ROWS) * BATCH_ROWS  # no batch both writes and reads
+    os.makedirs(given.folder, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="large-state-", dir=given.folder) as folder:
+        lines, last = run(given, folder)
+    print("\n".join(lines))
+    if given.write:
+        write_section(HEADING, [*lines, "", f"{machine()}. `make bench-large-state`."])
+    print(last)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

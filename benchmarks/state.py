@@ -1,0 +1,321 @@
+"""What keyed state costs: processing, snapshots and restore of each back end by number of keys. See README.md.
+
+    python benchmarks/state.py [--write] [--keys 100000,1000000] [--back-ends heap,rocksdb] [--folder FOLDER]
+
+Drives the back ends and the runtime's own snapshot writer, without Spark. Each case runs in a process of its own.
+Prints a table and, last, `state: sync_ms=<x> raw_ratio=<x> incremental_ratio=<x>` of the most keys on `heap`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "spark_runtime")]
+
+import numpy as np  # noqa: E402
+import numpy.typing as npt  # noqa: E402
+import pyarrow as pa  # noqa: E402
+from results import RESULTS, machine, write_section  # noqa: E402
+
+from tidegate.contract.local_store import LocalStore  # noqa: E402
+from tidegate.snapshot.handles import StreamFactory  # noqa: E402
+from tidegate.state.backends import BACKENDS, new_backend  # noqa: E402
+from tidegate.state.contract import BackendContext, KeyedStateBackend, StateDescriptor, ValueState  # noqa: E402
+from tidegate.subtask.snapshot_writer import SnapshotPlace, SnapshotWriter, Written  # noqa: E402
+
+KEYS = (100_000, 1_000_000, 4_000_000)
+HEADING = "## State"
+BATCH_ROWS = 64 * 1024
+CHANGED_KEYS = 3 * 64 * 1024
+"""Keys that change between two checkpoints, next to each other in order of first sight: a few chunks."""
+ROUNDS = 3
+WRITERS = 8
+"""Threads, as in a slot."""
+UPDATES = 16
+"""Batches of random keys whose time is taken."""
+SCHEMA = pa.schema([("k", pa.int64())])
+TOTALS = StateDescriptor("totals", "value", pa.schema([("n", pa.int64()), ("total", pa.float64())]))
+UID = "totals"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One back end with one number of keys; medians of ROUNDS.
+
+    Attributes:
+        fill_rows_s, update_rows_s: rows a second, of new keys and of random known ones: read, add, write.
+        full_bytes, full_sync_ms, full_async_ms: of a first checkpoint.
+        raw_ms: the same bytes written to one file and synchronised.
+        changed: share of the keys that change before each further checkpoint.
+        part_bytes, part_sync_ms, part_async_ms, part_raw_ms: of such a checkpoint.
+        restore_s: until a fresh back end answers from the last one.
+    """
+
+    back_end: str
+    keys: int
+    fill_rows_s: float
+    update_rows_s: float
+    full_bytes: float
+    full_sync_ms: float
+    full_async_ms: float
+    raw_ms: float
+    changed: float
+    part_bytes: float
+    part_sync_ms: float
+    part_async_ms: float
+    part_raw_ms: float
+    restore_s: float
+
+    @property
+    def raw_ratio(self) -> float:
+        """A full checkpoint beside the raw write of its bytes."""
+        return (self.full_sync_ms + self.full_async_ms) / self.raw_ms
+
+    @property
+    def incremental_ratio(self) -> float:
+        """Share of the bytes that a further checkpoint writes, beside the share of the keys that changed: 1 is in
+        proportion."""
+        return self.part_bytes / self.full_bytes / self.changed
+
+
+class Case:
+    """A back end under measurement, with a plain array beside it that knows every value."""
+
+    def __init__(self, back_end: str, keys: int, folder: str) -> None:
+        self.name, self.keys, self.folder = back_end, keys, folder
+        self.rng = np.random.default_rng(1)
+        self.in_order = self.rng.permutation(keys).astype(np.int64)
+        self.counts, self.totals = np.zeros(keys, np.int64), np.zeros(keys, np.float64)
+        self.store = LocalStore(os.path.join(folder, "job"))
+        self.back_end, self.state = self.opened()
+
+    def opened(self) -> tuple[KeyedStateBackend, ValueState]:
+        """A fresh one."""
+        back_end = new_backend(self.name)
+        scratch = tempfile.mkdtemp(dir=self.folder)
+        back_end.open(BackendContext(UID, SCHEMA, ("k",), 128, range(128), lambda: 0, scratch))
+        return back_end, back_end.value(TOTALS)
+
+    def add(self, keys: npt.NDArray[np.int64]) -> None:
+        """One row of each key, in one batch: what a process does."""
+        found = self.back_end.keys(pa.record_batch([pa.array(keys)], schema=SCHEMA))
+        held = self.state.get(found)
+        values = self.rng.integers(0, 2**40, len(keys)).astype(np.float64)  # whole, so that no sum is rounded
+        more, added = (np.bincount(found.rows, weights, found.size) for weights in (None, values))
+        n, total = (np.where(held.present, held.columns[i].fill_null(0).to_numpy(), 0) for i in range(2))
+        columns = [pa.array(n + more), pa.array(total + added)]
+        self.state.put(found, pa.record_batch(columns, schema=TOTALS.columns))
+        np.add.at(self.counts, keys, 1)
+        np.add.at(self.totals, keys, values)
+
+    def rows_s(self, batches: Sequence[npt.NDArray[np.int64]]) -> float:
+        """Rows a second of some batches."""
+        rows, seconds = 0, 0.0
+        for keys in batches:
+            before = time.perf_counter()
+            self.add(keys)
+            seconds += time.perf_counter() - before
+            rows += len(keys)
+        return rows / seconds
+
+    def random_batches(self) -> list[npt.NDArray[np.int64]]:
+        """Of known keys."""
+        return [self.rng.integers(0, self.keys, BATCH_ROWS) for _ in range(UPDATES)]
+
+    def checkpoint(self, writer: SnapshotWriter, number: int) -> tuple[float, float, Written]:
+        """Milliseconds of the synchronous and of the asynchronous part, and what was written. It completes."""
+        started = time.perf_counter()
+        write = self.back_end.snapshot(number)
+        frozen = time.perf_counter()
+        place = SnapshotPlace(number, f"jobs/state/checkpoints/chk-{number:09d}", False)
+        made: list[Written | Exception] = []
+        over = threading.Event()
+
+        def end(result: Written | Exception) -> None:
+            made.append(result)
+            over.set()
+
+        writer.write(0, place, [(UID, write)], end, end)
+        over.wait()
+        durable = time.perf_counter()
+        if isinstance(made[0], Exception):
+            raise made[0]
+        writer.blobs.completed(number)
+        return (frozen - started) * 1000, (durable - frozen) * 1000, made[0]
+
+    def restored_s(self, written: Written, number: int) -> float:
+        """Seconds until a fresh back end has the checkpoint. Raises SystemExit when a value is wrong."""
+        self.back_end.close()
+        location = f"jobs/state/checkpoints/chk-{number:09d}"
+        started = time.perf_counter()
+        self.back_end, self.state = self.opened()
+        self.back_end.restore(StreamFactory.at(location, self.located).parts(written.handles[UID]))
+        seconds = time.perf_counter() - started
+        for keys in (np.arange(min(self.keys, BATCH_ROWS)), np.unique(self.random_batches()[0])):
+            found = self.back_end.keys(pa.record_batch([pa.array(keys)], schema=SCHEMA))
+            n, total = (column.to_numpy() for column in self.state.get(found).columns.columns)
+            if (n != self.counts[keys]).any() or (total != self.totals[keys]).any():
+                raise SystemExit(f"{self.name}: wrong values after the restore of {self.keys} keys")
+        return seconds
+
+    def located(self, location: str) -> tuple[LocalStore, str]:
+        """See `OpenLocation`."""
+        return self.store, location
+
+
+def raw_write_ms(folder: str, size_bytes: int) -> float:
+    """Milliseconds for so many bytes that do not compress into one file, synchronised."""
+    data = np.random.default_rng(0).bytes(min(size_bytes, 64 * 2**20))
+    path = os.path.join(folder, "raw")
+    started = time.perf_counter()
+    with open(path, "wb", buffering=0) as file:
+        left = size_bytes
+        while left > 0:
+            left -= file.write(data[:left])
+        os.fsync(file.fileno())
+    took = (time.perf_counter() - started) * 1000
+    os.unlink(path)
+    return took
+
+
+def measure(back_end: str, keys: int, folder: str) -> Cost:
+    """Fill, update, checkpoint in full, checkpoint what changes, restore."""
+    warm = Case(back_end, 1000, folder)  # kernels are compiled or loaded
+    warm.add(warm.in_order)
+    warm.add(warm.in_order)
+    warm.back_end.close()
+    case = Case(back_end, keys, folder)
+    fill = case.rows_s([case.in_order[at : at + BATCH_ROWS] for at in range(0, keys, BATCH_ROWS)])
+    update = case.rows_s(case.random_batches())
+    changed = min(CHANGED_KEYS, keys // BATCH_ROWS * BATCH_ROWS or keys)
+    full, part = [], []
+    number = 0
+    with ThreadPoolExecutor(WRITERS) as writers:
+        for _ in range(ROUNDS):
+            number += 1
+            fresh = SnapshotWriter(f"full{number}", 1, case.located, 20 * 1024, writers)
+            sync_ms, async_ms, written = case.checkpoint(fresh, number)
+            raw_ms = raw_write_ms(folder, int(written.metrics["persisted_bytes"]))
+            full.append((sync_ms, async_ms, raw_ms, written.metrics["persisted_bytes"]))
+        for _ in range(ROUNDS):
+            number += 1
+            first = int(case.rng.integers(0, (keys - changed) // BATCH_ROWS + 1)) * BATCH_ROWS
+            case.add(case.in_order[first : first + changed])
+            sync_ms, async_ms, written = case.checkpoint(fresh, number)
+            raw_ms = raw_write_ms(folder, int(written.metrics["persisted_bytes"]))
+            part.append((sync_ms, async_ms, raw_ms, written.metrics["persisted_bytes"]))
+        restore_s = case.restored_s(written, number)
+    case.back_end.close()
+    full_sync, full_async, full_raw, full_bytes = map(statistics.median, zip(*full, strict=True))
+    part_sync, part_async, part_raw, part_bytes = map(statistics.median, zip(*part, strict=True))
+    return Cost(
+        back_end, keys, fill, update, full_bytes, full_sync, full_async, full_raw, changed / keys,
+        part_bytes, part_sync, part_async, part_raw, restore_s,
+    )  # fmt: skip
+
+
+def of_case(back_end: str, keys: int, folder: str) -> Cost | str:
+    """`measure` in a process of its own; what it said, when the back end cannot hold so much."""
+    with tempfile.TemporaryDirectory(prefix="bench-state-", dir=folder) as own:
+        command = [sys.executable, __file__, "--case", back_end, str(keys), "--folder", own]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode == 0:
+        return Cost(**json.loads(run.stdout.splitlines()[-1]))
+    said = run.stderr.strip().splitlines()[-1]
+    if back_end == "memory" and "may take" in said:
+        return "over its limit for a snapshot"
+    raise SystemExit(f"{back_end} with {keys} keys failed: {run.stderr[-3000:]}")
+
+
+def table(costs: Sequence[tuple[str, int, Cost | str]]) -> list[str]:
+    """Markdown."""
+    lines = [
+        "| back end | keys | M rows/s: new, known | full: MB | sync ms | async ms | raw ms | ratio | changed "
+        "| part: MB | sync ms | async ms | raw ms | ratio | restore s |",
+        "| --- " + "| ---: " * 14 + "|",
+    ]
+    for back_end, keys, cost in costs:
+        if isinstance(cost, str):
+            lines.append(f"| {back_end} | {keys:,} | {cost} |" + " |" * 12)
+            continue
+        lines.append(
+            f"| {back_end} | {keys:,} | {cost.fill_rows_s / 1e6:.2f}, {cost.update_rows_s / 1e6:.2f} "
+            f"| {cost.full_bytes / 1e6:.1f} | {cost.full_sync_ms:.2f} | {cost.full_async_ms:.0f} | {cost.raw_ms:.0f} "
+            f"| {cost.raw_ratio:.2f} | {100 * cost.changed:.1f} % | {cost.part_bytes / 1e6:.2f} "
+            f"| {cost.part_sync_ms:.2f} | {cost.part_async_ms:.0f} | {cost.part_raw_ms:.0f} "
+            f"| {cost.incremental_ratio:.2f} | {cost.restore_s:.2f} |"
+        )
+    return lines
+
+
+def slope(costs: Sequence[Cost]) -> str:
+    """How much longer a checkpoint takes for a byte more, beside the disk's."""
+    small, large = costs[0], costs[-1]
+    more = large.full_sync_ms + large.full_async_ms - small.full_sync_ms - small.full_async_ms
+    return f"{more / max(large.raw_ms - small.raw_ms, 0.001):.2f}"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help=f"put the table into {RESULTS.name}")
+    parser.add_argument("--keys", default=",".join(map(str, KEYS)))
+    parser.add_argument("--back-ends", default=",".join(sorted(BACKENDS)))
+    parser.add_argument("--folder", default=str(HERE.parent / ".work"), help="on the disk to measure")
+    parser.add_argument("--case", nargs=2, metavar=("BACK_END", "KEYS"), help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    os.makedirs(given.folder, exist_ok=True)
+    if given.case:
+        print(json.dumps(asdict(measure(given.case[0], int(given.case[1]), given.folder))))
+        return
+    costs: list[tuple[str, int, Cost | str]] = []
+    for back_end in given.back_ends.split(","):
+        for keys in map(int, given.keys.split(",")):
+            costs.append((back_end, keys, of_case(back_end, keys, given.folder)))
+            print(table(costs[-1:])[-1], flush=True)
+    lines = table(costs)
+    lines += ["", *explanation([cost for _, _, cost in costs if isinstance(cost, Cost)])]
+    print("\n".join(["", *lines]))
+    if given.write:
+        write_section(HEADING, [*lines, "", f"{machine()}. `python benchmarks/state.py`."])
+    heap = [cost for name, _, cost in costs if name == "heap" and isinstance(cost, Cost)]
+    if heap:
+        print(
+            f"state: sync_ms={heap[-1].part_sync_ms:.2f} raw_ratio={heap[-1].raw_ratio:.2f} "
+            f"incremental_ratio={heap[-1].incremental_ratio:.2f}"
+        )
+
+
+def explanation(costs: Sequence[Cost]) -> list[str]:
+    """What stands below the table."""
+    lines = [
+        "One value state (int64, float64) by an int64 key; a row reads, adds and writes, in batches of 64Ki. full: a",
+        f"first checkpoint; part: one after up to {CHANGED_KEYS:,} keys have changed that are next to each other in",
+        "order of first sight. raw: as many bytes into one file, synchronised, in the same run. The first ratio: sync",
+        "and async beside raw; the second: share of the bytes that are written beside share of the keys that changed.",
+        f"Medians of {ROUNDS}; restore is of the last checkpoint.",
+    ]
+    for name in dict.fromkeys(cost.back_end for cost in costs):
+        own = [cost for cost in costs if cost.back_end == name]
+        if len(own) > 1:
+            lines.append(
+                f"{name}: from {own[0].keys:,} to {own[-1].keys:,} keys a byte more costs {slope(own)} times the disk's"
+            )
+    return lines
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
