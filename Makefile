@@ -7,7 +7,7 @@ PY := .venv/bin/python
 STAMP := .venv/.installed
 # Two processes, file by file in order: the layers that start Spark and Airflow come first.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
-LOCK_EXTRAS := --extra airflow --extra s3 --extra postgres --extra demo --extra dev
+LOCK_EXTRAS := --extra airflow --extra s3 --extra postgres --extra rocksdb --extra demo --extra dev
 
 .PHONY: help setup preflight demo up test test-unit test-airflow test-ui test-all check rules sim sim-mutants crash-matrix format bench-w1 bench-state bench-large-state \
   bench-coordinator bench-end bench-waiters flink-endings yarn lock clean

@@ -126,7 +126,7 @@ def test_the_runtime_alone_needs_no_airflow(metadata: Message) -> None:
     unconditional = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     names = sorted(line.split(">")[0].split("<")[0].split("=")[0].strip() for line in unconditional)
     assert names == ["fsspec", "numba", "numpy", "pendulum", "pyarrow", "pyspark"]
-    extras = {"airflow", "s3", "delta", "postgres", "simulation", "demo", "dev"}
+    extras = {"airflow", "s3", "delta", "postgres", "rocksdb", "simulation", "demo", "dev"}
     assert set(metadata.get_all("Provides-Extra", [])) == extras
     assert metadata["Requires-Python"] in ("<3.15,>=3.11", ">=3.11,<3.15")
 

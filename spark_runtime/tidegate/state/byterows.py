@@ -39,10 +39,11 @@ class ByteRows:
     @classmethod
     def of_list(cls, rows: Sequence[bytes | None]) -> ByteRows:
         """From Python objects; None is missing."""
-        lengths = np.fromiter(map(len, (row or b"" for row in rows) if None in rows else rows), np.int64, len(rows))
+        lengths = np.fromiter((-1 if row is None else len(row) for row in rows), np.int64, len(rows))
+        is_missing = lengths < 0
+        lengths[is_missing] = 0
         starts = np.cumsum(lengths) - lengths
-        if None in rows:
-            starts[np.fromiter((row is None for row in rows), np.bool_, len(rows))] = -1
+        starts[is_missing] = -1
         return cls(np.frombuffer(b"".join(filter(None, rows)), np.uint8), starts, lengths)
 
     @classmethod

@@ -15,6 +15,10 @@ _MODULES = (
     "erasable_index",
     "heap_maps",
     "timer_kernels",
+    "byterows",
+    "rowcodec",
+    "keydecode",
+    "rocks_cache",
 )
 
 

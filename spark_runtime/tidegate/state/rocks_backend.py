@@ -40,10 +40,8 @@ from tidegate.state.rocks_list import RocksList, chunk_elements
 from tidegate.state.rocks_restore import Restore
 from tidegate.state.rocks_rows import Export, StoredRows, schemas
 from tidegate.state.rocks_states import RocksMap, RocksMerging, RocksValue
-from tidegate.state.rocks_timers import RocksTimers
+from tidegate.state.rocks_timers import BY_TIME, RocksTimers
 
-BY_TIME = ":by_time"
-"""End of the names of column families whose keys begin with a time, not with the key group."""
 DATABASE_SHARE = 2
 """The database gets this part of the memory: 1/2. The rest is for caches, for the rows under way and for growth."""
 CACHE_SHARE = 8
@@ -65,6 +63,7 @@ class RocksBackend(KeyedStateBackend):
         self._nonce = uuid.uuid4().hex[:16]
         self._inherited: dict[str, str] = {}
         self._stored: dict[str, StoredRows] = {}
+        self._cells: dict[str, RocksCells] = {}
         self._caches: dict[str, RowCache] = {}
         self._lists: dict[str, RocksList] = {}
         self._timers: dict[TimerKind, RocksTimers] = {}
@@ -79,20 +78,20 @@ class RocksBackend(KeyedStateBackend):
 
     def value(self, descriptor: StateDescriptor) -> ValueState:
         """See `KeyedStateBackend`."""
-        return RocksValue(self._cells(descriptor))  # type: ignore[return-value]
+        return RocksValue(self._cells_of(descriptor))
 
     def list(self, descriptor: StateDescriptor) -> ListState:
         """See `KeyedStateBackend`."""
-        state = self._lists[descriptor.name] = RocksList(self._cells(descriptor))
-        return state  # type: ignore[return-value]
+        state = self._lists[descriptor.name] = RocksList(self._cells_of(descriptor))
+        return state
 
     def map(self, descriptor: StateDescriptor) -> MapState:
         """See `KeyedStateBackend`."""
-        return RocksMap(self._cells(descriptor), descriptor, len(self._ctx.key_schema))  # type: ignore[return-value]
+        return RocksMap(self._cells_of(descriptor), descriptor, len(self._ctx.key_schema))
 
     def merging(self, descriptor: StateDescriptor) -> MergingState:
         """See `KeyedStateBackend`."""
-        return RocksMerging(self._cells(descriptor), descriptor)  # type: ignore[return-value]
+        return RocksMerging(self._cells_of(descriptor), descriptor)
 
     def timers(self, kind: TimerKind) -> TimerService:
         """See `KeyedStateBackend`."""
@@ -102,7 +101,7 @@ class RocksBackend(KeyedStateBackend):
             caches = self._cache(tables[0]), self._cache(tables[1])
             self._stored[name] = StoredRows(name, name, timer_schema(self._ctx.key_schema), self._ctx.key_schema)
             self._timers[kind] = RocksTimers(tables, caches, self._ctx.key_schema)
-        return self._timers[kind]  # type: ignore[return-value]
+        return self._timers[kind]
 
     def all_keys(self, descriptor: StateDescriptor, limit: int) -> Iterator[RocksKeys]:
         """See `KeyedStateBackend`."""
@@ -138,13 +137,16 @@ class RocksBackend(KeyedStateBackend):
             self._database.remove()
             shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _cells(self, descriptor: StateDescriptor) -> RocksCells:
+    def _cells_of(self, descriptor: StateDescriptor) -> RocksCells:
+        if descriptor.name in self._cells:
+            return self._cells[descriptor.name]
         expiry = Expiry(descriptor, self._ctx.now_ms)
         schema = self._ctx.key_schema
         name = descriptor.name
         self._stored[name] = StoredRows(name, name, part_schema(descriptor, schema), schema, descriptor, expiry)
         table = self._database.table(name)
-        return RocksCells(table, self._cache(table), expiry)
+        cells = self._cells[name] = RocksCells(table, self._cache(table), expiry)
+        return cells
 
     def _cache(self, table: RocksTable) -> RowCache:
         cache = self._caches[table.name] = RowCache(table, self._quota, self._settle)
@@ -159,9 +161,7 @@ class RocksBackend(KeyedStateBackend):
             self._pending.written()
             self._pending = None
 
-    def _written(
-        self, claim: _Claim, name: str, stored: Sequence[StoredRows], portable: bool
-    ) -> Sequence[StatePart]:
+    def _written(self, claim: _Claim, name: str, stored: Sequence[StoredRows], portable: bool) -> Sequence[StatePart]:
         folder = claim.pending.folder()
         if not portable:
             return [file_part(folder, self._database.files(), self._blob_id, schemas(stored), self._ctx.key_groups)]
@@ -208,5 +208,3 @@ def _empty(directory: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-
-

@@ -86,7 +86,7 @@ class PendingCheckpoint:
         self._wanted = False
 
     def written(self) -> None:
-        """The database has the rows; nothing later is in the folder. Raises what a write raises; may be called again."""
+        """The database has the rows, and nothing later is in the folder. Raises what a write raises; may come twice."""
         with self._lock:
             self._settle()
 
@@ -221,10 +221,10 @@ def _reader(folder: CheckpointFolder, path: Path) -> Callable[[], bytes]:
 
 
 def _range_of(described: Mapping[str, Any] | None) -> dict[str, int]:
-    keys = [described["start_key"], described["end_key"]] if described is not None else [None, None]
+    keys: list[Any] = [described["start_key"], described["end_key"]] if described is not None else [None]
     if any(key is None or len(key) < GROUP_BYTES for key in keys):
         return {}
-    low, high = (int.from_bytes(key[:GROUP_BYTES], "big") for key in keys)
+    low, high = (int.from_bytes(bytes(key[:GROUP_BYTES]), "big") for key in keys)
     return {KEY_GROUP_COLUMN: low, "last_group": high} if high < MAX_KEY_GROUPS else {}
 
 

@@ -111,9 +111,8 @@ class RocksDatabase:
         self._families.clear()
         if self._database is not None:
             database, self._database = self._database, None
-            with suppress(Exception):
-                database.cancel_all_background(True)
-            database.close()
+            with suppress(Exception):  # it flushes first, and whoever closes wants no file any more
+                database.close()
 
     def remove(self) -> None:
         """Close it and delete its files."""
@@ -133,7 +132,8 @@ class RocksTable:
         """The row of each key; missing where there is none."""
         order = keys.order()
         with failures(self._database.directory):
-            found = self._database.family(self.name).get(keys.take(order).to_list())
+            wanted: Any = keys.take(order).to_list()
+            found: Any = self._database.family(self.name).get(wanted)
         rows = ByteRows.of_list(found)
         back = order.argsort()
         return rows.take(back)
@@ -210,7 +210,7 @@ class RocksTable:
             bounds = ReadOptions()
             if upper is not None:
                 bounds.set_iterate_upper_bound(upper)
-            items = self._database.family(self.name).items(from_key=lower, read_opt=bounds)
+            items: Any = self._database.family(self.name).items(from_key=lower, read_opt=bounds)
             return list(islice(items, limit))
 
 
@@ -243,7 +243,7 @@ def failures(directory: Path) -> Iterator[None]:
 def _unlogged() -> Any:
     from rocksdict import WriteOptions
 
-    options = WriteOptions()
+    options: Any = WriteOptions()
     options.disable_wal = True
     return options
 

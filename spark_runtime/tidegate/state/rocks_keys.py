@@ -1,5 +1,5 @@
-"""The keys of a batch as RocksDB has them: two bytes key group, highest first, then the canonical key bytes. So all keys
-of a key group are neighbours, and a database can be cut at key groups."""
+"""The keys of a batch as RocksDB has them: two bytes key group, highest first, then the canonical key bytes. Keys of one
+group are neighbours: a database can be cut at key groups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.state.byterows import ByteRows, constants, joined
-from tidegate.state.contract import KeyNumbers
+from tidegate.state.contract import KeyNumbers, KeySet
 from tidegate.state.keybytes import canonical_bytes
 from tidegate.state.keydecode import key_columns
 from tidegate.state.keyhash import Hashes, KeyGroups, hash_rows, key_groups
@@ -59,11 +59,16 @@ def distinct(keys: ByteRows) -> tuple[ByteRows, KeyNumbers, Hashes]:
     return ByteRows.of(arena, ends[: size + 1]), rows, known[:size]
 
 
+def ids_of(keys: KeySet) -> ByteRows:
+    """The database keys of a KeySet of this back end."""
+    assert isinstance(keys, RocksKeys), "keys come from the back end that they are used with"
+    return keys.ids
+
+
 def groups_of(ids: ByteRows) -> npt.NDArray[np.uint16]:
     """Key group of each database key."""
-    groups = ids.data[ids.starts].astype(np.uint16) << 8
-    groups |= ids.data[ids.starts + 1]
-    return groups
+    high = ids.data[ids.starts].astype(np.uint16)
+    return (high << 8 | ids.data[ids.starts + 1]).astype(np.uint16)
 
 
 def group_key(group: int) -> bytes:

@@ -1,4 +1,4 @@
-"""List states in RocksDB (S5.1). A key's last elements are in its open chunk, which an append rewrites; a chunk that has
+"""List states in RocksDB (S5.1). A key's last elements are in its open chunk, which an append rewrites; one that has
 grown beyond `CHUNK_BYTES` is closed and never touched again, so that an append costs the same however long the list is.
 
 Closed chunk n of a key: its database key, n as uint32, highest byte first; the open chunk: with FFFFFFFF, so that the
@@ -12,10 +12,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.state.byterows import ByteRows, constants, frames, joined, stacked, unframed
-from tidegate.state.contract import Elements, KeyNumbers, Mask
+from tidegate.state.contract import Elements, KeyNumbers, KeySet, Mask
 from tidegate.state.keybytes import Int64s
 from tidegate.state.rocks_cells import RocksCells
-from tidegate.state.rocks_keys import RocksKeys
+from tidegate.state.rocks_keys import ids_of
 
 CHUNK_BYTES = 4096
 """An open chunk that has grown larger is closed."""
@@ -30,9 +30,9 @@ class RocksList:
         """Args: cells: of the state; a row of them is an element."""
         self._cells = cells
 
-    def get(self, keys: RocksKeys) -> Elements:
+    def get(self, keys: KeySet) -> Elements:
         """See `ListState`."""
-        rows, offsets = self._elements(keys.ids)
+        rows, offsets = self._elements(ids_of(keys))
         expiry = self._cells.expiry
         if expiry.ttl is None:
             return Elements(offsets, expiry.decoded(rows))
@@ -42,34 +42,34 @@ class RocksList:
         columns = expiry.decoded(kept)
         if len(kept) < len(rows) or expiry.ttl.on_read:
             there = np.diff(offsets) > 0
-            self._replace(keys.ids, expiry.used_now(kept) if expiry.ttl.on_read else kept, ends, there)
+            self._replace(ids_of(keys), expiry.used_now(kept) if expiry.ttl.on_read else kept, ends, there)
         return Elements(ends, columns)
 
-    def append(self, keys: RocksKeys, owners: KeyNumbers, columns: pa.RecordBatch) -> None:
+    def append(self, keys: KeySet, owners: KeyNumbers, columns: pa.RecordBatch) -> None:
         """See `ListState`."""
         self.append_rows(keys, owners, self._cells.expiry.encoded(columns))
 
-    def append_rows(self, keys: RocksKeys, owners: KeyNumbers, rows: ByteRows) -> None:
+    def append_rows(self, keys: KeySet, owners: KeyNumbers, rows: ByteRows) -> None:
         """As `append`, of encoded rows."""
         if not len(rows):
             return
         order = np.argsort(owners, kind="stable")
         touched, counts = np.unique(owners, return_counts=True)
         added = frames(rows.take(order), np.concatenate([[0], np.cumsum(counts)]))
-        ids = keys.ids.take(touched)
+        ids = ids_of(keys).take(touched)
         heads = self._cells.cache.get(_chunk_ids(ids, np.full(len(ids), _OPEN)))
         closed = _closed(heads)
         grown = joined(_numbers(closed), _content(heads), added)
         self._write(ids, grown, closed)
 
-    def put(self, keys: RocksKeys, elements: Elements) -> None:
+    def put(self, keys: KeySet, elements: Elements) -> None:
         """See `ListState`."""
         rows = self._cells.expiry.encoded(elements.columns)
-        self._replace(keys.ids, rows, elements.offsets, np.ones(keys.size, np.bool_))
+        self._replace(ids_of(keys), rows, elements.offsets, np.ones(keys.size, np.bool_))
 
-    def clear(self, keys: RocksKeys, where: Mask | None = None) -> None:
+    def clear(self, keys: KeySet, where: Mask | None = None) -> None:
         """See `ListState`."""
-        ids = keys.ids if where is None else keys.ids.take(where)
+        ids = ids_of(keys) if where is None else ids_of(keys).take(where)
         heads = self._cells.cache.get(_chunk_ids(ids, np.full(len(ids), _OPEN)))
         chunks, _ = _all_chunks(ids, _closed(heads))
         self._cells.remove(chunks)

@@ -20,10 +20,7 @@ from tidegate.state.rocks_database import RocksDatabase
 from tidegate.state.rocks_keys import group_key, read_keys
 from tidegate.state.rocks_list import RocksList
 from tidegate.state.rocks_rows import StoredRows, own_rows, prefixed_columns
-from tidegate.state.rocks_timers import TIME_BYTES
-
-BY_TIME = ":by_time"
-"""End of the names of column families whose keys begin with a time, not with the key group."""
+from tidegate.state.rocks_timers import BY_TIME, TIME_BYTES
 
 
 class Restore:

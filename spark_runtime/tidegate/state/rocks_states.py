@@ -6,12 +6,12 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.state.byterows import ByteRows, joined
-from tidegate.state.contract import Elements, Found, KeyNumbers, Mask, StateDescriptor
+from tidegate.state.contract import Elements, Found, KeyNumbers, KeySet, Mask, StateDescriptor
 from tidegate.state.folding import folded
 from tidegate.state.keybytes import canonical_bytes
 from tidegate.state.keydecode import key_columns, key_ends
 from tidegate.state.rocks_cells import RocksCells
-from tidegate.state.rocks_keys import GROUP_BYTES, RocksKeys
+from tidegate.state.rocks_keys import GROUP_BYTES, ids_of
 
 
 class RocksValue:
@@ -21,21 +21,21 @@ class RocksValue:
         """Args: cells: of the state."""
         self._cells = cells
 
-    def get(self, keys: RocksKeys) -> Found:
+    def get(self, keys: KeySet) -> Found:
         """See `ValueState`."""
-        rows = self._cells.get(keys.ids)
+        rows = self._cells.get(ids_of(keys))
         return Found(rows.present, self._cells.expiry.decoded(rows))
 
-    def put(self, keys: RocksKeys, columns: pa.RecordBatch, where: Mask | None = None) -> None:
+    def put(self, keys: KeySet, columns: pa.RecordBatch, where: Mask | None = None) -> None:
         """See `ValueState`."""
         if where is None:
-            self._cells.put(keys.ids, columns)
+            self._cells.put(ids_of(keys), columns)
         else:
-            self._cells.put(keys.ids.take(where), columns.filter(pa.array(where)))
+            self._cells.put(ids_of(keys).take(where), columns.filter(pa.array(where)))
 
-    def clear(self, keys: RocksKeys, where: Mask | None = None) -> None:
+    def clear(self, keys: KeySet, where: Mask | None = None) -> None:
         """See `ValueState`."""
-        self._cells.remove(keys.ids if where is None else keys.ids.take(where))
+        self._cells.remove(ids_of(keys) if where is None else ids_of(keys).take(where))
 
 
 class RocksMerging:
@@ -46,24 +46,24 @@ class RocksMerging:
         self._cells = cells
         self._descriptor = descriptor
 
-    def add(self, keys: RocksKeys, owners: KeyNumbers, columns: pa.RecordBatch) -> None:
+    def add(self, keys: KeySet, owners: KeyNumbers, columns: pa.RecordBatch) -> None:
         """See `MergingState`."""
         if not columns.num_rows:
             return
         touched, numbers = np.unique(owners, return_inverse=True)
-        ids = keys.ids if len(touched) == keys.size else keys.ids.take(touched)
+        ids = ids_of(keys) if len(touched) == keys.size else ids_of(keys).take(touched)
         rows = self._cells.get(ids)
         found = Found(rows.present, self._cells.expiry.decoded(rows))
         self._cells.put(ids, folded(self._descriptor, found, numbers.astype(np.int32), columns))
 
-    def get(self, keys: RocksKeys) -> Found:
+    def get(self, keys: KeySet) -> Found:
         """See `MergingState`."""
-        rows = self._cells.get(keys.ids)
+        rows = self._cells.get(ids_of(keys))
         return Found(rows.present, self._cells.expiry.decoded(rows))
 
-    def clear(self, keys: RocksKeys, where: Mask | None = None) -> None:
+    def clear(self, keys: KeySet, where: Mask | None = None) -> None:
         """See `MergingState`."""
-        self._cells.remove(keys.ids if where is None else keys.ids.take(where))
+        self._cells.remove(ids_of(keys) if where is None else ids_of(keys).take(where))
 
 
 class RocksMap:
@@ -75,22 +75,22 @@ class RocksMap:
         self._map_key = descriptor.map_key
         self._key_columns = key_columns_
 
-    def get(self, keys: RocksKeys, owners: KeyNumbers, map_keys: pa.RecordBatch) -> Found:
+    def get(self, keys: KeySet, owners: KeyNumbers, map_keys: pa.RecordBatch) -> Found:
         """See `MapState`."""
         rows = self._cells.get(self._ids(keys, owners, map_keys))
         return Found(rows.present, self._cells.expiry.decoded(rows))
 
-    def put(self, keys: RocksKeys, owners: KeyNumbers, map_keys: pa.RecordBatch, columns: pa.RecordBatch) -> None:
+    def put(self, keys: KeySet, owners: KeyNumbers, map_keys: pa.RecordBatch, columns: pa.RecordBatch) -> None:
         """See `MapState`."""
         self._cells.put(self._ids(keys, owners, map_keys), columns)
 
-    def remove(self, keys: RocksKeys, owners: KeyNumbers, map_keys: pa.RecordBatch) -> None:
+    def remove(self, keys: KeySet, owners: KeyNumbers, map_keys: pa.RecordBatch) -> None:
         """See `MapState`."""
         self._cells.remove(self._ids(keys, owners, map_keys))
 
-    def entries(self, keys: RocksKeys) -> Elements:
+    def entries(self, keys: KeySet) -> Elements:
         """See `MapState`."""
-        ids, rows, counts = self._scan(keys.ids)
+        ids, rows, counts = self._scan(ids_of(keys))
         expiry = self._cells.expiry
         alive = expiry.alive(rows)
         if expiry.ttl is not None and expiry.ttl.on_read and alive.any():
@@ -104,14 +104,14 @@ class RocksMap:
         schema = pa.schema([*map_keys.schema, *columns.schema])
         return Elements(offsets, pa.RecordBatch.from_arrays([*map_keys.columns, *columns.columns], schema=schema))
 
-    def clear(self, keys: RocksKeys, where: Mask | None = None) -> None:
+    def clear(self, keys: KeySet, where: Mask | None = None) -> None:
         """See `MapState`."""
-        ids, _, _ = self._scan(keys.ids if where is None else keys.ids.take(where))
+        ids, _, _ = self._scan(ids_of(keys) if where is None else ids_of(keys).take(where))
         self._cells.remove(ids)
 
-    def _ids(self, keys: RocksKeys, owners: KeyNumbers, map_keys: pa.RecordBatch) -> ByteRows:
+    def _ids(self, keys: KeySet, owners: KeyNumbers, map_keys: pa.RecordBatch) -> ByteRows:
         names = self._map_key.names
-        return joined(keys.ids.take(owners), ByteRows.of(*canonical_bytes(map_keys, names)))
+        return joined(ids_of(keys).take(owners), ByteRows.of(*canonical_bytes(map_keys, names)))
 
     def _scan(self, ids: ByteRows) -> tuple[ByteRows, ByteRows, list[int]]:
         self._cells.cache.flush()

@@ -13,14 +13,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.state.byterows import ByteRows, constants, joined
-from tidegate.state.contract import DueTimers, Elements, KeyNumbers
+from tidegate.state.contract import DueTimers, Elements, KeyNumbers, KeySet
 from tidegate.state.keybytes import Int64s
 from tidegate.state.layout import TIME_COLUMN
 from tidegate.state.rocks_cache import RowCache
 from tidegate.state.rocks_database import RocksTable
-from tidegate.state.rocks_keys import RocksKeys, distinct
+from tidegate.state.rocks_keys import RocksKeys, distinct, ids_of
 
 TIME_BYTES = 8
+BY_TIME = ":by_time"
+"""End of the names of column families whose keys begin with a time, not with the key group."""
 _SIGN = np.uint64(1 << 63)
 _LATEST = 2**63 - 1
 _SCHEMA = pa.schema([pa.field(TIME_COLUMN, pa.int64())])
@@ -37,30 +39,30 @@ class RocksTimers:
         self._lowest_us = -(2**63)  # no timer is earlier
         self._next_us: Callable[[], int | None] = self._looked_up
 
-    def register(self, keys: RocksKeys, owners: KeyNumbers, times_us: npt.NDArray[np.int64]) -> None:
+    def register(self, keys: KeySet, owners: KeyNumbers, times_us: npt.NDArray[np.int64]) -> None:
         """See `TimerService`."""
         if not len(owners):
             return
-        self._put(keys.ids.take(owners), times_us, True)
+        self._put(ids_of(keys).take(owners), times_us, True)
         earliest, known = int(times_us.min()), self.next_us()
         self._lowest_us = min(self._lowest_us, earliest)
         if known is None or earliest < known:
             self._next_us = lambda: earliest
 
-    def delete(self, keys: RocksKeys, owners: KeyNumbers, times_us: npt.NDArray[np.int64]) -> None:
+    def delete(self, keys: KeySet, owners: KeyNumbers, times_us: npt.NDArray[np.int64]) -> None:
         """See `TimerService`."""
         if not len(owners):
             return
         known = self.next_us()
-        self._put(keys.ids.take(owners), times_us, False)
+        self._put(ids_of(keys).take(owners), times_us, False)
         if known is not None and known in times_us:
             self._next_us = self._looked_up
 
-    def of(self, keys: RocksKeys) -> Elements:
+    def of(self, keys: KeySet) -> Elements:
         """See `TimerService`."""
         self._key_cache.flush()
-        order = keys.ids.order()
-        found, _, counts = self._by_key.scan_prefixes(keys.ids.take(order).to_list())
+        order = ids_of(keys).order()
+        found, _, counts = self._by_key.scan_prefixes(ids_of(keys).take(order).to_list())
         owners = np.repeat(order, counts)
         back = np.argsort(owners, kind="stable")
         offsets = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=keys.size))]).astype(np.int64)
