@@ -56,9 +56,11 @@ class RocksDatabase:
         self._read_only = read_only
         self._database: Rdict | None = None
         self._families: dict[str, Rdict] = {}
+        self._asked_for: dict[str, None] = {}
 
     def table(self, name: str) -> RocksTable:
-        """The column family `name`; made when it is first used."""
+        """The column family `name`; made when the database is opened, or when it is first used afterwards."""
+        self._asked_for[name] = None
         return RocksTable(self, name)
 
     def table_names(self) -> list[str]:
@@ -87,9 +89,10 @@ class RocksDatabase:
             self._options = _options(self._memory_bytes)
             access = AccessType.read_only(False) if self._read_only else AccessType.read_write()
             with failures(self.directory):
-                families = dict.fromkeys(["default", *existing], self._options)
+                names = existing if self._read_only else list(dict.fromkeys([*existing, *self._asked_for]))
+                families = dict.fromkeys(["default", *names], self._options)
                 self._database = Rdict(str(self.directory), self._options, families, access)
-                for name in existing:
+                for name in names:
                     self._families[name] = self._database.get_column_family(name)
         return self._database
 

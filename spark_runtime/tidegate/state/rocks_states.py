@@ -7,9 +7,9 @@ import pyarrow as pa
 
 from tidegate.state.byterows import ByteRows, joined
 from tidegate.state.contract import Elements, Found, KeyNumbers, KeySet, Mask, StateDescriptor
-from tidegate.state.folding import folded
 from tidegate.state.keybytes import canonical_bytes
 from tidegate.state.keydecode import key_columns, key_ends
+from tidegate.state.merging import fold
 from tidegate.state.rocks_cells import RocksCells
 from tidegate.state.rocks_keys import GROUP_BYTES, ids_of
 
@@ -50,11 +50,11 @@ class RocksMerging:
         """See `MergingState`."""
         if not columns.num_rows:
             return
-        touched, numbers = np.unique(owners, return_inverse=True)
-        ids = ids_of(keys) if len(touched) == keys.size else ids_of(keys).take(touched)
+        ids = ids_of(keys)
         rows = self._cells.get(ids)
         found = Found(rows.present, self._cells.expiry.decoded(rows))
-        self._cells.put(ids, folded(self._descriptor, found, numbers.astype(np.int32), columns))
+        touched, folded = fold(self._descriptor, found, owners, columns)
+        self._cells.put(ids if len(touched) == len(ids) else ids.take(touched), folded)
 
     def get(self, keys: KeySet) -> Found:
         """See `MergingState`."""

@@ -7,5 +7,7 @@ from tidegate.testing.state_conformance import KeyedBackendConformance
 
 
 class TestRocksBackend(KeyedBackendConformance):
+    many_keys = 10_000
+
     def make_backend(self) -> RocksBackend:
         return RocksBackend()
