@@ -115,7 +115,8 @@ class RowCache:
             if self.size == len(self._hashes):
                 self._grow_entries()
             else:
-                self._key_bytes = _grown(self._key_bytes, len(self._key_bytes) + int(offsets[row + 1] - offsets[row]))
+                needed = int(offsets[row + 1] - offsets[row])
+                self._key_bytes = _grown(self._key_bytes, len(self._key_bytes) * 3 // 2 + needed)
 
     def _grow_entries(self) -> None:
         capacity = len(self._hashes) * 2
