@@ -1,5 +1,7 @@
-"""The keys of a batch as RocksDB has them: two bytes key group, highest first, then the canonical key bytes. Keys of one
-group are neighbours: a database can be cut at key groups."""
+"""The keys of a batch as RocksDB has them: two bytes key group, highest first, then the canonical key bytes.
+
+Keys of one group are neighbours: a database can be cut at key groups.
+"""
 
 from __future__ import annotations
 
