@@ -34,6 +34,8 @@ class TidegateRestoreJobOperator(SubmittingOperator):
         on_committed_after: going back past committed output: "refuse"; "accept_duplicates": its rows come again;
             "rewind": sinks take them back, and the driver refuses when one of them cannot (S9.3).
         allow_drained: restore what a drain took, whose windows fired early and emit again (S7.5).
+        claim_mode: of a snapshot that is named: "no_claim": it stays as it is; "claim": it is the job's, which may
+            share its files and deletes it, a savepoint too, when it is not needed any more (S7.4).
         max_snapshot_age: timedelta or text such as "6 h": when what would be restored completed longer ago, the task
             fails and nothing is submitted; None: any age. A retry that finds its own submission goes on with it.
         pipeline, arguments, options, master, spark_conf: as for starting.
@@ -45,6 +47,7 @@ class TidegateRestoreJobOperator(SubmittingOperator):
         "allow_non_restored_state",
         "on_committed_after",
         "allow_drained",
+        "claim_mode",
         "max_snapshot_age",
     )
 
@@ -55,6 +58,7 @@ class TidegateRestoreJobOperator(SubmittingOperator):
         allow_non_restored_state: bool | str = False,
         on_committed_after: str = "refuse",
         allow_drained: bool | str = False,
+        claim_mode: str = "no_claim",
         max_snapshot_age: timedelta | str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -63,6 +67,7 @@ class TidegateRestoreJobOperator(SubmittingOperator):
         self.allow_non_restored_state = allow_non_restored_state
         self.on_committed_after = on_committed_after
         self.allow_drained = allow_drained
+        self.claim_mode = claim_mode
         self.max_snapshot_age = max_snapshot_age
 
     def submit(self, client: JobClient, root: JobRoot, context: Any) -> Spec:
@@ -85,6 +90,7 @@ class TidegateRestoreJobOperator(SubmittingOperator):
                 allow_non_restored_state=flag(self.allow_non_restored_state, "allow_non_restored_state"),
                 on_committed_after=self.on_committed_after,
                 allow_drained=flag(self.allow_drained, "allow_drained"),
+                claim_mode=self.claim_mode,
             ),
             owner_dag=context["ti"].dag_id,
             submitted_by=asked_by(context),
@@ -95,7 +101,12 @@ class TidegateRestoreJobOperator(SubmittingOperator):
 
 
 def restore_from(
-    value: Any, *, allow_non_restored_state: bool, on_committed_after: str, allow_drained: bool = False
+    value: Any,
+    *,
+    allow_non_restored_state: bool,
+    on_committed_after: str,
+    allow_drained: bool = False,
+    claim_mode: str = "no_claim",
 ) -> RestoreFrom:
     """What `from_` means. Raises OptionError on nothing and on a mapping with neither path nor id."""
     if isinstance(value, Mapping):
@@ -111,6 +122,7 @@ def restore_from(
         "allow_non_restored_state": allow_non_restored_state,
         "on_committed_after": on_committed_after,
         "allow_drained": allow_drained,
+        "claim_mode": claim_mode,
     }
     if text == "latest":
         return RestoreFrom(kind="latest", path=None, checkpoint_id=None, **rest)

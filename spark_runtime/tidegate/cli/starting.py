@@ -6,6 +6,7 @@ import argparse
 import os
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -53,6 +54,12 @@ def add(verbs: Verbs) -> None:
         choices=("refuse", "rewind", "accept_duplicates"),
         default="refuse",
         help="what to do when something was committed after the snapshot (default: refuse)",
+    )
+    parser.add_argument(
+        "--claim",
+        action="store_true",
+        help="the job owns the snapshot that --from names: it may share its files, and deletes it, a savepoint too, "
+        "when it is not needed any more",
     )
     _add_settings(parser)
     parser.set_defaults(run=restore)
@@ -151,7 +158,10 @@ def restore(args: argparse.Namespace, around: Surroundings) -> int:
         submission_id=args.submission_id,
         master=args.master,
         spark_conf=_laid_over(specs[-1].spark_conf if specs else {}, arguments.pairs(args.conf, "--conf") or None),
-        restore=restore_from(args.source, args.allow_non_restored_state, args.on_committed_after, args.allow_drained),
+        restore=replace(
+            restore_from(args.source, args.allow_non_restored_state, args.on_committed_after, args.allow_drained),
+            claim_mode="claim" if args.claim else "no_claim",
+        ),
         submitted_by=around.caller,
         code_root=args.code_root,
     )

@@ -62,6 +62,9 @@ class RestoreFrom:
         allow_drained: restore a snapshot that a drain took, whose windows have fired early and emit again (S7.5).
         fork_of: the job that the snapshot is of, when this is a fork to work off a part of its input beside it: it
             needs bounded sources, and sinks that write elsewhere. Kept by restores of the fork's own snapshots.
+        claim_mode: of a snapshot that is named: "no_claim": it stays as it is, and the first checkpoint afterwards uses
+            none of its files; "claim": it is the job's from now on, which may share its files and deletes it when it is
+            not needed any more, a savepoint too (S7.4).
     """
 
     kind: Literal["latest", "checkpoint", "savepoint"]
@@ -71,6 +74,7 @@ class RestoreFrom:
     on_committed_after: Literal["refuse", "rewind", "accept_duplicates"] = "refuse"
     allow_drained: bool = False
     fork_of: str | None = None
+    claim_mode: Literal["no_claim", "claim"] = "no_claim"
 
 
 @dataclass(frozen=True, slots=True)

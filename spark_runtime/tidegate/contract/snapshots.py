@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tidegate.contract.errors import NotFoundError, SnapshotError
+from tidegate.contract.errors import NotFoundError, OptionError, SnapshotError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.records import RestoreFrom, Spec
 from tidegate.contract.status import CheckpointView, JobView
@@ -48,6 +48,7 @@ def resolve_restore(
 
     Raises:
         SnapshotError: nothing to restore, or not a complete snapshot.
+        OptionError: a claim to a snapshot that is not the job's.
     """
     where = f"job {job_id}"
     if restore.kind == "latest":
@@ -74,6 +75,13 @@ def resolve_restore(
         _refuse_gone(known, where)
         lineage = _lineage_of(specs, known.spec)
         return ResolvedRestore(restore, lineage, _name(known, path), _completed_at(known, document))
+    if restore.claim_mode == "claim":
+        raise OptionError(
+            f"{path} cannot be claimed",
+            where=where,
+            cause="the job's log does not hold it: it was moved here, or another job took it",
+            remedy="Restore it without a claim, and delete it yourself when it is not needed any more",
+        )
     own = document.get("job_id") == job_id and any(spec.lineage == document.get("lineage") for spec in specs)
     lineage = str(document["lineage"]) if own else None
     return ResolvedRestore(restore, lineage, _name(None, path), _completed_at(None, document))

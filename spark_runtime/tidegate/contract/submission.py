@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 MAX_SUBMIT_RACES = 20
 """Specs that other submitters may create first before this one gives up."""
 DEFAULT_MASTER = "local[*]"
+CLAIM_MODES = ("no_claim", "claim")
 ON_COMMITTED_AFTER = ("refuse", "rewind", "accept_duplicates")
 
 
@@ -103,6 +104,7 @@ def check_settings(client: JobClient, request: Request) -> None:
             where="on_committed_after",
             remedy="Write refuse, rewind or accept_duplicates",
         )
+    _check_claim(request.restore)
     for where, values in (("arguments", request.arguments), ("spark_conf", request.spark_conf)):
         if values is not None and not isinstance(values, Mapping):
             raise OptionError(f"{where} must be a mapping, not {type(values).__name__}", where=where)
@@ -112,6 +114,19 @@ def check_settings(client: JobClient, request: Request) -> None:
             raise OptionError(
                 f"{where} cannot be written as JSON", where=where, cause=error.cause, remedy=error.remedy
             ) from error
+
+
+def _check_claim(restore: RestoreFrom | None) -> None:
+    mode = restore.claim_mode if restore is not None else CLAIM_MODES[0]
+    if mode not in CLAIM_MODES:
+        raise OptionError(f"claim_mode={mode!r} is unknown", where="claim_mode", remedy="Write no_claim or claim")
+    if restore is None or mode == "no_claim":
+        return
+    if restore.kind == "latest" or restore.fork_of is not None:
+        what = (
+            "a fork only reads its original's snapshot" if restore.fork_of else "the latest recovery point is its own"
+        )
+        raise OptionError("there is nothing to claim", where="claim_mode", cause=what, remedy="Leave it out")
 
 
 def _refuse_if_taken(client: JobClient, view: JobView, last: Spec, *, fresh: bool) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from tidegate.channel.elements import SAVEPOINTS
 from tidegate.contract.checkpoints import RecoveryPoints, checkpoint_views
 from tidegate.contract.records import Decision, Spec
 from tidegate.contract.reigns import submissions_of
@@ -47,13 +48,14 @@ def find_garbage(
     not ours.
 
     Args:
-        folders: existing folders of checkpoints; one that is missing here is left alone.
+        folders: existing folders of checkpoints and of claimed savepoints; one that is missing here is left alone.
         generation: the own one; what it claims is its coordinator's business.
         retained: `retained_checkpoints`.
         commits: some sink commits in two phases, so that the last committed snapshot stays.
     """
     gone_back_past = taken_back(specs, submissions_of(decisions))
-    completed = completed_snapshots(decisions, set(folders), gone_back_past)
+    claimed = claimed_savepoints(decisions, specs)
+    completed = completed_snapshots(decisions, set(folders), gone_back_past, claimed)
     verdicts = verdicts_of(specs, decisions, spec_number)
     gone = retired(
         completed,
@@ -70,12 +72,22 @@ def find_garbage(
         Garbage(d.data["path"], clean.get(d.generation, False))
         for d in decisions
         if d.kind == "claim"
-        and d.data["kind"] in OWNED
+        and (d.data["kind"] in OWNED or d.data["path"] in claimed)
         and d.data["path"] in folders
         and d.generation < generation
         and d.data["checkpoint_id"] not in needed
         and d.data["path"] not in named
     )
+
+
+def claimed_savepoints(decisions: Sequence[Decision], specs: Sequence[Spec]) -> frozenset[str]:
+    """Locations of the job's savepoints that it owns itself, since a submission claimed them (S7.4)."""
+    wanted = [spec.restore for spec in specs if spec.restore is not None and spec.restore.claim_mode == "claim"]
+    if not wanted:
+        return frozenset()
+    paths, ids = {restore.path for restore in wanted}, {restore.checkpoint_id for restore in wanted}
+    own = (d.data for d in decisions if d.kind == "complete" and d.data["kind"] in SAVEPOINTS)
+    return frozenset(data["path"] for data in own if data["path"] in paths or data["checkpoint_id"] in ids)
 
 
 def named_snapshots(decisions: Sequence[Decision], specs: Sequence[Spec], spec_number: int) -> frozenset[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -25,7 +25,7 @@ from tidegate.coordinator.commit_gate import CommitGate
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.coordinator_options import CoordinatorOptions
 from tidegate.coordinator.forking import check_fork
-from tidegate.coordinator.garbage import Garbage, find_garbage, named_snapshots, restored_checkpoint
+from tidegate.coordinator.garbage import Garbage, claimed_savepoints, find_garbage, named_snapshots, restored_checkpoint
 from tidegate.coordinator.going_back import check_way_back
 from tidegate.coordinator.job_run import JobFacts
 from tidegate.coordinator.locations import open_location
@@ -46,7 +46,7 @@ from tidegate.operators.specs import BUILD, BroadcastJoinSpec, KeyedProcessSpec,
 from tidegate.plan.execution import ExecutionPlan, graph_document
 from tidegate.plan.graph import JobGraph
 from tidegate.snapshot.handles import StreamFactory
-from tidegate.snapshot.metadata import read_metadata
+from tidegate.snapshot.metadata import SnapshotMetadata, read_metadata
 
 Splits = dict[str, list[dict[str, Any]]]
 """Source uid -> all its splits as JSON."""
@@ -146,7 +146,7 @@ class Job:
             allow_non_restored_state=bool(wanted and wanted.allow_non_restored_state),
             commit_only=point.commit_only,
         )
-        restore = replace(restore, way_back=way_back)
+        restore = replace(restore, way_back=way_back, may_share=self._may_share(point, metadata))
         if verdicts.gated:
             permitted = min(verdicts.approved, metadata.checkpoint_id)
             restore = replace(restore, permitted=permitted, log_number=verdicts.approved_at)
@@ -155,6 +155,17 @@ class Job:
         if restore.rescales:
             restore = replace(restore, moved_splits=self._splits_of_readers(restore, store, folder))
         return point, restore
+
+    def _may_share(self, point: RestorePoint, metadata: SnapshotMetadata) -> bool:
+        """Whether checkpoints may use the restored snapshot's files: it is a checkpoint of this job, and has not been
+        named by a submission that did not claim it (S7.4)."""
+        if metadata.job_id != self.spec.job_id or not point.location.startswith(f"{self.layout.checkpoints}/"):
+            return False
+        wanted = self.spec.restore
+        if wanted is None or wanted.kind == "latest" or wanted.claim_mode == "claim":
+            return True
+        own = (e for e in submissions_of(self.reign.decisions) if e.spec == self.spec.number and e.kind == "complete")
+        return point.checkpoint_id in {e.data["checkpoint_id"] for e in own}
 
     def _live_sinks(self, job_id: str) -> Mapping[str, str]:
         """Two-phase sinks of another job of the root, and, is it a fork, of those that it stems from: uid -> what
@@ -252,6 +263,7 @@ class Job:
         interval = options.checkpoint_interval
         verdicts = self.verdicts
         gone = taken_back(self.specs(), submissions_of(decisions))
+        claimed = claimed_savepoints(decisions, self.specs())
         gate = None
         if verdicts.gated:
             most, at_end = options.max_uncommitted_checkpoints, self._starts_at_end(decisions)
@@ -270,7 +282,7 @@ class Job:
             ),
             run_id=run_id,
             first_delay_ms=first_delay_ms,
-            completed=completed_snapshots(decisions, self._checkpoint_folders(), gone),
+            completed=completed_snapshots(decisions, self._owned_folders(claimed), gone, claimed),
             last_committed=last_committed(decisions, gone),
             restored=restored_checkpoint(decisions, self.specs(), self.spec.number),
             commit_only=commit_only,
@@ -288,7 +300,7 @@ class Job:
         """Checkpoint folders that nobody needs any more, as this reign begins (S2.3)."""
         return find_garbage(
             self.reign.decisions,
-            self._checkpoint_folders(),
+            self._owned_folders(claimed_savepoints(self.reign.decisions, self.specs())),
             self.specs(),
             spec_number=self.spec.number,
             generation=self.reign.generation,
@@ -314,10 +326,12 @@ class Job:
         decisions = lambda: self.reign.decisions  # noqa: E731
         return SharedFiles(self.store, self.layout, generation, decisions=decisions, required=required, check=check)
 
-    def deleted(self, folder: str) -> None:
-        """The folder of a checkpoint was deleted: so is what only that one used. From any thread; raises as
+    def delete_snapshot(self, location: str) -> None:
+        """Delete a snapshot that nobody needs, with what only that one used. From any thread; raises as
         `SharedFiles.sweep`."""
-        self.shared_files.deleted(folder)
+        store, folder = open_location(self.store, self.spec, location)
+        store.delete_folder(folder)
+        self.shared_files.deleted(location)
         self.shared_files.sweep()
 
     def delete_checkpoints(self) -> None:
@@ -327,6 +341,7 @@ class Job:
 
         Raises:
             FencedError, UnclearAnswerError: the reign is over; what is left is for the next driver to judge.
+            SnapshotError: one that stays cannot be read, so that shared files stay too.
             StoreError: not everything may be deleted.
         """
         verdicts = self.verdicts
@@ -337,6 +352,15 @@ class Job:
                 self.store.delete_folder(folder)
                 self.shared_files.deleted(folder)
         self.shared_files.sweep()
+
+    def _owned_folders(self, claimed: Collection[str]) -> set[str]:
+        """Of checkpoints, and of savepoints that were claimed and are there."""
+        found = self._checkpoint_folders()
+        for location in claimed:
+            store, folder = open_location(self.store, self.spec, location)
+            if store.exists(self.layout.metadata(folder)):
+                found.add(location)
+        return found
 
     def _checkpoint_folders(self) -> set[str]:
         return {f"{self.layout.checkpoints}/{name}" for name in self.store.list(self.layout.checkpoints)}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+from tidegate.channel.elements import SAVEPOINTS
 from tidegate.contract.checkpoints import RecoveryPoints, checkpoint_views
 from tidegate.contract.errors import PipelineError, SnapshotError
 from tidegate.contract.records import Decision, Spec
@@ -245,10 +246,18 @@ def rejection_text(checkpoint_id: int, by: str) -> str:
 
 
 def completed_snapshots(
-    decisions: Sequence[Decision], existing: set[str], taken_back: Collection[int] = ()
+    decisions: Sequence[Decision],
+    existing: set[str],
+    taken_back: Collection[int] = (),
+    claimed: Collection[str] = (),
 ) -> list[Completed]:
-    """Completed snapshots whose folders are still there, oldest first. Args: existing: their locations. taken_back: ids
-    of those that are no restore points any more (S9.3)."""
+    """Completed snapshots whose folders are still there, oldest first.
+
+    Args:
+        existing: locations of those that the job owns.
+        taken_back: ids of those that are no restore points any more (S9.3).
+        claimed: locations of savepoints that the job owns.
+    """
     return [
         Completed(
             d.data["checkpoint_id"],
@@ -256,9 +265,11 @@ def completed_snapshots(
             d.data["path"],
             d.data.get("stop"),
             d.data["checkpoint_id"] in taken_back,
+            d.data["path"] in claimed,
         )
         for d in decisions
-        if d.kind == "complete" and (d.data["path"] in existing or d.data["kind"] in ("savepoint", "stop-savepoint"))
+        if d.kind == "complete"
+        and (d.data["path"] in existing or (d.data["kind"] in SAVEPOINTS and d.data["path"] not in claimed))
     ]
 
 

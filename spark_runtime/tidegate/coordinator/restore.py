@@ -32,6 +32,7 @@ class Restore:
         permitted: what the restore commits, with what is in front of it; None: all that the snapshot holds, which its
             completion permits. Behind a commit gate what is approved, 0: nothing (S7.8).
         withheld: what of it is never committed, and goes to the folder `quarantine` (S7.8).
+        may_share: checkpoints may use its files again, where they still hold the same (S7.4).
         way_back: what the start from it means for what was committed behind it; None: nothing was (S9.3).
     """
 
@@ -47,6 +48,7 @@ class Restore:
     withheld: Sequence[Withheld] = ()
     quarantine: str = ""
     way_back: WayBack | None = None
+    may_share: bool = False
 
     @property
     def rescales(self) -> bool:
@@ -69,6 +71,7 @@ class Restore:
             "drained": list(self.metadata.drained_operators),
             "withheld": [withheld.to_json() for withheld in self.withheld],
             "quarantine": self.quarantine,
+            "may_share": self.may_share,
         }
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from tidegate.channel.elements import CheckpointKind, StopMode
+from tidegate.channel.elements import SAVEPOINTS, CheckpointKind, StopMode
 
 
 @dataclass(frozen=True)
 class Completed:
     """A completed snapshot: id, kind, folder; `stop` of a stop-savepoint; `taken_back`: it is no restore point any
-    more, because sinks took back what it committed (S9.3)."""
+    more, because sinks took back what it committed (S9.3); `claimed`: a savepoint that the job owns since a restore
+    claimed it (S7.4)."""
 
     checkpoint_id: int
     kind: CheckpointKind
     path: str
     stop: StopMode | None = None
     taken_back: bool = False
+    claimed: bool = False
 
 
 def retired(
@@ -40,9 +42,9 @@ def retired(
             them, which a rejection goes back to (S7.8).
         rejected: ids that were rejected: no restore points any more, they go.
 
-    Savepoints are never in the answer; the newest runtime-owned checkpoint stays even when savepoints fill the list.
-    After a stop-savepoint nothing older is needed; but a drain fires windows early, so that going on from it needs
-    consent, and the newest checkpoint in front of one stays for those who do not give it (S7.5).
+    Savepoints are never in the answer unless they are claimed; the newest runtime-owned checkpoint stays even when
+    savepoints fill the list. After a stop-savepoint nothing older is needed; but a drain fires windows early, so that
+    going on from it needs consent, and the newest checkpoint in front of one stays for those who do not give it (S7.5).
     """
     points = (c for c in completed if c.kind != "savepoint" and not c.taken_back)
     recovery = [c for c in points if c.checkpoint_id not in rejected]
@@ -55,5 +57,5 @@ def retired(
         keep |= {c.checkpoint_id for c in recovery[-retained:]}
         keep |= {c.checkpoint_id for c in own[-1:]}
         keep.add(last_committed)
-    owned = (c for c in completed if c.kind not in ("savepoint", "stop-savepoint"))
+    owned = (c for c in completed if c.claimed or c.kind not in SAVEPOINTS)
     return [c for c in owned if c.checkpoint_id not in keep]

@@ -26,7 +26,8 @@ class Blob:
     written a second time (S5.2).
 
     Attributes:
-        id: one id, one content, within a run of the operator subtask; a file name.
+        id: one id, one content, within a run of the operator subtask; a file name. A blob that was restored, and has
+            not changed since, may be handed in again under the id it came with: then it need not be written either.
         read: its bytes. When a snapshot is written: called at most once, on a writer thread, where no earlier completed
             checkpoint has it, or files of earlier ones are written together anew. At a restore: loads it, checked; may
             be called again.

@@ -146,7 +146,7 @@ class Driver:
                 now_iso=now_iso,
                 specs=client.specs,
             )
-            retiring.spared, retiring.deleted = job.spared, job.deleted
+            retiring.spared, retiring.delete = job.spared, job.delete_snapshot
             with OwnerObserver(client, self._spec.number, options):
                 return Supervision(job, self._terminated).run()
 

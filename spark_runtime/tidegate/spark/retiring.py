@@ -22,7 +22,7 @@ class Retiring:
 
     Only the current generation deletes: `check` is asked before every folder, and what is left when it says that the
     reign is over is for the next driver to find (`Job.garbage`). So is what has not come to its time when the driver
-    ends. `spared` says what a newer submission starts from; `deleted` is told of every folder that went.
+    ends. `spared` says what a newer submission starts from; `delete` does it (`Job.delete_snapshot`).
     """
 
     def __init__(
@@ -34,12 +34,11 @@ class Retiring:
     ) -> None:
         """Args: check: raises FencedError or UnclearAnswerError when the reign is over (`Reign.check`). grace_s: from
         `add` to deletion, seconds. now_s: the clock."""
-        self._store = store
         self._check = check
         self._now_s = now_s
         self.grace_s = grace_s
         self.spared: Callable[[], Collection[str]] = frozenset
-        self.deleted: Callable[[str], None] = lambda path: None
+        self.delete: Callable[[str], None] = lambda path: store.delete_folder(path)
         self._waiting: list[tuple[float, str]] = []
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -73,8 +72,7 @@ class Retiring:
             try:
                 self._check()
                 if path not in self.spared():  # asked anew: deleting takes long
-                    self._store.delete_folder(path)
-                    self.deleted(path)
+                    self.delete(path)
             except (FencedError, UnclearAnswerError):
                 self._over.set()
             except TidegateError as error:

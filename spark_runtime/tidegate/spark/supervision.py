@@ -21,7 +21,14 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from tidegate.contract.clock import steady_clock
-from tidegate.contract.errors import FencedError, SlotsUnavailableError, StoreError, TidegateError, UnclearAnswerError
+from tidegate.contract.errors import (
+    FencedError,
+    SlotsUnavailableError,
+    SnapshotError,
+    StoreError,
+    TidegateError,
+    UnclearAnswerError,
+)
 from tidegate.coordinator import events as ev
 from tidegate.coordinator import supervision_events as sv
 from tidegate.coordinator.checkpoint_mode import waits_for_final
@@ -236,7 +243,7 @@ class Supervision:
         job = self._job
         try:
             job.delete_checkpoints()
-        except StoreError as error:
+        except (SnapshotError, StoreError) as error:
             print(f"tidegate: {job.layout.checkpoints} could not be deleted: {error}", flush=True)
 
     # ------------------------------------------------------------ one run

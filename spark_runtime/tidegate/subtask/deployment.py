@@ -127,6 +127,8 @@ def deploy(
         OperatorFailure: an operator or a source failed.
     """
     channels = _Channels(deployment, transport)
+    if deployment.restored is not None:
+        host.restored_files(deployment.restored.files)
     places = [(chain, index) for chain in reversed(plan.chains) for index in deployment.indices]
     in_flight = [_in_flight(graph, plan, chain, index, deployment.restored) for chain, index in places]
     return [

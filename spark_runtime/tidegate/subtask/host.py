@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
+from tidegate.snapshot.blobs import BlobFile
 from tidegate.snapshot.parts import AsyncSnapshot
 
 DeclineCode = Literal["failed", "subtask_finished", "alignment_aborted"]
@@ -18,6 +19,10 @@ class SubtaskHost(Protocol):
 
     def wake(self) -> None:
         """Rouse the loop; from any thread."""
+
+    def restored_files(self, files: Mapping[tuple[str, int], Sequence[BlobFile]]) -> None:
+        """(uid, index) -> files of blobs of the restored snapshot that checkpoints may use again; before the first of
+        them."""
 
     def write_snapshot(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ from tidegate.contract.store import Store
 from tidegate.contract.verdicts import Withheld
 from tidegate.operators.contract import CommitPermit
 from tidegate.plan.execution import ExecutionPlan
+from tidegate.snapshot.blobs import BlobFile
 from tidegate.snapshot.handles import OpenLocation, StreamFactory
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.redistribution import Rescale, Share, redistributed
@@ -26,6 +27,7 @@ class Restored:
         parts: (uid, index) -> state parts of the new subtask.
         finished: (chain id, index) of subtasks that run no user code (S6.2).
         drained: uids of operators whose input a drain had ended early; it goes on now (S7.5).
+        files: (uid, index) -> files of blobs that checkpoints of this run may use again (S7.4).
         withheld: what is never committed, and moves to `quarantine`, a store and a folder in it (S7.8).
     """
 
@@ -33,6 +35,7 @@ class Restored:
     parts: Mapping[tuple[str, int], Sequence[StatePart]]
     finished: Collection[tuple[int, int]]
     drained: Collection[str] = ()
+    files: Mapping[tuple[str, int], Sequence[BlobFile]] = field(default_factory=dict)
     withheld: Sequence[Withheld] = ()
     quarantine: Callable[[], tuple[Store, str]] | None = None
 
@@ -55,6 +58,7 @@ def load_restored(
     if not documents:
         return None
     parts: dict[tuple[str, int], Sequence[StatePart]] = {}
+    files: dict[tuple[str, int], Sequence[BlobFile]] = {}
     finished: set[tuple[int, int]] = set()
     for index, document in documents.items():
         factory = StreamFactory.at(document["location"], open_location)
@@ -62,6 +66,9 @@ def load_restored(
         for uid, share_document in document["shares"].items():
             where = f"snapshot {document['location']}, operator {uid!r}"
             share = Share.from_json(share_document)
+            if document.get("may_share"):
+                shared = [file for _, handle in share.handles for file in handle.files if file.shared]
+                files[(uid, index)] = shared
             former = {
                 former_index: factory.parts(handle, where=f"{where}, subtask {former_index}")
                 for former_index, handle in share.handles
@@ -73,4 +80,4 @@ def load_restored(
     withheld = [Withheld.from_json(w) for w in any_document.get("withheld", ())]
     quarantine = partial(open_location, any_document["quarantine"]) if withheld else None
     drained = frozenset(any_document["drained"])
-    return Restored(None if any_document["is_fork"] else permit, parts, finished, drained, withheld, quarantine)
+    return Restored(None if any_document["is_fork"] else permit, parts, finished, drained, files, withheld, quarantine)

@@ -25,7 +25,19 @@ class SharedBlobs:
         self._lock = threading.Lock()
         self._completed: Mapping[Place, Sequence[BlobFile]] = {}
         self._newest = 0
+        self._restored: Mapping[Place, frozenset[str]] = {}
         self._pending: dict[int, dict[Place, Sequence[BlobFile]]] = {}
+
+    def restored(self, files: Mapping[Place, Sequence[BlobFile]]) -> None:
+        """What the restored snapshot has, as if it were the newest completed."""
+        self._completed = files
+        self._restored = {
+            place: frozenset(blob.id for file in of_place for blob in file.blobs) for place, of_place in files.items()
+        }
+
+    def restored_ids(self, place: Place) -> frozenset[str]:
+        """Ids of blobs that the back end was given at the restore; handed in again, they are the same blobs."""
+        return self._restored.get(place, frozenset())
 
     def files(self, place: Place) -> Sequence[BlobFile]:
         """Of the newest completed checkpoint."""

@@ -16,6 +16,7 @@ from typing import Any
 from tidegate.channel.elements import SAVEPOINTS, CheckpointBarrier
 from tidegate.contract.verdicts import Withheld
 from tidegate.operators.contract import CommitPermit
+from tidegate.snapshot.blobs import BlobFile
 from tidegate.snapshot.handles import OpenLocation
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.host import DeclineCode
@@ -96,6 +97,10 @@ class Slot:
     def wake(self) -> None:
         """Rouse the loop; from any thread."""
         self._wake.set()
+
+    def restored_files(self, files: Mapping[tuple[str, int], Sequence[BlobFile]]) -> None:
+        """Rely on them until the first completed checkpoint."""
+        self._writer.blobs.restored(files)
 
     def write_snapshot(
         self,

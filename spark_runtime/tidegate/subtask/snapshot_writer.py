@@ -121,7 +121,7 @@ class SnapshotWriter:
     def _make(
         self, index: int, place: SnapshotPlace, uid: str, snapshot: AsyncSnapshot, completed: Sequence[BlobFile]
     ) -> _Draft:
-        parts = [self._named(part, index) for part in snapshot()]
+        parts = [self._named(part, uid, index) for part in snapshot()]
         handle = self._folder(place).store(
             self._name(uid, index, "state"), encode_parts(parts), tuple(sorted({part.kind for part in parts}))
         )
@@ -137,12 +137,13 @@ class SnapshotWriter:
         name = self._name(uid, index, "blobs")
         return self._folder(place).store_blobs(name, data, shared=not place.self_contained)
 
-    def _named(self, part: StatePart, index: int) -> StatePart:
-        """With ids of blobs that no other run and no other subtask gives."""
+    def _named(self, part: StatePart, uid: str, index: int) -> StatePart:
+        """With ids of blobs that no other run and no other subtask gives; restored ones keep theirs."""
         if not part.blobs:
             return part
-        blobs = tuple(replace(blob, id=f"{index}-{self._run_id}-{blob.id}") for blob in part.blobs)
-        return replace(part, blobs=blobs)
+        restored, prefix = self.blobs.restored_ids((uid, index)), f"{index}-{self._run_id}-"
+        ids = (blob.id if blob.id in restored else prefix + blob.id for blob in part.blobs)
+        return replace(part, blobs=tuple(replace(blob, id=i) for blob, i in zip(part.blobs, ids, strict=True)))
 
     def _folder(self, place: SnapshotPlace) -> StreamFactory:
         return StreamFactory.at(place.location, self._open_location, self._threshold_bytes)

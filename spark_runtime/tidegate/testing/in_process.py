@@ -228,8 +228,7 @@ class InProcessRun:
         return any_delivered
 
     def _retire(self, _id: int, path: str) -> None:
-        self.owner.store.delete_folder(path)
-        self._job.deleted(path)
+        self._job.delete_snapshot(path)
 
     # ------------------------------------------------------------ driving
 

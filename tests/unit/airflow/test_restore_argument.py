@@ -20,6 +20,8 @@ def meaning(value: Any) -> RestoreFrom:
 def test_a_drained_snapshot_is_asked_for_by_name() -> None:
     found = restore_from("sp", allow_non_restored_state=False, on_committed_after="refuse", allow_drained=True)
     assert found.allow_drained and not meaning("sp").allow_drained
+    claimed = restore_from("sp", allow_non_restored_state=False, on_committed_after="refuse", claim_mode="claim")
+    assert (claimed.claim_mode, found.claim_mode) == ("claim", "no_claim")
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,19 @@ def test_restore_with_nothing_to_restore_from_says_so(tidegate: Caller) -> None:
     assert not tidegate.launched
 
 
+@pytest.mark.parametrize(("given", "mode"), [((), "no_claim"), (("--claim",), "claim")])
+def test_restore_claims_a_snapshot_when_it_is_asked_to(tidegate: Caller, given: tuple[str, ...], mode: str) -> None:
+    """S7.4."""
+    driver = tidegate.submitted()
+    driver.complete(4, "savepoint")
+    driver.status("FAILED", reason="x")
+    tidegate.script = running
+    answer = tidegate("restore", "flights", "--from", "4", *given)
+    assert answer.code == 0, answer.err
+    (spec,) = tidegate.launched
+    assert spec.restore is not None and spec.restore.claim_mode == mode
+
+
 def test_restore_of_an_unknown_checkpoint_lists_those_there(tidegate: Caller) -> None:
     driver = tidegate.submitted()
     driver.complete(4, "checkpoint")

@@ -144,6 +144,20 @@ def test_what_the_submission_goes_back_to_stays_though_newer_ones_are_there() ->
     assert job.gone() == [back, abandoned, newest]
 
 
+def test_a_savepoint_goes_only_when_a_submission_claimed_it_and_nothing_starts_from_it() -> None:
+    """S7.4."""
+    job = Job().driver()
+    kept, claimed = job.complete("savepoint"), job.complete("savepoint")
+    job.driver(RestoreFrom("savepoint", path=f"job/savepoints/sp-{claimed}", claim_mode="claim"))
+    assert job.garbage() == []
+    job.complete()
+    job.driver(same_spec=True)
+    assert job.garbage() == [(f"job/savepoints/sp-{claimed}", False)]
+    job.specs.append(spec(3, RestoreFrom("savepoint", path=f"job/savepoints/sp-{claimed}")))
+    assert job.garbage() == [], "a later submission starts from it"
+    assert kept != claimed
+
+
 def test_what_a_later_submission_names_stays() -> None:
     """S2.3: it was submitted while this driver starts."""
     job = Job().driver()

@@ -80,6 +80,7 @@ class FakeJob:
         return frozenset({f"{LAYOUT.checkpoints}/chk-2-g1"})
 
     delete_checkpoints, _checkpoint_folders = Job.delete_checkpoints, Job._checkpoint_folders
+    shared_files = Job.shared_files
     verdicts = Job.verdicts
 
     def go_back(self, _restore: Any, _run_id: str) -> None:

@@ -57,6 +57,9 @@ class Host:
     def wake(self) -> None:
         raise AssertionError("nobody wakes the loop here")
 
+    def restored_files(self, files: Any) -> None:
+        """Nothing is shared here."""
+
     def write_snapshot(
         self,
         subtask: tuple[int, int],

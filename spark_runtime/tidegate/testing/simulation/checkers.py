@@ -82,6 +82,7 @@ class Checkers:
         self._exactly_once = exactly_once
         self._two_phase = two_phase
         self._retained = retained
+        self._specs = specs
         self._completed: dict[int, Decision] = {}
         self.gate = None if gated_specs is None else GateChecker(self._demand, gated_specs)
         self.timelines = Timelines(self._demand, specs)
@@ -302,7 +303,11 @@ class Checkers:
             users = [n for n, e in self._completed.items() if e.data["path"] in needed and name in self._shared[n]]
             self._demand("shared", not users, f"{by} deleted {path}, which {users} need")
             return
-        if "/checkpoints/" not in path:
+        if path.startswith(f"{self._layout.savepoints}/"):
+            restores = [spec.restore for spec in self._specs if spec.restore is not None]
+            claimed = {restore.path for restore in restores if restore.claim_mode == "claim"}
+            self._demand("savepoints", path.rpartition("/")[0] in claimed, f"{by} deleted {path}, which nobody claimed")
+        elif "/checkpoints/" not in path:
             return
         folder = "/".join(path.split("/")[:3])
         self._demand("collection", folder not in self._needed(), f"{by} deleted {path}, which is needed")

@@ -243,8 +243,7 @@ class DriverProcess:
         def work() -> None:
             try:
                 self._job.reign.check()
-                self._store.delete_folder(path)
-                self._job.deleted(path)
+                self._job.delete_snapshot(path)
             except (FencedError, StoreError, SnapshotError):
                 return
 

@@ -123,7 +123,8 @@ class Story:
         chosen = random.choice(candidates[:-1] or candidates).data
         kind: Any = "savepoint" if "savepoint" in chosen["kind"] else "checkpoint"
         n, path = chosen["checkpoint_id"], chosen["path"]
-        return RestoreFrom(kind, path, n, on_committed_after="rewind", allow_drained=True)
+        mode: Any = random.choice(("no_claim", "claim"))
+        return RestoreFrom(kind, path, n, on_committed_after="rewind", allow_drained=True, claim_mode=mode)
 
     def _submit(self) -> None:
         """A submission that goes on from the latest checkpoint, or an older one, or starts afresh when there has been

@@ -1,0 +1,99 @@
+"""S7.4 in whole jobs: who owns a snapshot that a submission names, and what checkpoints may use of it."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+from typing import Any, Literal
+
+import pyarrow as pa
+import pytest
+
+from tidegate.connectors.datagen import DataGen
+from tidegate.contract.records import RestoreFrom
+from tidegate.coordinator import events as ev
+from tidegate.pipeline.pipeline import Pipeline
+from tidegate.testing.collect import CollectSink
+from tidegate.testing.in_process import InProcessJob, InProcessRun
+
+SCHEMA = pa.schema([("k", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
+_names = itertools.count()
+_Mode = Literal["no_claim", "claim"]
+
+
+def endless(name: str) -> Pipeline:
+    p = Pipeline()
+    rows = DataGen(lambda n: {"k": n % 3, "at": n * 1_000_000}, SCHEMA, rows=None, splits=1, batch_rows=4)
+    p.read(rows, uid="rows").write(CollectSink(name), uid="out")
+    return p
+
+
+@pytest.fixture
+def job() -> InProcessJob:
+    return InProcessJob(partial(endless, f"claim-modes-{next(_names)}"), {"parallelism": 1})
+
+
+def savepoint(run: InProcessRun, kind: Any = "savepoint") -> str:
+    run.pump(5)
+    stop: Any = "suspend" if kind == "stop-savepoint" else None
+    request = ev.Request(kind, request_id=f"{kind}-1", stop=stop)
+    answer = run.ask(request)
+    if kind == "savepoint":
+        assert answer is not None and answer.ok, answer
+        return str(answer.data["path"])
+    run.to_end()
+    return next(d.data["path"] for d in run.owner.log.read() if d.kind == "complete" and d.data["kind"] == kind)
+
+
+def checkpoint(run: InProcessRun, name: str) -> str:
+    run.pump(5)
+    answer = run.ask(ev.Request("checkpoint", request_id=name))
+    assert answer is not None and answer.ok, answer
+    run.pump(10)  # it is committed
+    return str(answer.data["path"])
+
+
+@pytest.mark.parametrize("kind", ["savepoint", "stop-savepoint"])
+@pytest.mark.parametrize("mode", ["no_claim", "claim"])
+def test_a_savepoint_goes_when_it_was_claimed_and_is_not_needed_any_more(
+    job: InProcessJob, kind: str, mode: _Mode
+) -> None:
+    """Without a claim savepoints are never deleted (S2.3)."""
+    path = savepoint(job.submit(), kind)
+    run = job.submit(RestoreFrom("savepoint", path, claim_mode=mode))
+    assert job.store.walk(path), "needed until there is something newer"
+    checkpoint(run, "c1")
+    assert bool(job.store.walk(path)) == (mode == "no_claim")
+
+
+@pytest.mark.parametrize("mode", ["no_claim", "claim"])
+def test_a_claimed_savepoint_that_a_dead_driver_left_goes_with_the_next_one(job: InProcessJob, mode: _Mode) -> None:
+    path = savepoint(job.submit())
+    run = job.submit(RestoreFrom("savepoint", path, claim_mode=mode))
+    run.run.retire = lambda _id, _path: None
+    checkpoint(run, "c1")
+    assert job.store.walk(path)
+    garbage = [left.path for left in job.relaunch()._job.garbage()]
+    assert (path in garbage) == (mode == "claim")
+
+
+def test_checkpoints_use_files_of_the_jobs_own_checkpoint_but_of_one_that_was_named_only_with_a_claim(
+    job: InProcessJob,
+) -> None:
+    run = job.submit()
+    first = checkpoint(run, "c1")
+
+    def shares(of: InProcessRun) -> bool:
+        found = of._job.find_restore()
+        assert found is not None
+        return found[1].may_share
+
+    assert shares(job.rerun()), "a failed run"
+    assert shares(job.submit(RestoreFrom("latest")))
+    assert shares(job.submit(RestoreFrom("checkpoint", first, claim_mode="claim")))
+    named = job.submit(RestoreFrom("checkpoint", first))
+    assert not shares(named)
+    checkpoint(named, "c2")
+    assert shares(job.rerun()), "what the submission has completed itself"
+    path = savepoint(job.rerun())
+    assert not shares(job.submit(RestoreFrom("savepoint", path, claim_mode="claim"))), "its files are its own"
