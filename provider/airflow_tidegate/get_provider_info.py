@@ -30,6 +30,8 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_tidegate.operators.supervise",
                     "airflow_tidegate.operators.fork",
                     "airflow_tidegate.operators.upgrade",
+                    "airflow_tidegate.operators.preflight",
+                    "airflow_tidegate.operators.rescale",
                 ],
             }
         ],

@@ -125,6 +125,20 @@ class TidegateUpgradeJobOperator(SteppingOperator, SubmittingOperator):
         restore = RestoreFrom("savepoint", path=facts.savepoint, allow_non_restored_state=allow)
         return submission.submit(client, self._request(context, "new", client.spec(facts.before), restore))
 
+    def check_given(self, like: Spec) -> None:
+        """Whether what is given makes a new version of `like`. Raises OptionError."""
+        given = (self.pipeline, self.arguments, self.options, self.master, self.spark_conf)
+        if all(value is None for value in given):
+            raise OptionError(
+                "the new version is the old one",
+                where=f"Airflow task {self.task_id}",
+                remedy="give pipeline, arguments, options, master or spark_conf",
+            )
+
+    def new_options(self, like: Spec) -> JobOptions | None:
+        """The new version's; None: those of `like`, which it follows."""
+        return None if self.options is None else JobOptions.from_mapping(self.options)
+
     # ------------------------------------------------------------ what is there
 
     def _ids(self, context: Any) -> dict[str, str]:
@@ -171,16 +185,11 @@ class TidegateUpgradeJobOperator(SteppingOperator, SubmittingOperator):
 
     def _check_new(self, client: JobClient, context: Any) -> None:
         """What would be refused once the job is stopped is refused before. Raises OptionError, PipelineError."""
-        given = (self.pipeline, self.arguments, self.options, self.master, self.spark_conf)
-        if all(value is None for value in given):
-            raise OptionError(
-                "the new version is the old one",
-                where=f"Airflow task {self.task_id}",
-                remedy="give pipeline, arguments, options, master or spark_conf",
-            )
+        like = client.spec(client.view().spec_number)
+        self.check_given(like)
         flag(self.allow_non_restored_state, "allow_non_restored_state")
         duration(self.first_checkpoint_timeout, "first_checkpoint_timeout")
-        request = self._request(context, "new", client.spec(client.view().spec_number), RestoreFrom("latest"))
+        request = self._request(context, "new", like, RestoreFrom("latest"))
         submission.check_settings(client, request)
         if request.pipeline is not None:
             pack(resolve_pipeline(request.pipeline, self.code_root)[0])
@@ -239,7 +248,7 @@ class TidegateUpgradeJobOperator(SteppingOperator, SubmittingOperator):
         return submission.Request(
             pipeline=self.pipeline_of(context),
             arguments=self.arguments,
-            options=None if self.options is None else JobOptions.from_mapping(self.options),
+            options=self.new_options(like),
             submission_id=self._ids(context)[step],
             master=self.master,
             spark_conf=self.spark_conf,

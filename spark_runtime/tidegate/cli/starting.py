@@ -101,6 +101,11 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--conf", action="append", metavar="NAME=VALUE", help="Spark setting; secrets as secret:env/NAME"
     )
+    add_waiting(parser)
+
+
+def add_waiting(parser: argparse.ArgumentParser) -> None:
+    """Arguments of verbs that end with `run_submission`."""
     parser.add_argument("--submission-id", help="submitting again under the same id gives the existing submission")
     waiting = parser.add_mutually_exclusive_group()
     waiting.add_argument("--detach", action="store_true", help="return when the driver's process is started")
@@ -128,7 +133,7 @@ def start(args: argparse.Namespace, around: Surroundings) -> int:
         submitted_by=around.caller,
         code_root=args.code_root,
     )
-    return _run(args, around, client, spec, timeout)
+    return run_submission(args, around, client, spec, timeout)
 
 
 def restore(args: argparse.Namespace, around: Surroundings) -> int:
@@ -165,7 +170,7 @@ def restore(args: argparse.Namespace, around: Surroundings) -> int:
         submitted_by=around.caller,
         code_root=args.code_root,
     )
-    return _run(args, around, client, spec, timeout)
+    return run_submission(args, around, client, spec, timeout)
 
 
 def fork(args: argparse.Namespace, around: Surroundings) -> int:
@@ -196,7 +201,7 @@ def fork(args: argparse.Namespace, around: Surroundings) -> int:
         submitted_by=around.caller,
         code_root=args.code_root,
     )
-    return _run(args, around, client, forking.fork(client, original, request), timeout)
+    return run_submission(args, around, client, forking.fork(client, original, request), timeout)
 
 
 def restore_from(
@@ -227,7 +232,7 @@ def restore_from(
     return make("savepoint", path=path, **more)
 
 
-def _run(
+def run_submission(
     args: argparse.Namespace, around: Surroundings, client: JobClient, spec: Spec, timeout: timedelta | None
 ) -> int:
     output = around.output

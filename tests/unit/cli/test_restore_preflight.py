@@ -14,8 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from cli_caller import Answer, Caller
 
+from tidegate.contract.client import JobClient
 from tidegate.contract.errors import SnapshotError
 from tidegate.contract.pinned_graph import PinnedGraph
+from tidegate.contract.preflight import check_restore, graph_from
 from tidegate.contract.records import RestoreFrom, decode
 from tidegate.coordinator import events as ev
 from tidegate.testing.collect import forget_collected
@@ -36,7 +38,8 @@ def build(args):
     joined = rows.join(names.broadcast(), on="k", uid="join")
     KEY
     grouped = joined.group_by("name").window(td.tumbling("1 h"))
-    grouped.agg(n=td.count(), total=td.sum("v"), uid="hourly").write(CollectSink(args["sink"]), uid="out")
+    counted = grouped.agg(n=td.count(), total=td.sum("v"), größe=td.max("v"), uid="hourly")
+    counted.write(CollectSink(args["sink"]), uid="out")
     return p
 """
 _sinks = itertools.count()
@@ -178,6 +181,18 @@ def test_the_graph_can_be_written_for_a_preflight_without_the_runtime(case: Case
     assert case.check(case.pipeline(), "--write-graph", str(out)).code == 0
     pinned = decode(out.read_bytes(), PinnedGraph)
     assert [o["uid"] for o in pinned.graph["operators"]][-2:] == ["hourly", "out"] and pinned.max_parallelism == 128
+
+
+@pytest.mark.parametrize("changed", [(), ('uid="hourly"', 'uid="other"')])
+def test_a_preflight_without_the_runtime_says_the_same(case: Case, tmp_path: Path, changed: tuple[str, ...]) -> None:
+    """As Airflow's: from the graph's document and `_metadata`, but for the sources."""
+    out = tmp_path / "graph.json"
+    answer = case.check(case.pipeline(*([(changed[0], changed[1])] if changed else [])), "--write-graph", str(out))
+    graph = graph_from(str(out), {})
+    found = check_restore(JobClient(case.job.root, "job"), RestoreFrom("savepoint", path=case.path), graph)
+    told = [f for f in answer.document["findings"] if f["code"] != "source"]
+    assert found.verdict.to_json() == {"fits": answer.document["fits"], "findings": told}
+    assert found.path == case.path and found.verdict.fits is not bool(changed)
 
 
 def test_people_read_what_is_wrong_and_what_to_do(case: Case) -> None:
