@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
-from conftest import RealJob
+from conftest import PIPELINE, RealJob
 from pipelines.counting import expected
 
+from tidegate.cli.main import main
+from tidegate.contract.preflight import check_restore
 from tidegate.contract.records import RestoreFrom
 
 ROWS = 24_000
@@ -71,3 +75,23 @@ def test_a_process_with_two_then_three_then_one_then_four_slots_gives_every_resu
 def test_a_process_goes_on_at_other_parallelisms_with_every_back_end(local_job: RealJob, back_end: str) -> None:
     """S5.1, S5.2, S5.5."""
     processed_with(local_job, back_end)
+
+
+def test_the_verb_rescales_a_job_and_a_preflight_agrees_with_its_restore(
+    local_job: RealJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """S5.5: the driver has pinned the graph that its snapshots are held against."""
+    local_job.start(rows=ROWS, rate=RATE)
+    local_job.completed(1)
+    place = (local_job.client.job_id, "--root", local_job.root)
+    assert main(["rescale", *place, "--parallelism", "1"]) == 0, capsys.readouterr().err
+    found = check_restore(local_job.client, RestoreFrom("latest"))
+    assert found.spec == 2 and found.verdict.fits and [f.code for f in found.verdict.findings] in ([], ["parallelism"])
+    savepoint = local_job.client.view().latest_savepoint
+    assert savepoint is not None
+    capsys.readouterr()
+    arguments = json.dumps(dict(local_job.client.specs()[-1].arguments))
+    words = ["snapshot", "check", f"{local_job.root}/{savepoint.path}", f"{PIPELINE}:build", "--args-json", arguments]
+    assert main([*words, "--json"]) == 0, capsys.readouterr().out
+    view = local_job.until_status("FINISHED", "FAILED")
+    assert view.status.value == "FINISHED" and local_job.output() == expected(ROWS), view.failure
