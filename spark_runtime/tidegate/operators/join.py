@@ -11,7 +11,7 @@ import pyarrow as pa
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
 from tidegate.operators.build_side import BuildSide
 from tidegate.operators.contract import Output, StreamOperator
-from tidegate.operators.restoring import checked_schema
+from tidegate.operators.restoring import checked_part
 from tidegate.operators.specs import BUILD, BroadcastJoinSpec
 from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
 
@@ -91,13 +91,13 @@ class BroadcastJoin(StreamOperator):
         held: list[int | None] = []
         for part in parts:
             if part.name == "build":
-                table = checked_schema(part, self._spec.right_schema, self.ctx.uid, renamed)
+                table = checked_part(part, self._spec.right_schema, self.ctx.uid, renamed).table
                 self._build_rows = _batches(table, self._spec.right_schema)
             elif part.name == "buffered":
                 rows = part.table
                 if OWNER_COLUMN in rows.column_names:  # the first version wrote none
                     rows = rows.drop_columns(OWNER_COLUMN)
-                table = checked_schema(replace(part, table=rows), self._spec.left_schema, self.ctx.uid, renamed)
+                table = checked_part(replace(part, table=rows), self._spec.left_schema, self.ctx.uid, renamed).table
                 self._buffered.extend(_batches(table, self._spec.left_schema))
             elif part.name == "held":
                 held += part.table.column("held_us").to_pylist()

@@ -10,10 +10,31 @@ import pyarrow as pa
 
 from tidegate.operators.specs import WindowAggSpec
 from tidegate.state.accumulators import Accumulator, Values, read_values
-from tidegate.state.keyindex import KeyReader, Keys
+from tidegate.state.columns import CHUNK_ENTRIES, Arrays, Cells, FrozenCells
+from tidegate.state.keyindex import FrozenKeys, KeyReader, Keys
 
-FrozenWindow = Callable[[], tuple[pa.RecordBatch, list[pa.Array]]]
-"""Gives key columns and state columns, a row for each key; for any thread."""
+
+@dataclass(frozen=True)
+class FrozenWindow:
+    """A window as it was at a freeze, in chunks; for any thread.
+
+    Attributes:
+        serial: of the window.
+        cells: state of the aggregates.
+        keys: of the entries.
+        columns: state columns of a chunk of the cells.
+    """
+
+    serial: int
+    cells: FrozenCells
+    keys: FrozenKeys
+    columns: Callable[[Arrays], list[pa.Array]]
+
+    def chunk(self, chunk: int) -> tuple[pa.RecordBatch, list[pa.Array]]:
+        """Key columns and state columns, a row for each key; once for each chunk."""
+        columns = self.columns(self.cells.read(chunk))
+        start = chunk * CHUNK_ENTRIES
+        return self.keys(start, start + len(columns[0])), columns
 
 
 @dataclass(frozen=True)
@@ -47,8 +68,8 @@ class WindowLayout:
             values.append(read[agg.column, as_read])
         return BatchInput(self.keys.read(batch), tuple(values))
 
-    def accumulators(self) -> list[Accumulator]:
-        """One for each aggregate, empty."""
+    def accumulators(self, cells: Cells) -> list[Accumulator]:
+        """One for each aggregate, empty, with arrays in `cells`."""
         spec = self._spec
         return [
             Accumulator(
@@ -56,6 +77,7 @@ class WindowLayout:
                 agg.function,
                 None if agg.column is None else spec.input_schema.field(agg.column).type,
                 spec.schema.field(agg.name).type,
+                cells,
             )
             for agg in spec.aggregates
         ]
@@ -63,19 +85,19 @@ class WindowLayout:
     def state_fields(self) -> list[pa.Field]:
         """Key columns as `key:<name>`, then the columns of each aggregate."""
         keys = [pa.field(f"key:{field.name}", field.type) for field in self.keys.schema]
-        return keys + [field for accumulator in self.accumulators() for field in accumulator.state_schema]
+        return keys + [field for accumulator in self.accumulators(Cells(1)) for field in accumulator.state_schema]
 
 
 class KeyedWindow:
     """Keys and aggregates of one window. Not safe for several threads, but for what `freeze` gives."""
 
-    def __init__(self, layout: WindowLayout, expected: int = 0) -> None:
-        """Args: expected: keys to have room for."""
+    def __init__(self, layout: WindowLayout, serial: int, expected: int = 0) -> None:
+        """Args: serial: tells it from all other windows of the subtask. expected: keys to have room for."""
         self._layout = layout
+        self._serial = serial
         self._index = layout.keys.new_index(expected)
-        self._accumulators = layout.accumulators()
-        for accumulator in self._accumulators:
-            accumulator.grow(self._index.capacity)
+        self._cells = Cells(self._index.capacity)
+        self._accumulators = layout.accumulators(self._cells)
 
     @property
     def size(self) -> int:
@@ -85,11 +107,12 @@ class KeyedWindow:
     def add(self, rows: BatchInput, start: int, stop: int) -> None:
         """Take rows start..stop. Raises SumOverflowError."""
         entries = np.empty(stop - start, np.int32)
-        known, room = self._index.size, self._index.capacity
+        known = self._index.size
         self._index.find_or_add(rows.keys, start, stop, entries)
+        self._cells.grow(self._index.capacity)
+        if self._index.size > CHUNK_ENTRIES or self._cells.is_watched:
+            self._cells.touch(entries)
         for accumulator, values in zip(self._accumulators, rows.values, strict=True):
-            if self._index.capacity > room:
-                accumulator.grow(self._index.capacity)
             accumulator.add(entries, None if values is None else values.part(start, stop), known)
 
     def result(self, start: int, stop: int) -> tuple[list[pa.Array], list[pa.Array]]:
@@ -98,10 +121,14 @@ class KeyedWindow:
         return keys, [accumulator.result(start, stop) for accumulator in self._accumulators]
 
     def freeze(self) -> FrozenWindow:
-        """The state as it is now."""
-        keys = self._index.freeze()
-        columns = [accumulator.freeze(self._index.size) for accumulator in self._accumulators]
-        return lambda: (keys(), [array for column in columns for array in column()])
+        """The state as it is now. Chunks of windows of no more than `CHUNK_ENTRIES` keys have stamps that mean
+        nothing."""
+        accumulators = self._accumulators
+
+        def columns(arrays: Arrays) -> list[pa.Array]:
+            return [array for accumulator in accumulators for array in accumulator.state_columns(arrays)]
+
+        return FrozenWindow(self._serial, self._cells.freeze(self._index.size), self._index.freeze(), columns)
 
     def restore(self, keys: pa.RecordBatch, columns: Sequence[pa.Array]) -> None:
         """Take back key columns and state columns, into an empty window."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.contract.errors import SnapshotError
 from tidegate.operators.batches import MAX_BATCH_ROWS, one_batch
 from tidegate.operators.contract import OperatorContext
-from tidegate.operators.keyed_window import BatchInput, FrozenWindow, KeyedWindow, WindowLayout
+from tidegate.operators.frozen_windows import FrozenWindows
+from tidegate.operators.keyed_window import BatchInput, KeyedWindow, WindowLayout
 from tidegate.operators.specs import WindowAggSpec
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN
-from tidegate.state.keyhash import hash_keys, key_groups, subtask_of_key_groups
+from tidegate.state.keyhash import subtask_of_key_groups
 
 PROCESSING_WINDOWS = "processing_windows"
 """State of windows over processing time; those over event time have `windows` and `progress`."""
@@ -26,7 +28,7 @@ class OpenWindows:
     Attributes:
         layout: what rows to read of a batch.
         next_end_us: earliest end of an open window; MAX_WATERMARK when none is open.
-        state_schema: of `state_table`: key group, start, then keys and aggregates.
+        state_schema: of rows in snapshots: key group, start, then keys and aggregates.
     """
 
     def __init__(self, spec: WindowAggSpec) -> None:
@@ -42,6 +44,7 @@ class OpenWindows:
         self._spec = spec
         self._windows: dict[int, KeyedWindow] = {}
         self._expected = 0
+        self._opened = 0
 
     def __bool__(self) -> bool:
         """Some window is open."""
@@ -64,7 +67,7 @@ class OpenWindows:
         """Take rows start..stop into window `number`, which opens with its first. Raises SumOverflowError."""
         window = self._windows.get(number)
         if window is None:
-            window = self._windows[number] = KeyedWindow(self.layout, self._expected)
+            window = self._windows[number] = self._new_window(self._expected)
             self.next_end_us = min(self.next_end_us, self.end_us(number))
         window.add(rows, start, stop)
 
@@ -82,39 +85,27 @@ class OpenWindows:
         self._windows.clear()
         self._find_next_end()
 
-    def freeze(self) -> list[tuple[int, FrozenWindow]]:
-        """(start, state as it is now) of every window, for `state_table`."""
-        return [(self.start_us(number), window.freeze()) for number, window in sorted(self._windows.items())]
+    def freeze(self, ctx: OperatorContext) -> FrozenWindows:
+        """All windows as they are now, in time that does not depend on the number of keys."""
+        frozen = [(self.start_us(number), window.freeze()) for number, window in sorted(self._windows.items())]
+        return FrozenWindows(self.state_schema, frozen, ctx.max_parallelism)
 
-    def state_table(self, frozen: Sequence[tuple[int, FrozenWindow]], ctx: OperatorContext) -> pa.Table:
-        """What `freeze` gave as a table, a row for each window and key; on any thread."""
-        if not frozen:
-            return self.state_schema.empty_table()
-        starts, windows = [], []
-        for start_us, freeze in frozen:
-            keys, columns = freeze()
-            starts.append(np.full(keys.num_rows, start_us))
-            windows.append([*keys.columns, *columns])
-        columns = [pa.concat_arrays(pieces) for pieces in zip(*windows, strict=True)]
-        keys = pa.RecordBatch.from_arrays(columns[: len(self._spec.keys)], names=list(self._spec.keys))
-        groups = key_groups(hash_keys(keys, self._spec.keys), ctx.max_parallelism)
-        return pa.table([pa.array(groups), pa.array(np.concatenate(starts)), *columns], schema=self.state_schema)
-
-    def restore(self, table: pa.Table, ctx: OperatorContext) -> None:
-        """Take back what `state_table` gave, or what several gave."""
-        if not table.num_rows:
-            return
-        groups = table.column(KEY_GROUP_COLUMN).to_numpy()
+    def restore(self, tables: Iterable[pa.Table], ctx: OperatorContext) -> None:
+        """Take back the rows of what `freeze` gave, or of what several gave, with the columns of `state_schema`. Keys
+        of other subtasks are passed over."""
         owners = subtask_of_key_groups(ctx.parallelism, ctx.max_parallelism)
-        assert groups.max() < len(owners) and np.all(owners[groups] == ctx.subtask), "keys of another subtask"
         width = 2 + len(self._spec.keys)
-        for start_us, rows in _by_window(table):
+        for start_us, rows in _by_window(_owned(table, owners == ctx.subtask) for table in tables):
             keys = pa.RecordBatch.from_arrays(rows.columns[2:width], schema=self.layout.keys.schema)
             number = (start_us - self._spec.offset_us) // self._spec.size_us
             assert number not in self._windows, "one window comes in two parts"
-            window = self._windows[number] = KeyedWindow(self.layout, keys.num_rows)
+            window = self._windows[number] = self._new_window(keys.num_rows)
             window.restore(keys, rows.columns[width:])
             self.next_end_us = min(self.next_end_us, self.end_us(number))
+
+    def _new_window(self, expected: int) -> KeyedWindow:
+        self._opened += 1
+        return KeyedWindow(self.layout, self._opened, expected)
 
     def _find_next_end(self) -> None:
         self.next_end_us = min(map(self.end_us, self._windows), default=MAX_WATERMARK)
@@ -140,11 +131,16 @@ def changed_window(uid: str, state: str, was: str, now: str) -> SnapshotError:
     )
 
 
-def _by_window(table: pa.Table) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _owned(table: pa.Table, owned: npt.NDArray[np.bool_]) -> pa.Table:
+    mine = owned[table.column(KEY_GROUP_COLUMN).to_numpy()]
+    return table if mine.all() else table.filter(pa.array(mine))
+
+
+def _by_window(tables: Iterable[pa.Table]) -> Iterator[tuple[int, pa.RecordBatch]]:
     """(start, rows) of each window, ascending. Batch by batch: not every table can be sorted, or put together, as a
     whole, since a chunk of text ends at 2 GiB."""
     pieces: dict[int, list[pa.RecordBatch]] = {}
-    for batch in table.to_batches():
+    for batch in (batch for table in tables for batch in table.to_batches()):
         if not batch.num_rows:
             continue
         ordered = batch.sort_by("window_start_us")

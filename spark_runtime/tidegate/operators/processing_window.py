@@ -12,7 +12,7 @@ from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.operators.batches import coalesced
 from tidegate.operators.contract import Output, StreamOperator
 from tidegate.operators.open_windows import PROCESSING_WINDOWS, OpenWindows, changed_window
-from tidegate.operators.restoring import checked_schema
+from tidegate.operators.restoring import checked_part
 from tidegate.operators.specs import WindowAggSpec
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 
@@ -82,15 +82,9 @@ class ProcessingWindowAggregate(StreamOperator):
         self._has_ended = True
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
-        """Copy the columns of every open window."""
-        frozen = self._windows.freeze()
-
-        def write() -> list[StatePart]:
-            table = self._windows.state_table(frozen, self.ctx)
-            ends = table["window_start_us"].to_numpy() + self._spec.size_us
-            return [StatePart(PROCESSING_WINDOWS, "keyed", table.append_column(self._state_schema.field(-1), [ends]))]
-
-        return write
+        """Mark the columns of every open window."""
+        frozen = self._windows.freeze(self.ctx)
+        return lambda: [frozen.part(PROCESSING_WINDOWS, self._with_end)]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
         """Take back the open windows.
@@ -102,9 +96,16 @@ class ProcessingWindowAggregate(StreamOperator):
             if part.name != PROCESSING_WINDOWS:
                 raise changed_window(self.ctx.uid, part.name, "it was over event time", "over processing time")
             renamed = dict(self._spec.renamed)
-            table = checked_schema(part, self._state_schema, self.ctx.uid, renamed, fills=False)
-            self._check_bounds(table)
-            self._windows.restore(table.drop_columns([END_COLUMN]), self.ctx)
+            checked = checked_part(part, self._state_schema, self.ctx.uid, renamed, fills=False)
+            self._windows.restore(map(self._without_end, checked.tables()), self.ctx)
+
+    def _with_end(self, table: pa.Table) -> pa.Table:
+        ends = table["window_start_us"].to_numpy() + self._spec.size_us
+        return table.append_column(self._state_schema.field(-1), [ends])
+
+    def _without_end(self, table: pa.Table) -> pa.Table:
+        self._check_bounds(table)
+        return table.drop_columns([END_COLUMN])
 
     def _end(self) -> Iterator[Output]:
         if self.ctx.processing_time_on_end == "drop":

@@ -8,10 +8,10 @@ from tidegate.snapshot.evolving import Renamed, evolved
 from tidegate.snapshot.parts import StatePart
 
 
-def checked_schema(
+def checked_part(
     part: StatePart, wanted: pa.Schema, uid: str, renamed: Renamed | None = None, *, fills: bool = True
-) -> pa.Table:
-    """The part's table with the columns of `wanted`, in order: as it is, or changed as `contract.evolution` allows.
+) -> StatePart:
+    """The part with the columns of `wanted`, in order: as it is, or changed as `contract.evolution` allows.
 
     Args:
         renamed: old column -> new column.
@@ -20,4 +20,4 @@ def checked_schema(
     Raises:
         SnapshotError: its columns cannot become those; names the operator, the state, and old and new types.
     """
-    return evolved(part, wanted, uid, renamed, fills=fills).table
+    return evolved(part, wanted, uid, renamed, fills=fills)

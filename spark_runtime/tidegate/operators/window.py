@@ -13,7 +13,7 @@ from tidegate.operators.batches import coalesced
 from tidegate.operators.contract import Output, StreamOperator
 from tidegate.operators.eventtime import EventTime
 from tidegate.operators.open_windows import PROCESSING_WINDOWS, OpenWindows, changed_window
-from tidegate.operators.restoring import checked_schema
+from tidegate.operators.restoring import checked_part
 from tidegate.operators.specs import WindowAggSpec
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
@@ -49,7 +49,7 @@ class WindowAggregate(StreamOperator):
     State: `windows` (keyed: a row for each window and key) and `progress` (keyed: for each key group the watermark that
     decides what is late, never MAX, S4.4; after MAX none at all: inputs that are drained let the watermark run ahead of
     what they bring after a restore, S7.5; what had been late before it is not, until watermarks come again). `snapshot`
-    copies the columns, some milliseconds a million keys; tables are built by the returned function.
+    marks the columns, whatever their size; they are written by the returned function, large windows in chunks (S5.2).
 
     After a restore at another parallelism key groups may come from subtasks whose watermarks differed. The watermark is
     then the earliest of them, so that no row is called late that was not; and until it has caught up, a row is late
@@ -97,13 +97,13 @@ class WindowAggregate(StreamOperator):
             yield from coalesced(self._windows.fire(watermark_us))
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
-        """Copy the columns of every open window."""
-        frozen = self._windows.freeze()
+        """Mark the columns of every open window."""
+        frozen = self._windows.freeze(self.ctx)
         watermark_us, passed_us = self._watermark_us, self._passed_us
         if self._is_over:
             watermark_us, passed_us = MIN_WATERMARK, None
         return lambda: [
-            StatePart("windows", "keyed", self._windows.state_table(frozen, self.ctx)),
+            frozen.part("windows"),
             StatePart("progress", "keyed", self._progress_table(watermark_us, passed_us)),
         ]
 
@@ -120,8 +120,8 @@ class WindowAggregate(StreamOperator):
                 raise changed_window(self.ctx.uid, part.name, "it was over processing time", "over event time")
             else:
                 renamed = dict(self._spec.renamed)
-                table = checked_schema(part, self._windows.state_schema, self.ctx.uid, renamed, fills=False)
-                self._windows.restore(table, self.ctx)
+                checked = checked_part(part, self._windows.state_schema, self.ctx.uid, renamed, fills=False)
+                self._windows.restore(checked.tables(), self.ctx)
 
     def _take(self, batch: pa.RecordBatch, times: Int64s) -> None:
         low, high = self._time.to_us(int(times.min())), self._time.to_us(int(times.max()))

@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from tidegate.contract.errors import TidegateError
+from tidegate.state.columns import Arrays, Cells, Entries
 from tidegate.state.compiled import inlined, kernel
 from tidegate.state.keybytes import Bytes, fixed_values, valid_mask
-from tidegate.state.keyindex import Entries
 
 Numbers = npt.NDArray[np.int64] | npt.NDArray[np.uint64] | npt.NDArray[np.float64]
 Function = Literal["count", "sum", "min", "max", "mean"]
@@ -65,10 +65,19 @@ def read_values(array: pa.Array, function: Function) -> Values:
 
 
 class Accumulator:
-    """One aggregate of every entry. Not safe for several threads; `freeze` gives what a snapshot writer may read."""
+    """One aggregate of every entry, in arrays of `Cells`. Not safe for several threads; what a snapshot writer may read
+    is a frozen version of the cells, by `state_columns`."""
 
-    def __init__(self, name: str, function: Function, input_type: pa.DataType | None, output_type: pa.DataType) -> None:
-        """Args: name: of the output column. input_type: None for count of rows. output_type: of the output column."""
+    def __init__(
+        self,
+        name: str,
+        function: Function,
+        input_type: pa.DataType | None,
+        output_type: pa.DataType,
+        cells: Cells | None = None,
+    ) -> None:
+        """Args: name: of the output column. input_type: None for count of rows. output_type: of the output column.
+        cells: where to have the arrays, under names that begin with `name`; who gives one touches what is written."""
         self.name = name
         self.output_type = output_type
         self._function = function
@@ -80,13 +89,17 @@ class Accumulator:
         self._dtype = np.dtype(dtype)
         self._start = _START[function](self._dtype)
         self._add = _KERNELS[function, self._dtype]
-        self._values = np.zeros(0, self._dtype)
-        self._seen: Bytes | None = None  # 1 where a value has come; None: everywhere
-        self._counts = np.zeros(0, np.int64)  # of mean
+        self._cells = cells or Cells(1)
+        self._values = f"{name}/values"
+        self._counts = f"{name}/counts"  # of mean
+        self._seen = f"{name}/seen"  # 1 where a value has come; not there: everywhere
+        self._cells.add(self._values, self._dtype, self._start)
+        if function == "mean":
+            self._cells.add(self._counts, np.int64)
 
     @property
     def state_schema(self) -> pa.Schema:
-        """Columns of `freeze` and `restore`."""
+        """Columns of `state_columns` and `restore`."""
         fields = [pa.field(f"{self._function}:{self.name}", pa.from_numpy_dtype(self._dtype))]
         if self._function == "mean":
             fields.append(pa.field(f"mean_count:{self.name}", pa.int64()))
@@ -94,11 +107,7 @@ class Accumulator:
 
     def grow(self, capacity: int) -> None:
         """Make room for entries 0..capacity - 1."""
-        self._values = _extended(self._values, capacity, self._start)
-        if self._seen is not None:
-            self._seen = _extended(self._seen, capacity, 0)
-        if self._function == "mean":
-            self._counts = _extended(self._counts, capacity, 0)
+        self._cells.grow(capacity)
 
     def add(self, entries: Entries, values: Values | None, known: int) -> None:
         """Take a row for each of `entries`.
@@ -111,30 +120,31 @@ class Accumulator:
         Raises:
             SumOverflowError: a sum of integers left int64.
         """
+        arrays = self._cells.arrays
         if self._function == "count":
             if values is None or values.valid is None:
-                _count(entries, self._values)
+                _count(entries, arrays[self._values])
             else:
-                _count_valid(entries, values.valid, self._values)
+                _count_valid(entries, values.valid, arrays[self._values])
             return
         assert values is not None and values.numbers is not None
         valid = values.valid
         if self._function == "mean":
             if valid is None:
-                _count(entries, self._counts)
+                _count(entries, arrays[self._counts])
             else:
-                _count_valid(entries, valid, self._counts)
-        elif valid is not None and self._seen is None:
-            self._seen = np.zeros(len(self._values), np.uint8)
-            self._seen[:known] = 1
+                _count_valid(entries, valid, arrays[self._counts])
+        elif valid is not None and self._seen not in arrays:
+            self._cells.add(self._seen, np.uint8)
+            arrays[self._seen][:known] = 1
         if valid is not None:
             valid_rows = np.flatnonzero(valid)
             entries, numbers = entries[valid_rows], values.numbers[valid_rows]
         else:
             numbers = values.numbers
-        if self._seen is not None:
-            self._seen[entries] = 1
-        if self._add(entries, numbers, self._values):
+        if self._seen in arrays:
+            arrays[self._seen][entries] = 1
+        if self._add(entries, numbers, arrays[self._values]):
             raise SumOverflowError(
                 f"The sum {self.name!r} has left the range of 64-bit integers",
                 cause="the sum of one key's values in one window is beyond +-9.2e18",
@@ -143,37 +153,39 @@ class Accumulator:
 
     def result(self, start: int, stop: int) -> pa.Array:
         """Output column of entries start..stop."""
-        part, missing = self._values[start:stop], self._missing(start, stop)
+        arrays = {name: array[start:stop] for name, array in self._cells.arrays.items()}
+        part, missing = arrays[self._values], self._missing(arrays)
         if self._function == "mean":
-            counts = self._counts[start:stop]
+            counts = arrays[self._counts]
             part = np.divide(part, counts, out=np.zeros(len(part)), where=counts != 0)
             missing = counts == 0 if not counts.all() else None
         return _typed(part, missing, self.output_type)
 
-    def freeze(self, size: int) -> Callable[[], list[pa.Array]]:
-        """State columns of entries 0..size - 1; copies eight bytes an entry and column."""
-        values, missing = self._values[:size].copy(), self._missing(0, size)
-        counts = self._counts[:size].copy()
+    def state_columns(self, arrays: Arrays) -> list[pa.Array]:
+        """State of all entries in `arrays`, which are those of the cells as they are or were, or parts of them; for any
+        thread."""
         if self._function == "mean":
-            return lambda: [pa.array(values), pa.array(counts)]
-        return lambda: [pa.array(values, mask=missing)]
+            return [pa.array(arrays[self._values]), pa.array(arrays[self._counts])]
+        return [pa.array(arrays[self._values], mask=self._missing(arrays))]
 
     def restore(self, columns: Sequence[pa.Array], capacity: int) -> None:
         """Take back state columns, with room for `capacity` entries."""
         state = columns[0]
         size = len(state)
-        if state.null_count:
-            self._seen = valid_mask(state).view(np.uint8).copy()
-        filled = pc.fill_null(state, pa.scalar(self._start, state.type)) if state.null_count else state
-        self._values = filled.to_numpy(zero_copy_only=False).astype(self._dtype)
-        if self._function == "mean":
-            self._counts = columns[1].to_numpy(zero_copy_only=False).astype(np.int64)
         self.grow(max(capacity, size))
+        arrays = self._cells.arrays
+        if state.null_count:
+            self._cells.add(self._seen, np.uint8)
+            arrays[self._seen][:size] = valid_mask(state)
+        filled = pc.fill_null(state, pa.scalar(self._start, state.type)) if state.null_count else state
+        arrays[self._values][:size] = filled.to_numpy(zero_copy_only=False)
+        if self._function == "mean":
+            arrays[self._counts][:size] = columns[1].to_numpy(zero_copy_only=False)
 
-    def _missing(self, start: int, stop: int) -> npt.NDArray[np.bool_] | None:
-        if self._seen is None:
+    def _missing(self, arrays: Arrays) -> npt.NDArray[np.bool_] | None:
+        if self._seen not in arrays:
             return None
-        seen = self._seen[start:stop]
+        seen = arrays[self._seen]
         return None if seen.all() else seen == 0
 
 
@@ -190,11 +202,6 @@ def _typed(values: Any, missing: npt.NDArray[np.bool_] | None, type_: pa.DataTyp
     if pt.is_integer(type_) or pt.is_floating(type_):
         return array.cast(type_, safe=False)
     return array.cast(pa.int32() if type_.bit_width == 32 else pa.int64()).view(type_)
-
-
-def _extended(array: Any, capacity: int, fill: Any) -> Any:
-    more = capacity - len(array)
-    return np.concatenate([array, np.full(more, fill, array.dtype)]) if more > 0 else array
 
 
 def _start_of_min(dtype: np.dtype[Any]) -> Any:

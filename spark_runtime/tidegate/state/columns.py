@@ -67,6 +67,11 @@ class Cells:
         assert len(array) == self.capacity
         self.arrays[name] = array
 
+    @property
+    def is_watched(self) -> bool:
+        """There is, or was until lately, a frozen version that waits to be read."""
+        return bool(self._frozen)
+
     def touch(self, entries: Entries) -> None:
         """Say that `entries` will be written; to be called before they are."""
         stamp_chunks(entries, CHUNK_SHIFT, self._epoch, self.stamps)

@@ -7,7 +7,6 @@ and a chunk that was not written to since an earlier snapshot has the same blob.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
@@ -29,7 +28,7 @@ from tidegate.state.contract import (
 )
 from tidegate.state.heap_lists import HeapList
 from tidegate.state.heap_maps import HeapMap
-from tidegate.state.heap_snapshot import FrozenState, parts_of
+from tidegate.state.heap_snapshot import FrozenState
 from tidegate.state.heap_values import HeapMerging, HeapValue
 from tidegate.state.keysets import KeyedRows, ReadKeys
 from tidegate.state.layout import KEY_PREFIX, TTL_COLUMN, require_same, timer_part, unknown_state
@@ -47,9 +46,7 @@ _State = TypeVar("_State", HeapValue, HeapMerging, HeapList, HeapMap)
 class HeapBackend(KeyedStateBackend):
     """See the module and `KeyedStateBackend`."""
 
-    def __init__(self, run: str = "") -> None:
-        """Args: run: tells this run of the subtask from its others in the ids of blobs; random if not given."""
-        self._run = run or secrets.token_hex(6)
+    def __init__(self) -> None:
         self._states: dict[str, _AnyState] = {}
 
     def open(self, ctx: BackendContext) -> None:
@@ -90,8 +87,8 @@ class HeapBackend(KeyedStateBackend):
 
     def snapshot(self, checkpoint_id: int, *, portable: bool = False) -> AsyncSnapshot:
         """See `KeyedStateBackend`."""
-        frozen, run = self._freeze(), self._run
-        return lambda: parts_of(frozen, run)
+        frozen = self._freeze()
+        return lambda: [state.part() for state in frozen]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
         """See `KeyedStateBackend`."""

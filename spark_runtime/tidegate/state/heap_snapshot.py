@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -45,25 +45,25 @@ class FrozenState:
         order = np.argsort(table.column(KEY_GROUP_COLUMN).to_numpy(), kind="stable")
         return table.take(pa.array(order))
 
-    def part(self, run: str) -> StatePart:
-        """The part. Args: run: tells this run of the subtask from all others, in the ids of blobs."""
+    def part(self) -> StatePart:
+        """The part."""
         if self.size <= INLINE_ENTRIES:
             return StatePart(self.name, "keyed", self.table())
         blobs = tuple(
-            Blob(f"{self.name}-{run}-{chunk}-{stamp}", partial(self._bytes, chunk))
+            Blob(f"{self.name}-{chunk}-{stamp}", partial(self._bytes, chunk))
             for chunk, stamp in enumerate(self.stamps.tolist())
         )
         return StatePart(self.name, "keyed", self.schema.empty_table(), blobs=blobs)
 
     def _bytes(self, chunk: int) -> bytes:
-        out = pa.BufferOutputStream()
-        options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-        with pa.ipc.new_stream(out, self.schema, options=options) as writer:
-            writer.write_table(self.rows(chunk))
-        data: bytes = out.getvalue().to_pybytes()
-        return data
+        return ipc_bytes(self.rows(chunk))
 
 
-def parts_of(frozen: Sequence[FrozenState], run: str) -> list[StatePart]:
-    """The parts of a snapshot."""
-    return [state.part(run) for state in frozen]
+def ipc_bytes(table: pa.Table) -> bytes:
+    """A table as a blob holds it."""
+    out = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+    with pa.ipc.new_stream(out, table.schema, options=options) as writer:
+        writer.write_table(table.combine_chunks())
+    data: bytes = out.getvalue().to_pybytes()
+    return data

@@ -64,8 +64,8 @@ class BytesKeys:
 
 
 Keys: TypeAlias = FixedKeys | BytesKeys
-FrozenKeys: TypeAlias = Callable[[], pa.RecordBatch]
-"""Gives the key columns, a row for each entry; for any thread."""
+FrozenKeys: TypeAlias = Callable[[int, int], pa.RecordBatch]
+"""Gives the key columns of entries start..stop; for any thread."""
 
 
 class KeyIndex(Protocol):
@@ -85,7 +85,7 @@ class KeyIndex(Protocol):
         """Key columns of entries start..stop."""
 
     def freeze(self) -> FrozenKeys:
-        """The keys of all entries there are now; copies at most eight bytes an entry."""
+        """The keys of all entries there are now; copies nothing."""
 
 
 class KeyReader:
@@ -153,8 +153,8 @@ class FixedIndex:
 
     def freeze(self) -> FrozenKeys:
         """See `KeyIndex`."""
-        values, null_entry = self._values[: self.size].copy(), int(self._cursor[2])
-        return lambda: _fixed_batch(self._schema, values, null_entry)
+        values, null_entry = self._values[: self.size], int(self._cursor[2])  # known values never change
+        return lambda start, stop: _fixed_batch(self._schema, values[start:stop], null_entry - start)
 
     def _grow(self) -> None:
         self.capacity = _grown(self.capacity)
@@ -220,7 +220,7 @@ class BytesIndex:
     def freeze(self) -> FrozenKeys:
         """See `KeyIndex`."""
         chunks = list(self._chunks)
-        return lambda: _one_batch(chunks, self._schema)
+        return lambda start, stop: _one_batch(_slices(chunks, start, stop), self._schema)
 
     def _grow(self) -> None:
         self.capacity = _grown(self.capacity)
@@ -253,6 +253,18 @@ def _fixed_batch(schema: pa.Schema, values: Int64s, null_entry: int) -> pa.Recor
 
 def _one_batch(chunks: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
     return pa.concat_batches(chunks) if chunks else pa.RecordBatch.from_pylist([], schema=schema)
+
+
+def _slices(chunks: Sequence[pa.RecordBatch], start: int, stop: int) -> list[pa.RecordBatch]:
+    """Rows start..stop of batches one after the other."""
+    slices: list[pa.RecordBatch] = []
+    first = 0
+    for chunk in chunks:
+        low, high = max(start - first, 0), min(stop - first, chunk.num_rows)
+        if low < high:
+            slices.append(chunk.slice(low, high - low))
+        first += chunk.num_rows
+    return slices
 
 
 def _normalised(columns: pa.RecordBatch) -> pa.RecordBatch:

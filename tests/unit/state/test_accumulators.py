@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.state.accumulators import Accumulator, SumOverflowError, read_values
+from tidegate.state.columns import Cells
 
 
 def aggregate(function: Any, array: pa.Array, output: pa.DataType, entries: list[int] | None = None) -> list[Any]:
@@ -90,13 +91,15 @@ def test_restored_aggregates_go_on_where_the_frozen_ones_were(function: Any, val
     output = pa.int64() if function == "count" else pa.float64()
     entries = np.array([0, 1, 2], np.int32)
     more = pa.array([2.0, None, 8.0])
-    going = Accumulator("x", function, pa.float64(), output)
-    going.grow(3)
+    cells = Cells(3)
+    going = Accumulator("x", function, pa.float64(), output, cells)
     going.add(entries, rows(pa.array(values)), 0)
-    frozen = going.freeze(3)
+    frozen = cells.freeze(3)
+    cells.touch(entries)
     going.add(entries, rows(more), 3)
+    state = going.state_columns(frozen.read(0))
     restored = Accumulator("x", function, pa.float64(), output)
-    restored.restore(frozen(), 8)
+    restored.restore(state, 8)
     restored.add(entries, rows(more), 3)
     assert restored.result(0, 3).to_pylist() == pytest.approx(going.result(0, 3).to_pylist(), nan_ok=True)
-    assert [c.type for c in frozen()] == restored.state_schema.types
+    assert [c.type for c in state] == restored.state_schema.types

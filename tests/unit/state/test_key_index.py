@@ -51,7 +51,7 @@ def test_an_index_numbers_keys_in_order_of_first_sight(kind: str, data: st.DataO
         expected = [numbers.setdefault(row, len(numbers)) for row in rows]
         assert entries_of(reader, index, batch, add=True) == expected
         assert index.size == len(numbers) <= index.capacity
-    keys = index.freeze()().to_pylist()
+    keys = index.freeze()(0, index.size).to_pylist()
     assert [tuple(row.values()) for row in keys] == list(numbers)
     assert index.key_columns(1, index.size).to_pylist() == keys[1:]
 
@@ -81,7 +81,7 @@ def test_what_was_frozen_does_not_change_when_the_index_goes_on() -> None:
         entries_of(reader, index, batch_of(kind, [first]), add=True)
         frozen = index.freeze()
         entries_of(reader, index, batch_of(kind, [second] * 100), add=True)
-        assert frozen().column("k").to_pylist() == [first[0]]
+        assert frozen(0, 1).column("k").to_pylist() == [first[0]]
 
 
 @pytest.mark.parametrize(

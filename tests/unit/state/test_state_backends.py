@@ -58,15 +58,6 @@ def test_a_snapshot_in_memory_beyond_the_limit_says_to_use_heap() -> None:
         backend.snapshot(2)()
 
 
-def test_blobs_of_two_runs_of_a_subtask_never_have_one_id() -> None:
-    ids = []
-    for _ in range(2):
-        backend = opened(HeapBackend())
-        put(backend, INLINE_ENTRIES + 1)
-        ids += [blob.id for part in backend.snapshot(1)() for blob in part.blobs]
-    assert len(set(ids)) == len(ids) > 2
-
-
 def test_expired_entries_are_removed_though_nobody_asks_for_them() -> None:
     """S5.1; a bounded number with each batch."""
     now = [0]
