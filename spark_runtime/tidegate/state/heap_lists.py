@@ -27,9 +27,9 @@ class HeapList(HeapState):
 
     def __init__(self, descriptor: StateDescriptor, keyed: KeyedRows, now_ms: Callable[[], int]) -> None:
         super().__init__(descriptor, keyed, now_ms, HeapTable(keyed.reader, keyed.schema.types, has_ttl=False))
-        self.table.cells.add(START, np.int64)
-        self.table.cells.add(LENGTH, np.int64)
-        self.table.cells.add(ROOM, np.int64)
+        self.table.values.add(START, np.int64)
+        self.table.values.add(LENGTH, np.int64)
+        self.table.values.add(ROOM, np.int64)
         self._types = [*descriptor.columns.types, *([pa.int64()] if self.lifetime else [])]
         self._log = RowLog(self._types)
         self._dead = 0
@@ -63,7 +63,7 @@ class HeapList(HeapState):
 
     def freeze(self) -> FrozenState:
         """The state as it is now."""
-        frozen, takes = self.table.freeze()
+        frozen = self.table.freeze()
         elements = self._log.pin()
 
         def rows(chunk: int) -> pa.Table:
@@ -71,7 +71,7 @@ class HeapList(HeapState):
             at = live_by_group(arrays)
             lengths = arrays[LENGTH][at]
             of_rows = np.repeat(at, lengths)
-            columns = [pa.array(arrays[GROUP][of_rows]), *(take(arrays, of_rows) for take in takes)]
+            columns = [pa.array(arrays[GROUP][of_rows]), *(take(arrays, of_rows) for take in frozen.takes)]
             columns += elements(expand_ranges(arrays[START][at], lengths))
             return pa.Table.from_arrays(columns, schema=self.schema)
 
@@ -92,23 +92,23 @@ class HeapList(HeapState):
         numbers = np.flatnonzero(counts)
         counts = counts[numbers]
         entries = self.obtain(keys, numbers)
-        self.table.cells.touch(entries)
+        self.table.values.touch(entries)
         self._make_room(entries, counts)
-        starts, lengths = self.table.arrays[START][entries], self.table.arrays[LENGTH][entries]
+        starts, lengths = self.table.values.arrays[START][entries], self.table.values.arrays[LENGTH][entries]
         if np.any(owners[1:] < owners[:-1]):
             order = pa.array(np.argsort(owners, kind="stable"))
             arrays = [array.take(order) for array in arrays]
         self._log.write(expand_ranges(starts + lengths, counts), arrays)
-        self.table.arrays[LENGTH][entries] = lengths + counts
+        self.table.values.arrays[LENGTH][entries] = lengths + counts
 
     def _make_room(self, entries: Entries, counts: npt.NDArray[np.int64]) -> None:
-        cells = self.table.arrays
+        cells = self.table.values.arrays
         tight = np.flatnonzero(cells[LENGTH][entries] + counts > cells[ROOM][entries])
         if not len(tight):
             return
         if self._dead > COMPACT_ROWS and 2 * self._dead > self._log.size:
             self._compact()
-            cells = self.table.arrays
+            cells = self.table.values.arrays
         moved = entries[tight]
         lengths = cells[LENGTH][moved]
         needed = lengths + counts[tight]
@@ -121,8 +121,8 @@ class HeapList(HeapState):
     def _remove(self, entries: Entries) -> None:
         if not len(entries):
             return
-        self.table.cells.touch(entries)
-        cells = self.table.arrays
+        self.table.values.touch(entries)
+        cells = self.table.values.arrays
         self._dead += int(cells[ROOM][entries].sum())
         cells[LENGTH][entries] = 0
         cells[ROOM][entries] = 0
@@ -131,21 +131,21 @@ class HeapList(HeapState):
             self._log, self._dead = RowLog(self._types), 0
 
     def _compact(self) -> None:
-        cells = self.table.arrays
+        cells = self.table.values.arrays
         lengths = cells[LENGTH].copy()
         log = RowLog(self._types)
         log.reserve(int(lengths.sum()))
         starts = np.cumsum(lengths) - lengths
         log.copy(self._log, expand_ranges(cells[START], lengths), np.arange(log.size))
-        self.table.cells.replace(START, starts)
-        self.table.cells.replace(ROOM, lengths)
+        self.table.values.replace(START, starts)
+        self.table.values.replace(ROOM, lengths)
         self._log, self._dead = log, 0
 
     def _elements(self, entries: Entries) -> tuple[npt.NDArray[np.int64], list[pa.Array]]:
         """How many live elements each entry has, and their columns."""
         at = np.maximum(entries, 0)
-        lengths = np.where(entries >= 0, self.table.arrays[LENGTH][at], 0)
-        arrays = self._log.take(expand_ranges(self.table.arrays[START][at], lengths))
+        lengths = np.where(entries >= 0, self.table.values.arrays[LENGTH][at], 0)
+        arrays = self._log.take(expand_ranges(self.table.values.arrays[START][at], lengths))
         if self.lifetime is None:
             return lengths, arrays
         alive = self.lifetime.alive(arrays[-1].to_numpy())
@@ -166,7 +166,7 @@ class HeapList(HeapState):
         if not len(entries):
             return
         assert self.lifetime is not None
-        cells = self.table.arrays
+        cells = self.table.values.arrays
         lengths = cells[LENGTH][entries]
         used = self._log.take(expand_ranges(cells[START][entries], lengths))[-1].to_numpy()
         ends = np.cumsum(lengths)
@@ -177,8 +177,8 @@ class HeapList(HeapState):
         some = (dead > 0) & (dead < lengths)
         if some.any():
             entries, dead = entries[some], dead[some]
-            self.table.cells.touch(entries)
-            self.table.arrays[START][entries] += dead
-            self.table.arrays[LENGTH][entries] -= dead
-            self.table.arrays[ROOM][entries] -= dead
+            self.table.values.touch(entries)
+            self.table.values.arrays[START][entries] += dead
+            self.table.values.arrays[LENGTH][entries] -= dead
+            self.table.values.arrays[ROOM][entries] -= dead
             self._dead += int(dead.sum())

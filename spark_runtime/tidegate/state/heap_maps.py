@@ -26,12 +26,12 @@ class HeapMap(HeapState):
 
     def __init__(self, descriptor: StateDescriptor, keyed: KeyedRows, now_ms: Callable[[], int]) -> None:
         super().__init__(descriptor, keyed, now_ms, HeapTable(keyed.reader, keyed.schema.types, has_ttl=False))
-        self.table.cells.add(_HEAD, np.int32)
+        self.table.values.add(_HEAD, np.int32)
         fields = [field.with_name(f"{i}") for i, field in enumerate([*keyed.schema, *descriptor.map_key])]
         self._pair_schema = pa.schema(fields)
         self._reader = KeyReader(self._pair_schema, self._pair_schema.names, canonical=True)
         self._rows = HeapTable(
-            self._reader, [*self._pair_schema.types, *self.columns.types], has_ttl=descriptor.ttl is not None
+            self._reader, self._pair_schema.types, self.columns.types, has_ttl=descriptor.ttl is not None
         )
         self._pair_width = len(self._pair_schema)
         self._links = np.zeros((3, 0), np.int32)  # of each row: its key's entry, next, previous
@@ -41,12 +41,12 @@ class HeapMap(HeapState):
         entries = self._rows.find(self._pairs(keys, owners, map_keys))
         present = entries >= 0
         if self.lifetime is not None:
-            present &= self.lifetime.alive(self._rows.arrays[USED][entries])
+            present &= self.lifetime.alive(self._rows.values.arrays[USED][entries])
             if self.lifetime.on_read:
                 self._use(entries[present])
         if not present.all():
             entries = np.where(present, entries, np.int32(-1))
-        arrays = self._rows.take(self._pair_width, len(self._rows.columns), entries)
+        arrays = self._rows.take(self._pair_width, None, entries)
         return Found(present, pa.RecordBatch.from_arrays(arrays, schema=self.columns))
 
     def put(self, keys: KeySet, owners: KeyNumbers, map_keys: pa.RecordBatch, columns: pa.RecordBatch) -> None:
@@ -63,7 +63,7 @@ class HeapMap(HeapState):
         counts, entries = self._alive(*self._chains(self.entries_of(keys)))
         if self.lifetime is not None and self.lifetime.on_read:
             self._use(entries)
-        arrays = self._rows.take(self.key_width, len(self._rows.columns), entries)
+        arrays = self._rows.take(self.key_width, None, entries)
         schema = pa.schema([*self.descriptor.map_key, *self.columns])
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         return Elements(offsets, pa.RecordBatch.from_arrays(arrays, schema=schema))
@@ -94,7 +94,7 @@ class HeapMap(HeapState):
         start = self._swept if self._swept < self._rows.size else 0
         self._swept = start + limit
         entries = self._rows.live(start, start + limit)
-        self._drop(entries[~self.lifetime.alive(self._rows.arrays[USED][entries])])
+        self._drop(entries[~self.lifetime.alive(self._rows.values.arrays[USED][entries])])
 
     def _pairs(self, keys: KeySet, owners: KeyNumbers, map_keys: pa.RecordBatch) -> BytesKeys:
         assert isinstance(keys, ReadKeys), "keys of another back end"
@@ -124,28 +124,28 @@ class HeapMap(HeapState):
         missing = np.flatnonzero(entries < 0)
         if len(missing):
             entries[missing] = self._add(keys, owners, pairs, missing)
-        self._rows.put(entries, self._pair_width, values)
+        self._rows.put(entries, values)
         if self.lifetime is not None:
-            self._rows.arrays[USED][entries] = self.lifetime.now_ms() if used is None else used
+            self._rows.values.arrays[USED][entries] = self.lifetime.now_ms() if used is None else used
 
     def _add(self, keys: KeySet, owners: KeyNumbers, pairs: BytesKeys, missing: npt.NDArray[np.int64]) -> Entries:
         mine, of_rows = np.unique(owners[missing], return_inverse=True)
         is_new = self.entries_of(keys)[mine] < 0
         entries = self.obtain(keys, mine)
-        self.table.arrays[_HEAD][entries[is_new]] = -1
+        self.table.values.arrays[_HEAD][entries[is_new]] = -1
         rows = self._rows.add(pairs, missing, pairs.columns.columns, keys.groups[owners])
         if self._rows.cells.capacity > self._links.shape[1]:
             links = np.zeros((3, self._rows.cells.capacity), np.int32)
             links[:, : self._links.shape[1]] = self._links
             self._links = links
         self._links[0][rows] = entries[of_rows]
-        _link(rows, self.table.arrays[_HEAD], *self._links)
+        _link(rows, self.table.values.arrays[_HEAD], *self._links)
         return rows
 
     def _drop(self, rows: Entries) -> None:
         if not len(rows):
             return
-        heads = self.table.arrays[_HEAD]
+        heads = self.table.values.arrays[_HEAD]
         _unlink(rows, heads, *self._links)
         mine = np.unique(self._links[0][rows])
         self._rows.remove(rows)
@@ -153,7 +153,7 @@ class HeapMap(HeapState):
 
     def _chains(self, entries: Entries) -> tuple[npt.NDArray[np.int64], Entries]:
         """How many rows each key has, and which, dead ones too."""
-        heads = np.where(entries >= 0, self.table.arrays[_HEAD][entries], np.int32(-1))
+        heads = np.where(entries >= 0, self.table.values.arrays[_HEAD][entries], np.int32(-1))
         counts = np.zeros(len(heads), np.int64)
         _count(heads, self._links[1], counts)
         rows = np.empty(int(counts.sum()), np.int32)
@@ -163,7 +163,7 @@ class HeapMap(HeapState):
     def _alive(self, counts: npt.NDArray[np.int64], rows: Entries) -> tuple[npt.NDArray[np.int64], Entries]:
         if self.lifetime is None:
             return counts, rows
-        alive = self.lifetime.alive(self._rows.arrays[USED][rows])
+        alive = self.lifetime.alive(self._rows.values.arrays[USED][rows])
         owners = np.repeat(np.arange(len(counts)), counts)
         return np.bincount(owners[alive], minlength=len(counts)), rows[alive]
 
@@ -172,8 +172,8 @@ class HeapMap(HeapState):
 
     def _use(self, rows: Entries) -> None:
         assert self.lifetime is not None
-        self._rows.cells.touch(rows)
-        self._rows.arrays[USED][rows] = self.lifetime.now_ms()
+        self._rows.values.touch(rows)
+        self._rows.values.arrays[USED][rows] = self.lifetime.now_ms()
 
 
 @kernel("void(i4[], i4[]!, i4[], i4[]!, i4[]!)")

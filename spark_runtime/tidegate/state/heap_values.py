@@ -84,15 +84,15 @@ class HeapState:
     def _holds(self, entries: Entries) -> Mask:
         if self.lifetime is None:
             return np.ones(len(entries), np.bool_)
-        return self.lifetime.alive(self.table.arrays[USED][entries])
+        return self.lifetime.alive(self.table.values.arrays[USED][entries])
 
 
 class HeapValue(HeapState):
     """See `ValueState`."""
 
     def __init__(self, descriptor: StateDescriptor, keyed: KeyedRows, now_ms: Callable[[], int]) -> None:
-        types = [*keyed.schema.types, *result_schema(descriptor).types]
-        table = HeapTable(keyed.reader, types, has_ttl=descriptor.ttl is not None)
+        values = result_schema(descriptor).types
+        table = HeapTable(keyed.reader, keyed.schema.types, values, has_ttl=descriptor.ttl is not None)
         super().__init__(descriptor, keyed, now_ms, table)
 
     def get(self, keys: KeySet) -> Found:
@@ -105,7 +105,7 @@ class HeapValue(HeapState):
                 self._use(entries[present])
         if not present.all():
             entries = np.where(present, entries, np.int32(-1))
-        arrays = self.table.take(self.key_width, len(self.table.columns), entries)
+        arrays = self.table.take(self.key_width, None, entries)
         return Found(present, pa.RecordBatch.from_arrays(arrays, schema=self.columns))
 
     def put(self, keys: KeySet, columns: pa.RecordBatch, where: Mask | None = None) -> None:
@@ -124,9 +124,9 @@ class HeapValue(HeapState):
     def write(self, keys: KeySet, numbers: Numbers, arrays: Sequence[pa.Array], used: Used = None) -> None:
         """Set the rows of some keys of the set; `used` now, if not given."""
         entries = self.obtain(keys, numbers)
-        self.table.put(entries, self.key_width, arrays)
+        self.table.put(entries, arrays)
         if self.lifetime is not None:
-            self.table.arrays[USED][entries] = self.lifetime.now_ms() if used is None else used
+            self.table.values.arrays[USED][entries] = self.lifetime.now_ms() if used is None else used
 
     def take_back(self, keys: ReadKeys, columns: pa.RecordBatch, used: Used) -> None:
         """Rows of a snapshot: row i of key `keys.rows[i]`; no key twice."""
@@ -140,8 +140,8 @@ class HeapValue(HeapState):
 
     def _use(self, entries: Entries) -> None:
         assert self.lifetime is not None
-        self.table.cells.touch(entries)
-        self.table.arrays[USED][entries] = self.lifetime.now_ms()
+        self.table.values.touch(entries)
+        self.table.values.arrays[USED][entries] = self.lifetime.now_ms()
 
 
 class HeapMerging(HeapValue):
@@ -155,12 +155,12 @@ class HeapMerging(HeapValue):
 
 def frozen_table(table: HeapTable, name: str, schema: pa.Schema) -> FrozenState:
     """A state that has a row for each row of a table."""
-    frozen, takes = table.freeze()
+    frozen = table.freeze()
 
     def rows(chunk: int) -> pa.Table:
         arrays = frozen.read(chunk)
         at = live_by_group(arrays)
-        columns = [pa.array(arrays[GROUP][at]), *(take(arrays, at) for take in takes)]
+        columns = [pa.array(arrays[GROUP][at]), *(take(arrays, at) for take in frozen.takes)]
         if USED in arrays:
             columns.append(pa.array(arrays[USED][at]))
         return pa.Table.from_arrays(columns, schema=schema)

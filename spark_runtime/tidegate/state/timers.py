@@ -20,7 +20,7 @@ import pyarrow as pa
 from tidegate.state.columns import Cells, Entries, FrozenCells
 from tidegate.state.contract import DueTimers, Elements, KeyNumbers, KeySet, TimerKind
 from tidegate.state.heap_snapshot import FrozenState
-from tidegate.state.heap_table import GROUP, LIVE, HeapTable
+from tidegate.state.heap_table import GROUP, LIVE, FrozenTable, HeapTable
 from tidegate.state.keybytes import Int64s
 from tidegate.state.keysets import KeyedRows, ReadKeys
 from tidegate.state.layout import TIME_COLUMN, timer_part, timer_schema
@@ -129,8 +129,7 @@ class ColumnarTimers:
     def freeze(self) -> FrozenState:
         """The timers as they are now."""
         timers = self._cells.freeze(self._size)
-        keys, takes = self._keys.freeze()
-        rows = _FrozenRows(self.schema, timers, keys, takes)
+        rows = _FrozenRows(self.schema, timers, self._keys.freeze())
         return FrozenState(timer_part(self.kind), self.schema, self._size, timers.stamps, rows.chunk)
 
     def take_back(self, keys: KeySet, batch: pa.RecordBatch) -> None:
@@ -205,11 +204,10 @@ class _Links:
 class _FrozenRows:
     """Rows of frozen timers. The keys of all of them are read with the first chunk: any chunk may name any key."""
 
-    def __init__(self, schema: pa.Schema, timers: FrozenCells, keys: FrozenCells, takes: Any) -> None:
+    def __init__(self, schema: pa.Schema, timers: FrozenCells, keys: FrozenTable) -> None:
         self._schema = schema
         self._timers = timers
-        self._frozen_keys: FrozenCells | None = keys
-        self._takes = takes
+        self._frozen_keys: FrozenTable | None = keys
         self._keys = pa.table({})
         self._lock = threading.Lock()
 
@@ -234,7 +232,7 @@ class _FrozenRows:
         for chunk in range(self._frozen_keys.chunks):
             arrays = self._frozen_keys.read(chunk)
             entries = np.where(arrays[LIVE] != 0, np.arange(len(arrays[LIVE])), -1)
-            columns = [pa.array(arrays[GROUP]), *(take(arrays, entries) for take in self._takes)]
+            columns = [pa.array(arrays[GROUP]), *(take(arrays, entries) for take in self._frozen_keys.takes)]
             pieces.append(pa.Table.from_arrays(columns, schema=schema))
         self._keys = pa.concat_tables(pieces).combine_chunks()
         self._frozen_keys = None
