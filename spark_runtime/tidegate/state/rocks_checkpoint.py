@@ -143,7 +143,7 @@ def file_part(
         row: dict[str, Any] = {"name": path.name, "bytes": size, KEY_GROUP_COLUMN: 0, "last_group": _LAST_GROUP}
         if path.suffix == _TABLE_SUFFIX:
             row |= _range_of(described.get(path.name)) | {"blob": id_of(path.name, size)}
-            blobs.append(Blob(row["blob"], _reader(folder, path)))
+            blobs.append(Blob(row["blob"], _reader(folder, path), size))
         else:
             row["content"] = path.read_bytes()
         rows.append(row)

@@ -7,6 +7,7 @@ anyway. Reads and writes may come from the slot's loop and from a snapshot write
 from __future__ import annotations
 
 import shutil
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +25,9 @@ SCAN_BYTES = 2**20
 """What one step of a scan holds of keys and rows, about."""
 SCAN_ROWS = 8192
 """What one step of a scan holds of them at most."""
+READ_ROWS = 512
+"""Keys in one multi-get: RocksDB holds on to the blocks of all of them until it returns."""
+BLOCK_BYTES = 4096
 WRITE_ROWS = 16384
 """Rows in one write batch."""
 SMALLEST_WRITE_BUFFER_BYTES = 2**20
@@ -57,6 +61,7 @@ class RocksDatabase:
         self._database: Rdict | None = None
         self._families: dict[str, Rdict] = {}
         self._asked_for: dict[str, None] = {}
+        self._opening = threading.RLock()
 
     def table(self, name: str) -> RocksTable:
         """The column family `name`; made when the database is opened, or when it is first used afterwards."""
@@ -74,7 +79,7 @@ class RocksDatabase:
     def family(self, name: str) -> Rdict:
         """The open column family `name`."""
         if name not in self._families:
-            with failures(self.directory):
+            with self._opening, failures(self.directory):
                 database = self.opened()
                 if name not in self._families:
                     self._families[name] = database.create_column_family(name, self._options)
@@ -82,19 +87,10 @@ class RocksDatabase:
 
     def opened(self) -> Rdict:
         """The database, open."""
-        if self._database is None:
-            from rocksdict import AccessType, Rdict
-
-            existing = self.table_names() if (self.directory / "CURRENT").exists() else []
-            self._options = _options(self._memory_bytes)
-            access = AccessType.read_only(False) if self._read_only else AccessType.read_write()
-            with failures(self.directory):
-                names = existing if self._read_only else list(dict.fromkeys([*existing, *self._asked_for]))
-                families = dict.fromkeys(["default", *names], self._options)
-                self._database = Rdict(str(self.directory), self._options, families, access)
-                for name in names:
-                    self._families[name] = self._database.get_column_family(name)
-        return self._database
+        with self._opening:
+            if self._database is None:
+                self._database = self._open()
+            return self._database
 
     def files(self) -> list[dict[str, Any]]:
         """RocksDB's description of each of its table files."""
@@ -122,6 +118,20 @@ class RocksDatabase:
         self.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
+    def _open(self) -> Rdict:
+        from rocksdict import AccessType, Rdict
+
+        existing = self.table_names() if (self.directory / "CURRENT").exists() else []
+        self._options = _options(self._memory_bytes)
+        access = AccessType.read_only(False) if self._read_only else AccessType.read_write()
+        names = existing if self._read_only else list(dict.fromkeys([*existing, *self._asked_for]))
+        with failures(self.directory):
+            families = dict.fromkeys(["default", *names], self._options)
+            database = Rdict(str(self.directory), self._options, families, access)
+            for name in names:
+                self._families[name] = database.get_column_family(name)
+        return database
+
 
 class RocksTable:
     """One column family."""
@@ -135,8 +145,11 @@ class RocksTable:
         """The row of each key; missing where there is none."""
         order = keys.order()
         with failures(self._database.directory):
-            wanted: Any = keys.take(order).to_list()
-            found: Any = self._database.family(self.name).get(wanted)
+            family: Any = self._database.family(self.name)
+            wanted = keys.take(order).to_list()
+            found: list[bytes | None] = []
+            for start in range(0, len(wanted), READ_ROWS):
+                found += family.get(wanted[start : start + READ_ROWS])
         rows = ByteRows.of_list(found)
         back = order.argsort()
         return rows.take(back)
@@ -270,8 +283,8 @@ def _options(memory_bytes: int) -> Options:
     blocks.set_pin_top_level_index_and_filter(True)
     blocks.set_index_type(BlockBasedIndexType.two_level_index_search())
     blocks.set_partition_filters(True)
-    blocks.set_metadata_block_size(4096)
-    blocks.set_block_size(8192)
+    blocks.set_metadata_block_size(BLOCK_BYTES)
+    blocks.set_block_size(BLOCK_BYTES)
     blocks.set_bloom_filter(10, False)
     blocks.set_format_version(5)
     options = Options(raw_mode=True)
