@@ -50,17 +50,16 @@ def window_shapes(spec: WindowAggSpec) -> tuple[StateShape, ...]:
 
 def process_shapes(spec: KeyedProcessSpec) -> tuple[StateShape, ...]:
     """Of a keyed process: its states, and its timers."""
-    keys = spec.key_schema
-    renamed_keys = {KEY_PREFIX + old: KEY_PREFIX + new for old, new in spec.renamed}
+    keys, of_keys = spec.key_schema, {KEY_PREFIX + old: KEY_PREFIX + new for old, new in spec.renamed}
     shapes = [StateShape(PASSED_STATE, "keyed")]
     for descriptor in spec.descriptors:
         schema = part_schema(descriptor, keys)
-        renamed = {**renamed_columns(descriptor), **renamed_keys}
+        renamed = {**renamed_columns(descriptor), **of_keys}
         shapes.append(StateShape(descriptor.name, "keyed", columns_of(schema), form_of(schema), renamed))
     timers = timer_schema(keys)
-    for kind in get_args(TimerKind):
-        shapes.append(StateShape(timer_part(kind), "keyed", columns_of(timers), form_of(timers), renamed_keys))
-    return tuple(shapes)
+    kinds = get_args(TimerKind)
+    columns, form = columns_of(timers), form_of(timers)
+    return (*shapes, *(StateShape(timer_part(kind), "keyed", columns, form, of_keys) for kind in kinds))
 
 
 def window_schema(spec: WindowAggSpec) -> pa.Schema:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.contract.errors import PipelineError
-from tidegate.pipeline.columns import is_key, nearest, refuse_duplicates
+from tidegate.pipeline.columns import checked_renames, is_key, nearest, refuse_duplicates
 from tidegate.pipeline.location import user_location
 from tidegate.pipeline.windows import duration_us
 from tidegate.state.contract import KeyedKind, Reduction, StateDescriptor, TimeToLive
@@ -211,7 +211,9 @@ def _state(
         raise PipelineError(
             "ttl_on_read says how a ttl is counted, and there is none", where=where, remedy="Give a ttl"
         )
-    return StateDescriptor(name, kind, columns, pa.schema([]) if map_key is None else map_key, reductions, merge, lives)
+    of_map = pa.schema([]) if map_key is None else map_key
+    mapping = dict(checked_renames(renamed, [*of_map.names, *columns.names], where))
+    return StateDescriptor(name, kind, columns, of_map, reductions, merge, lives, mapping)
 
 
 def _schema(columns: object, what: str, where: str) -> pa.Schema:

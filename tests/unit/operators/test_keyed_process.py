@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
-from tidegate.contract.errors import PipelineError
+from tidegate.contract.errors import PipelineError, SnapshotError
 from tidegate.operators import keyed_process
 from tidegate.operators.contract import OperatorContext, StreamOperator
 from tidegate.operators.specs import KeyedProcessSpec
@@ -272,6 +272,34 @@ def test_a_drained_state_goes_on_before_any_watermark() -> None:
     rig.feed((1, 10))
     rig.watermark(MAX_WATERMARK)
     assert Rig(Alarms(), rig.state()).operator._context.watermark_us == MIN_WATERMARK
+
+
+def test_a_state_whose_columns_grew_or_were_renamed_goes_on_and_any_other_change_is_refused() -> None:
+    """S5.5."""
+    old = Rig(Alarms())
+    old.feed((1, 5), (1, 6))
+    state = old.state()
+
+    class Grown(Alarms):
+        states = (value_state("count", {"rows": pa.int64(), "who": pa.string()}, renamed={"n": "rows"}),)
+
+        def finish(self, ctx: ProcessContext) -> Iterable[pa.RecordBatch]:
+            for keys in ctx.all_keys("count"):
+                held = ctx.value("count").get(keys).columns
+                assert held["who"].to_pylist() == [None]
+                yield pa.record_batch([["count"], keys.columns()["k"], held["rows"]], schema=RESULT)
+
+    assert Rig(Grown(), state).finish() == [("event", 1, 5), ("event", 1, 6), ("count", 1, 2)]
+
+    class Changed(Alarms):
+        states = (value_state("count", {"n": pa.string()}),)
+
+    class Gone(Alarms):
+        states = ()
+
+    for process in (Changed(), Gone()):
+        with pytest.raises(SnapshotError, match="count"):
+            Rig(process, state)
 
 
 def test_event_time_is_given_in_microseconds() -> None:

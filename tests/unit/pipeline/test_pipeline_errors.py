@@ -485,6 +485,7 @@ def test_a_process_without_group_by_is_refused_with_the_call_that_is_missing(fli
         (lambda: value_state("a", {"n": pa.int64()}, ttl=5), "not a duration"),
         (lambda: value_state("a", {"n": pa.int64()}, ttl="0 s"), "nothing lives for"),
         (lambda: value_state("a", {"n": pa.int64()}, ttl_on_read=True), "how a ttl is counted"),
+        (lambda: value_state("a", {"n": pa.int64()}, renamed={"m": "o"}), "renamed names 'o'"),
         (lambda: map_state("a", {"k": pa.list_(pa.int64())}, {"n": pa.int64()}), "cannot be part of a map key"),
         (lambda: map_state("a", {"n": pa.int64()}, {"n": pa.int64()}), "two columns named 'n'"),
         (lambda: reducing_state("a", {"n": "summ"}), "did you mean 'sum'"),
