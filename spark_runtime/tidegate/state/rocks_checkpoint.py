@@ -192,7 +192,7 @@ class FilesOfPart:
             SnapshotError: a file is missing or of another size than when it was written.
         """
         directory.mkdir(parents=True, exist_ok=True)
-        blobs = {blob.id: blob for blob in self.part.blobs}
+        blobs = self._by_own_id()
         ids = {}
         for row in self.part.table.drop_columns([KEY_GROUP_COLUMN, "last_group"]).to_pylist():
             blob = blobs.get(row["blob"]) if row["blob"] is not None else None
@@ -209,6 +209,19 @@ class FilesOfPart:
             if blob is not None:
                 ids[row["name"]] = blob.id
         return ids
+
+    def _by_own_id(self) -> dict[str, Blob]:
+        """The blobs by the ids that the part's rows know. Whoever writes a snapshot may put something and "-" in front
+        of an id, so that no other subtask and no other run has it too."""
+        own = {row for row in self.part.table.column("blob").to_pylist() if row is not None}
+        found: dict[str, Blob] = {}
+        for blob in self.part.blobs:
+            pieces = blob.id.split("-")
+            ids = ("-".join(pieces[n:]) for n in range(len(pieces)))
+            known = next((an_id for an_id in ids if an_id in own), None)
+            if known is not None:
+                found[known] = blob
+        return found
 
 
 def _reader(folder: CheckpointFolder, path: Path) -> Callable[[], bytes]:

@@ -41,7 +41,7 @@ from tidegate.testing.model_backend import ModelBackend
 
 ROWS = 600
 WINDOW_MS = 50
-BACK_ENDS = ("model", "heap", "memory")
+BACK_ENDS = ("model", "heap", "memory", "rocksdb")
 KEYS = {
     "whole numbers": lambda n: {"k": n % 7 + 1},
     "texts": lambda n: {"k": np.array([f"key {i % 11}" for i in n])},
