@@ -7,10 +7,11 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 
 from tidegate.contract.errors import AlreadyExistsError, NotFoundError, StoreError
 from tidegate.contract.probing import probe_store
-from tidegate.contract.store import Names, Store, checked_folder, checked_path, joined
+from tidegate.contract.store import Names, ObjectStat, Store, checked_folder, checked_path, joined
 
 TEMPORARY_PREFIX = ".tidegate-tmp-"
 """Files being written; never listed. One left by a crash is garbage."""
@@ -61,6 +62,16 @@ class LocalStore(Store):
                     return file.read(size_bytes)
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 raise NotFoundError("there is no object", where=target) from None
+
+    def stat(self, path: str) -> ObjectStat:
+        """See `Store.stat`."""
+        target = self._path(path)
+        with self._errors(path):
+            try:
+                found = os.stat(target)
+            except (FileNotFoundError, NotADirectoryError):
+                raise NotFoundError("there is no object", where=target) from None
+        return ObjectStat(found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
 
     def exists(self, path: str) -> bool:
         """See `Store.exists`."""

@@ -11,7 +11,7 @@ import s3fs
 
 from tidegate.contract.errors import AlreadyExistsError, NotFoundError, StoreError
 from tidegate.contract.probing import probe_store
-from tidegate.contract.store import Names, Store, checked_folder, checked_path, joined
+from tidegate.contract.store import Names, ObjectStat, Store, checked_folder, checked_path, joined
 
 WRITER_KEY = "tidegate-writer"
 """Object metadata that names the writing call: after a retry inside the client, "exists" can mean our own first
@@ -77,6 +77,12 @@ class S3Store(Store):
                 if _error_code(error) != "InvalidRange":
                     raise
                 return b""  # it ends before
+
+    def stat(self, path: str) -> ObjectStat:
+        """See `Store.stat`."""
+        with self._errors(path):
+            head = self._head(self._key(path))
+            return ObjectStat(int(head["ContentLength"]), head.get("LastModified"))
 
     def exists(self, path: str) -> bool:
         """See `Store.exists`."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import unquote, urlsplit
 
@@ -20,6 +22,14 @@ Names = list[str]
 
 SUPPORTED = "a local path, file://, s3:// and, within one process, memory://"
 _OUTSIDE = frozenset(("", ".", ".."))
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStat:
+    """An object's size and, by the store's clock, when it was last written; None: the store does not tell."""
+
+    size_bytes: int
+    modified: datetime | None
 
 
 @runtime_checkable
@@ -50,6 +60,10 @@ class Store(Protocol):
         """`size_bytes` bytes of the object from `offset` on, fewer where it ends before. NotFoundError when there is
         none."""
         return self.read(path)[offset : offset + size_bytes]
+
+    def stat(self, path: str) -> ObjectStat:
+        """Size and age of an object. NotFoundError when there is none."""
+        return ObjectStat(len(self.read(path)), None)
 
     def exists(self, path: str) -> bool:
         """Whether there is an object (not: a folder) at `path`."""

@@ -49,6 +49,14 @@ class StoreConformance:
         with pytest.raises(NotFoundError):
             store.read_range("a/other", 0, 1)
 
+    def test_an_object_tells_its_size_and_its_time_has_a_zone(self, store: Store) -> None:
+        store.create("a/object", b"12345")
+        found = store.stat("a/object")
+        assert found.size_bytes == 5
+        assert found.modified is None or found.modified.tzinfo is not None
+        with pytest.raises(NotFoundError):
+            store.stat("a/other")
+
     def test_a_second_create_is_refused_and_changes_nothing(self, store: Store) -> None:
         store.create("a/object", b"first")
         with pytest.raises(AlreadyExistsError):

@@ -1,0 +1,82 @@
+"""`tidegate gc`: delete what no submission, snapshot or claim needs any more (S2.3)."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from datetime import timedelta
+
+from tidegate.cli import arguments
+from tidegate.cli.output import table
+from tidegate.cli.presenting import size
+from tidegate.cli.reaching import client_of
+from tidegate.cli.surroundings import Surroundings, Verbs
+from tidegate.contract.clock import utc_now
+from tidegate.contract.errors import OptionError
+
+DEFAULT_AGE = "1 h"
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "gc",
+        help="delete checkpoints and files that nobody needs",
+        description="Deletes what dead drivers left: checkpoints that were never completed or are not needed any more, "
+        "and shared files that no checkpoint uses. Savepoints, and whatever can be reached, stay. A job may run "
+        "meanwhile.",
+    )
+    arguments.add_job(parser)
+    parser.add_argument(
+        "--older-than",
+        default=DEFAULT_AGE,
+        metavar="DURATION",
+        help=f"only what was last written so long ago (default: {DEFAULT_AGE}); longer than checkpoint_timeout",
+    )
+    parser.add_argument(
+        "--keep", type=int, metavar="N", help="newest recovery points that stay (default: retained_checkpoints)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="delete nothing, but tell what would go")
+    parser.set_defaults(run=collect_garbage)
+
+
+def collect_garbage(args: argparse.Namespace, around: Surroundings) -> int:
+    """List what goes, and what is freed."""
+    from tidegate.coordinator.offline_garbage import collect
+
+    client = client_of(args, around)
+    client.view()  # names a job that is not there
+    if args.keep is not None and args.keep < 1:
+        raise OptionError("at least one recovery point stays", where="--keep", remedy="Write a number from 1")
+    older_than = arguments.duration(args.older_than, "--older-than") or timedelta()
+    around.output.progress(f"{client.job_id}: looking for what nobody needs")
+    found = collect(
+        client.store,
+        client.layout,
+        client.decisions,
+        client.specs,
+        now=utc_now(),
+        older_than=older_than,
+        keep=args.keep,
+        dry_run=args.dry_run,
+    )
+    rows = [(one.path, one.why, size(one.size_bytes)) for one in found.collected]
+    if rows:
+        for line in table(("path", "why", "size"), rows, right=frozenset({"size"})):
+            around.output.say(line)
+    verb = "would be freed" if args.dry_run else "freed"
+    young = f"; {found.too_young} more are not older than {args.older_than}" if found.too_young else ""
+    around.output.say(f"{client.job_id}: {size(found.size_bytes)} {verb}{young}")
+    if found.kept_back:
+        around.output.note(f"shared files stay: {found.kept_back}; call again later")
+    around.output.document(
+        {
+            "job_id": client.job_id,
+            "dry_run": args.dry_run,
+            "collected": [dataclasses.asdict(one) for one in found.collected],
+            "freed_bytes": found.size_bytes,
+            "too_young": found.too_young,
+            "kept_back": found.kept_back or None,
+        }
+    )
+    return 0

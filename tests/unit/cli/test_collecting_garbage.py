@@ -1,0 +1,61 @@
+"""`tidegate gc` (S2.3)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from cli_caller import Caller
+
+from tidegate.cli import collecting
+from tidegate.contract.store import open_store
+
+
+@pytest.fixture
+def orphan(tidegate: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A file of a checkpoint that was never completed, of a job that has ended; long ago."""
+    tidegate.root = str(tmp_path)
+    driver = tidegate.submitted()
+    path = driver.client.layout.checkpoint(1, 1)
+    data = {"checkpoint_id": 1, "kind": "checkpoint", "path": path, "triggered_at": "2026-01-01T00:00:00Z"}
+    driver.reign.append("claim", data)
+    driver.status("FAILED", reason="x")
+    open_store(tidegate.root).create(f"{path}/op.state", b"five!")
+    monkeypatch.setattr(collecting, "utc_now", lambda: datetime(2040, 1, 1, tzinfo=UTC))
+    return f"{tmp_path}/{path}"
+
+
+def test_gc_lists_what_goes_and_deletes_it(tidegate: Caller, orphan: str) -> None:
+    told = tidegate("gc", "flights", "--dry-run")
+    assert told.code == 0 and "would be freed" in told.out and Path(orphan).exists()
+    done = tidegate("gc", "flights", "--json")
+    assert done.document == {
+        "job_id": "flights",
+        "dry_run": False,
+        "collected": [{"path": "flights/checkpoints/chk-1-g1", "why": "unfinished", "size_bytes": 5}],
+        "freed_bytes": 5,
+        "too_young": 0,
+        "kept_back": None,
+    }
+    assert not Path(orphan).exists()
+    assert "0 B freed" in tidegate("gc", "flights").out
+
+
+def test_gc_leaves_what_is_young(tidegate: Caller, orphan: str) -> None:
+    answer = tidegate("gc", "flights", "--older-than", "36500 days", "--json")
+    assert (answer.code, answer.document["collected"], answer.document["too_young"]) == (0, [], 1)
+    assert Path(orphan).exists()
+    assert tidegate("gc", "flights", "--older-than", "30 days", "--json").document["freed_bytes"] == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [(("nothing",), 5, "no job of this id"), (("flights", "--keep", "0"), 2, "at least one recovery point stays")],
+)
+def test_gc_refuses_what_makes_no_sense(
+    tidegate: Caller, orphan: str, words: tuple[str, ...], code: int, says: str
+) -> None:
+    answer = tidegate("gc", *words)
+    assert answer.code == code and says in answer.err
+    assert Path(orphan).exists()

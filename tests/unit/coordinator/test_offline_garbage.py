@@ -1,0 +1,272 @@
+"""S2.3: `tidegate gc` deletes what nobody needs and nothing else, with a driver reigning or without."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.contract.errors import SnapshotError
+from tidegate.contract.layout import JobLayout
+from tidegate.contract.memory_store import MemoryStore
+from tidegate.contract.records import Decision, RestoreFrom, Spec
+from tidegate.contract.store import Store, open_store
+from tidegate.coordinator.offline_garbage import Freed, collect
+from tidegate.coordinator.recovery import choose_restore_point
+from tidegate.snapshot.blobs import BlobFile, StoredBlob
+from tidegate.snapshot.handles import StateHandle
+from tidegate.snapshot.metadata import OperatorState, SnapshotMetadata, SubtaskState, write_metadata
+
+AT = "2026-01-01T00:00:00Z"
+LAYOUT = JobLayout("job")
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+"""Long after every object was written."""
+
+
+class Job:
+    """A job directory, written by hand."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.log: list[Decision] = []
+        self.specs: list[Spec] = []
+        self.generation = 0
+        self.ids = 0
+
+    def add(self, entry_kind: Any, /, **data: Any) -> None:
+        self.log.append(Decision(len(self.log) + 1, entry_kind, self.generation, "r", AT, "n", data))
+
+    def submit(self, restore: RestoreFrom | None = None) -> None:
+        """A submission that no driver has begun."""
+        n = len(self.specs) + 1
+        options: dict[str, Any] = {"retained_checkpoints": 1}
+        self.specs.append(
+            Spec("job", n, f"s{n}", "m:f", "", {}, options, "local[1]", {}, {}, restore, "l", None, AT, "test")
+        )
+
+    def driver(self, restore: RestoreFrom | None = None, *, same_spec: bool = False) -> Job:
+        self.generation += 1
+        if not same_spec or not self.specs:
+            self.submit(restore)
+        self.add("fence", spec=self.specs[-1].number, launch=self.generation)
+        return self
+
+    def claim(self, kind: str = "checkpoint", *names: str) -> int:
+        """With a state file, and shared files that it uploads."""
+        self.ids += 1
+        path = LAYOUT.checkpoint(self.ids, self.generation)
+        path = path if kind == "checkpoint" else f"job/savepoints/sp-{self.ids}"
+        self.add("claim", checkpoint_id=self.ids, kind=kind, triggered_at=AT, path=path)
+        self.store.create(f"{path}/op.state", b"state")
+        for name in names:
+            self.store.create(LAYOUT.shared_file(name), b"twelve bytes")
+        return self.ids
+
+    def complete(self, n: int, *names: str, **more: Any) -> str:
+        """Using these shared files."""
+        data = next(d.data for d in self.log if d.kind == "claim" and d.data["checkpoint_id"] == n)
+        files = tuple(BlobFile(name, None, True, 12, (StoredBlob(name, 0, 12, ""),)) for name in names)
+        handle = StateHandle("op.state", None, 5, "", ("keyed",), (), files)
+        operators = (OperatorState("op", "running", (SubtaskState(0, False, handle),)),)
+        write_metadata(
+            self.store,
+            data["path"],
+            SnapshotMetadata(n, data["kind"], "job", "l", 1, "r", None, 1, 8, AT, {}, operators),
+        )
+        self.add("complete", checkpoint_id=n, kind=data["kind"], path=data["path"], metrics={}, **more)
+        return str(data["path"])
+
+    def ended(self, status: str = "FAILED") -> None:
+        self.add("status", status=status)
+
+    def collect(self, **more: Any) -> Freed:
+        return collect(self.store, LAYOUT, lambda: self.log, lambda: self.specs, **{"now": NOW, **more})
+
+    def paths(self, **more: Any) -> list[str]:
+        return [one.path for one in self.collect(**more).collected]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(open_store(str(tmp_path)))
+
+
+def test_of_a_job_that_has_ended_what_is_retained_stays_and_the_rest_goes(job: Job) -> None:
+    job.driver()
+    first = job.complete(job.claim("checkpoint", "a", "b"), "a", "b")
+    job.complete(job.claim("checkpoint", "c"), "b", "c")
+    orphan = LAYOUT.checkpoint(job.claim("checkpoint", "d"), 1)
+    job.complete(job.claim("savepoint"))
+    job.ended()
+    told = job.collect(dry_run=True)
+    assert [(one.path, one.why) for one in told.collected] == [
+        (first, "retired"),
+        (orphan, "unfinished"),
+        ("job/shared/a", "unused"),
+        ("job/shared/d", "unused"),
+    ]
+    assert job.store.exists(f"{first}/_metadata"), "a dry run deletes nothing"
+    assert job.collect() == told and told.size_bytes > 24
+    assert job.store.list("job/checkpoints") == ["chk-2-g1"] and job.store.list("job/shared") == ["b", "c"]
+    assert job.store.list("job/savepoints") == ["sp-4"]
+    assert job.paths() == []
+
+
+def test_more_recovery_points_stay_when_that_is_asked(job: Job) -> None:
+    job.driver()
+    paths = [job.complete(job.claim()) for _ in range(4)]
+    job.ended()
+    assert job.paths(keep=3, dry_run=True) == paths[:1]
+    assert job.paths(dry_run=True) == paths[:3]
+
+
+def test_what_the_reigning_driver_has_claimed_is_its_own_business(job: Job) -> None:
+    job.driver()
+    earlier = LAYOUT.checkpoint(job.claim(), 1)
+    job.driver(same_spec=True)
+    job.complete(job.claim())
+    job.complete(job.claim())
+    job.add("abort", checkpoint_id=job.claim(), reason="", code="expired", counts=True)
+    assert job.paths() == [earlier]
+
+
+def test_beside_a_running_job_shared_files_stay_while_a_checkpoint_is_on_its_way(job: Job) -> None:
+    job.driver()
+    job.complete(job.claim("checkpoint", "a"))
+    pending = job.claim("checkpoint", "b")
+    found = job.collect()
+    assert found.collected == () and "[2] are on their way" in found.kept_back
+    job.add("abort", checkpoint_id=pending, reason="", code="expired", counts=True)
+    found = job.collect()
+    assert [one.path for one in found.collected] == ["job/shared/a", "job/shared/b"] and found.kept_back == ""
+
+
+def test_what_is_young_stays_and_a_young_checkpoint_keeps_its_files(job: Job, tmp_path: Path) -> None:
+    job.driver()
+    first = job.complete(job.claim("checkpoint", "a", "b"), "a")
+    job.complete(job.claim())
+    job.ended()
+    hour_ago = (NOW - timedelta(minutes=59)).timestamp()
+    for young in (f"{first}/_metadata", "job/shared/b"):
+        os.utime(tmp_path / young, (hour_ago, hour_ago))
+    found = job.collect()
+    assert (found.collected, found.too_young) == ((), 2)
+    assert job.paths(older_than=timedelta(minutes=58)) == [first, "job/shared/a", "job/shared/b"]
+
+
+def test_where_the_store_does_not_tell_ages_nothing_is_old() -> None:
+    store = MemoryStore("gc-without-ages")
+    store.delete_folder("job")
+    job = Job(store).driver()
+    job.complete(job.claim("checkpoint", "a"))
+    job.ended()
+    assert (job.collect().collected, job.collect().too_young) == ((), 1)
+
+
+def test_a_checkpoint_that_cannot_be_read_keeps_all_shared_files(job: Job) -> None:
+    """S9.3: somebody may put it back."""
+    job.driver()
+    path = job.complete(job.claim("checkpoint", "a", "b"), "a")
+    job.ended()
+    job.store.delete(f"{path}/_metadata")
+    found = job.collect()
+    assert found.collected == () and "chk-1-g1" in found.kept_back
+
+
+def test_what_a_submission_names_stays_also_one_that_comes_meanwhile(job: Job) -> None:
+    job.driver()
+    first, second = job.complete(job.claim()), job.complete(job.claim())
+    job.complete(job.claim())
+    job.ended()
+
+    def named_while_looking() -> list[Spec]:
+        if len(job.specs) == 1:
+            specs = list(job.specs)
+            job.submit(RestoreFrom("checkpoint", first))
+            return specs
+        return job.specs
+
+    found = collect(job.store, LAYOUT, lambda: job.log, named_while_looking, now=NOW)
+    assert [one.path for one in found.collected] == [second]
+    assert job.store.exists(f"{first}/_metadata")
+
+
+def test_a_job_that_never_ran_has_nothing_to_collect(job: Job) -> None:
+    job.submit()
+    assert job.collect() == Freed((), 0, "")
+
+
+STEPS = st.lists(
+    st.sampled_from(["claim", "complete", "share", "abort", "savepoint", "stop", "restart", "latest", "first", "end"]),
+    max_size=25,
+)
+
+
+@given(steps=STEPS, keep=st.none() | st.integers(1, 3))
+def test_whatever_happened_nothing_that_can_be_reached_is_deleted(steps: list[str], keep: int | None) -> None:
+    """Afterwards every restore point is whole, and so is what is on its way."""
+    store = MemoryStore("gc-property")
+    store.delete_folder("job")
+    job = Job(store).driver()
+    newest: tuple[str, ...] = ()
+    pending: dict[int, tuple[str, ...]] = {}
+    for number, step in enumerate(steps):
+        own = [d.data["checkpoint_id"] for d in job.log if d.kind == "complete" and d.data["kind"] == "checkpoint"]
+        match step:
+            case "claim" | "share":
+                reused = newest if step == "share" else ()
+                pending[job.claim("checkpoint", f"f{number}")] = (*reused, f"f{number}")
+            case "complete" if pending:
+                n = max(pending)
+                newest = pending.pop(n)
+                job.complete(n, *newest)
+            case "abort" if pending:
+                n = min(pending)
+                del pending[n]
+                job.add("abort", checkpoint_id=n, reason="", code="expired", counts=True)
+            case "savepoint":
+                job.complete(job.claim("savepoint"))
+            case "stop":
+                job.complete(job.claim("stop-savepoint"), stop="suspend")
+            case "restart" | "latest" | "first" | "end":
+                pending, newest = {}, ()
+                restore = RestoreFrom("checkpoint", checkpoint_id=own[0]) if step == "first" and own else None
+                if step == "end":
+                    job.ended()
+                job.driver(restore, same_spec=step != "first")
+    needed = {name for names in pending.values() for name in names}
+    _all_old(job, keep)
+    point = None
+    with contextlib.suppress(SnapshotError):
+        point = choose_restore_point(job.log, job.specs, job.specs[-1].number)
+    if point is not None and point.location.startswith("job/checkpoints/"):
+        assert store.exists(f"{point.location}/_metadata")
+        needed |= _used(job, point.location)
+    for folder in store.list("job/checkpoints"):
+        if store.exists(f"job/checkpoints/{folder}/_metadata"):
+            needed |= _used(job, f"job/checkpoints/{folder}")
+    assert needed <= set(store.list("job/shared"))
+    if not pending:
+        assert needed == set(store.list("job/shared")), "nothing unused stays"
+
+
+def _all_old(job: Job, keep: int | None) -> None:
+    """Collect as if the memory store told that everything is old."""
+    from tidegate.contract.store import ObjectStat
+
+    long_ago = datetime(2000, 1, 1, tzinfo=UTC)
+    store = job.store
+    store.stat = lambda path: ObjectStat(len(store.read(path)), long_ago)  # type: ignore[method-assign]
+    job.collect(keep=keep)
+
+
+def _used(job: Job, folder: str) -> frozenset[str]:
+    from tidegate.snapshot.metadata import read_metadata
+
+    return read_metadata(job.store, folder).shared_files()
