@@ -19,6 +19,10 @@ attempt."""
 MAX_CONFLICTS = 20
 """How often a create is repeated when S3 answers that a competing create is under way."""
 
+PART_BYTES = 8 * 2**20
+"""Objects of twice this size and more, bytes, are written in parts side by side, and appear when the last has come. S3
+wants at least 5 MiB; larger parts are more to send again when one is lost."""
+
 
 class S3Store(Store):
     """`s3://bucket/prefix`. Listing caches are off. Needs a bucket whose service honours conditional writes; `probe`
@@ -38,13 +42,14 @@ class S3Store(Store):
         return f"s3://{self._base}"
 
     def create(self, path: str, data: bytes) -> None:
-        """See `Store.create`. Retries inside the client cannot make the writer that won believe that it lost."""
+        """See `Store.create`. Retries inside the client cannot make the writer that won believe that it lost. Of a
+        large object the request that puts its parts together carries the condition."""
         key = self._key(path)
         writer = secrets.token_hex(16)
         with self._errors(path):
             for _ in range(MAX_CONFLICTS):
                 try:
-                    self._files.pipe_file(key, data, mode="create", Metadata={WRITER_KEY: writer})
+                    self._files.pipe_file(key, data, mode="create", chunksize=PART_BYTES, Metadata={WRITER_KEY: writer})
                     return
                 except OSError as error:
                     code = _error_code(error)
@@ -59,7 +64,7 @@ class S3Store(Store):
     def replace(self, path: str, data: bytes) -> None:
         """See `Store.replace`."""
         with self._errors(path):
-            self._files.pipe_file(self._key(path), data)
+            self._files.pipe_file(self._key(path), data, chunksize=PART_BYTES)
 
     def read(self, path: str) -> bytes:
         """See `Store.read`."""

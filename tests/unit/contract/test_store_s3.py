@@ -10,7 +10,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from tidegate.contract.errors import AlreadyExistsError, OptionError, StoreError
-from tidegate.contract.s3_store import S3Store
+from tidegate.contract.s3_store import PART_BYTES, S3Store
 from tidegate.contract.store import Store, open_store
 from tidegate.testing.store_conformance import StoreConformance
 
@@ -54,7 +54,9 @@ def opened(options: dict[str, Any]) -> S3Store:
     return store
 
 
-def test_a_creator_whose_request_was_retried_does_not_lose_against_itself(options: dict[str, Any]) -> None:
+def test_a_creator_whose_request_was_retried_does_not_lose_against_itself(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = opened(options)
     real = store._files.pipe_file
 
@@ -62,11 +64,8 @@ def test_a_creator_whose_request_was_retried_does_not_lose_against_itself(option
         real(key, data, **arguments)
         real(key, data, **arguments)
 
-    store._files.pipe_file = answered_twice
-    try:
-        store.create("object", b"x")
-    finally:
-        del store._files.pipe_file
+    monkeypatch.setattr(store._files, "pipe_file", answered_twice)
+    store.create("object", b"x")
     with pytest.raises(AlreadyExistsError):
         store.create("object", b"x")
 
@@ -92,3 +91,56 @@ def test_an_endpoint_that_does_not_answer_gives_a_clear_error(options: dict[str,
     store._files.retries = 1
     with pytest.raises(StoreError, match="the root cannot be used: S3 cannot be used"):
         store.probe()
+
+
+def test_a_large_object_is_written_in_parts_and_only_where_there_is_none(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S1.4 holds for it, too: the request that puts the parts together is conditional, and a loser leaves no parts."""
+    store = opened(options)
+    asked: list[tuple[str, Any]] = []
+    real = type(store._files)._call_s3
+
+    async def call(self: Any, method: str, *words: Any, **arguments: Any) -> Any:
+        asked.append((method, arguments.get("IfNoneMatch")))
+        return await real(self, method, *words, **arguments)
+
+    monkeypatch.setattr(type(store._files), "_call_s3", call)
+    first, second = b"1" * (2 * PART_BYTES + 5), b"2" * (2 * PART_BYTES)
+    store.create("large", first)
+    assert [method for method, _ in asked].count("upload_part") == 3
+    assert ("complete_multipart_upload", "*") in asked
+    assert store.stat("large").size_bytes == len(first)
+    assert store.read_range("large", 2 * PART_BYTES - 1, 9) == b"1" * 6
+    with pytest.raises(AlreadyExistsError):
+        store.create("large", second)
+    assert store.read_range("large", 0, 1) == b"1"
+    left = store._files.call_s3("list_multipart_uploads", Bucket=BUCKET).get("Uploads", [])
+    assert left == []
+
+
+def test_a_creator_of_a_large_object_does_not_lose_against_its_own_first_attempt(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(options)
+    real = store._files.pipe_file
+
+    def answered_twice(key: str, data: bytes, **arguments: Any) -> None:
+        real(key, data, **arguments)
+        real(key, data, **arguments)
+
+    monkeypatch.setattr(store._files, "pipe_file", answered_twice)
+    store.create("large", b"x" * 2 * PART_BYTES)
+
+
+def test_a_service_that_heeds_no_condition_is_refused_with_the_reason(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked at the start, before anything is entrusted to it."""
+    store = opened(options)
+    real = store._files.pipe_file
+    unheeding = lambda key, data, mode="", **arguments: real(key, data, **arguments)  # noqa: E731
+    monkeypatch.setattr(store._files, "pipe_file", unheeding)
+    with pytest.raises(StoreError, match="second create of one object succeeded.*two drivers.*another store"):
+        store.probe()
+    assert store.walk("") == []
