@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tidegate.pipeline.states import aggregating_state, list_state, map_state, reducing_state, value_state
     from tidegate.pipeline.streams import Stream
     from tidegate.pipeline.windows import tumbling
-    from tidegate.snapshot.read_state import read_state, read_state_batches
+    from tidegate.state.read_state import read_state, read_state_batches
 
 __version__ = "0.1.0"
 
@@ -96,8 +96,8 @@ _HOMES = {
     "max": "pipeline.aggregates",
     "mean": "pipeline.aggregates",
     "min": "pipeline.aggregates",
-    "read_state": "snapshot.read_state",
-    "read_state_batches": "snapshot.read_state",
+    "read_state": "state.read_state",
+    "read_state_batches": "state.read_state",
     "reducing_state": "pipeline.states",
     "sum": "pipeline.aggregates",
     "tumbling": "pipeline.windows",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tidegate.cli.arguments import Parser
 from tidegate.cli.settings import add_pipeline_settings, given_arguments, given_options
@@ -52,7 +53,8 @@ def check(args: argparse.Namespace, around: Surroundings) -> int:
             allow_non_restored_state=args.allow_non_restored_state,
             allow_drained=args.allow_drained,
         )
-        findings = [*judge_restore(facts_of(reader.metadata), target).findings, *_sources(reader, graph)]
+        found = judge_restore(facts_of(reader.metadata), target).findings
+        findings = [*(_as_stored(reader, finding) for finding in found), *_sources(reader, graph)]
     verdict = judged(findings)
     if args.write_graph is not None:
         pinned = PinnedGraph(0, options.parallelism, options.max_parallelism, document, now_iso())
@@ -64,6 +66,18 @@ def check(args: argparse.Namespace, around: Surroundings) -> int:
         output.say(f"  {finding.verdict}: {finding.what}{more}")
     output.document({"path": reader.path, "pipeline": args.pipeline, **verdict.to_json()})
     return 0 if verdict.fits else SnapshotError.exit_code
+
+
+def _as_stored(reader: SnapshotReader, finding: Finding) -> Finding:
+    """Columns change in rows alone: a back end's own files are restored as they are."""
+    if finding.code != "state" or finding.verdict != "changes" or finding.uid is None:
+        return finding
+    formats = reader.native_formats(finding.uid)
+    if not formats:
+        return finding
+    cause = f"its columns have changed, and it is in files of {', '.join(formats)}"
+    remedy = "Take a savepoint with the former pipeline and restore that: its states are rows"
+    return replace(finding, verdict="refused", cause=cause, remedy=remedy)
 
 
 def _sources(reader: SnapshotReader, graph: JobGraph) -> Iterator[Finding]:

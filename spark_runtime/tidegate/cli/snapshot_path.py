@@ -14,6 +14,7 @@ from tidegate.contract.layout import METADATA_NAME
 from tidegate.contract.store import open_store
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.reading import SnapshotReader
+from tidegate.state.read_state import open_reader
 
 
 def add_path(parser: argparse.ArgumentParser) -> None:
@@ -30,8 +31,8 @@ def reader_of(args: argparse.Namespace, around: Surroundings) -> SnapshotReader:
     named = args.root or around.environment.get(arguments.ROOT_VARIABLE)
     is_here = os.path.isfile(os.path.join(path, METADATA_NAME))
     if "://" in path or path.startswith("/") or is_here or not named:
-        return SnapshotReader(path, options)
-    return SnapshotReader(path, options, root=open_store(named, options))
+        return open_reader(path, options)
+    return open_reader(path, options, root=open_store(named, options))
 
 
 def current_splits(reader: SnapshotReader, uid: str) -> list[dict[str, Any]] | None:

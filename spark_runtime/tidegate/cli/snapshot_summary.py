@@ -57,7 +57,7 @@ def _operator_document(reader: SnapshotReader, operator: OperatorState, kind: st
         "status": operator.status,
         "drained": operator.uid in reader.metadata.drained_operators,
         "subtasks": len(operator.subtasks),
-        "size_bytes": sum(s.handle.size_bytes for s in operator.subtasks if s.handle is not None),
+        "size_bytes": sum(s.handle.full_bytes for s in operator.subtasks if s.handle is not None),
         "watermark": event_time(watermark_us),
         "watermark_us": watermark_us,
         "states": [_state_document(shape) for shape in states],

@@ -19,7 +19,7 @@ from tidegate.cli.snapshot_path import add_path, reader_of
 from tidegate.cli.snapshot_summary import summary_document, summary_lines
 from tidegate.cli.surroundings import Surroundings, Verbs
 from tidegate.contract.errors import OptionError, StoreError
-from tidegate.snapshot.read_state import state_batches
+from tidegate.state.read_state import state_batches
 
 DEFAULT_LIMIT = 20
 """Rows that `read` shows when neither --limit nor --out is given."""

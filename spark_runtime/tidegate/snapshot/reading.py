@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -28,7 +28,7 @@ class StateShape:
         kind: how a restore shares it out (S5.1).
         columns: (name, Arrow type as text), in order; empty: of a format whose files do not tell.
         rows: how many; of a broadcast state those of one subtask, as all hold the same; None: not told.
-        size_bytes: of all subtasks: in memory, or of the files of a format of its own.
+        size_bytes: in memory, of all subtasks; None: not told.
         subtasks: how many hold it.
         format: of its pieces.
     """
@@ -37,18 +37,34 @@ class StateShape:
     kind: StateKind
     columns: tuple[tuple[str, str], ...]
     rows: int | None
-    size_bytes: int
+    size_bytes: int | None
     subtasks: int
     format: StateFormat
+
+
+class NativeFiles(Protocol):
+    """What looks into parts of a back end's own format."""
+
+    def schemas(self, part: StatePart) -> Mapping[str, pa.Schema]:
+        """The states in a part: name -> columns of its rows."""
+
+    def tables(self, part: StatePart, state: str, max_parallelism: int) -> Iterator[pa.Table]:
+        """The rows of one of them, a piece at a time. Raises PipelineError when what it needs is not installed."""
 
 
 class SnapshotReader:
     """One snapshot. Every method but the constructor's checks reads from the store, anew at each call."""
 
     def __init__(
-        self, path: str, storage_options: Mapping[str, Any] | None = None, *, root: Store | None = None
+        self,
+        path: str,
+        storage_options: Mapping[str, Any] | None = None,
+        *,
+        root: Store | None = None,
+        native: Mapping[str, NativeFiles] | None = None,
     ) -> None:
         """Args: path: of the folder, or a URL; a relative one is below `root`, without one below the working directory.
+        native: by format; parts of another one are told, but not read.
 
         Raises:
             SnapshotError: there is no complete snapshot, or it is damaged or of a newer version.
@@ -58,6 +74,7 @@ class SnapshotReader:
         if root is None and "://" not in path:
             self.path = os.path.abspath(os.path.expanduser(self.path))
         open_location = partial(open_snapshot, root or open_store("/"), storage_options or {})
+        self._native = dict(native or {})
         self.metadata = read_metadata(*open_location(self.path))
         self._streams = StreamFactory.at(self.path, open_location)
 
@@ -71,11 +88,17 @@ class SnapshotReader:
 
     def states(self, uid: str) -> tuple[StateShape, ...]:
         """The states of operator `uid`, in the order it wrote them."""
-        by_name: dict[str, list[tuple[StatePart, StateHandle]]] = {}
+        by_name: dict[str, list[StateShape]] = {}
         for handle in _handles(self.operator(uid)).values():
             for part in self._parts(uid, handle):
-                by_name.setdefault(part.name, []).append((part, handle))
-        return tuple(_shape(parts) for parts in by_name.values())
+                for shape in self._shapes(part):
+                    by_name.setdefault(shape.name, []).append(shape)
+        return tuple(_together(shapes) for shapes in by_name.values())
+
+    def native_formats(self, uid: str) -> tuple[str, ...]:
+        """Formats of an operator's parts other than rows, which only their back end restores."""
+        parts = [part for handle in _handles(self.operator(uid)).values() for part in self._parts(uid, handle)]
+        return tuple(sorted({part.format for part in parts} - {"rows"}))
 
     def subtasks(self, uid: str, state: str) -> tuple[int, ...]:
         """The subtasks whose rows make up the state: of broadcast state one, since all hold the same; running ones
@@ -85,8 +108,9 @@ class SnapshotReader:
         names: dict[str, None] = {}
         for index, handle in _handles(operator).items():
             for part in self._parts(uid, handle):
-                names[part.name] = None
-                if part.name == state:
+                held = self._names(part)
+                names.update(dict.fromkeys(held))
+                if state in held:
                     holders.append(index)
                     if part.kind == "broadcast":
                         return (index,)
@@ -109,24 +133,43 @@ class SnapshotReader:
         handles = _handles(self.operator(uid))
         for index in chosen:
             for part in self._parts(uid, handles[index]):
-                if part.name == state:
-                    yield from rows_of(part, where=f"snapshot {self.path}, operator {uid!r}, subtask {index}")
+                if state in self._names(part):
+                    yield from self._rows(part, state, f"snapshot {self.path}, operator {uid!r}, subtask {index}")
 
     def _parts(self, uid: str, handle: StateHandle) -> list[StatePart]:
         return self._streams.parts(handle, where=f"snapshot {self.path}, operator {uid!r}")
 
+    def _names(self, part: StatePart) -> list[str]:
+        native = self._native.get(part.format)
+        return [part.name] if native is None else list(native.schemas(part))
 
-def rows_of(part: StatePart, *, where: str) -> Iterator[pa.Table]:
-    """All rows of a part, whatever back end wrote it. Raises SnapshotError for files that only that can read."""
-    if part.format == "rows":
-        yield from part.tables()
-        return
-    raise SnapshotError(
-        f"state {part.name!r} is in files of {part.format}",
-        where=where,
-        cause="the job keeps its state in RocksDB, and this is a checkpoint, which only a restore reads",
-        remedy="Read a savepoint: its states are rows whatever the back end",
-    )
+    def _shapes(self, part: StatePart) -> Iterator[StateShape]:
+        """The states in a part of one subtask."""
+        native = self._native.get(part.format)
+        if native is not None:
+            for name, schema in native.schemas(part).items():
+                yield StateShape(name, part.kind, _columns(schema), None, None, 1, part.format)
+        elif part.format != "rows":
+            yield StateShape(part.name, part.kind, (), None, None, 1, part.format)
+        else:
+            rows = size_bytes = 0
+            for table in part.tables():
+                rows, size_bytes = rows + table.num_rows, size_bytes + table.nbytes
+            yield StateShape(part.name, part.kind, _columns(part.table.schema), rows, size_bytes, 1, part.format)
+
+    def _rows(self, part: StatePart, state: str, where: str) -> Iterator[pa.Table]:
+        if part.format == "rows":
+            yield from part.tables()
+            return
+        native = self._native.get(part.format)
+        if native is None:
+            raise SnapshotError(
+                f"state {part.name!r} is in files of {part.format}",
+                where=where,
+                cause="a checkpoint holds them as the back end has them",
+                remedy="Read a savepoint: its states are rows whatever the back end",
+            )
+        yield from native.tables(part, state, self.metadata.max_parallelism)
 
 
 def _handles(operator: OperatorState) -> dict[int, StateHandle]:
@@ -135,23 +178,24 @@ def _handles(operator: OperatorState) -> dict[int, StateHandle]:
     return {s.index: s.handle for s in sorted(held, key=lambda s: s.finished) if s.handle is not None}
 
 
-def _shape(held: Sequence[tuple[StatePart, StateHandle]]) -> StateShape:
-    first = held[0][0]
-    columns = tuple((field.name, str(field.type)) for field in first.table.schema)
-    if first.format != "rows":
-        sizes = [_blob_bytes(part, handle) for part, handle in held]
-        return StateShape(first.name, first.kind, (), None, sum(sizes), len(held), first.format)
-    rows, size_bytes = 0, 0
-    for number, (part, _) in enumerate(held):
-        for table in part.tables():
-            rows += table.num_rows if number == 0 or first.kind != "broadcast" else 0
-            size_bytes += table.nbytes
-    return StateShape(first.name, first.kind, columns, rows, size_bytes, len(held), first.format)
+def _together(shapes: Sequence[StateShape]) -> StateShape:
+    """A state over its subtasks. Of broadcast state, which all hold alike, the rows of one."""
+    counted = shapes[:1] if shapes[0].kind == "broadcast" else shapes
+    return replace(
+        shapes[0],
+        rows=_sum([s.rows for s in counted]),
+        size_bytes=_sum([s.size_bytes for s in shapes]),
+        subtasks=len(shapes),
+    )
 
 
-def _blob_bytes(part: StatePart, handle: StateHandle) -> int:
-    stored = {blob.id: blob.size_bytes for file in handle.files for blob in file.blobs}
-    return sum(stored[blob.id] for blob in part.blobs)
+def _sum(numbers: Sequence[int | None]) -> int | None:
+    known = [number for number in numbers if number is not None]
+    return sum(known) if len(known) == len(numbers) else None
+
+
+def _columns(schema: pa.Schema) -> tuple[tuple[str, str], ...]:
+    return tuple((field.name, str(field.type)) for field in schema)
 
 
 def _unknown(what: str, name: str, known: Sequence[str], where: str) -> OptionError:

@@ -16,7 +16,7 @@ from cli_caller import Caller
 import tidegate as td
 from tidegate.contract.errors import OptionError, SnapshotError
 from tidegate.coordinator import events as ev
-from tidegate.snapshot.read_state import spark_schema
+from tidegate.state.read_state import spark_schema
 from tidegate.testing.collect import CollectSink, forget_collected
 from tidegate.testing.in_process import InProcessJob
 

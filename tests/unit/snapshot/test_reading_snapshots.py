@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -13,9 +17,12 @@ from tidegate.contract.store import open_store
 from tidegate.snapshot.handles import StateHandle, StreamFactory
 from tidegate.snapshot.metadata import OperatorState, SnapshotMetadata, SubtaskState, write_metadata
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StateKind, StatePart
-from tidegate.snapshot.read_state import read_state, read_state_batches
 from tidegate.snapshot.reading import SnapshotReader
 from tidegate.snapshot.streams import encode_parts
+from tidegate.state.backends import new_backend
+from tidegate.state.contract import BackendContext, StateDescriptor, TimeToLive
+from tidegate.state.keyhash import hash_keys, key_groups
+from tidegate.state.read_state import open_reader, read_state, read_state_batches
 
 SCHEMA = pa.schema([(KEY_GROUP_COLUMN, pa.uint16()), ("value:v", pa.int64())])
 FOLDER = "job/checkpoints/chk-1-g1"
@@ -90,10 +97,59 @@ def test_a_damaged_piece_is_named(tmp_path: Path) -> None:
         read_state(path, "op", "v")
 
 
-def test_files_of_a_back_end_are_counted_but_not_read(tmp_path: Path) -> None:
+def test_files_of_an_unknown_format_are_told_but_not_read(tmp_path: Path) -> None:
     native = StatePart("v", "keyed", pa.table({"file": ["000009.sst"]}), blobs=(blob("a", 2),), format="rocksdb")
-    path = written(tmp_path, [native])
-    (shape,) = SnapshotReader(path).states("op")
-    assert (shape.rows, shape.columns, shape.format) == (None, (), "rocksdb") and shape.size_bytes > 0
+    reader = SnapshotReader(written(tmp_path, [native]))
+    (shape,) = reader.states("op")
+    assert (shape.name, shape.rows, shape.columns, shape.format) == ("v", None, (), "rocksdb")
     with pytest.raises(SnapshotError, match="'v' is in files of rocksdb.*Read a savepoint"):
-        read_state(path, "op", "v")
+        list(reader.tables("op", "v"))
+
+
+DESCRIPTORS = (
+    StateDescriptor("seen", "value", pa.schema([("n", pa.int64())]), ttl=TimeToLive(1000)),
+    StateDescriptor("log", "list", pa.schema([("text", pa.string())])),
+    StateDescriptor("by", "map", pa.schema([("n", pa.int32())]), pa.schema([("m", pa.string())])),
+    StateDescriptor("sums", "reducing", pa.schema([("a", pa.int32()), ("b", pa.float64())]), reductions=("sum", "max")),
+)
+
+
+def kept(name: str, index: int) -> list[StatePart]:
+    """What back end `name` gives for a checkpoint of subtask `index` of two, with every kind of state."""
+    place = ("op", pa.schema([("k", pa.int64())]), ("k",), 4, range(2 * index, 2 * index + 2))
+    backend = new_backend(name)
+    backend.open(BackendContext(*place, now_ms=lambda: 5))
+    value, log, by, sums = DESCRIPTORS
+    states = backend.value(value), backend.list(log), backend.map(by), backend.merging(sums)
+    batch = pa.record_batch({"k": range(100)})
+    batch = batch.filter(pa.array(key_groups(hash_keys(batch, ["k"]), 4) // 2 == index))
+    numbers = batch.column("k")
+    keys = backend.keys(batch)
+    states[0].put(keys, pa.record_batch({"n": numbers}))
+    states[1].append(keys, keys.rows, pa.record_batch({"text": numbers.cast(pa.string())}))
+    states[1].append(keys, keys.rows, pa.record_batch({"text": pa.array(["again"] * len(numbers))}))
+    names = pa.record_batch({"m": pa.array(["x"] * len(numbers))})
+    states[2].put(keys, keys.rows, names, pa.record_batch({"n": numbers.cast(pa.int32())}))
+    states[3].add(keys, keys.rows, pa.record_batch({"a": numbers.cast(pa.int32()), "b": numbers.cast(pa.float64())}))
+    backend.timers("event").register(keys, keys.rows, np.asarray(numbers) * 1000)
+    parts = list(backend.snapshot(1)())
+    parts = [replace(p, blobs=tuple(Blob(b.id, partial(bytes, b.read())) for b in p.blobs)) for p in parts]
+    backend.close()
+    return parts
+
+
+def test_states_of_rocksdb_files_are_read_as_rows(tmp_path: Path) -> None:
+    """S5.2: every kind, of two subtasks; the same rows as another back end writes."""
+    (first,), (second,) = kept("rocksdb", 0), kept("rocksdb", 1)
+    assert first.format == "rocksdb"
+    path = written(tmp_path, [first, second])
+    names = ["seen", "log", "by", "sums", "timers:event"]
+    shapes = {shape.name: shape for shape in open_reader(path).states("op")}
+    assert set(names) <= set(shapes) and shapes["seen"].columns[1] == ("key:k", "int64")
+    assert shapes["seen"].format == "rocksdb" and shapes["seen"].subtasks == 2
+    for name in names:
+        found = read_state(path, "op", name)
+        parts = [part for i in (0, 1) for part in kept("heap", i) if part.name == name]
+        expected = pa.concat_tables([table for part in parts for table in part.tables()])
+        assert found.num_rows == expected.num_rows > 0
+        assert Counter(map(str, found.to_pylist())) == Counter(map(str, expected.to_pylist()))

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, overload
 import pyarrow as pa
 
 from tidegate.contract.errors import SnapshotError
+from tidegate.contract.store import Store
 from tidegate.snapshot.reading import SnapshotReader
+from tidegate.state.rocks_reading import RocksFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,7 +45,7 @@ def read_state(
         OptionError: there is no such operator or state; names the nearest.
         SnapshotError: no complete snapshot, or damaged; or files that only the back end that wrote them reads.
     """
-    reader = SnapshotReader(path, storage_options)
+    reader = open_reader(path, storage_options)
     if spark is None:
         return state_batches(reader, uid, state).read_all()
     from pyspark.sql.pandas.types import from_arrow_schema
@@ -59,7 +61,14 @@ def read_state_batches(
     path: str, uid: str, state: str, *, storage_options: Mapping[str, Any] | None = None
 ) -> pa.RecordBatchReader:
     """Like `read_state`, batch by batch, for states larger than memory. Errors of the store come while it is read."""
-    return state_batches(SnapshotReader(path, storage_options), uid, state)
+    return state_batches(open_reader(path, storage_options), uid, state)
+
+
+def open_reader(
+    path: str, storage_options: Mapping[str, Any] | None = None, *, root: Store | None = None
+) -> SnapshotReader:
+    """A snapshot's reader that knows the files of every back end. See `SnapshotReader`."""
+    return SnapshotReader(path, storage_options, root=root, native={"rocksdb": RocksFiles()})
 
 
 def state_batches(reader: SnapshotReader, uid: str, state: str) -> pa.RecordBatchReader:
@@ -104,7 +113,7 @@ def _by_number(
 
     def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         wanted = [subtasks[n] for batch in numbers for n in batch.column(0).to_pylist()]
-        for table in SnapshotReader(path, storage_options).tables(uid, state, wanted):
+        for table in open_reader(path, storage_options).tables(uid, state, wanted):
             yield from table.cast(schema).to_batches()
 
     return read
