@@ -32,6 +32,7 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_tidegate.operators.upgrade",
                     "airflow_tidegate.operators.preflight",
                     "airflow_tidegate.operators.rescale",
+                    "airflow_tidegate.operators.garbage",
                 ],
             }
         ],

@@ -17,6 +17,7 @@ from airflow_tidegate import lineage
 from airflow_tidegate.get_provider_info import get_provider_info
 from airflow_tidegate.links import TidegateJobLink, TidegateSparkUiLink
 from airflow_tidegate.operators.fork import TidegateForkJobOperator
+from airflow_tidegate.operators.garbage import TidegateCollectGarbageOperator
 from airflow_tidegate.operators.preflight import TidegateCheckRestoreOperator
 from airflow_tidegate.operators.rescale import TidegateRescaleJobOperator
 from airflow_tidegate.operators.snapshots import TidegateTriggerSavepointOperator
@@ -77,6 +78,7 @@ def test_a_link_of_a_job_that_is_not_there_does_not_fail_the_task(job: Job) -> N
         TidegateUpgradeJobOperator,
         TidegateRescaleJobOperator,
         TidegateCheckRestoreOperator,
+        TidegateCollectGarbageOperator,
     ],
 )
 def test_every_operator_has_the_links_that_the_provider_registers(kind: Any) -> None:

@@ -1,0 +1,73 @@
+"""Delete what no submission, snapshot or claim of a job needs any more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from airflow_tidegate.failures import airflow_failures
+from airflow_tidegate.identity import asked_by
+from airflow_tidegate.launchers.verbs import run_verb
+from airflow_tidegate.operators.arguments import NOTHING, duration, flag, whole_number
+from airflow_tidegate.operators.base import JobOperator
+from airflow_tidegate.waits import Payload, Wait
+from tidegate.contract.client import JobClient
+from tidegate.contract.units import format_duration
+
+MOST_LOGGED = 100
+"""Deleted paths that the task's log lists; the rest is counted."""
+
+
+class TidegateCollectGarbageOperator(JobOperator):
+    """Delete what dead drivers left: checkpoints that were never completed or are not needed any more, and shared files
+    that no checkpoint uses (S2.3). Savepoints, and whatever can be reached, stay. For jobs that run and jobs that have
+    ended.
+
+    A short process of the worker does it, `tidegate gc`, with the connection's interpreter. It may be killed at any
+    point; a retry and a clear go on with what is left. XCom: `{"job_id", "dry_run", "collected", "freed_bytes",
+    "too_young", "kept_back"}`, the third and the fifth being numbers.
+
+    Args:
+        older_than: only what was last written so long ago; longer than the job's `checkpoint_timeout`.
+        keep: newest recovery points that stay; None: the job's option `retained_checkpoints`.
+        dry_run: delete nothing, but tell what would go.
+        timeout: how long it may take.
+    """
+
+    template_fields: Sequence[str] = (*JobOperator.template_fields, "older_than", "keep", "only_tell")
+
+    def __init__(
+        self,
+        *,
+        older_than: timedelta | str = "1 h",
+        keep: int | str | None = None,
+        dry_run: bool | str = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.older_than = older_than
+        self.keep = keep
+        self.only_tell = dry_run
+
+    def begin(self, client: JobClient, context: Any) -> Wait:
+        """Not of use here: nothing is waited for."""
+        raise NotImplementedError
+
+    def execute(self, context: Any) -> Payload:
+        """Run the process, and list what it says."""
+        with airflow_failures():
+            words = ["--older-than", format_duration(duration(self.older_than, "older_than"))]
+            if self.keep not in NOTHING:
+                words += ["--keep", str(whole_number(self.keep, "keep", 1))]
+            if flag(self.only_tell, "dry_run"):
+                words.append("--dry-run")
+            timeout = self.wait_limit()
+            limit_s = None if timeout is None else timeout.total_seconds()
+            found = run_verb(self.job_root(), "gc", self.job_id, words, asked_by=asked_by(context), timeout_s=limit_s)
+        collected = found["collected"]
+        for one in collected[:MOST_LOGGED]:
+            self.log.info("job %s: %s, %s, %s bytes", self.job_id, one["why"], one["path"], one["size_bytes"])
+        if len(collected) > MOST_LOGGED:
+            self.log.info("job %s: and %d more", self.job_id, len(collected) - MOST_LOGGED)
+        return {**found, "collected": len(collected)}
