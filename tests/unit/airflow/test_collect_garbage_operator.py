@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_job import Job
+from scripted_job import NOW, Job, ScriptedDriver
 
 from airflow_tidegate.airflow_versions import AirflowException, AirflowFailException
 from airflow_tidegate.operators.garbage import TidegateCollectGarbageOperator
@@ -66,7 +66,7 @@ def test_what_is_given_goes_to_the_verb(job: Job, interpreter: Interpreter) -> N
     collect(older_than="3 days", keep="2", dry_run="True").execute(job.context("gc"))
     collect(keep="None", dry_run="False").execute(job.context("gc"))
     [first, second] = [call.partition("--json ")[2] for call in interpreter.calls]
-    assert first == "--older-than 3 days --keep 2 --dry-run"
+    assert first == "--older-than 3 d --keep 2 --dry-run"
     assert second == "--older-than 1 h"
 
 
@@ -94,3 +94,17 @@ def test_a_wrong_argument_is_refused_before_anything_runs(
         collect(**changes).execute(job.context("gc"))
     with pytest.raises(FileNotFoundError):
         assert interpreter.calls
+
+
+def test_a_real_process_finds_what_an_unfinished_checkpoint_left(job: Job) -> None:
+    """S2.3: with this interpreter; nothing is old enough to go, but for a grace of nothing."""
+    job.submit()
+    driver = ScriptedDriver(job.client)
+    path = job.client.layout.checkpoint(1, 1)
+    driver.reign.append("claim", {"checkpoint_id": 1, "kind": "checkpoint", "path": path, "triggered_at": NOW})
+    driver.status("FAILED", reason="x")
+    job.client.store.create(f"{path}/op.state", b"five!")
+    assert collect(dry_run=True).execute(job.context("gc"))["too_young"] == 1
+    found = collect(older_than="0 s").execute(job.context("gc"))
+    assert (found["collected"], found["freed_bytes"], found["kept_back"]) == (1, 5, None)
+    assert not job.client.store.exists(f"{path}/op.state")
