@@ -68,6 +68,11 @@ class Cells:
         self.arrays[name] = array
 
     @property
+    def entry_bytes(self) -> int:
+        """Bytes of an entry, over all arrays."""
+        return sum(array.itemsize for array in self.arrays.values())
+
+    @property
     def is_watched(self) -> bool:
         """There is, or was until lately, a frozen version that waits to be read."""
         return bool(self._frozen)
@@ -135,8 +140,9 @@ class FrozenCells:
             if aside is not None:
                 return aside
             assert not self._safe[chunk] or not self._is_newer()[chunk], f"chunk {chunk} was read and changed since"
-            self._safe[chunk] = True
-            return self._copy(chunk)
+            copied = self._copy(chunk)
+            self._safe[chunk] = True  # not before: whoever finds it so writes without waiting for the lock
+            return copied
 
     def keep(self) -> None:
         """Copy aside the chunks that are about to be written. For `Cells`."""

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from tidegate.state.columns import CHUNK_ENTRIES, Cells
+from tidegate.state.columns import CHUNK_ENTRIES, Arrays, Cells, FrozenCells
 
 CHUNKS = 5
 SIZE = CHUNKS * CHUNK_ENTRIES - 7
@@ -49,6 +49,25 @@ def test_a_frozen_version_is_read_by_a_thread_while_another_writes() -> None:
             for chunk in (step % CHUNKS, (3 * step + 1) % CHUNKS, CHUNKS - 1):
                 write(made, [chunk * CHUNK_ENTRIES + step], -step)
             assert np.array_equal(np.concatenate(reading.result()), expected)
+
+
+def test_a_chunk_counts_as_safe_only_once_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever finds it safe writes without waiting for the reader."""
+    made = cells()
+    frozen = made.freeze(SIZE)
+    copy = FrozenCells._copy
+    safe: list[bool] = []
+
+    def watched_copy(self: FrozenCells, chunk: int) -> Arrays:
+        safe.append(bool(self._safe[chunk]) or self.is_read)
+        return copy(self, chunk)
+
+    monkeypatch.setattr(FrozenCells, "_copy", watched_copy)
+    for chunk in range(CHUNKS - 1):
+        frozen.read(chunk)
+    write(made, [SIZE - 1], -1)
+    assert safe == [False] * CHUNKS
+    assert frozen.is_read
 
 
 def test_stamps_tell_which_chunks_were_written_between_two_freezes() -> None:
