@@ -17,8 +17,19 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from tidegate.contract.errors import PipelineError
+from tidegate.state.arrow_buffers import (
+    bitmap,
+    expand_ranges,
+    fixed_column_array,
+    fixed_width,
+    gather_bytes,
+    is_bytes,
+    is_ranged,
+    ranged_array,
+    ranges_of,
+    raw_fixed,
+)
 from tidegate.state.columns import Arrays, Cells
-from tidegate.state.compiled import kernel
 from tidegate.state.keybytes import valid_mask
 
 COMPACT_BYTES = 1 << 20
@@ -54,6 +65,10 @@ class Column(Protocol):
     def clear(self) -> None:
         """All values are needed no more."""
 
+    @property
+    def logged_bytes(self) -> int:
+        """About how many bytes it has outside of `cells`, those needed no more too."""
+
 
 def new_column(cells: Cells, name: str, type_: pa.DataType, *, compacts: bool = True) -> Column:
     """A column in new arrays of `cells`.
@@ -67,7 +82,7 @@ def new_column(cells: Cells, name: str, type_: pa.DataType, *, compacts: bool = 
     """
     if pt.is_struct(type_):
         return StructColumn(cells, name, type_, compacts)
-    if _is_ranged(type_):
+    if is_ranged(type_):
         return RangedColumn(cells, name, type_, compacts)
     if (width := fixed_width(type_)) is not None:
         return FixedColumn(cells, name, type_, width)
@@ -76,15 +91,6 @@ def new_column(cells: Cells, name: str, type_: pa.DataType, *, compacts: bool = 
         cause="states hold numbers, booleans, times, decimals, strings, binary, and lists, maps and structs of these",
         remedy="Cast it to one of these types",
     )
-
-
-def fixed_width(type_: pa.DataType) -> int | None:
-    """Bytes of a value where all have the same; 1 for booleans."""
-    if pt.is_boolean(type_):
-        return 1
-    if pt.is_primitive(type_) or pt.is_decimal(type_) or pt.is_fixed_size_binary(type_):
-        return int(type_.bit_width) // 8
-    return None
 
 
 class FixedColumn:
@@ -109,13 +115,18 @@ class FixedColumn:
     def clear(self) -> None:
         """See `Column`."""
 
+    @property
+    def logged_bytes(self) -> int:
+        """See `Column`."""
+        return 0
+
     def take(self, arrays: Arrays, positions: Positions) -> pa.Array:
         """See `Column`."""
         present, at = _present(positions)
         valid = arrays[self._valid][at]
         if present is not None:
             valid &= present
-        return _fixed_array(self.type, arrays[self._name][at], valid)
+        return fixed_column_array(self.type, arrays[self._name][at], valid)
 
     def pin(self) -> Take:
         """See `Column`."""
@@ -155,6 +166,11 @@ class RangedColumn:
         """See `Column`."""
         self._log = _new_log(self.type)
         self._dead = 0
+
+    @property
+    def logged_bytes(self) -> int:
+        """See `Column`."""
+        return self._log.held_bytes
 
     def take(self, arrays: Arrays, positions: Positions) -> pa.Array:
         """See `Column`."""
@@ -210,6 +226,11 @@ class StructColumn:
         for column in self._fields:
             column.clear()
 
+    @property
+    def logged_bytes(self) -> int:
+        """See `Column`."""
+        return sum(column.logged_bytes for column in self._fields)
+
     def take(self, arrays: Arrays, positions: Positions) -> pa.Array:
         """See `Column`."""
         return self._take([column.take for column in self._fields], arrays, positions)
@@ -237,6 +258,10 @@ class _ByteLog:
     def __init__(self) -> None:
         self.size = 0
         self._bytes = np.empty(1024, np.uint8)
+
+    @property
+    def held_bytes(self) -> int:
+        return self.size
 
     def append(self, values: npt.NDArray[np.uint8]) -> int:
         start, self.size = self.size, self.size + len(values)
@@ -266,6 +291,11 @@ class RowLog:
         self.size = 0
         self._cells = Cells(64)
         self._columns = [new_column(self._cells, str(i), type_, compacts=False) for i, type_ in enumerate(types)]
+
+    @property
+    def held_bytes(self) -> int:
+        """About how many bytes there are."""
+        return self.size * self._cells.entry_bytes + sum(column.logged_bytes for column in self._columns)
 
     def reserve(self, rows: int) -> int:
         """Room for `rows` rows at the end; gives the first one's number."""
@@ -305,6 +335,10 @@ class _ElementLog:
     def size(self) -> int:
         return self._rows.size
 
+    @property
+    def held_bytes(self) -> int:
+        return self._rows.held_bytes
+
     def append(self, values: pa.Array) -> int:
         start = self._rows.reserve(len(values))
         self._rows.write(np.arange(start, start + len(values)), [values])
@@ -318,113 +352,15 @@ class _ElementLog:
         return lambda starts, lengths: take(expand_ranges(starts, lengths))[0]
 
 
-def raw_fixed(array: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Raw values of a column of a fixed width; anything where null. No copy but for booleans."""
-    if pt.is_boolean(array.type):
-        array = array.cast(pa.uint8())
-    buffer = array.buffers()[1]
-    if buffer is None or not len(array):
-        return np.zeros(len(array), dtype)
-    return np.frombuffer(buffer, dtype, len(array), array.offset * dtype.itemsize)
-
-
-def ranges_of(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], Any]:
-    """Starts, lengths (-1 where null) and the values they point into: bytes, or an array of elements."""
-    wide = pt.is_large_string(array.type) or pt.is_large_binary(array.type) or pt.is_large_list(array.type)
-    dtype = np.dtype(np.int64 if wide else np.int32)
-    buffer = array.buffers()[1]
-    if buffer is None or not len(array):
-        offsets = np.zeros(len(array) + 1, np.int64)
-    else:
-        offsets = np.frombuffer(buffer, dtype, len(array) + 1, array.offset * dtype.itemsize).astype(np.int64)
-    lengths = np.diff(offsets).astype(np.int32)
-    if array.null_count:
-        lengths[~valid_mask(array)] = -1
-    first, end = int(offsets[0]), int(offsets[-1])
-    starts = offsets[:-1] - first
-    if _is_bytes(array.type):
-        data = array.buffers()[2]
-        return starts, lengths, np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[first:end]
-    return starts, lengths, array.values.slice(first, end - first)
-
-
-def ranged_array(type_: pa.DataType, lengths: npt.NDArray[np.int64], values: Any, valid: npt.NDArray[np.bool_]) -> Any:
-    """Inverse of `ranges_of` for values without gaps."""
-    wide = pt.is_large_string(type_) or pt.is_large_binary(type_) or pt.is_large_list(type_)
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    if not wide:
-        assert offsets[-1] < 2**31, f"{offsets[-1]} bytes or elements of {type_} in one batch"
-        offsets = offsets.astype(np.int32)
-    buffers = [bitmap(valid), pa.py_buffer(offsets)]
-    if _is_bytes(type_):
-        return pa.Array.from_buffers(type_, len(lengths), [*buffers, pa.py_buffer(values)])
-    return pa.Array.from_buffers(type_, len(lengths), buffers, children=[values])
-
-
-def expand_ranges(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """All numbers of each range start..start + length, one range after the other."""
-    out = np.empty(int(lengths.sum()), np.int64)
-    _expand(starts, lengths, out)
-    return out
-
-
-def gather_bytes(
-    source: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
-) -> npt.NDArray[np.uint8]:
-    """The bytes of each range of `source`, one range after the other."""
-    out = np.empty(int(lengths.sum()), np.uint8)
-    _gather(source, starts, lengths, out)
-    return out
-
-
-def bitmap(valid: npt.NDArray[Any]) -> pa.Buffer | None:
-    """Arrow's validity of 0 and not 0; None where all are valid."""
-    return None if valid.all() else pa.py_buffer(np.packbits(valid != 0, bitorder="little"))
-
-
-def _fixed_array(type_: pa.DataType, values: npt.NDArray[Any], valid: npt.NDArray[Any]) -> pa.Array:
-    if pt.is_boolean(type_):
-        return pa.array(values != 0, mask=None if valid.all() else valid == 0)
-    return pa.Array.from_buffers(type_, len(values), [bitmap(valid), pa.py_buffer(values)])
-
-
 def _present(positions: Positions) -> tuple[npt.NDArray[np.bool_] | None, Positions]:
     if not len(positions) or positions.min() >= 0:
         return None, positions
     return positions >= 0, np.maximum(positions, 0)
 
 
-def _is_bytes(type_: pa.DataType) -> bool:
-    return bool(pt.is_string(type_) or pt.is_large_string(type_) or pt.is_binary(type_) or pt.is_large_binary(type_))
-
-
-def _is_ranged(type_: pa.DataType) -> bool:
-    return _is_bytes(type_) or bool(pt.is_list(type_) or pt.is_large_list(type_) or pt.is_map(type_))
-
-
 def _new_log(type_: pa.DataType) -> _ByteLog | _ElementLog:
-    if _is_bytes(type_):
+    if is_bytes(type_):
         return _ByteLog()
     if pt.is_map(type_):
         return _ElementLog(pa.struct([type_.key_field, type_.item_field]))
     return _ElementLog(type_.value_type)
-
-
-@kernel("void(i8[], i8[], i8[]!)")
-def _expand(starts: Any, lengths: Any, out: Any) -> None:
-    at = 0
-    for i in range(len(starts)):
-        for j in range(lengths[i]):
-            out[at] = starts[i] + j
-            at += 1
-
-
-@kernel("void(u1[], i8[], i8[], u1[]!)")
-def _gather(source: Any, starts: Any, lengths: Any, out: Any) -> None:
-    at = 0
-    for i in range(len(starts)):
-        start = starts[i]
-        for j in range(lengths[i]):
-            out[at] = source[start + j]
-            at += 1

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.state.arrow_columns import gather_bytes
+from tidegate.state.arrow_buffers import gather_bytes
 from tidegate.state.columns import Entries
 from tidegate.state.compiled import kernel
 from tidegate.state.keybytes import Int64s

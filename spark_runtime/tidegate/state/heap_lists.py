@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.state.arrow_columns import RowLog, expand_ranges
+from tidegate.state.arrow_buffers import expand_ranges
+from tidegate.state.arrow_columns import RowLog
 from tidegate.state.columns import Entries
 from tidegate.state.contract import Elements, KeyNumbers, KeySet, Mask, StateDescriptor
 from tidegate.state.heap_snapshot import FrozenState
@@ -75,7 +76,9 @@ class HeapList(HeapState):
             columns += elements(expand_ranges(arrays[START][at], lengths))
             return pa.Table.from_arrays(columns, schema=self.schema)
 
-        return FrozenState(self.descriptor.name, self.schema, max(frozen.size, self._log.size), frozen.stamps, rows)
+        size = max(frozen.size, self._log.size)
+        entry_bytes = self.table.row_bytes + self._log.held_bytes // max(frozen.size, 1)
+        return FrozenState(self.descriptor.name, self.schema, size, frozen.stamps, rows, entry_bytes)
 
     def _replace(self, keys: KeySet, elements: Elements) -> None:
         self.clear(keys)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StatePart
+from tidegate.state.columns import CHUNK_ENTRIES
 
 INLINE_ENTRIES = 64 * 1024
 """States with no more entries are written whole each time, as one table."""
@@ -26,6 +27,7 @@ class FrozenState:
         size: entries there were, those without a row too.
         stamps: of each chunk; see `FrozenCells`.
         rows: gives the rows of a chunk, sorted by key group; once for each.
+        entry_bytes: about how many bytes the rows of an entry have; 0: not known.
     """
 
     name: str
@@ -33,6 +35,7 @@ class FrozenState:
     size: int
     stamps: npt.NDArray[np.int64]
     rows: Callable[[int], pa.Table]
+    entry_bytes: int = 0
 
     def table(self) -> pa.Table:
         """All rows, sorted by key group."""
@@ -50,7 +53,7 @@ class FrozenState:
         if self.size <= INLINE_ENTRIES:
             return StatePart(self.name, "keyed", self.table())
         blobs = tuple(
-            Blob(f"{self.name}-{chunk}-{stamp}", partial(self._bytes, chunk))
+            Blob(f"{self.name}-{chunk}-{stamp}", partial(self._bytes, chunk), CHUNK_ENTRIES * self.entry_bytes)
             for chunk, stamp in enumerate(self.stamps.tolist())
         )
         return StatePart(self.name, "keyed", self.schema.empty_table(), blobs=blobs)

@@ -53,6 +53,12 @@ class HeapTable:
         """Rows have entries below."""
         return self.index.size
 
+    @property
+    def row_bytes(self) -> int:
+        """About how many bytes a row has, on average."""
+        logged = sum(column.logged_bytes for column in (*self._keys, *self._others))
+        return self.cells.entry_bytes + self.values.entry_bytes + logged // max(self.size, 1)
+
     def find(self, keys: Keys) -> Entries:
         """Entry of each key, or -1."""
         return self.index.find(keys)

@@ -165,4 +165,4 @@ def frozen_table(table: HeapTable, name: str, schema: pa.Schema) -> FrozenState:
             columns.append(pa.array(arrays[USED][at]))
         return pa.Table.from_arrays(columns, schema=schema)
 
-    return FrozenState(name, schema, frozen.size, frozen.stamps, rows)
+    return FrozenState(name, schema, frozen.size, frozen.stamps, rows, table.row_bytes)

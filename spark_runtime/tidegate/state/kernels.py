@@ -11,7 +11,7 @@ _MODULES = (
     "accumulators",
     "rows",
     "columns",
-    "arrow_columns",
+    "arrow_buffers",
     "erasable_index",
     "heap_maps",
     "timer_kernels",

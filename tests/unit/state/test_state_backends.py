@@ -7,6 +7,7 @@ import pytest
 
 from tidegate.contract.errors import OptionError, SnapshotError
 from tidegate.state.backends import new_backend
+from tidegate.state.columns import CHUNK_ENTRIES
 from tidegate.state.contract import BackendContext, KeyedStateBackend, StateDescriptor, TimeToLive
 from tidegate.state.heap import HeapBackend
 from tidegate.state.heap_snapshot import INLINE_ENTRIES
@@ -56,6 +57,17 @@ def test_a_snapshot_in_memory_beyond_the_limit_says_to_use_heap() -> None:
         SnapshotError, match=r"'memory'.*10000.*checkpoint 2, operator 'rides', state 'v'.*state_backend='heap'"
     ):
         backend.snapshot(2)()
+
+
+def test_blobs_tell_about_how_large_they_are() -> None:
+    backend = opened(HeapBackend())
+    texts = StateDescriptor("v", "value", pa.schema([("s", pa.string())]))
+    batch = pa.record_batch({"k": range(INLINE_ENTRIES + 1)})
+    rows = pa.record_batch({"s": [f"{n:0200}" for n in range(INLINE_ENTRIES + 1)]})
+    backend.value(texts).put(backend.keys(batch), rows)
+    (part, *_) = backend.snapshot(1)()
+    sizes = [blob.size_bytes for blob in part.blobs]
+    assert len(sizes) == 3 and all(200 < size / CHUNK_ENTRIES < 300 for size in sizes)
 
 
 def test_expired_entries_are_removed_though_nobody_asks_for_them() -> None:
