@@ -1,0 +1,86 @@
+"""Large states of the heap back end: snapshots written by other threads while everything changes (S5.2, S5.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tidegate.snapshot.parts import StatePart
+from tidegate.state import arrow_columns, heap_lists
+from tidegate.state.contract import BackendContext, StateDescriptor
+from tidegate.state.heap import HeapBackend
+
+KEYS = 100_000
+COLUMNS = pa.schema([("n", pa.int64()), ("s", pa.string())])
+MAP_KEY = pa.schema([("x", pa.int32())])
+
+
+class Changing:
+    """A back end with a value, a list and a map, all with rows for most of `KEYS` keys."""
+
+    def __init__(self, seed: int) -> None:
+        self.backend = HeapBackend()
+        keys = pa.schema([("k", pa.string())])
+        self.backend.open(BackendContext("op", keys, ("k",), 128, range(128), lambda: 0))
+        self.value = self.backend.value(StateDescriptor("v", "value", COLUMNS))
+        self.list = self.backend.list(StateDescriptor("l", "list", COLUMNS))
+        self.map = self.backend.map(StateDescriptor("m", "map", COLUMNS, map_key=MAP_KEY))
+        self._random = np.random.default_rng(seed)
+        self.write(np.arange(KEYS))
+
+    def write(self, numbers: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+        """Put, append, set and clear something for these keys."""
+        random = self._random
+        keys = self.backend.keys(pa.record_batch({"k": pa.array(numbers).cast(pa.string())}))
+        n = random.integers(0, 1000, len(numbers))
+        rows = pa.record_batch({"n": n, "s": [f"{number}" * (number % 5) for number in n.tolist()]})
+        self.value.put(keys, rows.slice(0, keys.size), random.random(keys.size) < 0.7)
+        self.list.append(keys, keys.rows, rows)
+        self.map.put(keys, keys.rows, pa.record_batch({"x": pa.array(n % 3, pa.int32())}), rows)
+        for state in (self.value, self.list, self.map):
+            state.clear(keys, random.random(keys.size) < 0.3)
+
+    def change(self) -> None:
+        """Write to some keys, scattered or in a row."""
+        start = int(self._random.integers(0, KEYS - 5000))
+        scattered = self._random.integers(0, KEYS, 3000)
+        self.write(scattered if start % 2 else np.arange(start, start + 5000))
+
+
+def rows_of(parts: Sequence[StatePart], shelf: dict[str, bytes]) -> dict[str, pa.Table]:
+    """The rows of each part, sorted but for the order within a list. `shelf` has the bytes of every id so far."""
+    found = {}
+    for part in parts:
+        tables = [part.table]
+        for blob in part.blobs:
+            data = blob.read()
+            assert shelf.setdefault(blob.id, data) == data, f"{blob.id} has two contents"
+            tables.append(pa.ipc.open_stream(data).read_all())
+        table = pa.concat_tables(tables)
+        order = [(name, "ascending") for name in table.column_names if part.name != "l" or name == "key:k"]
+        table = table.append_column("at", pa.array(np.arange(table.num_rows)))
+        found[part.name] = table.sort_by([*order, ("at", "ascending")]).drop_columns(["at"]).combine_chunks()
+    return found
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_two_threads_write_is_the_moment_of_each_freeze(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow_columns, "COMPACT_BYTES", 20_000)
+    monkeypatch.setattr(heap_lists, "COMPACT_ROWS", 5_000)
+    changing, shelf = Changing(seed), dict[str, bytes]()
+    with ThreadPoolExecutor(2) as pool:
+        for checkpoint in range(1, 4):
+            expected = rows_of(changing.backend.snapshot(checkpoint)(), shelf)
+            waiting: list[Callable[[], Sequence[StatePart]]] = [changing.backend.snapshot(checkpoint) for _ in range(2)]
+            writing = [pool.submit(lambda write=write: rows_of(write(), shelf)) for write in waiting]
+            for _ in range(8):
+                changing.change()
+            for written in writing:
+                found = written.result()
+                assert found.keys() == expected.keys()
+                for name, table in expected.items():
+                    assert found[name].equals(table), name
