@@ -32,11 +32,11 @@ from tidegate.state.contract import (
 from tidegate.state.keydecode import key_ends
 from tidegate.state.layout import part_schema, timer_part, timer_schema
 from tidegate.state.rocks_cache import RowCache
-from tidegate.state.rocks_cells import Expiry, RocksCells
+from tidegate.state.rocks_cells import Expiry, ExpirySweep, RocksCells
 from tidegate.state.rocks_checkpoint import PendingCheckpoint, file_part
 from tidegate.state.rocks_database import RocksDatabase, RocksTable, require_rocksdict
 from tidegate.state.rocks_keys import GROUP_BYTES, RocksKeys, distinct, read_keys
-from tidegate.state.rocks_list import RocksList, chunk_elements
+from tidegate.state.rocks_list import RocksList, chunk_elements, chunks_alive
 from tidegate.state.rocks_restore import Restore
 from tidegate.state.rocks_rows import Export, StoredRows, schemas
 from tidegate.state.rocks_states import RocksMap, RocksMerging, RocksValue
@@ -145,11 +145,13 @@ class RocksBackend(KeyedStateBackend):
         name = descriptor.name
         self._stored[name] = StoredRows(name, name, part_schema(descriptor, schema), schema, descriptor, expiry)
         table = self._database.table(name)
-        cells = self._cells[name] = RocksCells(table, self._cache(table), expiry)
+        alive = partial(chunks_alive, expiry=expiry) if descriptor.kind == "list" else expiry.alive
+        sweep = ExpirySweep(table, alive) if descriptor.ttl is not None else None
+        cells = self._cells[name] = RocksCells(table, self._cache(table, sweep), expiry)
         return cells
 
-    def _cache(self, table: RocksTable) -> RowCache:
-        cache = self._caches[table.name] = RowCache(table, self._quota, self._settle)
+    def _cache(self, table: RocksTable, sweep: ExpirySweep | None = None) -> RowCache:
+        cache = self._caches[table.name] = RowCache(table, self._quota, self._settle, sweep or (lambda rows: None))
         return cache
 
     def _quota(self) -> int:

@@ -29,12 +29,20 @@ _UNKNOWN = -2
 class RowCache:
     """Rows of one table by key. Not safe for several threads."""
 
-    def __init__(self, table: RocksTable, quota: Callable[[], int], before_write: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        table: RocksTable,
+        quota: Callable[[], int],
+        before_write: Callable[[], None],
+        after_write: Callable[[int], None] = lambda rows: None,
+    ) -> None:
         """Args: table: behind it. quota: bytes it may hold, about; asked anew each time. before_write: called before
-        the table is written, so that a snapshot that is being made gets its files first."""
+        the table is written, so that a snapshot that is being made gets its files first. after_write: told how many
+        rows were written; the table then holds what the cache does."""
         self._table = table
         self._quota = quota
         self._before_write = before_write
+        self._after_write = after_write
         self._clear()
 
     @property
@@ -72,6 +80,7 @@ class RowCache:
         frozen = self.freeze()
         if frozen is not None:
             self._table.write(*frozen)
+            self._after_write(len(frozen[0]))
 
     def freeze(self) -> tuple[ByteRows, ByteRows] | None:
         """Keys and rows of all changes since the last call; whoever calls writes them to the table. They stay as they

@@ -89,6 +89,29 @@ class RocksCells:
         self.cache.put(ids, ByteRows.missing(len(ids)))
 
 
+class ExpirySweep:
+    """Removes rows that are over and that nobody reads: for every row that is written one is looked at, in turn."""
+
+    def __init__(self, table: RocksTable, alive: Callable[[ByteRows], Mask]) -> None:
+        """Args: table: of a state with a TTL. alive: which of its rows must stay."""
+        self._table = table
+        self._alive = alive
+        self._next = b""
+
+    def __call__(self, rows: int) -> None:
+        """Look at about `rows` rows of a table whose cache has nothing that the table has not."""
+        left = rows
+        for keys, found in self._table.scan(self._next):
+            over = keys.take(~self._alive(found))
+            self._next = keys.take(slice(-1, None)).to_list()[0] + b"\0"
+            if len(over):
+                self._table.write(over, ByteRows.missing(len(over)))
+            left -= len(keys)
+            if left <= 0:
+                return
+        self._next = b""
+
+
 def _as(columns: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     if columns.schema.equals(schema):
         return columns

@@ -14,7 +14,7 @@ import pyarrow as pa
 from tidegate.state.byterows import ByteRows, constants, frames, joined, stacked, unframed
 from tidegate.state.contract import Elements, KeyNumbers, KeySet, Mask
 from tidegate.state.keybytes import Int64s
-from tidegate.state.rocks_cells import RocksCells
+from tidegate.state.rocks_cells import Expiry, RocksCells
 from tidegate.state.rocks_keys import ids_of
 
 CHUNK_BYTES = 4096
@@ -111,6 +111,13 @@ class RocksList:
 def chunk_elements(chunks: ByteRows) -> tuple[ByteRows, Int64s]:
     """The elements in chunks, and offsets by chunk."""
     return unframed(_content(chunks))
+
+
+def chunks_alive(chunks: ByteRows, expiry: Expiry) -> Mask:
+    """Which chunks hold an element that is not over, or how many closed ones there are."""
+    elements, offsets = chunk_elements(chunks)
+    alive: Mask = np.diff(np.concatenate([[0], np.cumsum(expiry.alive(elements))])[offsets]) > 0
+    return alive | (_closed(chunks) > 0)
 
 
 def _numbers(values: npt.NDArray[np.int64]) -> ByteRows:

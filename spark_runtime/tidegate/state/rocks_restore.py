@@ -10,6 +10,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pyarrow as pa
+
+from tidegate.contract.errors import SnapshotError
 from tidegate.snapshot.parts import StatePart
 from tidegate.state.byterows import ByteRows, joined
 from tidegate.state.contract import BackendContext
@@ -51,12 +54,24 @@ class Restore:
         files = [FilesOfPart.of(part, self._ctx.uid) for part in parts if part.format == "rocksdb"]
         for one in files:
             for name, schema in one.states.items():
-                require_same(name, schema, self._declared(name).schema, self._ctx.uid)
+                self._require_same(name, schema)
         inherited = self._restore_files(files) if files else {}
         for part in parts:
             if part.format == "rows":
                 self._restore_rows(part)
         return inherited
+
+    def _require_same(self, name: str, found: pa.Schema) -> None:
+        declared = self._declared(name)
+        try:
+            require_same(name, found, declared.schema, self._ctx.uid)
+        except SnapshotError as error:
+            raise SnapshotError(
+                error.what,
+                where=error.where,
+                cause=error.cause,
+                remedy="Restore a savepoint, whose states may grow, or a checkpoint with the former declaration",
+            ) from error
 
     def _declared(self, name: str) -> StoredRows:
         if name not in self._stored:

@@ -132,14 +132,17 @@ class Export:
             database.close()
 
     def _bounds(self, table: RocksTable, key_groups: range) -> list[bytes]:
-        """Where the pieces begin, and where the last one ends: at first keys of RocksDB's files, which are about of
-        one size."""
-        low, high = group_key(key_groups.start), group_key(key_groups.stop)
+        """Where the pieces begin, and where the last one ends: at key groups, which hold about as much each, and for
+        the sake of keys that hold much more than others, at first keys of RocksDB's files, which are of one size."""
         pieces = 1 + table.file_bytes() // PIECE_BYTES
-        starts = {one["start_key"] for one in self._database.files() if one["start_key"] is not None}
-        inner = sorted(key for key in starts if low < key < high)
-        step = max(1, len(inner) // pieces)
-        return [low, *(inner[step - 1 :: step] if pieces > 1 else ()), high]
+        low, high = group_key(key_groups.start), group_key(key_groups.stop)
+        if pieces == 1:
+            return [low, high]
+        wanted = min(pieces, len(key_groups))
+        inner = {group_key(key_groups[len(key_groups) * number // wanted]) for number in range(wanted)}
+        starts = sorted(one["start_key"] for one in self._database.files() if one["level"] > 0 and one["start_key"])
+        inner.update(starts[:: max(1, len(starts) // pieces)])
+        return [low, *sorted(key for key in inner if low < key < high), high]
 
     def _piece(self, stored: StoredRows, table: RocksTable, lower: bytes, upper: bytes) -> bytes:
         sink = pa.BufferOutputStream()
