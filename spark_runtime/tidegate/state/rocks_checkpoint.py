@@ -1,7 +1,7 @@
 """What a snapshot holds of a RocksDB: its files, those that never change as blobs (S5.2).
 
 Format "rocksdb", version 1: one part `rocksdb` of kind "keyed" for all states and timers of a subtask. Its table has a
-row for each file::
+row for each file, but the log, which is empty, and RocksDB's options, which are those of whoever opens them::
 
     __key_group    uint16, lowest in the file, 0 where not known; not told of files of timers by time
     last_group     uint16, highest in it, 65535 where not known
@@ -50,6 +50,7 @@ _FILE_SCHEMA = pa.schema(
 _LAST_GROUP = 2**16 - 1
 _TABLE_SUFFIX = ".sst"
 _LOG_SUFFIX = ".log"
+_OPTIONS_PREFIX = "OPTIONS-"
 
 FrozenRows = tuple[RocksTable, ByteRows, ByteRows]
 
@@ -137,7 +138,7 @@ def file_part(
     rows: list[dict[str, Any]] = []
     blobs = []
     for path in sorted(folder.path.iterdir()):
-        if path.suffix == _LOG_SUFFIX:
+        if path.suffix == _LOG_SUFFIX or path.name.startswith(_OPTIONS_PREFIX):
             continue
         size = path.stat().st_size
         row: dict[str, Any] = {"name": path.name, "bytes": size, KEY_GROUP_COLUMN: 0, "last_group": _LAST_GROUP}
