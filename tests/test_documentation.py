@@ -21,6 +21,8 @@ import pytest
 
 from tidegate import Pusher, PushSource
 from tidegate.connectors.contract import SourceContext, Split
+from tidegate.coordinator.job_run import RunEnded
+from tidegate.testing.in_process import InProcessJob
 
 REPOSITORY = Path(__file__).parents[1]
 DOCUMENTS = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")])
@@ -92,6 +94,26 @@ def test_the_pipeline_of_the_readme_builds(tmp_path: Path) -> None:
     graph = build({name: str(path) for name, path in arguments.items()}).build()
     assert {"flights", "airlines", "airline-name", "daily-delay", "out"} <= {node.uid for node in graph.nodes}
     assert len(text.splitlines()) <= LONGEST_EXAMPLE
+
+
+def test_the_process_of_the_documents_tells_of_orders_that_are_not_paid_in_time(tmp_path: Path) -> None:
+    """S5.1: run in this process to its end."""
+    events = [(1, "order", 0), (2, "order", 1), (1, "paid", 4), (3, "order", 5), (2, "paid", 12), (3, "paid", 15)]
+    events += [(4, "order", 40)]
+    columns = [
+        pa.array([order for order, _, _ in events]),
+        pa.array([what for _, what, _ in events]),
+        pa.array([datetime(2026, 1, 1, 0, minute) for _, _, minute in events], pa.timestamp("us")),
+    ]
+    pq.write_table(pa.table(columns, names=["order", "what", "time"]), tmp_path / "events.parquet")
+    text = example("class Overdue", "docs/state.md")
+    names: dict[str, Any] = {}
+    exec(compile(text, "state.md", "exec"), names)
+    arguments = {"events": str(tmp_path / "events.parquet"), "out": str(tmp_path / "out")}
+    outcome = InProcessJob(lambda: names["build"](arguments), {"parallelism": 2}).submit().to_end()
+    assert isinstance(outcome, RunEnded)
+    found = sorted((row["order"], row["due"].minute) for row in pq.read_table(tmp_path / "out").to_pylist())
+    assert found == [(2, 11), (4, 50)]
 
 
 def test_the_dag_of_the_readme_is_a_dag() -> None:
