@@ -13,6 +13,8 @@ from tidegate.contract.preflight import check_restore
 from tidegate.contract.records import RestoreFrom
 
 ROWS = 24_000
+MANY_ROWS = 100_000
+"""Enough for three stops on a busy machine."""
 RATE = 4_000.0
 
 
@@ -51,18 +53,18 @@ def processed_with(job: RealJob, back_end: str) -> None:
     for parallelism in (2, 3, 1):
         job.master = f"local[{parallelism}]"
         restore = None if path is None else RestoreFrom("savepoint", path=path)
-        job.start(rows=ROWS, rate=RATE, parallelism=parallelism, restore=restore, **options)
+        job.start(rows=MANY_ROWS, rate=RATE, parallelism=parallelism, restore=restore, **options)
         if path is None:
             job.completed(2)
         job.until(lambda _, so_far=before: len(job.output()) > so_far, f"a result of {parallelism} slots")
         path = suspend(job)
         before = len(job.output())
-    assert 0 < before < len(expected(ROWS)), "the last stop should have come half-way"
+    assert 0 < before < len(expected(MANY_ROWS)), "the last stop should have come half-way"
     job.master = "local[4]"
-    job.start(rows=ROWS, rate=50_000.0, parallelism=4, restore=RestoreFrom("savepoint", path=path), **options)
+    job.start(rows=MANY_ROWS, rate=50_000.0, parallelism=4, restore=RestoreFrom("savepoint", path=path), **options)
     view = job.until_status("FINISHED", "FAILED")
     assert view.status.value == "FINISHED", view.failure
-    assert job.output() == expected(ROWS)
+    assert job.output() == expected(MANY_ROWS)
 
 
 def test_a_process_with_two_then_three_then_one_then_four_slots_gives_every_result_once(local_job: RealJob) -> None:
@@ -81,7 +83,7 @@ def test_the_verb_rescales_a_job_and_a_preflight_agrees_with_its_restore(
     local_job: RealJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """S5.5: the driver has pinned the graph that its snapshots are held against."""
-    local_job.start(rows=ROWS, rate=RATE)
+    local_job.start(rows=MANY_ROWS, rate=RATE)
     local_job.completed(1)
     place = (local_job.client.job_id, "--root", local_job.root)
     assert main(["rescale", *place, "--parallelism", "1"]) == 0, capsys.readouterr().err
@@ -94,4 +96,4 @@ def test_the_verb_rescales_a_job_and_a_preflight_agrees_with_its_restore(
     words = ["snapshot", "check", f"{local_job.root}/{savepoint.path}", f"{PIPELINE}:build", "--args-json", arguments]
     assert main([*words, "--json"]) == 0, capsys.readouterr().out
     view = local_job.until_status("FINISHED", "FAILED")
-    assert view.status.value == "FINISHED" and local_job.output() == expected(ROWS), view.failure
+    assert view.status.value == "FINISHED" and local_job.output() == expected(MANY_ROWS), view.failure

@@ -10,6 +10,7 @@ from typing import TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.types as pt
 
 from tidegate.contract.errors import PipelineError
 from tidegate.pipeline.columns import checked_renames, is_key, nearest, refuse_duplicates
@@ -229,4 +230,11 @@ def _schema(columns: object, what: str, where: str) -> pa.Schema:
     if not len(schema):
         raise PipelineError(f"{what} are empty", where=where, remedy="Give at least one column")
     refuse_duplicates(schema.names, where, remedy="Give every column a name of its own")
+    for field in schema:
+        if pt.is_dictionary(field.type) or pt.is_null(field.type) or str(field.type).endswith("_view"):
+            raise PipelineError(
+                f"column {field.name!r} of type {field.type} cannot be part of a state",
+                where=where,
+                remedy="Use numbers, booleans, times, decimals, strings, binary, or lists, maps and structs of these",
+            )
     return schema.remove_metadata()

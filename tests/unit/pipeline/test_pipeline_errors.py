@@ -482,6 +482,7 @@ def test_a_process_without_group_by_is_refused_with_the_call_that_is_missing(fli
         (lambda: value_state("a", {}), "are empty"),
         (lambda: value_state("a", {"n": "whole number"}), "not names and types"),
         (lambda: value_state("a", [("n", pa.int64()), ("n", pa.int64())]), "two columns named 'n'"),
+        (lambda: value_state("a", {"n": pa.dictionary(pa.int8(), pa.string())}), "cannot be part of a state"),
         (lambda: value_state("a", {"n": pa.int64()}, ttl=5), "not a duration"),
         (lambda: value_state("a", {"n": pa.int64()}, ttl="0 s"), "nothing lives for"),
         (lambda: value_state("a", {"n": pa.int64()}, ttl_on_read=True), "how a ttl is counted"),
