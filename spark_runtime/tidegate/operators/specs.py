@@ -17,6 +17,7 @@ from tidegate.contract.state_shapes import StateShape
 from tidegate.operators.contract import StreamOperator
 from tidegate.operators.user_process import KeyedProcess
 from tidegate.state.contract import StateDescriptor
+from tidegate.state.keytypes import stored_field
 
 TimeUnit = Literal["s", "ms", "us", "ns"]
 AggregateFunction = Literal["count", "sum", "min", "max", "mean"]
@@ -273,8 +274,8 @@ class KeyedProcessSpec:
 
     @property
     def key_schema(self) -> pa.Schema:
-        """The key columns."""
-        return pa.schema([self.input_schema.field(key) for key in self.keys])
+        """The key columns, as states have them."""
+        return pa.schema([stored_field(self.input_schema.field(key)) for key in self.keys])
 
     @property
     def fires_at_end(self) -> bool:

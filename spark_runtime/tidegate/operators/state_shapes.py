@@ -14,6 +14,7 @@ from tidegate.snapshot.evolving import columns_of
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN
 from tidegate.state.contract import TimerKind
 from tidegate.state.evolving import renamed_columns
+from tidegate.state.keytypes import stored_type
 from tidegate.state.layout import KEY_PREFIX, form_of, part_schema, timer_part, timer_schema
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def process_shapes(spec: KeyedProcessSpec) -> tuple[StateShape, ...]:
 def window_schema(spec: WindowAggSpec) -> pa.Schema:
     """Columns of the state of windows over event time."""
     fields = [pa.field(KEY_GROUP_COLUMN, pa.uint16()), pa.field("window_start_us", pa.int64())]
-    fields += [pa.field(f"key:{key}", spec.input_schema.field(key).type) for key in spec.keys]
+    fields += [pa.field(f"key:{key}", stored_type(spec.input_schema.field(key).type)) for key in spec.keys]
     for agg in spec.aggregates:
         fields += _aggregate_fields(agg, None if agg.column is None else spec.input_schema.field(agg.column).type)
     return pa.schema(fields)

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
-import pyarrow.types as pt
 
 from tidegate.contract.errors import PipelineError
+from tidegate.state.keytypes import KEY_TYPES_TEXT, is_key_type
 
 MAX_NAMED_COLUMNS = 20
 """Columns that an error message lists at most."""
@@ -81,32 +81,11 @@ def checked_renames(renamed: Mapping[str, str] | None, names: Sequence[str], whe
 
 def require_key(field: pa.Field, where: str) -> None:
     """PipelineError when the column cannot be a key (S5.1)."""
-    if is_key(field.type):
+    if is_key_type(field.type):
         return
-    remedy = "Use a column of integers, floats, booleans, strings, binary, dates or timestamps"
-    if pt.is_dictionary(field.type):
-        cast = f"pc.field({field.name!r}).cast({_call_text(field.type.value_type)})"
-        remedy = f"Cast it first: .with_columns({field.name}={cast})"
-    elif pt.is_decimal(field.type):
-        remedy = f"Cast it first, to an integer or a string: pc.field({field.name!r}).cast(pa.string())"
-    raise PipelineError(f"column {field.name!r} of type {field.type} cannot be a key", where=where, remedy=remedy)
-
-
-def is_key(type_: pa.DataType) -> bool:
-    """Columns of this type can be keys: they have canonical bytes (S5.1)."""
-    return bool(
-        pt.is_integer(type_)
-        or pt.is_floating(type_)
-        or pt.is_boolean(type_)
-        or pt.is_string(type_)
-        or pt.is_large_string(type_)
-        or pt.is_binary(type_)
-        or pt.is_large_binary(type_)
-        or pt.is_fixed_size_binary(type_)
-        or pt.is_date(type_)
-        or pt.is_timestamp(type_)
+    raise PipelineError(
+        f"column {field.name!r} of type {field.type} cannot be a key",
+        where=where,
+        cause=f"keys are {KEY_TYPES_TEXT}",
+        remedy=f"Use another column, or cast it first: .with_columns({field.name}=pc.field({field.name!r}).cast(...))",
     )
-
-
-def _call_text(type_: pa.DataType) -> str:
-    return f"pa.{type_}()" if str(type_).isidentifier() else f"{str(type_)!r}"

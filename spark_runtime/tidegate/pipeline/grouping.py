@@ -17,6 +17,7 @@ from tidegate.pipeline.location import user_location
 from tidegate.pipeline.processing import keyed_process_spec
 from tidegate.pipeline.windows import Tumbling
 from tidegate.plan.graph import Edge
+from tidegate.state.keytypes import stored_field
 
 if TYPE_CHECKING:
     from tidegate.pipeline.streams import Stream
@@ -120,7 +121,7 @@ class WindowedStream:
             aggregates: output column = `count()`, `sum("delay")`, `min`, `max` or `mean`.
 
         Returns:
-            The keys, `window_start`, `window_end` (timestamp[us], UTC) and the aggregates.
+            The keys (of a dictionary its values), `window_start`, `window_end` (timestamp[us], UTC) and the aggregates.
 
         Raises:
             PipelineError: no uid, no such column, a type that does not fit, or a name twice.
@@ -143,7 +144,7 @@ class WindowedStream:
         refuse_duplicates(names, where, remedy="Rename the aggregate or the key column")
         schema = pa.schema(
             [
-                *(stream.schema.field(key).remove_metadata() for key in self._keys),
+                *(stored_field(stream.schema.field(key)).remove_metadata() for key in self._keys),
                 pa.field(WINDOW_START, WINDOW_BOUND),
                 pa.field(WINDOW_END, WINDOW_BOUND),
                 *(aggregate_field(name, a, stream.schema, where) for name, a in aggregates.items()),

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from tidegate.contract.errors import PipelineError
-from tidegate.pipeline.columns import checked_renames, is_key, nearest, refuse_duplicates
+from tidegate.pipeline.columns import checked_renames, nearest, refuse_duplicates
 from tidegate.pipeline.location import user_location
 from tidegate.pipeline.windows import duration_us
 from tidegate.state.contract import KeyedKind, Reduction, StateDescriptor, TimeToLive
+from tidegate.state.keytypes import KEY_TYPES_TEXT, is_key_type, stored_type
 
 Columns: TypeAlias = pa.Schema | Mapping[str, pa.DataType] | Sequence[tuple[str, pa.DataType]]
 """Names and types, as `pyarrow.schema` takes them."""
@@ -81,11 +82,11 @@ def map_state(
     where = _place("map_state", name)
     map_key, kept = _schema(key, "key", where), _schema(columns, "columns", where)
     for field in map_key:
-        if not is_key(field.type):
+        if not is_key_type(field.type) or stored_type(field.type) != field.type:
             raise PipelineError(
                 f"column {field.name!r} of type {field.type} cannot be part of a map key",
                 where=where,
-                remedy="Use integers, floats, booleans, strings, binary, dates or timestamps",
+                remedy=f"Use {KEY_TYPES_TEXT}",
             )
     refuse_duplicates([*map_key.names, *kept.names], where, remedy="Give every column a name of its own")
     return _state(name, "map", kept, where, ttl, ttl_on_read, renamed, map_key=map_key)

@@ -52,7 +52,7 @@ class StateDescriptor:
         kind: see the `*State` classes.
         columns: of a value, of a list's elements, of a map's values, of what is reduced, or of an aggregation's
             accumulator; at least one, nullable as given.
-        map_key: of maps: the columns of its keys, key types only (`keybytes.is_key_type`); else empty.
+        map_key: of maps: the columns of its keys, key types only and stored ones (`keytypes`); else empty.
         reductions: of "reducing": one for each of `columns`; else empty.
         merge: of "aggregating": gives `columns` for accumulators of one key, in order of arrival: called with
             (accumulators: RecordBatch of `columns`, offsets: int64[keys + 1], rows offsets[i]:offsets[i + 1] belonging
@@ -217,7 +217,7 @@ class BackendContext:
 
     Attributes:
         uid: of the operator, for errors.
-        key_schema: the key columns.
+        key_schema: the key columns, of stored types (`keytypes.stored_type`); batches may have others for them.
         key_columns: their names in the batches that `keys` gets.
         max_parallelism: number of key groups.
         key_groups: those of this subtask.

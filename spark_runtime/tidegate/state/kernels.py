@@ -6,6 +6,7 @@ import importlib
 
 _MODULES = (
     "keybytes",
+    "decimal_keys",
     "keyhash",
     "keyindex",
     "accumulators",

@@ -10,11 +10,17 @@ Per key column, one after the other::
     timestamp                      05  microseconds since the epoch as int64
     date                           06  the microseconds of its midnight as int64
     timestamp not of whole us      07  nanoseconds since the epoch as int64
+    time of day                    08  microseconds since midnight as int64
+    time not of whole us           09  nanoseconds since midnight as int64
+    duration                       0a  microseconds as int64
+    duration not of whole us       0b  nanoseconds as int64
     string                         10  length as uint32, UTF-8 bytes
     binary                         11  length as uint32, bytes
+    decimal                        12  length as uint32, bytes as in `decimal_keys`
 
-The format is fixed: key groups in snapshots were made from it (`snapshot.streams.KEY_BYTES_VERSION`). Time zones do not
-enter: a timestamp is an instant. A key column of another type is refused.
+The format is fixed: key groups in snapshots were made from it (`snapshot.streams.KEY_BYTES_VERSION`). Types may be
+added, with tags of their own: from 10 on a length follows, below it eight bytes. Time zones do not enter: a timestamp
+is an instant. Dictionaries and views have the bytes of their values. A key column of another type is refused.
 """
 
 from __future__ import annotations
@@ -31,6 +37,10 @@ import pyarrow.types as pt
 
 from tidegate.contract.errors import PipelineError
 from tidegate.state.compiled import kernel
+from tidegate.state.decimal_keys import decimal_bytes
+from tidegate.state.keytypes import KEY_TYPES_TEXT, is_text_type, stored_array
+from tidegate.state.keytypes import is_fixed_key_type as is_fixed_key_type
+from tidegate.state.keytypes import is_key_type as is_key_type
 
 NULL_TAG = 0x00
 INT_TAG = 0x01
@@ -40,8 +50,14 @@ FLOAT_TAG = 0x04
 TIMESTAMP_TAG = 0x05
 DATE_TAG = 0x06
 NANOSECOND_TAG = 0x07
+TIME_TAG = 0x08
+TIME_NANOSECOND_TAG = 0x09
+DURATION_TAG = 0x0A
+DURATION_NANOSECOND_TAG = 0x0B
 STRING_TAG = 0x10
 BINARY_TAG = 0x11
+DECIMAL_TAG = 0x12
+NANOSECOND_TAGS = (NANOSECOND_TAG, TIME_NANOSECOND_TAG, DURATION_NANOSECOND_TAG)
 
 CANONICAL_NAN_BITS = 0x7FF8000000000000
 
@@ -73,22 +89,6 @@ class VariableColumn:
     data: Bytes
 
 
-def is_key_type(type_: pa.DataType) -> bool:
-    """Columns of this type can be keys."""
-    return is_fixed_key_type(type_) or _is_variable(type_)
-
-
-def is_fixed_key_type(type_: pa.DataType) -> bool:
-    """Keys of this type have eight bytes a row."""
-    return bool(
-        pt.is_integer(type_)
-        or pt.is_boolean(type_)
-        or pt.is_floating(type_)
-        or pt.is_timestamp(type_)
-        or pt.is_date(type_)
-    )
-
-
 def fixed_column(array: pa.Array) -> FixedColumn:
     """The eight bytes of each row of a column for which `is_fixed_key_type` holds. No copy for int64 and
     timestamp[us]."""
@@ -101,14 +101,15 @@ def fixed_column(array: pa.Array) -> FixedColumn:
         tag, values = FLOAT_TAG, _normalised_floats(array)
     elif pt.is_date(type_):
         tag, values = DATE_TAG, fixed_values(array.cast(pa.timestamp("us")))
-    elif pt.is_timestamp(type_) and type_.unit == "ns":
-        nanoseconds = fixed_values(array)
-        tag, own_tag = TIMESTAMP_TAG, NANOSECOND_TAG
-        whole, rest = np.divmod(nanoseconds, 1000)
-        own = rest != 0
-        values = np.where(own, nanoseconds, whole)
-    elif pt.is_timestamp(type_):
-        tag, values = TIMESTAMP_TAG, fixed_values(array.cast(pa.timestamp("us", type_.tz)))
+    elif pt.is_timestamp(type_) or pt.is_time(type_) or pt.is_duration(type_):
+        tag, own_tag, wide = _of_time(type_)
+        if type_.unit != "ns":
+            values = fixed_values(array.cast(wide))
+        else:
+            nanoseconds = fixed_values(array)
+            whole, rest = np.divmod(nanoseconds, 1000)
+            own = rest != 0
+            values = np.where(own, nanoseconds, whole)
     else:
         tag, values = INT_TAG, fixed_values(array)
         if pt.is_uint64(type_):
@@ -122,9 +123,12 @@ def fixed_column(array: pa.Array) -> FixedColumn:
 
 
 def variable_column(array: pa.Array) -> VariableColumn:
-    """Offsets and bytes of a string or binary column. The bytes are not copied."""
-    is_text = pt.is_string(array.type) or pt.is_large_string(array.type)
-    tag = STRING_TAG if is_text else BINARY_TAG
+    """Offsets and bytes of a string, binary or decimal column. Only those of decimals are made."""
+    if pt.is_decimal(array.type):
+        valid = valid_mask(array)
+        data, offsets = decimal_bytes(array, valid)
+        return VariableColumn(np.where(valid, np.uint8(DECIMAL_TAG), np.uint8(NULL_TAG)), offsets, data)
+    tag = STRING_TAG if is_text_type(array.type) else BINARY_TAG
     if pt.is_fixed_size_binary(array.type):
         array = array.cast(pa.binary())
     tags = np.full(len(array), tag, np.uint8)
@@ -176,15 +180,15 @@ def canonical_bytes(batch: pa.RecordBatch, columns: Sequence[str]) -> tuple[Byte
 
 
 def key_array(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """Column `name` of `batch`. Raises PipelineError when its type cannot be a key."""
+    """Column `name` of `batch`, in its stored type. Raises PipelineError when its type cannot be a key."""
     array = batch.column(name)
     if not is_key_type(array.type):
         raise PipelineError(
             f"Column {name!r} of type {array.type} cannot be a key",
-            cause="keys are integers, booleans, floats, timestamps, dates, strings or binary",
+            cause=f"keys are {KEY_TYPES_TEXT}",
             remedy=f"Cast {name!r} to one of these first",
         )
-    return array
+    return stored_array(array)
 
 
 def valid_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
@@ -194,8 +198,8 @@ def valid_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def fixed_values(array: pa.Array) -> Int64s:
-    """The raw values of an integer, timestamp or date column as int64; anything where null; no copy where they are so
-    wide. uint64 wraps around."""
+    """The raw values of an integer, date, time, timestamp or duration column as int64; anything where null; no copy
+    where they are so wide. uint64 wraps around."""
     dtype: np.dtype[Any] = np.dtype(array.type.to_pandas_dtype()) if pt.is_integer(array.type) else _width(array.type)
     buffer = array.buffers()[1]
     if buffer is None:
@@ -229,14 +233,13 @@ def _width(type_: pa.DataType) -> np.dtype[Any]:
     return np.dtype(np.int32 if type_.bit_width == 32 else np.int64)
 
 
-def _is_variable(type_: pa.DataType) -> bool:
-    return bool(
-        pt.is_string(type_)
-        or pt.is_large_string(type_)
-        or pt.is_binary(type_)
-        or pt.is_large_binary(type_)
-        or pt.is_fixed_size_binary(type_)
-    )
+def _of_time(type_: pa.DataType) -> tuple[int, int, pa.DataType]:
+    """Tags of whole microseconds and of others, and the type that has microseconds."""
+    if pt.is_timestamp(type_):
+        return TIMESTAMP_TAG, NANOSECOND_TAG, pa.timestamp("us", type_.tz)
+    if pt.is_time(type_):
+        return TIME_TAG, TIME_NANOSECOND_TAG, pa.time64("us")
+    return DURATION_TAG, DURATION_NANOSECOND_TAG, pa.duration("us")
 
 
 def _normalised_floats(array: pa.Array) -> Int64s:

@@ -11,8 +11,9 @@ import pyarrow.types as pt
 
 from tidegate.state.byterows import ByteRows
 from tidegate.state.compiled import kernel
+from tidegate.state.decimal_keys import decimal_array
 from tidegate.state.keybytes import (
-    NANOSECOND_TAG,
+    NANOSECOND_TAGS,
     NULL_TAG,
     STRING_TAG,
     Bytes,
@@ -49,6 +50,8 @@ def _column(data: Bytes, ends: Int64s, tags: Bytes, values: Int64s, type_: pa.Da
     if is_fixed_key_type(type_):
         return fixed_array(_native(tags, values, type_), mask, type_)
     lengths = np.where(is_null, 0, values)
+    if pt.is_decimal(type_):
+        return decimal_array(data, ends - lengths, lengths, mask, type_)
     packed, offsets = ByteRows(data, ends - lengths, lengths).packed()
     wide = pt.is_string(type_) or pt.is_large_string(type_)
     buffers = [
@@ -64,9 +67,9 @@ def _column(data: Bytes, ends: Int64s, tags: Bytes, values: Int64s, type_: pa.Da
 
 def _native(tags: Bytes, values: Int64s, type_: pa.DataType) -> Int64s:
     """The eight bytes as `raw_values` has them for this type."""
-    if pt.is_timestamp(type_) and type_.unit == "ns":
-        return np.where(tags == NANOSECOND_TAG, values, values * 1000)
-    if pt.is_timestamp(type_):
+    if pt.is_timestamp(type_) or pt.is_time(type_) or pt.is_duration(type_):
+        if type_.unit == "ns":
+            return np.where(np.isin(tags, NANOSECOND_TAGS), values, values * 1000)
         return values // {"s": 1_000_000, "ms": 1000, "us": 1}[type_.unit]
     if pt.is_date32(type_):
         return values // 86_400_000_000

@@ -36,6 +36,7 @@ from tidegate.state.keyindex_kernels import (
     find_bytes,
     find_fixed,
 )
+from tidegate.state.keytypes import stored_field
 
 Entries = npt.NDArray[np.int32]
 
@@ -93,21 +94,23 @@ class KeyReader:
 
     def __init__(self, schema: pa.Schema, columns: Sequence[str], *, canonical: bool = False) -> None:
         """Args: schema: of the batches. columns: key columns, in order; at least one. canonical: always canonical
-        bytes, so that keys of two schemas whose types differ in width or unit can be compared."""
-        self.schema = pa.schema([schema.field(name) for name in columns])
+        bytes, so that keys of two schemas whose types differ in width or unit can be compared. The reader's own schema
+        has the stored types of the key columns."""
+        self.schema = pa.schema([stored_field(schema.field(name)) for name in columns])
         self._columns = tuple(columns)
         self.is_fixed = not canonical and len(self.schema) == 1 and is_fixed_key_type(self.schema.field(0).type)
 
     def read(self, batch: pa.RecordBatch) -> Keys:
         """Keys of every row. Raises PipelineError when a column's type cannot be a key."""
         if self.is_fixed:
-            array = batch.column(self._columns[0])
+            array = key_array(batch, self._columns[0])
             return FixedKeys(raw_values(array), valid_mask(array).view(np.uint8) if array.null_count else None)
         arrays = [key_array(batch, name) for name in self._columns]
-        data, offsets = canonical_bytes(batch, self._columns)
+        keys = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        data, offsets = canonical_bytes(keys, self._columns)
         hashes = np.empty(batch.num_rows, np.uint64)
         hash_rows(data, offsets, hashes)
-        return BytesKeys(data, offsets, hashes, pa.RecordBatch.from_arrays(arrays, schema=self.schema))
+        return BytesKeys(data, offsets, hashes, keys)
 
     def new_index(self, expected: int = 0) -> KeyIndex:
         """An empty index with room for `expected` entries."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from tidegate.state.columns import Entries
 from tidegate.state.contract import BackendContext, KeyNumbers
+from tidegate.state.keybytes import key_array
 from tidegate.state.keyhash import hash_keys, key_groups
 from tidegate.state.keyindex import BytesKeys, KeyReader, Keys
 
@@ -47,7 +48,7 @@ class KeyedRows:
 
     def of(self, batch: pa.RecordBatch) -> ReadKeys:
         """The distinct keys of a batch's key columns."""
-        return self.distinct([batch.column(name) for name in self._columns])
+        return self.distinct([key_array(batch, name) for name in self._columns])
 
     def distinct(self, arrays: list[pa.Array]) -> ReadKeys:
         """The distinct keys of these columns."""

@@ -29,6 +29,7 @@ from tidegate.state.contract import (
     TimerService,
     ValueState,
 )
+from tidegate.state.keybytes import key_array
 from tidegate.state.keydecode import key_ends
 from tidegate.state.layout import part_schema, timer_part, timer_schema
 from tidegate.state.rocks_cache import RowCache
@@ -72,7 +73,7 @@ class RocksBackend(KeyedStateBackend):
 
     def keys(self, batch: pa.RecordBatch) -> RocksKeys:
         """See `KeyedStateBackend`."""
-        arrays = [batch.column(name) for name in self._ctx.key_columns]
+        arrays = [key_array(batch, name) for name in self._ctx.key_columns]
         columns = pa.RecordBatch.from_arrays(arrays, schema=self._ctx.key_schema)
         return read_keys(columns, self._ctx.max_parallelism)
 

@@ -26,6 +26,7 @@ from tidegate.state.contract import (
     TimerService,
     ValueState,
 )
+from tidegate.state.keybytes import key_array
 from tidegate.state.keyhash import hash_keys, key_groups
 from tidegate.state.layout import (
     KEY_PREFIX,
@@ -56,7 +57,7 @@ class ModelBackend(KeyedStateBackend):
     def keys(self, batch: pa.RecordBatch) -> ModelKeys:
         """See `KeyedStateBackend`."""
         columns = pa.RecordBatch.from_arrays(
-            [batch.column(name) for name in self._ctx.key_columns], schema=self._ctx.key_schema
+            [key_array(batch, name) for name in self._ctx.key_columns], schema=self._ctx.key_schema
         )
         numbers: dict[bytes, int] = {}
         rows = [numbers.setdefault(key, len(numbers)) for key in row_ids(columns)]

@@ -20,6 +20,7 @@ from tidegate.testing.plain_states import FakeClock, PlainBackend, Row, Shelf
 NAN = math.nan
 OTHER_NAN = struct.unpack("<d", struct.pack("<Q", 0xFFF8000000000123))[0]
 DAY = dt.date(2013, 7, 1)
+_D = decimal.Decimal
 NOON = dt.datetime(2013, 7, 1, 12, tzinfo=dt.UTC)
 
 KEY_CASES: dict[str, tuple[pa.Schema, Sequence[Row]]] = {
@@ -33,6 +34,22 @@ KEY_CASES: dict[str, tuple[pa.Schema, Sequence[Row]]] = {
     "binary": (pa.schema([("k", pa.binary())]), [(b"",), (None,), (b"\x00",), (b"\x00\x00",)]),
     "date": (pa.schema([("k", pa.date32())]), [(DAY,), (None,), (dt.date(1969, 12, 31),)]),
     "timestamp": (pa.schema([("k", pa.timestamp("us", "UTC"))]), [(NOON,), (None,)]),
+    "decimal": (
+        pa.schema([("k", pa.decimal128(38, 4))]),
+        [(_D("0"),), (None,), (_D("1.5"),), (_D("-0.0001"),), (_D("9" * 34),), (_D("100"),)],
+    ),
+    "decimal256": (pa.schema([("k", pa.decimal256(76, 0))]), [(_D("0"),), (None,), (_D("-1"),), (_D("7" + "0" * 60),)]),
+    "time": (pa.schema([("k", pa.time32("ms"))]), [(dt.time(0),), (None,), (dt.time(23, 59, 59, 999_000),)]),
+    "duration": (
+        pa.schema([("k", pa.duration("s"))]),
+        [(dt.timedelta(0),), (None,), (dt.timedelta(days=-3),), (dt.timedelta(seconds=1),)],
+    ),
+    "large string": (pa.schema([("k", pa.large_string())]), [("",), (None,), ("ü",)]),
+    "fixed-size binary": (pa.schema([("k", pa.binary(3))]), [(b"abc",), (None,), (b"\x00" * 3,)]),
+    "decimal and time": (
+        pa.schema([("k", pa.decimal64(10, 2)), ("t", pa.time64("us"))]),
+        [(_D("1.10"), dt.time(1)), (_D("1.10"), None), (None, dt.time(1)), (_D("11"), dt.time(1))],
+    ),
     "pair": (
         pa.schema([("k", pa.string()), ("n", pa.int64())]),
         [("a", 1), ("a", None), (None, 1), (None, None), ("", 1), ("a", 2)],

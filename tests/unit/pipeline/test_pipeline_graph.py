@@ -16,7 +16,7 @@ import tidegate
 from tidegate import DataGen, Discard, Pipeline, Stream, count, mean, tumbling
 from tidegate.contract.errors import PipelineError
 from tidegate.operators.specs import Agg, BroadcastJoinSpec, ProjectSpec, WatermarkSpec, WindowAggSpec
-from tidegate.pipeline.columns import is_key
+from tidegate.pipeline.columns import require_key
 from tidegate.plan.execution import plan
 from tidegate.plan.graph import Edge, JobGraph, Node
 
@@ -343,9 +343,16 @@ def test_explain_runs_without_asking_sinks() -> None:
     ids=str,
 )
 def test_the_pipeline_and_the_runtime_agree_on_what_can_be_a_key(type_: pa.DataType) -> None:
-    from tidegate.state.keybytes import is_key_type
+    from tidegate.state.keybytes import canonical_bytes
 
-    assert is_key(type_) is is_key_type(type_)
+    array = pa.nulls(2, pa.string()).dictionary_encode() if pa.types.is_dictionary(type_) else pa.nulls(2, type_)
+    try:
+        canonical_bytes(pa.record_batch({"k": array}), ["k"])
+    except PipelineError:
+        with pytest.raises(PipelineError, match="cannot be a key"):
+            require_key(pa.field("k", type_), "here")
+    else:
+        require_key(pa.field("k", type_), "here")
 
 
 def test_every_public_name_is_there() -> None:

@@ -173,9 +173,9 @@ def test_a_key_hashes_alike_in_every_batch_and_slice(pairs: list[tuple[int | Non
 
 
 def test_a_column_that_cannot_be_a_key_is_refused_by_name() -> None:
-    batch = pa.record_batch({"carrier": pa.array(["AA"]).dictionary_encode()})
-    with pytest.raises(PipelineError, match=r"'carrier' of type dictionary.*Cast"):
-        hash_keys(batch, ["carrier"])
+    for array in (pa.array([[1]]), pa.nulls(1), pa.array([{"a": 1}])):
+        with pytest.raises(PipelineError, match=r"'carrier' of type .*Cast"):
+            hash_keys(pa.record_batch({"carrier": array}), ["carrier"])
 
 
 @given(st.integers(1, 64), st.integers(64, 200))

@@ -12,6 +12,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tidegate.state.contract import KeyedStateBackend
 from tidegate.state.heap import HeapBackend
 from tidegate.state.memory import MemoryBackend
+from tidegate.state.rocks_backend import RocksBackend
 from tidegate.testing.model_backend import ModelBackend
 from tidegate.testing.state_machine import BackendMachine
 
@@ -19,6 +20,7 @@ BACKENDS: dict[str, Callable[[], KeyedStateBackend]] = {
     "model": ModelBackend,
     "heap": HeapBackend,
     "memory": MemoryBackend,
+    "rocksdb": RocksBackend,
 }
 SETTINGS = settings(
     max_examples=20,
