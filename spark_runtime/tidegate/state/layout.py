@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from tidegate.contract.errors import SnapshotError
-from tidegate.snapshot.parts import KEY_GROUP_COLUMN
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, StateKind
 from tidegate.state.contract import Reduction, StateDescriptor, TimerKind
 
 KEY_PREFIX = "key:"
@@ -70,6 +70,11 @@ def part_schema(descriptor: StateDescriptor, key_schema: pa.Schema) -> pa.Schema
 def timer_schema(key_schema: pa.Schema) -> pa.Schema:
     """Columns of the rows of timers."""
     return pa.schema([*_key_fields(key_schema), pa.field(TIME_COLUMN, pa.int64())], {_KIND: b"timers"})
+
+
+def operator_schema(kind: StateKind, columns: pa.Schema) -> pa.Schema:
+    """Columns of the rows of an operator state: its own, and no key groups."""
+    return columns.with_metadata({_KIND: f"operator {kind}".encode()})
 
 
 def require_same(name: str, found: pa.Schema, declared: pa.Schema, uid: str) -> None:

@@ -1,0 +1,217 @@
+"""Operator state: rows that belong to a subtask and to no key (S5.1): list, union, broadcast.
+
+What a restore at any parallelism does with the rows (S5.5, `snapshot.redistribution`):
+
+- list: each row comes to one subtask; at the same parallelism to the one that had it, else they are split evenly.
+- union: every subtask sees the rows of all, and goes on holding an even share of them.
+- broadcast: every subtask has the same rows, as long as all write the same.
+
+Rows are Arrow batches, never changed in place: freezing copies nothing. All calls come from the slot's one loop, but
+for what `OperatorStates.freeze` returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import pyarrow as pa
+
+from tidegate.contract.errors import PipelineError, SnapshotError
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, OWNER_COLUMN, AsyncSnapshot, StatePart
+from tidegate.state.layout import operator_schema, require_same, unknown_state
+
+OperatorKind = Literal["list", "union", "broadcast"]
+MAX_BATCHES = 64
+"""Batches that a state keeps before it makes one of them."""
+
+
+@dataclass(frozen=True)
+class OperatorDescriptor:
+    """One operator state.
+
+    Attributes:
+        name: unique among all states of the operator, keyed ones too; letters, digits, "_", "-", ".".
+        kind: see the module.
+        columns: of its rows; at least one, none named as those that the runtime adds to states.
+    """
+
+    name: str
+    kind: OperatorKind
+    columns: pa.Schema
+
+    def __post_init__(self) -> None:
+        taken = [name for name in self.columns.names if name in (KEY_GROUP_COLUMN, OWNER_COLUMN)]
+        if taken or not len(self.columns):
+            raise PipelineError(
+                f"an operator state has a column {taken[0]!r}" if taken else "an operator state has no columns",
+                where=f"state {self.name!r}",
+                cause="the runtime says by columns of this name where rows belong" if taken else "",
+                remedy="Give the column another name" if taken else "Name at least one column and its type",
+            )
+
+
+class OperatorListState:
+    """Rows of this subtask, in order."""
+
+    def __init__(self, descriptor: OperatorDescriptor) -> None:
+        """Args: descriptor: names it."""
+        self.descriptor = descriptor
+        self._batches: list[pa.RecordBatch] = []
+
+    def get(self) -> pa.Table:
+        """All rows."""
+        return pa.Table.from_batches(self._batches, self.descriptor.columns)
+
+    def append(self, rows: pa.RecordBatch) -> None:
+        """Add rows after the others. Raises PipelineError when their columns are not the state's."""
+        self._require(rows.schema)
+        if rows.num_rows:
+            self._batches.append(rows.cast(self.descriptor.columns))
+        if len(self._batches) > MAX_BATCHES:
+            self._batches = self.get().combine_chunks().to_batches()
+
+    def put(self, rows: pa.Table | pa.RecordBatch) -> None:
+        """Replace all rows. Raises PipelineError when their columns are not the state's."""
+        self._require(rows.schema)
+        self._batches = []
+        for batch in rows.to_batches() if isinstance(rows, pa.Table) else [rows]:
+            self.append(batch)
+
+    def clear(self) -> None:
+        """Remove all rows."""
+        self._batches = []
+
+    def freeze(self) -> pa.Table:
+        """The rows as they are now, as a part has them."""
+        return self.get().replace_schema_metadata(self.schema.metadata)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the part."""
+        return operator_schema(self.descriptor.kind, self.descriptor.columns)
+
+    def restore(self, rows: pa.Table, subtask: int, parallelism: int) -> None:
+        """Take the rows that a restore has for this subtask. Subclasses add what their kind is about."""
+        self.put(rows)
+
+    def _require(self, schema: pa.Schema) -> None:
+        wanted = self.descriptor.columns
+        if schema.names == wanted.names and schema.types == wanted.types:
+            return
+        raise PipelineError(
+            "rows do not have the columns of the state",
+            where=f"state {self.descriptor.name!r}",
+            cause=f"it has {_columns_text(wanted)}; the rows have {_columns_text(schema)}",
+            remedy="Give these columns, in this order, or declare the state with the others",
+        )
+
+
+class UnionState(OperatorListState):
+    """Rows of this subtask, and after a restore those that all subtasks had.
+
+    Each row of the union goes on in one subtask: before it writes, a subtask holds its share of them, so that the next
+    snapshot has every row once. Whoever replaces its rows (`put`, `clear`) does so in every subtask: the share need not
+    be the rows that this subtask had.
+    """
+
+    def __init__(self, descriptor: OperatorDescriptor) -> None:
+        """See `OperatorListState`."""
+        super().__init__(descriptor)
+        self._restored = descriptor.columns.empty_table()
+
+    def restored(self) -> pa.Table:
+        """The rows of all subtasks in the snapshot that was restored, in the order of its subtasks; none at a first
+        start."""
+        return self._restored
+
+    def restore(self, rows: pa.Table, subtask: int, parallelism: int) -> None:
+        """See `OperatorListState`."""
+        self._restored = rows.replace_schema_metadata(None)
+        first = rows.num_rows * subtask // parallelism
+        self.put(rows.slice(first, rows.num_rows * (subtask + 1) // parallelism - first))
+
+
+class BroadcastState(OperatorListState):
+    """Rows that are the same in every subtask: write only what every subtask writes, in the same order. A restore takes
+    those of one subtask for each."""
+
+
+AnyState = TypeVar("AnyState", OperatorListState, UnionState, BroadcastState)
+_CLASSES: dict[OperatorKind, type[OperatorListState]] = {
+    "list": OperatorListState,
+    "union": UnionState,
+    "broadcast": BroadcastState,
+}
+
+
+class OperatorStates:
+    """All operator states of one subtask."""
+
+    def __init__(self, uid: str, descriptors: Sequence[OperatorDescriptor], subtask: int, parallelism: int) -> None:
+        """Args: uid: of the operator, for errors. descriptors: names are different. subtask, parallelism: its place."""
+        self._uid = uid
+        self._place = subtask, parallelism
+        self._states = {descriptor.name: _CLASSES[descriptor.kind](descriptor) for descriptor in descriptors}
+        assert len(self._states) == len(descriptors), f"operator {uid!r} declares a state twice"
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of its states: which parts of a snapshot are theirs."""
+        return frozenset(self._states)
+
+    def list(self, name: str) -> OperatorListState:
+        """The list state of this name. These three raise PipelineError for any other."""
+        return self._state(name, OperatorListState)
+
+    def union(self, name: str) -> UnionState:
+        """The union state of this name."""
+        return self._state(name, UnionState)
+
+    def broadcast(self, name: str) -> BroadcastState:
+        """The broadcast state of this name."""
+        return self._state(name, BroadcastState)
+
+    def freeze(self) -> AsyncSnapshot:
+        """The states as they are now; for any thread."""
+        frozen = [(state.descriptor, state.freeze()) for state in self._states.values()]
+        return lambda: [StatePart(d.name, d.kind, table.combine_chunks()) for d, table in frozen]
+
+    def restore(self, parts: Sequence[StatePart]) -> None:
+        """Take back what `redistribution.redistributed` has for this subtask.
+
+        Raises:
+            SnapshotError: a state is of another kind, has other columns, or nobody declares it.
+        """
+        for part in parts:
+            state = self._states.get(part.name)
+            if state is None:
+                raise unknown_state(part.name, self._uid)
+            if part.kind != state.descriptor.kind:
+                raise SnapshotError(
+                    f"State {part.name!r} is of another kind in the snapshot",
+                    where=f"operator {self._uid!r}",
+                    cause=f"the snapshot has {part.kind}, the pipeline {state.descriptor.kind}",
+                    remedy="Give the state another name, or declare the former kind",
+                )
+            tables = [*part.tables()]
+            for table in tables:
+                require_same(part.name, table.schema, state.schema, self._uid)
+            state.restore(pa.concat_tables(tables), *self._place)
+
+    def _state(self, name: str, kind: type[AnyState]) -> AnyState:
+        state = self._states.get(name)
+        if type(state) is kind:
+            return state
+        declared = ", ".join(f"{n} ({s.descriptor.kind})" for n, s in self._states.items())
+        raise PipelineError(
+            f"there is no {kind.__name__} {name!r}",
+            where=f"operator {self._uid!r}",
+            cause=f"its operator states are {declared or 'none'}",
+            remedy="Declare it, or ask for it by its kind",
+        )
+
+
+def _columns_text(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
