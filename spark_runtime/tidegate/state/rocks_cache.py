@@ -20,6 +20,8 @@ from tidegate.state.keyindex import MIN_ENTRIES, Entries
 from tidegate.state.keyindex_kernels import add_bytes, fill_bytes
 from tidegate.state.rocks_database import RocksTable
 
+MOST_CHANGES = 2**17
+"""Changed rows are written when there are more: to take hold of these at a snapshot costs the loop some 10 ns each."""
 ENTRY_BYTES = 48
 """What an entry takes beside its key and its row."""
 _ABSENT = -1
@@ -70,8 +72,10 @@ class RowCache:
     def put(self, keys: ByteRows, rows: ByteRows) -> None:
         """Set the row of each key, or remove it where the row is missing; the last of equal keys stays."""
         entries = self._entries(keys)
-        self._place(entries, rows, True)
+        self._changes += self._place(entries, rows, True)
         _touch(entries, self._hits)
+        if self._changes > MOST_CHANGES:
+            self.flush()
         self._shrink()
 
     def flush(self) -> None:
@@ -80,6 +84,7 @@ class RowCache:
         frozen = self.freeze()
         if frozen is not None:
             self._table.write(*frozen)
+            self._used[1] = 0  # nobody else holds them
             self._after_write(len(frozen[0]))
 
     def freeze(self) -> tuple[ByteRows, ByteRows] | None:
@@ -89,6 +94,7 @@ class RowCache:
         if not len(changed):
             return None
         self._dirty[changed] = 0
+        self._changes = 0
         self._used[1] = self._used[0]
         return self._keys(changed), ByteRows(self._arena, self._at[changed], self._length[changed])
 
@@ -103,6 +109,7 @@ class RowCache:
         self._dirty: Bytes = np.zeros(MIN_ENTRIES, np.uint8)
         self._hits: Bytes = np.zeros(MIN_ENTRIES, np.uint8)
         self._arena = np.empty(4096, np.uint8)
+        self._changes = 0
         self._used = np.zeros(2, np.int64)  # bytes, and how many of them are frozen
 
     def _entries(self, keys: ByteRows) -> Entries:
@@ -142,13 +149,16 @@ class RowCache:
         starts = self._ends[:-1][entries]
         return ByteRows(self._key_bytes, starts, self._ends[1:][entries] - starts)
 
-    def _place(self, entries: Any, rows: ByteRows, dirty: bool) -> None:
+    def _place(self, entries: Any, rows: ByteRows, dirty: bool) -> int:
+        """Returns how many of them had no change before."""
         needed = int(self._used[0]) + int(rows.lengths.sum())
         if needed > len(self._arena):
             self._arena = _grown(self._arena, max(needed, len(self._arena) * 3 // 2))
-        _place_rows(
-            entries.astype(np.int32), rows.data, rows.starts, rows.lengths, dirty,
-            self._at, self._length, self._dirty, self._arena, self._used,
+        return int(
+            _place_rows(
+                entries.astype(np.int32), rows.data, rows.starts, rows.lengths, dirty,
+                self._at, self._length, self._dirty, self._arena, self._used,
+            )
         )  # fmt: skip
 
     def _shrink(self) -> None:
@@ -169,6 +179,7 @@ class RowCache:
     def _keep_only(self, kept: Any) -> None:
         keys, rows = self._keys(kept), ByteRows(self._arena, self._at[kept], self._length[kept])
         dirty, states = self._dirty[kept], self._at[kept]
+        changes = self._changes
         data, offsets = keys.packed()
         hashes = self._hashes[kept]
         self._clear()
@@ -176,6 +187,7 @@ class RowCache:
         self._place(entries, rows, False)
         self._at[entries[states == _UNKNOWN]] = _UNKNOWN
         self._dirty[entries] = dirty
+        self._changes = changes
         self._hits[entries] = 1
 
 
@@ -192,7 +204,7 @@ def _touch(entries: Any, hits: Any) -> None:
             hits[entries[i]] += 1
 
 
-@kernel("void(i4[], u1[], i8[], i8[], b1, i8[]!, i8[]!, u1[]!, u1[]!, i8[]!)")
+@kernel("i8(i4[], u1[], i8[], i8[], b1, i8[]!, i8[]!, u1[]!, u1[]!, i8[]!)")
 def _place_rows(
     entries: Any,
     data: Any,
@@ -204,8 +216,9 @@ def _place_rows(
     changed: Any,
     arena: Any,
     used: Any,
-) -> None:
+) -> Any:
     end = used[0]
+    changes = 0
     for i in range(len(entries)):
         entry = entries[i]
         if starts[i] < 0:
@@ -219,5 +232,8 @@ def _place_rows(
             for j in range(lengths[i]):
                 arena[at[entry] + j] = data[starts[i] + j]
         if dirty:
+            if not changed[entry]:
+                changes += 1
             changed[entry] = 1
     used[0] = end
+    return changes

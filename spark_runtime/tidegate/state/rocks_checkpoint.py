@@ -187,7 +187,8 @@ class FilesOfPart:
         return cls(part, range(*document["key_groups"]), states)
 
     def write_to(self, directory: Path, uid: str) -> dict[str, str]:
-        """Make `directory` the database; one file in memory at a time. Returns file name -> blob id.
+        """Make `directory` the database; one file in memory at a time. Returns file name -> blob id, as the rows
+        know it.
 
         Raises:
             SnapshotError: a file is missing or of another size than when it was written.
@@ -208,7 +209,7 @@ class FilesOfPart:
                 )
             (directory / row["name"]).write_bytes(content)
             if blob is not None:
-                ids[row["name"]] = blob.id
+                ids[row["name"]] = row["blob"]
         return ids
 
     def _by_own_id(self) -> dict[str, Blob]:

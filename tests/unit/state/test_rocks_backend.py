@@ -13,7 +13,7 @@ import pytest
 
 from tidegate.contract.errors import PipelineError, SnapshotError
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StatePart
-from tidegate.state import rocks_rows
+from tidegate.state import rocks_cache, rocks_rows
 from tidegate.state.contract import BackendContext, Elements, KeySet, StateDescriptor, TimeToLive
 from tidegate.state.layout import TIME_COLUMN
 from tidegate.state.rocks_backend import RocksBackend
@@ -71,7 +71,7 @@ def values(backend: RocksBackend, keys: Any) -> list[int | None]:
 
 
 def loaded(parts: Sequence[StatePart]) -> list[StatePart]:
-    """As from a store: what blobs give is read now."""
+    """As from a store: what blobs give is read now, and the writer has put something in front of their ids."""
     return [
         StatePart(part.name, part.kind, part.table, (), tuple(kept(blob) for blob in part.blobs), part.format)
         for part in parts
@@ -80,7 +80,7 @@ def loaded(parts: Sequence[StatePart]) -> list[StatePart]:
 
 def kept(blob: Blob, data: bytes | None = None) -> Blob:
     content = blob.read() if data is None else data
-    return Blob(blob.id, lambda: content, len(content))
+    return Blob(f"run-7-{blob.id}", lambda: content, len(content))
 
 
 def disk_rows(backend: RocksBackend, name: str) -> int:
@@ -342,13 +342,30 @@ def test_timers_in_files_go_to_the_owners_of_their_keys(opened: Opener, portable
     assert last.timers("event").next_us() is None
 
 
-def test_a_restored_database_shares_its_files_with_the_snapshot_it_came_from(opened: Opener) -> None:
+def test_files_keep_their_ids_through_restores(opened: Opener) -> None:
+    """S5.2: nothing that a writer puts in front of an id comes back with it."""
     backend = opened()
     put(backend, range(1_000), range(1_000))
-    parts = loaded(backend.snapshot(1)())
-    other = opened("b")
-    other.value(VALUE)
-    other.restore(parts)
-    put(other, [1], [5])
-    (part,) = other.snapshot(2)()
-    assert {blob.id for blob in parts[0].blobs} < {blob.id for blob in part.blobs}
+    (first,) = backend.snapshot(1)()
+    parts = loaded([first])
+    for name in ("b", "c"):
+        other = opened(name)
+        other.value(VALUE)
+        other.restore(parts)
+        put(other, [1], [5])
+        snapshot = other.snapshot(2)()
+        assert {blob.id for blob in first.blobs} < {blob.id for blob in snapshot[0].blobs}
+        parts = loaded(snapshot)
+
+
+def test_a_snapshot_takes_hold_of_a_bounded_number_of_changes(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S5.2: the rest is in the database already."""
+    monkeypatch.setattr(rocks_cache, "MOST_CHANGES", 1_000)
+    backend = opened()
+    for start in range(0, 10_000, 300):
+        put(backend, range(start, start + 300), range(300))
+        assert backend._caches["v"]._changes <= 1_000
+    frozen = backend._caches["v"].freeze()
+    assert frozen is not None and len(frozen[0]) <= 1_000
+    assert len(np.unique([*frozen[0].to_list()])) == len(frozen[0])
+    assert values(backend, [0, 300, 9_899]) == [0, 0, 299]
