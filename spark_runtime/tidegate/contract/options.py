@@ -81,6 +81,8 @@ class JobOptions:
         retained_checkpoints: newest completed checkpoints kept (S2.3).
         retention: "keep" or "delete" checkpoints when the job is cancelled (S2.3).
         state_size_threshold: smaller state streams live in the snapshot's metadata (S5.4).
+        local_recovery: state files of checkpoints are kept on the slot's own disk, too; a restart on the same machine
+            reads them there, where they are whole (S5.4).
         restart_strategy: "fixed_delay", "exponential_delay", "failure_rate", or "none": the first failure is the last
             (S9.1). Waiting for slots uses up no restart and no time of these options.
         restart_attempts: restarts since the last completed checkpoint before the job fails; None: no limit. With
@@ -135,6 +137,7 @@ class JobOptions:
     retained_checkpoints: Count = Count(1, 1, 10_000)
     retention: Choice[Retention] = Choice("keep", "delete")
     state_size_threshold: Size = Size("20 KiB")
+    local_recovery: Flag = Flag(False)
     restart_strategy: Choice[Restart] = Choice("fixed_delay", "exponential_delay", "failure_rate", "none")
     restart_attempts: OptionalCount = OptionalCount(3, 0)
     restart_delay: Duration = Duration("1 s")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tidegate.contract.errors import NotFoundError, SnapshotError
 from tidegate.contract.layout import JobLayout
 from tidegate.snapshot.blobs import BlobFile, StoredBlob, checked_name, packed
+from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.snapshot.parts import StateKind, StatePart
 from tidegate.snapshot.streams import decode_parts
 
@@ -109,19 +110,28 @@ class StreamFactory:
         folder: str,
         threshold_bytes: int = DEFAULT_THRESHOLD_BYTES,
         shared: Callable[[], tuple[Store, str]] | None = None,
+        copies: LocalCopies | None = None,
     ) -> None:
         """Args: folder: of the snapshot, relative to the store's root. threshold_bytes: smaller streams stay inline; 0:
-        none. shared: opens the folder of shared files; None: there are none."""
+        none. shared: opens the folder of shared files; None: there are none. copies: also has every file that is
+        written, and is asked first for those that are read (S5.4)."""
         self._store = store
         self._folder = folder
         self._threshold_bytes = threshold_bytes
         self._shared = shared
+        self._copies = copies
 
     @classmethod
-    def at(cls, location: str, open_location: OpenLocation, threshold_bytes: int = DEFAULT_THRESHOLD_BYTES) -> Self:
+    def at(
+        cls,
+        location: str,
+        open_location: OpenLocation,
+        threshold_bytes: int = DEFAULT_THRESHOLD_BYTES,
+        copies: LocalCopies | None = None,
+    ) -> Self:
         """Of the snapshot at `location`."""
         store, folder = open_location(location)
-        return cls(store, folder, threshold_bytes, partial(open_location, JobLayout.shared_of(location)))
+        return cls(store, folder, threshold_bytes, partial(open_location, JobLayout.shared_of(location)), copies)
 
     def store(self, name: str, data: bytes, kinds: tuple[StateKind, ...] | None = None) -> StateHandle:
         """Keep a stream durably, create-only.
@@ -138,7 +148,7 @@ class StreamFactory:
         sha256 = hashlib.sha256(data).hexdigest()
         if len(data) < self._threshold_bytes:
             return StateHandle(None, bytes(data), len(data), sha256, kinds)
-        self._store.create(joined(self._folder, checked_name(name)), data)
+        self._create(self._store, self._folder, name, data)
         return StateHandle(name, None, len(data), sha256, kinds)
 
     def store_blobs(self, name: str, blobs: Sequence[tuple[str, bytes]], *, shared: bool) -> BlobFile:
@@ -157,7 +167,7 @@ class StreamFactory:
         if len(data) < self._threshold_bytes:
             return BlobFile(None, bytes(data), False, len(data), stored)
         store, folder = self._folder_of(shared)
-        store.create(joined(folder, checked_name(name)), data)
+        self._create(store, folder, name, data)
         return BlobFile(name, None, shared, len(data), stored)
 
     def parts(self, handle: StateHandle, *, where: str = "") -> list[StatePart]:
@@ -184,6 +194,8 @@ class StreamFactory:
             data, where = file.inline[blob.offset : blob.offset + blob.size_bytes], "inline blobs"
         else:
             assert file.name is not None
+            if (copy := self._copy(file.name, blob.offset, blob.size_bytes, blob.sha256)) is not None:
+                return copy
             where, data = self._read(file.name, shared=file.shared, part=blob)
         return _checked(data, blob.size_bytes, blob.sha256, f"blob {blob.id} in {file.name or '(inline)'}", where)
 
@@ -199,6 +211,8 @@ class StreamFactory:
             where = f"{joined(self._folder, '_metadata')}, inline state"
             return _checked(handle.inline, handle.size_bytes, handle.sha256, what, where)
         assert handle.path is not None
+        if (copy := self._copy(handle.path, 0, handle.size_bytes, handle.sha256)) is not None:
+            return copy
         where, data = self._read(handle.path)
         return _checked(data, handle.size_bytes, handle.sha256, what, where)
 
@@ -207,6 +221,16 @@ class StreamFactory:
         store, folder = self._folder_of(shared)
         path = store.local_path(joined(folder, checked_name(name)))
         return Path(path).stat().st_size if path is not None and Path(path).is_file() else None
+
+    def _create(self, store: Store, folder: str, name: str, data: bytes) -> None:
+        store.create(joined(folder, checked_name(name)), data)
+        if self._copies is not None:
+            self._copies.put(name, data)
+
+    def _copy(self, name: str, offset: int, size_bytes: int, sha256: str) -> bytes | None:
+        """From the local copy, when it is whole."""
+        data = None if self._copies is None else self._copies.read(checked_name(name), offset, size_bytes)
+        return data if data is not None and hashlib.sha256(data).hexdigest() == sha256 else None
 
     def _folder_of(self, shared: bool) -> tuple[Store, str]:
         if not shared:

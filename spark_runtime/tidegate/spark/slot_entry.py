@@ -33,6 +33,7 @@ from tidegate.coordinator.locations import open_location
 from tidegate.pipeline.load import load_pipeline
 from tidegate.plan.execution import ExecutionPlan, plan
 from tidegate.plan.graph import JobGraph
+from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.spark.slot_mail import SlotMail
 from tidegate.state.kernels import compile_all
 from tidegate.subtask.chain import OperatorFailure
@@ -191,6 +192,9 @@ class SlotProcess:
     def _loop(self, graph: JobGraph, execution: ExecutionPlan, message: Mapping[str, Any]) -> bool:
         """Deploy and run; False when the driver cancelled the run."""
         peers = {int(slot): (host, port) for slot, (host, port) in message["peers"].items()}
+        copies = None
+        if self._options.local_recovery:
+            copies = LocalCopies.of_job(self._parameters.root, self._parameters.job_id, self._index)
         slot = Slot(
             run_id=self._parameters.run_id,
             generation=self._parameters.generation,
@@ -201,6 +205,7 @@ class SlotProcess:
             now_ms=steady_clock(),
             wake=self._wake,
             transport_failure=lambda: self._transport.failure,
+            copies=copies,
         )
         restored = {} if message["restored"] is None else {self._index: message["restored"]}
         deployment = Deployment(
@@ -213,7 +218,7 @@ class SlotProcess:
             wait_for_final=message["wait_for_final"],
             channel_capacity_bytes=self._options.channel_capacity_bytes,
             splits={uid: {self._index: splits} for uid, splits in message["splits"].items()},
-            restored=load_restored(restored, self._open_location, execution),
+            restored=load_restored(restored, self._open_location, execution, copies),
             idle_after_ms=_milliseconds(self._options.idle_after),
             scratch=self._scratch,
             unaligned_after_ms=self._options.unaligned_after_ms,
@@ -241,6 +246,8 @@ class SlotProcess:
         slot.close()
         self._slot = None
         self._mail.close()
+        if copies is not None:
+            copies.clear()
         return True
 
     def _open_location(self, location: str) -> tuple[Store, str]:

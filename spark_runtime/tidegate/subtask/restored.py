@@ -13,6 +13,7 @@ from tidegate.operators.contract import CommitPermit
 from tidegate.plan.execution import ExecutionPlan
 from tidegate.snapshot.blobs import BlobFile
 from tidegate.snapshot.handles import OpenLocation, StreamFactory
+from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.redistribution import Rescale, Share, redistributed
 
@@ -44,12 +45,14 @@ def load_restored(
     documents: Mapping[int, Mapping[str, Any]],
     open_location: OpenLocation,
     plan: ExecutionPlan,
+    copies: LocalCopies | None = None,
 ) -> Restored | None:
     """Read and cut the state of every subtask index of this slot; blobs are read when the operator does. Blocks on the
     store.
 
     Args:
         documents: `coordinator.restore.Restore.for_slot(index)` by index, all of one restore; empty: a fresh start.
+        copies: asked first (S5.4).
 
     Raises:
         SnapshotError: a state stream is missing, damaged or of a newer version; names snapshot, operator and subtask.
@@ -61,7 +64,7 @@ def load_restored(
     files: dict[tuple[str, int], Sequence[BlobFile]] = {}
     finished: set[tuple[int, int]] = set()
     for index, document in documents.items():
-        factory = StreamFactory.at(document["location"], open_location)
+        factory = StreamFactory.at(document["location"], open_location, copies=copies)
         place = Rescale(document["parallelism"], plan.parallelism, plan.max_parallelism, index)
         for uid, share_document in document["shares"].items():
             where = f"snapshot {document['location']}, operator {uid!r}"

@@ -18,6 +18,7 @@ from tidegate.contract.verdicts import Withheld
 from tidegate.operators.contract import CommitPermit
 from tidegate.snapshot.blobs import BlobFile
 from tidegate.snapshot.handles import OpenLocation
+from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.host import DeclineCode
 from tidegate.subtask.snapshot_writer import SnapshotPlace, SnapshotWriter, Written
@@ -67,13 +68,15 @@ class Slot:
         now_ms: Callable[[], int],
         wake: Wake,
         transport_failure: Callable[[], BaseException | None] = lambda: None,
+        copies: LocalCopies | None = None,
     ) -> None:
-        """Args: send: a message to the driver, must not block. threshold_bytes: `state_size_threshold` (S5.4)."""
+        """Args: send: a message to the driver, must not block. threshold_bytes: `state_size_threshold`. copies: with
+        `local_recovery` (S5.4)."""
         self._run_id = run_id
         self._generation = generation
         self._send = send
         self._open_location = open_location
-        self._writer = SnapshotWriter(run_id, generation, open_location, threshold_bytes, writers)
+        self._writer = SnapshotWriter(run_id, generation, open_location, threshold_bytes, writers, copies)
         self._writers = writers
         self._now_ms = now_ms
         self._wake = wake
@@ -230,12 +233,12 @@ class Slot:
                 for subtask in self._subtasks:
                     subtask.aborted(checkpoint_id)
             case "complete":
-                self._writer.blobs.completed(message["checkpoint_id"])
+                self._writer.completed(message["checkpoint_id"])
                 permit = CommitPermit(message["checkpoint_id"], message["generation"], message["log_number"])
                 for subtask in self._subtasks:
                     subtask.completed(permit)
             case "durable":
-                self._writer.blobs.completed(message["checkpoint_id"])
+                self._writer.completed(message["checkpoint_id"])
                 for subtask in self._subtasks:
                     subtask.durable(message["checkpoint_id"], last=message["last"])
             case "commit":

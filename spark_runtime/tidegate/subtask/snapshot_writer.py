@@ -15,6 +15,7 @@ from functools import partial
 
 from tidegate.snapshot.blobs import BlobFile, packs, still_used
 from tidegate.snapshot.handles import OpenLocation, StateHandle, StreamFactory
+from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.snapshot.parts import AsyncSnapshot, Blob, StatePart
 from tidegate.snapshot.streams import encode_parts
 from tidegate.subtask.shared_blobs import SharedBlobs
@@ -62,14 +63,21 @@ class SnapshotWriter:
     """Writes what a slot's subtasks have frozen. `blobs` is to be told what completes and what is aborted."""
 
     def __init__(
-        self, run_id: str, generation: int, open_location: OpenLocation, threshold_bytes: int, writers: Executor
+        self,
+        run_id: str,
+        generation: int,
+        open_location: OpenLocation,
+        threshold_bytes: int,
+        writers: Executor,
+        copies: LocalCopies | None = None,
     ) -> None:
-        """Args: threshold_bytes: `state_size_threshold` (S5.4)."""
+        """Args: threshold_bytes: `state_size_threshold`. copies: with `local_recovery` (S5.4)."""
         self._run_id = run_id
         self._generation = generation
         self._open_location = open_location
         self._threshold_bytes = threshold_bytes
         self._writers = writers
+        self._copies = copies
         self.blobs = SharedBlobs()
 
     def write(
@@ -104,6 +112,9 @@ class SnapshotWriter:
                 handles[draft.uid] = replace(draft.handle, files=files)
                 if files and not place.self_contained:
                     self.blobs.wrote(place.checkpoint_id, (draft.uid, index), files)
+                if self._copies is not None and not place.self_contained:
+                    names = (handles[draft.uid].path, *(file.name for file in files))
+                    self._copies.wrote(place.checkpoint_id, {name for name in names if name is not None})
             persisted = sum(h.size_bytes for h in handles.values()) + sum(file.size_bytes for file in new)
             metrics = {
                 "async_ms": (time.monotonic() - started) * 1000,
@@ -117,6 +128,12 @@ class SnapshotWriter:
             completed = () if place.self_contained else self.blobs.files((uid, index))
             works.append(partial(self._make, index, place, uid, snapshot, completed))
         side_by_side(self._writers, works, made, failed)
+
+    def completed(self, checkpoint_id: int) -> None:
+        """A checkpoint has completed. From the slot's loop; does not block."""
+        self.blobs.completed(checkpoint_id)
+        if self._copies is not None:
+            self._writers.submit(self._copies.completed, checkpoint_id)
 
     def _make(
         self, index: int, place: SnapshotPlace, uid: str, snapshot: AsyncSnapshot, completed: Sequence[BlobFile]
@@ -146,7 +163,8 @@ class SnapshotWriter:
         return replace(part, blobs=tuple(replace(blob, id=i) for blob, i in zip(part.blobs, ids, strict=True)))
 
     def _folder(self, place: SnapshotPlace) -> StreamFactory:
-        return StreamFactory.at(place.location, self._open_location, self._threshold_bytes)
+        copies = None if place.self_contained else self._copies
+        return StreamFactory.at(place.location, self._open_location, self._threshold_bytes, copies)
 
     def _name(self, uid: str, index: int, suffix: str) -> str:
         """New: what another attempt has written is never met."""

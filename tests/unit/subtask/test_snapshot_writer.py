@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -16,6 +17,7 @@ from tidegate.contract.errors import SnapshotError
 from tidegate.contract.store import Store, open_store
 from tidegate.snapshot.blobs import MAX_SMALL_FILES, PACK_BYTES
 from tidegate.snapshot.handles import StateHandle, StreamFactory
+from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StatePart
 from tidegate.subtask.snapshot_writer import SnapshotPlace, SnapshotWriter, Written
 from tidegate.testing.in_process import InlineExecutor
@@ -261,3 +263,19 @@ def test_blobs_of_the_restored_snapshot_keep_their_ids_and_are_not_written_again
     third = again.write(3, changed)
     assert again.reads == ["b"]
     assert again.values(second, location(2)) == again.values(third, location(3)) == [1, 3]
+
+
+def test_checkpoints_are_copied_to_the_local_disk_and_savepoints_are_not(slot: Slot, tmp_path: Path) -> None:
+    """S5.4: a restart reads the newest completed checkpoint there."""
+    copies = LocalCopies(str(tmp_path / "local" / "job"), 0)
+    slot.writer = SnapshotWriter("r1", 1, slot.open, 0, InlineExecutor(), copies)
+    slot.write(1, [slot.blob("a", rows(1)), slot.blob("gone", rows(9))])
+    slot.writer.completed(1)
+    slot.write(2, [slot.blob("a", rows(1))], savepoint=True)
+    third = slot.write(3, [slot.blob("a", rows(1)), slot.blob("b", rows(2))])
+    slot.writer.completed(3)
+    names = os.listdir(tmp_path / "local" / "job" / "0")
+    assert sorted(name.rpartition(".")[2] for name in names) == ["blobs", "blobs", "state"]
+    slot.store.delete_folder("j")
+    (part,) = StreamFactory.at(location(3), slot.open, 0, copies).parts(third.handles["op"])
+    assert [v for table in part.tables() for v in table["v"].to_pylist()] == [1, 2]

@@ -1,0 +1,92 @@
+"""Copies of state files on the slot's own disk, for a faster restart (S5.4, `local_recovery`).
+
+Names of state files are never used twice, since they carry generation, run and a nonce: a copy of the same name is of
+the same file, and its checksum says whether it is whole. So a copy may be missing, cut or out of date at any time, and
+is then passed over. It never makes a snapshot fail, and is never the only place of anything.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+from collections.abc import Collection
+from contextlib import suppress
+
+from tidegate.contract.layout import stable_id
+
+FOLDER = "tidegate-local"
+"""In the machine's folder of temporary files: it outlives the process of a slot, which one of the next run follows."""
+
+
+class LocalCopies:
+    """Copies of what one slot's checkpoints use; reads those of all slots of the job on this machine. Safe from several
+    threads. Raises nothing."""
+
+    def __init__(self, folder: str, slot: int) -> None:
+        """Args: folder: of the job on this machine; made when it is not there. slot: number of the slot."""
+        self._folder = folder
+        self._own = os.path.join(folder, str(slot))
+        self._lock = threading.Lock()
+        self._written: dict[int, set[str]] = {}
+        self._usable = _made_private(self._own)
+
+    @classmethod
+    def of_job(cls, root_url: str, job_id: str, slot: int) -> LocalCopies:
+        """Those of a job on this machine."""
+        return cls(os.path.join(tempfile.gettempdir(), FOLDER, stable_id(root_url, job_id)), slot)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Keep a copy; not at all when the disk does not take it."""
+        if not self._usable:
+            return
+        temporary = os.path.join(self._own, f".{secrets.token_hex(8)}")
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+            os.replace(temporary, os.path.join(self._own, name))
+        except OSError:
+            with suppress(OSError):
+                os.unlink(temporary)
+
+    def read(self, name: str, offset: int, size_bytes: int) -> bytes | None:
+        """These bytes of the copy, to be checked; None: there is none."""
+        with suppress(OSError):
+            for slot in os.listdir(self._folder):
+                with suppress(OSError), open(os.path.join(self._folder, slot, name), "rb") as file:
+                    file.seek(offset)
+                    return file.read(size_bytes)
+        return None
+
+    def wrote(self, checkpoint_id: int, names: Collection[str]) -> None:
+        """Checkpoint `checkpoint_id` uses these files, of one subtask."""
+        with self._lock:
+            self._written.setdefault(checkpoint_id, set()).update(names)
+
+    def completed(self, checkpoint_id: int) -> None:
+        """It has completed: copies that neither it nor a newer one uses go."""
+        with self._lock:
+            self._written = {n: names for n, names in self._written.items() if n >= checkpoint_id}
+            kept = {name for names in self._written.values() for name in names}
+        with suppress(OSError):
+            for name in set(os.listdir(self._own)) - kept:
+                with suppress(OSError):
+                    os.unlink(os.path.join(self._own, name))
+
+    def clear(self) -> None:
+        """The slot needs none any more."""
+        shutil.rmtree(self._own, ignore_errors=True)
+        with suppress(OSError):
+            os.rmdir(self._folder)
+
+
+def _made_private(folder: str) -> bool:
+    """Whether the folder is there, and nobody else's: others may write to where it lies."""
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        parents = (folder, os.path.dirname(folder))
+        return all(not os.path.islink(path) and os.stat(path).st_uid == os.getuid() for path in parents)
+    except OSError:
+        return False
