@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from conftest import RealJob
@@ -95,6 +96,22 @@ def test_a_job_whose_worker_is_killed_recovers_by_itself_with_exact_output(local
     assert view.status.value == "FINISHED", view.failure
     assert view.restarts == 1
     assert local_job.output() == expected(ROWS)
+
+
+def test_a_restart_reads_state_from_the_slots_own_disk_and_leaves_nothing_there(
+    local_job: RealJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S5.4."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    local_job.start(rows=ROWS, rate=RATE, local_recovery=True, state_size_threshold="64 B")
+    local_job.completed(3)
+    assert list((tmp_path / "temporary").glob("tidegate-local/*/*/*.state"))
+    os.kill(local_job.slot_pids()[0], signal.SIGKILL)
+    view = local_job.until_status("FINISHED", "FAILED")
+    assert (view.status.value, view.restarts) == ("FINISHED", 1), view.failure
+    assert local_job.output() == expected(ROWS)
+    assert list((tmp_path / "temporary").glob("tidegate-local/*")) == []
 
 
 def test_a_job_on_a_standalone_cluster_survives_the_kill_of_a_worker(cluster_job: RealJob) -> None:
