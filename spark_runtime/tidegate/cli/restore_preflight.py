@@ -69,13 +69,13 @@ def check(args: argparse.Namespace, around: Surroundings) -> int:
 
 
 def _as_stored(reader: SnapshotReader, finding: Finding) -> Finding:
-    """Columns change in rows alone: a back end's own files are restored as they are."""
-    if finding.code != "state" or finding.verdict != "changes" or finding.uid is None:
+    """Columns and states change in rows alone: a back end's own files are restored as they are."""
+    if finding.code not in ("state", "lost_state") or finding.verdict != "changes" or finding.uid is None:
         return finding
     formats = reader.native_formats(finding.uid)
     if not formats:
         return finding
-    cause = f"its columns have changed, and it is in files of {', '.join(formats)}"
+    cause = f"the operator's state is in files of {', '.join(formats)}"
     remedy = "Take a savepoint with the former pipeline and restore that: its states are rows"
     return replace(finding, verdict="refused", cause=cause, remedy=remedy)
 

@@ -193,11 +193,13 @@ def _states(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
         if before is None or now is None:
             yield Finding("state", "unknown", f"what state operator {uid!r} keeps is told at the restore", uid=uid)
             continue
-        yield from _states_of(uid, [*map(StateShape.from_json, before)], [*map(StateShape.from_json, now)])
+        shapes = [*map(StateShape.from_json, before)], [*map(StateShape.from_json, now)]
+        yield from _states_of(uid, *shapes, may_drop=target.allow_non_restored_state)
 
 
-def _states_of(uid: str, old: Sequence[StateShape], new: Sequence[StateShape]) -> Iterator[Finding]:
+def _states_of(uid: str, old: Sequence[StateShape], new: Sequence[StateShape], *, may_drop: bool) -> Iterator[Finding]:
     found = compare_states(old, new)
+    keyed = {shape.name for shape in old if shape.kind == "keyed"}
     for name in dict.fromkeys(name for name, _ in found.refused):
         yield Finding(
             "state",
@@ -209,15 +211,14 @@ def _states_of(uid: str, old: Sequence[StateShape], new: Sequence[StateShape]) -
             name,
         )
     for name in found.undeclared:
-        yield Finding(
-            "lost_state",
-            "refused",
-            f"operator {uid!r} does not declare state {name!r}, which the snapshot holds",
-            "the state was removed or renamed, or the operator is another one",
-            f"Declare {name!r} again, or give the operator a new uid",
-            uid,
-            name,
-        )
+        what = f"operator {uid!r} does not declare state {name!r}, which the snapshot holds"
+        if may_drop and name in keyed:
+            yield Finding("lost_state", "changes", f"{what}: it is dropped", uid=uid, state=name)
+            continue
+        cause = "the state was removed or renamed, or the operator is another one"
+        more = ", or set allow_non_restored_state to drop it" if name in keyed else ""
+        remedy = f"Declare {name!r} again, give the operator a new uid{more}"
+        yield Finding("lost_state", "refused", what, cause, remedy, uid, name)
     for name, change in found.changes:
         yield Finding("state", "changes", f"state {name!r} of operator {uid!r}: {change}", uid=uid, state=name)
 

@@ -33,6 +33,7 @@ class Restore:
             completion permits. Behind a commit gate what is approved, 0: nothing (S7.8).
         withheld: what of it is never committed, and goes to the folder `quarantine` (S7.8).
         may_share: checkpoints may use its files again, where they still hold the same (S7.4).
+        dropped: operator uid -> states that it does not declare any more.
         way_back: what the start from it means for what was committed behind it; None: nothing was (S9.3).
     """
 
@@ -49,6 +50,7 @@ class Restore:
     quarantine: str = ""
     way_back: WayBack | None = None
     may_share: bool = False
+    dropped: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def rescales(self) -> bool:
@@ -72,6 +74,7 @@ class Restore:
             "withheld": [withheld.to_json() for withheld in self.withheld],
             "quarantine": self.quarantine,
             "may_share": self.may_share,
+            "dropped": {uid: list(names) for uid, names in self.dropped.items()},
         }
 
 
@@ -97,7 +100,8 @@ def check_restore(
         allow_drained=True,
         commit_only=commit_only,
     )
-    for finding in judge_restore(facts_of(metadata), target).refused:
+    verdict = judge_restore(facts_of(metadata), target)
+    for finding in verdict.refused:
         raise SnapshotError(finding.what, where=where, cause=finding.cause, remedy=finding.remedy)
     known = {node.uid for node in graph.nodes}
     operators = tuple(op for op in metadata.operators if op.uid in known)
@@ -109,7 +113,11 @@ def check_restore(
         for index in range(plan.parallelism)
     )
     is_fork = metadata.lineage != lineage
-    return Restore(location, metadata, log_number, is_fork, finished, operators, plan.parallelism)
+    dropped: dict[str, list[str]] = {}
+    for finding in verdict.findings:
+        if finding.code == "lost_state" and finding.uid is not None and finding.state is not None:
+            dropped.setdefault(finding.uid, []).append(finding.state)
+    return Restore(location, metadata, log_number, is_fork, finished, operators, plan.parallelism, dropped=dropped)
 
 
 def facts_of(metadata: SnapshotMetadata) -> SnapshotFacts:

@@ -106,7 +106,7 @@ def unknown_state(name: str, uid: str) -> SnapshotError:
         f"The snapshot holds a state {name!r} that the operator does not declare",
         where=f"operator {uid!r}",
         cause="it was removed or renamed in the pipeline",
-        remedy=f"Declare {name!r} again, or allow state that is not restored",
+        remedy=f"Declare {name!r} again, or restore a savepoint and set allow_non_restored_state to drop it",
     )
 
 

@@ -76,7 +76,9 @@ def load_restored(
                 former_index: factory.parts(handle, where=f"{where}, subtask {former_index}")
                 for former_index, handle in share.handles
             }
-            parts[(uid, index)] = redistributed(former, share.broadcast_from, place, where=where)
+            given_up = document.get("dropped", {}).get(uid, ())
+            restored = redistributed(former, share.broadcast_from, place, where=where)
+            parts[(uid, index)] = [part for part in restored if part.name not in given_up]
         finished |= {(chain_id, i) for chain_id, i in document["finished"]}
     any_document = next(iter(documents.values()))
     permit = CommitPermit(any_document["checkpoint_id"], any_document["generation"], any_document["log_number"])

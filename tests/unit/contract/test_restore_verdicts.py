@@ -107,6 +107,10 @@ def test_a_changed_state_is_told_with_its_columns(new: Any, verdict: str, told: 
 def test_a_state_that_is_not_declared_any_more_is_refused() -> None:
     new = graph(operator("in"), operator("daily", ("in",)), operator("out", ("daily",)))
     assert only(judged(new))[:3] == ("lost_state", "refused", "daily")
+    assert only(judged(new, allow_non_restored_state=True))[:3] == ("lost_state", "changes", "daily")
+    held = graph(operator("in"), operator("daily", ("in",), [state(kind="list")]), operator("out", ("daily",)))
+    verdict = judged(new, body(held), allow_non_restored_state=True)
+    assert only(verdict)[1] == "refused", "what is not keyed may hold what is still to be committed"
 
 
 def test_what_does_not_tell_its_states_is_looked_at_when_it_is_restored() -> None:

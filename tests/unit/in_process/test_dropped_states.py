@@ -1,0 +1,66 @@
+"""S5.5: a state that a process does not declare any more is refused, or dropped where that is allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import tidegate as td
+from tidegate.contract.errors import SnapshotError
+from tidegate.contract.records import RestoreFrom
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.job_run import RunEnded
+from tidegate.testing.in_process import InProcessJob
+
+SCHEMA = pa.schema([("k", pa.int64()), ("n", pa.int64())])
+ONE, OTHER = td.value_state("last", {"n": pa.int64()}), td.value_state("other", {"n": pa.int64()})
+
+
+class Remembers(td.KeyedProcess):
+    """Writes the newest number of each key into all its states."""
+
+    def __init__(self, *states: Any) -> None:
+        self.states = states
+
+    def process(self, rows: td.KeyedRows, ctx: td.ProcessContext) -> None:
+        newest = dict(zip(rows.owners.tolist(), rows.batch["n"].to_pylist(), strict=True))
+        column = pa.record_batch({"n": [newest[i] for i in range(rows.keys.size)]})
+        for state in self.states:
+            ctx.value(state.name).put(rows.keys, column)
+
+
+def pipeline(*states: Any) -> td.Pipeline:
+    p = td.Pipeline()
+    rows = p.read(td.DataGen(lambda n: {"k": n % 9, "n": n}, SCHEMA, rows=900, batch_rows=30), uid="rows")
+    process = Remembers(*states)
+    rows.group_by("k").process(process, schema=SCHEMA, uid="remembers").write(td.Discard(), uid="out")
+    return p
+
+
+@pytest.mark.parametrize("parallelism", [2, 3])
+def test_a_state_that_is_gone_is_dropped_only_with_its_word(parallelism: int) -> None:
+    job = InProcessJob(lambda: pipeline(ONE, OTHER), {"parallelism": 2})
+    run = job.submit()
+    run.pump(6)
+    answer = run.ask(ev.Request("savepoint", request_id="now"))
+    assert answer is not None and answer.ok
+    run.crash()
+    path = str(answer.data["path"])
+    job.build, job.options = lambda: pipeline(ONE), {"parallelism": parallelism}
+    with pytest.raises(SnapshotError, match="'remembers' does not declare state 'other'.*allow_non_restored_state"):
+        job.submit(RestoreFrom("savepoint", path=path))
+    run = job.submit(RestoreFrom("savepoint", path=path, allow_non_restored_state=True))
+    assert isinstance(run.to_end(), RunEnded)
+
+
+def test_a_state_that_is_new_begins_empty() -> None:
+    job = InProcessJob(lambda: pipeline(ONE), {"parallelism": 1})
+    run = job.submit()
+    run.pump(6)
+    answer = run.ask(ev.Request("savepoint", request_id="now"))
+    assert answer is not None and answer.ok
+    run.crash()
+    job.build = lambda: pipeline(ONE, OTHER)
+    assert isinstance(job.submit(RestoreFrom("savepoint", path=str(answer.data["path"]))).to_end(), RunEnded)
