@@ -28,12 +28,12 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "spark_runtime")]
 
 import pyarrow.compute as pc  # noqa: E402
 import pyarrow.dataset as ds  # noqa: E402
-from pipelines.large_state import BATCH_ROWS, VALUE_BYTES  # noqa: E402
+from pipelines.large_state import BATCH_ROWS, RESULT, VALUE_BYTES  # noqa: E402
 from results import RESULTS, machine, write_section  # noqa: E402
 
 from tidegate.contract.client import JobClient  # noqa: E402
 from tidegate.contract.launching import find_local, launch_local  # noqa: E402
-from tidegate.contract.records import RestoreFrom, Spec  # noqa: E402
+from tidegate.contract.records import Spec  # noqa: E402
 from tidegate.contract.units import parse_size  # noqa: E402
 
 HEADING = "## State larger than memory"
@@ -92,13 +92,13 @@ def counted(out: str) -> dict[str, int]:
     """Sums of the committed results."""
     if not os.path.isdir(out):
         return dict.fromkeys(("rows", "written", "right", "wrong"), 0)
-    table = ds.dataset(out, format="parquet").to_table()
+    table = ds.dataset(out, RESULT, format="parquet").to_table()
     return {name: int(pc.sum(table[name]).as_py() or 0) for name in ("rows", "written", "right", "wrong")}
 
 
-def submitted(client: JobClient, given: argparse.Namespace, out: str, restore: RestoreFrom | None) -> Spec:
-    """Submitted and launched."""
-    spec = client.submit(
+def submitted(client: JobClient, given: argparse.Namespace, out: str) -> Spec:
+    """The job's one submission."""
+    return client.submit(
         pipeline=PIPELINE,
         arguments={"keys": given.keys, "out": out, "rate": given.rate},
         options={
@@ -107,14 +107,15 @@ def submitted(client: JobClient, given: argparse.Namespace, out: str, restore: R
             "slot_memory": given.slot_memory,
             "checkpoint_interval": given.interval,
             "checkpoint_timeout": "30 min",
-            "restart_attempts": 0,
         },
         master="local[1]",
         submitted_by="benchmark",
-        restore=restore,
     )
+
+
+def launch(client: JobClient, spec: Spec) -> None:
+    """A driver; the second goes on from the latest checkpoint."""
     launch_local(client, spec, env={"PYSPARK_PYTHON": sys.executable})
-    return spec
 
 
 def end(client: JobClient, spec: Spec) -> None:
@@ -123,8 +124,10 @@ def end(client: JobClient, spec: Spec) -> None:
     left = find_local(client, spec)
     if left is not None:
         left.kill()
-    if pid is not None and resident_bytes(pid):
-        os.kill(pid, signal.SIGKILL)
+        while left.is_running():
+            time.sleep(POLL_S)
+        if pid is not None and resident_bytes(pid):
+            os.kill(pid, signal.SIGKILL)
 
 
 def until_written(client: JobClient, out: str, keys: int) -> None:
@@ -143,14 +146,15 @@ def run(given: argparse.Namespace, folder: str) -> tuple[list[str], str]:
     client = JobClient(os.path.join(folder, "jobs"), f"large-{secrets.token_hex(4)}")
     started = time.monotonic()
     with SlotMemory(client) as memory:
-        spec = submitted(client, given, out, None)
+        spec = submitted(client, given, out)
+        launch(client, spec)
         try:
             until_written(client, out, given.keys)
             filled_s = time.monotonic() - started
         finally:
             end(client, spec)
         begun = time.monotonic()
-        spec = submitted(client, given, out, RestoreFrom("latest"))
+        launch(client, spec)
         try:
             while counted(out)["rows"] <= counted(out)["written"] and not client.view().is_terminal:
                 time.sleep(POLL_S)
