@@ -123,7 +123,7 @@ def end(client: JobClient, spec: Spec) -> None:
     pid = slot_pid(client)
     left = find_local(client, spec)
     if left is not None:
-        left.kill()
+        os.kill(left.pid, signal.SIGKILL)
         while left.is_running():
             time.sleep(POLL_S)
         if pid is not None and resident_bytes(pid):
