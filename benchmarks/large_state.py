@@ -153,10 +153,10 @@ def run(given: argparse.Namespace, folder: str) -> tuple[list[str], str]:
             filled_s = time.monotonic() - started
         finally:
             end(client, spec)
-        begun = time.monotonic()
+        begun, before = time.monotonic(), counted(out)["rows"]
         launch(client, spec)
         try:
-            while counted(out)["rows"] <= counted(out)["written"] and not client.view().is_terminal:
+            while counted(out)["rows"] <= before and not client.view().is_terminal:
                 time.sleep(POLL_S)
             restored_s = time.monotonic() - begun
             view = client.wait_status({"FINISHED"}, TIMEOUT, POLL_S)
@@ -171,7 +171,7 @@ def run(given: argparse.Namespace, folder: str) -> tuple[list[str], str]:
     durations = sorted(c.duration_ms or 0 for c in client.view().completed)
     lines = [
         "| keys | state, GB | cap of the slot, MiB | times the cap | peak resident, MiB | filled, s "
-        "| until restored and reading, s | all, s | checkpoints | median, s |",
+        "| until it commits again, s | all, s | checkpoints | median, s |",
         "|" + " ---: |" * 10,
         f"| {given.keys:,} | {state_bytes / 1e9:.2f} | {cap / 2**20:.0f} | {state_bytes / cap:.1f} "
         f"| {memory.peak_bytes / 2**20:.0f} | {filled_s:.0f} | {restored_s:.0f} | {time.monotonic() - started:.0f} "
