@@ -30,8 +30,8 @@ STOP_TIMEOUT_S = 40.0
 """How long `airflow standalone` may take to end its processes after SIGINT."""
 REQUEST_TIMEOUT_S = 30.0
 DATABASE_BUSY_TRIES = 8
-"""Of a request that Airflow's API server refuses with "Database error", a second apart: two that write at the same time
-may wait for each other there, until SQLite gives up one of them."""
+"""Of a request that Airflow's API server answers with 500, a second apart: two that write at the same time may wait for
+each other there, until SQLite gives up one of them."""
 
 
 class AirflowFailed(RuntimeError):
@@ -157,7 +157,7 @@ class Standalone:
             try:
                 return self._call(method, path, body, authorized=True)
             except AirflowFailed as error:
-                if '"reason":"Database error"' not in str(error):
+                if f"{path}: 500 " not in str(error):
                     raise
             time.sleep(1.0)
         return self._call(method, path, body, authorized=True)
