@@ -108,15 +108,16 @@ def _why_not(wanted: int, verdicts: Verdicts) -> tuple[str, str]:
 
 
 def is_closing(verdicts: Verdicts, decisions: Sequence[Decision], topology: Topology) -> bool:
-    """Whether the submission ends with the newest snapshot of its line: a stop-savepoint, or one that was taken when
-    every subtask had ended."""
+    """Whether the submission ends with the newest snapshot of its line: a stop-savepoint of its own, or one that was
+    taken when every subtask had ended, perhaps by the submission before: nothing runs again then."""
     newest = verdicts.views[verdicts.line[-1]] if verdicts.line else None
-    if newest is None or newest.spec != verdicts.spec:
+    if newest is None:
         return False
     of = (d for d in decisions if d.kind == "complete" and d.data["checkpoint_id"] == newest.checkpoint_id)
     finished = set(next(of).data.get("finished_operators") or ())
     everything = {uid for chain in topology.chains for uid in chain.operators}
-    return newest.kind in ("stop-savepoint", "final") or everything <= finished
+    own = newest.spec == verdicts.spec
+    return (own and newest.kind in ("stop-savepoint", "final")) or everything <= finished
 
 
 def _refuse(ruling: Ruling, code: str, text: str) -> Answer:

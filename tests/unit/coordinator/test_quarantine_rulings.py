@@ -9,6 +9,7 @@ from coordinator_driver import Driver, of
 from test_commit_gate import gated, spec
 from test_recovery import Log
 
+from tidegate.contract.records import RestoreFrom
 from tidegate.contract.verdicts import Withheld, verdicts_of
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.commit_gate import CommitGate
@@ -53,7 +54,8 @@ def test_subtasks_hear_of_it_before_any_later_permit() -> None:
 
 
 def test_a_job_that_is_ending_is_seen_in_its_newest_snapshot() -> None:
-    """S7.8: a stop-savepoint, or all operators finished; that of an earlier submission says nothing."""
+    """S7.8: a stop-savepoint, or all operators finished. That of an earlier submission is gone on from, but where
+    everything had finished nothing runs again: what it staged could not be moved away by anybody (seed 264)."""
     topology = Topology(1, (ChainShape(0, ("in", "out"), (), True, True),))
     for data, closing in (
         ({"kind": "checkpoint"}, False),
@@ -65,4 +67,8 @@ def test_a_job_that_is_ending_is_seen_in_its_newest_snapshot() -> None:
         log = Log().fence(1).complete(1)
         log.entries[-1] = replace(log.entries[-1], data={**log.entries[-1].data, **data})
         assert is_closing(verdicts_of([spec(1)], log.entries, 1), log.entries, topology) is closing, data
+        log.fence(2)
+        verdicts = verdicts_of([spec(1), spec(2, RestoreFrom("latest"))], log.entries, 2)
+        assert verdicts.line == (1,)
+        assert is_closing(verdicts, log.entries, topology) is (data.get("finished_operators") == ["in", "out"]), data
     assert not is_closing(verdicts_of([spec(1)], [], 1), [], topology)
