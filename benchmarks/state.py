@@ -235,7 +235,7 @@ def of_case(back_end: str, keys: int, folder: str) -> Cost | str:
     if run.returncode == 0:
         return Cost(**json.loads(run.stdout.splitlines()[-1]))
     said = run.stderr.strip().splitlines()[-1]
-    if back_end == "memory" and "may take" in said:
+    if back_end == "memory" and "puts at most" in said:
         return "over its limit for a snapshot"
     raise SystemExit(f"{back_end} with {keys} keys failed: {run.stderr[-3000:]}")
 
@@ -307,6 +307,8 @@ def explanation(costs: Sequence[Cost]) -> list[str]:
         "order of first sight. raw: as many bytes into one file, synchronised, in the same run. The first ratio: sync",
         "and async beside raw; the second: share of the bytes that are written beside share of the keys that changed.",
         f"Medians of {ROUNDS}; restore is of the last checkpoint.",
+        "The goals: sync below 5 ms, a ratio of at most 1.3, bytes in proportion to what changed. The ratio is missed: rows",
+        "in order of key group, Arrow's stream, lz4 and checksums take more of the processor than so few bytes of the disk.",
     ]
     for name in dict.fromkeys(cost.back_end for cost in costs):
         own = [cost for cost in costs if cost.back_end == name]
