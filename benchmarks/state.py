@@ -308,7 +308,7 @@ def explanation(costs: Sequence[Cost]) -> list[str]:
         "and async beside raw; the second: share of the bytes that are written beside share of the keys that changed.",
         f"Medians of {ROUNDS}; restore is of the last checkpoint.",
         "The goals: sync below 5 ms, a ratio of at most 1.3, bytes in proportion to what changed. The ratio is missed:",
-        "rows in order of key group, Arrow's stream, lz4 and checksums take more time than this disk does for the bytes.",
+        "rows in order of key group, Arrow's stream, lz4 and checksums take longer than this disk does for the bytes.",
     ]
     for name in dict.fromkeys(cost.back_end for cost in costs):
         own = [cost for cost in costs if cost.back_end == name]
