@@ -125,7 +125,6 @@ def plan_collection(
         retained=keep or JobOptions.from_mapping(spec.options).retained_checkpoints,
         commits=True,
     )
-    completed = {d.data["path"] for d in decisions if d.kind == "complete" and d.data["kind"] in OWNED}
     completed = completed_folders(decisions)
     why: dict[str, Why] = {g.path: "retired" if g.path in completed else "unfinished" for g in garbage}
     found = {path: reason for path, reason in why.items() if is_old(path)}
@@ -180,20 +179,22 @@ def collect(
         read_log(), read_specs(), folders, files, used_by, lambda folder: is_old(store.walk(folder)), keep=keep
     )
     collected: list[Collected] = []
-    too_young = plan.too_young
+    too_young, files, kept_back = plan.too_young, plan.files, plan.kept_back
     for folder, why in plan.folders.items():
-        if folder not in _named_now(read_log(), read_specs()):
-            collected.append(Collected(folder, why, _size_bytes(store, store.walk(folder))))
-            if not dry_run:
-                store.delete_folder(folder)
-    for path in map(layout.shared_file, plan.files):
+        if folder in _named_now(read_log(), read_specs()):
+            files, kept_back = (), f"a submission starts from {folder} since a moment ago, and may use them"
+            continue
+        collected.append(Collected(folder, why, _size_bytes(store, store.walk(folder))))
+        if not dry_run:
+            store.delete_folder(folder)
+    for path in map(layout.shared_file, files):
         if not is_old([path]):
             too_young += 1
             continue
         collected.append(Collected(path, "unused", _size_bytes(store, [path])))
         if not dry_run:
             store.delete(path)
-    return Freed(tuple(collected), too_young, plan.kept_back)
+    return Freed(tuple(collected), too_young, kept_back)
 
 
 def _has_ended(decisions: Sequence[Decision]) -> bool:

@@ -197,6 +197,23 @@ def test_what_a_submission_names_stays_also_one_that_comes_meanwhile(job: Job) -
     assert job.store.exists(f"{first}/_metadata")
 
 
+def test_a_checkpoint_that_is_named_meanwhile_keeps_its_shared_files(job: Job) -> None:
+    job.driver()
+    first = job.complete(job.claim("checkpoint", "a", "b"), "a", "b")
+    job.complete(job.claim("checkpoint", "c"), "b", "c")
+    job.ended()
+
+    def named_while_looking() -> list[Spec]:
+        specs = list(job.specs)
+        if len(specs) == 1:
+            job.submit(RestoreFrom("checkpoint", first))
+        return specs
+
+    found = collect(job.store, LAYOUT, lambda: job.log, named_while_looking, now=NOW)
+    assert found.collected == () and first in found.kept_back
+    assert job.store.list("job/shared") == ["a", "b", "c"]
+
+
 def test_a_job_that_never_ran_has_nothing_to_collect(job: Job) -> None:
     job.submit()
     assert job.collect() == Freed((), 0, "")
