@@ -80,11 +80,19 @@ def find_garbage(
     )
 
 
-def claimed_savepoints(decisions: Sequence[Decision], specs: Sequence[Spec]) -> frozenset[str]:
-    """Locations of the job's savepoints that it owns itself, since a submission claimed them (S7.4)."""
-    wanted = [spec.restore for spec in specs if spec.restore is not None and spec.restore.claim_mode == "claim"]
-    if not wanted:
+def claimed_savepoints(
+    decisions: Sequence[Decision], specs: Sequence[Spec], running: int | None = None
+) -> frozenset[str]:
+    """Locations of the job's savepoints that it owns itself, since a submission claimed them (S7.4) and has completed a
+    recovery point of its own: one that was refused, or never ran, has claimed nothing.
+
+    Args: running: a submission that counts before that, because it is about to complete one.
+    """
+    claims = {s.number: s.restore for s in specs if s.restore is not None and s.restore.claim_mode == "claim"}
+    if not claims:
         return frozenset()
+    done = {e.spec for e in submissions_of(decisions) if e.kind == "complete" and e.data["kind"] != "savepoint"}
+    wanted = [restore for number, restore in claims.items() if number == running or number in done]
     paths, ids = {restore.path for restore in wanted}, {restore.checkpoint_id for restore in wanted}
     own = (d.data for d in decisions if d.kind == "complete" and d.data["kind"] in SAVEPOINTS)
     return frozenset(data["path"] for data in own if data["path"] in paths or data["checkpoint_id"] in ids)

@@ -263,7 +263,7 @@ class Job:
         interval = options.checkpoint_interval
         verdicts = self.verdicts
         gone = taken_back(self.specs(), submissions_of(decisions))
-        claimed = claimed_savepoints(decisions, self.specs())
+        claimed = claimed_savepoints(decisions, self.specs(), running=self.spec.number)
         gate = None
         if verdicts.gated:
             most, at_end = options.max_uncommitted_checkpoints, self._starts_at_end(decisions)

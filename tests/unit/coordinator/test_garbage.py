@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.contract.errors import SnapshotError
 from tidegate.contract.records import Decision, RestoreFrom, Spec
-from tidegate.coordinator.garbage import find_garbage, named_snapshots, restored_checkpoint
+from tidegate.coordinator.garbage import claimed_savepoints, find_garbage, named_snapshots, restored_checkpoint
 from tidegate.coordinator.recovery import choose_restore_point
 
 AT = "2026-01-01T00:00:00Z"
@@ -156,6 +157,24 @@ def test_a_savepoint_goes_only_when_a_submission_claimed_it_and_nothing_starts_f
     job.specs.append(spec(3, RestoreFrom("savepoint", path=f"job/savepoints/sp-{claimed}")))
     assert job.garbage() == [], "a later submission starts from it"
     assert kept != claimed
+
+
+@pytest.mark.parametrize("had_a_driver", [True, False])
+def test_a_claim_of_a_submission_that_was_refused_or_never_ran_is_none(had_a_driver: bool) -> None:
+    """S7.4: the savepoint stays the user's, whatever is submitted next."""
+    job = Job().driver()
+    savepoint, newest = job.complete("savepoint"), job.complete()
+    claim = RestoreFrom("savepoint", path=f"job/savepoints/sp-{savepoint}", claim_mode="claim")
+    if had_a_driver:
+        job.driver(claim)
+        job.add("status", status="FAILED")
+    else:
+        job.specs.append(spec(2, claim))
+    job.driver(RestoreFrom("checkpoint", checkpoint_id=newest))
+    job.complete()
+    assert claimed_savepoints(job.log, job.specs) == frozenset()
+    job.driver(same_spec=True)
+    assert job.garbage() == [(path_of(newest), False)]
 
 
 def test_what_a_later_submission_names_stays() -> None:
