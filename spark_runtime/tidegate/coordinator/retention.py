@@ -39,7 +39,8 @@ def retired(
         last_committed: newest id whose commit is known; it stays.
         restored: what the current submission starts from, while it has completed no recovery point itself; it stays.
         pinned: ids that stay for the sake of the commit gate: those that wait for a verdict, and the one in front of
-            them, which a rejection goes back to (S7.8).
+            them, which a rejection goes back to (S7.8). While there are any, claimed savepoints stay too: one that is
+            no recovery point is in front of nothing here, and a rejection may go back to it.
         rejected: ids that were rejected: no restore points any more, they go.
 
     Savepoints are never in the answer unless they are claimed; the newest runtime-owned checkpoint stays even when
@@ -57,5 +58,5 @@ def retired(
         keep |= {c.checkpoint_id for c in recovery[-retained:]}
         keep |= {c.checkpoint_id for c in own[-1:]}
         keep.add(last_committed)
-    owned = (c for c in completed if c.claimed or c.kind not in SAVEPOINTS)
+    owned = (c for c in completed if (c.claimed and not pinned) or c.kind not in SAVEPOINTS)
     return [c for c in owned if c.checkpoint_id not in keep]

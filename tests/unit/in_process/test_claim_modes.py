@@ -77,6 +77,21 @@ def test_a_claimed_savepoint_that_a_dead_driver_left_goes_with_the_next_one(job:
     assert (path in garbage) == (mode == "claim")
 
 
+def test_a_claimed_savepoint_stays_while_a_rejection_may_go_back_to_it() -> None:
+    """S7.8: before the first verdict there is nothing else to go back to."""
+    gated = {"parallelism": 1, "commit": "on_request", "max_uncommitted_checkpoints": 5}
+    job = InProcessJob(partial(endless, f"claim-modes-{next(_names)}"), gated)
+    path = savepoint(job.submit())
+    checkpoint(job.submit(RestoreFrom("savepoint", path, claim_mode="claim")), "c1")
+    assert job.store.walk(path), "the driver that runs"
+    assert path not in [left.path for left in job.relaunch()._job.garbage()], "the next one"
+    waits = next(d.data for d in job.log.read() if d.kind == "complete" and d.data["kind"] == "checkpoint")
+    rejection = {"by": "x", "then": "replay", "reason": "", "command": "1"}
+    job.reign.append("reject", {"checkpoint_id": waits["checkpoint_id"], **rejection})
+    found = job.rerun()._job.find_restore()
+    assert found is not None and found[0].location == path
+
+
 def test_checkpoints_use_files_of_the_jobs_own_checkpoint_but_of_one_that_was_named_only_with_a_claim(
     job: InProcessJob,
 ) -> None:
