@@ -327,12 +327,16 @@ class Job:
         return SharedFiles(self.store, self.layout, generation, decisions=decisions, required=required, check=check)
 
     def delete_snapshot(self, location: str) -> None:
-        """Delete a snapshot that nobody needs, with what only that one used. From any thread; raises as
-        `SharedFiles.sweep`."""
+        """Delete a snapshot that nobody needs, with what only that one used. From any thread.
+
+        Raises:
+            FencedError, UnclearAnswerError: the reign is over.
+            StoreError: not everything may be deleted; to be repeated.
+        """
         store, folder = open_location(self.store, self.spec, location)
         store.delete_folder(folder)
         self.shared_files.deleted(location)
-        self.shared_files.sweep()
+        self.shared_files.sweep_or_tell()
 
     def delete_checkpoints(self) -> None:
         """All of them, since the job was cancelled and keeps none; but for those that submissions which have come since

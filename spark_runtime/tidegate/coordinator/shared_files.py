@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from tidegate.contract.errors import SnapshotError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.records import Decision
 from tidegate.contract.store import Store
@@ -75,6 +76,7 @@ class SharedFiles:
         self._deleted: set[str] = set()
         self._inherited: set[str] | None = None
         self._held: dict[str, frozenset[int]] = {}
+        self._told: set[str] = set()
 
     def deleted(self, folder: str) -> None:
         """The folder of a checkpoint is gone."""
@@ -97,6 +99,16 @@ class SharedFiles:
             finally:
                 self._lock.release()
 
+    def sweep_or_tell(self) -> None:
+        """As `sweep`, but a retained checkpoint that cannot be read is told once, not raised: until somebody puts it
+        back, or it goes itself, all files stay."""
+        try:
+            self.sweep()
+        except SnapshotError as error:
+            if str(error) not in self._told:
+                self._told.add(str(error))
+                print(f"tidegate: shared files stay, since a checkpoint cannot be read: {error}", flush=True)
+
     def _sweep(self) -> None:
         names = self._store.list(self._layout.shared)
         if not names:
@@ -111,13 +123,15 @@ class SharedFiles:
 
     def _in_use(self, decisions: Sequence[Decision]) -> set[str]:
         completed = [d for d in decisions if d.kind == "complete" and d.data["kind"] in OWNED]
-        if self._inherited is None:
+        inherited = self._inherited
+        if inherited is None:
             earlier = {d.data["path"] for d in completed if d.generation < self._generation}
             listed = {f"{self._layout.checkpoints}/{name}" for name in self._store.list(self._layout.checkpoints)}
-            self._inherited = earlier & (listed | set(self._required()))
+            inherited = earlier & (listed | set(self._required()))
         own = {d.data["path"] for d in completed if d.generation >= self._generation}
-        needed = (own | self._inherited) - self._deleted
+        needed = (own | inherited) - self._deleted
         self._used = {folder: names for folder, names in self._used.items() if folder in needed}
         for folder in needed - self._used.keys():
             self._used[folder] = read_metadata(self._store, folder).shared_files()
+        self._inherited = inherited
         return {name for names in self._used.values() for name in names}

@@ -167,6 +167,20 @@ def test_nothing_goes_while_a_checkpoint_that_stays_cannot_be_read(job: Job) -> 
     assert job.there() == ["b"]
 
 
+def test_a_checkpoint_that_cannot_be_read_keeps_no_files_any_more_when_somebody_has_removed_it(job: Job) -> None:
+    job.upload("a", "b")
+    unreadable = job.complete(job.claim(), "a")
+    job.complete(job.claim(), "b")
+    job.store.delete(f"{unreadable}/_metadata")
+    job.store.create(f"{unreadable}/op.state", b"")
+    job.driver()
+    with pytest.raises(SnapshotError):
+        job.shared.sweep()
+    job.store.delete_folder(unreadable)
+    job.shared.sweep()
+    assert job.there() == ["b"]
+
+
 def test_a_driver_that_is_fenced_deletes_nothing(job: Job) -> None:
     """S9.2."""
     job.upload("a")

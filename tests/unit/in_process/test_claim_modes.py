@@ -112,3 +112,27 @@ def test_checkpoints_use_files_of_the_jobs_own_checkpoint_but_of_one_that_was_na
     assert shares(job.rerun()), "what the submission has completed itself"
     path = savepoint(job.rerun())
     assert not shares(job.submit(RestoreFrom("savepoint", path, claim_mode="claim"))), "its files are its own"
+
+
+def test_snapshots_are_deleted_though_another_cannot_be_read_which_is_told_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """S2.3: only what they share stays, until somebody puts that one back."""
+    options = {"parallelism": 1, "retained_checkpoints": 3}
+    job = InProcessJob(partial(endless, f"claim-modes-{next(_names)}"), options)
+    run = job.submit()
+    unreadable, second, third = (checkpoint(run, name) for name in ("c1", "c2", "c3"))
+    unused = job.layout.shared_file("unused")
+    job.store.create(unused, b"blobs")
+    whole = job.store.read(f"{unreadable}/_metadata")
+    job.store.delete(f"{unreadable}/_metadata")
+    job.store.create(f"{unreadable}/op.state", b"")
+    owner = job.relaunch()._job
+    for path in (second, third):
+        owner.delete_snapshot(path)
+        assert not job.store.walk(path)
+    assert job.store.exists(unused)
+    assert capsys.readouterr().out.count(f"{unreadable}/_metadata") == 1
+    job.store.create(f"{unreadable}/_metadata", whole)
+    owner.delete_snapshot(second)
+    assert not job.store.exists(unused)
