@@ -187,8 +187,8 @@ class FilesOfPart:
         return cls(part, range(*document["key_groups"]), states)
 
     def write_to(self, directory: Path, uid: str) -> dict[str, str]:
-        """Make `directory` the database; one file in memory at a time. Returns file name -> blob id, as the rows
-        know it.
+        """Make `directory` the database; one file in memory at a time. Returns file name -> blob id, as the
+        snapshot has it: under that one the writer knows the file again.
 
         Raises:
             SnapshotError: a file is missing or of another size than when it was written.
@@ -209,7 +209,7 @@ class FilesOfPart:
                 )
             (directory / row["name"]).write_bytes(content)
             if blob is not None:
-                ids[row["name"]] = row["blob"]
+                ids[row["name"]] = blob.id
         return ids
 
     def _by_own_id(self) -> dict[str, Blob]:

@@ -28,7 +28,7 @@ class Restored:
         parts: (uid, index) -> state parts of the new subtask.
         finished: (chain id, index) of subtasks that run no user code (S6.2).
         drained: uids of operators whose input a drain had ended early; it goes on now (S7.5).
-        files: (uid, index) -> files of blobs that checkpoints of this run may use again (S7.4).
+        files: (uid, index) -> files of blobs that checkpoints of this run may use again (S7.4), and inline ones.
         withheld: what is never committed, and moves to `quarantine`, a store and a folder in it (S7.8).
     """
 
@@ -70,8 +70,8 @@ def load_restored(
             where = f"snapshot {document['location']}, operator {uid!r}"
             share = Share.from_json(share_document)
             if document.get("may_share"):
-                shared = [file for _, handle in share.handles for file in handle.files if file.shared]
-                files[(uid, index)] = shared
+                of_share = [file for _, handle in share.handles for file in handle.files]
+                files[(uid, index)] = [file for file in of_share if file.shared or file.inline is not None]
             former = {
                 former_index: factory.parts(handle, where=f"{where}, subtask {former_index}")
                 for former_index, handle in share.handles

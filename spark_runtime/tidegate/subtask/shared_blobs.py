@@ -29,8 +29,9 @@ class SharedBlobs:
         self._pending: dict[int, dict[Place, Sequence[BlobFile]]] = {}
 
     def restored(self, files: Mapping[Place, Sequence[BlobFile]]) -> None:
-        """What the restored snapshot has, as if it were the newest completed."""
-        self._completed = files
+        """What the restored snapshot has, as if it were the newest completed. Of inline files the ids alone: they keep
+        them when they are written again."""
+        self._completed = {place: [file for file in of_place if file.shared] for place, of_place in files.items()}
         self._restored = {
             place: frozenset(blob.id for file in of_place for blob in file.blobs) for place, of_place in files.items()
         }
