@@ -11,6 +11,7 @@ from typing import Any
 from tidegate.connectors.contract import Sink, SinkContext
 from tidegate.connectors.splits import split_documents, split_to_json
 from tidegate.contract.client import JobClient
+from tidegate.contract.errors import StoreError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.log import DecisionLog, Reign
 from tidegate.contract.options import JobOptions, ProcessingTimeOnEnd
@@ -358,12 +359,16 @@ class Job:
         self.shared_files.sweep()
 
     def _owned_folders(self, claimed: Collection[str]) -> set[str]:
-        """Of checkpoints, and of savepoints that were claimed and are there."""
+        """Of checkpoints, and of savepoints that were claimed and are there. One whose own store cannot be reached is
+        left alone."""
         found = self._checkpoint_folders()
         for location in claimed:
-            store, folder = open_location(self.store, self.spec, location)
-            if store.exists(self.layout.metadata(folder)):
-                found.add(location)
+            try:
+                store, folder = open_location(self.store, self.spec, location)
+                if store.exists(self.layout.metadata(folder)):
+                    found.add(location)
+            except StoreError as error:
+                print(f"tidegate: claimed savepoint {location} stays, it cannot be looked for: {error}", flush=True)
         return found
 
     def _checkpoint_folders(self) -> set[str]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
 
 from tidegate.connectors.datagen import DataGen
+from tidegate.contract.errors import StoreError
+from tidegate.contract.local_store import LocalStore
 from tidegate.contract.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.pipeline.pipeline import Pipeline
@@ -136,3 +139,27 @@ def test_snapshots_are_deleted_though_another_cannot_be_read_which_is_told_once(
     job.store.create(f"{unreadable}/_metadata", whole)
     owner.delete_snapshot(second)
     assert not job.store.exists(unused)
+
+
+def test_a_claimed_savepoint_whose_store_cannot_be_reached_is_left_alone_and_stops_no_run(
+    job: InProcessJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = job.submit()
+    first.pump(5)
+    answer = first.ask(ev.Request("savepoint", request_id="elsewhere", path=str(tmp_path)))
+    assert answer is not None and answer.ok, answer
+    path = str(answer.data["path"])
+    run = job.submit(RestoreFrom("savepoint", path, claim_mode="claim"))
+    run.run.retire = lambda _id, _path: None
+    checkpoint(run, "c1")
+
+    def unreachable(_self: LocalStore, _path: str) -> bool:
+        raise StoreError("no such bucket")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStore, "exists", unreachable)
+        run = job.relaunch()
+        assert path not in [left.path for left in run._job.garbage()]
+        checkpoint(run, "c2")
+    assert f"{path} stays, it cannot be looked for: no such bucket" in capsys.readouterr().out
+    assert path in [left.path for left in job.relaunch()._job.garbage()], "it can be looked for again"
