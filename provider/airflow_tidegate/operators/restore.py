@@ -34,7 +34,7 @@ class TidegateRestoreJobOperator(SubmittingOperator):
         on_committed_after: going back past committed output: "refuse"; "accept_duplicates": its rows come again;
             "rewind": sinks take them back, and the driver refuses when one of them cannot (S9.3).
         allow_drained: restore what a drain took, whose windows fired early and emit again (S7.5).
-        claim_mode: of a snapshot that is named: "no_claim": it stays as it is; "claim": it is the job's, which may
+        claim_mode: of a snapshot that is named: "no_claim": a savepoint stays; "claim": it is the job's, which may
             share its files and deletes it, a savepoint too, when it is not needed any more (S7.4).
         max_snapshot_age: timedelta or text such as "6 h": when what would be restored completed longer ago, the task
             fails and nothing is submitted; None: any age. A retry that finds its own submission goes on with it.

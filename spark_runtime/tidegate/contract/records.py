@@ -62,8 +62,9 @@ class RestoreFrom:
         allow_drained: restore a snapshot that a drain took, whose windows have fired early and emit again (S7.5).
         fork_of: the job that the snapshot is of, when this is a fork to work off a part of its input beside it: it
             needs bounded sources, and sinks that write elsewhere. Kept by restores of the fork's own snapshots.
-        claim_mode: of a snapshot that is named: "no_claim": it stays as it is, and the first checkpoint afterwards uses
-            none of its files; "claim": it is the job's from now on, which may share its files and deletes it when it is
+        claim_mode: of a snapshot that is named: "no_claim": a savepoint stays as it is (the job's own checkpoints go by
+            retention), and the first checkpoint afterwards uses none of its files; "claim": it is the job's, which may
+            share its files and, once the submission has completed a recovery point of its own, deletes it when it is
             not needed any more, a savepoint too (S7.4).
     """
 
