@@ -31,7 +31,7 @@ from tidegate.state.heap_maps import HeapMap
 from tidegate.state.heap_snapshot import FrozenState
 from tidegate.state.heap_values import HeapMerging, HeapValue
 from tidegate.state.keysets import KeyedRows, ReadKeys
-from tidegate.state.layout import KEY_PREFIX, TTL_COLUMN, require_same, timer_part, unknown_state
+from tidegate.state.layout import KEY_PREFIX, TTL_COLUMN, foreign_files, require_same, timer_part, unknown_state
 from tidegate.state.timers import ColumnarTimers
 
 SWEPT_ENTRIES = 1024
@@ -94,6 +94,8 @@ class HeapBackend(KeyedStateBackend):
         """See `KeyedStateBackend`."""
         timers = {timer_part(kind): found for kind, found in self._timers.items()}
         for part in parts:
+            if part.format != "rows":
+                raise foreign_files(part, list(self._states), self._ctx.uid)
             for table in part.tables():
                 state = self._states.get(part.name) or timers.get(part.name)
                 if state is None:

@@ -16,11 +16,13 @@ their order, but need not be neighbours. The kind stands in the schema's metadat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 import pyarrow.types as pt
 
 from tidegate.contract.errors import SnapshotError
-from tidegate.snapshot.parts import KEY_GROUP_COLUMN, StateKind
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, StateKind, StatePart
 from tidegate.state.contract import Reduction, StateDescriptor, TimerKind
 
 KEY_PREFIX = "key:"
@@ -107,6 +109,17 @@ def unknown_state(name: str, uid: str) -> SnapshotError:
         where=f"operator {uid!r}",
         cause="it was removed or renamed in the pipeline",
         remedy=f"Declare {name!r} again, or restore a savepoint and set allow_non_restored_state to drop it",
+    )
+
+
+def foreign_files(part: StatePart, states: Sequence[str], uid: str) -> SnapshotError:
+    """The error for a part that is files of another back end. Args: states: that the operator declares."""
+    names = ", ".join(map(repr, states)) or repr(part.name)
+    return SnapshotError(
+        f"This state back end cannot read the snapshot's files of {part.format}",
+        where=f"operator {uid!r}, state {names}",
+        cause=f"the checkpoint was written with state_backend={part.format!r}; only that one reads its files",
+        remedy=f"Restore with state_backend={part.format!r}, or take a savepoint with it, which any back end restores",
     )
 
 

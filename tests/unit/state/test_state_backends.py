@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 
@@ -12,6 +14,7 @@ from tidegate.state.contract import BackendContext, KeyedStateBackend, StateDesc
 from tidegate.state.heap import HeapBackend
 from tidegate.state.heap_snapshot import INLINE_ENTRIES
 from tidegate.state.memory import MemoryBackend
+from tidegate.state.rocks_backend import RocksBackend
 
 KEYS = pa.schema([("k", pa.int64())])
 VALUE = StateDescriptor("v", "value", pa.schema([("n", pa.int64())]))
@@ -38,6 +41,22 @@ def test_a_back_end_that_is_not_installed_names_what_to_install(monkeypatch: pyt
     monkeypatch.setitem(new_backend.__globals__["BACKENDS"], "rocksdb", ("tidegate.state.not_there", "RocksBackend"))
     with pytest.raises(OptionError, match=r"not_there.*Install tidegate\[rocksdb\]"):
         new_backend("rocksdb")
+
+
+@pytest.mark.parametrize("name", ["heap", "memory"])
+def test_files_of_rocksdb_are_refused_with_what_to_do(name: str, tmp_path: Path) -> None:
+    """S5.2, S9.3: only a savepoint goes from one back end to another."""
+    former = RocksBackend()
+    former.open(BackendContext("rides", KEYS, ("k",), 128, range(128), lambda: 0, str(tmp_path)))
+    put(former, 10)
+    parts = former.snapshot(1)()
+    backend = opened(new_backend(name))
+    backend.value(VALUE)
+    with pytest.raises(
+        SnapshotError, match=r"operator 'rides', state 'v'.*state_backend='rocksdb'.*Restore with.*take a savepoint"
+    ):
+        backend.restore(parts)
+    former.close()
 
 
 def test_a_small_snapshot_in_memory_is_one_table_a_state() -> None:
