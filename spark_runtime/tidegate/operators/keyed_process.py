@@ -19,12 +19,13 @@ from tidegate.operators.eventtime import EventTime
 from tidegate.operators.passed_watermarks import PASSED_STATE, PassedWatermarks
 from tidegate.operators.processing_window import PROCESSING_TIME_DROPPED
 from tidegate.operators.specs import KeyedProcessSpec
-from tidegate.operators.user_process import FiredTimers, KeyedProcess, KeyedRows, KeyedState, ProcessContext
+from tidegate.operators.user_process import FiredTimers, KeyedProcess, KeyedRows, ProcessContext
+from tidegate.operators.user_states import checked_state
 from tidegate.operators.user_timers import Phase, UserTimers
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.backends import new_backend
-from tidegate.state.contract import BackendContext, KeyedStateBackend, StateDescriptor, TimerKind
+from tidegate.state.contract import BackendContext, KeyedStateBackend, TimerKind
 from tidegate.state.evolving import evolved_parts
 
 EVENT_TIMERS_DROPPED = "event_timers_dropped"
@@ -73,7 +74,7 @@ class KeyedProcessOperator(StreamOperator):
                 memory_bytes=ctx.state_memory_bytes,
             )
         )
-        states = {d.name: (d, _state_of(back_end, d)) for d in spec.descriptors}
+        states = {d.name: checked_state(back_end, d, self._where) for d in spec.descriptors}
         self._event, self._processing = self._timers(back_end, "event"), self._timers(back_end, "processing")
         self._context = ProcessContext(
             ctx.uid,
@@ -220,16 +221,6 @@ class KeyedProcessOperator(StreamOperator):
             cause=cause,
             remedy=remedy,
         )
-
-
-def _state_of(back_end: KeyedStateBackend, descriptor: StateDescriptor) -> KeyedState:
-    if descriptor.kind == "value":
-        return back_end.value(descriptor)
-    if descriptor.kind == "list":
-        return back_end.list(descriptor)
-    if descriptor.kind == "map":
-        return back_end.map(descriptor)
-    return back_end.merging(descriptor)
 
 
 def _line(results: object, method: Any) -> str:
