@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 KEY_GROUP_COLUMN = "__key_group"
 KEY_PREFIXES = ("key:", "map:")
+TTL_COLUMN = "ttl_ms"
 _PREFIXES = frozenset({"key", "map", "value", "count", "sum", "min", "max", "mean", "mean_count"})
 
 _INTEGERS = ("int8", "int16", "int32", "int64")
@@ -77,7 +78,7 @@ def evolution(
         found = before.get(source)
         sources.append(source if found is not None else None)
         if found is None:
-            reason = _unfillable(column, fills)
+            reason = _unfillable(column, fills, keyed=KEY_GROUP_COLUMN in wanted)
             (refused if reason else changes).append(reason or f"{column.name!r} is new, null in what is restored")
         elif found.type != column.type:
             may = is_wider_key(found.type, column.type) if is_key(column.name) else is_wider(found.type, column.type)
@@ -135,7 +136,9 @@ def _renames(before: Mapping[str, Column], renamed: Mapping[str, str]) -> tuple[
     return becomes, refused
 
 
-def _unfillable(column: Column, fills: bool) -> str:
+def _unfillable(column: Column, fills: bool, keyed: bool) -> str:
+    if keyed and column.name == TTL_COLUMN:  # with null every row would be over
+        return f"its TTL is new ({column.name!r}), and when its rows were used last is not known"
     if is_key(column.name):
         return f"{column.name!r} is new"
     if not column.nullable:

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.contract.errors import SnapshotError
-from tidegate.contract.evolution import is_wider_key
-from tidegate.snapshot.evolving import evolved
+from tidegate.contract.evolution import Column, evolution, is_wider_key
+from tidegate.contract.state_shapes import StateShape, compare_states
+from tidegate.snapshot.evolving import columns_of, evolved
 from tidegate.snapshot.parts import Blob, StatePart
-from tidegate.state.contract import StateDescriptor
+from tidegate.state.contract import StateDescriptor, TimeToLive
 from tidegate.state.evolving import evolved_parts
 from tidegate.state.keyhash import hash_keys
 from tidegate.state.layout import part_schema, timer_part, timer_schema
@@ -77,6 +78,21 @@ def test_what_does_not_fit_is_refused_with_old_and_new_type() -> None:
     now = StateDescriptor("seen", "value", pa.schema([("n", pa.int16()), ("text", pa.string())]))
     with pytest.raises(SnapshotError, match="'seen' of operator 'op'.*'value:n' was int32, now int16"):
         evolved_parts([part(OLD)], [now], KEYS, "op")
+
+
+def test_a_ttl_that_is_new_is_refused_by_name_in_the_restore_and_in_the_preflight() -> None:
+    """Filled with null, every row would be over."""
+    now = StateDescriptor("seen", "value", OLD.columns, ttl=TimeToLive(1_000))
+    with pytest.raises(SnapshotError, match="'seen' of operator 'op'.*TTL is new"):
+        evolved_parts([part(OLD)], [now], KEYS, "op")
+    was, is_ = (StateShape("seen", "keyed", columns_of(part_schema(one, KEYS))) for one in (OLD, now))
+    ((name, why),) = compare_states([was], [StateShape.from_json(is_.to_json())]).refused
+    assert name == "seen" and "TTL is new" in why
+
+
+def test_a_new_column_that_is_only_called_like_that_of_a_ttl_is_null_in_what_is_restored() -> None:
+    """Of a broadcast join, whose columns have no prefix."""
+    assert not evolution([Column("a", "int64")], [Column("a", "int64"), Column("ttl_ms", "int64")]).refused
 
 
 def test_a_time_that_the_finer_unit_cannot_hold_is_refused_when_it_is_met() -> None:
