@@ -92,12 +92,15 @@ class Cells:
     def freeze(self, size: int) -> FrozenCells:
         """Entries 0..size - 1 as they are now. A frozen version costs nothing once nobody refers to it."""
         frozen = FrozenCells(self, size, self._lock)
-        self._frozen.append(weakref.ref(frozen))
+        self._frozen = [*(ref for ref, _ in self._waiting()), weakref.ref(frozen)]
         self._epoch += 1
         return frozen
 
+    def _waiting(self) -> list[tuple[weakref.ref[FrozenCells], FrozenCells]]:
+        return [(ref, frozen) for ref in self._frozen if (frozen := ref()) is not None and not frozen.is_read]
+
     def _keep(self) -> None:
-        alive = [(ref, frozen) for ref in self._frozen if (frozen := ref()) is not None and not frozen.is_read]
+        alive = self._waiting()
         for _, frozen in alive:
             frozen.keep()
         self._frozen = [ref for ref, _ in alive]

@@ -96,6 +96,16 @@ def test_nothing_is_copied_for_a_version_that_nobody_holds() -> None:
     assert made._frozen == []
 
 
+def test_versions_that_nobody_holds_are_forgotten_though_nothing_is_written() -> None:
+    made = cells()
+    held = made.freeze(SIZE)
+    for _ in range(10):
+        made.freeze(SIZE)
+    assert len(made._frozen) == 2
+    write(made, [3], -1)
+    assert held.read(0)["n"][3] == 3
+
+
 def test_reading_a_chunk_again_after_it_was_written_fails_instead_of_giving_something_else() -> None:
     made = cells()
     frozen = made.freeze(SIZE)
