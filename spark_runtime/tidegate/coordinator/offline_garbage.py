@@ -179,15 +179,15 @@ def collect(
         read_log(), read_specs(), folders, files, used_by, lambda folder: is_old(store.walk(folder)), keep=keep
     )
     collected: list[Collected] = []
-    too_young, files, kept_back = plan.too_young, plan.files, plan.kept_back
+    too_young, unused, kept_back = plan.too_young, plan.files, plan.kept_back
     for folder, why in plan.folders.items():
         if folder in _named_now(read_log(), read_specs()):
-            files, kept_back = (), f"a submission starts from {folder} since a moment ago, and may use them"
+            unused, kept_back = (), f"a submission starts from {folder} since a moment ago, and may use them"
             continue
         collected.append(Collected(folder, why, _size_bytes(store, store.walk(folder))))
         if not dry_run:
             store.delete_folder(folder)
-    for path in map(layout.shared_file, files):
+    for path in map(layout.shared_file, unused):
         if not is_old([path]):
             too_young += 1
             continue
