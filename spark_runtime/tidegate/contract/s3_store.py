@@ -57,6 +57,8 @@ class S3Store(Store):
                         if self._writer_of(key) == writer:
                             return
                         raise AlreadyExistsError("there is an object already", where=f"s3://{key}") from None
+                    if code == "NoSuchUpload" and self._writer_of(key) == writer:
+                        return  # the parts were put together, and that answer lost: s3fs then has nothing to abort
                     if code != "ConditionalRequestConflict":
                         raise
         raise StoreError("competing writers keep S3 from creating an object", where=f"s3://{key}", remedy="Try again")

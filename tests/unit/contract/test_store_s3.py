@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 from moto.server import ThreadedMotoServer
+from s3fs.errors import translate_boto_error
 
 from tidegate.contract.errors import AlreadyExistsError, OptionError, StoreError
 from tidegate.contract.s3_store import PART_BYTES, S3Store
@@ -144,3 +146,47 @@ def test_a_service_that_heeds_no_condition_is_refused_with_the_reason(
     with pytest.raises(StoreError, match="second create of one object succeeded.*two drivers.*another store"):
         store.probe()
     assert store.walk("") == []
+
+
+def test_a_creator_of_a_large_object_does_not_lose_when_the_last_answer_is_lost(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S1.4: the client puts the parts together again, is refused, and aborts an upload that is gone."""
+    store = opened(options)
+    asked: list[str] = []
+    real = type(store._files)._call_s3
+
+    async def call(self: Any, method: str, *words: Any, **arguments: Any) -> Any:
+        asked.append(method)
+        code = {"complete_multipart_upload": "PreconditionFailed", "abort_multipart_upload": "NoSuchUpload"}.get(method)
+        if code != "NoSuchUpload":
+            answer = await real(self, method, *words, **arguments)
+        if code is not None:
+            raise translate_boto_error(ClientError({"Error": {"Code": code, "Message": code}}, method))
+        return answer
+
+    monkeypatch.setattr(type(store._files), "_call_s3", call)
+    data = b"1" * (2 * PART_BYTES)
+    store.create("large", data)
+    assert "abort_multipart_upload" in asked
+    assert store.stat("large").size_bytes == len(data)
+    with pytest.raises(AlreadyExistsError):
+        store.create("large", b"2")
+
+
+def test_an_upload_that_somebody_has_ended_is_an_error(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(options)
+    real = type(store._files)._call_s3
+
+    async def call(self: Any, method: str, *words: Any, **arguments: Any) -> Any:
+        if method == "complete_multipart_upload":
+            ended = {name: arguments[name] for name in ("Bucket", "Key", "UploadId")}
+            await real(self, "abort_multipart_upload", **ended)
+        return await real(self, method, *words, **arguments)
+
+    monkeypatch.setattr(type(store._files), "_call_s3", call)
+    with pytest.raises(StoreError):
+        store.create("large", b"1" * (2 * PART_BYTES))
+    assert not store.exists("large")
