@@ -6,10 +6,8 @@ import contextlib
 import faulthandler
 import os
 import queue
-import shutil
 import socket
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -34,6 +32,7 @@ from tidegate.pipeline.load import load_pipeline
 from tidegate.plan.execution import ExecutionPlan, plan
 from tidegate.plan.graph import JobGraph
 from tidegate.snapshot.local_copies import LocalCopies
+from tidegate.spark.scratch import Scratch
 from tidegate.spark.slot_mail import SlotMail
 from tidegate.state.kernels import compile_all
 from tidegate.subtask.chain import OperatorFailure
@@ -107,7 +106,7 @@ class SlotProcess:
         self._mail = SlotMail()
         self._slot: Slot | None = None
         self._over = threading.Event()
-        self._scratch = tempfile.mkdtemp(prefix=f"tidegate-slot{index}-")
+        self._scratch = Scratch(index)
         self._writers = ThreadPoolExecutor(SNAPSHOT_WRITERS, thread_name_prefix="snapshot-writer")
         self._store: Store = open_store(parameters.root, parameters.storage_options)
         self._layout = JobLayout(parameters.job_id)
@@ -166,7 +165,7 @@ class SlotProcess:
 
     def _build(self) -> tuple[JobGraph, ExecutionPlan]:
         """The pipeline, rebuilt from the pinned artifact: nothing is unpickled."""
-        code = os.path.join(self._scratch, "artifact")
+        code = os.path.join(self._scratch.path, "artifact")
         materialise(self._store, self._layout, self._spec.artifact, code)
         graph = load_pipeline(code, self._spec.pipeline, dict(self._spec.arguments), check_sinks=False)
         execution = plan(graph, self._options.parallelism, self._options.max_parallelism)
@@ -220,7 +219,7 @@ class SlotProcess:
             splits={uid: {self._index: splits} for uid, splits in message["splits"].items()},
             restored=load_restored(restored, self._open_location, execution, copies),
             idle_after_ms=_milliseconds(self._options.idle_after),
-            scratch=self._scratch,
+            scratch=self._scratch.path,
             unaligned_after_ms=self._options.unaligned_after_ms,
             processing_time_on_end=self._options.processing_time_on_end,
             gated=self._options.commit == "on_request",
@@ -261,6 +260,7 @@ class SlotProcess:
             print(
                 f"tidegate slot {self._index}: control connection lost ({reason}); ending", file=sys.stderr, flush=True
             )
+            self._scratch.remove()
             os._exit(70)
 
     def _watch(self) -> None:
@@ -279,6 +279,7 @@ class SlotProcess:
                     }
                 )
                 self._control.flush(1.0)
+                self._scratch.remove()
                 os._exit(137)
             if time.monotonic() >= next_beat:
                 next_beat += interval_s
@@ -309,7 +310,7 @@ class SlotProcess:
         self._control.close()
         self._transport.close()
         self._writers.shutdown(wait=False, cancel_futures=True)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.remove()
 
 
 def _metrics(slot: Slot) -> dict[str, Any]:

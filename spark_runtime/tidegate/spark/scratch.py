@@ -1,0 +1,64 @@
+"""A slot's folder on the local disk, which is removed also when its process was killed: by the next slot there."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+_NAME = re.compile(r"tidegate-slot[0-9]+-([0-9]+)-[a-z0-9_]{8}")
+
+
+class Scratch:
+    """A new folder. Its name tells the process, and the process holds a lock on it: a process id alone means nothing to
+    another container that has the same disk."""
+
+    def __init__(self, index: int) -> None:
+        """Make it, and remove those of slots that were killed. Args: index: of the slot."""
+        _remove_abandoned(Path(tempfile.gettempdir()))
+        self.path = tempfile.mkdtemp(prefix=f"tidegate-slot{index}-{os.getpid()}-")
+        self._lock: int | None = os.open(self.path, os.O_RDONLY)
+        with contextlib.suppress(OSError):  # a disk without locks: there no folder is taken for abandoned
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def remove(self) -> None:
+        """Also while files in it are open. Does not raise; may come twice."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    with contextlib.suppress(OSError):
+        for path in parent.iterdir():
+            found = _NAME.fullmatch(path.name)
+            if found is not None and not _is_alive(int(found.group(1))):
+                with contextlib.suppress(OSError):
+                    _remove_unlocked(path)
+
+
+def _is_alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        pass  # another user's, or no process id
+    return True
+
+
+def _remove_unlocked(path: Path) -> None:
+    """Raises OSError where somebody holds it, or it is no folder."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        owner = os.fstat(folder).st_uid
+        if owner == os.getuid():
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(folder)

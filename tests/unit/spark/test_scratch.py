@@ -1,0 +1,92 @@
+"""S5.2: what a slot has on the local disk goes with it, however it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import threading
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidegate.spark import slot_entry
+from tidegate.spark.scratch import Scratch
+from tidegate.spark.slot_entry import SlotProcess
+
+
+class Exited(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.fixture(autouse=True)
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def dead_process() -> int:
+    """Id of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_the_folder_of_a_killed_slot_is_removed_by_the_next(disk: Path, dead_process: int) -> None:
+    left = disk / f"tidegate-slot3-{dead_process}-abcdefgh"
+    (left / "rides").mkdir(parents=True)
+    (left / "rides" / "000008.sst").write_bytes(b"x")
+    scratch = Scratch(0)
+    assert [path.name for path in disk.iterdir()] == [Path(scratch.path).name]
+    scratch.remove()
+    scratch.remove()
+    assert list(disk.iterdir()) == []
+
+
+def test_folders_of_slots_that_live_stay_and_so_does_what_only_looks_alike(disk: Path, dead_process: int) -> None:
+    first = Scratch(0)
+    held = Path(first.path).rename(disk / f"tidegate-slot0-{dead_process}-inanothe")  # as a container's, with other ids
+    (disk / "elsewhere").mkdir()
+    alike = [f"tidegate-slot0-{dead_process}-abcdefgh.bak", f"my-tidegate-slot0-{dead_process}-abcdefgh"]
+    for name in alike:
+        (disk / name).mkdir()
+    link = disk / f"tidegate-slot1-{dead_process}-abcdefgh"
+    link.symlink_to(disk / "elsewhere")
+    second, third = Scratch(1), Scratch(2)
+    there = {path.name for path in disk.iterdir()}
+    expected = {held.name, link.name, "elsewhere", *alike, Path(second.path).name, Path(third.path).name}
+    assert there == expected
+
+
+def process(monkeypatch: pytest.MonkeyPatch, **attributes: Any) -> SlotProcess:
+    """A slot with these alone; its exit raises `Exited`."""
+
+    def end(code: int) -> None:
+        raise Exited(code)
+
+    monkeypatch.setattr(slot_entry.os, "_exit", end)
+    slot = SlotProcess.__new__(SlotProcess)
+    attributes = {"_index": 0, "_over": threading.Event(), "_scratch": Scratch(0), **attributes}
+    for name, value in attributes.items():
+        setattr(slot, name, value)
+    return slot
+
+
+def test_a_slot_that_has_lost_its_driver_leaves_nothing(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Exited, match="70"):
+        process(monkeypatch)._on_control_lost("closed")
+    assert list(disk.iterdir()) == []
+
+
+def test_a_slot_beyond_its_memory_leaves_nothing(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = SimpleNamespace(heartbeat_interval=timedelta(milliseconds=1), slot_memory_bytes=0)
+    sent: list[Any] = []
+    control = SimpleNamespace(send=sent.append, flush=lambda timeout_s: None)
+    with pytest.raises(Exited, match="137"):
+        process(monkeypatch, _options=options, _control=control)._watch()
+    assert [message["type"] for message in sent] == ["failed"]
+    assert list(disk.iterdir()) == []
