@@ -232,10 +232,29 @@ def _schema(columns: object, what: str, where: str) -> pa.Schema:
         raise PipelineError(f"{what} are empty", where=where, remedy="Give at least one column")
     refuse_duplicates(schema.names, where, remedy="Give every column a name of its own")
     for field in schema:
-        if pt.is_dictionary(field.type) or pt.is_null(field.type) or str(field.type).endswith("_view"):
+        wrong = _unstorable(field.type)
+        if wrong is not None:
+            inside = "" if wrong == field.type else f", since it holds {wrong},"
             raise PipelineError(
-                f"column {field.name!r} of type {field.type} cannot be part of a state",
+                f"column {field.name!r} of type {field.type}{inside} cannot be part of a state",
                 where=where,
                 remedy="Use numbers, booleans, times, decimals, strings, binary, or lists, maps and structs of these",
             )
     return schema.remove_metadata()
+
+
+def _unstorable(type_: pa.DataType) -> pa.DataType | None:
+    """The type, or one inside it, that not every back end keeps."""
+    if pt.is_list(type_) or pt.is_large_list(type_):
+        return _unstorable(type_.value_type)
+    inner: list[pa.DataType] = []
+    if pt.is_map(type_):
+        inner = [type_.key_type, type_.item_type]
+    elif pt.is_struct(type_):
+        inner = [field.type for field in type_]
+    if inner:
+        return next((wrong for part in inner if (wrong := _unstorable(part)) is not None), None)
+    if pt.is_fixed_size_binary(type_) and not type_.byte_width:
+        return type_
+    known = is_key_type(stored_type(type_)) or pt.is_interval(type_)
+    return None if known and stored_type(type_) == type_ else type_
