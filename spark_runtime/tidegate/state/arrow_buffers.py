@@ -9,8 +9,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
+from tidegate.contract.errors import PipelineError
 from tidegate.state.compiled import kernel
 from tidegate.state.keybytes import valid_mask
+
+LARGEST_VALUE = 2**31 - 1
+"""Bytes or elements of one value in state."""
 
 
 def fixed_width(type_: pa.DataType) -> int | None:
@@ -33,7 +37,8 @@ def raw_fixed(array: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def ranges_of(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], Any]:
-    """Starts, lengths (-1 where null) and the values they point into: bytes, or an array of elements."""
+    """Starts, lengths (-1 where null) and the values they point into: bytes, or an array of elements. Raises
+    PipelineError: a value is larger than `LARGEST_VALUE`."""
     wide = pt.is_large_string(array.type) or pt.is_large_binary(array.type) or pt.is_large_list(array.type)
     dtype = np.dtype(np.int64 if wide else np.int32)
     buffer = array.buffers()[1]
@@ -41,9 +46,16 @@ def ranges_of(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
         offsets = np.zeros(len(array) + 1, np.int64)
     else:
         offsets = np.frombuffer(buffer, dtype, len(array) + 1, array.offset * dtype.itemsize).astype(np.int64)
-    lengths = np.diff(offsets).astype(np.int32)
+    sizes = np.diff(offsets)
     if array.null_count:
-        lengths[~valid_mask(array)] = -1
+        sizes[~valid_mask(array)] = -1
+    if wide and sizes.max(initial=0) > LARGEST_VALUE:
+        raise PipelineError(
+            f"A value of type {array.type} is too large for state",
+            cause=f"it has {sizes.max()} bytes or elements, the limit is {LARGEST_VALUE}",
+            remedy="Keep it in several values, or its place in a store instead of it",
+        )
+    lengths = sizes.astype(np.int32)
     first, end = int(offsets[0]), int(offsets[-1])
     starts = offsets[:-1] - first
     if is_bytes(array.type):

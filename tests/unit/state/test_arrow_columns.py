@@ -13,6 +13,7 @@ import pytest
 
 from tidegate.contract.errors import PipelineError
 from tidegate.state import arrow_columns
+from tidegate.state.arrow_buffers import ranges_of
 from tidegate.state.arrow_columns import new_column
 from tidegate.state.columns import Cells
 
@@ -79,3 +80,18 @@ def test_a_log_that_is_mostly_dead_is_written_anew_and_what_was_frozen_stays(
 def test_a_type_that_state_cannot_hold_is_refused_by_name() -> None:
     with pytest.raises(PipelineError, match="'c'.*dictionary"):
         new_column(Cells(1), "c", pa.dictionary(pa.int8(), pa.string()))
+
+
+def test_a_value_of_2_to_the_31_is_refused_and_the_limit_is_named() -> None:
+    """Elements of type null take no room."""
+    offsets = np.array([0, 2**31 - 1, 2**32 - 1, 2**32 + 1], np.int64)
+    elements = pa.nulls(2**32 + 1)
+
+    def array(size: int, validity: bytes | None = None) -> pa.Array:
+        buffers = [None if validity is None else pa.py_buffer(validity), pa.py_buffer(offsets)]
+        return pa.Array.from_buffers(pa.large_list(pa.null()), size, buffers, children=[elements])
+
+    assert ranges_of(array(1))[1].tolist() == [2**31 - 1]
+    assert ranges_of(array(3, b"\x05"))[1].tolist() == [2**31 - 1, -1, 2], "null, whatever is under it"
+    with pytest.raises(PipelineError, match=r"2147483648 bytes or elements, the limit is 2147483647"):
+        ranges_of(array(3))
