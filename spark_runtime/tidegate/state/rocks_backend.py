@@ -152,7 +152,7 @@ class RocksBackend(KeyedStateBackend):
         return cells
 
     def _cache(self, table: RocksTable, sweep: ExpirySweep | None = None) -> RowCache:
-        cache = self._caches[table.name] = RowCache(table, self._quota, self._settle, sweep or (lambda rows: None))
+        cache = self._caches[table.name] = RowCache(table, self._quota, self._settle, sweep)
         return cache
 
     def _quota(self) -> int:

@@ -36,15 +36,17 @@ class RowCache:
         table: RocksTable,
         quota: Callable[[], int],
         before_write: Callable[[], None],
-        after_write: Callable[[int], None] = lambda rows: None,
+        after_write: Callable[[int], None] | None = None,
     ) -> None:
         """Args: table: behind it. quota: bytes it may hold, about; asked anew each time. before_write: called before
         the table is written, so that a snapshot that is being made gets its files first. after_write: told how many
-        rows were written; the table then holds what the cache does."""
+        rows were written since it was told last, by a flush or by whoever froze them; the table then holds what the
+        cache does."""
         self._table = table
         self._quota = quota
         self._before_write = before_write
         self._after_write = after_write
+        self._untold = 0
         self._clear()
 
     @property
@@ -74,7 +76,7 @@ class RowCache:
         entries = self._entries(keys)
         self._changes += self._place(entries, rows, True)
         _touch(entries, self._hits)
-        if self._changes > MOST_CHANGES:
+        if self._changes > MOST_CHANGES or (self._after_write is not None and self._untold > MOST_CHANGES):
             self.flush()
         self._shrink()
 
@@ -85,7 +87,9 @@ class RowCache:
         if frozen is not None:
             self._table.write(*frozen)
             self._used[1] = 0  # nobody else holds them
-            self._after_write(len(frozen[0]))
+        if self._after_write is not None and self._untold:
+            rows, self._untold = self._untold, 0
+            self._after_write(rows)
 
     def freeze(self) -> tuple[ByteRows, ByteRows] | None:
         """Keys and rows of all changes since the last call; whoever calls writes them to the table. They stay as they
@@ -95,6 +99,7 @@ class RowCache:
             return None
         self._dirty[changed] = 0
         self._changes = 0
+        self._untold += len(changed)
         self._used[1] = self._used[0]
         return self._keys(changed), ByteRows(self._arena, self._at[changed], self._length[changed])
 

@@ -251,6 +251,21 @@ def test_rows_that_are_over_and_never_read_go_from_the_disk(opened: Opener) -> N
     assert disk_rows(backend, "v") == 50_000
 
 
+def test_rows_that_are_over_go_from_the_disk_also_when_snapshots_write_them_all(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S5.1: between two snapshots there is never enough for the cache to write by itself."""
+    monkeypatch.setattr(rocks_cache, "MOST_CHANGES", 1_000)
+    now = 0
+    backend = opened(now_ms=lambda: now)
+    state = backend.value(StateDescriptor("v", "value", VALUE.columns, ttl=TimeToLive(1_000)))
+    for step in range(100):
+        now += 500
+        state.put(backend.keys(batch_of(range(step * 100, step * 100 + 100))), column(range(100)))
+        backend.snapshot(step)()
+    assert disk_rows(backend, "v") < 3_000
+
+
 def test_a_long_list_is_in_chunks_that_an_append_does_not_read(opened: Opener) -> None:
     backend = opened()
     state = backend.list(LISTS)
