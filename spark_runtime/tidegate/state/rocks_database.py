@@ -62,6 +62,7 @@ class RocksDatabase:
         self._families: dict[str, Rdict] = {}
         self._asked_for: dict[str, None] = {}
         self._opening = threading.RLock()
+        self._closed = False
 
     def table(self, name: str) -> RocksTable:
         """The column family `name`; made when the database is opened, or when it is first used afterwards."""
@@ -77,17 +78,27 @@ class RocksDatabase:
         return [name for name in names if name != "default"]
 
     def family(self, name: str) -> Rdict:
-        """The open column family `name`."""
-        if name not in self._families:
+        """The open column family `name`. Raises EnvironmentProblemError once it is closed."""
+        found = self._families.get(name)
+        if found is None:
             with self._opening, failures(self.directory):
                 database = self.opened()
-                if name not in self._families:
-                    self._families[name] = database.create_column_family(name, self._options)
-        return self._families[name]
+                found = self._families.get(name)
+                if found is None:
+                    found = self._families[name] = database.create_column_family(name, self._options)
+        return found
 
     def opened(self) -> Rdict:
-        """The database, open."""
+        """The database, open. Raises EnvironmentProblemError once it is closed: another one, made by a thread that
+        comes late, would be empty."""
         with self._opening:
+            if self._closed:
+                raise EnvironmentProblemError(
+                    "The database of keyed state is closed",
+                    where=str(self.directory),
+                    cause="its subtask has ended, and a snapshot was still being written",
+                    remedy="Nothing is to be done: that snapshot counts for nothing",
+                )
             if self._database is None:
                 self._database = self._open()
             return self._database
@@ -106,10 +117,12 @@ class RocksDatabase:
             Checkpoint(self.opened()).create_checkpoint(str(directory))
 
     def close(self) -> None:
-        """Close it; may come twice. The files stay."""
-        self._families.clear()
-        if self._database is not None:
+        """Close it for good; may come twice. The files stay."""
+        with self._opening:
+            self._closed = True
+            self._families.clear()
             database, self._database = self._database, None
+        if database is not None:
             with suppress(Exception):  # it flushes first, and whoever closes wants no file any more
                 database.close()
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tidegate.contract.errors import PipelineError, SnapshotError
+from tidegate.contract.errors import EnvironmentProblemError, PipelineError, SnapshotError
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StatePart
 from tidegate.state import rocks_cache, rocks_rows
 from tidegate.state.contract import BackendContext, Elements, KeySet, StateDescriptor, TimeToLive
@@ -164,6 +164,21 @@ def test_a_snapshot_that_is_given_up_is_not_made(opened: Opener, tmp_path: Path)
     other.value(VALUE)
     other.restore(loaded(backend.snapshot(2)()))
     assert values(other, [1]) == [2]
+
+
+def test_a_snapshot_that_is_written_after_the_back_end_closed_fails(opened: Opener, tmp_path: Path) -> None:
+    """It would be one of an empty database."""
+    backend = opened()
+    put(backend, range(100), range(100))
+    backend.snapshot(1)()
+    put(backend, [1], [-1])
+    write = backend.snapshot(2)
+    backend.close()
+    with pytest.raises(EnvironmentProblemError, match="closed"):
+        write()
+    with pytest.raises(EnvironmentProblemError, match="closed"):
+        backend._database.family("v")
+    assert not (tmp_path / "a").exists()
 
 
 def test_a_file_that_is_cut_short_is_refused(opened: Opener) -> None:
