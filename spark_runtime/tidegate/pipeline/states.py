@@ -23,6 +23,18 @@ Columns: TypeAlias = pa.Schema | Mapping[str, pa.DataType] | Sequence[tuple[str,
 """Names and types, as `pyarrow.schema` takes them."""
 Merge: TypeAlias = Callable[[pa.RecordBatch, npt.NDArray[np.int64]], pa.RecordBatch]
 
+_SUMMED = "integers, floats and booleans"
+_COMPARED = (
+    "integers, floats of 32 and 64 bits, dates, times, durations, decimals of 128 and 256 bits, strings and binary"
+)
+_REDUCIBLE_TEXT: Mapping[Reduction, str] = {
+    "sum": _SUMMED,
+    "min": _COMPARED,
+    "max": _COMPARED,
+    "first": "all types but decimals of 32 and 64 bits",
+    "last": "all types but decimals of 32 and 64 bits",
+}
+
 STATE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 MAX_STATE_NAME_CHARACTERS = 100
 
@@ -104,14 +116,16 @@ def reducing_state(
 
     Args:
         reductions: column -> "sum", "min", "max", "count", "first" or "last", of int64; or with another type:
-            {"total": "sum", "latest": ("max", pa.timestamp("us"))}. Nulls are passed over.
+            {"total": "sum", "latest": ("max", pa.timestamp("us"))}. Nulls are passed over. Sums are of integers, floats
+            and booleans; "min" and "max" of these but booleans, and of times, decimals, strings and binary.
     """
     where = _place("reducing_state", name)
     if not isinstance(reductions, Mapping) or not reductions:
         raise PipelineError(
             f"reductions are needed, got {reductions!r}", where=where, remedy='Give some, such as {"total": "sum"}'
         )
-    fields, kinds = [], []
+    fields: list[tuple[str, pa.DataType]] = []
+    kinds: list[Reduction] = []
     for column, given in reductions.items():
         reduction, type_ = given if isinstance(given, tuple) else (given, pa.int64())
         if reduction not in get_args(Reduction):
@@ -124,6 +138,15 @@ def reducing_state(
         fields.append((column, type_))
         kinds.append(reduction)
     schema = _schema(fields, "reductions", where)
+    for field, reduction in zip(schema, kinds, strict=True):
+        if not _is_reducible(reduction, field.type):
+            raise PipelineError(
+                f"column {field.name!r} of type {field.type} has no {reduction!r}",
+                where=where,
+                cause=f"{reduction} is of {_REDUCIBLE_TEXT[reduction]}",
+                remedy=f"Declare {field.name!r} as one of these and cast what you add, or use an aggregating_state "
+                "with a merge of your own",
+            )
     return _state(name, "reducing", schema, where, ttl, ttl_on_read, renamed, reductions=tuple(kinds))
 
 
@@ -258,3 +281,15 @@ def _unstorable(type_: pa.DataType) -> pa.DataType | None:
         return type_
     known = is_key_type(stored_type(type_)) or pt.is_interval(type_)
     return None if known and stored_type(type_) == type_ else type_
+
+
+def _is_reducible(reduction: Reduction, type_: pa.DataType) -> bool:
+    """Whether columns of this type can be folded so. Decimals of 32 and 64 bits become others in Arrow on the way."""
+    if reduction == "count":
+        return True
+    if reduction == "sum":
+        return bool(pt.is_integer(type_) or pt.is_floating(type_) or pt.is_boolean(type_))
+    narrow = pt.is_decimal32(type_) or pt.is_decimal64(type_)
+    if reduction in ("first", "last") or narrow:
+        return not narrow
+    return is_key_type(type_) and not pt.is_boolean(type_) and not pt.is_float16(type_)

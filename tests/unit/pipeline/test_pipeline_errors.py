@@ -503,11 +503,42 @@ def test_a_process_without_group_by_is_refused_with_the_call_that_is_missing(fli
         (lambda: map_state("a", {"n": pa.int64()}, {"n": pa.int64()}), "two columns named 'n'"),
         (lambda: reducing_state("a", {"n": "summ"}), "did you mean 'sum'"),
         (lambda: reducing_state("a", "sum"), "reductions are needed"),
+        (
+            lambda: reducing_state("a", {"n": ("sum", pa.decimal128(10, 2))}),
+            "'n' of type decimal128(10, 2) has no 'sum'",
+        ),
+        (lambda: reducing_state("a", {"n": ("sum", pa.timestamp("us"))}), "has no 'sum'"),
+        (lambda: reducing_state("a", {"n": ("sum", pa.string())}), "'n' of type string has no 'sum'"),
+        (lambda: reducing_state("a", {"n": ("min", pa.list_(pa.int64()))}), "has no 'min'"),
+        (lambda: reducing_state("a", {"n": ("max", pa.float16())}), "has no 'max'"),
+        (lambda: reducing_state("a", {"n": ("max", pa.bool_())}), "has no 'max'"),
+        (lambda: reducing_state("a", {"n": ("first", pa.decimal64(10, 2))}), "has no 'first'"),
         (lambda: tidegate.aggregating_state("a", {"n": pa.int64()}, "sum"), "merge is a function"),
     ],
 )
 def test_a_state_that_cannot_be_is_refused_where_it_is_declared(call: Callable[[], object], what: str) -> None:
     assert what in refusal(call).what
+
+
+def test_what_cannot_be_reduced_can_be_aggregated() -> None:
+    error = refusal(lambda: reducing_state("a", {"n": ("sum", pa.decimal128(10, 2))}))
+    assert "integers, floats and booleans" in error.cause and "aggregating_state" in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("reduction", "type_"),
+    [
+        ("sum", pa.bool_()),
+        ("sum", pa.float16()),
+        ("min", pa.decimal128(10, 2)),
+        ("max", pa.timestamp("us", "UTC")),
+        ("max", pa.string()),
+        ("first", pa.list_(pa.int64())),
+        ("count", pa.decimal32(5, 2)),
+    ],
+)
+def test_what_both_back_ends_reduce_can_be_declared(reduction: Any, type_: pa.DataType) -> None:
+    assert reducing_state("a", {"n": (reduction, type_)}).columns.field("n").type == type_
 
 
 def test_the_plan_tells_a_process_with_its_keys_and_states(flights: Stream, p: Pipeline) -> None:
