@@ -60,10 +60,12 @@ class UserTimers:
 
     def delete(self, keys: KeySet, owners: KeyNumbers, times_us: npt.NDArray[np.int64]) -> None:
         """See `TimerService`."""
-        self._timers.delete(keys, *self._checked(owners, times_us))
+        self._timers.delete(keys, *self._checked(keys, owners, times_us))
 
     def register(self, keys: KeySet, owners: KeyNumbers, times_us: npt.NDArray[np.int64]) -> None:
-        """See `TimerService`. Raises PipelineError: the process has no `on_timers`, or these are no times."""
+        """See `TimerService`. Raises PipelineError: the process has no `on_timers`, or these are no times, or of no
+        keys in the set.
+        """
         if not self._answered:
             raise PipelineError(
                 "a process registers timers and has no on_timers",
@@ -71,7 +73,7 @@ class UserTimers:
                 cause="nothing would happen when they are due",
                 remedy="Write its method on_timers(self, due, ctx)",
             )
-        owners, times_us = self._checked(owners, times_us)
+        owners, times_us = self._checked(keys, owners, times_us)
         if self._phase != "open":
             if self._answers_taken + len(times_us) > self._answers:
                 self._drop(len(times_us))
@@ -79,7 +81,9 @@ class UserTimers:
             self._answers_taken += len(times_us)
         self._timers.register(keys, owners, times_us)
 
-    def _checked(self, owners: KeyNumbers, times_us: npt.NDArray[np.int64]) -> tuple[KeyNumbers, npt.NDArray[np.int64]]:
+    def _checked(
+        self, keys: KeySet, owners: KeyNumbers, times_us: npt.NDArray[np.int64]
+    ) -> tuple[KeyNumbers, npt.NDArray[np.int64]]:
         owners, times_us = np.asarray(owners), np.asarray(times_us)
         fit = owners.ndim == times_us.ndim == 1 and len(owners) == len(times_us)
         if not fit or owners.dtype.kind not in "iu" or times_us.dtype.kind not in "iu":
@@ -88,5 +92,11 @@ class UserTimers:
                 f"{times_us.dtype}{list(times_us.shape)}",
                 where=self._where,
                 remedy="Give for each timer the number of its key, and microseconds since the epoch: int64",
+            )
+        if len(owners) and not (owners.min() >= 0 and owners.max() < keys.size):
+            raise PipelineError(
+                f"timers are of keys {owners.min()} to {owners.max()}, the set has {keys.size}, counted from 0",
+                where=self._where,
+                remedy="Give owners and keys of the same rows",
             )
         return owners.astype(np.int32, copy=False), times_us.astype(np.int64, copy=False)

@@ -377,3 +377,15 @@ def test_every_subtask_has_a_process_of_its_own_that_is_closed_once() -> None:
     one.operator.close()
     one.operator.close()
     assert mine.calls == ["open", "close"]
+
+
+@pytest.mark.parametrize("owner", [-1, 1])
+def test_timers_of_keys_that_the_set_does_not_have_are_refused(owner: int) -> None:
+    """S5.1: a back end would look past the end of its keys."""
+
+    class Astray(Alarms):
+        def process(self, rows: KeyedRows, ctx: ProcessContext) -> None:
+            ctx.event_timers.delete(rows.keys, np.full(1, owner, np.int32), np.zeros(1, np.int64))
+
+    with pytest.raises(PipelineError, match=f"timers are of keys {owner} to {owner}, the set has 1,"):
+        Rig(Astray()).feed((1, 5))
