@@ -37,7 +37,7 @@ from tidegate.state.rocks_cells import Expiry, ExpirySweep, RocksCells
 from tidegate.state.rocks_checkpoint import PendingCheckpoint, file_part
 from tidegate.state.rocks_database import RocksDatabase, RocksTable, require_rocksdict
 from tidegate.state.rocks_keys import GROUP_BYTES, RocksKeys, distinct, read_keys
-from tidegate.state.rocks_list import RocksList, chunk_elements, chunks_alive
+from tidegate.state.rocks_list import RocksList, chunk_elements, chunks_alive, heads_left_over
 from tidegate.state.rocks_restore import Restore
 from tidegate.state.rocks_rows import Export, StoredRows, schemas
 from tidegate.state.rocks_states import RocksMap, RocksMerging, RocksValue
@@ -146,8 +146,11 @@ class RocksBackend(KeyedStateBackend):
         name = descriptor.name
         self._stored[name] = StoredRows(name, name, part_schema(descriptor, schema), schema, descriptor, expiry)
         table = self._database.table(name)
-        alive = partial(chunks_alive, expiry=expiry) if descriptor.kind == "list" else expiry.alive
-        sweep = ExpirySweep(table, alive) if descriptor.ttl is not None else None
+        sweep = None
+        if descriptor.ttl is not None and descriptor.kind == "list":
+            sweep = ExpirySweep(table, partial(chunks_alive, expiry=expiry), partial(heads_left_over, expiry=expiry))
+        elif descriptor.ttl is not None:
+            sweep = ExpirySweep(table, expiry.alive)
         cells = self._cells[name] = RocksCells(table, self._cache(table, sweep), expiry)
         return cells
 

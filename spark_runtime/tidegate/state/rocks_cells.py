@@ -92,24 +92,36 @@ class RocksCells:
 class ExpirySweep:
     """Removes rows that are over and that nobody reads: for every row that is written one is looked at, in turn."""
 
-    def __init__(self, table: RocksTable, alive: Callable[[ByteRows], Mask]) -> None:
-        """Args: table: of a state with a TTL. alive: which of its rows must stay."""
+    def __init__(
+        self,
+        table: RocksTable,
+        alive: Callable[[ByteRows], Mask],
+        left_over: Callable[[RocksTable, ByteRows, ByteRows], ByteRows] | None = None,
+    ) -> None:
+        """Args: table: of a state with a TTL. alive: which of its rows must stay. left_over: for keys and rows that had
+        to stay, the keys of those that need not, now that the others are gone."""
         self._table = table
         self._alive = alive
+        self._left_over = left_over
         self._next = b""
 
     def __call__(self, rows: int) -> None:
         """Look at about `rows` rows of a table whose cache has nothing that the table has not."""
         left = rows
         for keys, found in self._table.scan(self._next):
-            over = keys.take(~self._alive(found))
+            alive = self._alive(found)
             self._next = keys.take(slice(-1, None)).to_list()[0] + b"\0"
-            if len(over):
-                self._table.write(over, ByteRows.missing(len(over)))
+            self._remove(keys.take(~alive))
+            if self._left_over is not None:
+                self._remove(self._left_over(self._table, keys.take(alive), found.take(alive)))
             left -= len(keys)
             if left <= 0:
                 return
         self._next = b""
+
+    def _remove(self, keys: ByteRows) -> None:
+        if len(keys):
+            self._table.write(keys, ByteRows.missing(len(keys)))
 
 
 def _as(columns: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -208,6 +208,17 @@ class RocksTable:
             cursor.status()
         return ByteRows.of_list(keys), ByteRows.of_list(rows), counts
 
+    def first_from(self, lowers: Sequence[bytes]) -> list[bytes | None]:
+        """The first key at or behind each of `lowers`; None where there is none."""
+        found: list[bytes | None] = []
+        with failures(self._database.directory):
+            cursor = self._database.family(self.name).iter()
+            for lower in lowers:
+                cursor.seek(lower)
+                found.append(cursor.key() if cursor.valid() else None)
+            cursor.status()
+        return found
+
     def file_bytes(self) -> int:
         """Size of its files."""
         with failures(self._database.directory):

@@ -15,6 +15,7 @@ from tidegate.state.byterows import ByteRows, constants, frames, joined, stacked
 from tidegate.state.contract import Elements, KeyNumbers, KeySet, Mask
 from tidegate.state.keybytes import Int64s
 from tidegate.state.rocks_cells import Expiry, RocksCells
+from tidegate.state.rocks_database import RocksTable
 from tidegate.state.rocks_keys import ids_of
 
 CHUNK_BYTES = 4096
@@ -118,6 +119,16 @@ def chunks_alive(chunks: ByteRows, expiry: Expiry) -> Mask:
     elements, offsets = chunk_elements(chunks)
     alive: Mask = np.diff(np.concatenate([[0], np.cumsum(expiry.alive(elements))])[offsets]) > 0
     return alive | (_closed(chunks) > 0)
+
+
+def heads_left_over(table: RocksTable, keys: ByteRows, chunks: ByteRows, expiry: Expiry) -> ByteRows:
+    """Of chunks that `chunks_alive` lets stay, the database keys of open ones that hold nothing and have no closed one
+    in the table any more: the list is over, and the next one of its key begins anew."""
+    elements, offsets = chunk_elements(chunks)
+    empty = np.diff(np.concatenate([[0], np.cumsum(expiry.alive(elements))])[offsets]) == 0
+    heads = keys.take(empty).to_list()
+    firsts = table.first_from([head[:-NUMBER_BYTES] + bytes(NUMBER_BYTES) for head in heads])
+    return ByteRows.of_list([head for head, first in zip(heads, firsts, strict=True) if head == first])
 
 
 def _numbers(values: npt.NDArray[np.int64]) -> ByteRows:

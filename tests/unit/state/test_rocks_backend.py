@@ -281,6 +281,41 @@ def test_rows_that_are_over_go_from_the_disk_also_when_snapshots_write_them_all(
     assert disk_rows(backend, "v") < 3_000
 
 
+def test_a_long_list_that_is_over_goes_from_the_disk_whole_and_its_key_begins_anew(opened: Opener) -> None:
+    now = 0
+    backend = opened(now_ms=lambda: now)
+    state = backend.list(StateDescriptor("lists", "list", LISTS.columns, ttl=TimeToLive(1_000)))
+
+    def append(key: int, count: int) -> None:
+        state.append(backend.keys(batch_of([key])), np.zeros(count, np.int32), column(range(count)))
+        backend._caches["lists"].flush()
+
+    sweep = backend._caches["lists"]._after_write
+    assert sweep is not None
+    sweep(1_000)
+    for key in (1, 2):
+        append(key, 2_000)
+    assert disk_rows(backend, "lists") == 4, "a closed chunk and an empty head each"
+    now = 500
+    append(2, 2_000)
+    now = 1_200
+    append(3, 1)
+    for _ in range(3):
+        sweep(1_000)
+    assert disk_rows(backend, "lists") == 1 + 2, "of key 2 what is not over, and its head; of key 3 its head"
+    now = 9_000
+    append(1, 5)
+    for _ in range(2):
+        sweep(1_000)
+    assert disk_rows(backend, "lists") == 1
+    backend._caches["lists"]._clear()
+    got = state.get(backend.keys(batch_of([1, 2, 3])))
+    assert got.offsets.tolist() == [0, 5, 5, 5]
+    append(1, 2_000)
+    backend._caches["lists"]._clear()
+    assert state.get(backend.keys(batch_of([1]))).columns.num_rows == 2_005
+
+
 def test_a_long_list_is_in_chunks_that_an_append_does_not_read(opened: Opener) -> None:
     backend = opened()
     state = backend.list(LISTS)
