@@ -1,4 +1,4 @@
-"""What all operators share: ask, wait in the worker or in the triggerer, give an XCom."""
+"""What operators share: about one job; and most of them: ask, wait in the worker or in the triggerer, give an XCom."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOT_KEPT_WHILE_DEFERRED = (
 
 
 class JobOperator(BaseOperator):
-    """One job, one question, one wait. Not used by itself.
+    """About one job. Not used by itself.
 
     Args:
         job_id: the job; templated.
@@ -69,10 +69,6 @@ class JobOperator(BaseOperator):
 
     # ------------------------------------------------------------ what a verb fills in
 
-    @abstractmethod
-    def begin(self, client: JobClient, context: Any) -> Wait:
-        """Ask, idempotently, and say what to wait for. May set `_kill_command` for `on_kill`."""
-
     def finish(self, client: JobClient, found: Payload) -> Payload:
         """The XCom, from what was found."""
         return found
@@ -81,42 +77,6 @@ class JobOperator(BaseOperator):
         """The wait, given by its fields, took too long: take back what can be taken back."""
 
     # ------------------------------------------------------------ Airflow's entry points
-
-    def execute(self, context: Any) -> Payload:
-        """Ask and wait. Raises AirflowFailException for what no retry can mend."""
-        with airflow_failures():
-            timeout, poll_s = self.wait_limit(), duration(self.poll_interval, "poll_interval").total_seconds()
-            root = self.job_root()
-            client = root.client(self.job_id)
-            wait = self.begin(client, context)
-            watch = Watch(
-                client,
-                wait,
-                deadline_at=deadline(timeout),
-                timeout_s=timeout.total_seconds() if timeout else 0.0,
-            )
-            try:
-                found = watch.step()
-                if found is None and self.deferrable:
-                    self._defer(root, watch, timeout.total_seconds() if timeout else None, poll_s)
-                if found is None:
-                    self.sleep(poll_s)
-                    found = watch.run(poll_s, self.sleep)
-            except WaitTimeoutError:
-                self.gave_up(client, wait.fields())
-                raise
-            return self._done(client, found)
-
-    def execute_complete(self, context: Any, event: Mapping[str, Any]) -> Payload:
-        """Called with the trigger's event."""
-        with airflow_failures():
-            client = self.job_root().client(self.job_id)
-            if "failure" in event:
-                failure = Failure.from_event(event)
-                if failure.code == WaitTimeoutError.code:
-                    self.gave_up(client, event["wait"])
-                failure.end_task()
-            return self._done(client, dict(event["found"]))
 
     def on_kill(self) -> None:
         """The Airflow task was killed in a worker: send the command its policy asks for, if any."""
@@ -165,3 +125,47 @@ class JobOperator(BaseOperator):
         result = self.finish(client, found)
         self.log.info("job %s: %s", self.job_id, ", ".join(f"{k} {v}" for k, v in result.items() if v is not None))
         return result
+
+
+class AskingOperator(JobOperator):
+    """One job, one question, one wait. Not used by itself."""
+
+    @abstractmethod
+    def begin(self, client: JobClient, context: Any) -> Wait:
+        """Ask, idempotently, and say what to wait for. May set `_kill_command` for `on_kill`."""
+
+    def execute(self, context: Any) -> Payload:
+        """Ask and wait. Raises AirflowFailException for what no retry can mend."""
+        with airflow_failures():
+            timeout, poll_s = self.wait_limit(), duration(self.poll_interval, "poll_interval").total_seconds()
+            root = self.job_root()
+            client = root.client(self.job_id)
+            wait = self.begin(client, context)
+            watch = Watch(
+                client,
+                wait,
+                deadline_at=deadline(timeout),
+                timeout_s=timeout.total_seconds() if timeout else 0.0,
+            )
+            try:
+                found = watch.step()
+                if found is None and self.deferrable:
+                    self._defer(root, watch, timeout.total_seconds() if timeout else None, poll_s)
+                if found is None:
+                    self.sleep(poll_s)
+                    found = watch.run(poll_s, self.sleep)
+            except WaitTimeoutError:
+                self.gave_up(client, wait.fields())
+                raise
+            return self._done(client, found)
+
+    def execute_complete(self, context: Any, event: Mapping[str, Any]) -> Payload:
+        """Called with the trigger's event."""
+        with airflow_failures():
+            client = self.job_root().client(self.job_id)
+            if "failure" in event:
+                failure = Failure.from_event(event)
+                if failure.code == WaitTimeoutError.code:
+                    self.gave_up(client, event["wait"])
+                failure.end_task()
+            return self._done(client, dict(event["found"]))

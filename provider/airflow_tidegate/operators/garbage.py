@@ -11,8 +11,7 @@ from airflow_tidegate.identity import asked_by
 from airflow_tidegate.launchers.verbs import run_verb
 from airflow_tidegate.operators.arguments import NOTHING, duration, flag, whole_number
 from airflow_tidegate.operators.base import JobOperator
-from airflow_tidegate.waits import Payload, Wait
-from tidegate.contract.client import JobClient
+from airflow_tidegate.waits import Payload
 from tidegate.contract.units import format_duration
 
 MOST_LOGGED = 100
@@ -49,10 +48,6 @@ class TidegateCollectGarbageOperator(JobOperator):
         self.older_than = older_than
         self.keep = keep
         self.only_tell = dry_run
-
-    def begin(self, client: JobClient, context: Any) -> Wait:
-        """Not of use here: nothing is waited for."""
-        raise NotImplementedError
 
     def execute(self, context: Any) -> Payload:
         """Run the process, and list what it says."""

@@ -9,8 +9,7 @@ from airflow_tidegate.failures import AirflowFailException, airflow_failures
 from airflow_tidegate.operators.arguments import NOTHING, flag, whole_number
 from airflow_tidegate.operators.base import JobOperator
 from airflow_tidegate.operators.restore import restore_from
-from airflow_tidegate.waits import Payload, Wait
-from tidegate.contract.client import JobClient
+from airflow_tidegate.waits import Payload
 from tidegate.contract.errors import OptionError
 from tidegate.contract.preflight import check_restore, graph_from
 from tidegate.contract.restore_check import Finding
@@ -65,10 +64,6 @@ class TidegateCheckRestoreOperator(JobOperator):
         self.allow_non_restored_state = allow_non_restored_state
         self.allow_drained = allow_drained
         self.on_misfit = on_misfit
-
-    def begin(self, client: JobClient, context: Any) -> Wait:
-        """Not of use here: nothing is waited for."""
-        raise NotImplementedError
 
     def execute(self, context: Any) -> Payload:
         """Look and judge. Raises AirflowFailException with every reason when it does not fit."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from airflow_tidegate.operators.base import JobOperator
+from airflow_tidegate.operators.base import AskingOperator
 from airflow_tidegate.operators.commands import ask
 from airflow_tidegate.waits import CommandWait, Payload, Wait
 from tidegate.contract.client import JobClient
 
 
-class CommandOperator(JobOperator):
+class CommandOperator(AskingOperator):
     """Sends one command and waits for its answer; withdraws it when the wait takes too long. Not used by itself."""
 
     verb: ClassVar[str]

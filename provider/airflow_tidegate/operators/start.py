@@ -11,7 +11,7 @@ from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.identity import ask_id, asked_by
 from airflow_tidegate.kills import KillPolicy, check_policy, kill_command
 from airflow_tidegate.launchers import ensure_driver
-from airflow_tidegate.operators.base import JobOperator
+from airflow_tidegate.operators.base import AskingOperator
 from airflow_tidegate.owning import claim
 from airflow_tidegate.waits import StatusWait, Wait
 from tidegate.contract.client import JobClient
@@ -23,7 +23,7 @@ STARTED = ("RUNNING", "FINISHED", "FINISHED_COMMIT_PENDING", "STOPPED")
 ENDED = ("FINISHED", "FINISHED_COMMIT_PENDING")
 
 
-class SubmittingOperator(JobOperator):
+class SubmittingOperator(AskingOperator):
     """Submits a spec under a deterministic submission id and sees to it that exactly one driver runs it.
 
     A retry finds its own spec and, when the driver still lives, that driver; a driver is launched only when none does.
@@ -42,7 +42,7 @@ class SubmittingOperator(JobOperator):
     """
 
     template_fields: Sequence[str] = (
-        *JobOperator.template_fields,
+        *AskingOperator.template_fields,
         "pipeline",
         "arguments",
         "options",

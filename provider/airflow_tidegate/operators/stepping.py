@@ -50,10 +50,6 @@ class SteppingOperator(JobOperator):
             failure: why it failed; what cannot be dealt with is to end the task (`Failure.end_task`).
         """
 
-    def begin(self, client: JobClient, context: Any) -> Wait:
-        """Not of use here: see `advance`."""
-        raise NotImplementedError
-
     def execute(self, context: Any) -> Payload:
         """From wherever things are."""
         return self._go_on(context, None, None)

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from airflow_tidegate.identity import asked_by
-from airflow_tidegate.operators.base import JobOperator
+from airflow_tidegate.operators.base import AskingOperator
 from airflow_tidegate.operators.commands import ask
 from airflow_tidegate.operators.snapshots import CommandOperator
 from airflow_tidegate.waits import CancelWait, Payload, StopWait, Wait
@@ -89,7 +89,7 @@ class TidegateStopJobOperator(CommandOperator):
         return {**facts, **{k: found[k] for k in more if found.get(k) is not None}}
 
 
-class TidegateCancelJobOperator(JobOperator):
+class TidegateCancelJobOperator(AskingOperator):
     """End a job at once, without a savepoint; what was not committed is not. Succeeds also when the job is over.
 
     Its checkpoints stay, or go with the option `retention="delete"`; savepoints always stay. A clear asks anew, of the
