@@ -8,18 +8,12 @@ import pyarrow as pa
 
 from tidegate.contract.errors import PipelineError
 from tidegate.pipeline.columns import refuse_duplicates, require_column, require_key
-from tidegate.pipeline.draft import GraphDraft
+from tidegate.pipeline.stream_base import StreamBase
 from tidegate.snapshot.parts import OWNER_COLUMN
 
 
-class BroadcastStream:
-    """A stream marked by `Stream.broadcast()`: the side of a join that every subtask holds whole."""
-
-    def __init__(self, draft: GraphDraft, node_id: int, schema: pa.Schema, *, bounded: bool) -> None:
-        self._draft = draft
-        self.node_id = node_id
-        self.schema = schema
-        self.bounded = bounded
+class BroadcastStream(StreamBase):
+    """A stream marked by `Stream.broadcast()`: the side of a join that every subtask holds whole. It has no calls."""
 
 
 def check_broadcast_join(
