@@ -51,6 +51,7 @@ EFFECTS: Mapping[str, Mapping[str, int]] = {
     "fork": ONE_JOB,
     "upgrade": {**ONE_JOB, "stop": 1},
     "upgrade@launched": {**ONE_JOB, "stop": 1},
+    "rescale": {**ONE_JOB, "stop": 1},
     "supervise": {"launches": 1, "decided fence": 1, "cancel": 1},
 }
 """What one verb adds to a job's directory, done once."""
@@ -64,6 +65,7 @@ LIVES: Mapping[str, tuple[str, ...]] = {
         "restore",
         "upgrade",
         "upgrade@launched",
+        "rescale",
         "drain",
     ),
     "gated": ("start", "commit", "reject", "cancel"),

@@ -11,6 +11,9 @@ from typing import Any
 from airflow.sdk import DAG, Param
 
 from airflow_tidegate.operators.fork import TidegateForkJobOperator
+from airflow_tidegate.operators.garbage import TidegateCollectGarbageOperator
+from airflow_tidegate.operators.preflight import TidegateCheckRestoreOperator
+from airflow_tidegate.operators.rescale import TidegateRescaleJobOperator
 from airflow_tidegate.operators.restore import TidegateRestoreJobOperator
 from airflow_tidegate.operators.snapshots import TidegateTriggerCheckpointOperator, TidegateTriggerSavepointOperator
 from airflow_tidegate.operators.start import TidegateRunJobOperator, TidegateStartJobOperator
@@ -29,7 +32,7 @@ PIPELINE: Mapping[str, Any] = {
     "pipeline": "pipelines/ticking.py:build",
     # A driver that the tests hold up for a while is not taken for dead by its slots.
     "options": {"parallelism": 1, "commit": "{{ params.commit }}", "heartbeat_timeout": "3 min"},
-    "master": "local[1]",
+    "master": "local[2]",  # two slots at most, for a job that is rescaled
 }
 OUT = f"{HOME}/out/{JOB_ID}-{{{{ dag_run.clear_number | default(0) }}}}"
 VERBS: Mapping[str, Callable[..., Any]] = {
@@ -50,8 +53,14 @@ VERBS: Mapping[str, Callable[..., Any]] = {
         arguments={"out": OUT, "rate": 1_000_000},
     ),
     "upgrade": partial(TidegateUpgradeJobOperator, options={**PIPELINE["options"], "checkpoint_interval": "1 s"}),
+    "rescale": partial(TidegateRescaleJobOperator, parallelism=2),
     "supervise": TidegateSuperviseJobOperator,
 }
+AT_ONCE: Mapping[str, Callable[..., Any]] = {
+    "check_restore": partial(TidegateCheckRestoreOperator, from_="{{ params.path }}", graph="{{ params.graph }}"),
+    "collect_garbage": TidegateCollectGarbageOperator,
+}
+"""Verbs that wait for no driver."""
 SENSORS: Mapping[str, Callable[..., Any]] = {
     "sees_checkpoint": partial(TidegateCheckpointSensor, newer_than=CHECKPOINT),
     "sees_staged": partial(TidegateStagedCheckpointSensor, newer_than=CHECKPOINT),
@@ -63,6 +72,7 @@ PARAMS = {
     "commit": Param("automatic", type="string"),
     "from_job": Param("", type="string"),
     "path": Param("latest", type="string"),
+    "graph": Param("", type="string"),
 }
 LATER = {"retries": 1, "retry_delay": timedelta(seconds=1)}
 
@@ -71,3 +81,7 @@ for place in ("worker", "triggerer"):
         with DAG(dag_id=f"{place}_{verb}", schedule=None, params=PARAMS, default_args=LATER, max_active_runs=8):
             how: dict[str, Any] = {"poke_interval": 0.5} if verb in SENSORS else {"poll_interval": "500 ms"}
             make(task_id=verb, job_id=JOB_ID, deferrable=place == "triggerer", **how)
+
+for verb, make in AT_ONCE.items():
+    with DAG(dag_id=f"worker_{verb}", schedule=None, params=PARAMS, default_args=LATER):
+        make(task_id=verb, job_id=JOB_ID)
