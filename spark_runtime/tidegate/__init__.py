@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tidegate.connectors.text_files import Csv, JsonLines
     from tidegate.contract.errors import PipelineError, TidegateError
     from tidegate.contract.options import JobOptions
+    from tidegate.operators.contract import SideOutput
     from tidegate.operators.user_process import FiredTimers, KeyedProcess, KeyedRows, ProcessContext
     from tidegate.pipeline.aggregates import count, max, mean, min, sum
     from tidegate.pipeline.pipeline import Pipeline
@@ -50,6 +51,7 @@ __all__ = [
     "PushSource",
     "Pusher",
     "Replay",
+    "SideOutput",
     "Stream",
     "TidegateError",
     "aggregating_state",
@@ -87,6 +89,7 @@ _HOMES = {
     "PushSource": "connectors.push",
     "Pusher": "connectors.push",
     "Replay": "connectors.replay",
+    "SideOutput": "operators.contract",
     "Stream": "pipeline.streams",
     "TidegateError": "contract.errors",
     "aggregating_state": "pipeline.states",

@@ -259,8 +259,8 @@ def _mixed_chains(status: Mapping[str, str], graph: Graph) -> Iterator[tuple[str
 
 
 def chains_of(graph: Graph) -> list[list[str]]:
-    """Uids of each chain, as `plan.execution.plan` cuts them: an operator runs with the one it reads by forward when it
-    reads that alone and nobody else does."""
+    """Uids of each chain, as `plan.execution.plan` cuts them: an operator runs with the one whose main output it reads
+    by forward when it reads that alone and nobody else does. Documents before version 3 know no other outputs."""
     readers: dict[str, int] = {}
     for operator in graph["operators"]:
         for feeder in operator["inputs"]:
@@ -268,7 +268,8 @@ def chains_of(graph: Graph) -> list[list[str]]:
     chains: dict[str, list[str]] = {}
     for operator in graph["operators"]:
         uid, inputs = operator["uid"], operator["inputs"]
-        joins = len(inputs) == 1 and operator["exchanges"] == ["forward"] and readers[inputs[0]] == 1
+        plain = operator["exchanges"] == ["forward"] and operator.get("outputs", ["main"]) == ["main"]
+        joins = len(inputs) == 1 and plain and readers[inputs[0]] == 1
         chain = chains[inputs[0]] if joins else []
         chain.append(uid)
         chains[uid] = chain

@@ -153,7 +153,7 @@ def _settle(job: Job, node: Node, sink: Sink, restore: Restore, run_id: str) -> 
         parallelism=1,
         generation=job.reign.generation,
         run_id=run_id,
-        schema=job.graph.nodes[node.inputs[0].upstream].schema,
+        schema=job.graph.edge_schema(node.inputs[0]),
     )
     permitted = restore.metadata.checkpoint_id if restore.permitted is None else restore.permitted
     writer = sink.create_writer(ctx)

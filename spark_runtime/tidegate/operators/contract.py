@@ -16,8 +16,26 @@ from tidegate.contract.store import Store
 from tidegate.contract.verdicts import Withheld
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 
-Output: TypeAlias = pa.RecordBatch | Watermark
-"""What an operator may emit. Only a watermark assigner emits watermarks of its own."""
+MAIN_OUTPUT = "main"
+"""Name of the output that every operator has."""
+
+
+@dataclass(frozen=True, slots=True)
+class SideOutput:
+    """Rows for another output of an operator than its main one. The output is declared, with its schema, where the
+    operator is made; where nobody reads it, the rows are dropped and counted.
+
+    Attributes:
+        name: of the output.
+        batch: the rows, of the schema declared for it.
+    """
+
+    name: str
+    batch: pa.RecordBatch
+
+
+Output: TypeAlias = pa.RecordBatch | SideOutput | Watermark
+"""What an operator may emit. Only a watermark assigner emits watermarks of its own; they go to all outputs."""
 
 
 @dataclass
@@ -38,6 +56,7 @@ class OperatorContext:
         current_split: id of the source split the batch in hand came from; None outside a source's chain.
         active_splits: ids of the splits this source subtask has not finished (read or not); empty outside a source's
             chain.
+        side_outputs: names of the operator's side outputs that something reads; rows for others need not be made.
         counters: named counts shown in metrics, such as `late_dropped`.
         scratch: a private writable directory on local disk.
         processing_time_on_end: at the end of the input what waits for a processing time fires once, or is dropped and
@@ -60,6 +79,7 @@ class OperatorContext:
     processing_time_ms: Callable[[], int]
     current_split: str | None = None
     active_splits: frozenset[str] = frozenset()
+    side_outputs: frozenset[str] = frozenset()
     counters: dict[str, int] = field(default_factory=dict)
     scratch: str = ""
     processing_time_on_end: ProcessingTimeOnEnd = "fire"
@@ -195,11 +215,13 @@ class DeclaresStates(Protocol):
 
 
 __all__ = [
+    "MAIN_OUTPUT",
     "MIN_WATERMARK",
     "CommitPermit",
     "DeclaresStates",
     "OperatorContext",
     "OperatorSpec",
     "Output",
+    "SideOutput",
     "StreamOperator",
 ]

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import pyarrow as pa
 
 from tidegate.contract.errors import PipelineError
+from tidegate.operators.batches import MAX_BATCH_ROWS
+from tidegate.operators.contract import Output, SideOutput
 
 Refuse = Callable[[str, str], PipelineError]
 """Makes the error of (cause, remedy)."""
+
+
+def checked_outputs(
+    result: object, schema: pa.Schema, side_outputs: Mapping[str, pa.Schema], refuse: Refuse
+) -> Iterator[Output]:
+    """The result, without being empty, in batches of at most `MAX_BATCH_ROWS`, held against the schema of its output:
+    `schema`, or of a `SideOutput` that of its name in `side_outputs`. Raises what `refuse` makes."""
+    if not isinstance(result, SideOutput):
+        checked = checked_output(result, schema, refuse)
+        for start in range(0, checked.num_rows, MAX_BATCH_ROWS):
+            yield checked.slice(start, MAX_BATCH_ROWS)
+        return
+    name = result.name
+    if name not in side_outputs:
+        declared = f"declared are {sorted(side_outputs)}" if side_outputs else "none is declared"
+        raise refuse(
+            f"it gave rows for the side output {name!r}; {declared}",
+            f"Declare it: side_outputs={{{name!r}: pa.schema(...)}}",
+        )
+    checked = checked_output(
+        result.batch, side_outputs[name], lambda cause, remedy: refuse(f"side output {name!r}: {cause}", remedy)
+    )
+    for start in range(0, checked.num_rows, MAX_BATCH_ROWS):
+        yield SideOutput(name, checked.slice(start, MAX_BATCH_ROWS))
 
 
 def checked_output(result: object, schema: pa.Schema, refuse: Refuse) -> pa.RecordBatch:

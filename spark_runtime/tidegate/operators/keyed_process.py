@@ -13,8 +13,8 @@ import pyarrow as pa
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.contract.errors import PipelineError
 from tidegate.operators.batches import MAX_BATCH_ROWS
-from tidegate.operators.contract import OperatorContext, Output, StreamOperator
-from tidegate.operators.declared import checked_output
+from tidegate.operators.contract import OperatorContext, Output, SideOutput, StreamOperator
+from tidegate.operators.declared import checked_outputs
 from tidegate.operators.eventtime import EventTime
 from tidegate.operators.passed_watermarks import PASSED_STATE, PassedWatermarks
 from tidegate.operators.processing_window import PROCESSING_TIME_DROPPED
@@ -51,6 +51,7 @@ class KeyedProcessOperator(StreamOperator):
     def __init__(self, spec: KeyedProcessSpec) -> None:
         self._spec = spec
         self._process: KeyedProcess = copy.copy(spec.process)
+        self._side_outputs = dict(spec.side_outputs)
         self._time = EventTime(spec.time_column, spec.time_unit) if spec.time_column is not None else None
         self._back_end: KeyedStateBackend | None = None
         self._is_open = False
@@ -200,19 +201,20 @@ class KeyedProcessOperator(StreamOperator):
 
     # ------------------------------------------------------------ what the user's code gives
 
-    def _given(self, method: str, results: Iterable[pa.RecordBatch] | None) -> Iterator[Output]:
+    def _given(self, method: str, results: Iterable[pa.RecordBatch | SideOutput] | None) -> Iterator[Output]:
         if results is None:
             return
-        if isinstance(results, pa.RecordBatch) or not isinstance(results, Iterable):
+        if isinstance(results, pa.RecordBatch | SideOutput) or not isinstance(results, Iterable):
             raise self._refused(
                 method, results, f"it gave a {type(results).__name__}", "Yield pyarrow.RecordBatch objects"
             )
         for result in results:
-            checked = checked_output(
-                result, self._spec.schema, lambda cause, remedy: self._refused(method, results, cause, remedy)
+            yield from checked_outputs(
+                result,
+                self._spec.schema,
+                self._side_outputs,
+                lambda cause, remedy: self._refused(method, results, cause, remedy),
             )
-            for start in range(0, checked.num_rows, MAX_BATCH_ROWS):
-                yield checked.slice(start, MAX_BATCH_ROWS)
 
     def _refused(self, method: str, results: object, cause: str, remedy: str) -> PipelineError:
         return PipelineError(

@@ -9,9 +9,9 @@ import pyarrow.compute as pc
 from pyarrow import acero
 
 from tidegate.contract.errors import PipelineError
-from tidegate.operators.batches import MAX_BATCH_ROWS, one_batch
+from tidegate.operators.batches import one_batch
 from tidegate.operators.contract import Output, StreamOperator
-from tidegate.operators.declared import checked_output
+from tidegate.operators.declared import checked_outputs
 from tidegate.operators.specs import FilterSpec, MapInArrowSpec, ProjectSpec
 
 
@@ -67,17 +67,16 @@ class MapInArrowOperator(StreamOperator):
     def __init__(self, spec: MapInArrowSpec) -> None:
         self._function = spec.function
         self._schema = spec.schema
+        self._side_outputs = dict(spec.side_outputs)
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """The function's batches, without the empty ones, cut to `MAX_BATCH_ROWS`.
 
         Raises:
-            PipelineError: a batch is not one, or not of the declared schema; names the column.
+            PipelineError: a batch is not one, or not of the schema declared for its output; names the column.
         """
         for result in self._function(iter((batch,))):
-            checked = checked_output(result, self._schema, self._refused)
-            for start in range(0, checked.num_rows, MAX_BATCH_ROWS):
-                yield checked.slice(start, MAX_BATCH_ROWS)
+            yield from checked_outputs(result, self._schema, self._side_outputs, self._refused)
 
     def _refused(self, cause: str, remedy: str) -> PipelineError:
         name = getattr(self._function, "__qualname__", type(self._function).__name__)
@@ -90,7 +89,7 @@ class MapInArrowOperator(StreamOperator):
 
 
 class UnionOperator(StreamOperator):
-    """Passes every batch on, whichever input it came from. Stateless."""
+    """Passes every batch on, whichever input it came from. Stateless. Of one input: a name for what an edge brings."""
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """The batch itself."""

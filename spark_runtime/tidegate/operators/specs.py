@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.contract.state_shapes import StateShape
-from tidegate.operators.contract import StreamOperator
+from tidegate.operators.contract import SideOutput, StreamOperator
 from tidegate.operators.user_process import KeyedProcess
 from tidegate.state.contract import StateDescriptor
 from tidegate.state.keytypes import stored_field
@@ -24,8 +24,10 @@ AggregateFunction = Literal["count", "sum", "min", "max", "mean"]
 JoinKind = Literal["inner", "left"]
 BUILD = 1
 """Input of a broadcast join that brings the bounded side; 0 is the probe side."""
-BatchFunction = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
+BatchFunction = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch | SideOutput]]
 """A user's `map_in_arrow` function: takes an iterator over one batch, gives any number of batches."""
+SideSchemas = tuple[tuple[str, pa.Schema], ...]
+"""(name, schema) of each side output."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,10 +84,12 @@ class MapInArrowSpec:
     Attributes:
         function: the user's function.
         schema: of the batches it gives; anything else is an error naming the column.
+        side_outputs: those it may give rows for.
     """
 
     function: BatchFunction
     schema: pa.Schema
+    side_outputs: SideSchemas = ()
 
     def create(self) -> StreamOperator:
         """A fresh operator around the function."""
@@ -261,6 +265,7 @@ class KeyedProcessSpec:
         input_schema: of the input.
         schema: of the batches it gives; anything else is an error naming the column.
         renamed: (key column in older snapshots, its name now).
+        side_outputs: those it may give rows for.
     """
 
     process: KeyedProcess
@@ -271,6 +276,7 @@ class KeyedProcessSpec:
     input_schema: pa.Schema
     schema: pa.Schema
     renamed: tuple[tuple[str, str], ...] = ()
+    side_outputs: SideSchemas = ()
 
     @property
     def key_schema(self) -> pa.Schema:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MIN_WATERMARK
 from tidegate.contract.errors import PipelineError
+from tidegate.operators.contract import SideOutput
 from tidegate.state.contract import (
     KeyNumbers,
     KeySet,
@@ -188,8 +189,8 @@ class KeyedProcess:
 
     Every subtask has a shallow copy of the instance, and calls its methods in one thread: `open`, then any of the
     others, `finish` at a real end of the input (S7.1: not when the job is suspended), `close` always. `process`,
-    `on_timers` and `finish` are generators of record batches of the declared schema (or give a list, or None for
-    nothing); nothing else happens to the subtask before they are exhausted.
+    `on_timers` and `finish` are generators of record batches of the declared schema, and of `SideOutput(name, batch)`
+    (or give a list, or None for nothing); nothing else happens to the subtask before they are exhausted.
 
     Attributes:
         states: made by `value_state` and its siblings; a class attribute, or set in `__init__`. Timers need no
@@ -201,16 +202,16 @@ class KeyedProcess:
     def open(self, ctx: ProcessContext) -> None:
         """Before anything else. States and timers have not been restored yet: leave them alone."""
 
-    def process(self, rows: KeyedRows, ctx: ProcessContext) -> Iterable[pa.RecordBatch] | None:
+    def process(self, rows: KeyedRows, ctx: ProcessContext) -> Iterable[pa.RecordBatch | SideOutput] | None:
         """Rows have come. How they are cut into batches may differ from run to run."""
         raise NotImplementedError
 
-    def on_timers(self, due: FiredTimers, ctx: ProcessContext) -> Iterable[pa.RecordBatch] | None:
+    def on_timers(self, due: FiredTimers, ctx: ProcessContext) -> Iterable[pa.RecordBatch | SideOutput] | None:
         """Timers of one kind are due, and gone. Those over event time come before the watermark is passed on, so that
         what is emitted at their times is late for nobody downstream."""
         raise NotImplementedError
 
-    def finish(self, ctx: ProcessContext) -> Iterable[pa.RecordBatch] | None:
+    def finish(self, ctx: ProcessContext) -> Iterable[pa.RecordBatch | SideOutput] | None:
         """All input has come and all timers have fired: the last chance to emit. States stay. May come again after a
         failure."""
         return None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.contract.errors import TidegateError
 from tidegate.operators.batches import coalesced
-from tidegate.operators.contract import Output, StreamOperator
+from tidegate.operators.contract import Output, SideOutput, StreamOperator
 from tidegate.operators.eventtime import EventTime
 from tidegate.operators.open_windows import PROCESSING_WINDOWS, OpenWindows, changed_window
 from tidegate.operators.restoring import checked_part
@@ -21,8 +22,10 @@ from tidegate.state.keybytes import Int64s, valid_mask
 from tidegate.state.keyhash import hash_keys, key_groups
 from tidegate.state.rows import group_by_window
 
+LATE = "late"
+"""Side output: the rows of windows that had fired already."""
 LATE_DROPPED = "late_dropped"
-"""Counter: rows of windows that had fired already."""
+"""Counter: such rows, where nothing reads the side output."""
 NULL_TIME_DROPPED = "null_event_time_dropped"
 """Counter: rows without an event time, which belong to no window."""
 
@@ -43,8 +46,9 @@ class WindowAggregate(StreamOperator):
     """Tumbling windows [start, end): a row belongs to the window its event time falls in.
 
     A window fires once, when the watermark reaches its end, and its state goes; rows that come for it later are late:
-    counted under `late_dropped` and dropped (S4.4, no allowed lateness). Null is a key like any other. MAX_WATERMARK
-    fires all windows (S7.2). Windows fire in order of time; keys within one in order of first sight.
+    they go to the side output `late`, or are dropped and counted under `late_dropped` (S4.4, no allowed lateness). Null
+    is a key like any other. MAX_WATERMARK fires all windows (S7.2). Windows fire in order of time; keys within one in
+    order of first sight.
 
     State: `windows` (keyed: a row for each window and key) and `progress` (keyed: for each key group the watermark that
     decides what is late, never MAX, S4.4; after MAX none at all: inputs that are drained let the watermark run ahead of
@@ -71,7 +75,7 @@ class WindowAggregate(StreamOperator):
         self._passed_us: Int64s | None = None  # by key group, where some restored watermark is ahead
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
-        """Take the rows into their windows; emits nothing.
+        """Take the rows into their windows; emits late ones to the side output.
 
         Raises:
             SumOverflowError: a sum of integers left int64.
@@ -82,8 +86,7 @@ class WindowAggregate(StreamOperator):
             self.ctx.count(NULL_TIME_DROPPED, nulls)
             batch = batch.filter(pa.array(valid_mask(batch.column(self._time.column))))
         if batch.num_rows:
-            self._take(batch, times)
-        yield from ()
+            yield from self._take(batch, times)
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
         """Emit every window that ends at or before the watermark, in batches of at most `MAX_BATCH_ROWS`."""
@@ -123,7 +126,7 @@ class WindowAggregate(StreamOperator):
                 checked = checked_part(part, self._windows.state_schema, self.ctx.uid, renamed, fills=False)
                 self._windows.restore(checked.tables(), self.ctx)
 
-    def _take(self, batch: pa.RecordBatch, times: Int64s) -> None:
+    def _take(self, batch: pa.RecordBatch, times: Int64s) -> Iterator[Output]:
         low, high = self._time.to_us(int(times.min())), self._time.to_us(int(times.max()))
         if low < MIN_TIME_US or high > MAX_TIME_US:
             raise TidegateError(
@@ -135,29 +138,36 @@ class WindowAggregate(StreamOperator):
         if not self._whole_steps:
             times = times * (1_000_000 // self._time.per_second)
         if self._passed_us is not None:
-            batch, times = self._not_passed(batch, times, self._passed_us)
+            is_late = self._passed_already(batch, times, self._passed_us)
+            if is_late.any():
+                yield from self._late(batch.filter(pa.array(is_late)))
+                batch, times = batch.filter(pa.array(~is_late)), times[~is_late]
             if not batch.num_rows:
                 return
         grouped = group_by_window(times, self._size, self._offset)
+        in_order = batch
         if grouped.order is not None:
-            batch = batch.select(self._windows.layout.used_columns).take(pa.array(grouped.order))
-        rows = self._windows.layout.read(batch)
+            columns = batch.schema.names if LATE in self.ctx.side_outputs else self._windows.layout.used_columns
+            in_order = batch.select(columns).take(pa.array(grouped.order))
+        rows = self._windows.layout.read(in_order)
         for number, start, stop in grouped.runs:
             if self._windows.end_us(number) <= self._watermark_us:
-                self.ctx.count(LATE_DROPPED, stop - start)
+                yield from self._late(in_order.slice(start, stop - start))
             else:
                 self._windows.add(number, rows, start, stop)
 
-    def _not_passed(self, batch: pa.RecordBatch, times: Int64s, passed_us: Int64s) -> tuple[pa.RecordBatch, Int64s]:
-        """The rows whose window had not fired for their key group before the restore; the others are late. Rows that
-        are late by the watermark, too, are left to `_take`."""
+    def _late(self, rows: pa.RecordBatch) -> Iterator[Output]:
+        if LATE in self.ctx.side_outputs:
+            yield SideOutput(LATE, rows)
+        else:
+            self.ctx.count(LATE_DROPPED, rows.num_rows)
+
+    def _passed_already(self, batch: pa.RecordBatch, times: Int64s, passed_us: Int64s) -> npt.NDArray[np.bool_]:
+        """Of which rows the window had fired for their key group before the restore: they are late. Those that are late
+        by the watermark, too, are left to `_take`."""
         ends_us = ((times - self._offset) // self._size + 1) * self._spec.size_us + self._spec.offset_us
         groups = key_groups(hash_keys(batch, self._spec.keys), self.ctx.max_parallelism)
-        late = (ends_us <= passed_us[groups]) & (ends_us > self._watermark_us)
-        if not late.any():
-            return batch, times
-        self.ctx.count(LATE_DROPPED, int(late.sum()))
-        return batch.filter(pa.array(~late)), times[~late]
+        return np.asarray((ends_us <= passed_us[groups]) & (ends_us > self._watermark_us))
 
     def _progress_table(self, watermark_us: int, passed_us: Int64s | None) -> pa.Table:
         groups = key_group_range(self.ctx.subtask, self.ctx.parallelism, self.ctx.max_parallelism)

@@ -15,6 +15,7 @@ from tidegate.pipeline.draft import DraftNode, optional_uid, place
 from tidegate.pipeline.eventtime import common_event_time
 from tidegate.pipeline.expressions import passed_column, require_boolean, require_expression, result_fields
 from tidegate.pipeline.location import user_location
+from tidegate.pipeline.side_outputs import checked_side_outputs
 from tidegate.pipeline.stream_base import StreamBase
 from tidegate.plan.graph import Edge
 
@@ -75,7 +76,14 @@ class ColumnCalls(StreamBase):
         node = DraftNode(None, "filter", self._forward(), self.schema, location, spec=spec)
         return self._then(node, self._event_time)
 
-    def map_in_arrow(self, fn: BatchFunction, schema: pa.Schema, *, uid: str | None = None) -> Self:
+    def map_in_arrow(
+        self,
+        fn: BatchFunction,
+        schema: pa.Schema,
+        *,
+        side_outputs: Mapping[str, pa.Schema] | None = None,
+        uid: str | None = None,
+    ) -> Self:
         """Apply a function of record batches: it takes an iterator and gives batches of `schema`.
 
         It is called afresh for each delivered batch, the iterator holds that one batch, and what it gives is exhausted
@@ -83,12 +91,13 @@ class ColumnCalls(StreamBase):
         may differ from run to run. The event-time column counts as unchanged where `schema` has it, of the same type.
 
         Args:
-            fn: takes Iterator[pyarrow.RecordBatch], gives pyarrow.RecordBatch objects.
+            fn: takes Iterator[pyarrow.RecordBatch], gives pyarrow.RecordBatch objects, and `SideOutput(name, batch)`.
             schema: of what it gives; checked batch by batch.
+            side_outputs: other outputs, name -> schema; read them with `.side_output(name)` of what this returns.
             uid: default: derived from the nearest uid upstream.
 
         Raises:
-            PipelineError: not a function, or not a schema.
+            PipelineError: not a function, or not a schema, also of a side output.
         """
         location = user_location()
         uid = optional_uid(uid, "map_in_arrow", location)
@@ -106,7 +115,9 @@ class ColumnCalls(StreamBase):
                 remedy='Give one: schema=pa.schema([("name", pa.string())])',
             )
         refuse_duplicates(schema.names, where, remedy="Give every column a name of its own")
-        node = DraftNode(uid, "map_in_arrow", self._forward(), schema, location, spec=MapInArrowSpec(fn, schema))
+        sides = checked_side_outputs(side_outputs, self.schema, self._event_time, where)
+        spec = MapInArrowSpec(fn, schema, tuple((side.name, side.schema) for side in sides))
+        node = DraftNode(uid, "map_in_arrow", self._forward(), schema, location, spec=spec, side_outputs=sides)
         return self._then(node, self._event_time.kept_by(same_columns(schema, self.schema), where))
 
     def union(self, *others: Self) -> Self:

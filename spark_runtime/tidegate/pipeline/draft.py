@@ -9,12 +9,22 @@ import pyarrow as pa
 
 from tidegate.connectors.contract import Sink, Source
 from tidegate.contract.errors import PipelineError
-from tidegate.operators.contract import OperatorSpec
+from tidegate.operators.contract import MAIN_OUTPUT, OperatorSpec
+from tidegate.pipeline.eventtime import EventTime
 from tidegate.plan.graph import Edge, JobGraph, Node
 
 MAX_UID_CHARACTERS = 100
 """Uids enter file names."""
 UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class DraftOutput:
+    """A side output: its name, the schema of its records, their event time."""
+
+    name: str
+    schema: pa.Schema
+    event_time: EventTime = EventTime()
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,7 @@ class DraftNode:
     source: Source | None = None
     spec: OperatorSpec | None = None
     sink: Sink | None = None
+    side_outputs: tuple[DraftOutput, ...] = ()
 
     @property
     def where(self) -> str:
@@ -67,6 +78,10 @@ class GraphDraft:
         self._nodes.append(node)
         return len(self._nodes) - 1
 
+    def node(self, node_id: int) -> DraftNode:
+        """The node of this id."""
+        return self._nodes[node_id]
+
     def graph(self, *, check_sinks: bool) -> JobGraph:
         """The finished graph, uids derived where the user gave none.
 
@@ -101,13 +116,15 @@ class GraphDraft:
                     node.source,
                     node.spec,
                     node.sink,
+                    tuple((side.name, side.schema) for side in node.side_outputs),
                 )
                 for node_id, node in enumerate(self._nodes)
             )
         )
 
     def _refuse_unread(self) -> None:
-        read = {edge.upstream for node in self._nodes for edge in node.inputs}
+        """Of side outputs only the main one must be read: rows for the others are dropped and counted."""
+        read = {edge.upstream for node in self._nodes for edge in node.inputs if edge.output == MAIN_OUTPUT}
         for node_id, node in enumerate(self._nodes):
             if node.sink is None and node_id not in read:
                 raise PipelineError(
@@ -117,18 +134,20 @@ class GraphDraft:
                 )
 
     def _uids(self) -> list[str]:
-        """Uids given by the user, and `<nearest given uid upstream>.<kind>` for the rest: an operator added or taken
-        away elsewhere does not change them."""
+        """Uids given by the user, and `<nearest given uid upstream>.<kind>` for the rest, of what reads a side output
+        `<uid>.<output>`: an operator added or taken away elsewhere does not change them."""
         taken = set(self._by_uid)
         uids: list[str] = []
         anchors: list[str] = []
         for node in self._nodes:
             anchor = node.uid or anchors[node.inputs[0].upstream]
-            anchors.append(anchor)
-            uid, n = node.uid or f"{anchor}.{node.kind}", 1
+            side = node.inputs[0].output if node.inputs else MAIN_OUTPUT
+            derived = f"{anchor}.{node.kind if side == MAIN_OUTPUT else side}"
+            uid, n = node.uid or derived, 1
             while node.uid is None and uid in taken:
                 n += 1
-                uid = f"{anchor}.{node.kind}-{n}"
+                uid = f"{derived}-{n}"
+            anchors.append(anchor if side == MAIN_OUTPUT else uid)
             taken.add(uid)
             uids.append(uid)
         return uids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -12,9 +13,10 @@ from tidegate.operators.specs import Agg, WindowAggSpec
 from tidegate.operators.user_process import KeyedProcess
 from tidegate.pipeline.aggregates import Aggregate, aggregate_field
 from tidegate.pipeline.columns import checked_renames, refuse_duplicates, require_column, require_key, same_columns
-from tidegate.pipeline.draft import DraftNode, place, require_uid
+from tidegate.pipeline.draft import DraftNode, DraftOutput, place, require_uid
 from tidegate.pipeline.location import user_location
 from tidegate.pipeline.processing import keyed_process_spec
+from tidegate.pipeline.side_outputs import checked_side_outputs
 from tidegate.pipeline.windows import Tumbling
 from tidegate.plan.graph import Edge
 from tidegate.state.keytypes import stored_field
@@ -22,6 +24,8 @@ from tidegate.state.keytypes import stored_field
 if TYPE_CHECKING:
     from tidegate.pipeline.streams import Stream
 
+LATE = "late"
+"""Side output of a window over event time."""
 WINDOW_START = "window_start"
 WINDOW_END = "window_end"
 WINDOW_BOUND = pa.timestamp("us")
@@ -63,6 +67,7 @@ class GroupedStream:
         process: KeyedProcess,
         *,
         schema: pa.Schema,
+        side_outputs: Mapping[str, pa.Schema] | None = None,
         uid: str | None = None,
         renamed: Mapping[str, str] | None = None,
     ) -> Stream:
@@ -73,6 +78,7 @@ class GroupedStream:
         Args:
             process: an instance of a subclass of `KeyedProcess`; every subtask takes a shallow copy.
             schema: of the batches it gives; checked batch by batch.
+            side_outputs: other outputs, name -> schema; read them with `.side_output(name)` of what this returns.
             uid: required.
             renamed: key column in older snapshots -> its name now, so that they can be restored (S5.5); of a state's
                 columns the state says it.
@@ -84,7 +90,10 @@ class GroupedStream:
         uid = require_uid(uid, "process", location)
         where = place("process", uid, location)
         stream = self._stream
-        spec = keyed_process_spec(process, schema, self._keys, stream.schema, stream._event_time, renamed, where)
+        time = stream._event_time
+        spec = keyed_process_spec(process, schema, self._keys, stream.schema, time, renamed, where)
+        sides = checked_side_outputs(side_outputs, stream.schema, time, where)
+        spec = replace(spec, side_outputs=tuple((side.name, side.schema) for side in sides))
         node = DraftNode(
             uid,
             "process",
@@ -93,8 +102,9 @@ class GroupedStream:
             location,
             stateful=True,
             spec=spec,
+            side_outputs=sides,
         )
-        return stream._then(node, stream._event_time.kept_by(same_columns(spec.schema, stream.schema), where))
+        return stream._then(node, time.kept_by(same_columns(spec.schema, stream.schema), where))
 
 
 class WindowedStream:
@@ -112,7 +122,8 @@ class WindowedStream:
         """One record per key and window with records, when the watermark, or over processing time the clock, has passed
         the window's end.
 
-        Over event time records that come later than that are counted (`late_dropped`) and dropped. The result has no
+        Over event time records that come later than that are the result's `.side_output("late")`, as they came; where
+        it is not read they are dropped and counted (`late_dropped`). The result has no
         event time of its own: for another window over event time say `.with_watermark("window_start", "0 s")`.
 
         Args:
@@ -164,5 +175,6 @@ class WindowedStream:
         )
         edge = Edge(stream._node_id, "hash", self._keys)
         kind = "window" if self._time_column is not None else "processing-window"
-        node = DraftNode(uid, kind, (edge,), schema, location, stateful=True, spec=spec)
+        late = (DraftOutput(LATE, stream.schema, stream._event_time),) if self._time_column is not None else ()
+        node = DraftNode(uid, kind, (edge,), schema, location, stateful=True, spec=spec, side_outputs=late)
         return stream._then(node, stream._event_time.gone(f"the {where} gives records of its own"))

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from tidegate.contract.errors import OptionError, PipelineError
+from tidegate.operators.contract import MAIN_OUTPUT
 from tidegate.plan.graph import Edge, Exchange, JobGraph, Node
 from tidegate.plan.text import graph_document, schema_text
 
 __all__ = ["Chain", "ChainInput", "ChainOutput", "ExecutionPlan", "graph_document", "plan"]
 
-DIGEST_VERSION = 1
+DIGEST_VERSION = 2
 """Of the text that `ExecutionPlan.digest` is made from."""
 MAX_CHANNELS = 2**32
 """Channel ids are uint32 on the wire."""
@@ -46,12 +47,14 @@ class ChainInput:
 
 @dataclass(frozen=True)
 class ChainOutput:
-    """One edge out of a chain's tail: to input `input_index` of `target_chain`. Every output gets every record."""
+    """One edge out of a chain's tail: to input `input_index` of `target_chain`. It gets every record of the tail's
+    output `output`, and every event."""
 
     target_chain: int
     input_index: int
     exchange: Exchange
     keys: tuple[str, ...]
+    output: str = MAIN_OUTPUT
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Chain:
         nodes: node ids, head first.
         inputs: in the head node's input order; none for a source.
         outputs: edges out of the tail, by consumer; none for a sink that nobody reads.
-        schema: of what the tail emits (a sink: of what it takes, and passes on where it is read).
+        schema: of what the tail's main output emits (a sink: of what it takes, and passes on where it is read).
         name: the uids, joined.
         is_source: the head is a source.
         is_sink: the tail is a sink.
@@ -137,7 +140,8 @@ class ExecutionPlan:
 
 
 def plan(graph: JobGraph, parallelism: int, max_parallelism: int) -> ExecutionPlan:
-    """Chain nodes over forward edges where the consumer has one input and the producer one consumer.
+    """Chain nodes over forward edges where the consumer has one input and the producer one consumer, of its main
+    output.
 
     Deterministic: driver and slots plan for themselves and compare digests.
 
@@ -159,11 +163,11 @@ def plan(graph: JobGraph, parallelism: int, max_parallelism: int) -> ExecutionPl
     for chain_id, nodes in enumerate(members):
         for input_index, edge in enumerate(graph.nodes[nodes[0]].inputs):
             upstream = chain_of_tail[edge.upstream]
-            schema = graph.nodes[edge.upstream].schema
+            schema = graph.edge_schema(edge)
             inputs[chain_id].append(
                 ChainInput(input_index, upstream, edge.exchange, edge.keys, schema, first_channel=next_channel)
             )
-            outputs[upstream].append(ChainOutput(chain_id, input_index, edge.exchange, edge.keys))
+            outputs[upstream].append(ChainOutput(chain_id, input_index, edge.exchange, edge.keys, edge.output))
             next_channel += _channel_count(edge.exchange, parallelism)
     if next_channel > MAX_CHANNELS:
         raise PipelineError(
@@ -201,7 +205,7 @@ def _joins_its_producer(node: Node, consumers: Sequence[int]) -> bool:
     if len(node.inputs) != 1:
         return False
     edge = node.inputs[0]
-    return edge.exchange == "forward" and consumers[edge.upstream] == 1
+    return edge.exchange == "forward" and edge.output == MAIN_OUTPUT and consumers[edge.upstream] == 1
 
 
 def _chain(
@@ -237,4 +241,4 @@ def _digest(graph: JobGraph, parallelism: int, max_parallelism: int) -> str:
 
 
 def _edge_text(edge: Edge) -> str:
-    return f"{edge.upstream} {edge.exchange} {list(edge.keys)!r}"
+    return f"{edge.upstream} {edge.output} {edge.exchange} {list(edge.keys)!r}"

@@ -8,7 +8,7 @@ from typing import Literal
 import pyarrow as pa
 
 from tidegate.connectors.contract import Sink, Source
-from tidegate.operators.contract import OperatorSpec
+from tidegate.operators.contract import MAIN_OUTPUT, OperatorSpec
 
 Exchange = Literal["forward", "hash", "broadcast", "rebalance"]
 
@@ -22,11 +22,13 @@ class Edge:
         exchange: `forward` subtask i to i; `hash` by key group of `keys`; `broadcast` every record to every subtask;
             `rebalance` batches round robin.
         keys: key columns for `hash`.
+        output: of the upstream node, which it reads.
     """
 
     upstream: int
     exchange: Exchange
     keys: tuple[str, ...] = ()
+    output: str = MAIN_OUTPUT
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Node:
         kind: short word for explain(): "source", "filter", "window", ...
         inputs: edges, in input order.
         schema: of the records it emits (a sink: those it takes; a sink that others read passes them on).
+        side_outputs: (name, schema) of its other outputs; none is named `MAIN_OUTPUT`.
         location: `file:line` in the user's code.
         stateful: keeps state of its own, so its uid must be the user's.
     """
@@ -53,6 +56,11 @@ class Node:
     source: Source | None = None
     spec: OperatorSpec | None = None
     sink: Sink | None = None
+    side_outputs: tuple[tuple[str, pa.Schema], ...] = ()
+
+    def output_schema(self, output: str) -> pa.Schema:
+        """Of the records of one output; KeyError when there is none of this name."""
+        return self.schema if output == MAIN_OUTPUT else dict(self.side_outputs)[output]
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,15 @@ class JobGraph:
     def consumers(self, node_id: int) -> tuple[tuple[Node, int], ...]:
         """(node, input index) of everything that reads `node_id`."""
         return tuple((n, i) for n in self.nodes for i, edge in enumerate(n.inputs) if edge.upstream == node_id)
+
+    def edge_schema(self, edge: Edge) -> pa.Schema:
+        """Of the records that an edge brings."""
+        return self.nodes[edge.upstream].output_schema(edge.output)
+
+    def side_outputs_read(self, node_id: int) -> frozenset[str]:
+        """Names of the node's side outputs that something reads."""
+        edges = (node.inputs[i] for node, i in self.consumers(node_id))
+        return frozenset(edge.output for edge in edges if edge.output != MAIN_OUTPUT)
 
     def by_uid(self, uid: str) -> Node:
         """The node of this uid; KeyError when there is none."""

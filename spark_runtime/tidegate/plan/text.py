@@ -10,11 +10,11 @@ import pyarrow as pa
 from tidegate.connectors.sink_operator import COMMITTABLES
 from tidegate.connectors.splits import SPLITS
 from tidegate.contract.state_shapes import StateShape
-from tidegate.operators.contract import DeclaresStates
+from tidegate.operators.contract import MAIN_OUTPUT, DeclaresStates
 from tidegate.plan.graph import Edge, JobGraph, Node
 
-GRAPH_DOCUMENT_VERSION = 2
-"""Of the document that `graph_document` makes. Version 1 has no `states`."""
+GRAPH_DOCUMENT_VERSION = 3
+"""Of the document that `graph_document` makes. Version 1 has no `states`; neither it nor version 2 has `outputs`."""
 
 
 def schema_text(schema: pa.Schema) -> str:
@@ -47,7 +47,7 @@ def _explain(
     graph: JobGraph, node: Node, edge: Edge | None, first: str, rest: str, seen: set[int], lines: list[str]
 ) -> None:
     """Append the node's lines: `first` leads its own, `rest` those below it."""
-    arrow = "" if edge is None or edge.exchange == "forward" else f" <{_exchange_text(edge)}>"
+    arrow = _edge_text(edge) if edge is not None else ""
     if node.node_id in seen:
         lines.append(f"{first}[{node.uid}] as above{arrow}")
         return
@@ -61,15 +61,20 @@ def _explain(
         _explain(graph, upstream, given, rest + "+- ", rest + ("   " if last else "|  "), seen, lines)
 
 
-def _exchange_text(edge: Edge) -> str:
-    return f"{edge.exchange} by {', '.join(edge.keys)}" if edge.keys else edge.exchange
+def _edge_text(edge: Edge) -> str:
+    """What is not plain of an edge: the side output that it reads, its exchange."""
+    side = f" ({edge.output})" if edge.output != MAIN_OUTPUT else ""
+    if edge.exchange == "forward":
+        return side
+    return f"{side} <{edge.exchange} by {', '.join(edge.keys)}>" if edge.keys else f"{side} <{edge.exchange}>"
 
 
 def graph_document(graph: JobGraph) -> dict[str, Any]:
     """The graph as a JSON document: pinned in snapshots, compared by a preflight without any runtime (S5.5, S6.4).
 
-    Per operator, in topological order: uid, kind, stateful, schema (text), inputs (uids) and their exchanges, and
-    `states` as `contract.state_shapes.StateShape` documents; null: it does not tell.
+    Per operator, in topological order: uid, kind, stateful, schema (text), inputs (uids), their exchanges and which
+    outputs of those operators they read, and `states` as `contract.state_shapes.StateShape` documents; null: it does
+    not tell.
     """
     return {
         "version": GRAPH_DOCUMENT_VERSION,
@@ -81,6 +86,7 @@ def graph_document(graph: JobGraph) -> dict[str, Any]:
                 "schema": schema_text(node.schema),
                 "inputs": [graph.nodes[edge.upstream].uid for edge in node.inputs],
                 "exchanges": [edge.exchange for edge in node.inputs],
+                "outputs": [edge.output for edge in node.inputs],
                 "states": _states(node),
             }
             for node in graph.nodes

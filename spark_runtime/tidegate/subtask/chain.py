@@ -12,8 +12,11 @@ import pyarrow as pa
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
 from tidegate.contract.store import Store
 from tidegate.contract.verdicts import Withheld
-from tidegate.operators.contract import CommitPermit, Output, StreamOperator
+from tidegate.operators.contract import CommitPermit, Output, SideOutput, StreamOperator
 from tidegate.snapshot.parts import AsyncSnapshot
+
+SIDE_OUTPUT_DROPPED = "side_output_dropped"
+"""Counter: rows that an operator gave to a side output which nothing reads."""
 
 
 class OperatorFailure(Exception):
@@ -137,6 +140,16 @@ class OperatorChain:
             raise errors[0]
 
     def _through(self, index: int, element: Output) -> Iterator[Output]:
+        """What comes of an element that operator `index - 1` gave. Of side outputs only the tail's are read: an
+        operator of which another is read has two consumers, and ends its chain."""
+        if isinstance(element, SideOutput):
+            context = self.operators[index - 1].ctx
+            if element.name in context.side_outputs:
+                assert index == len(self.operators), f"{context.uid!r} is in the midst of a chain"
+                yield element
+            else:
+                context.count(SIDE_OUTPUT_DROPPED, element.batch.num_rows)
+            return
         if index == len(self.operators):
             yield element
             return

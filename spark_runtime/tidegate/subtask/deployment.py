@@ -207,8 +207,9 @@ def _context(
         max_parallelism=plan.max_parallelism,
         generation=deployment.generation,
         run_id=deployment.run_id,
-        input_schemas=tuple(graph.nodes[edge.upstream].schema for edge in node.inputs),
+        input_schemas=tuple(graph.edge_schema(edge) for edge in node.inputs),
         processing_time_ms=now_ms,
+        side_outputs=graph.side_outputs_read(node.node_id),
         scratch=scratch,
         processing_time_on_end=deployment.processing_time_on_end,
         drained=deployment.restored is not None and node.uid in deployment.restored.drained,
@@ -310,5 +311,5 @@ def _router(plan: ExecutionPlan, chain: Chain, index: int, channels: _Channels) 
             channels.output(plan.channel_id(out.target_chain, out.input_index, index, target), target)
             for target in targets
         ]
-        edges.append(OutputEdge(ends, _cut(plan, out), round_robin=out.exchange == "rebalance"))
+        edges.append(OutputEdge(ends, _cut(plan, out), out.exchange == "rebalance", out.output))
     return Router(edges)

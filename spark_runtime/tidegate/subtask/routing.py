@@ -1,17 +1,21 @@
-"""Where a chain's output goes: its edges and their channels."""
+"""Where a chain's outputs go: its edges and their channels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import pyarrow as pa
 
 from tidegate.channel.elements import Element
 from tidegate.channel.ports import OutputChannel
+from tidegate.operators.contract import MAIN_OUTPUT, SideOutput
 
 Partitioner = Callable[[pa.RecordBatch], Sequence[pa.RecordBatch | None]]
 """Cuts a batch into one batch (or None) per channel."""
+Emitted: TypeAlias = Element | SideOutput
+"""What a subtask emits: an element of its main output, or rows of another."""
 
 
 @dataclass
@@ -22,11 +26,13 @@ class OutputEdge:
         channels: one for `forward`, else one per target subtask.
         partition: for `hash`; None sends each batch to every channel (`forward` has one, `broadcast` all).
         round_robin: for `rebalance`.
+        output: of the chain, whose records it takes.
     """
 
     channels: Sequence[OutputChannel]
     partition: Partitioner | None = None
     round_robin: bool = False
+    output: str = MAIN_OUTPUT
     _next: int = field(default=0, init=False)
 
     def has_capacity(self) -> bool:
@@ -67,15 +73,24 @@ class Router:
                 channel.overdraw(allowed)
 
     def has_capacity(self) -> bool:
-        """Every edge takes another batch; else the subtask is parked."""
+        """Every edge takes another batch, of whichever output; else the subtask is parked."""
         for edge in self.edges:  # noqa: SIM110
             if not edge.has_capacity():
                 return False
         return True
 
-    def send(self, element: Element) -> None:
-        """To every edge, in order."""
+    def send(self, element: Emitted) -> None:
+        """Records to every edge of their output, events to every edge, in order."""
         if isinstance(element, pa.RecordBatch):
-            self.rows_out += element.num_rows
+            self._records(MAIN_OUTPUT, element)
+        elif isinstance(element, SideOutput):
+            self._records(element.name, element.batch)
+        else:
+            for edge in self.edges:
+                edge.send(element)
+
+    def _records(self, output: str, batch: pa.RecordBatch) -> None:
+        self.rows_out += batch.num_rows
         for edge in self.edges:
-            edge.send(element)
+            if edge.output == output:
+                edge.send(batch)

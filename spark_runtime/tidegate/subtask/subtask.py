@@ -28,7 +28,7 @@ from tidegate.channel.elements import (
     Watermark,
     batch_bytes,
 )
-from tidegate.operators.contract import CommitPermit, OperatorContext
+from tidegate.operators.contract import CommitPermit, OperatorContext, SideOutput
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.alignment import (
     AlignmentAborted,
@@ -48,7 +48,7 @@ from tidegate.subtask.host import SubtaskHost
 from tidegate.subtask.inputs import InputPort, Inputs
 from tidegate.subtask.lifecycle import InputEnded, SubtaskLifecycle
 from tidegate.subtask.overtaking import Overtaking
-from tidegate.subtask.routing import Router
+from tidegate.subtask.routing import Emitted, Router
 from tidegate.subtask.source import SourceInput
 from tidegate.subtask.timers import Timers
 from tidegate.subtask.watermarks import WatermarkTracker
@@ -102,8 +102,8 @@ class Subtask:
         self._timers = Timers(chain, self._lifecycle, host)
         self._restored_finished = restored_finished
         self._triggers = self._overtaking.triggers
-        self._emission: Iterator[Element] | None = None
-        self._ahead: Element | None = None
+        self._emission: Iterator[Emitted] | None = None
+        self._ahead: Emitted | None = None
         self._alignment_bytes: dict[int, int] = {}
         self._ended_naturally = False
         self.watermark_us = MIN_WATERMARK
@@ -231,7 +231,7 @@ class Subtask:
                     element, self._ahead = self._ahead, None
             elif self._ahead is None and overtaking.is_overdrawn:
                 element = next(emission, None)
-                if isinstance(element, pa.RecordBatch):
+                if isinstance(element, (pa.RecordBatch, SideOutput)):
                     self._ahead = element
                     return pulled > 0
             else:
@@ -264,14 +264,14 @@ class Subtask:
             return polled.state == "more"
         return True
 
-    def _source_batch(self, batch: pa.RecordBatch, idle_change: bool | None) -> Iterator[Element]:
+    def _source_batch(self, batch: pa.RecordBatch, idle_change: bool | None) -> Iterator[Emitted]:
         if idle_change is not None:
             yield IdleStatus(idle_change)
         yield from self._chain.batch(batch, 0)
 
     # ------------------------------------------------------------ elements
 
-    def _on_element(self, index: int, element: Element) -> Iterator[Element]:
+    def _on_element(self, index: int, element: Element) -> Iterator[Emitted]:
         port = self._inputs.ports[index]
         if isinstance(element, pa.RecordBatch):
             self.rows_in += element.num_rows
@@ -299,7 +299,7 @@ class Subtask:
         for checkpoint_id in self._aligning:
             self._alignment_bytes[checkpoint_id] = self._alignment_bytes.get(checkpoint_id, 0) + size_bytes
 
-    def _on_progress(self, advanced_us: int | None) -> Iterator[Element]:
+    def _on_progress(self, advanced_us: int | None) -> Iterator[Emitted]:
         """A channel told its time or idleness: what follows for the chain and downstream (S4.4)."""
         if self._restored_finished:
             return
@@ -307,16 +307,16 @@ class Subtask:
             yield from self._chain.watermark(advanced_us)
         yield from self._idle_change()
 
-    def _on_timers(self) -> Iterator[Element]:
+    def _on_timers(self) -> Iterator[Emitted]:
         yield from self._timers.fire()
         yield from self._idle_change()
 
-    def _idle_change(self) -> Iterator[Element]:
+    def _idle_change(self) -> Iterator[Emitted]:
         idle = self._watermarks.idle_change(withheld=self._chain.withholds())
         if idle is not None:
             yield IdleStatus(idle)
 
-    def _on_end_of_data(self, index: int, drain: bool) -> Iterator[Element]:
+    def _on_end_of_data(self, index: int, drain: bool) -> Iterator[Emitted]:
         for step in self._lifecycle.end_of_data(index, drain):
             if self._restored_finished:
                 continue
@@ -327,7 +327,7 @@ class Subtask:
             else:
                 yield from self._end(drain=step.drain, natural=True)
 
-    def _on_alignment(self, actions: Sequence[AlignmentAction]) -> Iterator[Element]:
+    def _on_alignment(self, actions: Sequence[AlignmentAction]) -> Iterator[Emitted]:
         """Channels are blocked and unblocked at once: while a full output parks the emission, an abort may come, and
         what it unblocks must stay so (S2.2)."""
         for action in actions:
@@ -345,7 +345,7 @@ class Subtask:
                     self._capture(action)
         return self._emit_alignment(actions)
 
-    def _emit_alignment(self, actions: Sequence[AlignmentAction]) -> Iterator[Element]:
+    def _emit_alignment(self, actions: Sequence[AlignmentAction]) -> Iterator[Emitted]:
         for action in actions:
             match action:
                 case ForwardCancel(checkpoint_id):
@@ -385,13 +385,13 @@ class Subtask:
 
     # ------------------------------------------------------------ snapshot and end
 
-    def _on_trigger(self, barrier: CheckpointBarrier) -> Iterator[Element]:
+    def _on_trigger(self, barrier: CheckpointBarrier) -> Iterator[Emitted]:
         """The barrier is born here. A stop ends the data of a running source first (S7.2)."""
         if barrier.stop is not None and self._lifecycle.phase == "running":
             yield from self._end(drain=barrier.stop == "drain", natural=False)
         yield from self._snapshot(barrier, self._host.now_ms())
 
-    def _snapshot(self, barrier: CheckpointBarrier, first_ms: int, *, unaligned: bool = False) -> Iterator[Element]:
+    def _snapshot(self, barrier: CheckpointBarrier, first_ms: int, *, unaligned: bool = False) -> Iterator[Emitted]:
         """Flush, barrier, synchronous phase, then the rest elsewhere: one atomic step (S3.6)."""
         checkpoint_id = barrier.checkpoint_id
         if not self._restored_finished:
@@ -419,7 +419,7 @@ class Subtask:
         done.metrics["alignment_bytes"] = float(self._alignment_bytes.pop(done.checkpoint_id, 0))
         self._host.write_snapshot(self.subtask, done.checkpoint_id, done.parts, done.metrics, done.finished)
 
-    def _end(self, *, drain: bool, natural: bool) -> Iterator[Element]:
+    def _end(self, *, drain: bool, natural: bool) -> Iterator[Emitted]:
         """The end of this subtask's data (S7.2): MAX_WATERMARK, end_input, finish, EndOfData."""
         if drain and self._restored_finished:
             yield Watermark(MAX_WATERMARK)
@@ -433,7 +433,7 @@ class Subtask:
         self._lifecycle.passed_on()
         self._host.ended(self.subtask, self._ended_naturally)
 
-    def _finish(self) -> Iterator[Element]:
+    def _finish(self) -> Iterator[Emitted]:
         self._close()
         yield EndOfPartition()
         self._lifecycle.finished()

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from tidegate.contract.errors import PipelineError
+from tidegate.operators.contract import SideOutput
 from tidegate.operators.specs import FilterSpec, MapInArrowSpec, ProjectSpec, UnionSpec
 
 SCHEMA = pa.schema([pa.field("a", pa.int64(), nullable=False), ("b", pa.string())])
@@ -68,6 +69,19 @@ def test_a_projection_of_large_batches_keeps_rows_together(open_operator: Any) -
 def test_a_projection_to_constants_has_a_row_for_each_row(open_operator: Any) -> None:
     (out,) = run(open_operator(ProjectSpec((("one", pc.scalar(1)),), pa.schema([("one", pa.int64())]))))
     assert out.column("one").to_pylist() == [1, 1, 1]
+
+
+def test_a_function_gives_rows_for_its_side_outputs_beside_its_own(open_operator: Any) -> None:
+    def split(batches: Iterator[pa.RecordBatch]) -> Iterable[pa.RecordBatch | SideOutput]:
+        for batch in batches:
+            yield SideOutput("tail", batch.slice(1).select(["b"]))
+            yield batch.slice(0, 1)
+            yield SideOutput("tail", batch.slice(0, 0).select(["b"]))
+
+    tail = pa.schema([("b", pa.string())])
+    side, main = run(open_operator(MapInArrowSpec(split, SCHEMA, (("tail", tail),))))
+    assert (side.name, side.batch.to_pydict(), side.batch.schema) == ("tail", {"b": [None, "z"]}, tail)
+    assert main.to_pydict() == {"a": [1], "b": ["x"]}
 
 
 def test_map_in_arrow_is_called_afresh_for_each_batch_and_exhausted(open_operator: Any) -> None:

@@ -544,3 +544,38 @@ def test_what_both_back_ends_reduce_can_be_declared(reduction: Any, type_: pa.Da
 def test_the_plan_tells_a_process_with_its_keys_and_states(flights: Stream, p: Pipeline) -> None:
     flights.group_by("carrier").process(Counts(), schema=AIRLINES, uid="p").write(Discard(), uid="out")
     assert "process Counts by carrier: count (value)" in p.explain()
+
+
+def test_a_side_output_that_is_not_declared_names_those_that_are(timed: Stream) -> None:
+    results = timed.group_by("carrier").window(tumbling("1 day")).agg(n=count(), uid="daily")
+    error = refusal(lambda: results.side_output("lates"))
+    assert "'lates'" in error.what and "'late'" in error.cause and "'daily'" in error.cause
+    error = refusal(lambda: timed.side_output("late"))
+    assert error.cause.endswith("has none")
+    error = refusal(lambda: results.filter(pc.field("n") > 1).side_output("late"))
+    assert "Call it directly" in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("declared", "what"),
+    [
+        (["bad"], "side_outputs is a list"),
+        ({"main": AIRLINES}, "'main' cannot be the name"),
+        ({"a b": AIRLINES}, "'a b' cannot be the name"),
+        ({"bad": {"line": "string"}}, "the side output 'bad' needs a schema, got dict"),
+        ({"bad": pa.schema([("a", pa.int8()), ("a", pa.int8())])}, "'a'"),
+    ],
+)
+def test_side_outputs_that_cannot_be_declared_are_refused(flights: Stream, declared: Any, what: str) -> None:
+    error = refusal(lambda: flights.map_in_arrow(lambda b: b, AIRLINES, side_outputs=declared))
+    assert what in error.what
+
+
+def test_a_main_output_that_goes_nowhere_is_refused_though_a_side_output_is_read(p: Pipeline, timed: Stream) -> None:
+    results = timed.group_by("carrier").window(tumbling("1 day")).agg(n=count(), uid="daily")
+    results.side_output("late").write(Discard(), uid="late")
+    error = refusal(lambda: p.build())
+    assert error.what == "the records of this window go nowhere"
+    results.write(Discard(), uid="out")
+    nodes = {node.uid: node for node in p.build().nodes}
+    assert nodes["daily.late"].schema == timed.schema and nodes["daily.late"].kind == "side_output"

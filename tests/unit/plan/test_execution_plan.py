@@ -12,10 +12,12 @@ import pytest
 
 from tidegate.connectors.contract import Sink, Source
 from tidegate.contract.errors import OptionError, PipelineError
+from tidegate.contract.restore_check import chains_of
 from tidegate.operators.contract import OperatorSpec
 from tidegate.operators.specs import UnionSpec
 from tidegate.plan.execution import ExecutionPlan, graph_document, plan
 from tidegate.plan.graph import Edge, JobGraph, Node
+from tidegate.plan.text import explain_graph
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.string())])
 
@@ -209,7 +211,7 @@ def test_a_graph_explains_itself_from_the_sinks_and_a_shared_node_once() -> None
 def test_a_graph_document_names_operators_and_their_inputs_in_json() -> None:
     document = graph_document(join_and_window())
     assert json.loads(json.dumps(document)) == document
-    assert document["version"] == 2
+    assert document["version"] == 3
     assert document["operators"][3] == {
         "uid": "names",
         "kind": "join",
@@ -217,5 +219,37 @@ def test_a_graph_document_names_operators_and_their_inputs_in_json() -> None:
         "schema": "k: int64 not null, v: string",
         "inputs": ["flights.filter", "airlines"],
         "exchanges": ["forward", "broadcast"],
+        "outputs": ["main", "main"],
         "states": [],
     }
+
+
+def split_in_two() -> JobGraph:
+    """lines -> parse, whose side output `bad` alone goes on by forward; then one whose main output goes on, too."""
+    bad = (("bad", pa.schema([("line", pa.string())])),)
+    return JobGraph(
+        (
+            node(0, "lines", "source"),
+            replace(node(1, "parse", "map_in_arrow", [forward(0)]), side_outputs=bad),
+            node(2, "parse.bad", "side_output", [Edge(1, "forward", output="bad")]),
+            node(3, "rejects", "sink", [forward(2)]),
+        )
+    )
+
+
+def test_what_reads_a_side_output_begins_a_chain_and_gets_its_schema() -> None:
+    graph = split_in_two()
+    execution = plan(graph, 2, 128)
+    assert uids(graph, execution) == [["lines", "parse"], ["parse.bad", "rejects"]]
+    assert execution.chains[1].inputs[0].schema.names == ["line"]
+    assert [(o.target_chain, o.output) for o in execution.chains[0].outputs] == [(1, "bad")]
+    assert graph.side_outputs_read(1) == {"bad"}
+    assert chains_of(graph_document(graph)) == uids(graph, execution)
+    assert "[parse] map_in_arrow of parse (bad)" in explain_graph(graph)
+
+
+def test_which_output_is_read_is_in_the_digest_and_in_the_document() -> None:
+    graph = split_in_two()
+    plain = JobGraph((*graph.nodes[:2], replace(graph.nodes[2], inputs=(forward(1),)), graph.nodes[3]))
+    assert plan(graph, 2, 128).digest != plan(plain, 2, 128).digest
+    assert [operator["outputs"] for operator in graph_document(graph)["operators"]] == [[], ["main"], ["bad"], ["main"]]

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, CheckpointBarrier, IdleStatus, Watermark
 from tidegate.channel.memory import MemoryChannel
-from tidegate.operators.contract import Output, StreamOperator
+from tidegate.operators.contract import OperatorContext, Output, SideOutput, StreamOperator
 from tidegate.subtask.chain import OperatorChain
 from tidegate.subtask.routing import OutputEdge, Router
 from tidegate.subtask.slot import Slot, Wake
@@ -30,8 +30,17 @@ class Flushing(StreamOperator):
         yield BATCH
 
 
+class Splitting(StreamOperator):
+    """Gives each batch to both of its outputs."""
+
+    def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        yield SideOutput("side", batch)
+        yield batch
+
+
 class Rig:
-    """A subtask with two inputs and one output that is full with one batch; without operators it passes all on."""
+    """A subtask with two inputs and two outputs, main and `side`, each full with one batch; without operators it passes
+    all on."""
 
     def __init__(self, *operators: StreamOperator) -> None:
         self.sent: list[dict[str, Any]] = []
@@ -47,12 +56,15 @@ class Rig:
         )
         self.inputs = [MemoryChannel(1_000_000), MemoryChannel(1_000_000)]
         self.output = MemoryChannel(1)
+        self.side = MemoryChannel(1)
+        for operator in operators:
+            operator.open(context())
         self.subtask = Subtask(
             (1, 0),
             OperatorChain(operators, ["op"] * len(operators), 0),
             ["op"] * len(operators),
             [InputPort(channel, 0) for channel in self.inputs],
-            Router([OutputEdge([self.output])]),
+            Router([OutputEdge([self.output]), OutputEdge([self.side], output="side")]),
             self.slot,
             source=None,
             mode="exactly_once",
@@ -64,12 +76,18 @@ class Rig:
         while self.slot.pump():
             continue
 
-    def out(self) -> list[Any]:
+    def out(self, channel: MemoryChannel | None = None) -> list[Any]:
         found = []
-        while (element := self.output.poll()) is not None:
+        while (element := (channel or self.output).poll()) is not None:
             found.append(element)
             self.pump()
         return found
+
+
+def context() -> OperatorContext:
+    place = {"job_id": "job", "lineage": "l", "uid": "op", "subtask": 0, "parallelism": 1, "max_parallelism": 128}
+    run: dict[str, Any] = {"generation": 1, "run_id": "r", "input_schemas": (BATCH.schema,)}
+    return OperatorContext(**place, **run, processing_time_ms=lambda: 0, side_outputs=frozenset({"side"}))
 
 
 def barrier(n: int) -> CheckpointBarrier:
@@ -134,3 +152,23 @@ def test_a_subtask_is_idle_when_its_last_active_channel_ends() -> None:
     rig.inputs[0].send(Watermark(9))
     rig.pump()
     assert rig.out() == [IdleStatus(False), Watermark(9)]
+
+
+def test_a_full_side_output_parks_the_subtask_and_events_go_to_both_outputs() -> None:
+    """S3.1, S3.6: nothing is lost or overtakes though only one of them is read."""
+    rig = Rig(Splitting())
+    for element in (BATCH, BATCH, Watermark(7), BATCH):
+        rig.inputs[0].send(element)
+    rig.inputs[1].send(Watermark(9))
+    for channel in rig.inputs:
+        channel.send(barrier(1))
+    rig.pump()
+    main, side = rig.out(), rig.out(rig.side)
+    assert len(main) < 3, "the side output was full"
+    for _ in range(5):
+        main += rig.out()
+        side += rig.out(rig.side)
+    assert main == side
+    kinds = [type(element).__name__ for element in main]
+    assert sorted(kinds[:-1]) == [*["RecordBatch"] * 3, "Watermark"] and kinds[-1] == "CheckpointBarrier"
+    assert rig.subtask.rows_out == 6 * BATCH.num_rows
