@@ -1,0 +1,40 @@
+"""For tests: `run` tries a pipeline out in this process; suites that connectors and state back ends must pass; the
+simulator.
+
+Names are imported when they are first used: the simulator needs less than `run` does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tidegate.testing.script import Advance, Checkpoint, Crash, End, Watermark
+    from tidegate.testing.trial import Completed, Outcome, run
+
+__all__ = ["Advance", "Checkpoint", "Completed", "Crash", "End", "Outcome", "Watermark", "run"]
+
+_HOMES = {
+    "Advance": "script",
+    "Checkpoint": "script",
+    "Completed": "trial",
+    "Crash": "script",
+    "End": "script",
+    "Outcome": "trial",
+    "Watermark": "script",
+    "run": "trial",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its home."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

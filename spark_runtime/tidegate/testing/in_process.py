@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
@@ -213,7 +214,8 @@ class InProcessRun:
             state_memory_bytes=options.state_memory_bytes,
             scratch=os.path.join(owner.scratch, run_id) if owner.scratch else "",
         )
-        self.slot.start(deploy(graph, execution, deployment, self.slot, None))
+        self._subtasks = deploy(graph, execution, deployment, self.slot, None)
+        self.slot.start(self._subtasks)
         self._deliver()
 
     # ------------------------------------------------------------ wiring
@@ -233,6 +235,24 @@ class InProcessRun:
 
     def _retire(self, _id: int, path: str) -> None:
         self._job.delete_snapshot(path)
+
+    # ------------------------------------------------------------ looking
+
+    def watermarks(self) -> dict[str, int]:
+        """uid of a source or operator -> event time told downstream, microseconds, the least over its subtasks."""
+        found: dict[str, int] = {}
+        for subtask in self._subtasks:
+            head = [subtask.source_input.uid] if subtask.source_input is not None else []
+            for uid in head + [uid for uid, _ in subtask.contexts()]:
+                found[uid] = min(found.get(uid, subtask.watermark_us), subtask.watermark_us)
+        return found
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """uid -> counts of this run over its subtasks."""
+        found: dict[str, Counter[str]] = {}
+        for uid, context in (known for subtask in self._subtasks for known in subtask.contexts()):
+            found.setdefault(uid, Counter()).update(context.counters)
+        return {uid: dict(counts) for uid, counts in found.items() if counts}
 
     # ------------------------------------------------------------ driving
 

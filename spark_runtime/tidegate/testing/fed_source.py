@@ -1,0 +1,201 @@
+"""FedSource: a source that a test feeds while the job runs, and the operator that passes on the watermarks it feeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from tidegate.channel.elements import MIN_WATERMARK, Watermark
+from tidegate.connectors.contract import Boundedness, Polled, Source, SourceContext, SourceReader, Split
+from tidegate.contract.errors import PipelineError
+from tidegate.operators.contract import Output, StreamOperator
+from tidegate.pipeline.columns import missing_column
+
+MARK = b"tidegate.watermark_us"
+"""Schema metadata of the empty batch that carries a watermark from the source to `PassMarks`, next to it."""
+
+
+@dataclass
+class Feed:
+    """What one source has been fed so far; it grows while the job runs, and a restored run reads it again.
+
+    Attributes:
+        items: batches, and watermarks in microseconds, in order.
+        ended: nothing more is to come.
+    """
+
+    uid: str
+    schema: pa.Schema
+    items: list[pa.RecordBatch | int] = field(default_factory=list)
+    ended: bool = False
+
+    def add(self, rows: Sequence[Mapping[str, Any]] | pa.RecordBatch | pa.Table) -> None:
+        """Feed rows as one batch (a table: its batches). PipelineError when they do not fit the source's schema."""
+        if isinstance(rows, pa.Table):
+            self.items += [self._checked(batch) for batch in rows.to_batches() if batch.num_rows]
+        elif isinstance(rows, pa.RecordBatch):
+            self.items.append(self._checked(rows))
+        else:
+            self.items.append(rows_to_batch(rows, self.schema, f"input {self.uid!r}"))
+
+    def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if batch.schema.equals(self.schema):
+            return batch
+        where = f"input {self.uid!r}"
+        for name in batch.schema.names:
+            if name not in self.schema.names:
+                raise missing_column(self.schema, name, where)
+        try:
+            return pa.RecordBatch.from_arrays(
+                [batch.column(f.name).cast(f.type) for f in self.schema], schema=self.schema
+            )
+        except (KeyError, pa.ArrowException) as error:
+            raise PipelineError(
+                "the rows do not fit the source's schema",
+                where=where,
+                cause=str(error),
+                remedy=f"Give {', '.join(f'{f.name}: {f.type}' for f in self.schema)}",
+            ) from error
+
+
+def rows_to_batch(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """Rows as one batch. A column that a row lacks is null; times may be texts, such as "2026-01-01 10:00".
+
+    Raises:
+        PipelineError: a column that the schema does not have, or a value of another type.
+    """
+    for row in rows:
+        for name in row:
+            if name not in schema.names:
+                raise missing_column(schema, name, where)
+    arrays = [_column(fd, [row.get(fd.name) for row in rows], where) for fd in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _column(column: pa.Field, values: list[Any], where: str) -> pa.Array:
+    texts = [v for v in values if isinstance(v, str)]
+    try:
+        if texts and pt.is_temporal(column.type) and len(texts) == sum(v is not None for v in values):
+            array = pa.array(values, pa.string()).cast(column.type)
+        else:
+            array = pa.array(values, column.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise PipelineError(
+            f"the values of column {column.name!r} are not {column.type}",
+            where=where,
+            cause=str(error),
+            remedy="Give values of this type",
+        ) from error
+    if array.null_count and not column.nullable:
+        raise PipelineError(
+            f"column {column.name!r} has no value in row {array.is_null().index(True).as_py()}",
+            where=where,
+            cause="the source's schema says that it is never null",
+            remedy="Give every row one",
+        )
+    return array
+
+
+@dataclass(frozen=True, eq=False)
+class FedSource(Source):
+    """Reads a feed. Split s of S has every S-th batch; watermarks are in all. A split's position is the number of
+    items behind it (S4.2)."""
+
+    feed: Feed
+
+    @property
+    def boundedness(self) -> Boundedness:
+        """It ends when the feed does."""
+        return "bounded"
+
+    def schema(self) -> pa.Schema:
+        """The feed's."""
+        return self.feed.schema
+
+    def discover(self, parallelism: int) -> Sequence[Split]:
+        """A split for each subtask."""
+        return [Split(f"fed-{s:05d}-of-{parallelism:05d}", {"index": s, "of": parallelism}) for s in range(parallelism)]
+
+    def create_reader(self, ctx: SourceContext) -> SourceReader:
+        """A reader of the feed."""
+        return _FedReader(self.feed)
+
+
+class _FedReader(SourceReader):
+    """Reads the items of its splits in the order in which they were fed."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._splits: list[Split] = []
+        self._restored_us: int | None = None
+
+    def add_splits(self, splits: Sequence[Split]) -> None:
+        """Take splits. What they had been told of event time before a restore holds on."""
+        self._splits = list(splits)
+        start = min((s.position or 0 for s in splits), default=0)
+        self._restored_us = max((i for i in self._feed.items[:start] if isinstance(i, int)), default=None)
+
+    def poll(self, now_ms: int) -> Polled:
+        """The next batch of its own, or a watermark."""
+        items = self._feed.items
+        if self._restored_us is not None:
+            restored_us, self._restored_us = self._restored_us, None
+            return self._mark(restored_us)
+        while self._splits:
+            place = min(s.position or 0 for s in self._splits)
+            if place == len(items):
+                break
+            item, mine = items[place], [s for s in self._splits if (s.position or 0) == place]
+            self._splits = [replace(s, position=place + 1) if s in mine else s for s in self._splits]
+            if isinstance(item, int):
+                return self._mark(item)
+            number = sum(isinstance(i, pa.RecordBatch) for i in items[:place])
+            for split in mine:
+                if number % split.data["of"] == split.data["index"]:
+                    return Polled(item, split.split_id)
+        over = self._feed.ended or not self._splits
+        return Polled(state="end") if over else Polled(state="nothing_now", retry_at_ms=now_ms)
+
+    def _mark(self, time_us: int) -> Polled:
+        schema = self._feed.schema
+        empty = schema.with_metadata({MARK: str(time_us).encode()}).empty_table()
+        return Polled(pa.RecordBatch.from_arrays([c.combine_chunks() for c in empty.columns], schema=empty.schema))
+
+    def snapshot(self) -> Sequence[Split]:
+        """All splits with what is behind them."""
+        over = self._feed.ended
+        return [replace(s, finished=over and s.position == len(self._feed.items)) for s in self._splits]
+
+
+@dataclass(frozen=True)
+class PassMarksSpec:
+    """Behind a fed source with watermarks of its own: passes them on. In the place of a `with_watermark` behind that
+    one: passes everything on."""
+
+    def create(self) -> StreamOperator:
+        """A fresh operator."""
+        return PassMarks()
+
+    def describe(self) -> str:
+        """What it does."""
+        return "watermarks as fed"
+
+
+class PassMarks(StreamOperator):
+    """See `PassMarksSpec`. No state: a restored source tells the latest watermark again."""
+
+    def __init__(self) -> None:
+        self._current_us = MIN_WATERMARK
+
+    def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        """The batch, or the watermark that it carries; it never goes back."""
+        marked = (batch.schema.metadata or {}).get(MARK)
+        if marked is None:
+            yield batch
+        elif int(marked) > self._current_us:
+            self._current_us = int(marked)
+            yield Watermark(self._current_us)

@@ -1,0 +1,182 @@
+"""What `tidegate.testing.run` plays: rows and watermarks of sources, and what happens between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import zip_longest
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from tidegate.contract.clock import parse_iso
+from tidegate.contract.errors import PipelineError
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Watermark:
+    """A source says: no row with an earlier event time follows, but late ones (S4.4).
+
+    A source of which the script has one makes no watermarks by itself: the first `with_watermark` behind it passes
+    these on instead.
+
+    Attributes:
+        time: "2026-01-01 10:00", a datetime (without zone: UTC), or microseconds since the epoch.
+    """
+
+    time: str | datetime | int
+
+    @property
+    def time_us(self) -> int:
+        """Microseconds since the epoch. PipelineError when `time` is no time."""
+        return moment_us(self.time, f"Watermark({self.time!r})")
+
+
+@dataclass(frozen=True)
+class End:
+    """The source ends here. Else it ends with the script, or, bounded and the broadcast side of a join, with its last
+    element."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Take a checkpoint, and wait until it is complete and committed."""
+
+
+@dataclass(frozen=True)
+class Crash:
+    """Every subtask dies on the spot; the job goes on from its last checkpoint, or from the start without one.
+
+    Attributes:
+        parallelism: to go on with; None: as before.
+    """
+
+    parallelism: int | None = None
+
+
+@dataclass(frozen=True)
+class Advance:
+    """The clock (processing time) moves on, and what is due happens. Nothing else moves it.
+
+    Attributes:
+        by: such as "10 s".
+    """
+
+    by: str | timedelta
+
+
+Action: TypeAlias = Checkpoint | Crash | Advance
+"""What happens to the whole job."""
+Element: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]] | pa.RecordBatch | pa.Table | Watermark | End
+"""What happens in one source: one row, rows, a watermark, its end."""
+Fed: TypeAlias = pa.RecordBatch | pa.Table | Sequence["Element | Action"]
+"""All of one source. Rows that follow one another make one batch."""
+Inputs: TypeAlias = Mapping[str, Fed] | Sequence["Mapping[str, Fed] | Action"]
+Batched: TypeAlias = list[Mapping[str, Any]] | pa.RecordBatch | pa.Table | Watermark | End
+"""An element with single rows put together."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that happens: to the source `uid`, or when it is "" to the job. `last`: of that source."""
+
+    uid: str
+    what: Batched | Action
+    last: bool = False
+
+
+def steps_of(inputs: Inputs) -> list[Step]:
+    """What happens, in order: of each mapping the first element of every source, then the second, and so on.
+
+    Raises:
+        PipelineError: something that is no element.
+    """
+    steps: list[Step] = []
+    for part in [inputs] if isinstance(inputs, Mapping) else inputs:
+        if isinstance(part, Action):
+            steps.append(Step("", part))
+        elif isinstance(part, Mapping):
+            steps += _in_turn(part)
+        else:
+            raise _unknown(part, "inputs")
+    seen: set[str] = set()
+    for place in range(len(steps) - 1, -1, -1):
+        step = steps[place]
+        if step.uid and step.uid not in seen:
+            seen.add(step.uid)
+            steps[place] = Step(step.uid, step.what, last=True)
+    return steps
+
+
+def fed_uids(inputs: Inputs) -> list[str]:
+    """The sources that the script names, also those without rows."""
+    parts = [inputs] if isinstance(inputs, Mapping) else inputs
+    return list(dict.fromkeys(uid for part in parts if isinstance(part, Mapping) for uid in part))
+
+
+def _in_turn(sources: Mapping[str, Fed]) -> Iterator[Step]:
+    columns = [[(uid, what) for what in _batched(fed, f"input {uid!r}")] for uid, fed in sources.items()]
+    for turn in zip_longest(*columns):
+        for found in turn:
+            if found is not None:
+                uid, what = found
+                yield Step("", what) if isinstance(what, Action) else Step(uid, what)
+
+
+def _batched(fed: Fed, where: str) -> Iterator[Batched | Action]:
+    """The elements of one source, single rows put together."""
+    if isinstance(fed, (pa.RecordBatch, pa.Table)):
+        yield fed
+        return
+    if isinstance(fed, (str, bytes, Mapping)) or not isinstance(fed, Iterable):
+        raise _unknown(fed, where)
+    rows: list[Mapping[str, Any]] = []
+    for element in fed:
+        if isinstance(element, Mapping):
+            rows.append(element)
+            continue
+        if rows:
+            yield rows
+            rows = []
+        if isinstance(element, (pa.RecordBatch, pa.Table, Watermark, End, Action)):
+            yield element
+        elif isinstance(element, Sequence) and all(isinstance(row, Mapping) for row in element):
+            yield list(element)
+        else:
+            raise _unknown(element, where)
+    if rows:
+        yield rows
+
+
+def _unknown(found: object, where: str) -> PipelineError:
+    return PipelineError(
+        f"{found!r} cannot be played",
+        where=where,
+        remedy=(
+            "Give rows as dicts, lists of them, Arrow tables or batches; Watermark(...), End(); "
+            "Checkpoint(), Crash(), Advance(...)"
+        ),
+    )
+
+
+def moment_us(time: str | datetime | int, where: str) -> int:
+    """Microseconds since the epoch; without zone: UTC. PipelineError when it is no time."""
+    if type(time) is int:
+        return time
+    try:
+        moment = parse_iso(time) if isinstance(time, str) else time
+        if not isinstance(moment, datetime):
+            raise TypeError(f"it is of type {type(time).__name__}")
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        return (moment - _EPOCH) // timedelta(microseconds=1)
+    except (ValueError, TypeError) as error:
+        raise PipelineError(
+            f"{time!r} is not a time",
+            where=where,
+            cause=str(error),
+            remedy='Write "2026-01-01 10:00", or give a datetime',
+        ) from error
