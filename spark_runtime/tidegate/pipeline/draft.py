@@ -102,6 +102,10 @@ class GraphDraft:
             for node in self._nodes:
                 if node.sink is not None:
                     check_sink(node.sink, node)
+        return self.so_far()
+
+    def so_far(self) -> JobGraph:
+        """The graph as it has been drawn, finished or not, unchecked; for people to look at."""
         uids = self._uids()
         return JobGraph(
             tuple(

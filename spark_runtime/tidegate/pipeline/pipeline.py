@@ -67,5 +67,10 @@ class Pipeline:
         return self._draft.graph(check_sinks=check_sinks)
 
     def explain(self) -> str:
-        """A readable tree: sinks first, their inputs below them, with schemas and places in the user's code."""
-        return self.build(check_sinks=False).explain()
+        """A readable tree: sinks, or what nothing reads yet, first, their inputs below them, with schemas and places in
+        the user's code. At any time, also before there is a sink."""
+        return self._draft.so_far().explain()
+
+    def _repr_html_(self) -> str:
+        """A picture of it, for notebooks; at any time."""
+        return self._draft.so_far()._repr_html_()

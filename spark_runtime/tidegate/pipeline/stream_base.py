@@ -34,6 +34,14 @@ class StreamBase:
         columns = ", ".join(f"{f.name}: {f.type}" for f in self.schema)
         return f"Stream[{columns}] ({'bounded' if self.bounded else 'unbounded'})"
 
+    def explain(self) -> str:
+        """The pipeline's `explain()`, as far as it has been drawn."""
+        return self._draft.so_far().explain()
+
+    def _repr_html_(self) -> str:
+        """A picture of the pipeline so far, for notebooks."""
+        return self._draft.so_far()._repr_html_()
+
     def _forward(self) -> tuple[Edge]:
         return (Edge(self._node_id, "forward"),)
 

@@ -21,12 +21,13 @@ from tidegate.pipeline.eventtime import EventTime, time_unit
 from tidegate.pipeline.grouping import GroupedStream
 from tidegate.pipeline.join_calls import JoinCalls
 from tidegate.pipeline.location import user_location
+from tidegate.pipeline.order_calls import OrderCalls
 from tidegate.pipeline.routing_calls import RoutingCalls
 from tidegate.pipeline.windows import duration_us
 from tidegate.pipeline.write_calls import WriteCalls
 
 
-class Stream(ColumnCalls, RoutingCalls, JoinCalls, WriteCalls):
+class Stream(ColumnCalls, RoutingCalls, JoinCalls, OrderCalls, WriteCalls):
     """Records of one schema, bounded or not. Made by `Pipeline.read` and by the calls below.
 
     Attributes:

@@ -94,3 +94,9 @@ class JobGraph:
         from tidegate.plan.text import explain_graph
 
         return explain_graph(self)
+
+    def _repr_html_(self) -> str:
+        """A picture, for notebooks."""
+        from tidegate.plan.drawing import graph_html
+
+        return graph_html(self)

@@ -64,9 +64,12 @@ def _explain(
 def _edge_text(edge: Edge) -> str:
     """What is not plain of an edge: the side output that it reads, its exchange."""
     side = f" ({edge.output})" if edge.output != MAIN_OUTPUT else ""
-    if edge.exchange == "forward":
-        return side
-    return f"{side} <{edge.exchange} by {', '.join(edge.keys)}>" if edge.keys else f"{side} <{edge.exchange}>"
+    return side if edge.exchange == "forward" else f"{side} <{exchange_text(edge)}>"
+
+
+def exchange_text(edge: Edge) -> str:
+    """Name of the exchange, with its keys."""
+    return f"{edge.exchange} by {', '.join(edge.keys)}" if edge.keys else edge.exchange
 
 
 def graph_document(graph: JobGraph) -> dict[str, Any]:
