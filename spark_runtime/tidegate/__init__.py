@@ -22,16 +22,37 @@ if TYPE_CHECKING:
     from tidegate.contract.options import JobOptions
     from tidegate.operators.contract import SideOutput
     from tidegate.operators.user_process import FiredTimers, KeyedProcess, KeyedRows, ProcessContext
-    from tidegate.pipeline.aggregates import count, max, mean, min, sum
+    from tidegate.pipeline.aggregates import (
+        bool_and,
+        bool_or,
+        collect,
+        collect_set,
+        count,
+        count_distinct,
+        first,
+        last,
+        max,
+        max_by,
+        mean,
+        min,
+        min_by,
+        stddev,
+        sum,
+        top_n,
+        user_aggregate,
+        var,
+    )
     from tidegate.pipeline.pipeline import Pipeline
     from tidegate.pipeline.states import aggregating_state, list_state, map_state, reducing_state, value_state
     from tidegate.pipeline.streams import Stream
     from tidegate.pipeline.windows import tumbling
+    from tidegate.state.aggregation import ArrowAggregate
     from tidegate.state.read_state import read_state, read_state_batches
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ArrowAggregate",
     "Csv",
     "DataGen",
     "Delta",
@@ -55,21 +76,35 @@ __all__ = [
     "Stream",
     "TidegateError",
     "aggregating_state",
+    "bool_and",
+    "bool_or",
+    "collect",
+    "collect_set",
     "count",
+    "count_distinct",
+    "first",
+    "last",
     "list_state",
     "map_state",
     "max",
+    "max_by",
     "mean",
     "min",
+    "min_by",
     "read_state",
     "read_state_batches",
     "reducing_state",
+    "stddev",
     "sum",
+    "top_n",
     "tumbling",
+    "user_aggregate",
     "value_state",
+    "var",
 ]
 
 _HOMES = {
+    "ArrowAggregate": "state.aggregation",
     "Csv": "connectors.text_files",
     "DataGen": "connectors.datagen",
     "Delta": "connectors.delta",
@@ -93,18 +128,31 @@ _HOMES = {
     "Stream": "pipeline.streams",
     "TidegateError": "contract.errors",
     "aggregating_state": "pipeline.states",
+    "bool_and": "pipeline.aggregates",
+    "bool_or": "pipeline.aggregates",
+    "collect": "pipeline.aggregates",
+    "collect_set": "pipeline.aggregates",
     "count": "pipeline.aggregates",
+    "count_distinct": "pipeline.aggregates",
+    "first": "pipeline.aggregates",
+    "last": "pipeline.aggregates",
     "list_state": "pipeline.states",
     "map_state": "pipeline.states",
     "max": "pipeline.aggregates",
+    "max_by": "pipeline.aggregates",
     "mean": "pipeline.aggregates",
     "min": "pipeline.aggregates",
+    "min_by": "pipeline.aggregates",
     "read_state": "state.read_state",
     "read_state_batches": "state.read_state",
     "reducing_state": "pipeline.states",
+    "stddev": "pipeline.aggregates",
     "sum": "pipeline.aggregates",
+    "top_n": "pipeline.aggregates",
     "tumbling": "pipeline.windows",
+    "user_aggregate": "pipeline.aggregates",
     "value_state": "pipeline.states",
+    "var": "pipeline.aggregates",
 }
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.operators.specs import WindowAggSpec
-from tidegate.state.accumulators import Accumulator, Values, read_values
-from tidegate.state.columns import CHUNK_ENTRIES, Arrays, Cells, FrozenCells
+from tidegate.state.accumulating import new_accumulator
+from tidegate.state.aggregation import Accumulating, ReadValues, Selection
+from tidegate.state.columns import CHUNK_ENTRIES, Arrays, Cells, Entries, FrozenCells
 from tidegate.state.keyindex import FrozenKeys, KeyReader, Keys
 
 
@@ -22,19 +23,19 @@ class FrozenWindow:
         serial: of the window.
         cells: state of the aggregates.
         keys: of the entries.
-        columns: state columns of a chunk of the cells.
+        columns: state columns of entries start..stop, which are a chunk of the cells.
     """
 
     serial: int
     cells: FrozenCells
     keys: FrozenKeys
-    columns: Callable[[Arrays], list[pa.Array]]
+    columns: Callable[[Arrays, int, int], list[pa.Array]]
 
     def chunk(self, chunk: int) -> tuple[pa.RecordBatch, list[pa.Array]]:
         """Key columns and state columns, a row for each key; once for each chunk."""
-        columns = self.columns(self.cells.read(chunk))
         start = chunk * CHUNK_ENTRIES
-        return self.keys(start, start + len(columns[0])), columns
+        stop = min(start + CHUNK_ENTRIES, self.cells.size)
+        return self.keys(start, stop), self.columns(self.cells.read(chunk), start, stop)
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class BatchInput:
     """What the aggregates need of a batch: keys, and values for each aggregate (None: counts rows)."""
 
     keys: Keys
-    values: tuple[Values | None, ...]
+    values: tuple[ReadValues | None, ...]
 
 
 class WindowLayout:
@@ -51,36 +52,27 @@ class WindowLayout:
     def __init__(self, spec: WindowAggSpec) -> None:
         self._spec = spec
         self.keys = KeyReader(spec.input_schema, spec.keys)
-        aggregated = [agg.column for agg in spec.aggregates if agg.column is not None]
-        self.used_columns = list(dict.fromkeys([*spec.keys, *aggregated]))
+        self.used_columns = list(
+            dict.fromkeys([*spec.keys, *(column for agg in spec.aggregates for column in agg.columns)])
+        )
+        self._readers = self.accumulators(Cells(1))
 
     def read(self, batch: pa.RecordBatch) -> BatchInput:
-        """Keys and values of every row; a column is read once for all aggregates that take it alike."""
-        read: dict[tuple[str, str], Values] = {}
-        values: list[Values | None] = []
-        for agg in self._spec.aggregates:
-            if agg.column is None:
-                values.append(None)
-                continue
-            as_read = agg.function if agg.function in ("count", "mean") else "value"
-            if (agg.column, as_read) not in read:
-                read[agg.column, as_read] = read_values(batch.column(agg.column), agg.function)
-            values.append(read[agg.column, as_read])
+        """Keys and values of every row; columns are read once for all aggregates that take them alike."""
+        read: dict[tuple[object, ...], ReadValues | None] = {}
+        values: list[ReadValues | None] = []
+        for agg, reader in zip(self._spec.aggregates, self._readers, strict=True):
+            as_read = (agg.columns, type(reader), agg.function if agg.function in ("count", "mean") else "value")
+            if as_read not in read:
+                read[as_read] = reader.read([batch.column(column) for column in agg.columns])
+            values.append(read[as_read])
         return BatchInput(self.keys.read(batch), tuple(values))
 
-    def accumulators(self, cells: Cells) -> list[Accumulator]:
+    def accumulators(self, cells: Cells) -> list[Accumulating]:
         """One for each aggregate, empty, with arrays in `cells`."""
         spec = self._spec
-        return [
-            Accumulator(
-                agg.name,
-                agg.function,
-                None if agg.column is None else spec.input_schema.field(agg.column).type,
-                spec.schema.field(agg.name).type,
-                cells,
-            )
-            for agg in spec.aggregates
-        ]
+        bound = (agg.bound(spec.input_schema, spec.schema.field(agg.name).type) for agg in spec.aggregates)
+        return [new_accumulator(aggregation, cells) for aggregation in bound]
 
     def state_fields(self) -> list[pa.Field]:
         """Key columns as `key:<name>`, then the columns of each aggregate."""
@@ -104,39 +96,57 @@ class KeyedWindow:
         """Number of keys."""
         return self._index.size
 
-    def add(self, rows: BatchInput, start: int, stop: int) -> None:
-        """Take rows start..stop. Raises SumOverflowError."""
-        entries = np.empty(stop - start, np.int32)
+    def add(self, rows: BatchInput, start: int, stop: int) -> Entries:
+        """Take rows start..stop; gives the entry of each. Raises SumOverflowError."""
         known = self._index.size
-        self._index.find_or_add(rows.keys, start, stop, entries)
-        self._cells.grow(self._index.capacity)
-        if self._index.size > CHUNK_ENTRIES or self._cells.is_watched:
-            self._cells.touch(entries)
+        entries = self._entries(rows.keys, start, stop)
         for accumulator, values in zip(self._accumulators, rows.values, strict=True):
             accumulator.add(entries, None if values is None else values.part(start, stop), known)
+        return entries
 
-    def result(self, start: int, stop: int) -> tuple[list[pa.Array], list[pa.Array]]:
-        """Key columns and aggregates of entries start..stop."""
-        keys = self._index.key_columns(start, stop).columns
-        return keys, [accumulator.result(start, stop) for accumulator in self._accumulators]
+    def merge(self, keys: pa.RecordBatch, columns: Sequence[pa.Array]) -> None:
+        """Fold in key columns and state columns, of this window or another. Raises SumOverflowError."""
+        known = self._index.size
+        entries = self._entries(self._layout.keys.read(keys), 0, keys.num_rows)
+        at = 0
+        for accumulator in self._accumulators:
+            width = len(accumulator.state_schema)
+            accumulator.merge(entries, columns[at : at + width], known)
+            at += width
+
+    def keys(self, start: int, stop: int) -> pa.RecordBatch:
+        """Key columns of entries start..stop."""
+        return self._index.key_columns(start, stop)
+
+    def find(self, keys: pa.RecordBatch) -> Entries:
+        """Entry of each key, or -1."""
+        entries = np.empty(keys.num_rows, np.int32)
+        self._index.find(self._layout.keys.read(keys), 0, keys.num_rows, entries)
+        return entries
+
+    def state(self, entries: Selection) -> list[pa.Array]:
+        """State columns of some entries."""
+        return [array for accumulator in self._accumulators for array in accumulator.state(entries)]
+
+    def result(self, entries: Selection) -> list[pa.Array]:
+        """Aggregates of some entries."""
+        return [accumulator.result(entries) for accumulator in self._accumulators]
 
     def freeze(self) -> FrozenWindow:
         """The state as it is now. Chunks of windows of no more than `CHUNK_ENTRIES` keys have stamps that mean
         nothing."""
-        accumulators = self._accumulators
+        frozen = [accumulator.freeze() for accumulator in self._accumulators]
 
-        def columns(arrays: Arrays) -> list[pa.Array]:
-            return [array for accumulator in accumulators for array in accumulator.state_columns(arrays)]
+        def columns(arrays: Arrays, start: int, stop: int) -> list[pa.Array]:
+            return [array for read in frozen for array in read(arrays, start, stop)]
 
         return FrozenWindow(self._serial, self._cells.freeze(self._index.size), self._index.freeze(), columns)
 
-    def restore(self, keys: pa.RecordBatch, columns: Sequence[pa.Array]) -> None:
-        """Take back key columns and state columns, into an empty window."""
-        entries = np.empty(keys.num_rows, np.int32)
-        self._index.find_or_add(self._layout.keys.read(keys), 0, keys.num_rows, entries)
-        assert self._index.size == keys.num_rows, "a key comes twice in the state of a window"
-        at = 0
-        for accumulator in self._accumulators:
-            width = len(accumulator.state_schema)
-            accumulator.restore(columns[at : at + width], self._index.capacity)
-            at += width
+    def _entries(self, keys: Keys, start: int, stop: int) -> Entries:
+        """Entries of some rows, which are about to be written."""
+        entries = np.empty(stop - start, np.int32)
+        self._index.find_or_add(keys, start, stop, entries)
+        self._cells.grow(self._index.capacity)
+        if self._index.size > CHUNK_ENTRIES or self._cells.is_watched:
+            self._cells.touch(entries)
+        return entries

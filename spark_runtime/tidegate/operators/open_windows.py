@@ -100,7 +100,8 @@ class OpenWindows:
             number = (start_us - self._spec.offset_us) // self._spec.size_us
             assert number not in self._windows, "one window comes in two parts"
             window = self._windows[number] = self._new_window(keys.num_rows)
-            window.restore(keys, rows.columns[width:])
+            window.merge(keys, rows.columns[width:])
+            assert window.size == keys.num_rows, "a key comes twice in the state of a window"
             self.next_end_us = min(self.next_end_us, self.end_us(number))
 
     def _new_window(self, expected: int) -> KeyedWindow:
@@ -114,7 +115,7 @@ class OpenWindows:
         bound = pa.timestamp("us")
         for start in range(0, window.size, MAX_BATCH_ROWS):
             stop = min(start + MAX_BATCH_ROWS, window.size)
-            keys, aggregates = window.result(start, stop)
+            keys, aggregates = window.keys(start, stop).columns, window.result(slice(start, stop))
             bounds = [
                 pa.array(np.full(stop - start, us)).view(bound) for us in (self.start_us(number), self.end_us(number))
             ]

@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 from tidegate.contract.state_shapes import StateShape
 from tidegate.operators.contract import SideOutput, StreamOperator
 from tidegate.operators.user_process import KeyedProcess
+from tidegate.state.aggregation import ROWS, AggregateFunction, Aggregation, ArrowAggregate
 from tidegate.state.contract import StateDescriptor
 from tidegate.state.keytypes import stored_field
 
 TimeUnit = Literal["s", "ms", "us", "ns"]
-AggregateFunction = Literal["count", "sum", "min", "max", "mean"]
 JoinKind = Literal["inner", "left"]
 BUILD = 1
 """Input of a broadcast join that brings the bounded side; 0 is the probe side."""
@@ -154,16 +154,36 @@ class Agg:
 
     Attributes:
         name: output column.
-        function: `count`, `sum`, `min`, `max` or `mean`.
+        function: what it computes.
         column: its input; None: count of rows.
+        others: further inputs: of a user's aggregate, and what rows are ordered by.
+        n: rows of top_n; of var and stddev what is taken off the divisor.
+        by: the last of `others` is what rows are ordered by.
+        user: of function "user".
     """
 
     name: str
     function: AggregateFunction
     column: str | None = None
+    others: tuple[str, ...] = ()
+    n: int = 0
+    by: bool = False
+    user: ArrowAggregate | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All inputs."""
+        return (*(() if self.column is None else (self.column,)), *self.others)
+
+    def bound(self, schema: pa.Schema, output: pa.DataType) -> Aggregation:
+        """With the types that its inputs have in `schema`."""
+        types = tuple(schema.field(column).type for column in self.columns)
+        names = self.columns[:-1] if self.function in ROWS else ()
+        return Aggregation(self.name, self.function, types, output, self.n, self.by, self.user, names)
 
     def __str__(self) -> str:
-        return f"{self.name}={self.function}({self.column or '*'})"
+        name = self.function if self.user is None else type(self.user).__name__
+        return f"{self.name}={name}({', '.join(self.columns) or '*'})"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, get_args
 
 import pyarrow as pa
-import pyarrow.types as pt
 
 from tidegate.contract.state_shapes import StateShape
 from tidegate.operators.passed_watermarks import PASSED_STATE
@@ -18,7 +17,7 @@ from tidegate.state.keytypes import stored_type
 from tidegate.state.layout import KEY_PREFIX, form_of, part_schema, timer_part, timer_schema
 
 if TYPE_CHECKING:
-    from tidegate.operators.specs import Agg, BroadcastJoinSpec, KeyedProcessSpec, WindowAggSpec
+    from tidegate.operators.specs import BroadcastJoinSpec, KeyedProcessSpec, WindowAggSpec
 
 
 def watermark_shapes() -> tuple[StateShape, ...]:
@@ -68,15 +67,5 @@ def window_schema(spec: WindowAggSpec) -> pa.Schema:
     fields = [pa.field(KEY_GROUP_COLUMN, pa.uint16()), pa.field("window_start_us", pa.int64())]
     fields += [pa.field(f"key:{key}", stored_type(spec.input_schema.field(key).type)) for key in spec.keys]
     for agg in spec.aggregates:
-        fields += _aggregate_fields(agg, None if agg.column is None else spec.input_schema.field(agg.column).type)
+        fields += agg.bound(spec.input_schema, spec.schema.field(agg.name).type).state_schema()
     return pa.schema(fields)
-
-
-def _aggregate_fields(agg: Agg, type_: pa.DataType | None) -> list[pa.Field]:
-    kept = pa.int64()
-    if agg.function == "mean" or (agg.function != "count" and type_ is not None and pt.is_floating(type_)):
-        kept = pa.float64()
-    elif agg.function in ("min", "max") and type_ is not None and pt.is_uint64(type_):
-        kept = pa.uint64()
-    fields = [pa.field(f"{agg.function}:{agg.name}", kept)]
-    return [*fields, pa.field(f"mean_count:{agg.name}", pa.int64())] if agg.function == "mean" else fields

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tidegate.contract.errors import PipelineError
-from tidegate.operators.specs import Agg, WindowAggSpec
+from tidegate.operators.specs import WindowAggSpec
 from tidegate.operators.user_process import KeyedProcess
-from tidegate.pipeline.aggregates import Aggregate, aggregate_field
+from tidegate.pipeline.aggregates import Aggregate, bound_aggregates
 from tidegate.pipeline.columns import checked_renames, refuse_duplicates, require_column, require_key, same_columns
 from tidegate.pipeline.draft import DraftNode, DraftOutput, place, require_uid
 from tidegate.pipeline.location import user_location
@@ -129,7 +129,7 @@ class WindowedStream:
         Args:
             uid: required.
             renamed: key or output column in older snapshots -> its name now, so that they can be restored (S5.5).
-            aggregates: output column = `count()`, `sum("delay")`, `min`, `max` or `mean`.
+            aggregates: output column = `count()`, `sum("delay")` and the others of `pipeline.aggregates`.
 
         Returns:
             The keys (of a dictionary its values), `window_start`, `window_end` (timestamp[us], UTC) and the aggregates.
@@ -141,16 +141,7 @@ class WindowedStream:
         uid = require_uid(uid, "window", location)
         where = place("window", uid, location)
         stream = self._stream
-        if not aggregates:
-            raise PipelineError("agg of nothing", where=where, remedy="Give at least one: .agg(rows=count(), uid=...)")
-        for name, aggregate in aggregates.items():
-            if not isinstance(aggregate, Aggregate):
-                raise PipelineError(
-                    f"{name} is not an aggregate: {aggregate!r}",
-                    where=where,
-                    cause="Python's own sum, min or max?" if callable(aggregate) else "",
-                    remedy="Use count, sum, min, max and mean of tidegate, each called: tidegate.sum('delay')",
-                )
+        aggs, fields = bound_aggregates(aggregates, stream.schema, self._time_column, where)
         names = [*self._keys, WINDOW_START, WINDOW_END, *aggregates]
         refuse_duplicates(names, where, remedy="Rename the aggregate or the key column")
         schema = pa.schema(
@@ -158,7 +149,7 @@ class WindowedStream:
                 *(stored_field(stream.schema.field(key)).remove_metadata() for key in self._keys),
                 pa.field(WINDOW_START, WINDOW_BOUND),
                 pa.field(WINDOW_END, WINDOW_BOUND),
-                *(aggregate_field(name, a, stream.schema, where) for name, a in aggregates.items()),
+                *fields,
             ]
         )
         mapping = checked_renames(renamed, (*self._keys, *aggregates), where)
@@ -168,7 +159,7 @@ class WindowedStream:
             time_unit=stream._event_time.unit,
             size_us=self._window.size_us,
             offset_us=self._window.offset_us,
-            aggregates=tuple(Agg(name, a.function, a.column) for name, a in aggregates.items()),
+            aggregates=aggs,
             input_schema=stream.schema,
             schema=schema,
             renamed=mapping,

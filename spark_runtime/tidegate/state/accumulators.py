@@ -13,10 +13,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from tidegate.contract.errors import TidegateError
+from tidegate.state.aggregation import Selection, StateColumns, numeric_dtype, numeric_state_schema
 from tidegate.state.columns import Arrays, Cells, Entries
 from tidegate.state.compiled import inlined, kernel
 from tidegate.state.keybytes import Bytes, fixed_values, valid_mask
@@ -81,12 +81,8 @@ class Accumulator:
         self.name = name
         self.output_type = output_type
         self._function = function
-        dtype: type[Any] = np.int64
-        if function == "mean" or (input_type is not None and pt.is_floating(input_type) and function != "count"):
-            dtype = np.float64
-        elif function in ("min", "max") and input_type is not None and pt.is_uint64(input_type):
-            dtype = np.uint64
-        self._dtype = np.dtype(dtype)
+        self.state_schema = numeric_state_schema(name, function, input_type)
+        self._dtype = numeric_dtype(function, input_type)
         self._start = _START[function](self._dtype)
         self._add = _KERNELS[function, self._dtype]
         self._cells = cells or Cells(1)
@@ -97,17 +93,13 @@ class Accumulator:
         if function == "mean":
             self._cells.add(self._counts, np.int64)
 
-    @property
-    def state_schema(self) -> pa.Schema:
-        """Columns of `state_columns` and `restore`."""
-        fields = [pa.field(f"{self._function}:{self.name}", pa.from_numpy_dtype(self._dtype))]
-        if self._function == "mean":
-            fields.append(pa.field(f"mean_count:{self.name}", pa.int64()))
-        return pa.schema(fields)
-
     def grow(self, capacity: int) -> None:
         """Make room for entries 0..capacity - 1."""
         self._cells.grow(capacity)
+
+    def read(self, columns: Sequence[pa.Array]) -> Values | None:
+        """The one column; None for count of rows."""
+        return read_values(columns[0], self._function) if columns else None
 
     def add(self, entries: Entries, values: Values | None, known: int) -> None:
         """Take a row for each of `entries`.
@@ -151,9 +143,21 @@ class Accumulator:
                 remedy="Sum a float: cast the column to double first",
             )
 
-    def result(self, start: int, stop: int) -> pa.Array:
-        """Output column of entries start..stop."""
-        arrays = {name: array[start:stop] for name, array in self._cells.arrays.items()}
+    def merge(self, entries: Entries, columns: Sequence[pa.Array], known: int) -> None:
+        """See `Accumulating`."""
+        if self._function == "count":
+            self._fold(_sum_ints, entries, _numbers(columns[0]), self._values)
+        elif self._function == "mean":
+            self._fold(_sum_floats, entries, _numbers(columns[0]), self._values)
+            self._fold(_sum_ints, entries, _numbers(columns[1]), self._counts)
+        else:
+            state = columns[0]
+            valid = valid_mask(state).view(np.uint8) if state.null_count else None
+            self.add(entries, Values(_numbers(state), valid), known)
+
+    def result(self, entries: Selection) -> pa.Array:
+        """See `Accumulating`."""
+        arrays = {name: array[entries] for name, array in self._cells.arrays.items()}
         part, missing = arrays[self._values], self._missing(arrays)
         if self._function == "mean":
             counts = arrays[self._counts]
@@ -161,26 +165,23 @@ class Accumulator:
             missing = counts == 0 if not counts.all() else None
         return _typed(part, missing, self.output_type)
 
-    def state_columns(self, arrays: Arrays) -> list[pa.Array]:
-        """State of all entries in `arrays`, which are those of the cells as they are or were, or parts of them; for any
-        thread."""
+    def state(self, entries: Selection) -> list[pa.Array]:
+        """See `Accumulating`."""
+        return self._state_columns({name: array[entries] for name, array in self._cells.arrays.items()})
+
+    def freeze(self) -> StateColumns:
+        """See `Accumulating`."""
+        return lambda arrays, start, stop: self._state_columns(arrays)
+
+    def _state_columns(self, arrays: Arrays) -> list[pa.Array]:
+        """State of the entries in `arrays`, which are parts of those of the cells as they are or were."""
         if self._function == "mean":
             return [pa.array(arrays[self._values]), pa.array(arrays[self._counts])]
         return [pa.array(arrays[self._values], mask=self._missing(arrays))]
 
-    def restore(self, columns: Sequence[pa.Array], capacity: int) -> None:
-        """Take back state columns, with room for `capacity` entries."""
-        state = columns[0]
-        size = len(state)
-        self.grow(max(capacity, size))
-        arrays = self._cells.arrays
-        if state.null_count:
-            self._cells.add(self._seen, np.uint8)
-            arrays[self._seen][:size] = valid_mask(state)
-        filled = pc.fill_null(state, pa.scalar(self._start, state.type)) if state.null_count else state
-        arrays[self._values][:size] = filled.to_numpy(zero_copy_only=False)
-        if self._function == "mean":
-            arrays[self._counts][:size] = columns[1].to_numpy(zero_copy_only=False)
+    def _fold(self, sum_: Callable[..., Any], entries: Entries, numbers: Numbers, name: str) -> None:
+        if sum_(entries, numbers, self._cells.arrays[name]):
+            raise SumOverflowError(f"The sum {self.name!r} has left the range of 64-bit integers")
 
     def _missing(self, arrays: Arrays) -> npt.NDArray[np.bool_] | None:
         if self._seen not in arrays:
@@ -195,11 +196,18 @@ def _floats(array: pa.Array) -> npt.NDArray[np.float64]:
     return np.zeros(len(wide)) if buffer is None else np.frombuffer(buffer, np.float64, len(wide), wide.offset * 8)
 
 
+def _numbers(state: pa.Array) -> Numbers:
+    """A state column as the kernels take it; anything where null."""
+    buffer = state.buffers()[1]
+    dtype = np.dtype(state.type.to_pandas_dtype())
+    return np.zeros(len(state), dtype) if buffer is None else np.frombuffer(buffer, dtype, len(state), state.offset * 8)
+
+
 def _typed(values: Any, missing: npt.NDArray[np.bool_] | None, type_: pa.DataType) -> pa.Array:
     array = pa.array(np.ascontiguousarray(values), mask=missing)
     if array.type == type_:
         return array
-    if pt.is_integer(type_) or pt.is_floating(type_):
+    if pt.is_integer(type_) or pt.is_floating(type_) or pt.is_boolean(type_):
         return array.cast(type_, safe=False)
     return array.cast(pa.int32() if type_.bit_width == 32 else pa.int64()).view(type_)
 

@@ -10,6 +10,7 @@ _MODULES = (
     "keyhash",
     "keyindex",
     "accumulators",
+    "moments",
     "rows",
     "columns",
     "arrow_buffers",

@@ -66,9 +66,10 @@ def _reduced(
     accumulator = Accumulator(field.name, function, field.type, output)
     before = read_values(stored, "min")
     mask = None if before.valid is None else before.valid == 0
-    accumulator.restore([pa.array(before.numbers, mask=mask)], len(stored))
+    accumulator.grow(len(stored))
+    accumulator.merge(np.arange(len(stored), dtype=np.int32), [pa.array(before.numbers, mask=mask)], 0)
     accumulator.add(entries, read_values(column, function), len(stored))
-    return accumulator.result(0, len(stored))
+    return accumulator.result(slice(0, len(stored)))
 
 
 def _first_or_last(reduction: str, stored: pa.Array, entries: npt.NDArray[np.int32], column: pa.Array) -> pa.Array:

@@ -297,10 +297,13 @@ def test_keys_must_be_some_and_different(flights: Stream) -> None:
     "aggregate",
     [
         tidegate.sum("carrier"),
-        tidegate.sum("price"),
+        tidegate.mean("price"),
         tidegate.sum("time"),
         tidegate.mean("time"),
-        tidegate.min("carrier"),
+        tidegate.var("carrier"),
+        tidegate.min("where"),
+        tidegate.count_distinct("where"),
+        tidegate.max_by("time", by="where"),
     ],
     ids=str,
 )
@@ -316,6 +319,34 @@ def test_an_aggregate_of_a_type_that_does_not_fit_is_refused(aggregate: Any, tim
 def test_an_aggregate_cannot_take_the_name_of_a_key_or_a_bound(name: str, timed: Stream) -> None:
     windows = timed.group_by("carrier").window(tumbling("1 h"))
     assert "two columns named" in refusal(lambda: windows.agg(uid="w", **{name: count()})).what
+
+
+class NoState(tidegate.ArrowAggregate):
+    """Declares nothing."""
+
+
+class NoResult(tidegate.ArrowAggregate):
+    """Declares no result."""
+
+    state = pa.schema([("n", pa.int64())])
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "what"),
+    [
+        (tidegate.bool_or("carrier"), "bool_or of column 'carrier' is not offered"),
+        (tidegate.top_n("seats", 0), "top_n of 0 rows"),
+        (tidegate.var("seats", ddof=2), "var with ddof=2"),
+        (tidegate.max_by("time", by="prise"), "did you mean 'price'"),
+        (tidegate.user_aggregate(NoState(), "time"), "NoState declares no state"),
+        (tidegate.user_aggregate(NoResult(), "time"), "NoResult declares no result_type"),
+        (tidegate.user_aggregate(NoResult, "time"), "needs an ArrowAggregate"),  # type: ignore[arg-type]
+    ],
+    ids=str,
+)
+def test_an_aggregate_that_says_too_little_is_refused(aggregate: Any, what: str, timed: Stream) -> None:
+    windows = timed.group_by("carrier").window(tumbling("1 h"))
+    assert what in refusal(lambda: windows.agg(x=aggregate, uid="w")).what
 
 
 def test_what_is_no_aggregate_is_refused(timed: Stream) -> None:
