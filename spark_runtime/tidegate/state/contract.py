@@ -224,6 +224,8 @@ class BackendContext:
         now_ms: the injected clock, for TTL.
         scratch: a private writable directory on local disk; the back end may fill it and empties it when closed.
         memory_bytes: what the back end may hold in memory, where it can keep state elsewhere.
+        namespace_columns: so many key columns, the last ones, have no part in the key group: they cut the state of one
+            key, by window or span of time. At least one column is left.
     """
 
     uid: str
@@ -234,6 +236,13 @@ class BackendContext:
     now_ms: Callable[[], int]
     scratch: str = ""
     memory_bytes: int = 256 * 2**20
+    namespace_columns: int = 0
+
+    @property
+    def group_columns(self) -> list[str]:
+        """Names in `key_schema` of the columns that decide the key group."""
+        names: list[str] = self.key_schema.names
+        return names[: len(names) - self.namespace_columns]
 
 
 class KeyedStateBackend(ABC):

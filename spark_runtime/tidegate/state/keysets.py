@@ -45,6 +45,7 @@ class KeyedRows:
         self.reader = KeyReader(ctx.key_schema, ctx.key_schema.names)
         self._columns = ctx.key_columns
         self._max_parallelism = ctx.max_parallelism
+        self._group_columns = ctx.group_columns
 
     def of(self, batch: pa.RecordBatch) -> ReadKeys:
         """The distinct keys of a batch's key columns."""
@@ -69,7 +70,8 @@ class KeyedRows:
         return ReadKeys(columns.num_rows, rows, self._groups(columns, keys), keys, columns)
 
     def _groups(self, columns: pa.RecordBatch, keys: Keys) -> npt.NDArray[np.uint16]:
-        hashes = keys.hashes if isinstance(keys, BytesKeys) else hash_keys(columns, self.schema.names)
+        whole = len(self._group_columns) == len(self.schema)
+        hashes = keys.hashes if isinstance(keys, BytesKeys) and whole else hash_keys(columns, self._group_columns)
         return key_groups(hashes, self._max_parallelism)
 
 

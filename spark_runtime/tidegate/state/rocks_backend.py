@@ -75,7 +75,7 @@ class RocksBackend(KeyedStateBackend):
         """See `KeyedStateBackend`."""
         arrays = [key_array(batch, name) for name in self._ctx.key_columns]
         columns = pa.RecordBatch.from_arrays(arrays, schema=self._ctx.key_schema)
-        return read_keys(columns, self._ctx.max_parallelism)
+        return read_keys(columns, self._ctx)
 
     def value(self, descriptor: StateDescriptor) -> ValueState:
         """See `KeyedStateBackend`."""

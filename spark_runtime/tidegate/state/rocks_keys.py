@@ -10,11 +10,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.state.byterows import ByteRows, constants, joined
-from tidegate.state.contract import KeyNumbers, KeySet
+from tidegate.state.contract import BackendContext, KeyNumbers, KeySet
 from tidegate.state.keybytes import canonical_bytes
 from tidegate.state.keydecode import key_columns
-from tidegate.state.keyhash import Hashes, KeyGroups, hash_rows, key_groups
+from tidegate.state.keyhash import Hashes, KeyGroups, hash_keys, hash_rows, key_groups
 from tidegate.state.keyindex_kernels import add_bytes
+from tidegate.state.keysets import first_rows
 
 GROUP_BYTES = 2
 
@@ -40,10 +41,12 @@ class RocksKeys:
         return key_columns(self.ids, self._schema, GROUP_BYTES)[0]
 
 
-def read_keys(columns: pa.RecordBatch, max_parallelism: int) -> RocksKeys:
+def read_keys(columns: pa.RecordBatch, ctx: BackendContext) -> RocksKeys:
     """The distinct keys of the rows of key columns, in order of first sight."""
     found, rows, hashes = distinct(ByteRows.of(*canonical_bytes(columns, columns.schema.names)))
-    groups = key_groups(hashes, max_parallelism)
+    if ctx.namespace_columns:
+        hashes = hash_keys(columns, ctx.group_columns)[first_rows(rows)]
+    groups = key_groups(hashes, ctx.max_parallelism)
     return RocksKeys(joined(constants(groups.astype(">u2")), found), rows, groups, columns.schema)
 
 

@@ -130,7 +130,7 @@ class Restore:
         table = self._database.table(stored.table)
         for batch in own_rows(part, self._ctx.key_groups):
             if part.name in self._lists:
-                keys = read_keys(prefixed_columns(batch, stored.key_schema), self._ctx.max_parallelism)
+                keys = read_keys(prefixed_columns(batch, stored.key_schema), self._ctx)
                 self._lists[part.name].append_rows(keys, keys.rows, stored.rows(batch))
                 continue
             keys_, rows = stored.cells(batch)

@@ -128,7 +128,7 @@ class ModelBackend(KeyedStateBackend):
 
     def _keys_of_ids(self, ids: Sequence[bytes]) -> ModelKeys:
         columns = one_batch([self._seen[key] for key in ids], self._ctx.key_schema)
-        groups = key_groups(hash_keys(columns, columns.schema.names), self._ctx.max_parallelism)
+        groups = key_groups(hash_keys(columns, self._ctx.group_columns), self._ctx.max_parallelism)
         return ModelKeys(len(ids), np.arange(len(ids), dtype=np.int32), groups, tuple(ids), columns)
 
     def _state_part(
@@ -150,7 +150,7 @@ class ModelBackend(KeyedStateBackend):
         self, name: str, ids: Sequence[bytes], arrays: Sequence[pa.Array], schema: pa.Schema, seen: dict[bytes, Any]
     ) -> StatePart:
         columns = one_batch([seen[key] for key in ids], self._ctx.key_schema)
-        groups = key_groups(hash_keys(columns, columns.schema.names), self._ctx.max_parallelism)
+        groups = key_groups(hash_keys(columns, self._ctx.group_columns), self._ctx.max_parallelism)
         table = pa.Table.from_arrays([pa.array(groups), *columns.columns, *arrays], schema=schema)
         order = np.argsort(groups, kind="stable")
         return StatePart(name, "keyed", table.take(pa.array(order)))

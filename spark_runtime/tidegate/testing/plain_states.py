@@ -107,16 +107,17 @@ class PlainBackend:
         key_schema: pa.Schema = INT_KEY,
         index: int = 0,
         parallelism: int = 1,
+        namespace_columns: int = 0,
     ) -> None:
         """Args: backend: not yet open. The others make its context."""
         self.backend = backend
         self.key_schema = key_schema
         self.groups = key_group_range(index, parallelism, MAX_PARALLELISM)
         self.clock = clock
-        names = tuple(key_schema.names)
-        backend.open(
-            BackendContext("tested", key_schema, names, MAX_PARALLELISM, self.groups, clock, scratch, 64 * 2**20)
-        )
+        names, memory_bytes = tuple(key_schema.names), 64 * 2**20
+        place = ("tested", key_schema, names, MAX_PARALLELISM, self.groups, clock, scratch, memory_bytes)
+        self.context = BackendContext(*place, namespace_columns)
+        backend.open(self.context)
 
     def key_batch(self, keys: Sequence[Row]) -> pa.RecordBatch:
         """Keys as a batch with a further column."""
@@ -133,7 +134,7 @@ class PlainBackend:
         if not keys:
             return []
         batch = batch_of(keys, self.key_schema)
-        groups = key_groups(hash_keys(batch, self.key_schema.names), MAX_PARALLELISM)
+        groups = key_groups(hash_keys(batch, self.context.group_columns), MAX_PARALLELISM)
         return [key for key, group in zip(keys, groups.tolist(), strict=True) if group in self.groups]
 
     def value(self, descriptor: StateDescriptor) -> PlainValue:

@@ -41,6 +41,37 @@ class KeyTests(BackendTests):
         assert keys.groups.dtype == np.uint16
         assert keys.groups.tolist() == key_groups(hashes, MAX_PARALLELISM).tolist()
 
+    @pytest.mark.parametrize("case", ["pair", "float and date", "decimal and time"])
+    def test_namespaces_tell_keys_apart_and_leave_their_key_groups_alone(self, rig: Rig, case: str) -> None:
+        schema, rows = KEY_CASES[case]
+        backend = rig.opened(key_schema=schema, namespace_columns=1)
+        keys = backend.keys([*rows, *reversed(rows)])
+        expected = key_groups(hash_keys(batch_of(rows, schema), schema.names[:1]), MAX_PARALLELISM)
+        assert keys.size == len(rows) and keys.groups.tolist() == expected.tolist()
+        state = backend.list(described("list"))
+        state.append([(row, (i,)) for i, row in enumerate(rows)])
+        assert state.get(rows) == [[(i,)] for i in range(len(rows))]
+        timers = backend.backend.timers("event")
+        timers.register(keys, np.arange(len(rows), dtype=np.int32), np.arange(len(rows), dtype=np.int64))
+        due = timers.due(len(rows), len(rows))
+        assert due is not None and due.keys.groups[due.owners].tolist() == expected.tolist()
+
+    def test_namespaces_come_back_with_the_key_groups_of_their_keys(self, rig: Rig) -> None:
+        schema, rows = KEY_CASES["pair"]
+        old = rig.opened(key_schema=schema, namespace_columns=1)
+        old.list(described("list")).append([(row, (i,)) for i, row in enumerate(rows)])
+        parts = rig.shelf.take(old.backend.snapshot(1, portable=True)())
+        groups = key_groups(hash_keys(batch_of(rows, schema), schema.names[:1]), MAX_PARALLELISM)
+        found = [group for part in parts if part.name == "state" for t in part.tables() for group in t[0].to_pylist()]
+        assert sorted(found) == sorted(groups.tolist())
+        halves = [rig.opened(key_schema=schema, namespace_columns=1, index=i, parallelism=2) for i in range(2)]
+        taken = []
+        for half in halves:
+            state = half.list(described("list"))
+            half.backend.restore(parts)
+            taken += [row for row, got in zip(rows, state.get(rows)) if got and row in half.mine(rows)]
+        assert sorted(taken, key=repr) == sorted(rows, key=repr)
+
     def test_a_batch_without_rows_has_no_keys(self, rig: Rig) -> None:
         backend = rig.opened()
         state = backend.value(value_state())
