@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tidegate.contract.errors import OptionError, PipelineError
 from tidegate.operators.contract import MAIN_OUTPUT
-from tidegate.plan.graph import Edge, Exchange, JobGraph, Node
+from tidegate.plan.graph import Edge, Exchange, JobGraph, Node, Partitioner
 from tidegate.plan.text import graph_document, schema_text
 
 __all__ = ["Chain", "ChainInput", "ChainOutput", "ExecutionPlan", "graph_document", "plan"]
@@ -48,13 +48,14 @@ class ChainInput:
 @dataclass(frozen=True)
 class ChainOutput:
     """One edge out of a chain's tail: to input `input_index` of `target_chain`. It gets every record of the tail's
-    output `output`, and every event."""
+    output `output`, and every event. `partitioner`: for `custom`."""
 
     target_chain: int
     input_index: int
     exchange: Exchange
     keys: tuple[str, ...]
     output: str = MAIN_OUTPUT
+    partitioner: Partitioner | None = None
 
 
 @dataclass(frozen=True)
@@ -164,10 +165,11 @@ def plan(graph: JobGraph, parallelism: int, max_parallelism: int) -> ExecutionPl
         for input_index, edge in enumerate(graph.nodes[nodes[0]].inputs):
             upstream = chain_of_tail[edge.upstream]
             schema = graph.edge_schema(edge)
-            inputs[chain_id].append(
-                ChainInput(input_index, upstream, edge.exchange, edge.keys, schema, first_channel=next_channel)
+            given = ChainInput(input_index, upstream, edge.exchange, edge.keys, schema, next_channel)
+            inputs[chain_id].append(given)
+            outputs[upstream].append(
+                ChainOutput(chain_id, input_index, edge.exchange, edge.keys, edge.output, edge.partitioner)
             )
-            outputs[upstream].append(ChainOutput(chain_id, input_index, edge.exchange, edge.keys, edge.output))
             next_channel += _channel_count(edge.exchange, parallelism)
     if next_channel > MAX_CHANNELS:
         raise PipelineError(

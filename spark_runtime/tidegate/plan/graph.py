@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
+import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.connectors.contract import Sink, Source
 from tidegate.operators.contract import MAIN_OUTPUT, OperatorSpec
 
-Exchange = Literal["forward", "hash", "broadcast", "rebalance"]
+Exchange = Literal["forward", "hash", "broadcast", "rebalance", "custom"]
+Partitioner: TypeAlias = Callable[[pa.RecordBatch, int], npt.ArrayLike | pa.Array]
+"""A user's: takes a batch and the number of subtasks n, gives for each row the number of its subtask, 0 <= it < n."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,7 @@ class Edge:
     Attributes:
         upstream: id of the node it comes from.
         exchange: `forward` subtask i to i; `hash` by key group of `keys`; `broadcast` every record to every subtask;
-            `rebalance` batches round robin.
+            `rebalance` batches round robin; `custom` as `partitioner` says.
         keys: key columns for `hash`.
         output: of the upstream node, which it reads.
     """
@@ -29,6 +33,7 @@ class Edge:
     exchange: Exchange
     keys: tuple[str, ...] = ()
     output: str = MAIN_OUTPUT
+    partitioner: Partitioner | None = None
 
 
 @dataclass(frozen=True)

@@ -68,8 +68,9 @@ def _edge_text(edge: Edge) -> str:
 
 
 def exchange_text(edge: Edge) -> str:
-    """Name of the exchange, with its keys."""
-    return f"{edge.exchange} by {', '.join(edge.keys)}" if edge.keys else edge.exchange
+    """Name of the exchange, with its keys or the user's function."""
+    by = ", ".join(edge.keys) or getattr(edge.partitioner, "__qualname__", "")
+    return f"{edge.exchange} by {by}" if by else edge.exchange
 
 
 def graph_document(graph: JobGraph) -> dict[str, Any]:

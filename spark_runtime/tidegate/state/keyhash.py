@@ -89,7 +89,7 @@ def partition_hash(
     targets = np.empty(batch.num_rows, np.uint16)
     in_group = np.zeros(max_parallelism, np.int64)
     _targets(hash_keys(batch, columns), np.uint64(max_parallelism), owners, targets, in_group)
-    return _cut(batch, targets, np.add.reduceat(in_group, first_groups))
+    return cut_by_target(batch, targets, np.add.reduceat(in_group, first_groups))
 
 
 def scatter_index(groups: npt.NDArray[np.uint16], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
@@ -105,9 +105,15 @@ def scatter_index(groups: npt.NDArray[np.uint16], counts: npt.NDArray[np.int64])
     return order
 
 
-def _cut(
+def cut_by_target(
     batch: pa.RecordBatch, targets: npt.NDArray[np.uint16], counts: npt.NDArray[np.int64]
 ) -> list[pa.RecordBatch | None]:
+    """One batch, or None, for each target; rows keep their order.
+
+    Args:
+        targets: of each row.
+        counts: rows for each target.
+    """
     out: list[pa.RecordBatch | None] = [None] * len(counts)
     filled = np.flatnonzero(counts)
     if len(filled) == 1:

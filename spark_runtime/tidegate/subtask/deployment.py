@@ -25,6 +25,7 @@ from tidegate.snapshot.channel_state import Cut, InFlight, ReplayInput, replay_f
 from tidegate.state.keyhash import partition_hash
 from tidegate.subtask.alignment import AlignmentMode
 from tidegate.subtask.chain import OperatorChain, OperatorFailure
+from tidegate.subtask.partitioning import custom_cut
 from tidegate.subtask.restored import Restored
 from tidegate.subtask.routing import OutputEdge, Router
 from tidegate.subtask.source import ReadOut, SourceInput
@@ -32,7 +33,8 @@ from tidegate.subtask.subtask import InputPort, Subtask, SubtaskHost
 
 REPLAYABLE = ("hash", "rebalance")
 """Exchanges whose in-flight records may become state. Of a forward one they would lose their order per key at another
-parallelism, of a broadcast one the copies would differ: subtasks with such an input always align (S3.7)."""
+parallelism, of a broadcast one the copies would differ, and a user's partitioner might then give a record to two
+subtasks or to none: subtasks with such an input always align (S3.7)."""
 
 
 class Transport(Protocol):
@@ -174,7 +176,7 @@ def _deploy_subtask(
         OperatorChain(operators, uids, index),
         uids,
         ports,
-        _router(plan, chain, index, channels),
+        _router(graph, plan, chain, index, channels),
         host,
         source=source,
         mode=deployment.mode,
@@ -303,7 +305,7 @@ def _cut(plan: ExecutionPlan, edge: ChainInput | ChainOutput) -> Cut | None:
     )
 
 
-def _router(plan: ExecutionPlan, chain: Chain, index: int, channels: _Channels) -> Router:
+def _router(graph: JobGraph, plan: ExecutionPlan, chain: Chain, index: int, channels: _Channels) -> Router:
     edges: list[OutputEdge] = []
     for out in chain.outputs:
         targets = [index] if out.exchange == "forward" else range(plan.parallelism)
@@ -311,5 +313,9 @@ def _router(plan: ExecutionPlan, chain: Chain, index: int, channels: _Channels) 
             channels.output(plan.channel_id(out.target_chain, out.input_index, index, target), target)
             for target in targets
         ]
-        edges.append(OutputEdge(ends, _cut(plan, out), out.exchange == "rebalance", out.output))
+        cut = _cut(plan, out)
+        if out.partitioner is not None:
+            reader = graph.nodes[plan.chains[out.target_chain].nodes[0]].uid
+            cut = custom_cut(out.partitioner, plan.parallelism, reader, index)
+        edges.append(OutputEdge(ends, cut, out.exchange == "rebalance", out.output, index % len(ends)))
     return Router(edges)

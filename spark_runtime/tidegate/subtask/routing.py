@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -27,13 +27,17 @@ class OutputEdge:
         partition: for `hash`; None sends each batch to every channel (`forward` has one, `broadcast` all).
         round_robin: for `rebalance`.
         output: of the chain, whose records it takes.
+        first: channel that `rebalance` begins with; senders begin with different ones.
     """
 
     channels: Sequence[OutputChannel]
     partition: Partitioner | None = None
     round_robin: bool = False
     output: str = MAIN_OUTPUT
-    _next: int = field(default=0, init=False)
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        self._next = self.first
 
     def has_capacity(self) -> bool:
         """Another batch may be sent on every channel."""

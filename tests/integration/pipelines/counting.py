@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate import (
     DataGen,
@@ -21,6 +22,7 @@ from tidegate import (
     Parquet,
     Pipeline,
     ProcessContext,
+    SideOutput,
     count,
     list_state,
     map_state,
@@ -137,6 +139,38 @@ def _counted(args: Mapping[str, Any], sink: Sink) -> Pipeline:
         .window(tumbling("1 s"))
         .agg(n=count(), total=sum("v"), uid="per-second")
         .write(sink, uid="out")
+    )
+    return p
+
+
+def odd_aside(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch | SideOutput]:
+    """Odd values to the side output `odd`."""
+    for batch in batches:
+        odd = pa.array(batch["v"].to_numpy() % 2 == 1)
+        yield SideOutput("odd", batch.filter(odd))
+        yield batch.filter(pc.invert(odd))
+
+
+def by_hundreds(batch: pa.RecordBatch, n: int) -> np.ndarray:
+    """The subtasks in turn, 100 rows each."""
+    return np.asarray(batch["v"].to_numpy() // 100 % n)
+
+
+def rerouted(args: Mapping[str, Any]) -> Pipeline:
+    """Like build, over a side output and three more exchanges."""
+    p = Pipeline()
+    source = DataGen(rows, SCHEMA, rows=int(args["rows"]), splits=2, rate=float(args["rate"]), batch_rows=256)
+    timed = p.read(source, uid="numbers").with_watermark("ts", "0 s")
+    even = timed.map_in_arrow(odd_aside, SCHEMA, side_outputs={"odd": SCHEMA}, uid="split")
+    odd = even.side_output("odd").partition_by(by_hundreds)
+    (
+        even.rebalance()
+        .union(odd)
+        .repartition("v")
+        .group_by("k")
+        .window(tumbling("1 s"))
+        .agg(n=count(), total=sum("v"), uid="per-second")
+        .write(Parquet(str(args["out"])), uid="out")
     )
     return p
 

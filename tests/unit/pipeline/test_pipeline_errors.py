@@ -610,3 +610,11 @@ def test_a_main_output_that_goes_nowhere_is_refused_though_a_side_output_is_read
     results.write(Discard(), uid="out")
     nodes = {node.uid: node for node in p.build().nodes}
     assert nodes["daily.late"].schema == timed.schema and nodes["daily.late"].kind == "side_output"
+
+
+def test_exchanges_refuse_what_they_cannot_route_by(flights: Stream) -> None:
+    assert ".rebalance()" in refusal(lambda: flights.repartition()).remedy
+    assert "did you mean 'carrier'" in refusal(lambda: flights.repartition("carier")).what
+    assert "cannot be a key" in refusal(lambda: flights.repartition("where")).what
+    assert "two columns named 'carrier'" in refusal(lambda: flights.repartition("carrier", "carrier")).what
+    assert 'repartition("k")' in refusal(lambda: flights.partition_by("carrier")).remedy  # type: ignore[arg-type]

@@ -370,3 +370,25 @@ def test_importing_the_package_or_the_contract_brings_no_heavy_library() -> None
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert run.stdout.strip() == "[]"
+
+
+def test_an_exchange_is_a_node_of_its_own_and_keeps_records_and_event_time() -> None:
+    def whose(batch: pa.RecordBatch, n: int) -> Any:
+        raise AssertionError("a pipeline runs nothing while it is built")
+
+    p = Pipeline()
+    timed = read(p).with_watermark("time", "0 s")
+    for stream in (timed.rebalance(), timed.repartition("carrier"), timed.partition_by(whose), timed.broadcast_all()):
+        assert stream.schema == timed.schema
+        windows = stream.group_by("carrier").window(tumbling("1 day")).agg(n=count(), uid=f"w-{stream._node_id}")
+        windows.write(Discard(), uid=f"out-{stream._node_id}")
+    graph = p.build()
+    found = {node.uid: node.inputs[0] for node in graph.nodes if node.uid.startswith("flights.")}
+    assert {uid: (edge.exchange, edge.keys) for uid, edge in found.items()} == {
+        "flights.watermark": ("forward", ()),
+        "flights.rebalance": ("rebalance", ()),
+        "flights.repartition": ("hash", ("carrier",)),
+        "flights.partition_by": ("custom", ()),
+        "flights.broadcast_all": ("broadcast", ()),
+    }
+    assert "<custom by test_an_exchange" in graph.explain() and "<rebalance>" in graph.explain()
