@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
@@ -15,6 +15,9 @@ from tidegate.contract.state_shapes import StateShape
 from tidegate.contract.store import Store
 from tidegate.contract.verdicts import Withheld
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+
+if TYPE_CHECKING:
+    from tidegate.operators.requests import StartRequests
 
 MAIN_OUTPUT = "main"
 """Name of the output that every operator has."""
@@ -34,7 +37,14 @@ class SideOutput:
     batch: pa.RecordBatch
 
 
-Output: TypeAlias = pa.RecordBatch | SideOutput | Watermark
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Nothing comes out now, and more will: the emission goes on when the loop is roused (`OperatorContext.wake`), or
+    soon. Until it ends the subtask does nothing else, and takes no barrier: only for what has an end of its own."""
+
+
+WAITING = Waiting()
+Output: TypeAlias = pa.RecordBatch | SideOutput | Watermark | Waiting
 """What an operator may emit. Only a watermark assigner emits watermarks of its own; they go to all outputs."""
 
 
@@ -53,6 +63,8 @@ class OperatorContext:
         run_id: the attempt within it.
         input_schemas: one per input.
         processing_time_ms: the injected clock, milliseconds since the epoch.
+        wake: rouses the slot's loop, from any thread; never blocks.
+        requests: how functions are asked beside the loop; None: on threads of their own.
         current_split: id of the source split the batch in hand came from; None outside a source's chain.
         active_splits: ids of the splits this source subtask has not finished (read or not); empty outside a source's
             chain.
@@ -80,6 +92,8 @@ class OperatorContext:
     current_split: str | None = None
     active_splits: frozenset[str] = frozenset()
     side_outputs: frozenset[str] = frozenset()
+    wake: Callable[[], None] = lambda: None
+    requests: StartRequests | None = None
     counters: dict[str, int] = field(default_factory=dict)
     scratch: str = ""
     processing_time_on_end: ProcessingTimeOnEnd = "fire"
@@ -217,6 +231,7 @@ class DeclaresStates(Protocol):
 __all__ = [
     "MAIN_OUTPUT",
     "MIN_WATERMARK",
+    "WAITING",
     "CommitPermit",
     "DeclaresStates",
     "OperatorContext",
@@ -224,4 +239,5 @@ __all__ = [
     "Output",
     "SideOutput",
     "StreamOperator",
+    "Waiting",
 ]

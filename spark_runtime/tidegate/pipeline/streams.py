@@ -14,6 +14,7 @@ import pyarrow as pa
 from tidegate.contract.errors import PipelineError
 from tidegate.operators.specs import TimeUnit, WatermarkSpec
 from tidegate.operators.user_process import KeyedProcess
+from tidegate.pipeline.async_calls import AsyncCalls
 from tidegate.pipeline.column_calls import ColumnCalls
 from tidegate.pipeline.columns import require_column
 from tidegate.pipeline.draft import DraftNode, optional_uid, place
@@ -27,7 +28,7 @@ from tidegate.pipeline.windows import duration_us
 from tidegate.pipeline.write_calls import WriteCalls
 
 
-class Stream(ColumnCalls, RoutingCalls, JoinCalls, OrderCalls, WriteCalls):
+class Stream(ColumnCalls, RoutingCalls, JoinCalls, OrderCalls, AsyncCalls, WriteCalls):
     """Records of one schema, bounded or not. Made by `Pipeline.read` and by the calls below.
 
     Attributes:

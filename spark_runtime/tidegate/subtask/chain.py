@@ -12,7 +12,7 @@ import pyarrow as pa
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
 from tidegate.contract.store import Store
 from tidegate.contract.verdicts import Withheld
-from tidegate.operators.contract import CommitPermit, Output, SideOutput, StreamOperator
+from tidegate.operators.contract import CommitPermit, Output, SideOutput, StreamOperator, Waiting
 from tidegate.snapshot.parts import AsyncSnapshot
 
 SIDE_OUTPUT_DROPPED = "side_output_dropped"
@@ -150,7 +150,7 @@ class OperatorChain:
             else:
                 context.count(SIDE_OUTPUT_DROPPED, element.batch.num_rows)
             return
-        if index == len(self.operators):
+        if index == len(self.operators) or isinstance(element, Waiting):
             yield element
             return
         operator = self.operators[index]

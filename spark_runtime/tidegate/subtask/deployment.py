@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from tidegate.connectors.sink_operator import SinkOperator, SinkSpec
 from tidegate.connectors.splits import split_from_json, splits_from_parts
 from tidegate.contract.options import ProcessingTimeOnEnd, StateBackend
 from tidegate.operators.contract import OperatorContext, StreamOperator
+from tidegate.operators.requests import StartRequests
 from tidegate.operators.specs import KeyedProcessSpec
 from tidegate.plan.execution import Chain, ChainInput, ChainOutput, ExecutionPlan
 from tidegate.plan.graph import JobGraph, Node
@@ -60,6 +61,7 @@ class Deployment:
         gated: nothing is committed without an approval (S7.8).
         state_backend: of keyed processes (S5.2).
         state_memory_bytes: what all of them together may hold in memory, where they can keep state elsewhere.
+        requests: how `map_async` asks; None: on threads.
     """
 
     job_id: str
@@ -79,6 +81,7 @@ class Deployment:
     gated: bool = False
     state_backend: StateBackend = "heap"
     state_memory_bytes: int = 256 * 2**20
+    requests: StartRequests | None = None
 
     @property
     def overdraft_bytes(self) -> int:
@@ -158,7 +161,7 @@ def _deploy_subtask(
     for node in nodes:
         if node.source is not None or (finished and node.sink is None):
             continue
-        context = _context(graph, plan, node, index, deployment, host.now_ms)
+        context = _context(graph, plan, node, index, deployment, host)
         operators.append(_open_operator(node, bool(graph.consumers(node.node_id)), index, context, restored))
         contexts.append(context)
         uids.append(node.uid)
@@ -195,7 +198,7 @@ def _splits(uid: str, index: int, deployment: Deployment) -> list[Any]:
 
 
 def _context(
-    graph: JobGraph, plan: ExecutionPlan, node: Node, index: int, deployment: Deployment, now_ms: Callable[[], int]
+    graph: JobGraph, plan: ExecutionPlan, node: Node, index: int, deployment: Deployment, host: SubtaskHost
 ) -> OperatorContext:
     scratch = os.path.join(deployment.scratch, f"n{node.node_id}-{index}") if deployment.scratch else ""
     if scratch:
@@ -210,8 +213,10 @@ def _context(
         generation=deployment.generation,
         run_id=deployment.run_id,
         input_schemas=tuple(graph.edge_schema(edge) for edge in node.inputs),
-        processing_time_ms=now_ms,
+        processing_time_ms=host.now_ms,
         side_outputs=graph.side_outputs_read(node.node_id),
+        wake=host.wake,
+        requests=deployment.requests,
         scratch=scratch,
         processing_time_on_end=deployment.processing_time_on_end,
         drained=deployment.restored is not None and node.uid in deployment.restored.drained,

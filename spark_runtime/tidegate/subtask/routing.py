@@ -10,12 +10,12 @@ import pyarrow as pa
 
 from tidegate.channel.elements import Element
 from tidegate.channel.ports import OutputChannel
-from tidegate.operators.contract import MAIN_OUTPUT, SideOutput
+from tidegate.operators.contract import MAIN_OUTPUT, SideOutput, Waiting
 
 Partitioner = Callable[[pa.RecordBatch], Sequence[pa.RecordBatch | None]]
 """Cuts a batch into one batch (or None) per channel."""
-Emitted: TypeAlias = Element | SideOutput
-"""What a subtask emits: an element of its main output, or rows of another."""
+Emitted: TypeAlias = Element | SideOutput | Waiting
+"""What a subtask emits: an element of its main output, rows of another, or that it waits."""
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Router:
                 return False
         return True
 
-    def send(self, element: Emitted) -> None:
+    def send(self, element: Element | SideOutput) -> None:
         """Records to every edge of their output, events to every edge, in order."""
         if isinstance(element, pa.RecordBatch):
             self._records(MAIN_OUTPUT, element)

@@ -28,7 +28,7 @@ from tidegate.channel.elements import (
     Watermark,
     batch_bytes,
 )
-from tidegate.operators.contract import CommitPermit, OperatorContext, SideOutput
+from tidegate.operators.contract import CommitPermit, OperatorContext, SideOutput, Waiting
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.alignment import (
     AlignmentAborted,
@@ -241,6 +241,8 @@ class Subtask:
                 if self._overtakes:
                     overtaking.emission_over()
                 return True
+            if isinstance(element, Waiting):
+                return pulled > 0
             router.send(element)
             if isinstance(element, Watermark):
                 self.watermark_us = element.time_us

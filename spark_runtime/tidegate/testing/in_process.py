@@ -27,11 +27,13 @@ from tidegate.coordinator.checkpoint_mode import waits_for_final
 from tidegate.coordinator.job import Job, fresh_splits
 from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
 from tidegate.coordinator.locations import open_location
+from tidegate.operators.requests import StartRequests
 from tidegate.pipeline.pipeline import Pipeline
 from tidegate.plan.execution import plan
 from tidegate.subtask.deployment import Deployment, deploy
 from tidegate.subtask.restored import load_restored
 from tidegate.subtask.slot import Slot, Wake
+from tidegate.testing.inline_requests import InlineRequests
 
 MAX_ROUNDS = 200_000
 """Rounds `until` pumps before it says that the job is stuck."""
@@ -71,6 +73,7 @@ class InProcessJob:
         options: JobOptions fields.
         root: where the job directory lies; by default a memory store of its own.
         scratch: local folder for state that is kept on disk; empty: operators get none.
+        requests: how `map_async` asks; by default at once, on this thread.
     """
 
     build: Callable[[], Pipeline]
@@ -79,6 +82,7 @@ class InProcessJob:
     lineage: str = "lineage-1"
     root: str = ""
     scratch: str = ""
+    requests: StartRequests = InlineRequests
     answers: dict[str, ev.Answer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -213,6 +217,7 @@ class InProcessRun:
             state_backend=options.state_backend,
             state_memory_bytes=options.state_memory_bytes,
             scratch=os.path.join(owner.scratch, run_id) if owner.scratch else "",
+            requests=owner.requests,
         )
         self._subtasks = deploy(graph, execution, deployment, self.slot, None)
         self.slot.start(self._subtasks)

@@ -618,3 +618,22 @@ def test_exchanges_refuse_what_they_cannot_route_by(flights: Stream) -> None:
     assert "cannot be a key" in refusal(lambda: flights.repartition("where")).what
     assert "two columns named 'carrier'" in refusal(lambda: flights.repartition("carrier", "carrier")).what
     assert 'repartition("k")' in refusal(lambda: flights.partition_by("carrier")).remedy  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"uid": None}, "the map_async has no uid"),
+        ({"fn": "fetch"}, "map_async needs a function, got str"),
+        ({"schema": None}, "map_async needs the schema of its result, got NoneType"),
+        ({"capacity": 0}, "capacity is 0"),
+        ({"batch_rows": 2.5}, "batch_rows is 2.5"),
+        ({"timeout": 10}, "timeout is not a duration: 10"),
+        ({"timeout": "0 s"}, "a timeout of 0 s"),
+        ({"on_timeout": "drop"}, "on_timeout='drop' is not offered"),
+        ({"on_timeout": "side_output", "side_outputs": {"timed_out": AIRLINES}}, "two columns named 'timed_out'"),
+    ],
+)
+def test_asynchronous_calls_that_cannot_be_made_are_refused(flights: Stream, given: dict[str, Any], what: str) -> None:
+    call: dict[str, Any] = {"fn": lambda batch: batch, "schema": AIRLINES, "uid": "fetch", **given}
+    assert what in refusal(lambda: flights.map_async(**call)).what

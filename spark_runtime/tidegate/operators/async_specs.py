@@ -1,0 +1,64 @@
+"""Description of `map_async`, as a JobGraph holds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from tidegate.contract.state_shapes import StateShape
+from tidegate.operators.contract import StreamOperator
+from tidegate.operators.requests import AsyncFunction
+from tidegate.operators.specs import SideSchemas
+from tidegate.snapshot.evolving import columns_of
+
+OnTimeout = Literal["fail", "side_output"]
+REQUESTS = "requests"
+"""State: the rows whose answers have not come out."""
+HELD = "held"
+"""State: the watermark that waits behind them."""
+TIMED_OUT = "timed_out"
+"""Side output: rows of requests that were not answered in time, with `on_timeout="side_output"`."""
+
+
+@dataclass(frozen=True)
+class AsyncMapSpec:
+    """Asks a user's function for rows beside the slot's loop, several requests at once.
+
+    Attributes:
+        function: the user's.
+        input_schema: of the input.
+        schema: of the rows it gives.
+        capacity: requests at once in each subtask, also those answered whose turn has not come, >= 1.
+        batch_rows: rows of a request at most; None: those of the batch as it comes.
+        timeout_ms: how long a request may take; None: for ever.
+        ordered: answers come out in the order of the input; False: as they come, but never past a watermark.
+        on_timeout: "fail", or rows of the request to the side output `timed_out`.
+        side_outputs: those it may give rows for.
+    """
+
+    function: AsyncFunction
+    input_schema: pa.Schema
+    schema: pa.Schema
+    capacity: int
+    batch_rows: int | None
+    timeout_ms: int | None
+    ordered: bool
+    on_timeout: OnTimeout
+    side_outputs: SideSchemas = ()
+
+    def create(self) -> StreamOperator:
+        """A fresh operator around the function."""
+        from tidegate.operators.async_map import AsyncMap
+
+        return AsyncMap(self)
+
+    def states(self) -> tuple[StateShape, ...]:
+        """The requests in flight."""
+        return (StateShape(REQUESTS, "list", columns_of(self.input_schema)), StateShape(HELD, "list"))
+
+    def describe(self) -> str:
+        """The function's name, how many at once, and in which order."""
+        name = getattr(self.function, "__qualname__", type(self.function).__name__)
+        return f"map_async {name}, {self.capacity} at once, {'ordered' if self.ordered else 'unordered'}"
