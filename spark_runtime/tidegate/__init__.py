@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from tidegate.contract.errors import PipelineError, TidegateError
     from tidegate.contract.options import JobOptions
     from tidegate.operators.contract import SideOutput
+    from tidegate.operators.user_connected import BroadcastProcess, CoProcess, KeyedBroadcastProcess, KeyedCoProcess
     from tidegate.operators.user_process import FiredTimers, KeyedProcess, KeyedRows, ProcessContext
+    from tidegate.operators.user_subtask import Rows, SubtaskContext
+    from tidegate.operators.user_unkeyed import Process
     from tidegate.pipeline.aggregates import (
         bool_and,
         bool_or,
@@ -42,17 +45,27 @@ if TYPE_CHECKING:
         user_aggregate,
         var,
     )
+    from tidegate.pipeline.operator_states import (
+        broadcast_state,
+        keyed_raw_state,
+        operator_list_state,
+        raw_state,
+        union_list_state,
+    )
     from tidegate.pipeline.pipeline import Pipeline
     from tidegate.pipeline.states import aggregating_state, list_state, map_state, reducing_state, value_state
     from tidegate.pipeline.streams import Stream
     from tidegate.pipeline.windows import tumbling
     from tidegate.state.aggregation import ArrowAggregate
+    from tidegate.state.raw_state import RawInput, RawOutput
     from tidegate.state.read_state import read_state, read_state_batches
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ArrowAggregate",
+    "BroadcastProcess",
+    "CoProcess",
     "Csv",
     "DataGen",
     "Delta",
@@ -61,28 +74,37 @@ __all__ = [
     "FiredTimers",
     "JobOptions",
     "JsonLines",
+    "KeyedBroadcastProcess",
+    "KeyedCoProcess",
     "KeyedProcess",
     "KeyedRows",
     "Parquet",
     "Pipeline",
     "PipelineError",
     "Postgres",
+    "Process",
     "ProcessContext",
     "PushContext",
     "PushSource",
     "Pusher",
+    "RawInput",
+    "RawOutput",
     "Replay",
+    "Rows",
     "SideOutput",
     "Stream",
+    "SubtaskContext",
     "TidegateError",
     "aggregating_state",
     "bool_and",
     "bool_or",
+    "broadcast_state",
     "collect",
     "collect_set",
     "count",
     "count_distinct",
     "first",
+    "keyed_raw_state",
     "last",
     "list_state",
     "map_state",
@@ -91,6 +113,8 @@ __all__ = [
     "mean",
     "min",
     "min_by",
+    "operator_list_state",
+    "raw_state",
     "read_state",
     "read_state_batches",
     "reducing_state",
@@ -98,6 +122,7 @@ __all__ = [
     "sum",
     "top_n",
     "tumbling",
+    "union_list_state",
     "user_aggregate",
     "value_state",
     "var",
@@ -105,6 +130,8 @@ __all__ = [
 
 _HOMES = {
     "ArrowAggregate": "state.aggregation",
+    "BroadcastProcess": "operators.user_connected",
+    "CoProcess": "operators.user_connected",
     "Csv": "connectors.text_files",
     "DataGen": "connectors.datagen",
     "Delta": "connectors.delta",
@@ -113,28 +140,37 @@ _HOMES = {
     "FiredTimers": "operators.user_process",
     "JobOptions": "contract.options",
     "JsonLines": "connectors.text_files",
+    "KeyedBroadcastProcess": "operators.user_connected",
+    "KeyedCoProcess": "operators.user_connected",
     "KeyedProcess": "operators.user_process",
     "KeyedRows": "operators.user_process",
     "Parquet": "connectors.parquet",
     "Pipeline": "pipeline.pipeline",
     "PipelineError": "contract.errors",
     "Postgres": "connectors.postgres",
+    "Process": "operators.user_unkeyed",
     "ProcessContext": "operators.user_process",
     "PushContext": "connectors.push",
     "PushSource": "connectors.push",
     "Pusher": "connectors.push",
+    "RawInput": "state.raw_state",
+    "RawOutput": "state.raw_state",
     "Replay": "connectors.replay",
+    "Rows": "operators.user_subtask",
     "SideOutput": "operators.contract",
     "Stream": "pipeline.streams",
+    "SubtaskContext": "operators.user_subtask",
     "TidegateError": "contract.errors",
     "aggregating_state": "pipeline.states",
     "bool_and": "pipeline.aggregates",
     "bool_or": "pipeline.aggregates",
+    "broadcast_state": "pipeline.operator_states",
     "collect": "pipeline.aggregates",
     "collect_set": "pipeline.aggregates",
     "count": "pipeline.aggregates",
     "count_distinct": "pipeline.aggregates",
     "first": "pipeline.aggregates",
+    "keyed_raw_state": "pipeline.operator_states",
     "last": "pipeline.aggregates",
     "list_state": "pipeline.states",
     "map_state": "pipeline.states",
@@ -143,6 +179,8 @@ _HOMES = {
     "mean": "pipeline.aggregates",
     "min": "pipeline.aggregates",
     "min_by": "pipeline.aggregates",
+    "operator_list_state": "pipeline.operator_states",
+    "raw_state": "pipeline.operator_states",
     "read_state": "state.read_state",
     "read_state_batches": "state.read_state",
     "reducing_state": "pipeline.states",
@@ -150,6 +188,7 @@ _HOMES = {
     "sum": "pipeline.aggregates",
     "top_n": "pipeline.aggregates",
     "tumbling": "pipeline.windows",
+    "union_list_state": "pipeline.operator_states",
     "user_aggregate": "pipeline.aggregates",
     "value_state": "pipeline.states",
     "var": "pipeline.aggregates",

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from types import GeneratorType
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.contract.errors import PipelineError
 from tidegate.operators.batches import MAX_BATCH_ROWS
-from tidegate.operators.contract import OperatorContext, Output, SideOutput, StreamOperator
-from tidegate.operators.declared import checked_outputs
+from tidegate.operators.contract import OperatorContext, Output, StreamOperator
 from tidegate.operators.eventtime import EventTime
+from tidegate.operators.given_batches import GivenBatches
+from tidegate.operators.own_states import OwnStates
 from tidegate.operators.passed_watermarks import PASSED_STATE, PassedWatermarks
+from tidegate.operators.process_inputs import ProcessInput, overrides
 from tidegate.operators.processing_window import PROCESSING_TIME_DROPPED
 from tidegate.operators.specs import KeyedProcessSpec
-from tidegate.operators.user_process import FiredTimers, KeyedProcess, KeyedRows, ProcessContext
+from tidegate.operators.user_process import FiredTimers, KeyedRows, ProcessContext
 from tidegate.operators.user_states import checked_state
+from tidegate.operators.user_subtask import Rows
 from tidegate.operators.user_timers import Phase, UserTimers
-from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.backends import new_backend
 from tidegate.state.contract import BackendContext, KeyedStateBackend, TimerKind
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class KeyedProcessOperator(StreamOperator):
-    """Calls the user's process with rows and with timers that are due.
+    """Calls the user's process with rows of one or two inputs and with timers that are due.
 
     Event timers fire when the watermark comes to them, in order of time, before it is passed on. Timers over processing
     time fire when the clock comes to them; while one waits, idleness is kept back (S4.4).
@@ -45,14 +45,14 @@ class KeyedProcessOperator(StreamOperator):
     `processing_time_on_end="drop"` these are dropped, counted and logged instead. Whatever else is registered then is
     counted and dropped (S7.6). On suspend timers stay in the savepoint.
 
-    State: that of the back end, and `watermark:passed`.
+    State: that of the back end, the states of the subtask, and `watermark:passed`.
     """
 
     def __init__(self, spec: KeyedProcessSpec) -> None:
         self._spec = spec
-        self._process: KeyedProcess = copy.copy(spec.process)
-        self._side_outputs = dict(spec.side_outputs)
-        self._time = EventTime(spec.time_column, spec.time_unit) if spec.time_column is not None else None
+        self._process: Any = copy.copy(spec.process)
+        self._inputs = spec.inputs
+        self._times = [event_time(given) for given in spec.inputs]
         self._back_end: KeyedStateBackend | None = None
         self._is_open = False
 
@@ -61,6 +61,8 @@ class KeyedProcessOperator(StreamOperator):
         super().open(ctx)
         self._where = f"operator {ctx.uid!r} subtask {ctx.subtask}"
         self._passed = PassedWatermarks(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
+        self._own = OwnStates(self._spec.subtask_states, self._inputs, self._process, ctx)
+        self._given = GivenBatches(self._process, self._spec.schema, self._spec.side_outputs, self._where)
         self._back_end = back_end = new_backend(ctx.state_backend)
         spec = self._spec
         back_end.open(
@@ -69,7 +71,7 @@ class KeyedProcessOperator(StreamOperator):
                 key_schema=spec.key_schema,
                 key_columns=spec.keys,
                 max_parallelism=ctx.max_parallelism,
-                key_groups=key_group_range(ctx.subtask, ctx.parallelism, ctx.max_parallelism),
+                key_groups=self._own.key_groups,
                 now_ms=ctx.processing_time_ms,
                 scratch=ctx.scratch,
                 memory_bytes=ctx.state_memory_bytes,
@@ -81,6 +83,8 @@ class KeyedProcessOperator(StreamOperator):
             ctx.uid,
             ctx.subtask,
             ctx.parallelism,
+            key_groups=self._own.key_groups,
+            own=self._own.operator,
             states=states,
             event_timers=self._event,
             processing_timers=self._processing,
@@ -95,9 +99,10 @@ class KeyedProcessOperator(StreamOperator):
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """What the process gives for the rows."""
         if batch.num_rows:
-            assert self._back_end is not None
-            rows = KeyedRows(batch, self._back_end.keys(batch), self._time)
-            yield from self._given("process", self._process.process(rows, self._context))
+            method = self._inputs[input_index].method
+            rows = self._rows(batch, input_index)
+            with self._own.processing(input_index):
+                yield from self._given.of(method, getattr(self._process, method)(rows, self._context))
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
         """Event timers up to the watermark fire; at MAX_WATERMARK all there are."""
@@ -121,17 +126,25 @@ class KeyedProcessOperator(StreamOperator):
         """While a timer waits for the clock: it may bring rows."""
         return self._processing.next_us() is not None
 
+    def end_input(self, input_index: int) -> Iterator[Output]:
+        """One of two inputs has ended: what the process gives for that."""
+        method = self._inputs[input_index].end_method
+        if method is not None:
+            with self._own.processing(input_index):
+                yield from self._given.of(method, getattr(self._process, method)(self._context))
+
     def finish(self) -> Iterator[Output]:
         """What is left fires, then the process may emit for the last time; no timer is taken any more (S7.6)."""
         yield from self._end()
         self._turn("over")
-        yield from self._given("finish", self._process.finish(self._context))
+        yield from self._given.of("finish", self._process.finish(self._context))
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
-        """Freeze the back end."""
+        """Freeze the back end and the states of the subtask."""
         assert self._back_end is not None
-        write, passed = self._back_end.snapshot(checkpoint_id, portable=self.portable), self._passed.part()
-        return lambda: [*write(), passed]
+        own, passed = self._own.freeze(), self._passed.part()
+        write = self._back_end.snapshot(checkpoint_id, portable=self.portable)
+        return lambda: [*write(), *own(), passed]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
         """Take back states and timers, with the columns that the process declares now (S5.5).
@@ -144,11 +157,14 @@ class KeyedProcessOperator(StreamOperator):
         if passed:
             self._passed.restore(passed)
         self._context.watermark_us = self._passed.watermark_us
-        states = [part for part in parts if part.name != PASSED_STATE]
+        of_subtask = self._own.names
+        states = [part for part in parts if part.name != PASSED_STATE and part.name not in of_subtask]
         rows = [part for part in states if part.format == "rows"]
         spec = self._spec
         changed = evolved_parts(rows, spec.descriptors, spec.key_schema, self.ctx.uid, dict(spec.renamed))
         self._back_end.restore([*changed, *(part for part in states if part.format != "rows")])
+        self._own.restore([part for part in parts if part.name in of_subtask])
+        self._process.restored(self._context)
 
     def close(self) -> None:
         """Close the process, and the back end whatever the process does."""
@@ -160,11 +176,21 @@ class KeyedProcessOperator(StreamOperator):
             if self._back_end is not None:
                 self._back_end.close()
 
+    def _rows(self, batch: pa.RecordBatch, input_index: int) -> Rows:
+        given, time = self._inputs[input_index], self._times[input_index]
+        if not given.keys:
+            return Rows(batch, _time=time)
+        assert self._back_end is not None
+        keyed = batch
+        if given.keys != self._spec.keys:
+            keyed = pa.RecordBatch.from_arrays([batch.column(key) for key in given.keys], names=self._spec.keys)
+        return KeyedRows(batch, self._back_end.keys(keyed), _time=time)
+
     # ------------------------------------------------------------ timers
 
     def _timers(self, back_end: KeyedStateBackend, kind: TimerKind) -> UserTimers:
         counter = EVENT_TIMERS_DROPPED if kind == "event" else PROCESSING_TIME_DROPPED
-        answered = type(self._process).on_timers is not KeyedProcess.on_timers
+        answered = overrides(self._process, "on_timers")
         return UserTimers(
             kind, back_end.timers(kind), self._where, lambda n: self._dropped(counter, n), answered=answered
         )
@@ -173,7 +199,7 @@ class KeyedProcessOperator(StreamOperator):
         timers = self._event if kind == "event" else self._processing
         while (due := timers.due(until_us, MAX_BATCH_ROWS)) is not None:
             fired = FiredTimers(kind, due.keys, due.owners, due.times_us)
-            yield from self._given("on_timers", self._process.on_timers(fired, self._context))
+            yield from self._given.of("on_timers", self._process.on_timers(fired, self._context))
 
     def _end(self) -> Iterator[Output]:
         self._turn("ending")
@@ -199,35 +225,7 @@ class KeyedProcessOperator(StreamOperator):
             )
         self.ctx.count(counter, timers)
 
-    # ------------------------------------------------------------ what the user's code gives
 
-    def _given(self, method: str, results: Iterable[pa.RecordBatch | SideOutput] | None) -> Iterator[Output]:
-        if results is None:
-            return
-        if isinstance(results, pa.RecordBatch | SideOutput) or not isinstance(results, Iterable):
-            raise self._refused(
-                method, results, f"it gave a {type(results).__name__}", "Yield pyarrow.RecordBatch objects"
-            )
-        for result in results:
-            yield from checked_outputs(
-                result,
-                self._spec.schema,
-                self._side_outputs,
-                lambda cause, remedy: self._refused(method, results, cause, remedy),
-            )
-
-    def _refused(self, method: str, results: object, cause: str, remedy: str) -> PipelineError:
-        return PipelineError(
-            f"{method} of the process {type(self._process).__name__} broke the declared schema",
-            where=f"{self._where}, {_line(results, getattr(type(self._process), method))}",
-            cause=cause,
-            remedy=remedy,
-        )
-
-
-def _line(results: object, method: Any) -> str:
-    """`file:line` of the `yield` that a generator stands at, else of the method."""
-    if isinstance(results, GeneratorType) and results.gi_frame is not None:
-        return f"{results.gi_code.co_filename}:{results.gi_frame.f_lineno}"
-    code = method.__code__
-    return f"{code.co_filename}:{code.co_firstlineno}"
+def event_time(given: ProcessInput) -> EventTime | None:
+    """How an input counts time; None: its rows have none."""
+    return EventTime(given.time_column, given.time_unit) if given.time_column is not None else None

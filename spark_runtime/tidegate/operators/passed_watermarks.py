@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.snapshot.key_groups import key_group_range
-from tidegate.snapshot.parts import KEY_GROUP_COLUMN, StatePart
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, OWNER_COLUMN, StatePart
 
 PASSED_STATE = "watermark:passed"
 """A state of the runtime's own: users' names hold no colon."""
@@ -69,3 +69,32 @@ class PassedWatermarks:
         if passed.max() > self.watermark_us:
             self._ahead = np.full(len(self._groups), MIN_WATERMARK, np.int64)
             self._ahead[groups - first] = passed
+
+
+SUBTASK_SCHEMA = pa.schema([pa.field("watermark_us", pa.int64(), nullable=False), pa.field(OWNER_COLUMN, pa.int32())])
+
+
+class PassedWatermark:
+    """As `PassedWatermarks`, of a subtask without keys. Its row has no owner: at another parallelism every subtask
+    learns all of them, and goes on from the earliest.
+
+    Attributes:
+        watermark_us: how far event time has come.
+    """
+
+    def __init__(self) -> None:
+        self.watermark_us = MIN_WATERMARK
+
+    def advance(self, watermark_us: int) -> None:
+        """The watermark has come to `watermark_us`."""
+        self.watermark_us = max(self.watermark_us, watermark_us)
+
+    def part(self) -> StatePart:
+        """As it is now."""
+        passed = MIN_WATERMARK if self.watermark_us == MAX_WATERMARK else self.watermark_us
+        return StatePart(PASSED_STATE, "list", pa.table([[passed], [None]], schema=SUBTASK_SCHEMA))
+
+    def restore(self, part: StatePart) -> None:
+        """Take back what `part` gave in one or several subtasks."""
+        times = part.table["watermark_us"].to_pylist()
+        self.watermark_us = min(times, default=MIN_WATERMARK)

@@ -15,7 +15,9 @@ import pyarrow.compute as pc
 
 from tidegate.contract.state_shapes import StateShape
 from tidegate.operators.contract import SideOutput, StreamOperator
-from tidegate.operators.user_process import KeyedProcess
+from tidegate.operators.process_inputs import INPUT_NAMES, ProcessInput, fires_at_end, inputs_text
+from tidegate.operators.user_process import KeyedUserProcess
+from tidegate.operators.user_subtask import SubtaskState
 from tidegate.state.aggregation import ROWS, AggregateFunction, Aggregation, ArrowAggregate
 from tidegate.state.contract import StateDescriptor
 from tidegate.state.keytypes import stored_field
@@ -286,9 +288,13 @@ class KeyedProcessSpec:
         schema: of the batches it gives; anything else is an error naming the column.
         renamed: (key column in older snapshots, its name now).
         side_outputs: those it may give rows for.
+        subtask_states: that belong to no key, names unique among all.
+        second: the other input, of two; without keys it is broadcast.
+        timeless_inputs: numbers of inputs that bring no time of their own: they hold the watermark back only until they
+            end.
     """
 
-    process: KeyedProcess
+    process: KeyedUserProcess
     keys: tuple[str, ...]
     descriptors: tuple[StateDescriptor, ...]
     time_column: str | None
@@ -297,6 +303,16 @@ class KeyedProcessSpec:
     schema: pa.Schema
     renamed: tuple[tuple[str, str], ...] = ()
     side_outputs: SideSchemas = ()
+    subtask_states: tuple[SubtaskState, ...] = ()
+    second: ProcessInput | None = None
+    timeless_inputs: tuple[int, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[ProcessInput, ...]:
+        """One or two."""
+        name = INPUT_NAMES[None if self.second is None else self.second.name]
+        first = ProcessInput(name, self.input_schema, self.keys, self.time_column, self.time_unit)
+        return (first,) if self.second is None else (first, self.second)
 
     @property
     def key_schema(self) -> pa.Schema:
@@ -306,8 +322,7 @@ class KeyedProcessSpec:
     @property
     def fires_at_end(self) -> bool:
         """It may give results because its input has ended."""
-        own = type(self.process)
-        return own.on_timers is not KeyedProcess.on_timers or own.finish is not KeyedProcess.finish
+        return fires_at_end(self.process)
 
     def create(self) -> StreamOperator:
         """A fresh operator around a copy of the process."""
@@ -323,5 +338,6 @@ class KeyedProcessSpec:
 
     def describe(self) -> str:
         """The process's class, keys and states."""
-        states = ", ".join(f"{state.name} ({state.kind})" for state in self.descriptors) or "no states"
-        return f"process {type(self.process).__qualname__} by {', '.join(self.keys)}: {states}"
+        declared = (*self.descriptors, *self.subtask_states)
+        states = ", ".join(f"{state.name} ({state.kind})" for state in declared) or "no states"
+        return f"process {type(self.process).__qualname__}{inputs_text(self.inputs)}: {states}"

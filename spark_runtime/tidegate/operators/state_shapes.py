@@ -50,6 +50,8 @@ def window_shapes(spec: WindowAggSpec) -> tuple[StateShape, ...]:
 
 def process_shapes(spec: KeyedProcessSpec) -> tuple[StateShape, ...]:
     """Of a keyed process: its states, and its timers."""
+    from tidegate.operators.process_shapes import subtask_shapes
+
     keys, of_keys = spec.key_schema, {KEY_PREFIX + old: KEY_PREFIX + new for old, new in spec.renamed}
     shapes = [StateShape(PASSED_STATE, "keyed")]
     for descriptor in spec.descriptors:
@@ -59,7 +61,8 @@ def process_shapes(spec: KeyedProcessSpec) -> tuple[StateShape, ...]:
     timers = timer_schema(keys)
     kinds = get_args(TimerKind)
     columns, form = columns_of(timers), form_of(timers)
-    return (*shapes, *(StateShape(timer_part(kind), "keyed", columns, form, of_keys) for kind in kinds))
+    shapes += [StateShape(timer_part(kind), "keyed", columns, form, of_keys) for kind in kinds]
+    return (*shapes, *subtask_shapes(spec.subtask_states))
 
 
 def window_schema(spec: WindowAggSpec) -> pa.Schema:

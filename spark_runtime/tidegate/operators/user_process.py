@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from tidegate.channel.elements import MIN_WATERMARK
 from tidegate.contract.errors import PipelineError
-from tidegate.operators.contract import SideOutput
+from tidegate.operators.user_subtask import Batches, Rows, SubtaskContext, UserProcess
 from tidegate.state.contract import (
     KeyNumbers,
     KeySet,
@@ -27,13 +25,13 @@ from tidegate.state.contract import (
 )
 
 if TYPE_CHECKING:
-    from tidegate.operators.eventtime import EventTime
+    from tidegate.state.operator_state import OperatorStates
 
 KeyedState: TypeAlias = ValueState | ListState | MapState | MergingState
 
 
 @dataclass(frozen=True)
-class KeyedRows:
+class KeyedRows(Rows):
     """Rows that have come in, with their keys.
 
     Attributes:
@@ -41,29 +39,12 @@ class KeyedRows:
         keys: their distinct keys, in order of first sight; valid while `process` goes on. Null is a key.
     """
 
-    batch: pa.RecordBatch
     keys: KeySet
-    _time: EventTime | None = field(default=None, repr=False)
 
     @property
     def owners(self) -> KeyNumbers:
         """For each row the number of its key, int32: what states take to say whose a row is."""
         return self.keys.rows
-
-    @property
-    def event_time_us(self) -> pa.Int64Array:
-        """Event time of each row, microseconds since the epoch, null where it has none.
-
-        Raises:
-            PipelineError: there is no event time: no `with_watermark` upstream, or its column was dropped.
-        """
-        if self._time is None:
-            raise PipelineError(
-                "the rows have no event time",
-                cause="there is no with_watermark upstream, or its column was dropped or changed since",
-                remedy='Say which column holds it: .with_watermark("time", "10 min")',
-            )
-        return self._time.microseconds(self.batch)
 
 
 @dataclass(frozen=True)
@@ -83,18 +64,14 @@ class FiredTimers:
     times_us: npt.NDArray[np.int64]
 
 
-class ProcessContext:
-    """A process's place: its states, its timers, its time. One for each subtask; for its loop's thread alone.
+class ProcessContext(SubtaskContext):
+    """The place of a process with keys: its states, its timers, its time. One for each subtask; for its loop's thread
+    alone.
 
     Attributes:
-        uid: of the operator.
-        subtask: index, 0 <= subtask < parallelism.
-        parallelism: subtasks of the operator.
         event_timers: fire when the watermark reaches them. One for a time that it has reached already fires with the
             next watermark.
         processing_timers: fire when the clock reaches them, perhaps long after, as after a restore.
-        watermark_us: event time has come so far; MIN_WATERMARK before any watermark, MAX_WATERMARK at the end of the
-            input. After a restore at another parallelism the earliest of those of its key groups: see `watermarks_us`.
     """
 
     def __init__(
@@ -103,6 +80,8 @@ class ProcessContext:
         subtask: int,
         parallelism: int,
         *,
+        key_groups: range,
+        own: OperatorStates,
         states: Mapping[str, tuple[StateDescriptor, KeyedState]],
         event_timers: TimerService,
         processing_timers: TimerService,
@@ -111,22 +90,12 @@ class ProcessContext:
         all_keys: Callable[[str, int], Iterator[KeySet]],
         count: Callable[[str, int], None],
     ) -> None:
-        self.uid = uid
-        self.subtask = subtask
-        self.parallelism = parallelism
+        super().__init__(uid, subtask, parallelism, key_groups=key_groups, own=own, now_ms=now_ms, count=count)
         self.event_timers = event_timers
         self.processing_timers = processing_timers
-        self.watermark_us = MIN_WATERMARK
         self._states = states
-        self._now_ms = now_ms
         self._watermarks_us = watermarks_us
         self._all_keys = all_keys
-        self._count = count
-
-    @property
-    def now_ms(self) -> int:
-        """Processing time, milliseconds since the epoch."""
-        return self._now_ms()
 
     def watermarks_us(self, keys: KeySet) -> npt.NDArray[np.int64]:
         """How far event time has come for each key, int64: `watermark_us`, or later where the key's timers had been
@@ -154,10 +123,6 @@ class ProcessContext:
         Nothing may be written between two of them."""
         return self._all_keys(name, limit)
 
-    def count(self, name: str, n: int = 1) -> None:
-        """Add to a counter that `tidegate status` shows."""
-        self._count(name, n)
-
     def _state(self, name: str, called: str, kinds: tuple[str, ...]) -> KeyedState:
         where = f"operator {self.uid!r}, state {name!r}"
         if name not in self._states:
@@ -180,41 +145,33 @@ class ProcessContext:
         return state
 
 
-class KeyedProcess:
-    """Subclass it to keep state and timers per key; give an instance to `stream.group_by(...).process(...)`.
-
-    Everything is by batch: `process` gets the rows that come with their distinct keys, and reads and writes a state for
-    all of them in one call. It must not block and, to be the same after a failure, must depend on its rows, states and
-    times alone; what it keeps elsewhere is in no snapshot.
-
-    Every subtask has a shallow copy of the instance, and calls its methods in one thread: `open`, then any of the
-    others, `finish` at a real end of the input (S7.1: not when the job is suspended), `close` always. `process`,
-    `on_timers` and `finish` are generators of record batches of the declared schema, and of `SideOutput(name, batch)`
-    (or give a list, or None for nothing); nothing else happens to the subtask before they are exhausted.
-
-    Attributes:
-        states: made by `value_state` and its siblings; a class attribute, or set in `__init__`. Timers need no
-            declaration.
-    """
-
-    states: Sequence[StateDescriptor] = ()
+class KeyedUserProcess(UserProcess):
+    """What all processes with keys have; subclass one of those below it."""
 
     def open(self, ctx: ProcessContext) -> None:
         """Before anything else. States and timers have not been restored yet: leave them alone."""
 
-    def process(self, rows: KeyedRows, ctx: ProcessContext) -> Iterable[pa.RecordBatch | SideOutput] | None:
-        """Rows have come. How they are cut into batches may differ from run to run."""
-        raise NotImplementedError
+    def restored(self, ctx: ProcessContext) -> None:
+        """States and timers are back. After every restore, before anything else comes; never at a first start."""
 
-    def on_timers(self, due: FiredTimers, ctx: ProcessContext) -> Iterable[pa.RecordBatch | SideOutput] | None:
+    def on_timers(self, due: FiredTimers, ctx: ProcessContext) -> Batches:
         """Timers of one kind are due, and gone. Those over event time come before the watermark is passed on, so that
         what is emitted at their times is late for nobody downstream."""
         raise NotImplementedError
 
-    def finish(self, ctx: ProcessContext) -> Iterable[pa.RecordBatch | SideOutput] | None:
+    def finish(self, ctx: ProcessContext) -> Batches:
         """All input has come and all timers have fired: the last chance to emit. States stay. May come again after a
         failure."""
         return None
 
-    def close(self) -> None:
-        """Release what `open` took; also after errors."""
+
+class KeyedProcess(KeyedUserProcess):
+    """Subclass it to keep state and timers per key; give an instance to `stream.group_by(...).process(...)`.
+
+    Everything is by batch: `process` gets the rows that come with their distinct keys, and reads and writes a state for
+    all of them in one call. See `UserProcess` for the order of calls.
+    """
+
+    def process(self, rows: KeyedRows, ctx: ProcessContext) -> Batches:
+        """Rows have come. How they are cut into batches may differ from run to run."""
+        raise NotImplementedError

@@ -13,10 +13,12 @@ from tidegate.operators.specs import WindowAggSpec
 from tidegate.operators.user_process import KeyedProcess
 from tidegate.pipeline.aggregates import Aggregate, bound_aggregates
 from tidegate.pipeline.columns import checked_renames, refuse_duplicates, require_column, require_key, same_columns
+from tidegate.pipeline.connecting import ConnectedGroups, process_input
 from tidegate.pipeline.draft import DraftNode, DraftOutput, place, require_uid
+from tidegate.pipeline.joining import BroadcastStream
 from tidegate.pipeline.location import user_location
-from tidegate.pipeline.processing import keyed_process_spec
-from tidegate.pipeline.side_outputs import checked_side_outputs
+from tidegate.pipeline.processing import keyed_spec
+from tidegate.pipeline.side_outputs import checked_side_outputs, declared_schemas
 from tidegate.pipeline.windows import Tumbling
 from tidegate.plan.graph import Edge
 from tidegate.state.keytypes import stored_field
@@ -33,7 +35,7 @@ WINDOW_BOUND = pa.timestamp("us")
 
 
 class GroupedStream:
-    """A stream grouped by key columns; follow it by `.window(...)` or `.process(...)`."""
+    """A stream grouped by key columns; follow it by `.window(...)`, `.process(...)` or `.connect(...)`."""
 
     def __init__(self, stream: Stream, keys: tuple[str, ...], location: str) -> None:
         where = place("group_by", None, location)
@@ -91,9 +93,9 @@ class GroupedStream:
         where = place("process", uid, location)
         stream = self._stream
         time = stream._event_time
-        spec = keyed_process_spec(process, schema, self._keys, stream.schema, time, renamed, where)
         sides = checked_side_outputs(side_outputs, stream.schema, time, where)
-        spec = replace(spec, side_outputs=tuple((side.name, side.schema) for side in sides))
+        inputs = (process_input(stream, "", self._keys),)
+        spec = replace(keyed_spec(process, inputs, schema, renamed, where), side_outputs=declared_schemas(sides))
         node = DraftNode(
             uid,
             "process",
@@ -105,6 +107,28 @@ class GroupedStream:
             side_outputs=sides,
         )
         return stream._then(node, time.kept_by(same_columns(spec.schema, stream.schema), where))
+
+    def connect(self, other: GroupedStream | BroadcastStream) -> ConnectedGroups[Stream]:
+        """Put two streams, whose columns may differ, into one process of your own, with state and timers per key;
+        follow it by `.process(...)`.
+
+        Args:
+            other: a stream grouped by as many columns, of the same types; or `rules.broadcast()`, bounded or not, whose
+                records every subtask gets.
+
+        Raises:
+            PipelineError: not such a stream, of another pipeline, or keys of other types.
+        """
+        where = place("connect", None, user_location())
+        stream, keys = (other._stream, other._keys) if isinstance(other, GroupedStream) else (other, ())
+        self._stream._require_sibling(stream, where)
+        if not isinstance(other, GroupedStream | BroadcastStream):
+            raise PipelineError(
+                "a grouped stream is connected with one that is not grouped",
+                where=where,
+                remedy="Group both: left.group_by(...).connect(right.group_by(...)); or mark the other: .broadcast()",
+            )
+        return ConnectedGroups(self._stream, self._keys, stream, keys, where)
 
 
 class WindowedStream:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
@@ -45,3 +45,8 @@ def _checked(name: object, schema: object, input_schema: pa.Schema, event_time: 
         )
     refuse_duplicates(schema.names, where, remedy="Give every column a name of its own")
     return DraftOutput(name, schema, event_time.kept_by(same_columns(schema, input_schema), where))
+
+
+def declared_schemas(sides: Sequence[DraftOutput]) -> tuple[tuple[str, pa.Schema], ...]:
+    """Names and schemas, as an operator takes them."""
+    return tuple((side.name, side.schema) for side in sides)

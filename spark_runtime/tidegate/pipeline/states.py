@@ -1,4 +1,4 @@
-"""Declaring the states of a `KeyedProcess`. Checked at once; errors name the place of the call."""
+"""Declaring the states that a process keeps per key. Checked at once; errors name the place of the call."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from tidegate.contract.errors import PipelineError
+from tidegate.operators.user_subtask import DeclaredState
 from tidegate.pipeline.columns import checked_renames, nearest, refuse_duplicates
 from tidegate.pipeline.location import user_location
 from tidegate.pipeline.windows import duration_us
@@ -59,8 +60,8 @@ def value_state(
     Raises:
         PipelineError: a name or column that cannot be, or a ttl that is no duration.
     """
-    where = _place("value_state", name)
-    return _state(name, "value", _schema(columns, "columns", where), where, ttl, ttl_on_read, renamed)
+    where = state_place("value_state", name)
+    return _state(name, "value", state_schema(columns, "columns", where), where, ttl, ttl_on_read, renamed)
 
 
 def list_state(
@@ -72,8 +73,8 @@ def list_state(
     renamed: Mapping[str, str] | None = None,
 ) -> StateDescriptor:
     """Rows in order, for each key; in the process `ctx.list(name)`. `ttl` is of each row. See `value_state`."""
-    where = _place("list_state", name)
-    return _state(name, "list", _schema(columns, "columns", where), where, ttl, ttl_on_read, renamed)
+    where = state_place("list_state", name)
+    return _state(name, "list", state_schema(columns, "columns", where), where, ttl, ttl_on_read, renamed)
 
 
 def map_state(
@@ -91,8 +92,8 @@ def map_state(
         key: columns of the map key, of types that a group_by takes.
         columns: of what is kept for it.
     """
-    where = _place("map_state", name)
-    map_key, kept = _schema(key, "key", where), _schema(columns, "columns", where)
+    where = state_place("map_state", name)
+    map_key, kept = state_schema(key, "key", where), state_schema(columns, "columns", where)
     for field in map_key:
         if not is_key_type(field.type) or stored_type(field.type) != field.type:
             raise PipelineError(
@@ -119,7 +120,7 @@ def reducing_state(
             {"total": "sum", "latest": ("max", pa.timestamp("us"))}. Nulls are passed over. Sums are of integers, floats
             and booleans; "min" and "max" of these but booleans, and of times, decimals, strings and binary.
     """
-    where = _place("reducing_state", name)
+    where = state_place("reducing_state", name)
     if not isinstance(reductions, Mapping) or not reductions:
         raise PipelineError(
             f"reductions are needed, got {reductions!r}", where=where, remedy='Give some, such as {"total": "sum"}'
@@ -137,7 +138,7 @@ def reducing_state(
             )
         fields.append((column, type_))
         kinds.append(reduction)
-    schema = _schema(fields, "reductions", where)
+    schema = state_schema(fields, "reductions", where)
     for field, reduction in zip(schema, kinds, strict=True):
         if not _is_reducible(reduction, field.type):
             raise PipelineError(
@@ -168,7 +169,7 @@ def aggregating_state(
             offsets[i + 1] are of key i, in order of arrival, at least one. Gives one row for each key. Must be
             associative, and depend on its arguments alone: when it is called is not promised.
     """
-    where = _place("aggregating_state", name)
+    where = state_place("aggregating_state", name)
     if not callable(merge):
         raise PipelineError(
             f"merge is a function of accumulators and offsets, got {type(merge).__name__}",
@@ -176,20 +177,20 @@ def aggregating_state(
             remedy="Give one that returns a record batch with one row for each key",
         )
     return _state(
-        name, "aggregating", _schema(columns, "columns", where), where, ttl, ttl_on_read, renamed, merge=merge
+        name, "aggregating", state_schema(columns, "columns", where), where, ttl, ttl_on_read, renamed, merge=merge
     )
 
 
-def checked_states(states: object, where: str) -> tuple[StateDescriptor, ...]:
+def checked_states(states: object, where: str) -> tuple[DeclaredState, ...]:
     """What a process declares; PipelineError when it is no states, or two of one name."""
-    made_by = "Make them with value_state(...), list_state, map_state, reducing_state or aggregating_state"
-    if isinstance(states, StateDescriptor) or not isinstance(states, Iterable):
+    made_by = "Make them with value_state(...), operator_list_state(...) and their siblings"
+    if isinstance(states, DeclaredState) or not isinstance(states, Iterable):
         raise PipelineError(
             f"`states` of the process is a {type(states).__name__}", where=where, remedy="Make it a list of states"
         )
-    known: list[StateDescriptor] = []
+    known: list[DeclaredState] = []
     for state in states:
-        if not isinstance(state, StateDescriptor):
+        if not isinstance(state, DeclaredState):
             raise PipelineError(f"{state!r} is not a state", where=where, remedy=made_by)
         if any(state.name == other.name for other in known):
             raise PipelineError(
@@ -202,7 +203,8 @@ def checked_states(states: object, where: str) -> tuple[StateDescriptor, ...]:
     return tuple(known)
 
 
-def _place(call: str, name: object) -> str:
+def state_place(call: str, name: object) -> str:
+    """Where a state is declared, for errors."""
     return f"{call} {name!r} at {user_location()}"
 
 
@@ -219,13 +221,7 @@ def _state(
     reductions: tuple[Reduction, ...] = (),
     merge: Merge | None = None,
 ) -> StateDescriptor:
-    if not isinstance(name, str) or not STATE_NAME.fullmatch(name) or len(name) > MAX_STATE_NAME_CHARACTERS:
-        raise PipelineError(
-            f"{name!r} cannot be the name of a state",
-            where=where,
-            remedy=f"Use letters, digits and ._- , a letter or digit first, at most {MAX_STATE_NAME_CHARACTERS} "
-            "characters",
-        )
+    require_state_name(name, where)
     lives = None
     if ttl is not None:
         duration_ms = duration_us(ttl, "ttl", where) // 1000
@@ -241,7 +237,19 @@ def _state(
     return StateDescriptor(name, kind, columns, of_map, reductions, merge, lives, mapping)
 
 
-def _schema(columns: object, what: str, where: str) -> pa.Schema:
+def require_state_name(name: object, where: str) -> None:
+    """PipelineError when snapshots cannot find a state by it."""
+    if not isinstance(name, str) or not STATE_NAME.fullmatch(name) or len(name) > MAX_STATE_NAME_CHARACTERS:
+        raise PipelineError(
+            f"{name!r} cannot be the name of a state",
+            where=where,
+            remedy=f"Use letters, digits and ._- , a letter or digit first, at most {MAX_STATE_NAME_CHARACTERS} "
+            "characters",
+        )
+
+
+def state_schema(columns: object, what: str, where: str) -> pa.Schema:
+    """The columns of a state; PipelineError when they are none, or of types that not every back end keeps."""
     try:
         schema = columns if isinstance(columns, pa.Schema) else pa.schema(columns)
     except (TypeError, ValueError, AttributeError) as error:

@@ -9,11 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Self
 
-import pyarrow as pa
-
-from tidegate.contract.errors import PipelineError
 from tidegate.operators.specs import TimeUnit, WatermarkSpec
-from tidegate.operators.user_process import KeyedProcess
 from tidegate.pipeline.async_calls import AsyncCalls
 from tidegate.pipeline.column_calls import ColumnCalls
 from tidegate.pipeline.columns import require_column
@@ -23,12 +19,13 @@ from tidegate.pipeline.grouping import GroupedStream
 from tidegate.pipeline.join_calls import JoinCalls
 from tidegate.pipeline.location import user_location
 from tidegate.pipeline.order_calls import OrderCalls
+from tidegate.pipeline.process_calls import ProcessCalls
 from tidegate.pipeline.routing_calls import RoutingCalls
 from tidegate.pipeline.windows import duration_us
 from tidegate.pipeline.write_calls import WriteCalls
 
 
-class Stream(ColumnCalls, RoutingCalls, JoinCalls, OrderCalls, AsyncCalls, WriteCalls):
+class Stream(ColumnCalls, RoutingCalls, JoinCalls, OrderCalls, AsyncCalls, ProcessCalls, WriteCalls):
     """Records of one schema, bounded or not. Made by `Pipeline.read` and by the calls below.
 
     Attributes:
@@ -77,15 +74,3 @@ class Stream(ColumnCalls, RoutingCalls, JoinCalls, OrderCalls, AsyncCalls, Write
             PipelineError: no such column, or of a type that cannot be a key.
         """
         return GroupedStream(self, keys, user_location())
-
-    def process(self, process: KeyedProcess, *, schema: pa.Schema, uid: str | None = None) -> Stream:
-        """Not offered without keys: say `.group_by(...).process(...)`.
-
-        Raises:
-            PipelineError: always.
-        """
-        raise PipelineError(
-            "the state of a process is kept by key, and the stream is not grouped",
-            where=place("process", uid, user_location()),
-            remedy='Say by which columns first: .group_by("carrier").process(...); without state: .map_in_arrow(...)',
-        )

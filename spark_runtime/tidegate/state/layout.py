@@ -76,7 +76,12 @@ def timer_schema(key_schema: pa.Schema) -> pa.Schema:
 
 def operator_schema(kind: StateKind, columns: pa.Schema) -> pa.Schema:
     """Columns of the rows of an operator state: its own, and no key groups."""
-    return columns.with_metadata({_KIND: f"operator {kind}".encode()})
+    return marked_schema(f"operator {kind}", columns)
+
+
+def marked_schema(form: str, columns: pa.Schema) -> pa.Schema:
+    """The columns, and `form` for what the rows are of; see `form_of`."""
+    return columns.with_metadata({_KIND: form.encode()})
 
 
 def require_same(name: str, found: pa.Schema, declared: pa.Schema, uid: str) -> None:

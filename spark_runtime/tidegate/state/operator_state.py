@@ -12,15 +12,19 @@ for what `OperatorStates.freeze` returns.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import pyarrow as pa
 
 from tidegate.contract.errors import PipelineError, SnapshotError
+from tidegate.snapshot.evolving import evolved
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, OWNER_COLUMN, AsyncSnapshot, StatePart
-from tidegate.state.layout import operator_schema, require_same, unknown_state
+from tidegate.state.layout import form_of, marked_schema, operator_schema, unknown_state
+
+if TYPE_CHECKING:
+    from tidegate.state.broadcast_map import BroadcastMap
 
 OperatorKind = Literal["list", "union", "broadcast"]
 MAX_BATCHES = 64
@@ -35,14 +39,27 @@ class OperatorDescriptor:
         name: unique among all states of the operator, keyed ones too; letters, digits, "_", "-", ".".
         kind: see the module.
         columns: of its rows; at least one, none named as those that the runtime adds to states.
+        key: of a broadcast state: columns of the key that its rows go by; empty: they go by none.
+        renamed: column in older snapshots -> its name now (S5.5).
     """
 
     name: str
     kind: OperatorKind
     columns: pa.Schema
+    key: pa.Schema = field(default_factory=lambda: pa.schema([]))
+    renamed: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of its part."""
+        if not len(self.key):
+            return operator_schema(self.kind, self.columns)
+        return marked_schema(
+            f"operator {self.kind} by {', '.join(self.key.names)}", pa.schema([*self.key, *self.columns])
+        )
 
     def __post_init__(self) -> None:
-        taken = [name for name in self.columns.names if name in (KEY_GROUP_COLUMN, OWNER_COLUMN)]
+        taken = [n for n in (*self.key.names, *self.columns.names) if n in (KEY_GROUP_COLUMN, OWNER_COLUMN)]
         if taken or not len(self.columns):
             raise PipelineError(
                 f"an operator state has a column {taken[0]!r}" if taken else "an operator state has no columns",
@@ -64,6 +81,11 @@ class OperatorListState:
         """All rows."""
         return pa.Table.from_batches(self._batches, self.descriptor.columns)
 
+    @property
+    def holds_rows(self) -> bool:
+        """There are some; cheap."""
+        return bool(self._batches)
+
     def append(self, rows: pa.RecordBatch) -> None:
         """Add rows after the others. Raises PipelineError when their columns are not the state's."""
         self._require(rows.schema)
@@ -83,14 +105,9 @@ class OperatorListState:
         """Remove all rows."""
         self._batches = []
 
-    def freeze(self) -> pa.Table:
-        """The rows as they are now, as a part has them."""
-        return self.get().replace_schema_metadata(self.schema.metadata)
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Of the part."""
-        return operator_schema(self.descriptor.kind, self.descriptor.columns)
+    def freeze(self) -> Callable[[], pa.Table]:
+        """The rows as they are now; for any thread."""
+        return self.get().combine_chunks
 
     def restore(self, rows: pa.Table, subtask: int, parallelism: int) -> None:
         """Take the rows that a restore has for this subtask. Subclasses add what their kind is about."""
@@ -128,7 +145,7 @@ class UnionState(OperatorListState):
 
     def restore(self, rows: pa.Table, subtask: int, parallelism: int) -> None:
         """See `OperatorListState`."""
-        self._restored = rows.replace_schema_metadata(None)
+        self._restored = rows
         first = rows.num_rows * subtask // parallelism
         self.put(rows.slice(first, rows.num_rows * (subtask + 1) // parallelism - first))
 
@@ -138,12 +155,36 @@ class BroadcastState(OperatorListState):
     those of one subtask for each."""
 
 
-AnyState = TypeVar("AnyState", OperatorListState, UnionState, BroadcastState)
+class KeyedBroadcastState:
+    """A `BroadcastMap`, as one of the states of a subtask."""
+
+    def __init__(self, descriptor: OperatorDescriptor) -> None:
+        """Args: descriptor: has a key."""
+        from tidegate.state.broadcast_map import BroadcastMap  # numba comes with it, and descriptors do without
+
+        self.descriptor = descriptor
+        self.map = BroadcastMap(descriptor.name, descriptor.key, descriptor.columns)
+
+    def freeze(self) -> Callable[[], pa.Table]:
+        """The rows as they are now; for any thread."""
+        frozen = self.map.freeze()
+        return lambda: self.map.frozen_table(frozen)
+
+    def restore(self, rows: pa.Table, subtask: int, parallelism: int) -> None:
+        """Take the rows that a restore has for this subtask."""
+        self.map.restore(rows)
+
+
+AnyState = TypeVar("AnyState", OperatorListState, UnionState, BroadcastState, KeyedBroadcastState)
 _CLASSES: dict[OperatorKind, type[OperatorListState]] = {
     "list": OperatorListState,
     "union": UnionState,
     "broadcast": BroadcastState,
 }
+
+
+def _new_state(descriptor: OperatorDescriptor) -> OperatorListState | KeyedBroadcastState:
+    return KeyedBroadcastState(descriptor) if len(descriptor.key) else _CLASSES[descriptor.kind](descriptor)
 
 
 class OperatorStates:
@@ -153,7 +194,7 @@ class OperatorStates:
         """Args: uid: of the operator, for errors. descriptors: names are different. subtask, parallelism: its place."""
         self._uid = uid
         self._place = subtask, parallelism
-        self._states = {descriptor.name: _CLASSES[descriptor.kind](descriptor) for descriptor in descriptors}
+        self._states = {descriptor.name: _new_state(descriptor) for descriptor in descriptors}
         assert len(self._states) == len(descriptors), f"operator {uid!r} declares a state twice"
 
     @property
@@ -162,7 +203,7 @@ class OperatorStates:
         return frozenset(self._states)
 
     def list(self, name: str) -> OperatorListState:
-        """The list state of this name. These three raise PipelineError for any other."""
+        """The list state of this name. These four raise PipelineError for any other."""
         return self._state(name, OperatorListState)
 
     def union(self, name: str) -> UnionState:
@@ -173,32 +214,48 @@ class OperatorStates:
         """The broadcast state of this name."""
         return self._state(name, BroadcastState)
 
+    def broadcast_map(self, name: str) -> BroadcastMap:
+        """The broadcast state of this name that goes by keys."""
+        return self._state(name, KeyedBroadcastState).map
+
+    def let_broadcast(self, writable: bool) -> None:
+        """Whether broadcast states that go by keys may be written from now on."""
+        for state in self._states.values():
+            if isinstance(state, KeyedBroadcastState):
+                state.map.writable = writable
+
     def freeze(self) -> AsyncSnapshot:
         """The states as they are now; for any thread."""
         frozen = [(state.descriptor, state.freeze()) for state in self._states.values()]
-        return lambda: [StatePart(d.name, d.kind, table.combine_chunks()) for d, table in frozen]
+        return lambda: [
+            StatePart(d.name, d.kind, table().replace_schema_metadata(d.schema.metadata)) for d, table in frozen
+        ]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
         """Take back what `redistribution.redistributed` has for this subtask.
 
         Raises:
-            SnapshotError: a state is of another kind, has other columns, or nobody declares it.
+            SnapshotError: a state is of another kind, its columns cannot become those that are declared, or nobody
+                declares it.
         """
         for part in parts:
             state = self._states.get(part.name)
             if state is None:
                 raise unknown_state(part.name, self._uid)
-            if part.kind != state.descriptor.kind:
+            declared = state.descriptor
+            was, now = form_of(part.table.schema) or form_of(declared.schema), form_of(declared.schema)
+            if part.kind != declared.kind:
+                was, now = part.kind, declared.kind
+            if was != now:
                 raise SnapshotError(
                     f"State {part.name!r} is of another kind in the snapshot",
                     where=f"operator {self._uid!r}",
-                    cause=f"the snapshot has {part.kind}, the pipeline {state.descriptor.kind}",
+                    cause=f"the snapshot has {was}, the pipeline {now}",
                     remedy="Give the state another name, or declare the former kind",
                 )
-            tables = [*part.tables()]
-            for table in tables:
-                require_same(part.name, table.schema, state.schema, self._uid)
-            state.restore(pa.concat_tables(tables), *self._place)
+            changed = evolved(part, declared.schema, self._uid, declared.renamed)
+            rows = pa.concat_tables([table.replace_schema_metadata(None) for table in changed.tables()])
+            state.restore(rows, *self._place)
 
     def _state(self, name: str, kind: type[AnyState]) -> AnyState:
         state = self._states.get(name)

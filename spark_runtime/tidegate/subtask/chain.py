@@ -102,7 +102,10 @@ class OperatorChain:
         found: list[tuple[str, AsyncSnapshot]] = []
         for uid, operator in zip(self._uids, self.operators, strict=True):
             operator.portable = portable
-            part = operator.snapshot(checkpoint_id)
+            try:
+                part = operator.snapshot(checkpoint_id)
+            except Exception as error:  # of a user's code that writes raw state
+                raise OperatorFailure(uid, self._subtask, error) from error
             if part is not None:
                 found.append((uid, part))
         return found

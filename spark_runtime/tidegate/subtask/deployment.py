@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from tidegate.connectors.sink_operator import SinkOperator, SinkSpec
 from tidegate.connectors.splits import split_from_json, splits_from_parts
 from tidegate.contract.options import ProcessingTimeOnEnd, StateBackend
 from tidegate.operators.contract import OperatorContext, StreamOperator
+from tidegate.operators.process_specs import ProcessSpec
 from tidegate.operators.requests import StartRequests
 from tidegate.operators.specs import KeyedProcessSpec
 from tidegate.plan.execution import Chain, ChainInput, ChainOutput, ExecutionPlan
@@ -172,7 +173,9 @@ def _deploy_subtask(
         source = SourceInput(nodes[0].uid, reader, contexts, index, deployment.idle_after_ms)
         if not finished:
             source.start(_splits(nodes[0].uid, index, deployment))
-    ports = _input_ports(plan, chain, index, channels)
+    head = nodes[0].spec
+    timeless = head.timeless_inputs if isinstance(head, KeyedProcessSpec | ProcessSpec) else ()
+    ports = _input_ports(plan, chain, index, channels, timeless)
     never_overtaken = any(given.exchange not in REPLAYABLE for given in chain.inputs)
     return Subtask(
         (chain.chain_id, index),
@@ -263,14 +266,17 @@ def _into_quarantine(operator: SinkOperator, restored: Restored | None) -> None:
             work()
 
 
-def _input_ports(plan: ExecutionPlan, chain: Chain, index: int, channels: _Channels) -> list[InputPort]:
+def _input_ports(
+    plan: ExecutionPlan, chain: Chain, index: int, channels: _Channels, timeless: Collection[int]
+) -> list[InputPort]:
     ports: list[InputPort] = []
     for given in chain.inputs:
         sources = [index] if given.exchange == "forward" else range(plan.parallelism)
         for source_index in sources:
             channel_id = plan.channel_id(chain.chain_id, given.input_index, source_index, index)
             channel = channels.input(channel_id, source_index, given.schema)
-            ports.append(InputPort(channel, given.input_index, source=source_index))
+            brings_no_time = given.input_index in timeless
+            ports.append(InputPort(channel, given.input_index, source=source_index, timeless=brings_no_time))
     return ports
 
 

@@ -20,6 +20,7 @@ class InputPort:
         blocked: aligned, not processed.
         ended: its end was processed.
         source: subtask index at the other end.
+        timeless: brings no watermark but that of its end, and holds back nobody else's (S4.4).
     """
 
     channel: InputChannel
@@ -27,6 +28,7 @@ class InputPort:
     blocked: bool = False
     ended: bool = False
     source: int = 0
+    timeless: bool = False
 
 
 class Inputs:

@@ -96,7 +96,7 @@ class Subtask:
         self._aligning = self._aligner.aligning
         self._overtakes = unaligned_after_ms is not None
         self._overtaking = Overtaking(unaligned_after_ms, self._aligner, router, host)
-        self._watermarks = WatermarkTracker(len(inputs))
+        self._watermarks = WatermarkTracker(len(inputs), [n for n, port in enumerate(inputs) if port.timeless])
         self._lifecycle = SubtaskLifecycle([port.input_index for port in inputs], wait_for_final=wait_for_final)
         self.commits = Commits(subtask, chain, self._lifecycle, host)
         self._timers = Timers(chain, self._lifecycle, host)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 
 
 class WatermarkTracker:
     """Takes watermarks and idleness per channel; tells when the minimum over the active channels advances."""
 
-    def __init__(self, channels: int) -> None:
-        """Args: channels: number of input channels, numbered from 0."""
+    def __init__(self, channels: int, timeless: Collection[int] = ()) -> None:
+        """Args: channels: number of input channels, numbered from 0. timeless: those that bring no time but their end,
+        and do not hold the minimum back before the others have ended, too."""
+        self._timeless = [channel in timeless for channel in range(channels)]
         self._times = [MIN_WATERMARK] * channels
-        self._idle = [False] * channels
+        self._idle = list(self._timeless)
         self._current = MIN_WATERMARK
         self._told_idle = False
 
@@ -29,7 +33,7 @@ class WatermarkTracker:
 
     def idle(self, channel: int, idle: bool) -> int | None:
         """`channel` became idle or active; the new minimum when leaving it out advanced it."""
-        self._idle[channel] = idle
+        self._idle[channel] = idle or self._timeless[channel]
         return self._advance()
 
     def idle_change(self, *, withheld: bool) -> bool | None:

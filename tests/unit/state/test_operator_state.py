@@ -117,7 +117,10 @@ def test_writes_after_a_freeze_are_not_in_it() -> None:
     ("later", "says"),
     [
         (OperatorDescriptor("offsets", "union", COLUMNS), r"'offsets'.*the snapshot has list, the pipeline union"),
-        (OperatorDescriptor("offsets", "list", pa.schema([("n", pa.string())])), r"tags list.*n string"),
+        (
+            OperatorDescriptor("offsets", "list", pa.schema([("n", pa.string())])),
+            r"'n' was int64, now string",
+        ),
         (OperatorDescriptor("other", "list", COLUMNS), r"'offsets'.*Declare 'offsets' again"),
     ],
     ids=["kind", "columns", "unknown"],

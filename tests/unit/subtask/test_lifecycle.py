@@ -90,3 +90,15 @@ def test_an_ended_channel_counts_as_max_watermark() -> None:
     tracker.watermark(0, 10)
     assert tracker.ended(1) == 10
     assert tracker.ended(0) == MAX_WATERMARK
+
+
+def test_a_channel_that_brings_no_time_holds_back_the_end_alone() -> None:
+    """S4.4: beside a stream with watermarks, one without them."""
+    tracker = WatermarkTracker(3, timeless=[2])
+    tracker.watermark(0, 10)
+    assert tracker.watermark(1, 5) == 5
+    assert tracker.idle(2, False) is None
+    assert tracker.watermark(1, 7) == 7
+    assert tracker.watermark(0, MAX_WATERMARK) is None
+    assert tracker.watermark(1, MAX_WATERMARK) is None
+    assert tracker.ended(2) == MAX_WATERMARK

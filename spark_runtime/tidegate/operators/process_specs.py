@@ -1,0 +1,59 @@
+"""Frozen description of a process without keys, as a JobGraph holds it; `specs.KeyedProcessSpec` is the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tidegate.contract.state_shapes import StateShape
+from tidegate.operators.contract import StreamOperator
+from tidegate.operators.process_inputs import ProcessInput, fires_at_end
+from tidegate.operators.user_subtask import SubtaskState
+from tidegate.operators.user_unkeyed import UnkeyedUserProcess
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessSpec:
+    """Runs a user's process with states of its subtask.
+
+    Attributes:
+        process: the user's; every subtask takes a copy of its own.
+        inputs: one or two, none with keys.
+        subtask_states: that it declares, names unique.
+        schema: of the batches it gives; anything else is an error naming the column.
+        every_ms: how often it is called by the clock, milliseconds, > 0; None: never.
+        timeless_inputs: numbers of inputs that bring no time of their own: they hold the watermark back only until they
+            end.
+        side_outputs: (name, schema) of those it may give rows for.
+    """
+
+    process: UnkeyedUserProcess
+    inputs: tuple[ProcessInput, ...]
+    subtask_states: tuple[SubtaskState, ...]
+    schema: pa.Schema
+    every_ms: int | None = None
+    timeless_inputs: tuple[int, ...] = ()
+    side_outputs: tuple[tuple[str, pa.Schema], ...] = ()
+
+    @property
+    def fires_at_end(self) -> bool:
+        """It may give results because its input has ended."""
+        return fires_at_end(self.process)
+
+    def create(self) -> StreamOperator:
+        """A fresh operator around a copy of the process."""
+        from tidegate.operators.unkeyed_process import ProcessOperator
+
+        return ProcessOperator(self)
+
+    def states(self) -> tuple[StateShape, ...]:
+        """What the process declares, and how far time has come."""
+        from tidegate.operators.process_shapes import unkeyed_shapes
+
+        return unkeyed_shapes(self)
+
+    def describe(self) -> str:
+        """The process's class and states."""
+        states = ", ".join(f"{state.name} ({state.kind})" for state in self.subtask_states) or "no states"
+        return f"process {type(self.process).__qualname__}: {states}"
