@@ -16,9 +16,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+import tidegate
 from tidegate import Pusher, PushSource
 from tidegate.connectors.contract import SourceContext, Split
 from tidegate.coordinator.job_run import RunEnded
@@ -114,6 +116,21 @@ def test_the_process_of_the_documents_tells_of_orders_that_are_not_paid_in_time(
     assert isinstance(outcome, RunEnded)
     found = sorted((row["order"], row["due"].minute) for row in pq.read_table(tmp_path / "out").to_pylist())
     assert found == [(2, 11), (4, 50)]
+
+
+def test_the_broadcast_process_of_the_documents_tells_of_accounts_over_their_limit(tmp_path: Path) -> None:
+    """S5.1: run in this process to its end."""
+    pq.write_table(pa.table({"kind": ["card"], "most": [10]}), tmp_path / "limits.parquet")
+    payments = {"account": [1, 1, 2, 2], "kind": ["card", "card", "card", "cash"], "amount": [6, 5, 9, 90]}
+    pq.write_table(pa.table(payments), tmp_path / "payments.parquet")
+    names: dict[str, Any] = {name: getattr(tidegate, name) for name in tidegate.__all__} | {"pa": pa, "pc": pc}
+    exec(compile(example("class OverLimit", "docs/pipelines.md"), "pipelines.md", "exec"), names)
+    arguments = {name: str(tmp_path / f"{name}.parquet") for name in ("limits", "payments")}
+    arguments["out"] = str(tmp_path / "out")
+    outcome = InProcessJob(lambda: names["build"](arguments)).submit().to_end()
+    assert isinstance(outcome, RunEnded)
+    rows = [tuple(row.values()) for row in pq.read_table(tmp_path / "out").to_pylist()]
+    assert rows == [(1, "card", 11, 10)]
 
 
 def test_the_dag_of_the_readme_is_a_dag() -> None:
