@@ -31,6 +31,7 @@ import pyarrow as pa  # noqa: E402
 from results import RESULTS, machine, write_section  # noqa: E402
 
 from tidegate.contract.local_store import LocalStore  # noqa: E402
+from tidegate.contract.options import SnapshotCompression  # noqa: E402
 from tidegate.snapshot.handles import StreamFactory  # noqa: E402
 from tidegate.state.backends import BACKENDS, new_backend  # noqa: E402
 from tidegate.state.contract import BackendContext, KeyedStateBackend, StateDescriptor, ValueState  # noqa: E402
@@ -193,7 +194,7 @@ def raw_write_ms(folder: str, size_bytes: int) -> float:
     return took
 
 
-def measure(back_end: str, keys: int, folder: str) -> Cost:
+def measure(back_end: str, keys: int, folder: str, compression: SnapshotCompression) -> Cost:
     """Fill, update, checkpoint in full, checkpoint what changes, restore."""
     warm = Case(back_end, 1000, folder)  # kernels are compiled or loaded
     warm.add(warm.in_order)
@@ -208,7 +209,7 @@ def measure(back_end: str, keys: int, folder: str) -> Cost:
     with ThreadPoolExecutor(WRITERS) as writers:
         for _ in range(ROUNDS):
             number += 1
-            fresh = SnapshotWriter(f"full{number}", 1, case.located, 20 * 1024, writers)
+            fresh = SnapshotWriter(f"full{number}", 1, case.located, 20 * 1024, writers, compression=compression)
             sync_ms, async_ms, written = case.checkpoint(fresh, number)
             raw_ms = raw_write_ms(folder, int(written.metrics["persisted_bytes"]))
             full.append((sync_ms, async_ms, raw_ms, written.metrics["persisted_bytes"]))
@@ -229,10 +230,11 @@ def measure(back_end: str, keys: int, folder: str) -> Cost:
     )  # fmt: skip
 
 
-def of_case(back_end: str, keys: int, folder: str) -> Cost | str:
+def of_case(back_end: str, keys: int, folder: str, compression: SnapshotCompression) -> Cost | str:
     """`measure` in a process of its own; what it said, when the back end cannot hold so much."""
     with tempfile.TemporaryDirectory(prefix="bench-state-", dir=folder) as own:
         command = [sys.executable, __file__, "--case", back_end, str(keys), "--folder", own]
+        command += ["--compression", compression]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
     if run.returncode == 0:
         return Cost(**json.loads(run.stdout.splitlines()[-1]))
@@ -277,16 +279,17 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--keys", default=",".join(map(str, KEYS)))
     parser.add_argument("--back-ends", default=",".join(sorted(BACKENDS)))
     parser.add_argument("--folder", default=str(HERE.parent / ".work"), help="on the disk to measure")
+    parser.add_argument("--compression", choices=("none", "lz4", "zstd"), default="none", help="snapshot_compression")
     parser.add_argument("--case", nargs=2, metavar=("BACK_END", "KEYS"), help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     os.makedirs(given.folder, exist_ok=True)
     if given.case:
-        print(json.dumps(asdict(measure(given.case[0], int(given.case[1]), given.folder))))
+        print(json.dumps(asdict(measure(given.case[0], int(given.case[1]), given.folder, given.compression))))
         return
     costs: list[tuple[str, int, Cost | str]] = []
     for back_end in given.back_ends.split(","):
         for keys in map(int, given.keys.split(",")):
-            costs.append((back_end, keys, of_case(back_end, keys, given.folder)))
+            costs.append((back_end, keys, of_case(back_end, keys, given.folder, given.compression)))
             print(table(costs[-1:])[-1], flush=True)
     lines = table(costs)
     lines += ["", *explanation([cost for _, _, cost in costs if isinstance(cost, Cost)])]

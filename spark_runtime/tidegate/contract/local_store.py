@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from typing import Any
 
 from tidegate.contract.errors import AlreadyExistsError, NotFoundError, StoreError
 from tidegate.contract.probing import probe_store
@@ -33,8 +34,12 @@ class LocalStore(Store):
 
     def create(self, path: str, data: bytes) -> None:
         """See `Store.create`. Durable on return: file and folders are synchronised."""
+        self.create_joined(path, (data,))
+
+    def create_joined(self, path: str, pieces: Sequence[Any]) -> None:
+        """See `Store.create_joined`."""
         target = self._path(path)
-        with self._errors(path), self._temporary(target, data) as temporary:
+        with self._errors(path), self._temporary(target, pieces) as temporary:
             try:
                 os.link(temporary, target)
             except FileExistsError:
@@ -44,7 +49,7 @@ class LocalStore(Store):
     def replace(self, path: str, data: bytes) -> None:
         """See `Store.replace`."""
         target = self._path(path)
-        with self._errors(path), self._temporary(target, data) as temporary:
+        with self._errors(path), self._temporary(target, (data,)) as temporary:
             os.replace(temporary, target)
             _synchronise(os.path.dirname(target))
 
@@ -130,14 +135,14 @@ class LocalStore(Store):
         return os.path.join(self._root, checked_folder(folder)) if folder else self._root
 
     @contextmanager
-    def _temporary(self, target: str, data: bytes) -> Iterator[str]:
-        """A finished file beside `target`, gone at the end unless it was renamed."""
+    def _temporary(self, target: str, pieces: Sequence[Any]) -> Iterator[str]:
+        """A finished file beside `target`, of these buffers, gone at the end unless it was renamed."""
         folder = os.path.dirname(target)
         temporary = os.path.join(folder, f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
         descriptor = _open_new(temporary)
         try:
             with open(descriptor, "wb") as file:
-                file.write(data)
+                file.writelines(pieces)
                 file.flush()
                 os.fsync(file.fileno())
             yield temporary

@@ -47,6 +47,7 @@ Commit = Literal["automatic", "on_request"]
 ProcessingTimeOnEnd = Literal["fire", "drop"]
 OnOwnerLost = Literal["keep_running", "savepoint_then_stop", "cancel"]
 StateBackend = Literal["heap", "memory", "rocksdb"]
+SnapshotCompression = Literal["none", "lz4", "zstd"]
 Restart = Literal["fixed_delay", "exponential_delay", "failure_rate", "none"]
 
 
@@ -81,6 +82,8 @@ class JobOptions:
         retained_checkpoints: newest completed checkpoints kept (S2.3).
         retention: "keep" or "delete" checkpoints when the job is cancelled (S2.3).
         state_size_threshold: smaller state streams live in the snapshot's metadata (S5.4).
+        snapshot_compression: of large states that are written as rows, which are all but the files of "rocksdb":
+            "none": as fast as a local disk; "lz4", "zstd": fewer bytes for more of the processor. A restore reads any.
         local_recovery: state files of checkpoints are kept on the slot's own disk, too; a restart on the same machine
             reads them there, where they are whole (S5.4).
         restart_strategy: "fixed_delay", "exponential_delay", "failure_rate", or "none": the first failure is the last
@@ -137,6 +140,7 @@ class JobOptions:
     retained_checkpoints: Count = Count(1, 1, 10_000)
     retention: Choice[Retention] = Choice("keep", "delete")
     state_size_threshold: Size = Size("20 KiB")
+    snapshot_compression: Choice[SnapshotCompression] = Choice("none", "lz4", "zstd")
     local_recovery: Flag = Flag(False)
     restart_strategy: Choice[Restart] = Choice("fixed_delay", "exponential_delay", "failure_rate", "none")
     restart_attempts: OptionalCount = OptionalCount(3, 0)

@@ -8,7 +8,7 @@ and refuses what cannot do it.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
@@ -49,6 +49,10 @@ class Store(Protocol):
         """Write a new object, durable on return, with its folders. AlreadyExistsError, changing nothing, when there is
         one. A writer whose own unclear first attempt had succeeded may see AlreadyExistsError: compare a nonce in
         `data`."""
+
+    def create_joined(self, path: str, pieces: Sequence[Any]) -> None:
+        """`create` of some buffers, one after the other; without putting them together where the store can."""
+        self.create(path, b"".join(pieces))
 
     def replace(self, path: str, data: bytes) -> None:
         """Write an object, whether or not there is one; readers see the old or the new one, whole."""

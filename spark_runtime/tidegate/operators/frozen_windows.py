@@ -10,9 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.operators.keyed_window import FrozenWindow
-from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StatePart
+from tidegate.snapshot.parts import Blob, StatePart
 from tidegate.state.columns import CHUNK_ENTRIES
-from tidegate.state.heap_snapshot import ipc_bytes
 from tidegate.state.keyhash import hash_keys, key_groups
 
 Finish: TypeAlias = Callable[[pa.Table], pa.Table]
@@ -40,15 +39,13 @@ class FrozenWindows:
             for chunk, stamp in enumerate(window.cells.stamps.tolist()):
                 if window.cells.size > CHUNK_ENTRIES:
                     id_ = f"{name}-{window.serial}-{chunk}-{stamp}"
-                    blobs.append(Blob(id_, partial(self._bytes, start_us, window, chunk, finish)))
+                    blobs.append(Blob(id_, partial(self._finished, start_us, window, chunk, finish)))
                 else:
                     small.append(self._rows(start_us, window, chunk))
         return StatePart(name, "keyed", finish(pa.concat_tables(small)), blobs=tuple(blobs))
 
-    def _bytes(self, start_us: int, window: FrozenWindow, chunk: int, finish: Finish) -> bytes:
-        rows = self._rows(start_us, window, chunk)
-        order = np.argsort(rows.column(KEY_GROUP_COLUMN).to_numpy(), kind="stable")
-        return ipc_bytes(finish(rows.take(pa.array(order))))
+    def _finished(self, start_us: int, window: FrozenWindow, chunk: int, finish: Finish) -> pa.Table:
+        return finish(self._rows(start_us, window, chunk))
 
     def _rows(self, start_us: int, window: FrozenWindow, chunk: int) -> pa.Table:
         keys, columns = window.chunk(chunk)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from tidegate.contract.errors import SnapshotError
 from tidegate.snapshot.parts import Blob
@@ -28,16 +29,20 @@ MAX_SMALL_FILES = 16
 """Small files of one operator subtask that a snapshot uses; beyond it their blobs are written anew, together."""
 MIN_LIVE_SHARE = 0.5
 """Of a file's bytes, in use; below it what is in use is written anew, so that the rest can go."""
+_CRC32 = "crc32:"
+
+Pieces: TypeAlias = Sequence[Any]
+"""Buffers of bytes that follow one another."""
 
 
 @dataclass(frozen=True)
 class StoredBlob:
-    """One blob in its file. `id`: of the blob. `sha256`: of its bytes, hexadecimal."""
+    """One blob in its file. `id`: of the blob. `checksum`: of its bytes, as `matches` knows it."""
 
     id: str
     offset: int
     size_bytes: int
-    sha256: str
+    checksum: str
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class BlobFile:
             document["name"] = self.name
         if self.shared:
             document["shared"] = True
-        document["blobs"] = [[blob.id, blob.offset, blob.size_bytes, blob.sha256] for blob in self.blobs]
+        document["blobs"] = [[blob.id, blob.offset, blob.size_bytes, blob.checksum] for blob in self.blobs]
         return document
 
     @classmethod
@@ -107,26 +112,53 @@ def checked_name(name: str) -> str:
 
 
 def packs(blobs: Iterable[Blob]) -> list[list[Blob]]:
-    """The blobs that go into one file each, by what they tell of their size, in order."""
+    """The blobs that go into one file each, by what they tell of their size, in order; as few files as that makes, all
+    of about one size, since the largest one is what a snapshot waits for."""
+    all_blobs = list(blobs)
+    total = sum(map(_told_bytes, all_blobs))
+    target = total / max(1, -(-total // PACK_BYTES))
     found: list[list[Blob]] = []
-    room = 0
-    for blob in blobs:
+    room = 0.0
+    for blob in all_blobs:
         if room <= 0:
             found.append([])
-            room = PACK_BYTES
+            room = target
         found[-1].append(blob)
-        room -= blob.size_bytes or ASSUMED_BLOB_BYTES
+        room -= _told_bytes(blob)
     return found
 
 
-def packed(blobs: Sequence[tuple[str, bytes]]) -> tuple[bytes, tuple[StoredBlob, ...]]:
-    """A file of these (id, bytes), and where each lies in it."""
+def _told_bytes(blob: Blob) -> int:
+    return blob.size_bytes or ASSUMED_BLOB_BYTES
+
+
+def packed(blobs: Iterable[tuple[str, Pieces]]) -> tuple[Pieces, tuple[StoredBlob, ...]]:
+    """A file of these (id, bytes in pieces), in pieces, and where each lies in it."""
     stored: list[StoredBlob] = []
+    pieces: list[Any] = []
     offset = 0
-    for blob_id, data in blobs:
-        stored.append(StoredBlob(blob_id, offset, len(data), hashlib.sha256(data).hexdigest()))
-        offset += len(data)
-    return (blobs[0][1] if len(blobs) == 1 else b"".join(data for _, data in blobs)), tuple(stored)
+    for blob_id, of_blob in blobs:
+        size_bytes = sum(len(piece) for piece in of_blob)
+        stored.append(StoredBlob(blob_id, offset, size_bytes, checksum(of_blob)))
+        pieces += of_blob
+        offset += size_bytes
+    return pieces, tuple(stored)
+
+
+def checksum(pieces: Pieces) -> str:
+    """What tells damage to the bytes: "crc32:" and eight hexadecimal digits."""
+    crc32 = 0
+    for piece in pieces:
+        crc32 = zlib.crc32(piece, crc32)
+    return f"{_CRC32}{crc32:08x}"
+
+
+def matches(data: bytes, expected: str) -> bool:
+    """Whether bytes are those of a checksum: one that `checksum` gave, or a SHA-256 in hexadecimal digits, as blobs had
+    it before version 3 of the metadata and streams have it."""
+    if expected.startswith(_CRC32):
+        return checksum((data,)) == expected
+    return hashlib.sha256(data).hexdigest() == expected
 
 
 def still_used(files: Sequence[BlobFile], wanted: Collection[str]) -> tuple[BlobFile, ...]:

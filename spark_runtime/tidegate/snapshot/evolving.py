@@ -53,7 +53,7 @@ def evolved(
             remedy="Take a savepoint with the former pipeline and restore that: its states are rows",
         )
     change = partial(_evolved_table, wanted=wanted, how=how, where=where)
-    blobs = tuple(Blob(blob.id, partial(_evolved_blob, blob, change)) for blob in part.blobs)
+    blobs = tuple(Blob(blob.id, partial(_evolved_rows, blob, change)) for blob in part.blobs)
     return replace(part, table=change(part.table), blobs=blobs)
 
 
@@ -75,10 +75,5 @@ def _evolved_table(table: pa.Table, wanted: pa.Schema, how: Evolution, where: st
     return pa.table(columns, schema=wanted)
 
 
-def _evolved_blob(blob: Blob, change: Callable[[pa.Table], pa.Table]) -> bytes:
-    out = pa.BufferOutputStream()
-    with pa.ipc.open_stream(pa.py_buffer(blob.read())) as reader:
-        table = change(reader.read_all())
-    with pa.ipc.new_stream(out, table.schema) as writer:
-        writer.write_table(table)
-    return bytes(out.getvalue())
+def _evolved_rows(blob: Blob, change: Callable[[pa.Table], pa.Table]) -> pa.Table:
+    return change(blob.table())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tidegate.contract.errors import NotFoundError, SnapshotError
 from tidegate.contract.layout import JobLayout
-from tidegate.snapshot.blobs import BlobFile, StoredBlob, checked_name, packed
+from tidegate.snapshot.blobs import BlobFile, Pieces, StoredBlob, checked_name, matches, packed
 from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.snapshot.parts import StateKind, StatePart
 from tidegate.snapshot.streams import decode_parts
@@ -148,27 +148,28 @@ class StreamFactory:
         sha256 = hashlib.sha256(data).hexdigest()
         if len(data) < self._threshold_bytes:
             return StateHandle(None, bytes(data), len(data), sha256, kinds)
-        self._create(self._store, self._folder, name, data)
+        self._create(self._store, self._folder, name, (data,))
         return StateHandle(name, None, len(data), sha256, kinds)
 
-    def store_blobs(self, name: str, blobs: Sequence[tuple[str, bytes]], *, shared: bool) -> BlobFile:
+    def store_blobs(self, name: str, blobs: Iterable[tuple[str, Pieces]], *, shared: bool) -> BlobFile:
         """Keep blobs durably in one file, or inline when they are few bytes.
 
         Args:
             name: as in `store`.
-            blobs: (id, bytes).
+            blobs: (id, bytes in pieces).
             shared: where all checkpoints of the job have their files; else in the snapshot's own folder.
 
         Raises:
             AlreadyExistsError: there is a file of this name.
             StoreError: the store cannot write.
         """
-        data, stored = packed(blobs)
-        if len(data) < self._threshold_bytes:
-            return BlobFile(None, bytes(data), False, len(data), stored)
+        pieces, stored = packed(blobs)
+        size_bytes = sum(blob.size_bytes for blob in stored)
+        if size_bytes < self._threshold_bytes:
+            return BlobFile(None, b"".join(pieces), False, size_bytes, stored)
         store, folder = self._folder_of(shared)
-        self._create(store, folder, name, data)
-        return BlobFile(name, None, shared, len(data), stored)
+        self._create(store, folder, name, pieces)
+        return BlobFile(name, None, shared, size_bytes, stored)
 
     def parts(self, handle: StateHandle, *, where: str = "") -> list[StatePart]:
         """The parts of `handle`, checked; their blobs are loaded, and checked, when they are read.
@@ -194,10 +195,10 @@ class StreamFactory:
             data, where = file.inline[blob.offset : blob.offset + blob.size_bytes], "inline blobs"
         else:
             assert file.name is not None
-            if (copy := self._copy(file.name, blob.offset, blob.size_bytes, blob.sha256)) is not None:
+            if (copy := self._copy(file.name, blob.offset, blob.size_bytes, blob.checksum)) is not None:
                 return copy
             where, data = self._read(file.name, shared=file.shared, part=blob)
-        return _checked(data, blob.size_bytes, blob.sha256, f"blob {blob.id} in {file.name or '(inline)'}", where)
+        return _checked(data, blob.size_bytes, blob.checksum, f"blob {blob.id} in {file.name or '(inline)'}", where)
 
     def load(self, handle: StateHandle) -> bytes:
         """The stream of `handle`, checked for size and checksum.
@@ -222,15 +223,15 @@ class StreamFactory:
         path = store.local_path(joined(folder, checked_name(name)))
         return Path(path).stat().st_size if path is not None and Path(path).is_file() else None
 
-    def _create(self, store: Store, folder: str, name: str, data: bytes) -> None:
-        store.create(joined(folder, checked_name(name)), data)
+    def _create(self, store: Store, folder: str, name: str, pieces: Pieces) -> None:
+        store.create_joined(joined(folder, checked_name(name)), pieces)
         if self._copies is not None:
-            self._copies.put(name, data)
+            self._copies.put(name, pieces)
 
-    def _copy(self, name: str, offset: int, size_bytes: int, sha256: str) -> bytes | None:
+    def _copy(self, name: str, offset: int, size_bytes: int, checksum: str) -> bytes | None:
         """From the local copy, when it is whole."""
         data = None if self._copies is None else self._copies.read(checked_name(name), offset, size_bytes)
-        return data if data is not None and hashlib.sha256(data).hexdigest() == sha256 else None
+        return data if data is not None and matches(data, checksum) else None
 
     def _folder_of(self, shared: bool) -> tuple[Store, str]:
         if not shared:
@@ -259,10 +260,10 @@ class StreamFactory:
             ) from error
 
 
-def _checked(data: bytes, size_bytes: int, sha256: str, name: str, where: str) -> bytes:
+def _checked(data: bytes, size_bytes: int, checksum: str, name: str, where: str) -> bytes:
     if len(data) != size_bytes:
         what = f"has {len(data)} bytes, not the {size_bytes} that were written"
-    elif hashlib.sha256(data).hexdigest() != sha256:
+    elif not matches(data, checksum):
         what = "does not match its checksum"
     else:
         return data

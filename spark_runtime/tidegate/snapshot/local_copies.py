@@ -12,8 +12,9 @@ import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
+from typing import Any
 
 from tidegate.contract.layout import stable_id
 
@@ -38,14 +39,14 @@ class LocalCopies:
         """Those of a job on this machine."""
         return cls(os.path.join(tempfile.gettempdir(), FOLDER, stable_id(root_url, job_id)), slot)
 
-    def put(self, name: str, data: bytes) -> None:
-        """Keep a copy; not at all when the disk does not take it."""
+    def put(self, name: str, pieces: Sequence[Any]) -> None:
+        """Keep a copy of these buffers, one after the other; not at all when the disk does not take it."""
         if not self._usable:
             return
         temporary = os.path.join(self._own, f".{secrets.token_hex(8)}")
         try:
             with open(temporary, "wb") as file:
-                file.write(data)
+                file.writelines(pieces)
             os.replace(temporary, os.path.join(self._own, name))
         except OSError:
             with suppress(OSError):

@@ -1,8 +1,9 @@
 """`_metadata`: the one file that makes a folder a snapshot (S2.1). Written last, create-only; read first.
 
-A document of one JSON object: `{"record": "snapshot", "v": 2, "sha256": <of the body's canonical JSON>, "body":
+A document of one JSON object: `{"record": "snapshot", "v": 3, "sha256": <of the body's canonical JSON>, "body":
 {...}}`. Paths in it are relative to its folder, so a savepoint can be moved or copied as a whole. Since version 2 state
-handles may have files of blobs; those of a checkpoint lie in the folder `shared` beside the job's `checkpoints`.
+handles may have files of blobs; those of a checkpoint lie in the folder `shared` beside the job's `checkpoints`. Since
+version 3 the checksum of a blob may be a CRC-32 (`blobs.matches`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from tidegate.contract.store import Store
 
 METADATA_NAME = "_metadata"
-METADATA_VERSION = 2
+METADATA_VERSION = 3
 
 OperatorStatus = Literal["running", "partially_finished", "finished"]
 _STATUSES = ("running", "partially_finished", "finished")

@@ -8,6 +8,9 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from tidegate.contract.options import SnapshotCompression
+from tidegate.snapshot.row_streams import stream_of, table_of
+
 StateKind = Literal["keyed", "list", "union", "broadcast", "channel"]
 
 KEY_GROUP_COLUMN = "__key_group"
@@ -28,15 +31,25 @@ class Blob:
     Attributes:
         id: one id, one content, within a run of the operator subtask; a file name. A blob that was restored, and has
             not changed since, may be handed in again under the id it came with: then it need not be written either.
-        read: its bytes. When a snapshot is written: called at most once, on a writer thread, where no earlier completed
-            checkpoint has it, or files of earlier ones are written together anew. At a restore: loads it, checked; may
-            be called again.
+        read: its bytes, or, of format "rows", its rows as a table, which the writer makes bytes of. When a snapshot is
+            written: called at most once, on a writer thread, where no earlier completed checkpoint has it, or files of
+            earlier ones are written together anew. At a restore: loads it, checked; may be called again.
         size_bytes: about how many bytes `read` gives; 0: not known before.
     """
 
     id: str
-    read: Callable[[], bytes]
+    read: Callable[[], bytes | pa.Table]
     size_bytes: int = 0
+
+    def pieces(self, compression: SnapshotCompression = "none") -> Sequence[Any]:
+        """Its bytes, as buffers that follow one another. Reads it."""
+        content = self.read()
+        return stream_of(content, compression) if isinstance(content, pa.Table) else (content,)
+
+    def table(self) -> pa.Table:
+        """Its rows, of format "rows". Reads it."""
+        content = self.read()
+        return content if isinstance(content, pa.Table) else table_of(content)
 
 
 @dataclass(frozen=True)
@@ -49,8 +62,8 @@ class StatePart:
         table: the rows. Keyed parts hold `KEY_GROUP_COLUMN`.
         staged: `StagedData.to_json()` of the transactions in it, for the metadata; no part of the state (S7.8).
         blobs: further rows, in pieces of bounded size.
-        format: of the blobs. "rows": each an Arrow IPC stream with the columns of `table`, sorted by key group; any
-            back end reads it. "rocksdb": files of a RocksDB, of which `table` has one row each.
+        format: of the blobs. "rows": each an Arrow IPC stream with the columns of `table`, in no order of key groups;
+            any back end reads it. "rocksdb": files of a RocksDB, of which `table` has one row each.
     """
 
     name: str
@@ -66,8 +79,7 @@ class StatePart:
         if self.table.num_rows or not self.blobs:
             yield self.table
         for blob in self.blobs:
-            with pa.ipc.open_stream(pa.py_buffer(blob.read())) as reader:
-                yield reader.read_all()
+            yield blob.table()
 
 
 AsyncSnapshot = Callable[[], Sequence[StatePart]]

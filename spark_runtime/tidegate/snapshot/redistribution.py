@@ -162,13 +162,10 @@ def _merged(name: str, found: Sequence[StatePart], place: Rescale, where: str) -
 def _cut(blob: Blob, groups: range) -> Blob:
     """The rows of `groups`. Another id: it has another content."""
 
-    def read() -> bytes:
-        with pa.ipc.open_stream(pa.py_buffer(blob.read())) as reader:
-            table = _in_range(reader.read_all(), groups)
-        out = pa.BufferOutputStream()
-        with pa.ipc.new_stream(out, table.schema) as writer:
-            writer.write_table(table)
-        return out.getvalue().to_pybytes()
+    def read() -> pa.Table:
+        table = blob.table()
+        of_rows = table.column(KEY_GROUP_COLUMN).to_numpy()
+        return table.filter(pa.array((of_rows >= groups.start) & (of_rows < groups.stop)))
 
     return Blob(f"{blob.id}.{groups.start}-{groups.stop}", read)
 

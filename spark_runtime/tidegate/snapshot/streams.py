@@ -1,7 +1,7 @@
 """The state stream: all parts of one operator subtask as one sequence of bytes (S3.6, S5.3).
 
-Layout, integers little endian; version 3 where a part has blobs or is not of format "rows", 2 where one is of kind
-"channel", else 1::
+Layout, integers little endian; version 4 where a part has blobs of rows, 3 where one is not of format "rows", 2 where
+one is of kind "channel", else 1::
 
     magic     8 bytes  b"TGSTATE\\n"
     version   u16
@@ -13,8 +13,8 @@ Layout, integers little endian; version 3 where a part has blobs or is not of fo
     parts     one Arrow IPC stream (lz4) each, in the header's order, nothing between them and nothing after them
 
 Meta information precedes data, so that a restore checks names, kinds and types before it reads a row. Rows of keyed
-parts are sorted by key group, so that a rescale reads one contiguous range (S5.5). Reading runs no code from the
-stream.
+parts in the stream are sorted by key group, so that a rescale reads one contiguous range (S5.5); those in blobs are in
+any order since version 4, before in that one, too. Reading runs no code from the stream.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ import pyarrow as pa
 
 from tidegate.contract.errors import SnapshotError
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StateFormat, StateKind, StatePart
+from tidegate.snapshot.row_streams import MAX_BATCH_ROWS
 
 MAGIC = b"TGSTATE\n"
-STREAM_VERSION = 3
+STREAM_VERSION = 4
 """Newest that is read."""
-_VERSION_OF_BLOBS = 3
+_VERSION_OF_ROW_BLOBS = 4
+_VERSION_OF_FILES = 3
 _VERSION_OF_CHANNELS = 2
 _VERSION = 1
 KEY_BYTES_VERSION = 1
@@ -46,8 +48,6 @@ COMPRESSED_BYTES = 4 << 10
 """Smaller parts are not compressed: they would hardly shrink, and it takes as long again as writing them."""
 THREADED_BYTES = 1 << 20
 """Smaller parts are compressed and read on the calling thread: handing them to others costs ten times the work."""
-MAX_BATCH_ROWS = 256 * 1024
-"""Rows per Arrow batch in a stream: bounds what a reader must decompress at once."""
 
 _PREFIX = struct.Struct("<8sHII")
 _KINDS: frozenset[str] = frozenset({"keyed", "list", "union", "broadcast", "channel"})
@@ -106,7 +106,8 @@ def encode_parts(parts: Sequence[StatePart]) -> bytes:
         )
     header = json.dumps({"key_bytes": KEY_BYTES_VERSION, "parts": headers}, separators=(",", ":")).encode()
     version = _VERSION_OF_CHANNELS if any(part.kind == "channel" for part in parts) else _VERSION
-    version = _VERSION_OF_BLOBS if any(_is_in_pieces(part) for part in parts) else version
+    version = _VERSION_OF_FILES if any(_is_in_pieces(part) for part in parts) else version
+    version = _VERSION_OF_ROW_BLOBS if any(part.blobs and part.format == "rows" for part in parts) else version
     prefix = _PREFIX.pack(MAGIC, version, len(header), zlib.crc32(header))
     return b"".join([prefix, header, *payloads])
 
@@ -125,8 +126,8 @@ def read_header(data: bytes | memoryview, *, where: str = "") -> tuple[PartHeade
 
 
 def decode_parts(data: bytes, *, where: str = "", read_blob: Callable[[str], bytes] | None = None) -> list[StatePart]:
-    """Inverse of `encode_parts`; keyed rows come sorted by key group. All or nothing: every part is checked before the
-    first is decoded.
+    """Inverse of `encode_parts`; keyed rows of tables come sorted by key group. All or nothing: every part is checked
+    before the first is decoded.
 
     Args:
         data: the whole stream.

@@ -205,6 +205,7 @@ class SlotProcess:
             wake=self._wake,
             transport_failure=lambda: self._transport.failure,
             copies=copies,
+            compression=self._options.snapshot_compression,
         )
         restored = {} if message["restored"] is None else {self._index: message["restored"]}
         deployment = Deployment(

@@ -41,7 +41,11 @@ ABSENT = -1
 
 Positions: TypeAlias = npt.NDArray[Any]
 """Entry numbers, int32 or int64; distinct where they are written."""
-Take: TypeAlias = Callable[[Arrays, Positions], pa.Array]
+ALL = slice(None)
+"""Every entry of arrays, in their order; without a copy where values are of a fixed width."""
+Chosen: TypeAlias = Positions | slice
+"""Entry numbers, or `ALL`."""
+Take: TypeAlias = Callable[[Arrays, Chosen], pa.Array]
 """Gives the values of some entries of arrays; `ABSENT` gives null."""
 
 
@@ -56,7 +60,7 @@ class Column(Protocol):
     def forget(self, positions: Positions) -> None:
         """The entries' values are needed no more; they may be set again."""
 
-    def take(self, arrays: Arrays, positions: Positions) -> pa.Array:
+    def take(self, arrays: Arrays, positions: Chosen) -> pa.Array:
         """The values of entries of `arrays`: the live ones."""
 
     def pin(self) -> Take:
@@ -120,7 +124,7 @@ class FixedColumn:
         """See `Column`."""
         return 0
 
-    def take(self, arrays: Arrays, positions: Positions) -> pa.Array:
+    def take(self, arrays: Arrays, positions: Chosen) -> pa.Array:
         """See `Column`."""
         present, at = _present(positions)
         valid = arrays[self._valid][at]
@@ -172,7 +176,7 @@ class RangedColumn:
         """See `Column`."""
         return self._log.held_bytes
 
-    def take(self, arrays: Arrays, positions: Positions) -> pa.Array:
+    def take(self, arrays: Arrays, positions: Chosen) -> pa.Array:
         """See `Column`."""
         return self._take(self._log.gather, arrays, positions)
 
@@ -181,7 +185,7 @@ class RangedColumn:
         gather = self._log.pin()
         return lambda arrays, positions: self._take(gather, arrays, positions)
 
-    def _take(self, gather: Gather, arrays: Arrays, positions: Positions) -> pa.Array:
+    def _take(self, gather: Gather, arrays: Arrays, positions: Chosen) -> pa.Array:
         present, at = _present(positions)
         lengths = arrays[self._length][at]
         valid = (lengths >= 0) if present is None else (lengths >= 0) & present
@@ -231,7 +235,7 @@ class StructColumn:
         """See `Column`."""
         return sum(column.logged_bytes for column in self._fields)
 
-    def take(self, arrays: Arrays, positions: Positions) -> pa.Array:
+    def take(self, arrays: Arrays, positions: Chosen) -> pa.Array:
         """See `Column`."""
         return self._take([column.take for column in self._fields], arrays, positions)
 
@@ -240,13 +244,13 @@ class StructColumn:
         takes = [column.pin() for column in self._fields]
         return lambda arrays, positions: self._take(takes, arrays, positions)
 
-    def _take(self, takes: Sequence[Take], arrays: Arrays, positions: Positions) -> pa.Array:
+    def _take(self, takes: Sequence[Take], arrays: Arrays, positions: Chosen) -> pa.Array:
         present, at = _present(positions)
         valid = arrays[self._valid][at] != 0
         if present is not None:
             valid &= present
         children = [take(arrays, positions) for take in takes]
-        return pa.Array.from_buffers(self.type, len(positions), [bitmap(valid)], children=children)
+        return pa.Array.from_buffers(self.type, len(valid), [bitmap(valid)], children=children)
 
 
 Gather: TypeAlias = Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], Any]
@@ -352,8 +356,8 @@ class _ElementLog:
         return lambda starts, lengths: take(expand_ranges(starts, lengths))[0]
 
 
-def _present(positions: Positions) -> tuple[npt.NDArray[np.bool_] | None, Positions]:
-    if not len(positions) or positions.min() >= 0:
+def _present(positions: Chosen) -> tuple[npt.NDArray[np.bool_] | None, Chosen]:
+    if isinstance(positions, slice) or not len(positions) or positions.min() >= 0:
         return None, positions
     return positions >= 0, np.maximum(positions, 0)
 

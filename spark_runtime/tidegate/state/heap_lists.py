@@ -13,7 +13,7 @@ from tidegate.state.arrow_columns import RowLog
 from tidegate.state.columns import Entries
 from tidegate.state.contract import Elements, KeyNumbers, KeySet, Mask, StateDescriptor
 from tidegate.state.heap_snapshot import FrozenState
-from tidegate.state.heap_table import GROUP, HeapTable, live_by_group
+from tidegate.state.heap_table import GROUP, LIVE, HeapTable
 from tidegate.state.heap_values import HeapState, Used
 from tidegate.state.keysets import KeyedRows, ReadKeys
 
@@ -69,7 +69,7 @@ class HeapList(HeapState):
 
         def rows(chunk: int) -> pa.Table:
             arrays = frozen.read(chunk)
-            at = live_by_group(arrays)
+            at = np.flatnonzero(arrays[LIVE])
             lengths = arrays[LENGTH][at]
             of_rows = np.repeat(at, lengths)
             columns = [pa.array(arrays[GROUP][of_rows]), *(take(arrays, of_rows) for take in frozen.takes)]

@@ -26,7 +26,7 @@ class FrozenState:
         schema: of its rows.
         size: entries there were, those without a row too.
         stamps: of each chunk; see `FrozenCells`.
-        rows: gives the rows of a chunk, sorted by key group; once for each.
+        rows: gives the rows of a chunk, once for each.
         entry_bytes: about how many bytes the rows of an entry have; 0: not known.
     """
 
@@ -39,12 +39,7 @@ class FrozenState:
 
     def table(self) -> pa.Table:
         """All rows, sorted by key group."""
-        pieces = [self.rows(chunk) for chunk in range(len(self.stamps))]
-        if not pieces:
-            return self.schema.empty_table()
-        table = pa.concat_tables(pieces)
-        if len(pieces) == 1:
-            return table
+        table = pa.concat_tables([self.schema.empty_table(), *(self.rows(chunk) for chunk in range(len(self.stamps)))])
         order = np.argsort(table.column(KEY_GROUP_COLUMN).to_numpy(), kind="stable")
         return table.take(pa.array(order))
 
@@ -53,20 +48,7 @@ class FrozenState:
         if self.size <= INLINE_ENTRIES:
             return StatePart(self.name, "keyed", self.table())
         blobs = tuple(
-            Blob(f"{self.name}-{chunk}-{stamp}", partial(self._bytes, chunk), CHUNK_ENTRIES * self.entry_bytes)
+            Blob(f"{self.name}-{chunk}-{stamp}", partial(self.rows, chunk), CHUNK_ENTRIES * self.entry_bytes)
             for chunk, stamp in enumerate(self.stamps.tolist())
         )
         return StatePart(self.name, "keyed", self.schema.empty_table(), blobs=blobs)
-
-    def _bytes(self, chunk: int) -> bytes:
-        return ipc_bytes(self.rows(chunk))
-
-
-def ipc_bytes(table: pa.Table) -> bytes:
-    """A table as a blob holds it."""
-    out = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-    with pa.ipc.new_stream(out, table.schema, options=options) as writer:
-        writer.write_table(table.combine_chunks())
-    data: bytes = out.getvalue().to_pybytes()
-    return data

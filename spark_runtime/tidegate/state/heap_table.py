@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.state.arrow_columns import Column, Positions, Take, new_column
+from tidegate.state.arrow_columns import ALL, Chosen, Column, Positions, Take, new_column
 from tidegate.state.columns import Arrays, Cells, Entries, FrozenCells
 from tidegate.state.erasable_index import ErasableIndex, new_erasable
 from tidegate.state.keyindex import KeyReader, Keys
@@ -148,7 +148,7 @@ class FrozenTable:
         return {**self._cells.read(chunk), **self._values.read(chunk)}
 
 
-def live_by_group(arrays: Arrays) -> npt.NDArray[np.int64]:
-    """Positions of the rows of a chunk, by key group, stable."""
-    rows = np.flatnonzero(arrays[LIVE])
-    return rows[np.argsort(arrays[GROUP][rows], kind="stable")]
+def live_rows(arrays: Arrays) -> Chosen:
+    """Positions of the rows of a chunk."""
+    live = arrays[LIVE]
+    return ALL if live.all() else np.flatnonzero(live)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from tidegate.state.columns import Entries
 from tidegate.state.contract import Found, KeyNumbers, KeySet, Mask, StateDescriptor
 from tidegate.state.heap_snapshot import FrozenState
-from tidegate.state.heap_table import GROUP, USED, HeapTable, live_by_group
+from tidegate.state.heap_table import GROUP, USED, HeapTable, live_rows
 from tidegate.state.keysets import KeyedRows, ReadKeys
 from tidegate.state.layout import part_schema, result_schema
 from tidegate.state.lifetimes import Lifetime
@@ -159,7 +159,7 @@ def frozen_table(table: HeapTable, name: str, schema: pa.Schema) -> FrozenState:
 
     def rows(chunk: int) -> pa.Table:
         arrays = frozen.read(chunk)
-        at = live_by_group(arrays)
+        at = live_rows(arrays)
         columns = [pa.array(arrays[GROUP][at]), *(take(arrays, at) for take in frozen.takes)]
         if USED in arrays:
             columns.append(pa.array(arrays[USED][at]))

@@ -121,7 +121,7 @@ class Export:
         if len(bounds) == 2:
             return StatePart(stored.name, "keyed", self._rows(stored, table, *bounds))
         blobs = [
-            Blob(id_of(number), partial(self._piece, stored, table, lower, upper))
+            Blob(id_of(number), partial(self._rows, stored, table, lower, upper))
             for number, (lower, upper) in enumerate(zip(bounds, bounds[1:], strict=False))
         ]
         return StatePart(stored.name, "keyed", empty, blobs=tuple(blobs))
@@ -143,13 +143,6 @@ class Export:
         starts = sorted(one["start_key"] for one in self._database.files() if one["level"] > 0 and one["start_key"])
         inner.update(starts[:: max(1, len(starts) // pieces)])
         return [low, *sorted(key for key in inner if low < key < high), high]
-
-    def _piece(self, stored: StoredRows, table: RocksTable, lower: bytes, upper: bytes) -> bytes:
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, stored.schema) as writer:
-            for keys, rows in table.scan(lower, upper):
-                writer.write_table(stored.to_table(keys, rows))
-        return sink.getvalue().to_pybytes()
 
     def _rows(self, stored: StoredRows, table: RocksTable, lower: bytes, upper: bytes) -> pa.Table:
         tables = [stored.to_table(keys, rows) for keys, rows in table.scan(lower, upper)]

@@ -212,16 +212,14 @@ class _FrozenRows:
         self._lock = threading.Lock()
 
     def chunk(self, chunk: int) -> pa.Table:
-        """Rows of a chunk, sorted by key group; once for each."""
+        """Rows of a chunk; once for each."""
         arrays = self._timers.read(chunk)
         owners = arrays[_OWNERS]
-        live = np.flatnonzero(owners >= 0)
+        rows = np.flatnonzero(owners >= 0)
         with self._lock:
             self._read_keys()
-        groups = self._keys.column(0).to_numpy()[owners[live]]
-        order = live[np.argsort(groups, kind="stable")]
-        keys = self._keys.take(pa.array(owners[order])).columns
-        return pa.Table.from_arrays([*keys, pa.array(arrays[_TIMES][order])], schema=self._schema)
+        keys = self._keys.take(pa.array(owners[rows])).columns
+        return pa.Table.from_arrays([*keys, pa.array(arrays[_TIMES][rows])], schema=self._schema)
 
     def _read_keys(self) -> None:
         """Key group and key columns of every entry."""

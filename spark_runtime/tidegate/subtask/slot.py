@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from tidegate.channel.elements import SAVEPOINTS, CheckpointBarrier
+from tidegate.contract.options import SnapshotCompression
 from tidegate.contract.verdicts import Withheld
 from tidegate.operators.contract import CommitPermit
 from tidegate.snapshot.blobs import BlobFile
@@ -69,14 +70,15 @@ class Slot:
         wake: Wake,
         transport_failure: Callable[[], BaseException | None] = lambda: None,
         copies: LocalCopies | None = None,
+        compression: SnapshotCompression = "none",
     ) -> None:
         """Args: send: a message to the driver, must not block. threshold_bytes: `state_size_threshold`. copies: with
-        `local_recovery` (S5.4)."""
+        `local_recovery` (S5.4). compression: `snapshot_compression`."""
         self._run_id = run_id
         self._generation = generation
         self._send = send
         self._open_location = open_location
-        self._writer = SnapshotWriter(run_id, generation, open_location, threshold_bytes, writers, copies)
+        self._writer = SnapshotWriter(run_id, generation, open_location, threshold_bytes, writers, copies, compression)
         self._writers = writers
         self._now_ms = now_ms
         self._wake = wake

@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 
+from tidegate.contract.options import SnapshotCompression
 from tidegate.snapshot.blobs import BlobFile, packs, still_used
 from tidegate.snapshot.handles import OpenLocation, StateHandle, StreamFactory
 from tidegate.snapshot.local_copies import LocalCopies
@@ -70,14 +71,17 @@ class SnapshotWriter:
         threshold_bytes: int,
         writers: Executor,
         copies: LocalCopies | None = None,
+        compression: SnapshotCompression = "none",
     ) -> None:
-        """Args: threshold_bytes: `state_size_threshold`. copies: with `local_recovery` (S5.4)."""
+        """Args: threshold_bytes: `state_size_threshold`. copies: with `local_recovery` (S5.4). compression: of blobs of
+        rows, `snapshot_compression`."""
         self._run_id = run_id
         self._generation = generation
         self._open_location = open_location
         self._threshold_bytes = threshold_bytes
         self._writers = writers
         self._copies = copies
+        self._compression = compression
         self.blobs = SharedBlobs()
 
     def write(
@@ -150,9 +154,9 @@ class SnapshotWriter:
         return _Draft(uid, replace(handle, staged=staged, files=used), unwritten)
 
     def _pack(self, index: int, place: SnapshotPlace, uid: str, pack: Sequence[Blob]) -> BlobFile:
-        data = [(blob.id, blob.read()) for blob in pack]
+        blobs = [(blob.id, blob.pieces(self._compression)) for blob in pack]
         name = self._name(uid, index, "blobs")
-        return self._folder(place).store_blobs(name, data, shared=not place.self_contained)
+        return self._folder(place).store_blobs(name, blobs, shared=not place.self_contained)
 
     def _named(self, part: StatePart, uid: str, index: int) -> StatePart:
         """With ids of blobs that no other run and no other subtask gives; restored ones keep theirs."""

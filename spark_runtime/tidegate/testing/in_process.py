@@ -193,6 +193,7 @@ class InProcessRun:
             writers=self.writers,
             now_ms=lambda: owner.now_ms,
             wake=Wake(),
+            compression=options.snapshot_compression,
         )
         self._to_driver: list[Mapping[str, Any]] = []
         indices = tuple(range(options.parallelism))

@@ -85,7 +85,7 @@ class Shelf:
         for part in parts:
             for blob in part.blobs:
                 if blob.id not in known:
-                    data = bytes(blob.read())
+                    data = b"".join(blob.pieces())
                     assert self.blobs.setdefault(blob.id, data) == data, f"blob {blob.id} has two contents"
             ids = [blob.id for blob in part.blobs]
             taken.append(replace(part, blobs=tuple(Blob(id, self._reader(id)) for id in ids)))

@@ -43,22 +43,26 @@ def pipeline() -> Pipeline:
 
 
 def test_a_job_with_large_windows_goes_on_from_pieces_at_another_parallelism() -> None:
-    job = InProcessJob(pipeline, {"parallelism": 1})
+    """However they are compressed."""
+    job = InProcessJob(pipeline, {"parallelism": 1, "snapshot_compression": "zstd"})
+    sizes: list[int] = []
     run = job.submit()
     try:
-        for parallelism in (2, 1):
+        for parallelism, compression in ((2, "none"), (1, "lz4")):
             run.pump(24)
             run.ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
             outcome = run.to_end()
             assert isinstance(outcome, RunEnded) and outcome.path is not None
-            found = read_metadata(job.store, outcome.path).operators
-            (windows,) = (operator for operator in found if operator.uid == "windows")
+            metadata = read_metadata(job.store, outcome.path)
+            (windows,) = (operator for operator in metadata.operators if operator.uid == "windows")
+            sizes.append(metadata.size_bytes)
             assert all(held.handle is not None and held.handle.files for held in windows.subtasks), "in pieces"
-            job.options = {"parallelism": parallelism}
+            job.options = {"parallelism": parallelism, "snapshot_compression": compression}
             run = job.submit(RestoreFrom("savepoint", path=outcome.path))
         assert isinstance(run.to_end(), RunEnded)
         table = collected(SINK).table().sort_by("k")
     finally:
         forget_collected(SINK)
+    assert 2 * sizes[0] < sizes[1], "zstd, then none, of about as many rows"
     assert np.array_equal(table["k"].to_numpy(), np.arange(KEYS))
     assert np.array_equal(table["total"].to_numpy(), 2 * np.arange(KEYS) + KEYS)

@@ -33,7 +33,7 @@ def test_what_was_written_is_read_back_without_the_store(store: Store, folder: P
     """Also by the slot of another number: after a rescale another one needs it."""
     writer = streams(store, LocalCopies(str(folder), 0))
     handle = writer.store("op-0.state", b"state")
-    file = writer.store_blobs("op-0.blobs", [("a", b"chunk"), ("b", b"piece")], shared=True)
+    file = writer.store_blobs("op-0.blobs", [("a", [b"chunk"]), ("b", [b"pie", b"ce"])], shared=True)
     store.delete_folder("j")
     reader = streams(store, LocalCopies(str(folder), 1))
     assert reader.load(handle) == b"state"
@@ -61,7 +61,7 @@ def test_a_disk_that_takes_nothing_fails_no_snapshot(store: Store, folder: Path)
 def test_copies_that_no_completed_or_newer_checkpoint_uses_go(folder: Path) -> None:
     copies = LocalCopies(str(folder), 0)
     for name in ("left", "old", "shared", "new", "newer"):
-        copies.put(name, b"x")
+        copies.put(name, [b"x"])
     copies.wrote(1, {"old", "shared"})
     copies.wrote(2, {"shared"})
     copies.wrote(2, {"new"})
@@ -77,9 +77,9 @@ def test_a_folder_that_somebody_else_laid_there_is_not_used(folder: Path, tmp_pa
     (tmp_path / "theirs").mkdir()
     folder.mkdir(parents=True)
     (folder / "0").symlink_to(tmp_path / "theirs")
-    LocalCopies(str(folder), 0).put("op-0.state", b"state")
+    LocalCopies(str(folder), 0).put("op-0.state", [b"sta", b"te"])
     assert os.listdir(tmp_path / "theirs") == []
-    LocalCopies(str(folder), 1).put("op-1.state", b"state")
+    LocalCopies(str(folder), 1).put("op-1.state", [b"state"])
     assert (folder / "1").stat().st_mode & 0o077 == 0
 
 

@@ -47,7 +47,7 @@ def written(root: Path, parts: Sequence[StatePart], *, finished: Sequence[int] =
     subtasks = []
     for index, part in enumerate(parts):
         handle = streams.store(f"op-{index}", encode_parts([part]), (part.kind,))
-        blobs = [(b.id, b.read()) for b in part.blobs]
+        blobs = [(b.id, b.pieces()) for b in part.blobs]
         files = (streams.store_blobs(f"blobs-{index}", blobs, shared=True),) if blobs else ()
         told = StateHandle(handle.path, None, handle.size_bytes, handle.sha256, handle.kinds, files=files)
         subtasks.append(SubtaskState(index, index in finished, told))
@@ -133,7 +133,7 @@ def kept(name: str, index: int) -> list[StatePart]:
     states[3].add(keys, keys.rows, pa.record_batch({"a": numbers.cast(pa.int32()), "b": numbers.cast(pa.float64())}))
     backend.timers("event").register(keys, keys.rows, np.asarray(numbers) * 1000)
     parts = list(backend.snapshot(1)())
-    parts = [replace(p, blobs=tuple(Blob(b.id, partial(bytes, b.read())) for b in p.blobs)) for p in parts]
+    parts = [replace(p, blobs=tuple(Blob(b.id, partial(b"".join, b.pieces())) for b in p.blobs)) for p in parts]
     backend.close()
     return parts
 

@@ -18,6 +18,7 @@ from tidegate.snapshot.blobs import BlobFile, StoredBlob
 from tidegate.snapshot.handles import StateHandle, StreamFactory
 from tidegate.snapshot.metadata import (
     METADATA_NAME,
+    METADATA_VERSION,
     OperatorState,
     SnapshotMetadata,
     SubtaskState,
@@ -119,8 +120,8 @@ def test_no_damage_of_the_metadata_goes_unnoticed(data: st.DataObject) -> None:
 
 
 def test_metadata_of_a_newer_version_asks_for_an_upgrade(store: Store) -> None:
-    document = json.loads(encode_metadata(metadata(store))) | {"v": 3}
-    with pytest.raises(SnapshotError, match="version 3.*Upgrade"):
+    document = json.loads(encode_metadata(metadata(store))) | {"v": METADATA_VERSION + 1}
+    with pytest.raises(SnapshotError, match=f"version {METADATA_VERSION + 1}.*Upgrade"):
         decode_metadata(json.dumps(document).encode())
 
 
@@ -149,9 +150,10 @@ def test_verify_reads_every_file_of_a_store_that_is_not_local() -> None:
 def golden(version: int) -> SnapshotMetadata:
     """What the golden file of a version holds."""
     sums = {data: hashlib.sha256(data).hexdigest() for data in (b"state", b"small", b"chunk")}
+    chunk = sums[b"chunk"] if version < 3 else "crc32:9506712e"
     files = (
         BlobFile("daily-0-g2-r1-00c0ffee.blobs", None, True, 10, (StoredBlob("0-r1-c0", 5, 5, sums[b"chunk"]),)),
-        BlobFile(None, b"chunk", False, 5, (StoredBlob("0-r1-c1", 0, 5, sums[b"chunk"]),)),
+        BlobFile(None, b"chunk", False, 5, (StoredBlob("0-r1-c1", 0, 5, chunk),)),
     )
     staged = ({"uid": "out", "checkpoint_id": 7, "kind": "files", "rows": 1},)
     name = "daily-0-g2-r1-deadbeef.state"
@@ -179,13 +181,13 @@ def golden(version: int) -> SnapshotMetadata:
     )
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_metadata_of_every_version_is_read_back(version: int) -> None:
     assert decode_metadata((GOLDEN / f"metadata-v{version}.json").read_bytes()) == golden(version)
 
 
 def test_metadata_is_written_exactly_as_in_the_golden_file_of_its_version() -> None:
-    assert encode_metadata(golden(2)) == (GOLDEN / "metadata-v2.json").read_bytes()
+    assert encode_metadata(golden(3)) == (GOLDEN / "metadata-v3.json").read_bytes()
 
 
 def test_the_size_of_a_snapshot_counts_blobs_whoever_wrote_them() -> None:
@@ -215,10 +217,10 @@ def test_verify_names_a_file_of_blobs_that_is_missing_or_damaged(tmp_path: Path,
     store = open_store(str(tmp_path) if at == "local" else f"memory://verify-blobs-{next(FRESH)}")
     folder = "j/checkpoints/chk-7-g2"
     streams = StreamFactory.at(folder, lambda location: (store, location), 0)
-    shared = streams.store_blobs("daily-0", [("a", b"chunk"), ("b", b"piece")], shared=True)
+    shared = streams.store_blobs("daily-0", [("a", [b"chunk"]), ("b", [b"pi", b"ece"])], shared=True)
     state = replace(streams.store("daily-0", b"state"), files=(shared,))
     daily = OperatorState("daily", "running", (SubtaskState(0, False, state),))
-    written = replace(golden(2), operators=(daily,))
+    written = replace(golden(METADATA_VERSION), operators=(daily,))
     write_metadata(store, folder, written)
     assert verify(lambda location: (store, location), folder) == written
     store.replace("j/shared/daily-0", b"chunkpiec")

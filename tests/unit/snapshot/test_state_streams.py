@@ -95,12 +95,12 @@ def test_an_operator_that_breaks_the_contract_is_caught_when_writing(parts: list
 
 
 def test_ids_of_blobs_and_their_format_come_back_and_their_bytes_are_read_on_demand() -> None:
-    """S5.2; such a stream has version 3, others stay readable for those who know no blobs."""
+    """S5.2; such a stream has version 3, with rows in blobs 4; others stay readable for those who know no blobs."""
     files = pa.table({"name": ["1.sst", "2.sst"]})
     native = StatePart("db", "keyed", files, (), (Blob("f1", bytes), Blob("f2", bytes)), "rocksdb")
     pieces = StatePart("v", "keyed", KEYED.table, (), (Blob("c1", bytes),))
     data = encode_parts([native, pieces])
-    assert [struct.unpack_from("<H", encode_parts(parts), 8)[0] for parts in ([native], [pieces], [KEYED])] == [3, 3, 1]
+    assert [struct.unpack_from("<H", encode_parts(parts), 8)[0] for parts in ([native], [pieces], [KEYED])] == [3, 4, 1]
     asked: list[str] = []
 
     def read(blob_id: str) -> bytes:
@@ -122,3 +122,16 @@ def test_a_stream_of_version_3_is_read_back() -> None:
     assert (db.kind, db.format, [blob.id for blob in db.blobs]) == ("keyed", "rocksdb", ["f1", "f2"])
     assert (v.format, [blob.read() for blob in v.blobs]) == ("rows", [b"c1"])
     assert db.table.to_pydict() == {"name": ["1.sst", "2.sst"]} and progress == LIST
+
+
+def golden_4() -> list[StatePart]:
+    """What the golden file of version 4 holds."""
+    return [StatePart("v", "keyed", KEYED.table, (), (Blob("c1", bytes), Blob("c2", bytes))), LIST]
+
+
+def test_a_stream_of_version_4_is_read_back_and_written_as_in_its_golden_file() -> None:
+    data = (Path(__file__).parent / "golden" / "state-v4.bin").read_bytes()
+    v, progress = decode_parts(data, read_blob=str.encode)
+    assert (v.kind, v.format, [blob.read() for blob in v.blobs]) == ("keyed", "rows", [b"c1", b"c2"])
+    assert sorted(v.table["row"].to_pylist()) == [0, 1, 2, 3, 4] and progress == LIST
+    assert read_header(data) == read_header(encode_parts(golden_4()))

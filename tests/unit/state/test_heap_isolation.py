@@ -57,7 +57,7 @@ def rows_of(parts: Sequence[StatePart], shelf: dict[str, bytes]) -> dict[str, pa
     for part in parts:
         tables = [part.table]
         for blob in part.blobs:
-            data = blob.read()
+            data = b"".join(blob.pieces())
             assert shelf.setdefault(blob.id, data) == data, f"{blob.id} has two contents"
             tables.append(pa.ipc.open_stream(data).read_all())
         table = pa.concat_tables(tables)

@@ -16,6 +16,7 @@ from tidegate.connectors.transactions import parse_transaction_id
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.log import contradiction
 from tidegate.contract.records import Command, CommandResult, Decision, Spec, decode
+from tidegate.snapshot.blobs import matches
 from tidegate.snapshot.metadata import SnapshotMetadata, decode_metadata
 from tidegate.testing.simulation.delay import rows_delayed
 from tidegate.testing.simulation.external import External
@@ -178,7 +179,7 @@ class Checkers:
             held = self._disk.objects.get(f"{folder}/{file.name}", b"")
             for blob in file.blobs:
                 data = held[blob.offset : blob.offset + blob.size_bytes]
-                good = hashlib.sha256(data).hexdigest() == blob.sha256
+                good = matches(data, blob.checksum)
                 self._demand("shared", good, f"{n} is complete, but {blob.id} in {file.name} is missing or damaged")
         self._shared[n] = metadata.shared_files()
 
