@@ -43,6 +43,7 @@ from tidegate.coordinator.restore import Restore, check_restore
 from tidegate.coordinator.rewinding import held_by_sinks, take_back
 from tidegate.coordinator.shared_files import SharedFiles
 from tidegate.coordinator.topology import ChainShape, FiresAtEnd, Topology
+from tidegate.operators.join_specs import StreamJoinSpec
 from tidegate.operators.process_specs import ProcessSpec
 from tidegate.operators.specs import BUILD, BroadcastJoinSpec, KeyedProcessSpec, WindowAggSpec
 from tidegate.plan.execution import ExecutionPlan, graph_document
@@ -414,6 +415,6 @@ def topology_of(graph: JobGraph, plan: ExecutionPlan, processing_time_on_end: Pr
             elif isinstance(node.spec, WindowAggSpec):
                 if node.spec.time_column is not None or processing_time_on_end == "fire":
                     fire_at_end.append(FiresAtEnd(node.uid, chain.chain_id))
-            elif isinstance(node.spec, KeyedProcessSpec | ProcessSpec) and node.spec.fires_at_end:
+            elif isinstance(node.spec, KeyedProcessSpec | ProcessSpec | StreamJoinSpec) and node.spec.fires_at_end:
                 fire_at_end.append(FiresAtEnd(node.uid, chain.chain_id))
     return Topology(plan.parallelism, tuple(chains), tuple(fire_at_end))

@@ -41,6 +41,11 @@ class PassedWatermarks:
         if self._ahead is not None and self._ahead.max() <= self.watermark_us:
             self._ahead = None
 
+    @property
+    def is_even(self) -> bool:
+        """It has come equally far for all key groups."""
+        return self._ahead is None
+
     def of(self, groups: npt.NDArray[np.uint16]) -> npt.NDArray[np.int64]:
         """How far it has come for each of the key groups."""
         if self._ahead is None:

@@ -43,23 +43,23 @@ class EventTime:
         """Lost, unless it was already."""
         return self if self.column is None else EventTime(None, self.unit, self.assigned, how)
 
-    def require(self, where: str) -> str:
-        """The column; PipelineError saying how it was lost."""
+    def require(self, where: str, what: str = "the window") -> str:
+        """The column; PipelineError saying how it was lost. `what`: needs it, for the error."""
         if self.column is not None:
             return self.column
         if self.lost:
             raise PipelineError(
-                "the window has no event time",
+                f"{what} has no event time",
                 where=where,
                 cause=f"{self.lost} (with_watermark at {self.assigned})",
-                remedy="Keep the column up to the window, or call .with_watermark on what comes in front of it",
+                remedy=f"Keep the column up to {what}, or call .with_watermark on what comes in front of it",
             )
+        clock = '; or cut windows by the clock: tumbling(..., time="processing")' if what == "the window" else ""
         raise PipelineError(
-            "the window has no event time",
+            f"{what} has no event time",
             where=where,
             cause="there is no with_watermark upstream",
-            remedy='Say which column holds it and how late records come: .with_watermark("time", "10 min"); '
-            'or cut windows by the clock: tumbling(..., time="processing")',
+            remedy=f'Say which column holds it and how late records come: .with_watermark("time", "10 min"){clock}',
         )
 
 

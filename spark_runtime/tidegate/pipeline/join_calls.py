@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Self
 
-from tidegate.operators.specs import BroadcastJoinSpec, JoinKind
+import pyarrow.compute as pc
+
+from tidegate.contract.errors import PipelineError
+from tidegate.operators.join_specs import StreamJoinKind
+from tidegate.operators.specs import BroadcastJoinSpec
 from tidegate.pipeline.columns import checked_renames
 from tidegate.pipeline.draft import DraftNode, place, require_uid
 from tidegate.pipeline.joining import BroadcastStream, check_broadcast_join
 from tidegate.pipeline.location import user_location
 from tidegate.pipeline.stream_base import StreamBase
+from tidegate.pipeline.stream_joining import JoinCall, stream_join
+from tidegate.pipeline.windows import Tumbling
 from tidegate.plan.graph import Edge
 
 
@@ -23,36 +30,90 @@ class JoinCalls(StreamBase):
 
     def join(
         self,
-        other: BroadcastStream,
-        on: str | Sequence[str],
-        how: JoinKind = "inner",
+        other: StreamBase,
+        on: str | Sequence[str] | None = None,
+        how: StreamJoinKind = "inner",
         *,
+        left_on: str | Sequence[str] | None = None,
+        right_on: str | Sequence[str] | None = None,
+        between: tuple[str | timedelta, str | timedelta] | None = None,
+        window: Tumbling | None = None,
+        ttl: str | timedelta | None = None,
+        where: pc.Expression | None = None,
+        suffix: str | None = None,
         uid: str | None = None,
         renamed: Mapping[str, str] | None = None,
     ) -> Self:
-        """Join with a broadcast side by equal keys; a null key matches nothing.
+        """Join with another stream by equal keys; a null key matches nothing. Several matches give several records.
 
-        Records wait, in snapshotted state, until the broadcast side has come to its end. Several matches give several
-        records. Event time is this stream's.
+        With `stream.broadcast()` every subtask holds that side whole: records wait, in snapshotted state, until it has
+        come to its end; event time is this stream's. With any other stream both sides are sent to where their keys
+        are, and kept in keyed state; which records match, and how long they are kept, one of these says:
+
+        - `between`: the other's event time is in [mine + first, mine + second], both included;
+        - `window`: both event times are in one window; the result says which (`window_start`, `window_end`);
+        - `ttl`: event times are no further apart than this;
+        - none: any. Records are kept until the other side has ended, so records without a match come out then.
+
+        With one of the three, records without a match (of "left", "right", "full", "anti") come out when the watermark
+        says that no match can come; the watermark is held back so that nothing comes out late. Event time is this
+        stream's, with "right" the other's; with "full", or without bounds on times, there is none: say
+        `.with_watermark(...)` again where it is needed.
 
         Args:
-            other: `stream.broadcast()`, bounded.
-            on: key columns, of the same names and types on both sides.
-            how: "inner", or "left": records without a match stay, with nulls.
+            other: a stream of the same pipeline.
+            on: key columns, of the same names and types on both sides; they come once.
+            how: "inner"; "left", "right", "full": records of this side, or of both, stay without a match, with nulls;
+                "semi", "anti": this stream's records alone that have a match, or have none. Of a broadcast side
+                "inner" and "left".
+            left_on, right_on: instead of `on`, where names differ; both stay.
+            between, window, ttl: see above; both sides need event time.
+            where: a further condition over the result's columns (of "semi" and "anti": those of "inner").
+            suffix: added to names of the other's columns that this stream has too; without it they are refused.
             uid: required.
             renamed: column of either side in older snapshots -> its name now, so that they can be restored (S5.5).
 
         Returns:
-            This stream's columns, then the other's without the keys.
+            This stream's columns, then the other's without the keys in `on`, then the window.
 
         Raises:
-            PipelineError: no such column, types that differ, a name on both sides, no uid, or an unbounded side.
+            PipelineError: no such column, types that differ, a name on both sides, no uid, no event time; a broadcast
+                side that is unbounded; records that would wait for ever.
         """
         location = user_location()
         uid = require_uid(uid, "join", location)
+        place_ = place("join", uid, location)
+        self._require_sibling(other, place_)
+        if isinstance(other, BroadcastStream):
+            given = {"between": between, "window": window, "ttl": ttl, "left_on": left_on, "right_on": right_on}
+            given |= {"where": where, "suffix": suffix}
+            _refuse_given(given, place_)
+            return self._broadcast_join(other, on or (), how, uid, location, renamed)
+        call = JoinCall(how, on, left_on, right_on, between, window, ttl, where, suffix, renamed)
+        spec, event_time = stream_join(self, other, call, place_)
+        mine, theirs = spec.inputs
+        edges = Edge(self._node_id, "hash", mine.keys), Edge(other._node_id, "hash", theirs.keys)
+        node = DraftNode(uid, "join", edges, spec.schema, location, stateful=True, spec=spec)
+        return type(self)(
+            self._draft,
+            self._draft.add(node),
+            spec.schema,
+            event_time,
+            bounded=self.bounded and other.bounded,
+        )
+
+    def _broadcast_join(
+        self,
+        other: BroadcastStream,
+        on: str | Sequence[str],
+        how: object,
+        uid: str,
+        location: str,
+        renamed: Mapping[str, str] | None,
+    ) -> Self:
         where = place("join", uid, location)
-        keys, schema = check_broadcast_join(self.schema, other, on, how, where)
-        self._require_sibling(other, where)
+        keys, kind, schema = check_broadcast_join(self.schema, other, on, how, where)
+        mapping = checked_renames(renamed, schema.names, where)
         node = DraftNode(
             uid,
             "join",
@@ -60,8 +121,17 @@ class JoinCalls(StreamBase):
             schema,
             location,
             stateful=True,
-            spec=BroadcastJoinSpec(
-                keys, how, self.schema, other.schema, schema, checked_renames(renamed, schema.names, where)
-            ),
+            spec=BroadcastJoinSpec(keys, kind, self.schema, other.schema, schema, mapping),
         )
         return self._then(node, self._event_time)
+
+
+def _refuse_given(given: Mapping[str, object], where: str) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise PipelineError(
+                f"a broadcast join has no {name}",
+                where=where,
+                cause="every record is joined with a complete side, at any time",
+                remedy="Leave out .broadcast() for a join of two streams",
+            )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from tidegate.contract.errors import PipelineError
+from tidegate.operators.specs import JoinKind
 from tidegate.pipeline.columns import refuse_duplicates, require_column, require_key
 from tidegate.pipeline.stream_base import StreamBase
 from tidegate.snapshot.parts import OWNER_COLUMN
@@ -17,17 +18,16 @@ class BroadcastStream(StreamBase):
 
 
 def check_broadcast_join(
-    left: pa.Schema, other: object, on: str | Sequence[str], how: object, where: str
-) -> tuple[tuple[str, ...], pa.Schema]:
-    """Key columns and output schema of a join; PipelineError for anything that does not fit."""
-    if not isinstance(other, BroadcastStream):
-        raise PipelineError(
-            "only joins with a broadcast side are offered",
-            where=where,
-            remedy='Mark the bounded side: .join(airlines.broadcast(), on="carrier", uid="...")',
-        )
+    left: pa.Schema, other: BroadcastStream, on: str | Sequence[str], how: object, where: str
+) -> tuple[tuple[str, ...], JoinKind, pa.Schema]:
+    """Key columns, kind and output schema of a join; PipelineError for anything that does not fit."""
     if how not in ("inner", "left"):
-        raise PipelineError(f"how={how!r} is not offered", where=where, remedy='Use "inner" or "left"')
+        raise PipelineError(
+            f"how={how!r} is not offered of a broadcast join",
+            where=where,
+            cause="what a broadcast side has is in every subtask: none knows what the others have matched",
+            remedy='Use "inner" or "left", or leave out .broadcast() for a join of two streams',
+        )
     if not other.bounded:
         raise PipelineError(
             "the broadcast side is unbounded",
@@ -66,4 +66,5 @@ def check_broadcast_join(
         )
     if how == "left":
         added = [f.with_nullable(True) for f in added]
-    return keys, pa.schema([*(f.remove_metadata() for f in left), *added])
+    kind: JoinKind = "left" if how == "left" else "inner"
+    return keys, kind, pa.schema([*(f.remove_metadata() for f in left), *added])

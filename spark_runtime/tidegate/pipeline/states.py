@@ -262,6 +262,12 @@ def state_schema(columns: object, what: str, where: str) -> pa.Schema:
     if not len(schema):
         raise PipelineError(f"{what} are empty", where=where, remedy="Give at least one column")
     refuse_duplicates(schema.names, where, remedy="Give every column a name of its own")
+    require_storable(schema, where)
+    return schema.remove_metadata()
+
+
+def require_storable(schema: pa.Schema, where: str) -> None:
+    """PipelineError naming a column of a type that not every back end keeps."""
     for field in schema:
         wrong = _unstorable(field.type)
         if wrong is not None:
@@ -271,7 +277,6 @@ def state_schema(columns: object, what: str, where: str) -> pa.Schema:
                 where=where,
                 remedy="Use numbers, booleans, times, decimals, strings, binary, or lists, maps and structs of these",
             )
-    return schema.remove_metadata()
 
 
 def _unstorable(type_: pa.DataType) -> pa.DataType | None:

@@ -1,0 +1,81 @@
+"""The columns of a join's rows: pairs, and rows that stand alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import acero
+
+from tidegate.operators.batches import MAX_BATCH_ROWS
+from tidegate.operators.join_specs import LEFT, RIGHT, StreamJoinSpec, Windows
+from tidegate.state.keybytes import Int64s
+from tidegate.state.keytypes import stored_array
+
+
+class JoinedColumns:
+    """Puts the output of one join together."""
+
+    def __init__(self, spec: StreamJoinSpec) -> None:
+        self._spec = spec
+        self._size_us = spec.bounds.size_us if isinstance(spec.bounds, Windows) else None
+        self._where = None if spec.where is None else acero.ProjectNodeOptions([spec.where], ["where"])
+        left, right = spec.inputs
+        known = {name for _, name in right.columns}
+        keys = zip(left.keys, right.keys, strict=True)
+        self._merged = {mine: theirs for mine, theirs in keys if mine == theirs and theirs not in known}
+
+    def stored(self, side: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """A batch of an input, in stored types."""
+        schema = self._spec.inputs[side].schema
+        return batch if batch.schema.equals(schema) else as_stored(batch, schema)
+
+    def pairs(self, left: pa.RecordBatch, right: pa.RecordBatch, starts: Int64s | None) -> pa.RecordBatch:
+        """Row i of each side side by side. Args: starts: of the windows."""
+        arrays = [*self._picked(LEFT, left), *self._picked(RIGHT, right), *self._bounds(starts)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._spec.pairs)
+
+    def passing(self, pairs: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
+        """Which pairs the further condition lets pass; None: all."""
+        if self._where is None:
+            return None
+        source = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([pairs])))
+        plan = acero.Declaration.from_sequence([source, acero.Declaration("project", self._where)])
+        passing: npt.NDArray[np.bool_] = plan.to_table(use_threads=False)["where"].fill_null(False).to_numpy()
+        return passing
+
+    def alone(self, side: int, rows: pa.RecordBatch, starts: Int64s | None) -> Iterator[pa.RecordBatch]:
+        """Rows of one side without a match, as output."""
+        for first in range(0, rows.num_rows, MAX_BATCH_ROWS):
+            part = rows.slice(first, MAX_BATCH_ROWS)
+            bounds = self._bounds(None if starts is None else starts[first : first + MAX_BATCH_ROWS])
+            shown = (LEFT, RIGHT) if self._spec.gives_pairs else (LEFT,)
+            sides = [self._picked(one, part) if one == side else self._nulls(one, part) for one in shown]
+            arrays = [array for columns in sides for array in columns]
+            yield pa.RecordBatch.from_arrays([*arrays, *bounds], schema=self._spec.schema)
+
+    def _picked(self, side: int, rows: pa.RecordBatch) -> list[pa.Array]:
+        return [rows.column(column) for column, _ in self._spec.inputs[side].columns]
+
+    def _nulls(self, side: int, rows: pa.RecordBatch) -> list[pa.Array]:
+        """Columns of `side` for rows of the other one; key columns that both have in common are theirs."""
+        given = self._spec.inputs[side]
+        return [
+            rows.column(self._merged[column])
+            if side == LEFT and column in self._merged
+            else pa.nulls(rows.num_rows, given.schema.field(column).type)
+            for column, _ in given.columns
+        ]
+
+    def _bounds(self, starts: Int64s | None) -> Sequence[pa.Array]:
+        if self._size_us is None:
+            return ()
+        assert starts is not None, "a row of a window join without its window"
+        return [pa.array(bound).view(pa.timestamp("us")) for bound in (starts, starts + self._size_us)]
+
+
+def as_stored(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch with the columns of `schema`, in stored types; its own may be dictionaries or views of them."""
+    return pa.RecordBatch.from_arrays([stored_array(batch.column(name)) for name in schema.names], schema=schema)
