@@ -75,6 +75,14 @@ class Pairs:
         self.total = int(self.counts.sum())
 
 
+def last_not_after(owners: KeyNumbers, offsets: Int64s, times: Int64s, limits: Int64s) -> Int64s:
+    """For each probe the last element of its key whose time is not after its limit, or -1. Elements of a key are in
+    order of time."""
+    first, last = np.empty(len(owners), np.int64), np.empty(len(owners), np.int64)
+    _find_ranges(owners, offsets, times, np.full(len(owners), np.iinfo(np.int64).min), limits, first, last)
+    return np.where(last > first, last - 1, -1)
+
+
 @kernel("b1(i8[], i8[])")
 def _is_sorted(offsets: Any, times: Any) -> Any:
     for key in range(len(offsets) - 1):

@@ -141,4 +141,4 @@ def new_spans(spec: StreamJoinSpec) -> Spans | None:
     """The spans of a join; None where times do not count."""
     if isinstance(spec.bounds, Between):
         return IntervalSpans(spec.bounds, spec)
-    return None if spec.bounds is None else WindowSpans(spec.bounds)
+    return WindowSpans(spec.bounds) if isinstance(spec.bounds, Windows) else None

@@ -47,7 +47,17 @@ class Windows:
         return f"in windows of {self.size_us / 1e6:g} s{sliding}{offset}"
 
 
-Bounds: TypeAlias = Between | Windows | None
+@dataclass(frozen=True)
+class AsOf:
+    """A left row matches the latest right one that is not later than it, nor earlier by more than `tolerance_us`."""
+
+    tolerance_us: int | None
+
+    def __str__(self) -> str:
+        return "as of its time"
+
+
+Bounds: TypeAlias = Between | Windows | AsOf | None
 """Which rows of one key may match by their times; None: all."""
 
 
@@ -98,7 +108,12 @@ class StreamJoinSpec:
         """Key columns of the states, named as on the left."""
         left = self.inputs[LEFT]
         keys = [stored_field(left.schema.field(key)).with_nullable(True).remove_metadata() for key in left.keys]
-        return pa.schema(keys if self.bounds is None else [*keys, pa.field(SPAN_START, pa.int64())])
+        return pa.schema([*keys, pa.field(SPAN_START, pa.int64())] if self.has_spans else keys)
+
+    @property
+    def has_spans(self) -> bool:
+        """The state of a key is cut by time."""
+        return isinstance(self.bounds, Between | Windows)
 
     def stands_alone(self, side: int) -> bool:
         """Rows of this side come out when they have no match."""
@@ -106,7 +121,7 @@ class StreamJoinSpec:
 
     def is_tracked(self, side: int) -> bool:
         """Which rows of this side have a match is kept."""
-        return self.stands_alone(side) or (self.how == "semi" and side == LEFT)
+        return not isinstance(self.bounds, AsOf) and (self.stands_alone(side) or (self.how == "semi" and side == LEFT))
 
     @property
     def gives_pairs(self) -> bool:
@@ -116,7 +131,7 @@ class StreamJoinSpec:
     @property
     def fires_at_end(self) -> bool:
         """The end of its input brings rows out, or takes a side for complete."""
-        return self.bounds is None or self.stands_alone(LEFT) or self.stands_alone(RIGHT)
+        return not self.has_spans or self.stands_alone(LEFT) or self.stands_alone(RIGHT)
 
     def form(self) -> str:
         """What must stay for the state to be of use."""
@@ -124,6 +139,10 @@ class StreamJoinSpec:
 
     def create(self) -> StreamOperator:
         """A fresh join."""
+        if isinstance(self.bounds, AsOf):
+            from tidegate.operators.as_of_join import AsOfJoin
+
+            return AsOfJoin(self)
         from tidegate.operators.stream_join import StreamJoin
 
         return StreamJoin(self)
@@ -136,7 +155,14 @@ class StreamJoinSpec:
 
     def describe(self) -> str:
         """Kind, keys and bounds."""
-        pairs = zip(self.inputs[LEFT].keys, self.inputs[RIGHT].keys, strict=True)
-        keys = ", ".join(left if left == right else f"{left} = {right}" for left, right in pairs)
+        if isinstance(self.bounds, AsOf):
+            within = self.bounds.tolerance_us
+            tolerance = "" if within is None else f" within {within / 1e6:g} s"
+            return f"{self.how} join as of {self.inputs[LEFT].time_column}{tolerance} on {self._keys_text()}"
         bounds = f" {self.bounds}" if self.bounds is not None else ""
-        return f"{self.how} join on {keys}{bounds}" + (f" where {self.where}" if self.where is not None else "")
+        where = f" where {self.where}" if self.where is not None else ""
+        return f"{self.how} join on {self._keys_text()}{bounds}{where}"
+
+    def _keys_text(self) -> str:
+        pairs = zip(self.inputs[LEFT].keys, self.inputs[RIGHT].keys, strict=True)
+        return ", ".join(left if left == right else f"{left} = {right}" for left, right in pairs)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.contract.errors import SnapshotError
 from tidegate.contract.state_shapes import StateShape
 from tidegate.operators.contract import OperatorContext
@@ -136,6 +137,13 @@ class JoinState:
     def keys(self, columns: Sequence[pa.Array]) -> KeySet:
         """The keys of rows with these key columns."""
         return self.back_end.keys(pa.RecordBatch.from_arrays(columns, schema=self._key_schema))
+
+    def register(self, keys: KeySet, owners: KeyNumbers, times: Int64s) -> None:
+        """An event timer for each key, at the earliest of its times."""
+        earliest = np.full(keys.size, MAX_WATERMARK)
+        np.minimum.at(earliest, owners, times)
+        timed = np.flatnonzero(earliest < MAX_WATERMARK).astype(np.int32)
+        self.timers.register(keys, timed, earliest[timed])
 
     def snapshot(self, checkpoint_id: int, *, portable: bool) -> AsyncSnapshot:
         """Freeze it."""

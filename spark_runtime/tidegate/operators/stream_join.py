@@ -270,17 +270,10 @@ class StreamJoin(StreamOperator):
         self._sides[side].add(keys, owners, arrived.rows, hit)
         if self._spans is not None and arrived.times is not None and arrived.starts is not None:
             ends = self._spans.ends(side, arrived.starts)
-            self._register(keys, owners, ends)
+            self._state.register(keys, owners, ends)
             if self._spec.stands_alone(side) and not hit.all():
                 due = self._spans.due(side, arrived.starts, arrived.times)
-                self._register(keys, owners[~hit], due[~hit])
-
-    def _register(self, keys: KeySet, owners: KeyNumbers, times: Int64s) -> None:
-        """A timer for each key, at the earliest of its times."""
-        earliest = np.full(keys.size, MAX_WATERMARK)
-        np.minimum.at(earliest, owners, times)
-        timed = np.flatnonzero(earliest < MAX_WATERMARK).astype(np.int32)
-        self._state.timers.register(keys, timed, earliest[timed])
+                self._state.register(keys, owners[~hit], due[~hit])
 
     # ------------------------------------------------------------ rows that go
 
@@ -317,7 +310,7 @@ class StreamJoin(StreamOperator):
         self._sides[side].mark(keys, stored, which)
         left = np.flatnonzero(waiting & (due > until_us))
         if len(left):
-            self._register(keys, owners[left], due[left])
+            self._state.register(keys, owners[left], due[left])
         yield from self._columns.alone(side, stored.rows.take(pa.array(which)), starts[owners[which]])
 
     def _settle(self) -> Iterator[pa.RecordBatch]:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Self
+from typing import Literal, Self
 
 import pyarrow.compute as pc
 
 from tidegate.contract.errors import PipelineError
-from tidegate.operators.join_specs import StreamJoinKind
+from tidegate.operators.join_specs import StreamJoinKind, StreamJoinSpec
 from tidegate.operators.specs import BroadcastJoinSpec
 from tidegate.pipeline.columns import checked_renames
 from tidegate.pipeline.draft import DraftNode, place, require_uid
+from tidegate.pipeline.eventtime import EventTime
 from tidegate.pipeline.joining import BroadcastStream, check_broadcast_join
 from tidegate.pipeline.location import user_location
 from tidegate.pipeline.stream_base import StreamBase
-from tidegate.pipeline.stream_joining import JoinCall, stream_join
+from tidegate.pipeline.stream_joining import JoinCall, as_of_join, stream_join
 from tidegate.pipeline.windows import Tumbling
 from tidegate.plan.graph import Edge
 
@@ -91,16 +92,61 @@ class JoinCalls(StreamBase):
             return self._broadcast_join(other, on or (), how, uid, location, renamed)
         call = JoinCall(how, on, left_on, right_on, between, window, ttl, where, suffix, renamed)
         spec, event_time = stream_join(self, other, call, place_)
+        return self._joined(other, spec, event_time, uid, location)
+
+    def join_as_of(
+        self,
+        other: StreamBase,
+        on: str | Sequence[str] | None = None,
+        how: Literal["inner", "left"] = "inner",
+        *,
+        left_on: str | Sequence[str] | None = None,
+        right_on: str | Sequence[str] | None = None,
+        tolerance: str | timedelta | None = None,
+        suffix: str | None = None,
+        uid: str | None = None,
+        renamed: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Join each record with the version of its key that is in force at its time: the latest record of `other` that
+        is not later than it, such as the rate of a currency when an order was made. Of versions of one time the last
+        to come counts. A null key has no version.
+
+        A record waits until the watermark has passed its time. Of each key the version in force is kept for ever.
+        Event time is this stream's.
+
+        Args:
+            other: a stream of versions, of the same pipeline.
+            on, left_on, right_on, suffix, uid, renamed: as in `join`.
+            how: "inner", or "left": records without a version stay, with nulls.
+            tolerance: a version that is older than this, seen from the record, is in force no more.
+
+        Returns:
+            This stream's columns, then the other's without the keys in `on`.
+
+        Raises:
+            PipelineError: as `join`; no event time on either side.
+        """
+        location = user_location()
+        uid = require_uid(uid, "join", location)
+        where = place("join", uid, location)
+        self._require_sibling(other, where)
+        if isinstance(other, BroadcastStream):
+            raise PipelineError(
+                "a join as of a time takes no broadcast side",
+                where=where,
+                cause="versions come in order of time, beside the records that they are for",
+                remedy="Leave out .broadcast()",
+            )
+        call = JoinCall(how, on, left_on, right_on, None, None, None, None, suffix, renamed)
+        spec, event_time = as_of_join(self, other, call, tolerance, where)
+        return self._joined(other, spec, event_time, uid, location)
+
+    def _joined(self, other: StreamBase, spec: StreamJoinSpec, event_time: EventTime, uid: str, location: str) -> Self:
         mine, theirs = spec.inputs
         edges = Edge(self._node_id, "hash", mine.keys), Edge(other._node_id, "hash", theirs.keys)
         node = DraftNode(uid, "join", edges, spec.schema, location, stateful=True, spec=spec)
-        return type(self)(
-            self._draft,
-            self._draft.add(node),
-            spec.schema,
-            event_time,
-            bounded=self.bounded and other.bounded,
-        )
+        bounded = self.bounded and other.bounded
+        return type(self)(self._draft, self._draft.add(node), spec.schema, event_time, bounded=bounded)
 
     def _broadcast_join(
         self,

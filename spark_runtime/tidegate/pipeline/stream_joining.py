@@ -13,6 +13,7 @@ from tidegate.contract.errors import PipelineError
 from tidegate.operators.join_specs import (
     LEFT,
     RIGHT,
+    AsOf,
     Between,
     Bounds,
     JoinInput,
@@ -73,6 +74,31 @@ def stream_join(left: StreamBase, right: StreamBase, call: JoinCall, where: str)
         schema = pa.schema([pairs.field(name) for name in [*left.schema.names, *added]])
     spec = StreamJoinSpec(how, inputs, bounds, pairs, schema, condition, renamed)
     return spec, _event_time(spec, left._event_time, right._event_time, where)
+
+
+def as_of_join(
+    left: StreamBase, right: StreamBase, call: JoinCall, tolerance: object, where: str
+) -> tuple[StreamJoinSpec, EventTime]:
+    """The same for a join as of a time; of `call` keys, kind, suffix and renamed columns count."""
+    if call.how not in ("inner", "left"):
+        raise PipelineError(
+            f"how={call.how!r} is not offered as of a time",
+            where=where,
+            cause="a version is in force for any number of records, or for none",
+            remedy='Use "inner" or "left"',
+        )
+    tolerance_us = None if tolerance is None else signed_us(tolerance, "tolerance", where)
+    if tolerance_us is not None and tolerance_us < 0:
+        raise PipelineError(
+            f"no version is in force for {tolerance}", where=where, remedy='Give a tolerance such as "1 day", or none'
+        )
+    how, bounds = _kind(call.how, where), AsOf(tolerance_us)
+    keys = join_keys(left.schema, right.schema, call.on, call.left_on, call.right_on, where)
+    inputs = _inputs((left, right), keys, call.suffix, bounds, where)
+    schema = _pair_schema(inputs, how, bounds, where)
+    names = [*left.schema.names, *(name for name in right.schema.names if name not in left.schema.names)]
+    renamed = checked_renames(call.renamed, names, where)
+    return StreamJoinSpec(how, inputs, bounds, schema, schema, None, renamed), left._event_time
 
 
 def join_keys(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -40,3 +41,16 @@ def open_operator() -> OpenOperator:
         return operator
 
     return open_
+
+
+@pytest.fixture
+def scratches(tmp_path: Path) -> Callable[[], Path]:
+    """scratches(): a new folder at every call."""
+    numbers = iter(range(10**6))
+
+    def scratch() -> Path:
+        folder = tmp_path / f"{next(numbers)}"
+        folder.mkdir()
+        return folder
+
+    return scratch

@@ -234,3 +234,34 @@ def test_columns_that_no_state_keeps_are_refused(p: Pipeline) -> None:
     odd = pa.schema([("k", pa.int64()), ("v", pa.list_(pa.dictionary(pa.int8(), pa.string())))])
     left, right = read(p, odd, "a"), read(p, pa.schema([("k", pa.int64())]), "b")
     assert "cannot be part of a state" in refusal(lambda: left.join(right, "k", uid="j")).what
+
+
+def test_a_join_as_of_a_time_gives_the_version_beside_the_row(orders: Stream, payments: Stream) -> None:
+    joined = orders.join_as_of(payments, "order", "left", tolerance="1 h", suffix="_v", uid="j")
+    assert joined.schema.names == [*ORDERS.names, "ms", "amount", "country_v"]
+    assert {f.name for f in joined.schema if not f.nullable} == {"order", "time"}
+    assert joined._event_time.column == "time"
+    assert spec_of(joined).describe() == "left join as of time within 3600 s on order"
+
+
+AS_OF: dict[str, tuple[dict[str, Any], str]] = {
+    "kind": ({"how": "full"}, "how='full' is not offered as of a time"),
+    "tolerance": ({"tolerance": "-1 s"}, "no version is in force for -1 s"),
+    "no duration": ({"tolerance": 3}, "tolerance is not a duration"),
+    "clash": ({"suffix": None}, "column 'country' is on both sides"),
+    "no keys": ({"on": None}, "needs its key columns"),
+    "no uid": ({"uid": None}, "no uid"),
+}
+
+
+@pytest.mark.parametrize("case", AS_OF)
+def test_what_does_not_fit_as_of_a_time_is_refused(orders: Stream, payments: Stream, case: str) -> None:
+    arguments, says = AS_OF[case]
+    plain: dict[str, Any] = {"on": "order", "suffix": "_paid", "uid": "j"}
+    assert says in refusal(lambda: orders.join_as_of(payments, **{**plain, **arguments})).what
+
+
+def test_a_join_as_of_a_time_needs_event_time_on_both_sides_and_no_broadcast(p: Pipeline, orders: Stream) -> None:
+    timeless = read(p, pa.schema([("order", pa.int64())]), "timeless", 1)
+    assert "right side" in refusal(lambda: orders.join_as_of(timeless, "order", uid="j")).where
+    assert "no broadcast side" in refusal(lambda: orders.join_as_of(timeless.broadcast(), "order", uid="j")).what
