@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from tidegate.connectors.postgres import Postgres
     from tidegate.connectors.push import PushContext, Pusher, PushSource
     from tidegate.connectors.replay import Replay
+    from tidegate.connectors.spark_source import SparkFrame, SparkTable
     from tidegate.connectors.text_files import Csv, JsonLines
     from tidegate.contract.errors import PipelineError, TidegateError
     from tidegate.contract.options import JobOptions
     from tidegate.operators.contract import SideOutput
+    from tidegate.operators.mode_dependence import batch_sensitive
     from tidegate.operators.user_connected import BroadcastProcess, CoProcess, KeyedBroadcastProcess, KeyedCoProcess
     from tidegate.operators.user_process import FiredTimers, KeyedProcess, KeyedRows, ProcessContext
     from tidegate.operators.user_subtask import Rows, SubtaskContext
@@ -92,10 +94,13 @@ __all__ = [
     "Replay",
     "Rows",
     "SideOutput",
+    "SparkFrame",
+    "SparkTable",
     "Stream",
     "SubtaskContext",
     "TidegateError",
     "aggregating_state",
+    "batch_sensitive",
     "bool_and",
     "bool_or",
     "broadcast_state",
@@ -158,6 +163,8 @@ _HOMES = {
     "Replay": "connectors.replay",
     "Rows": "operators.user_subtask",
     "SideOutput": "operators.contract",
+    "SparkFrame": "connectors.spark_source",
+    "SparkTable": "connectors.spark_source",
     "Stream": "pipeline.streams",
     "SubtaskContext": "operators.user_subtask",
     "TidegateError": "contract.errors",
@@ -167,6 +174,7 @@ _HOMES = {
     "broadcast_state": "pipeline.operator_states",
     "collect": "pipeline.aggregates",
     "collect_set": "pipeline.aggregates",
+    "batch_sensitive": "operators.mode_dependence",
     "count": "pipeline.aggregates",
     "count_distinct": "pipeline.aggregates",
     "first": "pipeline.aggregates",

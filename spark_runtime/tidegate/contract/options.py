@@ -40,7 +40,7 @@ STATE_SHARE = 4
 MEMORY_STREAM_BYTES = 6 * 2**20
 """With state_backend="memory" streams below so many bytes are part of the metadata: its snapshots have up to 5 MiB."""
 
-ExecutionMode = Literal["streaming"]
+ExecutionMode = Literal["streaming", "batch"]
 CheckpointMode = Literal["exactly_once", "at_least_once", "off"]
 Retention = Literal["keep", "delete"]
 Commit = Literal["automatic", "on_request"]
@@ -65,7 +65,10 @@ class JobOptions:
             on local disk, so that state may be several times larger than memory.
         state_memory: of `slot_memory`, what all keyed processes of a slot may hold in memory with "rocksdb"; None: a
             quarter.
-        execution_mode: "streaming" (S8.1).
+        execution_mode: "streaming", or "batch": bounded input only, as stages of Spark, without checkpoints: what is
+            about them, restarts from them and savepoints has no meaning then (S8.1, docs/modes.md).
+        allow_mode_dependent: in batch, run operators that may give other rows than in streaming; the clock then stands
+            still at the start of the run (S8.2).
         checkpoint_mode: "exactly_once" or "at_least_once" of records on state (S3.2, S3.3); "off": no snapshots at all,
             every request for one is refused, and after a failure the job starts over.
         unaligned_checkpoints: barriers of checkpoints overtake what is queued, which becomes state: a checkpoint does
@@ -127,7 +130,8 @@ class JobOptions:
     slot_memory: Size = Size("1 GiB", least="128 MiB")
     state_backend: Choice[StateBackend] = Choice("heap", "memory", "rocksdb")
     state_memory: OptionalSize = OptionalSize(None, least="16 MiB")
-    execution_mode: Choice[ExecutionMode] = Choice("streaming", not_offered=("batch",))
+    execution_mode: Choice[ExecutionMode] = Choice("streaming", "batch")
+    allow_mode_dependent: Flag = Flag(False)
     checkpoint_mode: Choice[CheckpointMode] = Choice("exactly_once", "at_least_once", "off")
     unaligned_checkpoints: Flag = Flag(False)
     aligned_checkpoint_timeout: Duration = Duration("0 s")

@@ -207,11 +207,10 @@ class OptionalSize(_Setting[ByteSize | None, ByteSize | str | None]):
 
 
 class Choice(_Setting[T, T]):
-    """One of a few words; words of rules that this version does not offer yet are refused as such."""
+    """One of a few words."""
 
-    def __init__(self, default: T, *others: T, not_offered: tuple[str, ...] = ()) -> None:
+    def __init__(self, default: T, *others: T) -> None:
         self._allowed: tuple[T, ...] = (default, *others)
-        self._not_offered = not_offered
         super().__init__(default)
 
     def parse(self, value: T) -> T:
@@ -219,12 +218,6 @@ class Choice(_Setting[T, T]):
         if value in self._allowed:
             return value
         allowed = " or ".join(map(repr, self._allowed))
-        if value in self._not_offered:
-            raise OptionError(
-                f"{self.name}={value!r} is not offered by this version",
-                where=f"option {self.name}",
-                remedy=f"Use {allowed}",
-            )
         near = difflib.get_close_matches(str(value), map(str, self._allowed), n=1)
         raise self.refuse(value, f"{allowed}; did you mean {near[0]!r}?" if near else allowed)
 

@@ -75,7 +75,8 @@ class Job:
     def __post_init__(self) -> None:
         """Raises PipelineError when the pipeline needs snapshots and the options say that there are none, or has
         nothing to commit behind a gate."""
-        check_checkpoint_mode(self.graph, self.options)
+        if self.options.execution_mode == "streaming":
+            check_checkpoint_mode(self.graph, self.options)
         check_commit(self.graph, self.options)
 
     @property

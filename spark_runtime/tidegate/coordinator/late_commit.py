@@ -65,10 +65,7 @@ def commit_late(job: Job, run_id: str, ruling: Ruling | None = None) -> LateResu
     is_due = verdicts.withheld or any(n <= verdicts.approved for n in verdicts.uncommitted)
     found = job.find_restore() if is_due else None
     if found is not None and not found[1].is_fork:
-        restore = found[1]
-        for node in job.graph.nodes:
-            if node.sink is not None and node.sink.two_phase:
-                _settle(job, node, node.sink, restore, run_id)
+        settle(job, found[1], run_id)
     newest = max((n for n in verdicts.line if n <= verdicts.approved), default=0)
     if newest > verdicts.committed:
         job.reign.append("committed", {"checkpoint_id": newest})
@@ -138,6 +135,14 @@ def _judge(job: Job, ruling: Ruling | None) -> None:
         return
     more = {"reason": ruling.reason} if outcome.withheld is None else outcome.withheld.to_json()
     job.reign.append("reject", {**data, "then": ruling.then, **more})
+
+
+def settle(job: Job, restore: Restore, run_id: str) -> None:
+    """Publish what the restored snapshot holds of all sinks and may be published, and move away what is withheld.
+    Blocks; idempotent. Raises as `commit_late` does."""
+    for node in job.graph.nodes:
+        if node.sink is not None and node.sink.two_phase:
+            _settle(job, node, node.sink, restore, run_id)
 
 
 def _settle(job: Job, node: Node, sink: Sink, restore: Restore, run_id: str) -> None:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from tidegate.contract.state_shapes import StateShape
 from tidegate.operators.contract import SideOutput, StreamOperator
+from tidegate.operators.mode_dependence import why_batch_sensitive
 from tidegate.operators.process_inputs import INPUT_NAMES, ProcessInput, fires_at_end, inputs_text
 from tidegate.operators.user_process import KeyedUserProcess
 from tidegate.operators.user_subtask import SubtaskState
@@ -98,6 +99,10 @@ class MapInArrowSpec:
         from tidegate.operators.map import MapInArrowOperator
 
         return MapInArrowOperator(self)
+
+    def mode_dependence(self) -> str:
+        """Only when the user says so."""
+        return why_batch_sensitive(self.function)
 
     def describe(self) -> str:
         """The function's name."""
@@ -214,6 +219,10 @@ class WindowAggSpec:
     schema: pa.Schema
     renamed: tuple[tuple[str, str], ...] = ()
 
+    def mode_dependence(self) -> str:
+        """Over processing time."""
+        return "" if self.time_column is not None else "its windows are over processing time"
+
     def create(self) -> StreamOperator:
         """A fresh window aggregation."""
         if self.time_column is None:
@@ -323,6 +332,13 @@ class KeyedProcessSpec:
     def fires_at_end(self) -> bool:
         """It may give results because its input has ended."""
         return fires_at_end(self.process)
+
+    def mode_dependence(self) -> str:
+        """By TTL, or when the user says so."""
+        ageing = [descriptor.name for descriptor in self.descriptors if descriptor.ttl is not None]
+        if ageing:
+            return f"its state {', '.join(ageing)} expires by processing time"
+        return why_batch_sensitive(type(self.process))
 
     def create(self) -> StreamOperator:
         """A fresh operator around a copy of the process."""

@@ -10,6 +10,7 @@ import pyarrow as pa
 from tidegate.connectors.contract import Sink, Source
 from tidegate.contract.errors import PipelineError
 from tidegate.operators.contract import MAIN_OUTPUT, OperatorSpec
+from tidegate.operators.specs import TimeUnit
 from tidegate.pipeline.eventtime import EventTime
 from tidegate.plan.graph import Edge, JobGraph, Node
 
@@ -59,6 +60,11 @@ class GraphDraft:
     def __init__(self) -> None:
         self._nodes: list[DraftNode] = []
         self._by_uid: dict[str, DraftNode] = {}
+        self._event_times: dict[int, tuple[str, TimeUnit]] = {}
+
+    def note_event_time(self, node_id: int, column: str, unit: TimeUnit) -> None:
+        """Say which column of a node's records holds event time."""
+        self._event_times[node_id] = column, unit
 
     def add(self, node: DraftNode) -> int:
         """Append the node; gives its id.
@@ -121,6 +127,7 @@ class GraphDraft:
                     node.spec,
                     node.sink,
                     tuple((side.name, side.schema) for side in node.side_outputs),
+                    self._event_times.get(node_id),
                 )
                 for node_id, node in enumerate(self._nodes)
             )

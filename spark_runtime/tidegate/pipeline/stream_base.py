@@ -27,6 +27,8 @@ class StreamBase:
         self._draft = draft
         self._node_id = node_id
         self._event_time = event_time
+        if event_time.column is not None:
+            draft.note_event_time(node_id, event_time.column, event_time.unit)
         self.schema = schema
         self.bounded = bounded
 

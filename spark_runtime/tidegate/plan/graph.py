@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from tidegate.connectors.contract import Sink, Source
 from tidegate.operators.contract import MAIN_OUTPUT, OperatorSpec
+from tidegate.operators.specs import TimeUnit
 
 Exchange = Literal["forward", "hash", "broadcast", "rebalance", "custom"]
 Partitioner: TypeAlias = Callable[[pa.RecordBatch, int], npt.ArrayLike | pa.Array]
@@ -49,6 +50,7 @@ class Node:
         side_outputs: (name, schema) of its other outputs; none is named `MAIN_OUTPUT`.
         location: `file:line` in the user's code.
         stateful: keeps state of its own, so its uid must be the user's.
+        event_time: (column, unit) of `schema` that holds event time; None: none does.
     """
 
     node_id: int
@@ -62,6 +64,7 @@ class Node:
     spec: OperatorSpec | None = None
     sink: Sink | None = None
     side_outputs: tuple[tuple[str, pa.Schema], ...] = ()
+    event_time: tuple[str, TimeUnit] | None = None
 
     def output_schema(self, output: str) -> pa.Schema:
         """Of the records of one output; KeyError when there is none of this name."""

@@ -38,6 +38,7 @@ from tidegate.coordinator.supervision_events import AnswerAllOpen
 from tidegate.pipeline.load import load_pipeline
 from tidegate.plan.execution import ExecutionPlan, graph_document, plan
 from tidegate.plan.graph import JobGraph
+from tidegate.spark.batch_supervision import BatchSupervision
 from tidegate.spark.commands import CommandDesk
 from tidegate.spark.hint import HintWriter
 from tidegate.spark.job import Job
@@ -148,7 +149,8 @@ class Driver:
             )
             retiring.spared, retiring.delete = job.spared, job.delete_snapshot
             with OwnerObserver(client, self._spec.number, options):
-                return Supervision(job, self._terminated).run()
+                supervision = BatchSupervision if options.execution_mode == "batch" else Supervision
+                return supervision(job, self._terminated).run()
 
     def _build(self, options: JobOptions, code: str) -> tuple[JobGraph, ExecutionPlan]:
         """The pinned pipeline and its plan. SIGTERM ends this at once: nothing is appended meanwhile."""

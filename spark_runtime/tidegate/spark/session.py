@@ -32,6 +32,15 @@ DEFAULT_CONF = {
 }
 """Settings that the user's spark_conf may change."""
 
+BATCH_CONF = {
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    "spark.sql.session.timeZone": "UTC",
+}
+"""Settings of batch mode that the user's spark_conf may change."""
+
+FIXED_BATCH_CONF = {"spark.sql.adaptive.enabled": "false"}
+"""Stages of batch mode count on the partitions they ask for."""
+
 
 def is_local(master: str) -> bool:
     """`local`, `local[N]`: executors live in the driver's JVM and slots can not grow."""
@@ -41,6 +50,8 @@ def is_local(master: str) -> bool:
 def spark_settings(spec: Spec, options: JobOptions) -> dict[str, str]:
     """All settings of the job's session. Raises OptionError for settings a barrier stage cannot work with."""
     given = {key: str(value) for key, value in resolve_secrets(spec.spark_conf).items()}
+    if options.execution_mode == "batch":
+        return _with_defaults(spec, options, {**BATCH_CONF, **given, **FIXED_BATCH_CONF})
     if given.get("spark.dynamicAllocation.enabled", "false").lower() == "true":
         raise OptionError(
             "spark.dynamicAllocation.enabled=true cannot be used",
@@ -56,7 +67,11 @@ def spark_settings(spec: Spec, options: JobOptions) -> dict[str, str]:
                 cause=f"the barrier stage depends on {key}={value}",
                 remedy="Remove the setting",
             )
-    conf = {**DEFAULT_CONF, **given, **FIXED_CONF}
+    return _with_defaults(spec, options, {**given, **FIXED_CONF})
+
+
+def _with_defaults(spec: Spec, options: JobOptions, given: dict[str, str]) -> dict[str, str]:
+    conf = {**DEFAULT_CONF, **given}
     conf.setdefault("spark.pyspark.python", os.environ.get("PYSPARK_PYTHON", sys.executable))
     if is_local(spec.master):
         conf.setdefault("spark.driver.host", "127.0.0.1")

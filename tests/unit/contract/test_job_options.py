@@ -94,12 +94,6 @@ def test_a_wrong_value_is_refused_with_option_and_what_is_allowed(name: str, val
     assert name in refusal.value.where
 
 
-@pytest.mark.parametrize(("name", "value"), [("execution_mode", "batch")])
-def test_what_this_version_does_not_offer_is_refused_as_such(name: str, value: str) -> None:
-    with pytest.raises(OptionError, match="not offered by this version.*Use "):
-        JobOptions.from_mapping({name: value})
-
-
 def test_options_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(OptionError, match="more than max_parallelism"):
         JobOptions(parallelism=129)

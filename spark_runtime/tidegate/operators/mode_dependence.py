@@ -1,0 +1,41 @@
+"""What an operator says of itself that makes its results depend on the execution mode (S8.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+MARK = "__tidegate_batch_sensitive__"
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+@runtime_checkable
+class DependsOnMode(Protocol):
+    """An OperatorSpec that may give other rows in batch than in streaming says why: it goes by the clock, shows
+    results before they are final, or by the order in which rows arrive."""
+
+    def mode_dependence(self) -> str:
+        """Why, as the end of "it depends on the execution mode: "; "": it does not."""
+
+
+def batch_sensitive(function: T) -> T:
+    """Mark a `map_in_arrow` function, or the class of a process, whose results depend on how rows are cut in batches
+    or on the order in which they arrive. Batch mode then asks for `allow_mode_dependent` (S8.2)::
+
+        @batch_sensitive
+        def first_of_each_batch(batches): ...
+    """
+    setattr(function, MARK, True)
+    return function
+
+
+def why_batch_sensitive(function: object) -> str:
+    """The `mode_dependence` of an operator around a user's function or process."""
+    marked = getattr(function, MARK, False)
+    return "the user's code is marked batch_sensitive" if marked else ""
+
+
+def mode_dependence(spec: object) -> str:
+    """What `spec` says; "" where it says nothing."""
+    return spec.mode_dependence() if isinstance(spec, DependsOnMode) else ""

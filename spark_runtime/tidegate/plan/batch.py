@@ -1,0 +1,185 @@
+"""A JobGraph as stages of a batch job: what runs in one piece, and how its rows come to it (S8.1). Pure.
+
+A stage is a chain of the execution plan. Sinks are always the end of a stage: who reads on behind one reads what the
+sink reads, since a batch job has no records that are written before others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import pyarrow as pa
+
+from tidegate.contract.errors import PipelineError
+from tidegate.operators.mode_dependence import mode_dependence
+from tidegate.operators.specs import TimeUnit, UnionSpec
+from tidegate.plan.execution import Chain, plan
+from tidegate.plan.graph import Edge, Exchange, JobGraph, Node
+
+Gathering = Literal["splits", "nothing", "rows", "exchange"]
+"""How a stage comes to its rows: it reads a source; it has broadcast inputs alone; it goes on where one stage, or some
+of one schema, stopped; or rows are sent to the subtask they belong to and sorted."""
+
+
+@dataclass(frozen=True)
+class StageInput:
+    """One input of a stage's head.
+
+    Attributes:
+        input_index: among the head's inputs.
+        upstream: id of the stage it comes from.
+        exchange: how records find their subtask.
+        keys: key columns for `hash`.
+        schema: of the records.
+        event_time: (column, unit) of the records; None: they have none.
+    """
+
+    input_index: int
+    upstream: int
+    exchange: Exchange
+    keys: tuple[str, ...]
+    schema: pa.Schema
+    event_time: tuple[str, TimeUnit] | None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Operators that run in one task for each subtask.
+
+    Attributes:
+        stage_id: position in `BatchPlan.stages`, topological.
+        nodes: ids, head first.
+        gathers: how its rows come to it.
+        inputs: that bring rows, in input order.
+        broadcasts: inputs that every subtask gets whole, before the first row.
+        by_key: state is by key, so that the head may run over some keys, end, and begin anew with the next ones.
+        schema: of what its tail emits (a sink: of what it takes).
+        is_sink: its tail is a sink.
+    """
+
+    stage_id: int
+    nodes: tuple[int, ...]
+    gathers: Gathering
+    inputs: tuple[StageInput, ...]
+    broadcasts: tuple[StageInput, ...]
+    by_key: bool
+    schema: pa.Schema
+    is_sink: bool
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Stages in topological order; `stages[i].stage_id == i`.
+
+    Attributes:
+        graph: as it runs: nobody reads from a sink.
+        parallelism: subtasks, and Spark partitions, of every stage.
+        max_parallelism: key groups (S5.1).
+        stages: the stages.
+        digest: of the graph that runs; see `ExecutionPlan.digest`.
+    """
+
+    graph: JobGraph
+    parallelism: int
+    max_parallelism: int
+    stages: tuple[Stage, ...]
+    digest: str
+
+    def readers(self, stage_id: int) -> tuple[tuple[Stage, StageInput], ...]:
+        """Who reads what a stage emits."""
+        return tuple(
+            (stage, given)
+            for stage in self.stages
+            for given in (*stage.inputs, *stage.broadcasts)
+            if given.upstream == stage_id
+        )
+
+
+def plan_batch(
+    graph: JobGraph, parallelism: int, max_parallelism: int, *, allow_mode_dependent: bool = False
+) -> BatchPlan:
+    """The stages of a graph. Deterministic.
+
+    Raises:
+        PipelineError: an input is unbounded, an operator depends on the execution mode and that is not allowed, or an
+            exchange is not known here; names them.
+        OptionError: not 1 <= parallelism <= max_parallelism.
+    """
+    _refuse_unbounded(graph)
+    if not allow_mode_dependent:
+        _refuse_mode_dependent(graph)
+    runs = sinks_at_the_end(graph)
+    execution = plan(runs, parallelism, max_parallelism)
+    stages = tuple(_stage(runs, chain) for chain in execution.chains)
+    return BatchPlan(runs, parallelism, max_parallelism, stages, execution.digest)
+
+
+def sinks_at_the_end(graph: JobGraph) -> JobGraph:
+    """The graph with every edge out of a sink moved to what the sink reads."""
+
+    def behind(edge: Edge) -> Edge:
+        upstream = edge.upstream
+        while graph.nodes[upstream].sink is not None:
+            upstream = graph.nodes[upstream].inputs[0].upstream
+        return replace(edge, upstream=upstream)
+
+    return JobGraph(tuple(replace(node, inputs=tuple(map(behind, node.inputs))) for node in graph.nodes))
+
+
+def _stage(graph: JobGraph, chain: Chain) -> Stage:
+    head = graph.nodes[chain.nodes[0]]
+    inputs: list[StageInput] = []
+    broadcasts: list[StageInput] = []
+    for given, edge in zip(chain.inputs, head.inputs, strict=True):
+        found = StageInput(
+            given.input_index,
+            given.upstream_chain,
+            given.exchange,
+            given.keys,
+            given.schema,
+            graph.nodes[edge.upstream].event_time,
+        )
+        if given.exchange not in ("forward", "hash", "rebalance", "broadcast"):
+            raise PipelineError(
+                f"batch mode has no exchange {given.exchange!r}", where=f"{head.kind} {head.uid!r} at {head.location}"
+            )
+        (broadcasts if given.exchange == "broadcast" else inputs).append(found)
+    gathers = _gathering(head, inputs)
+    keyed = all(given.exchange == "hash" and given.keys for given in inputs)
+    by_key = gathers == "exchange" and not broadcasts and keyed and head.sink is None
+    return Stage(
+        chain.chain_id, chain.nodes, gathers, tuple(inputs), tuple(broadcasts), by_key, chain.schema, chain.is_sink
+    )
+
+
+def _gathering(head: Node, inputs: list[StageInput]) -> Gathering:
+    if head.source is not None:
+        return "splits"
+    if not inputs:
+        return "nothing"
+    forward = all(given.exchange == "forward" for given in inputs)
+    return "rows" if forward and (len(inputs) == 1 or isinstance(head.spec, UnionSpec)) else "exchange"
+
+
+def _refuse_unbounded(graph: JobGraph) -> None:
+    endless = [node for node in graph.nodes if node.source is not None and node.source.boundedness == "unbounded"]
+    if endless:
+        raise PipelineError(
+            "batch mode reads bounded input only",
+            where=", ".join(f"source {node.uid!r} at {node.location}" for node in endless),
+            cause="the source never comes to its end by itself",
+            remedy="Give it an end, as DataGen(rows=...) has one, or run with execution_mode=streaming",
+        )
+
+
+def _refuse_mode_dependent(graph: JobGraph) -> None:
+    found = [(node, mode_dependence(node.spec)) for node in graph.nodes]
+    dependent = [(node, why) for node, why in found if why]
+    if dependent:
+        raise PipelineError(
+            "these operators may give other rows in batch than in streaming",
+            where="; ".join(f"{node.kind} {node.uid!r} at {node.location}" for node, _ in dependent),
+            cause="; ".join(f"{node.uid!r}: {why}" for node, why in dependent),
+            remedy="Read docs/modes.md; allow_mode_dependent=true runs them all the same",
+        )

@@ -1,0 +1,108 @@
+"""Frames of a batch job as Spark DataFrames (`Frames`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from tidegate.connectors.spark_source import SparkSource
+from tidegate.contract.errors import PipelineError
+from tidegate.spark.batch_exchange import SORTED_BY, TARGET
+from tidegate.spark.batch_task import INDEX_SCHEMA, Task
+from tidegate.spark.batch_worker import InWorker, WorkerPlace
+
+if TYPE_CHECKING:
+    from pyspark import Broadcast
+
+
+@dataclass(frozen=True)
+class BroadcastTable:
+    """A table in Spark's own broadcast, as an Arrow IPC stream."""
+
+    stream: Broadcast[bytes]
+
+    def batches(self) -> Iterable[pa.RecordBatch]:
+        """Its rows."""
+        with pa.ipc.open_stream(self.stream.value) as reader:
+            yield from reader
+
+
+@dataclass(frozen=True)
+class SparkFrames:
+    """Makes DataFrames; nothing runs before rows are collected or broadcast.
+
+    Attributes:
+        parallelism: partitions of every frame.
+    """
+
+    session: SparkSession
+    place: WorkerPlace
+    parallelism: int
+
+    def indices(self) -> DataFrame:
+        """See `Frames`."""
+        return self.session.range(0, self.parallelism, 1, self.parallelism).toDF(*INDEX_SCHEMA.names)
+
+    def native(self, source: SparkSource) -> DataFrame:
+        """See `Frames`."""
+        return declared_columns(self.session, source).coalesce(self.parallelism)
+
+    def mapped(self, frame: DataFrame, task: Task, schema: pa.Schema) -> DataFrame:
+        """See `Frames`."""
+        return frame.mapInArrow(InWorker(self.place, task, self.parallelism), from_arrow_schema(schema))
+
+    def together(self, frames: Sequence[DataFrame]) -> DataFrame:
+        """See `Frames`."""
+        return _union(frames).coalesce(self.parallelism)
+
+    def exchanged(self, frames: Sequence[DataFrame], schema: pa.Schema) -> DataFrame:
+        """See `Frames`."""
+        rows: Any = _union(frames)
+        sent: DataFrame = rows.repartitionById(self.parallelism, TARGET).sortWithinPartitions(*SORTED_BY)
+        return sent
+
+    def kept(self, frame: DataFrame) -> DataFrame:
+        """See `Frames`; on the executors' disks."""
+        return frame.persist(StorageLevel.DISK_ONLY)
+
+    def everywhere(self, frame: DataFrame) -> BroadcastTable:
+        """See `Frames`; through the driver."""
+        table = frame.toArrow()
+        out = pa.BufferOutputStream()
+        with pa.ipc.new_stream(out, table.schema) as writer:
+            writer.write_table(table)
+        return BroadcastTable(self.session.sparkContext.broadcast(out.getvalue().to_pybytes()))
+
+
+def told_by(ends: Sequence[DataFrame]) -> list[str]:
+    """Run everything, in one Spark job; what the sinks' subtasks tell."""
+    return [row[0] for row in _union(ends).collect()]
+
+
+def declared_columns(session: SparkSession, source: SparkSource) -> DataFrame:
+    """The columns of a DataFrame that its source declares. Raises PipelineError when one is missing, or it streams."""
+    frame = source.frame(session)
+    if not isinstance(frame, DataFrame) or frame.isStreaming:
+        raise PipelineError(
+            f"{source.describe()} gave {'a streaming DataFrame' if isinstance(frame, DataFrame) else repr(frame)}",
+            remedy="Give a bounded DataFrame: spark.read, not spark.readStream",
+        )
+    missing = [name for name in source.schema().names if name not in frame.columns]
+    if missing:
+        raise PipelineError(
+            f"{source.describe()} has no column {missing[0]!r}",
+            cause=f"its columns are {', '.join(frame.columns)}",
+            remedy="Correct schema=, or the DataFrame",
+        )
+    return frame.select(*(frame[f"`{name}`"] for name in source.schema().names))
+
+
+def _union(frames: Sequence[DataFrame]) -> DataFrame:
+    return reduce(DataFrame.union, frames)

@@ -1,0 +1,152 @@
+"""The operators of one subtask of a batch stage: rows in, rows out, then the watermark at the end (S8.1).
+
+What an operator does is asked of it by the same contract as in streaming (`StreamOperator`), with other promises about
+its input: broadcast inputs are complete before the first other row, keyed rows come sorted by key and event time, no
+row is late, no watermark comes but MAX_WATERMARK, and no barrier at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import pyarrow as pa
+
+from tidegate.channel.elements import MAX_WATERMARK, Watermark
+from tidegate.operators.contract import Output, StreamOperator
+from tidegate.spark.batch_exchange import Blocks
+from tidegate.subtask.chain import OperatorFailure
+
+BLOCK_ROWS = 256 * 1024
+"""Rows after which a keyed head ends with the key in hand and begins anew: what it costs to open one is shared by so
+many rows, and its state is that of so many rows, or of one key."""
+
+NewOperator = Callable[[], StreamOperator]
+"""Gives an open operator."""
+
+
+class Pipe:
+    """Operators in order, as an `OperatorChain`, but no watermark gets on but the last."""
+
+    def __init__(self, operators: Sequence[tuple[str, StreamOperator]], subtask: int) -> None:
+        """Args: operators: (uid, open operator), head first; none: rows pass."""
+        self._uids = [uid for uid, _ in operators]
+        self._operators = [operator for _, operator in operators]
+        self._subtask = subtask
+
+    def rows(self, batch: pa.RecordBatch, input_index: int = 0) -> Iterator[pa.RecordBatch]:
+        """Push a batch in at the head."""
+        if not self._operators:
+            yield batch
+            return
+        yield from self._after(0, self._operators[0].process(batch, input_index))
+
+    def input_ends(self, input_index: int) -> Iterator[pa.RecordBatch]:
+        """One input of the head has ended."""
+        if self._operators:
+            yield from self._after(0, self._operators[0].end_input(input_index))
+
+    def end(self, inputs: Iterable[int]) -> Iterator[pa.RecordBatch]:
+        """All input has been there: MAX_WATERMARK, `end_input` of those that have not ended yet, `finish` (S7.2)."""
+        yield from self._through(0, Watermark(MAX_WATERMARK))
+        for input_index in inputs:
+            yield from self.input_ends(input_index)
+        for place, operator in enumerate(self._operators):
+            if place:
+                yield from self._after(place, operator.end_input(0))
+            yield from self._after(place, operator.finish())
+
+    def close(self) -> None:
+        """Close every operator; the first error is raised after all have been closed."""
+        errors: list[Exception] = []
+        for operator in self._operators:
+            try:
+                operator.close()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _through(self, place: int, element: Output) -> Iterator[pa.RecordBatch]:
+        if isinstance(element, pa.RecordBatch):
+            if place == len(self._operators):
+                yield element
+            else:
+                yield from self._after(place, self._operators[place].process(element, 0))
+        elif element.time_us == MAX_WATERMARK and place < len(self._operators):
+            yield from self._after(place, self._operators[place].on_watermark(MAX_WATERMARK))
+            yield from self._through(place + 1, element)
+
+    def _after(self, place: int, emission: Iterable[Output]) -> Iterator[pa.RecordBatch]:
+        elements = iter(emission)
+        while True:
+            try:
+                element = next(elements, None)
+            except OperatorFailure:
+                raise
+            except Exception as error:
+                raise OperatorFailure(self._uids[place], self._subtask, error) from error
+            if element is None:
+                return
+            yield from self._through(place + 1, element)
+
+
+def run_rows(
+    pipe: Pipe,
+    batches: Iterable[pa.RecordBatch],
+    broadcasts: Mapping[int, Iterable[pa.RecordBatch]],
+    input_index: int | None = 0,
+) -> Iterator[pa.RecordBatch]:
+    """Rows of one input, or of several that are alike, to their end. Args: input_index: None: there is none but
+    `broadcasts`, by input of the head."""
+    yield from _broadcast(pipe, broadcasts)
+    for batch in batches:
+        assert input_index is not None, "rows for a stage that takes none"
+        if batch.num_rows:
+            yield from pipe.rows(batch, input_index)
+    yield from pipe.end([] if input_index is None else [input_index])
+
+
+def run_exchanged(
+    new_head: Callable[[], Pipe],
+    tail: Pipe,
+    blocks: Blocks,
+    inputs: Sequence[int],
+    broadcasts: Mapping[int, Iterable[pa.RecordBatch]],
+) -> Iterator[pa.RecordBatch]:
+    """Sorted rows of a subtask to their end, a new head for each block; there is one also when there is no row, since
+    an operator may have something to say of nothing."""
+    any_block = False
+    for block in blocks:
+        any_block = True
+        yield from _one_head(new_head(), tail, ((run.input_index, run.batch) for run in block.runs), inputs, broadcasts)
+    if not any_block:
+        yield from _one_head(new_head(), tail, (), inputs, broadcasts)
+    yield from tail.end([0])
+
+
+def _one_head(
+    head: Pipe,
+    tail: Pipe,
+    runs: Iterable[tuple[int, pa.RecordBatch]],
+    inputs: Sequence[int],
+    broadcasts: Mapping[int, Iterable[pa.RecordBatch]],
+) -> Iterator[pa.RecordBatch]:
+    try:
+        for emission in (_broadcast(head, broadcasts), _runs(head, runs), head.end(inputs)):
+            for batch in emission:
+                yield from tail.rows(batch)
+    finally:
+        head.close()
+
+
+def _runs(head: Pipe, runs: Iterable[tuple[int, pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+    for input_index, batch in runs:
+        yield from head.rows(batch, input_index)
+
+
+def _broadcast(pipe: Pipe, broadcasts: Mapping[int, Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+    """Whole, and ended, before anything else comes."""
+    for input_index, batches in broadcasts.items():
+        for batch in batches:
+            yield from pipe.rows(batch, input_index)
+        yield from pipe.input_ends(input_index)

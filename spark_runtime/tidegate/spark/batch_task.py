@@ -1,0 +1,322 @@
+"""What one subtask of a batch stage does: from the batches that come in to those that go out."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from tidegate.connectors.contract import Source, SourceContext
+from tidegate.connectors.sink_operator import SinkOperator, SinkSpec
+from tidegate.connectors.splits import split_from_json
+from tidegate.contract.clock import steady_clock
+from tidegate.contract.errors import PipelineError
+from tidegate.contract.options import JobOptions
+from tidegate.operators.contract import OperatorContext, StreamOperator
+from tidegate.plan.batch import BatchPlan, Stage
+from tidegate.plan.graph import Node
+from tidegate.snapshot.handles import StateHandle
+from tidegate.snapshot.parts import StatePart
+from tidegate.spark.batch_exchange import Blocks, Tagger, exchange_schema
+from tidegate.spark.batch_operators import BLOCK_ROWS, Pipe, run_exchanged, run_rows
+from tidegate.spark.batch_rows import from_wire, to_wire, wire_schema
+from tidegate.subtask.chain import OperatorFailure
+
+TOLD_SCHEMA = pa.schema([("told", pa.string())])
+"""What a stage with a sink gives: one JSON document of each subtask, `Told`."""
+INDEX_SCHEMA = pa.schema([("id", pa.int64())])
+"""What a stage without rows of its own is given: the number of its subtask."""
+POLL_PAUSE_S = 0.05
+"""Between two polls of a source that has nothing now, seconds; a paced one says when it has."""
+
+
+class BroadcastRows(Protocol):
+    """All rows of a broadcast input, in every task."""
+
+    def batches(self) -> Iterable[pa.RecordBatch]:
+        """They, as they travel."""
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """What a task knows of the job it is part of.
+
+    Attributes:
+        plan: the stages.
+        options: of the job.
+        job_id, lineage, generation: of the submission and its reign.
+        run_id: of the attempt, by task: of two tasks the later has the greater one, as text.
+        checkpoint_id: the one whose completion permits the commit; claimed.
+        now_ms: the time at which the run began, milliseconds since the epoch.
+        store_state: writes a sink's state to the checkpoint: (uid, subtask, parts) -> handle.
+        scratch: a private writable directory on local disk; "": there is none.
+    """
+
+    plan: BatchPlan
+    options: JobOptions
+    job_id: str
+    lineage: str
+    generation: int
+    run_id: str
+    checkpoint_id: int
+    now_ms: int
+    store_state: Callable[[str, int, Sequence[StatePart]], StateHandle]
+    scratch: str = ""
+
+
+@dataclass(frozen=True)
+class StageTask:
+    """A stage as it runs in one task for each subtask; small, and nothing of the user's code in it.
+
+    Attributes:
+        stage_id: of the stage.
+        splits: of its source, by subtask, as JSON; None: it has none that is read here.
+        native: rows of a Spark DataFrame come in, in the schema that Spark gives them.
+        broadcasts: by input of the head.
+        sends_to: stage and input that the rows are made ready for; None: they go on as they are.
+    """
+
+    stage_id: int
+    splits: Mapping[int, Sequence[Mapping[str, Any]]] | None = None
+    native: bool = False
+    broadcasts: Mapping[int, BroadcastRows] = field(default_factory=dict)
+    sends_to: tuple[int, int] | None = None
+
+    def run(self, job: BatchJob, index: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """All of one subtask.
+
+        Args:
+            batches: as the stage gathers them: numbers of subtasks, rows as they travel, or tagged and sorted rows.
+
+        Raises:
+            OperatorFailure: an operator or a source failed.
+        """
+        stage = job.plan.stages[self.stage_id]
+        subtask = _Subtask(job, stage, index)
+        try:
+            results = subtask.results(self, batches)
+            if stage.is_sink:
+                for _ in results:
+                    pass
+                yield subtask.told()
+            else:
+                yield from _as_sent(job, stage, self.sends_to, index, results)
+        finally:
+            subtask.close()
+
+
+@dataclass(frozen=True)
+class SendTask:
+    """Makes rows that several stages read ready for one of them. Attributes: as of `StageTask`."""
+
+    stage_id: int
+    sends_to: tuple[int, int]
+
+    def run(self, job: BatchJob, index: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """All of one subtask."""
+        stage = job.plan.stages[self.stage_id]
+        rows = (from_wire(batch.columns, stage.schema) for batch in batches)
+        yield from _as_sent(job, stage, self.sends_to, index, rows)
+
+
+Task = StageTask | SendTask
+
+
+class _Subtask:
+    """The operators of one subtask, opened."""
+
+    def __init__(self, job: BatchJob, stage: Stage, index: int) -> None:
+        self._job = job
+        self._stage = stage
+        self._index = index
+        self._nodes = [job.plan.graph.nodes[node_id] for node_id in stage.nodes]
+        self._sink: SinkOperator | None = None
+        self._opened: list[StreamOperator] = []
+        self._counters: dict[str, dict[str, int]] = {}
+        self._made = 0
+
+    def results(self, task: StageTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        stage = self._stage
+        broadcasts = {
+            given.input_index: (
+                from_wire(b.columns, given.schema) for b in task.broadcasts[given.input_index].batches()
+            )
+            for given in stage.broadcasts
+        }
+        if stage.gathers == "exchange":
+            blocks = Blocks(stage, batches, BLOCK_ROWS if stage.by_key else None)
+            tail = Pipe(self._open(self._nodes[1:]), self._index)
+            inputs = [given.input_index for given in stage.inputs]
+            yield from run_exchanged(self._new_head, tail, blocks, inputs, broadcasts)
+            return
+        nodes = self._nodes[1:] if stage.gathers == "splits" else self._nodes
+        pipe = Pipe(self._open(nodes), self._index)
+        if stage.gathers == "nothing":
+            yield from run_rows(pipe, (), broadcasts, None)
+            return
+        yield from run_rows(pipe, self._rows(task, batches), broadcasts, self._row_input())
+
+    def _row_input(self) -> int:
+        return self._stage.inputs[0].input_index if self._stage.inputs else 0
+
+    def _rows(self, task: StageTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        stage, head = self._stage, self._nodes[0]
+        if task.splits is not None:
+            assert head.source is not None, "only a source has splits"
+            yield from self._read(head, head.source, task.splits.get(self._index, ()))
+        elif task.native:
+            for batch in batches:
+                yield as_declared(batch, head)
+        else:
+            for batch in batches:
+                yield from_wire(batch.columns, stage.inputs[0].schema)
+
+    def _read(self, node: Node, source: Source, splits: Sequence[Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:
+        now_ms = steady_clock()
+        try:
+            reader = source.create_reader(SourceContext(node.uid, self._index, self._job.plan.parallelism))
+            try:
+                reader.add_splits([split_from_json(split) for split in splits])
+                while (polled := reader.poll(now_ms())).state != "end":
+                    if polled.batch is not None:
+                        yield polled.batch
+                    elif polled.state == "nothing_now":
+                        time.sleep(max(0.0, min(POLL_PAUSE_S, (polled.retry_at_ms - now_ms()) / 1000)))
+                if polled.batch is not None:
+                    yield polled.batch
+            finally:
+                reader.close()
+        except OperatorFailure:
+            raise
+        except Exception as error:
+            raise OperatorFailure(node.uid, self._index, error) from error
+
+    def _new_head(self) -> Pipe:
+        head = self._nodes[0]
+        return Pipe([(head.uid, self._operator(head))], self._index)
+
+    def _open(self, nodes: Sequence[Node]) -> list[tuple[str, StreamOperator]]:
+        made = []
+        for node in nodes:
+            operator = self._operator(node)
+            self._opened.append(operator)
+            made.append((node.uid, operator))
+        return made
+
+    def _operator(self, node: Node) -> StreamOperator:
+        try:
+            if node.sink is not None:
+                operator: StreamOperator = SinkSpec(node.sink).create()
+            else:
+                assert node.spec is not None, "a source is no operator"
+                operator = node.spec.create()
+            operator.open(self._context(node))
+        except Exception as error:
+            raise OperatorFailure(node.uid, self._index, error) from error
+        if isinstance(operator, SinkOperator):
+            self._sink = operator
+        return operator
+
+    def _context(self, node: Node) -> OperatorContext:
+        job, options = self._job, self._job.options
+        self._made += 1  # a head that is closed may leave its folder
+        scratch = os.path.join(job.scratch, f"n{node.node_id}-{self._made}") if job.scratch else ""
+        if scratch:
+            os.makedirs(scratch, exist_ok=True)
+        graph = job.plan.graph
+        return OperatorContext(
+            job_id=job.job_id,
+            lineage=job.lineage,
+            uid=node.uid,
+            subtask=self._index,
+            parallelism=job.plan.parallelism,
+            max_parallelism=job.plan.max_parallelism,
+            generation=job.generation,
+            run_id=job.run_id,
+            input_schemas=tuple(graph.nodes[edge.upstream].schema for edge in node.inputs),
+            processing_time_ms=partial(_stopped_clock, node, job),
+            counters=self._counters.setdefault(node.uid, {}),
+            scratch=scratch,
+            processing_time_on_end=options.processing_time_on_end,
+            gated=options.commit == "on_request",
+            state_backend=options.state_backend,
+            state_memory_bytes=options.state_memory_bytes,
+        )
+
+    def told(self) -> pa.RecordBatch:
+        """What the driver needs to commit: the sink's state, as in a checkpoint, and the counters of the stage."""
+        sink, node = self._sink, self._nodes[-1]
+        assert sink is not None, "only a stage with a sink tells"
+        try:
+            snapshot = sink.snapshot(self._job.checkpoint_id)
+            handle = None
+            if snapshot is not None:
+                handle = self._job.store_state(node.uid, self._index, snapshot()).to_json()
+        except Exception as error:
+            raise OperatorFailure(node.uid, self._index, error) from error
+        document = {"uid": node.uid, "subtask": self._index, "handle": handle, "counters": self._counters}
+        return pa.RecordBatch.from_arrays([pa.array([json.dumps(document)])], schema=TOLD_SCHEMA)
+
+    def close(self) -> None:
+        """Close what stays open until the end."""
+        Pipe([("", operator) for operator in self._opened], self._index).close()
+
+
+def output_schema(plan: BatchPlan, task: Task) -> pa.Schema:
+    """Of what a task gives."""
+    stage = plan.stages[task.stage_id]
+    if stage.is_sink:
+        return TOLD_SCHEMA
+    if task.sends_to is None:
+        return wire_schema(stage.schema)
+    return exchange_schema(plan.stages[task.sends_to[0]])
+
+
+def _as_sent(
+    job: BatchJob, stage: Stage, sends_to: tuple[int, int] | None, index: int, rows: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    if sends_to is None:
+        schema = wire_schema(stage.schema)
+        for batch in rows:
+            yield pa.RecordBatch.from_arrays(to_wire(batch), schema=schema)
+        return
+    reader = job.plan.stages[sends_to[0]]
+    given = next(given for given in reader.inputs if given.input_index == sends_to[1])
+    tagger = Tagger(reader, given, job.plan.parallelism, job.plan.max_parallelism, index)
+    for batch in rows:
+        yield tagger.tagged(batch)
+
+
+def as_declared(batch: pa.RecordBatch, node: Node) -> pa.RecordBatch:
+    """Rows of a DataFrame in the schema that its source declares. Raises PipelineError naming the column."""
+    arrays = []
+    for field_ in node.schema:
+        column = batch.column(field_.name)
+        try:
+            arrays.append(column if column.type == field_.type else column.cast(field_.type))
+        except pa.ArrowException as error:
+            raise PipelineError(
+                f"column {field_.name!r} of the DataFrame cannot be {field_.type}",
+                where=f"source {node.uid!r} at {node.location}",
+                cause=f"it is {column.type}: {error}",
+                remedy="Declare its type in schema=, or cast it in the DataFrame",
+            ) from error
+    return pa.RecordBatch.from_arrays(arrays, schema=node.schema)
+
+
+def _stopped_clock(node: Node, job: BatchJob) -> int:
+    """Processing time of an operator: the start of the run, where it may be asked for at all (S8.2)."""
+    if job.options.allow_mode_dependent:
+        return job.now_ms
+    raise PipelineError(
+        f"{node.kind} {node.uid!r} asks for processing time, which batch mode does not have",
+        where=f"{node.kind} {node.uid!r} at {node.location}",
+        cause="its results would depend on the execution mode",
+        remedy="Use event time; allow_mode_dependent=true makes the clock stand still at the start of the run",
+    )

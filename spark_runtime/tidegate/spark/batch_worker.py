@@ -1,0 +1,171 @@
+"""A batch task inside a Python worker of Spark: builds the pipeline from its pinned artifact, then runs."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.contract.artifact import materialise
+from tidegate.contract.errors import TidegateError
+from tidegate.contract.layout import JobLayout
+from tidegate.contract.options import JobOptions
+from tidegate.contract.records import Spec, decode
+from tidegate.contract.store import open_store
+from tidegate.coordinator.job_run import RunFailed
+from tidegate.coordinator.locations import open_location
+from tidegate.pipeline.load import load_pipeline
+from tidegate.plan.batch import plan_batch
+from tidegate.snapshot.handles import StateHandle, StreamFactory
+from tidegate.snapshot.parts import StatePart
+from tidegate.snapshot.streams import encode_parts
+from tidegate.spark.batch_exchange import TARGET
+from tidegate.spark.batch_task import INDEX_SCHEMA, BatchJob, Task
+from tidegate.spark.scratch import Scratch
+from tidegate.subtask.chain import OperatorFailure
+
+FAILURE = "tidegate-failure "
+"""In front of what a task that failed tells, as JSON, in the text of its exception: nothing else of it gets through
+Spark to the driver."""
+
+
+@dataclass(frozen=True)
+class WorkerPlace:
+    """What a worker needs to become part of a run; travels in Spark's closure, with nothing of the user's code.
+
+    Attributes:
+        digest: of the driver's batch plan.
+        checkpoint_path: location that sinks' state goes to.
+        now_ms: the time at which the run began.
+    """
+
+    root: str
+    storage_options: Mapping[str, Any]
+    job_id: str
+    spec: int
+    generation: int
+    run_id: str
+    digest: str
+    checkpoint_id: int
+    checkpoint_path: str
+    now_ms: int
+
+
+class TaskFailedError(Exception):
+    """Carries the root cause of a failed task to the driver, in its text."""
+
+
+@dataclass(frozen=True)
+class InWorker:
+    """A task as Spark calls it, with the batches of one partition."""
+
+    place: WorkerPlace
+    task: Task
+    parallelism: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The task's batches. Raises TaskFailedError."""
+        from pyspark import TaskContext
+
+        context: Any = TaskContext.get()
+        index, batches = subtask_of(batches, context.partitionId() % self.parallelism)
+        try:
+            with in_place(self.place, index, context.taskAttemptId()) as job:
+                yield from self.task.run(job, index, batches)
+        except Exception as error:
+            raise TaskFailedError(FAILURE + json.dumps(told_failure(error))) from error
+
+
+def subtask_of(batches: Iterable[pa.RecordBatch], partition: int) -> tuple[int, Iterator[pa.RecordBatch]]:
+    """Number of the subtask, and the batches. Rows that were sent to it, or its number itself, tell; else the number of
+    the partition, which is another where Spark puts several into one task."""
+    given = iter(batches)
+    first = next((batch for batch in given if batch.num_rows), None)
+    if first is None:
+        return partition, iter(())
+    for name in (TARGET, INDEX_SCHEMA.names[0]):
+        if first.schema.names[0] == name:
+            return int(first.column(0)[0].as_py()), itertools.chain([first], given)
+    return partition, itertools.chain([first], given)
+
+
+@contextlib.contextmanager
+def in_place(place: WorkerPlace, index: int, attempt: int) -> Iterator[BatchJob]:
+    """The job as the tasks of this worker see it, with a scratch folder while it lasts. Args: attempt: of the task,
+    unique in the application, greater for later ones."""
+    store, layout = open_store(place.root, place.storage_options), JobLayout(place.job_id)
+    spec = decode(store.read(layout.spec(place.spec)), Spec)
+    options = JobOptions.from_mapping(spec.options)
+    scratch = Scratch(index)
+    try:
+        code = os.path.join(scratch.path, "artifact")
+        materialise(store, layout, spec.artifact, code)
+        graph = load_pipeline(code, spec.pipeline, dict(spec.arguments), check_sinks=False)
+        allowed = options.allow_mode_dependent
+        plan = plan_batch(graph, options.parallelism, options.max_parallelism, allow_mode_dependent=allowed)
+        if plan.digest != place.digest:
+            raise TidegateError(
+                "this worker builds another pipeline than the driver",
+                where=f"job {place.job_id}, subtask {index}",
+                cause="build() depends on something besides its arguments, or versions differ between the machines",
+                remedy="Make build() depend on its arguments alone, and install the same versions everywhere",
+            )
+        where, folder = open_location(store, spec, place.checkpoint_path)
+        factory = StreamFactory(where, folder, options.state_size_threshold_bytes)
+        yield BatchJob(
+            plan=plan,
+            options=options,
+            job_id=place.job_id,
+            lineage=spec.lineage,
+            generation=place.generation,
+            run_id=f"{place.run_id}-{attempt:010d}",
+            checkpoint_id=place.checkpoint_id,
+            now_ms=place.now_ms,
+            store_state=partial(_store, factory, f"g{place.generation}-{place.run_id}"),
+            scratch=scratch.path,
+        )
+    finally:
+        scratch.remove()
+
+
+def _store(factory: StreamFactory, run: str, uid: str, subtask: int, parts: Sequence[StatePart]) -> StateHandle:
+    """A new file, or inline."""
+    safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in uid)
+    handle = factory.store(f"{safe}-{subtask}-{run}-{secrets.token_hex(4)}.state", encode_parts(parts))
+    kinds = tuple(sorted({part.kind for part in parts}))
+    staged = tuple(told for part in parts for told in part.staged)
+    return StateHandle(handle.path, handle.inline, handle.size_bytes, handle.sha256, kinds, staged)
+
+
+def told_failure(error: Exception) -> dict[str, Any]:
+    """What a failed task tells, as JSON."""
+    if isinstance(error, OperatorFailure):
+        return {
+            "message": error.message,
+            "operator": error.uid,
+            "subtask": error.subtask,
+            "traceback": error.traceback,
+        }
+    text = str(error) if isinstance(error, TidegateError) else f"{type(error).__name__}: {error}"
+    return {"message": text, "operator": None, "subtask": None, "traceback": None}
+
+
+def failure_in(text: str) -> RunFailed | None:
+    """What a failed task told, from the text of Spark's error; None: it was none of a task of ours."""
+    found = re.search(re.escape(FAILURE) + r"(\{.*\})", text)
+    if found is None:
+        return None
+    try:
+        told = json.loads(found.group(1))
+        return RunFailed(told["message"], told["operator"], told["subtask"], told["traceback"])
+    except (ValueError, KeyError):
+        return None

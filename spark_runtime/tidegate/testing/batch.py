@@ -1,0 +1,180 @@
+"""A batch job in this process, without Spark: the stages of the compiler over lists of batches, one subtask after the
+other. For tests of pipelines, and of operators, in the other execution mode."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.connectors.contract import Committable, Sink, SinkContext
+from tidegate.connectors.sink_operator import held_handles
+from tidegate.connectors.spark_source import SparkSource
+from tidegate.connectors.splits import assign, split_to_json
+from tidegate.contract.options import JobOptions
+from tidegate.contract.store import open_store
+from tidegate.pipeline.pipeline import Pipeline
+from tidegate.plan.batch import plan_batch
+from tidegate.snapshot.handles import StateHandle, StreamFactory
+from tidegate.snapshot.parts import StatePart
+from tidegate.snapshot.streams import encode_parts
+from tidegate.spark.batch_compiler import compile_batch
+from tidegate.spark.batch_exchange import SORTED_BY, TARGET
+from tidegate.spark.batch_task import INDEX_SCHEMA, BatchJob, Task
+
+MAX_ROWS_PER_BATCH = 10_000
+"""As Spark hands them to Python by default."""
+
+Partitions = list[list[pa.RecordBatch]]
+_names = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class LocalRows:
+    """Rows of a broadcast input."""
+
+    rows: Sequence[pa.RecordBatch]
+
+    def batches(self) -> Iterable[pa.RecordBatch]:
+        """They."""
+        return self.rows
+
+
+@dataclass(frozen=True)
+class LocalFrames:
+    """Frames as lists of batches, by partition.
+
+    Attributes:
+        job: what tasks are told.
+        batch_rows: rows of the batches that tasks are given.
+    """
+
+    job: BatchJob
+    batch_rows: int = MAX_ROWS_PER_BATCH
+
+    def indices(self) -> Partitions:
+        """See `Frames`."""
+        return [[pa.record_batch([[i]], schema=INDEX_SCHEMA)] for i in range(self.job.plan.parallelism)]
+
+    def native(self, source: SparkSource) -> Partitions:
+        """There is no Spark here; raises as the source does."""
+        source.discover(self.job.plan.parallelism)
+        raise AssertionError("a DataFrame was read without Spark")
+
+    def mapped(self, frame: Partitions, task: Task, schema: pa.Schema) -> Partitions:
+        """See `Frames`."""
+        made = []
+        for index, batches in enumerate(frame):
+            results = list(task.run(self.job, index, iter(batches)))
+            assert all(result.schema.equals(schema) for result in results), f"{task} gave another schema"
+            made.append(results)
+        return made
+
+    def together(self, frames: Sequence[Partitions]) -> Partitions:
+        """See `Frames`."""
+        return [list(itertools.chain(*parts)) for parts in zip(*frames, strict=True)]
+
+    def exchanged(self, frames: Sequence[Partitions], schema: pa.Schema) -> Partitions:
+        """See `Frames`."""
+        rows = pa.Table.from_batches([b for frame in frames for part in frame for b in part], schema=schema)
+        rows = rows.sort_by([(TARGET, "ascending"), *((name, "ascending") for name in SORTED_BY)]).combine_chunks()
+        targets = rows[TARGET].to_numpy()
+        bounds = targets.searchsorted(range(self.job.plan.parallelism + 1))
+        parts = [rows.slice(low, high - low) for low, high in itertools.pairwise(bounds.tolist())]
+        return [part.to_batches(max_chunksize=self.batch_rows) for part in parts]
+
+    def kept(self, frame: Partitions) -> Partitions:
+        """See `Frames`."""
+        return frame
+
+    def everywhere(self, frame: Partitions) -> LocalRows:
+        """See `Frames`."""
+        return LocalRows([batch for part in frame for batch in part])
+
+
+@dataclass
+class InProcessBatch:
+    """One run of a pipeline in batch. `run` stages; `commit` publishes what was staged, as a driver does when the run
+    has come to its end.
+
+    Args:
+        build: makes the pipeline.
+        options: JobOptions fields.
+        scratch: local folder for state that is kept on disk; empty: operators get none.
+    """
+
+    build: Callable[[], Pipeline]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    job_id: str = "job"
+    lineage: str = "lineage-1"
+    run_id: str = "r000001"
+    scratch: str = ""
+    batch_rows: int = MAX_ROWS_PER_BATCH
+    counters: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Every stage, to its end."""
+        options = JobOptions.from_mapping({**self.options, "execution_mode": "batch"})
+        graph = self.build().build()
+        allowed = options.allow_mode_dependent
+        plan = plan_batch(graph, options.parallelism, options.max_parallelism, allow_mode_dependent=allowed)
+        self._factory = StreamFactory(open_store(f"memory://in-process-batch-{next(_names)}"), "checkpoint")
+        job = BatchJob(
+            plan=plan,
+            options=options,
+            job_id=self.job_id,
+            lineage=self.lineage,
+            generation=1,
+            run_id=self.run_id,
+            checkpoint_id=1,
+            now_ms=1_700_000_000_000,
+            store_state=self._store,
+            scratch=self.scratch,
+        )
+        sources = {node.uid: node.source for node in plan.graph.nodes if node.source is not None}
+        splits = {
+            uid: [split_to_json(split) for split in source.discover(plan.parallelism)]
+            for uid, source in sources.items()
+            if not isinstance(source, SparkSource)
+        }
+        ends = compile_batch(plan, assign(splits, plan.parallelism), LocalFrames(job, self.batch_rows))
+        self._plan = plan
+        self._told = [json.loads(text) for end in ends for part in end for b in part for text in b["told"].to_pylist()]
+        for told in self._told:
+            for uid, counts in told["counters"].items():
+                mine = self.counters.setdefault(uid, {})
+                for name, n in counts.items():
+                    mine[name] = mine.get(name, 0) + n
+
+    def commit(self) -> None:
+        """What all sinks have staged."""
+        for node in self._plan.graph.nodes:
+            if node.sink is not None and node.sink.two_phase:
+                self._commit_sink(node.uid, node.sink, node.schema)
+
+    def _commit_sink(self, uid: str, sink: Sink, schema: pa.Schema) -> None:
+        handles: list[Committable] = []
+        for told in self._told:
+            if told["uid"] == uid and told["handle"] is not None:
+                handles += held_handles(self._factory.parts(StateHandle.from_json(told["handle"])))
+        writer = sink.create_writer(
+            SinkContext(self.job_id, self.lineage, uid, 0, 1, 1, f"{self.run_id}~", schema, self.scratch)
+        )
+        try:
+            writer.commit(handles)
+        finally:
+            writer.close()
+
+    def _store(self, uid: str, subtask: int, parts: Sequence[StatePart]) -> StateHandle:
+        return self._factory.store(f"{uid}-{subtask}.state", encode_parts(parts))
+
+
+def run_batch(build: Callable[[], Pipeline], options: Mapping[str, Any] | None = None) -> None:
+    """Run a pipeline in batch and commit what it wrote. Args: as of `InProcessBatch`."""
+    job = InProcessBatch(build, options or {})
+    job.run()
+    job.commit()
