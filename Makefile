@@ -10,7 +10,7 @@ PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 LOCK_EXTRAS := --extra airflow --extra s3 --extra postgres --extra rocksdb --extra demo --extra dev
 
 .PHONY: help setup preflight demo up test test-unit test-airflow test-ui test-all check rules sim sim-mutants crash-matrix format bench-w1 bench-state bench-large-state \
-  bench-coordinator bench-end bench-waiters flink-endings yarn lock clean
+  bench-coordinator bench-end bench-waiters nexmark-check flink-endings yarn lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)$$/  make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null \
@@ -119,6 +119,9 @@ bench-end: preflight  ## time from the last record to "all committed" for 1, 3, 
 
 bench-waiters: setup  ## what 200 deferred Airflow tasks that wait for 50 jobs cost a triggerer
 	@$(PY) benchmarks/airflow_waiters.py --write
+
+nexmark-check: setup  ## Nexmark's queries, crashed on their way, beside DuckDB on the same events (ONLY=q3,q4, EVENTS=N)
+	@cd benchmarks && ../$(PY) -m nexmark.check $(if $(EVENTS),--events $(EVENTS)) $(if $(ONLY),--only $(ONLY))
 
 flink-endings: preflight  ## what rows become when a job ends, beside Flink (own environment); writes docs/endings.md
 	@$(MAKE) --no-print-directory setup

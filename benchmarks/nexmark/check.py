@@ -1,0 +1,124 @@
+"""Nexmark's results beside those of the same queries in SQL, on the same events: `make nexmark-check`.
+
+Every query runs in this process at parallelism 2, takes a checkpoint on its way, is crashed behind it, and goes on from
+there. `--events N` chooses how many; `--only q3,q4` which queries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.job_run import RunEnded
+from tidegate.testing.collect import CollectSink, collected, forget_collected
+from tidegate.testing.in_process import InProcessJob
+
+from . import oracle, queries
+from .events import GROUP, Nexmark, Shape, table
+
+EVENTS = 200_000
+POLLS = 40
+"""Batches of each of the two source subtasks."""
+FLOAT_TOLERANCE = 1e-9
+"""Relative: a mean of millions, added up in another order."""
+LAST_BY: dict[str, tuple[str, ...]] = {}
+"""Queries that tell a result again when it has changed: by which columns the last one counts."""
+
+
+def result(query: str, events: int, shape: Shape) -> pa.Table:
+    """What the pipeline commits."""
+    name = f"nexmark-{query}"
+    forget_collected(name)
+    source = Nexmark(events, shape, splits=4, batch_groups=max(1, events // GROUP // (2 * POLLS)))
+    job = InProcessJob(lambda: queries.pipeline(query, source, CollectSink(name)), {"parallelism": 2})
+    run = job.submit()
+    run.pump(POLLS // 2)
+    answer = run.ask(ev.Request("checkpoint", request_id="mid"))
+    assert answer is not None and answer.ok, answer
+    run.pump(POLLS // 4)
+    assert run.outcome is None, "the job ended before it could crash: give more events"
+    run.crash()
+    outcome = job.rerun().to_end()
+    assert isinstance(outcome, RunEnded), outcome
+    found = collected(name).table()
+    forget_collected(name)
+    return _last(found, LAST_BY[query]) if query in LAST_BY else found
+
+
+def _last(found: pa.Table, by: Sequence[str]) -> pa.Table:
+    """Of rows that are equal in `by` the last."""
+    numbered = found.append_column("__n", pa.array(np.arange(found.num_rows)))
+    keys = ", ".join(by)
+    sql = f"SELECT * EXCLUDE __n FROM numbered QUALIFY row_number() OVER (PARTITION BY {keys} ORDER BY __n DESC) = 1"
+    with duckdb.connect() as connection:
+        connection.register("numbered", numbered)
+        return connection.sql(sql).to_arrow_table()
+
+
+def difference(found: pa.Table, wanted: pa.Table) -> str:
+    """ "": the same rows, in whatever order; else what differs."""
+    if sorted(found.schema.names) != sorted(wanted.schema.names):
+        return f"columns {found.schema.names}, wanted {wanted.schema.names}"
+    if found.num_rows != wanted.num_rows:
+        return f"{found.num_rows} rows, wanted {wanted.num_rows}"
+    schema = pa.schema([wanted.schema.field(name) for name in _exact_first(found.schema)])
+    ours, theirs = _sorted(found, schema), _sorted(wanted, schema)
+    for name in schema.names:
+        if not _equal(ours[name], theirs[name]):
+            return f"column {name!r} differs"
+    return ""
+
+
+def _exact_first(schema: pa.Schema) -> list[str]:
+    """Floats last, so that rows are put in order by what is exact."""
+    return sorted(schema.names, key=lambda name: (pt.is_floating(schema.field(name).type), name))
+
+
+def _sorted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    chosen = pa.table([rows[f.name].cast(f.type) for f in schema], schema=schema)
+    return chosen.sort_by([(name, "ascending") for name in schema.names])
+
+
+def _equal(ours: pa.ChunkedArray, theirs: pa.ChunkedArray) -> bool:
+    if not pt.is_floating(theirs.type):
+        return bool(ours.combine_chunks().equals(theirs.combine_chunks()))
+    return bool(np.allclose(ours.to_numpy(), theirs.to_numpy(), rtol=FLOAT_TOLERANCE, atol=0, equal_nan=True))
+
+
+def check(names: Sequence[str], events: int, shape: Shape) -> list[str]:
+    """Run the queries, tell of each, and give the names of those that differ."""
+    made = table(events, shape)
+    different: list[str] = []
+    for name in names:
+        started = time.perf_counter()
+        found, wanted = result(name, events, shape), oracle.answers(made, name)
+        differs = difference(found, wanted)
+        if differs:
+            different.append(name)
+        took_s = time.perf_counter() - started
+        print(f"{name:>4} {found.num_rows:>8} rows {took_s:6.1f} s  {differs or 'equal'}", flush=True)
+    return different
+
+
+def main() -> int:
+    """Exit code 1 when a query differs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--events", type=int, default=EVENTS)
+    parser.add_argument("--only", help="names of queries, with commas")
+    chosen = parser.parse_args()
+    names = chosen.only.split(",") if chosen.only else [name for name in queries.QUERIES if name in oracle.QUERIES]
+    different = check(names, chosen.events, Shape())
+    print(f"nexmark: {len(names)} queries, {len(different)} different")
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
