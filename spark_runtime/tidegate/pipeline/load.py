@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from tidegate.contract.errors import PipelineError, TidegateError
+from tidegate.pipeline.arguments import call_with
 from tidegate.pipeline.columns import nearest
 from tidegate.pipeline.location import code_root, format_location, is_below
 from tidegate.pipeline.pipeline import Pipeline
@@ -33,7 +34,7 @@ def load_pipeline(root_dir: str, target: str, arguments: Mapping[str, Any], *, c
     Args:
         root_dir: folder with the pipeline's code, such as a materialised artifact.
         target: `module:function`.
-        arguments: what the function gets.
+        arguments: what the function gets; see `arguments`.
         check_sinks: ask every sink whether it can take its records, which may do I/O.
 
     Raises:
@@ -47,10 +48,10 @@ def load_pipeline(root_dir: str, target: str, arguments: Mapping[str, Any], *, c
         )
     with code_root(root_dir), _remembering_modules(root_dir):
         module = _import(root_dir, module_name)
-        function = _function(module, function_name, target)
+        function = _function(module, function_name)
         where = f"pipeline {target}"
         with _users_errors(root_dir, where, arguments):
-            made = function(dict(arguments))
+            made = call_with(function, arguments, f"{where} in {format_location(*_place_of(function))}")
         if not isinstance(made, Pipeline):
             raise PipelineError(
                 f"{function_name} returned {'nothing' if made is None else type(made).__name__}, not a Pipeline",
@@ -137,7 +138,12 @@ def _modules_in(root_dir: str) -> set[str]:
     }
 
 
-def _function(module: ModuleType, name: str, target: str) -> Callable[[dict[str, Any]], object]:
+def _place_of(function: Callable[..., object]) -> tuple[str, int | None]:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return (code.co_filename, code.co_firstlineno) if code is not None else (repr(function), None)
+
+
+def _function(module: ModuleType, name: str) -> Callable[..., object]:
     file = format_location(module.__file__ or module.__name__, None)
     found = getattr(module, name, None)
     if found is None:
@@ -154,17 +160,6 @@ def _function(module: ModuleType, name: str, target: str) -> Callable[[dict[str,
         raise PipelineError(
             f"{name!r} is a {type(found).__name__}, not a function", where=file, remedy="Name a function"
         )
-    try:
-        inspect.signature(found).bind({})
-    except TypeError as error:
-        raise PipelineError(
-            f"{name!r} cannot be called with the arguments",
-            where=f"pipeline {target} in {file}",
-            cause=str(error),
-            remedy=f"Let it take one parameter: def {name}(args)",
-        ) from error
-    except ValueError:
-        pass
     return found
 
 

@@ -112,8 +112,10 @@ def test_what_is_no_function_is_refused(tmp_path: Path) -> None:
     assert "is a int, not a function" in refusal(write(tmp_path, "build = 3")).what
 
 
-def test_a_function_without_parameter_is_refused(tmp_path: Path) -> None:
-    assert refusal(write(tmp_path, "def build(): ...")).remedy == "Let it take one parameter: def build(args)"
+def test_a_function_without_parameters_takes_no_arguments(tmp_path: Path) -> None:
+    code = write(tmp_path, GOOD.replace("build(args)", "build()").replace('args["uid"]', '"numbers"'))
+    assert load_pipeline(code, "flows:build", {}).nodes[0].uid == "numbers"
+    assert refusal(code, arguments={"uid": "a"}).cause == "its arguments are none"
 
 
 def test_a_function_that_forgets_to_return_is_told_so(tmp_path: Path) -> None:
