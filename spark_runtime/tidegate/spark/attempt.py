@@ -20,6 +20,7 @@ from tidegate.coordinator.restore import Restore
 from tidegate.spark.barrier_stage import BarrierStage, first_line
 from tidegate.spark.session import is_local
 from tidegate.spark.slot_entry import SlotParameters
+from tidegate.spark.versions import own_versions
 
 TICK_S = 0.1
 """Longest time between two looks at the clock, seconds."""
@@ -105,6 +106,7 @@ class Attempt:
                 **parameters,
                 control_host=control_host,
                 control_port=control_port,
+                versions=own_versions(),
                 bind_host="127.0.0.1" if is_local(master) else None,
                 secret=secret,
             ),

@@ -34,6 +34,7 @@ from tidegate.plan.graph import JobGraph
 from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.spark.scratch import Scratch
 from tidegate.spark.slot_mail import SlotMail
+from tidegate.spark.versions import check_versions, own_versions
 from tidegate.state.kernels import compile_all
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.subtask.deployment import Deployment, deploy
@@ -62,6 +63,7 @@ class SlotParameters:
 
     Attributes:
         secret: of this run, for both kinds of connection; not in its repr.
+        versions: of the driver; see `versions`.
         bind_host: address to listen on; None: the executor's own.
     """
 
@@ -74,6 +76,7 @@ class SlotParameters:
     control_host: str
     control_port: int
     digest: str
+    versions: Mapping[str, str]
     bind_host: str | None
     secret: bytes = field(repr=False)
 
@@ -139,6 +142,8 @@ class SlotProcess:
         """Register, build, deploy, loop."""
         threading.Thread(target=self._watch, name="slot-watch", daemon=True).start()
         try:
+            where = f"job {self._parameters.job_id}, slot {self._index} on {socket.gethostname()}"
+            check_versions(self._parameters.versions, own_versions(), where)
             graph, execution = self._build()
             compile_all()
             self._control.send(
