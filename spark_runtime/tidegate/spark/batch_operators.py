@@ -72,7 +72,7 @@ class Pipe:
                 yield element
             else:
                 yield from self._after(place, self._operators[place].process(element, 0))
-        elif element.time_us == MAX_WATERMARK and place < len(self._operators):
+        elif isinstance(element, Watermark) and element.time_us == MAX_WATERMARK and place < len(self._operators):
             yield from self._after(place, self._operators[place].on_watermark(MAX_WATERMARK))
             yield from self._through(place + 1, element)
 
