@@ -19,7 +19,7 @@ def stream_of(table: pa.Table, compression: SnapshotCompression = "none") -> Seq
     pieces = _Pieces()
     options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression, use_threads=False)
     with pa.ipc.new_stream(pa.PythonFile(pieces, mode="w"), table.schema, options=options) as writer:
-        writer.write_table(table.combine_chunks(), max_chunksize=MAX_BATCH_ROWS)
+        writer.write_table(table, max_chunksize=MAX_BATCH_ROWS)
     return pieces.buffers
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from tidegate.contract.errors import PipelineError
+from tidegate.state.array_limits import is_large
 from tidegate.state.compiled import kernel
 from tidegate.state.keybytes import valid_mask
 
@@ -39,7 +40,7 @@ def raw_fixed(array: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 def ranges_of(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], Any]:
     """Starts, lengths (-1 where null) and the values they point into: bytes, or an array of elements. Raises
     PipelineError: a value is larger than `LARGEST_VALUE`."""
-    wide = pt.is_large_string(array.type) or pt.is_large_binary(array.type) or pt.is_large_list(array.type)
+    wide = is_large(array.type)
     dtype = np.dtype(np.int64 if wide else np.int32)
     buffer = array.buffers()[1]
     if buffer is None or not len(array):
@@ -65,12 +66,10 @@ def ranges_of(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
 
 
 def ranged_array(type_: pa.DataType, lengths: npt.NDArray[np.int64], values: Any, valid: npt.NDArray[np.bool_]) -> Any:
-    """Inverse of `ranges_of` for values without gaps."""
-    wide = pt.is_large_string(type_) or pt.is_large_binary(type_) or pt.is_large_list(type_)
+    """Inverse of `ranges_of` for values without gaps, which fit into one array."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    if not wide:
-        assert offsets[-1] < 2**31, f"{offsets[-1]} bytes or elements of {type_} in one batch"
+    if not is_large(type_):
         offsets = offsets.astype(np.int32)
     buffers = [bitmap(valid), pa.py_buffer(offsets)]
     if is_bytes(type_):

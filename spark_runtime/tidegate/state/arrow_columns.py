@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from tidegate.contract.errors import PipelineError
+from tidegate.state.array_limits import in_parts, require_fits
 from tidegate.state.arrow_buffers import (
     bitmap,
     expand_ranges,
@@ -35,7 +36,7 @@ from tidegate.state.keybytes import valid_mask
 COMPACT_BYTES = 1 << 20
 """Logs with less dead than this, in bytes or elements, are not written anew."""
 COPIED_ROWS = 256 * 1024
-"""Rows copied at a time from log to log: as one Arrow array, of which not every type holds more than 2 GiB."""
+"""Rows copied at a time from log to log."""
 ABSENT = -1
 """Entry number for which a column gives null."""
 
@@ -190,14 +191,17 @@ class RangedColumn:
         lengths = arrays[self._length][at]
         valid = (lengths >= 0) if present is None else (lengths >= 0) & present
         lengths = np.where(valid, lengths, 0).astype(np.int64)
+        require_fits(self.type, int(lengths.sum()))
         return ranged_array(self.type, lengths, gather(arrays[self._start][at], lengths), valid)
 
     def _compact(self, more: int) -> None:
         if self._dead <= COMPACT_BYTES or 2 * self._dead <= self._log.size + more:
             return
+        starts = self._cells.arrays[self._start]
         lengths = np.maximum(self._cells.arrays[self._length], 0).astype(np.int64)
         log = _new_log(self.type)
-        log.append(self._log.gather(self._cells.arrays[self._start], lengths))
+        for values in in_parts(lambda at: self._log.gather(starts[at], lengths[at]), ALL, len(lengths)):
+            log.append(values)
         self._cells.replace(self._start, np.cumsum(lengths) - lengths)
         self._log, self._dead = log, 0
 
@@ -317,11 +321,16 @@ class RowLog:
         """Rows by number."""
         return [column.take(self._cells.arrays, positions) for column in self._columns]
 
+    def last(self, positions: Positions) -> pa.Array:
+        """The last column alone of rows by number."""
+        return self._columns[-1].take(self._cells.arrays, positions)
+
     def copy(self, source: RowLog, positions: Positions, to: Positions) -> None:
         """Set reserved rows to rows of another log, or of this one."""
         for start in range(0, len(positions), COPIED_ROWS):
-            part = slice(start, start + COPIED_ROWS)
-            self.write(to[part], source.take(positions[part]))
+            part = np.arange(start, min(start + COPIED_ROWS, len(positions)))
+            for rows, arrays in in_parts(lambda rows: (rows, source.take(positions[rows])), part):
+                self.write(to[rows], arrays)
 
     def pin(self) -> Callable[[Positions], list[pa.Array]]:
         """`take` for the rows there are; for any thread."""

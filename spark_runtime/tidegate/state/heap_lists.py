@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tidegate.state.array_limits import in_parts
 from tidegate.state.arrow_buffers import expand_ranges
-from tidegate.state.arrow_columns import RowLog
+from tidegate.state.arrow_columns import ALL, Chosen, RowLog
 from tidegate.state.columns import Entries
 from tidegate.state.contract import Elements, KeyNumbers, KeySet, Mask, StateDescriptor
 from tidegate.state.heap_snapshot import FrozenState
@@ -71,10 +72,14 @@ class HeapList(HeapState):
             arrays = frozen.read(chunk)
             at = np.flatnonzero(arrays[LIVE])
             lengths = arrays[LENGTH][at]
-            of_rows = np.repeat(at, lengths)
-            columns = [pa.array(arrays[GROUP][of_rows]), *(take(arrays, of_rows) for take in frozen.takes)]
-            columns += elements(expand_ranges(arrays[START][at], lengths))
-            return pa.Table.from_arrays(columns, schema=self.schema)
+            of_rows, numbers = np.repeat(at, lengths), expand_ranges(arrays[START][at], lengths)
+
+            def made(part: Chosen) -> pa.Table:
+                owners = of_rows[part]
+                columns = [pa.array(arrays[GROUP][owners]), *(take(arrays, owners) for take in frozen.takes)]
+                return pa.Table.from_arrays([*columns, *elements(numbers[part])], schema=self.schema)
+
+            return pa.concat_tables(in_parts(made, ALL, len(numbers)))
 
         size = max(frozen.size, self._log.size)
         entry_bytes = self.table.row_bytes + self._log.held_bytes // max(frozen.size, 1)
@@ -161,8 +166,12 @@ class HeapList(HeapState):
     def _holds(self, entries: Entries) -> Mask:
         if self.lifetime is None:
             return np.ones(len(entries), np.bool_)
-        lengths, _ = self._elements(entries)
-        return lengths > 0
+        at = np.maximum(entries, 0)
+        lengths = np.where(entries >= 0, self.table.values.arrays[LENGTH][at], 0)
+        alive = self.lifetime.alive(
+            self._log.last(expand_ranges(self.table.values.arrays[START][at], lengths)).to_numpy()
+        )
+        return np.bincount(np.repeat(np.arange(len(entries)), lengths)[alive], minlength=len(entries)) > 0
 
     def _sweep(self, entries: Entries) -> None:
         """Dead elements at the front of a list become room in front of it, which is lost until the list moves."""
@@ -171,7 +180,7 @@ class HeapList(HeapState):
         assert self.lifetime is not None
         cells = self.table.values.arrays
         lengths = cells[LENGTH][entries]
-        used = self._log.take(expand_ranges(cells[START][entries], lengths))[-1].to_numpy()
+        used = self._log.last(expand_ranges(cells[START][entries], lengths)).to_numpy()
         ends = np.cumsum(lengths)
         first_alive = np.append(np.flatnonzero(self.lifetime.alive(used)), len(used))
         starts = ends - lengths

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +14,9 @@ from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StatePart
 from tidegate.state.columns import CHUNK_ENTRIES
 
 INLINE_ENTRIES = 64 * 1024
-"""States with no more entries are written whole each time, as one table."""
+"""States with no more entries, and not of more bytes than `INLINE_BYTES`, are written whole each time, as one table."""
+INLINE_BYTES = 64 * 2**20
+"""Far below what one array of strings holds, as the rows of the table are sorted."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +39,19 @@ class FrozenState:
     rows: Callable[[int], pa.Table]
     entry_bytes: int = 0
 
-    def table(self) -> pa.Table:
-        """All rows, sorted by key group."""
-        table = pa.concat_tables([self.schema.empty_table(), *(self.rows(chunk) for chunk in range(len(self.stamps)))])
+    def tables(self) -> Iterator[pa.Table]:
+        """All rows, chunk by chunk; once."""
+        return map(self.rows, range(len(self.stamps)))
+
+    def table(self, tables: Iterable[pa.Table] | None = None) -> pa.Table:
+        """All rows, sorted by key group; those that `tables` has given already, if given."""
+        table = pa.concat_tables([self.schema.empty_table(), *(self.tables() if tables is None else tables)])
         order = np.argsort(table.column(KEY_GROUP_COLUMN).to_numpy(), kind="stable")
         return table.take(pa.array(order))
 
     def part(self) -> StatePart:
         """The part."""
-        if self.size <= INLINE_ENTRIES:
+        if self.size <= INLINE_ENTRIES and self.size * self.entry_bytes <= INLINE_BYTES:
             return StatePart(self.name, "keyed", self.table())
         blobs = tuple(
             Blob(f"{self.name}-{chunk}-{stamp}", partial(self.rows, chunk), CHUNK_ENTRIES * self.entry_bytes)

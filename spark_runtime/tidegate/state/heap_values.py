@@ -9,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tidegate.state.array_limits import in_parts
+from tidegate.state.arrow_columns import Chosen
 from tidegate.state.columns import Entries
 from tidegate.state.contract import Found, KeyNumbers, KeySet, Mask, StateDescriptor
 from tidegate.state.heap_snapshot import FrozenState
-from tidegate.state.heap_table import GROUP, USED, HeapTable, live_rows
+from tidegate.state.heap_table import GROUP, LIVE, USED, HeapTable, live_rows
 from tidegate.state.keysets import KeyedRows, ReadKeys
 from tidegate.state.layout import part_schema, result_schema
 from tidegate.state.lifetimes import Lifetime
@@ -159,10 +161,13 @@ def frozen_table(table: HeapTable, name: str, schema: pa.Schema) -> FrozenState:
 
     def rows(chunk: int) -> pa.Table:
         arrays = frozen.read(chunk)
-        at = live_rows(arrays)
-        columns = [pa.array(arrays[GROUP][at]), *(take(arrays, at) for take in frozen.takes)]
-        if USED in arrays:
-            columns.append(pa.array(arrays[USED][at]))
-        return pa.Table.from_arrays(columns, schema=schema)
+
+        def made(at: Chosen) -> pa.Table:
+            columns = [pa.array(arrays[GROUP][at]), *(take(arrays, at) for take in frozen.takes)]
+            if USED in arrays:
+                columns.append(pa.array(arrays[USED][at]))
+            return pa.Table.from_arrays(columns, schema=schema)
+
+        return pa.concat_tables(in_parts(made, live_rows(arrays), len(arrays[LIVE])))
 
     return FrozenState(name, schema, frozen.size, frozen.stamps, rows, table.row_bytes)

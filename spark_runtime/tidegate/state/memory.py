@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pyarrow as pa
+
 from tidegate.contract.errors import SnapshotError
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.heap import HeapBackend
@@ -32,10 +34,13 @@ class MemoryBackend(HeapBackend):
             parts: list[StatePart] = []
             taken_bytes = 0
             for state in frozen:
-                parts.append(StatePart(state.name, "keyed", state.table()))
-                taken_bytes += parts[-1].table.nbytes
-                if taken_bytes > self._limit_bytes:
-                    raise self._too_large(checkpoint_id, state.name, taken_bytes)
+                tables: list[pa.Table] = []
+                for table in state.tables():
+                    tables.append(table)
+                    taken_bytes += table.nbytes
+                    if taken_bytes > self._limit_bytes:
+                        raise self._too_large(checkpoint_id, state.name, taken_bytes)
+                parts.append(StatePart(state.name, "keyed", state.table(tables)))
             return parts
 
         return write

@@ -17,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.state.columns import Cells, Entries, FrozenCells
+from tidegate.state.array_limits import in_parts
+from tidegate.state.arrow_columns import Positions
+from tidegate.state.columns import Arrays, Cells, Entries, FrozenCells
 from tidegate.state.contract import DueTimers, Elements, KeyNumbers, KeySet, TimerKind
 from tidegate.state.heap_snapshot import FrozenState
-from tidegate.state.heap_table import GROUP, LIVE, FrozenTable, HeapTable
+from tidegate.state.heap_table import GROUP, FrozenTable, HeapTable
 from tidegate.state.keybytes import Int64s
 from tidegate.state.keysets import KeyedRows, ReadKeys
 from tidegate.state.layout import TIME_COLUMN, timer_part, timer_schema
@@ -130,7 +132,8 @@ class ColumnarTimers:
         """The timers as they are now."""
         timers = self._cells.freeze(self._size)
         rows = _FrozenRows(self.schema, timers, self._keys.freeze())
-        return FrozenState(timer_part(self.kind), self.schema, self._size, timers.stamps, rows.chunk)
+        entry_bytes = self._cells.entry_bytes + self._keys.row_bytes
+        return FrozenState(timer_part(self.kind), self.schema, self._size, timers.stamps, rows.chunk, entry_bytes)
 
     def take_back(self, keys: KeySet, batch: pa.RecordBatch) -> None:
         """Timers of a snapshot: row i of `batch`, with the columns of `schema`, is of key `keys.rows[i]`."""
@@ -207,33 +210,30 @@ class _FrozenRows:
     def __init__(self, schema: pa.Schema, timers: FrozenCells, keys: FrozenTable) -> None:
         self._schema = schema
         self._timers = timers
-        self._frozen_keys: FrozenTable | None = keys
-        self._keys = pa.table({})
+        self._frozen_keys = keys
+        self._keys: Arrays = {}
         self._lock = threading.Lock()
 
     def chunk(self, chunk: int) -> pa.Table:
         """Rows of a chunk; once for each."""
         arrays = self._timers.read(chunk)
         owners = arrays[_OWNERS]
-        rows = np.flatnonzero(owners >= 0)
         with self._lock:
-            self._read_keys()
-        keys = self._keys.take(pa.array(owners[rows])).columns
-        return pa.Table.from_arrays([*keys, pa.array(arrays[_TIMES][rows])], schema=self._schema)
+            keys = self._read_keys()
 
-    def _read_keys(self) -> None:
-        """Key group and key columns of every entry."""
-        if self._frozen_keys is None:
-            return
-        schema = pa.schema(list(self._schema)[:-1])
-        pieces = [schema.empty_table()]
-        for chunk in range(self._frozen_keys.chunks):
-            arrays = self._frozen_keys.read(chunk)
-            entries = np.where(arrays[LIVE] != 0, np.arange(len(arrays[LIVE])), -1)
-            columns = [pa.array(arrays[GROUP]), *(take(arrays, entries) for take in self._frozen_keys.takes)]
-            pieces.append(pa.Table.from_arrays(columns, schema=schema))
-        self._keys = pa.concat_tables(pieces).combine_chunks()
-        self._frozen_keys = None
+        def made(rows: Positions) -> pa.Table:
+            of_rows = owners[rows]
+            columns = [pa.array(keys[GROUP][of_rows]), *(take(keys, of_rows) for take in self._frozen_keys.takes)]
+            return pa.Table.from_arrays([*columns, pa.array(arrays[_TIMES][rows])], schema=self._schema)
+
+        return pa.concat_tables(in_parts(made, np.flatnonzero(owners >= 0)))
+
+    def _read_keys(self) -> Arrays:
+        """The arrays of all entries of the keys."""
+        if not self._keys:
+            chunks = [self._frozen_keys.read(chunk) for chunk in range(self._frozen_keys.chunks)]
+            self._keys = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
+        return self._keys
 
 
 def _longer(array: npt.NDArray[Any], capacity: int, fill: int) -> npt.NDArray[Any]:
