@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 from tidegate.cli import arguments
 from tidegate.cli.output import table
 from tidegate.cli.presenting import size
 from tidegate.cli.reaching import client_of
 from tidegate.cli.surroundings import Surroundings, Verbs
+from tidegate.contract.client import JobClient
 from tidegate.contract.clock import utc_now
-from tidegate.contract.errors import OptionError
+from tidegate.contract.errors import OptionError, TidegateError
+from tidegate.contract.layout import JobLayout, job_ids
+from tidegate.contract.store import open_store
 
 DEFAULT_AGE = "1 h"
 
@@ -23,8 +28,8 @@ def add(verbs: Verbs) -> None:
         "gc",
         help="delete checkpoints and files that nobody needs",
         description="Deletes what dead drivers left: checkpoints that were never completed or are not needed any more, "
-        "and shared files that no checkpoint uses. Savepoints, and whatever can be reached, stay. A job may run "
-        "meanwhile.",
+        "shared files that no checkpoint uses, and code that no submission names; of one job, or without JOB of every "
+        "job below the root. Savepoints, and whatever can be reached, stay. Jobs may run meanwhile.",
     )
     arguments.add_job(parser)
     parser.add_argument(
@@ -41,14 +46,47 @@ def add(verbs: Verbs) -> None:
 
 
 def collect_garbage(args: argparse.Namespace, around: Surroundings) -> int:
-    """List what goes, and what is freed."""
-    from tidegate.coordinator.offline_garbage import collect
-
-    client = client_of(args, around)
-    client.view()  # names a job that is not there
+    """List what goes, and what is freed. A job that cannot be read, of all of a root's, is told last."""
     if args.keep is not None and args.keep < 1:
         raise OptionError("at least one recovery point stays", where="--keep", remedy="Write a number from 1")
     older_than = arguments.duration(args.older_than, "--older-than") or timedelta()
+    if args.job is not None or args.job_id is not None:
+        client = client_of(args, around)
+        client.view()  # names a job that is not there
+        around.output.document(_of_job(client, older_than, args, around))
+        return 0
+    root = arguments.root(args, around.environment)
+    storage_options = arguments.storage_options(args, around.environment)
+    documents: list[Mapping[str, Any]] = []
+    failures: list[TidegateError] = []
+    store = open_store(root, storage_options)
+    for job_id in job_ids(store.list("")):
+        layout = JobLayout(job_id)
+        if not store.exists(layout.spec(1)) and not store.list(layout.artifacts):
+            continue
+        try:
+            documents.append(_of_job(around.connect(root, job_id, storage_options), older_than, args, around))
+        except TidegateError as error:
+            around.output.note(f"{job_id}: {error}")
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    freed_bytes = sum(document["freed_bytes"] for document in documents)
+    around.output.say(f"{len(documents)} jobs: {size(freed_bytes)} {_verb(args)}")
+    around.output.document({"dry_run": args.dry_run, "jobs": documents, "freed_bytes": freed_bytes})
+    return 0
+
+
+def _verb(args: argparse.Namespace) -> str:
+    return "would be freed" if args.dry_run else "freed"
+
+
+def _of_job(
+    client: JobClient, older_than: timedelta, args: argparse.Namespace, around: Surroundings
+) -> Mapping[str, Any]:
+    """Collect one job's garbage and say so; gives the document."""
+    from tidegate.coordinator.offline_garbage import collect
+
     around.output.progress(f"{client.job_id}: looking for what nobody needs")
     found = collect(
         client.store,
@@ -64,19 +102,15 @@ def collect_garbage(args: argparse.Namespace, around: Surroundings) -> int:
     if rows:
         for line in table(("path", "why", "size"), rows, right=frozenset({"size"})):
             around.output.say(line)
-    verb = "would be freed" if args.dry_run else "freed"
     young = f"; {found.too_young} more are not older than {args.older_than}" if found.too_young else ""
-    around.output.say(f"{client.job_id}: {size(found.size_bytes)} {verb}{young}")
+    around.output.say(f"{client.job_id}: {size(found.size_bytes)} {_verb(args)}{young}")
     if found.kept_back:
         around.output.note(f"shared files stay: {found.kept_back}; call again later")
-    around.output.document(
-        {
-            "job_id": client.job_id,
-            "dry_run": args.dry_run,
-            "collected": [dataclasses.asdict(one) for one in found.collected],
-            "freed_bytes": found.size_bytes,
-            "too_young": found.too_young,
-            "kept_back": found.kept_back or None,
-        }
-    )
-    return 0
+    return {
+        "job_id": client.job_id,
+        "dry_run": args.dry_run,
+        "collected": [dataclasses.asdict(one) for one in found.collected],
+        "freed_bytes": found.size_bytes,
+        "too_young": found.too_young,
+        "kept_back": found.kept_back or None,
+    }

@@ -118,11 +118,14 @@ def pack(path: str) -> PackedArtifact:
 
 
 def upload(store: Store, layout: JobLayout, packed: PackedArtifact) -> str:
-    """Pin an artifact; its name. Uploading twice, or by two submitters at once, is uploading once."""
-    manifest_path = layout.artifact_manifest(packed.sha256)
-    if not store.exists(manifest_path):
-        _create(store, layout.artifact_code(packed.sha256), _zipped(packed))
-        _create(store, manifest_path, encode(packed.manifest))
+    """Pin an artifact; its name. Uploading twice, or by two submitters at once, is uploading once; but it is as young
+    as the last upload, so that `tidegate gc` leaves it to the submission that is being made."""
+    code_path = layout.artifact_code(packed.sha256)
+    if not store.exists(code_path):
+        _create(store, code_path, _zipped(packed))
+    store.replace(layout.artifact_manifest(packed.sha256), encode(packed.manifest))
+    if not store.exists(code_path):  # it went a moment ago, being old
+        _create(store, code_path, _zipped(packed))
     return packed.sha256
 
 
@@ -133,7 +136,7 @@ def copy_artifact(store: Store, source: JobLayout, target: JobLayout, sha256: st
     except NotFoundError as error:
         raise _damaged(source, sha256, "it is not, or not wholly, there") from error
     _create(store, target.artifact_code(sha256), code)
-    _create(store, target.artifact_manifest(sha256), manifest)
+    store.replace(target.artifact_manifest(sha256), manifest)
 
 
 def materialise(store: Store, layout: JobLayout, sha256: str, target_dir: str) -> None:

@@ -99,11 +99,16 @@ class JobLayout:
         assert spec >= 0, f"no submission has the number {spec}"
         return f"{self.job_id}/graphs/{spec:06d}.json"
 
+    @property
+    def artifacts(self) -> str:
+        """Folder of pinned code."""
+        return f"{self.job_id}/artifacts"
+
     def artifact(self, sha256: str) -> str:
         """Folder of pinned code. Raises OptionError when `sha256` is none."""
         if not SHA256_PATTERN.fullmatch(sha256):
             raise OptionError(f"{sha256!r} is not an artifact", where=f"job {self.job_id}", cause="it is no SHA-256")
-        return f"{self.job_id}/artifacts/{sha256}"
+        return f"{self.artifacts}/{sha256}"
 
     def artifact_manifest(self, sha256: str) -> str:
         """List of the artifact's files; written after `artifact_code`."""

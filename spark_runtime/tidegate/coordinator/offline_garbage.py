@@ -7,6 +7,8 @@ Works with no job running, and beside a running one, without a fence. Why that i
   what a submission names is looked up again right before. What the reigning driver has claimed is left to it.
 - A shared file goes only when no completed checkpoint that is there uses it, and none is on its way that might
   (`shared_files.judge`); one that cannot be read keeps all of them.
+- Pinned code goes only when no submission names it. What a submission that is being made has found there was written
+  anew a moment ago (`artifact.upload`).
 - Only what is older than a grace goes. It covers what the log cannot tell: zombies that still write, listings that lag,
   and a driver that deletes at the same time.
 
@@ -22,7 +24,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from tidegate.contract.errors import NotFoundError, SnapshotError
-from tidegate.contract.layout import JobLayout
+from tidegate.contract.layout import SHA256_PATTERN, JobLayout
 from tidegate.contract.options import JobOptions
 from tidegate.contract.records import Decision, Spec
 from tidegate.contract.status import JobStatus
@@ -31,7 +33,7 @@ from tidegate.coordinator.garbage import find_garbage, named_snapshots
 from tidegate.coordinator.shared_files import OWNED, judge, on_their_way
 from tidegate.snapshot.metadata import read_metadata
 
-Why = Literal["unfinished", "retired", "unused"]
+Why = Literal["unfinished", "retired", "unused", "unnamed"]
 
 DEFAULT_GRACE = timedelta(hours=1)
 """Longer than any checkpoint timeout and the life of a zombie."""
@@ -42,9 +44,9 @@ class Collected:
     """Something that went, or would go.
 
     Attributes:
-        path: a checkpoint's folder, or a shared file; below the root.
+        path: a checkpoint's folder, a shared file, or the folder of pinned code; below the root.
         why: "unfinished": the checkpoint was never completed; "retired": it is not needed any more; "unused": no
-            checkpoint uses the file.
+            checkpoint uses the file; "unnamed": no submission names the code.
         size_bytes: of all its files.
     """
 
@@ -58,8 +60,8 @@ class Freed:
     """What a collection did, or would do.
 
     Attributes:
-        collected: folders, then files.
-        too_young: folders and files that nobody needs and that are not older than the grace.
+        collected: folders of checkpoints, shared files, code.
+        too_young: of these those that nobody needs and that are not older than the grace.
         kept_back: why shared files were left alone; "": they were not.
     """
 
@@ -194,6 +196,17 @@ def collect(
         collected.append(Collected(path, "unused", _size_bytes(store, [path])))
         if not dry_run:
             store.delete(path)
+    for name in filter(SHA256_PATTERN.fullmatch, store.list(layout.artifacts)):
+        path = layout.artifact(name)
+        if name in {spec.artifact for spec in read_specs()}:
+            continue
+        held = store.walk(path)
+        if not is_old(held):
+            too_young += 1
+            continue
+        collected.append(Collected(path, "unnamed", _size_bytes(store, held)))
+        if not dry_run:
+            store.delete_folder(path)
     return Freed(tuple(collected), too_young, kept_back)
 
 

@@ -49,6 +49,32 @@ def test_gc_leaves_what_is_young(tidegate: Caller, orphan: str) -> None:
     assert tidegate("gc", "flights", "--older-than", "30 days", "--json").document["freed_bytes"] == 5
 
 
+def test_gc_without_a_job_goes_through_the_whole_root(tidegate: Caller, orphan: str, tmp_path: Path) -> None:
+    """Folders of jobs that were never submitted, too; others are left alone."""
+    store, code = open_store(tidegate.root), "b" * 64
+    store.create(f"never/artifacts/{code}/code.zip", b"seven!!")
+    store.create("notes/artifacts/readme", b"x")
+    store.create("other/checkpoints/chk-1-g1/op.state", b"x")
+    told = tidegate("gc", "--dry-run")
+    assert told.code == 0 and "flights: 5 B would be freed" in told.out and "12 B would be freed" in told.out
+    done = tidegate("gc", "--json")
+    assert [(job["job_id"], job["freed_bytes"]) for job in done.document["jobs"]] == [
+        ("flights", 5),
+        ("never", 7),
+        ("notes", 0),
+    ]
+    assert (done.code, done.document["freed_bytes"]) == (0, 12)
+    assert not Path(orphan).exists() and not (tmp_path / "never").exists()
+    assert store.exists("notes/artifacts/readme") and store.exists("other/checkpoints/chk-1-g1/op.state")
+
+
+def test_gc_of_a_root_goes_on_behind_a_job_that_it_cannot_read(tidegate: Caller, orphan: str) -> None:
+    open_store(tidegate.root).create("bad/specs/000001.json", b"{")
+    answer = tidegate("gc")
+    assert answer.code != 0 and "bad/specs/000001.json" in answer.err
+    assert not Path(orphan).exists()
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [(("nothing",), 5, "no job of this id"), (("flights", "--keep", "0"), 2, "at least one recovery point stays")],

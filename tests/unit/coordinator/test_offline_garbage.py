@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.contract.artifact import PackedArtifact, materialise, upload
 from tidegate.contract.errors import SnapshotError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.memory_store import MemoryStore
-from tidegate.contract.records import Decision, RestoreFrom, Spec
+from tidegate.contract.records import Decision, RestoreFrom, Spec, encode
 from tidegate.contract.store import Store, open_store
 from tidegate.coordinator.offline_garbage import Freed, collect
 from tidegate.coordinator.recovery import choose_restore_point
@@ -42,12 +45,19 @@ class Job:
     def add(self, entry_kind: Any, /, **data: Any) -> None:
         self.log.append(Decision(len(self.log) + 1, entry_kind, self.generation, "r", AT, "n", data))
 
-    def submit(self, restore: RestoreFrom | None = None) -> None:
+    def pinned(self, letter: str) -> str:
+        """Folder of pinned code."""
+        path = LAYOUT.artifact(letter * 64)
+        self.store.create(f"{path}/code.zip", b"code")
+        self.store.create(f"{path}/manifest.json", b"list")
+        return path
+
+    def submit(self, restore: RestoreFrom | None = None, code: str = "") -> None:
         """A submission that no driver has begun."""
         n = len(self.specs) + 1
         options: dict[str, Any] = {"retained_checkpoints": 1}
         self.specs.append(
-            Spec("job", n, f"s{n}", "m:f", "", {}, options, "local[1]", {}, {}, restore, "l", None, AT, "test")
+            Spec("job", n, f"s{n}", "m:f", code * 64, {}, options, "local[1]", {}, {}, restore, "l", None, AT, "test")
         )
 
     def driver(self, restore: RestoreFrom | None = None, *, same_spec: bool = False) -> Job:
@@ -287,3 +297,28 @@ def _used(job: Job, folder: str) -> frozenset[str]:
     from tidegate.snapshot.metadata import read_metadata
 
     return read_metadata(job.store, folder).shared_files()
+
+
+def test_code_that_no_submission_names_goes_when_it_is_old(job: Job) -> None:
+    first, unnamed, newest = (job.pinned(letter) for letter in "abc")
+    job.submit(code="a")
+    job.driver()
+    job.submit(code="c")
+    job.store.create("job/artifacts/readme", b"not ours")
+    assert job.paths(now=datetime.now(UTC)) == [] and job.collect(now=datetime.now(UTC)).too_young == 1
+    assert [(one.path, one.why, one.size_bytes) for one in job.collect().collected] == [(unnamed, "unnamed", 8)]
+    assert job.store.list("job/artifacts") == [first.rpartition("/")[2], newest.rpartition("/")[2], "readme"]
+
+
+def test_code_that_a_submission_in_the_making_has_found_there_is_left_to_it(job: Job, tmp_path: Path) -> None:
+    code = PackedArtifact("", (("p.py", b"x = 1"),))
+    code = replace(code, sha256=hashlib.sha256(encode(code.manifest)).hexdigest())
+    upload(job.store, LAYOUT, code)
+    for path in (tmp_path / LAYOUT.artifact(code.sha256)).iterdir():
+        os.utime(path, (0, 0))
+    upload(job.store, LAYOUT, code)
+    assert job.paths(now=datetime.now(UTC)) == []
+    materialise(job.store, LAYOUT, code.sha256, str(tmp_path / "out"))
+    assert job.paths() == [LAYOUT.artifact(code.sha256)]
+    upload(job.store, LAYOUT, code)
+    materialise(job.store, LAYOUT, code.sha256, str(tmp_path / "again"))
