@@ -26,7 +26,8 @@ class JoinCalls(StreamBase):
     """Calls of `Stream`; see there."""
 
     def broadcast(self) -> BroadcastStream:
-        """Mark this bounded stream as the side of a join that every subtask holds whole."""
+        """Give every subtask all records of this stream: as the side of a `join`, for which it must be bounded, or in a
+        process, for which it need not be: `stream.connect(rules.broadcast())`."""
         return BroadcastStream(self._draft, self._node_id, self.schema, self._event_time, bounded=self.bounded)
 
     def join(

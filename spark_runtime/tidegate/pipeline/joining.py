@@ -14,7 +14,7 @@ from tidegate.snapshot.parts import OWNER_COLUMN
 
 
 class BroadcastStream(StreamBase):
-    """A stream marked by `Stream.broadcast()`: the side of a join that every subtask holds whole. It has no calls."""
+    """A stream marked by `Stream.broadcast()`: every subtask gets all of it. It has no calls."""
 
 
 def check_broadcast_join(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pyarrow as pa
 
@@ -88,7 +88,7 @@ class OperatorListState:
 
     def append(self, rows: pa.RecordBatch) -> None:
         """Add rows after the others. Raises PipelineError when their columns are not the state's."""
-        self._require(rows.schema)
+        self._require(rows, pa.RecordBatch)
         if rows.num_rows:
             self._batches.append(rows.cast(self.descriptor.columns))
         if len(self._batches) > MAX_BATCHES:
@@ -96,7 +96,7 @@ class OperatorListState:
 
     def put(self, rows: pa.Table | pa.RecordBatch) -> None:
         """Replace all rows. Raises PipelineError when their columns are not the state's."""
-        self._require(rows.schema)
+        self._require(rows, pa.RecordBatch, pa.Table)
         self._batches = []
         for batch in rows.to_batches() if isinstance(rows, pa.Table) else [rows]:
             self.append(batch)
@@ -113,16 +113,20 @@ class OperatorListState:
         """Take the rows that a restore has for this subtask. Subclasses add what their kind is about."""
         self.put(rows)
 
-    def _require(self, schema: pa.Schema) -> None:
+    def _require(self, rows: Any, *types: type) -> None:
         wanted = self.descriptor.columns
-        if schema.names == wanted.names and schema.types == wanted.types:
-            return
-        raise PipelineError(
-            "rows do not have the columns of the state",
-            where=f"state {self.descriptor.name!r}",
-            cause=f"it has {_columns_text(wanted)}; the rows have {_columns_text(schema)}",
-            remedy="Give these columns, in this order, or declare the state with the others",
-        )
+        if not isinstance(rows, types):
+            raise self._refused(f"they are a {type(rows).__name__}", f"Give a pyarrow.{types[-1].__name__}")
+        if rows.schema.names != wanted.names or rows.schema.types != wanted.types:
+            cause = f"it has {_columns_text(wanted)}; the rows have {_columns_text(rows.schema)}"
+            raise self._refused(cause, "Give these columns, in this order, or declare the state with the others")
+        for field_, column in zip(wanted, rows.columns, strict=True):
+            if not field_.nullable and column.null_count:
+                raise self._refused(f"column {field_.name!r} has nulls, declared is not null", "Declare it nullable")
+
+    def _refused(self, cause: str, remedy: str) -> PipelineError:
+        where = f"state {self.descriptor.name!r}"
+        return PipelineError("rows do not have the columns of the state", where=where, cause=cause, remedy=remedy)
 
 
 class UnionState(OperatorListState):

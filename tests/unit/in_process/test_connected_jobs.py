@@ -24,6 +24,7 @@ from tidegate import (
     ProcessContext,
     RawOutput,
     Rows,
+    SideOutput,
     SubtaskContext,
     broadcast_state,
     keyed_raw_state,
@@ -341,3 +342,37 @@ def test_broadcast_state_is_read_only_beside_it(sink: str) -> None:
     run = InProcessJob(lambda: labelled(sink, wrong=True)).submit()
     with pytest.raises(Exception, match=r"operator 'labels' subtask 0: .*in process_broadcast alone"):
         run.pump(100)
+
+
+class Sorted(CoProcess):
+    """Both sides, each to an output of its own."""
+
+    def process_left(self, rows: Rows, ctx: SubtaskContext) -> Iterator[SideOutput]:
+        yield SideOutput("left", rows.batch.select(["v"]))
+
+    def process_right(self, rows: Rows, ctx: SubtaskContext) -> Iterator[pa.RecordBatch | SideOutput]:
+        yield rows.batch.select(["v"])
+        yield SideOutput("nobody", rows.batch)
+
+    def finish(self, ctx: SubtaskContext) -> list[SideOutput]:
+        return [SideOutput("left", pa.record_batch([[-1]], names=["v"]))]
+
+
+def test_a_process_of_two_streams_gives_rows_to_side_outputs(sink: str) -> None:
+    def build() -> Pipeline:
+        p = Pipeline()
+        right = numbers(p, "right", ROWS // 2)
+        schema = pa.schema([("v", pa.int64())])
+        sides = {"left": schema, "nobody": right.schema}
+        both = numbers(p, "left").connect(right).process(Sorted(), schema=schema, side_outputs=sides, uid="sorts")
+        both.write(CollectSink(sink), uid="out")
+        both.side_output("left").write(CollectSink(f"{sink}-left"), uid="left-out")
+        return p
+
+    try:
+        run_with_accidents(build, "sides")
+        collected(sink).assert_exactly([(v,) for v in range(ROWS // 2)])
+        left = Counter(v for (v,) in collected(f"{sink}-left").rows())
+        assert left.pop(-1) > 0 and left == Counter(range(ROWS))
+    finally:
+        forget_collected(f"{sink}-left")

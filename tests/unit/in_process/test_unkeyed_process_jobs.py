@@ -29,8 +29,9 @@ from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.connectors.datagen import DataGen
 from tidegate.contract.errors import SnapshotError
 from tidegate.contract.records import RestoreFrom
-from tidegate.contract.state_shapes import StateShape
+from tidegate.contract.state_shapes import StateShape, compare_states
 from tidegate.pipeline.pipeline import Pipeline
+from tidegate.plan.text import graph_document
 from tidegate.snapshot.metadata import read_metadata
 from tidegate.snapshot.reading import SnapshotReader
 from tidegate.testing.collect import CollectSink, collected, forget_collected
@@ -259,6 +260,25 @@ def test_a_restore_refuses_another_kind_and_a_state_that_is_gone(sink: str, late
     a_job.build = lambda: sorting(sink, later)
     with pytest.raises(SnapshotError, match=says):
         a_job.submit(RestoreFrom("savepoint", path=path))
+
+
+@pytest.mark.parametrize("later", [Sorts(), Wider(), Raw(), Without()], ids=["same", "wider", "kind", "gone"])
+def test_a_preflight_says_beforehand_what_the_restore_says(sink: str, later: Process) -> None:
+    """S5.5: from the documents alone."""
+    a_job, path = saved(sink, Sorts())
+    old = read_metadata(a_job.store, path).graph
+    new = graph_document(sorting(sink, later).build())
+    (was,), (now,) = ([op["states"] for op in graph["operators"] if op["uid"] == "sorts"] for graph in (old, new))
+    verdict = compare_states(*([StateShape.from_json(state) for state in states] for states in (was, now)))
+    a_job.build = lambda: sorting(sink, later)
+    if verdict.refused or verdict.undeclared:
+        with pytest.raises(SnapshotError):
+            a_job.submit(RestoreFrom("savepoint", path=path))
+    else:
+        a_job.submit(RestoreFrom("savepoint", path=path))
+    assert [state for state, _ in verdict.refused] == (["tally"] if isinstance(later, Raw) else [])
+    assert verdict.undeclared == (("waiting",) if isinstance(later, Without) else ())
+    assert {state for state, _ in verdict.changes} == ({"waiting"} if isinstance(later, Wider) else set())
 
 
 def test_raw_state_that_cannot_be_written_names_the_operator_and_the_users_line(sink: str) -> None:

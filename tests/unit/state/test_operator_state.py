@@ -146,7 +146,16 @@ def test_rows_of_other_columns_are_refused_and_change_nothing() -> None:
     for write in (offsets.append, offsets.put):
         with pytest.raises(PipelineError, match="it has n int64, tags.*the rows have n int64"):
             write(pa.record_batch({"n": pa.array([1])}))
+        with pytest.raises(PipelineError, match="they are a list"):
+            write([1])
     assert numbers(offsets.get()) == [1]
+
+
+def test_nulls_are_refused_where_none_may_be() -> None:
+    columns = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+    state = started(1, [OperatorDescriptor("s", "list", columns)])[0].list("s")
+    with pytest.raises(PipelineError, match="column 'n' has nulls"):
+        state.append(pa.record_batch({"n": pa.array([None], pa.int64())}))
 
 
 @pytest.mark.parametrize("columns", [pa.schema([]), pa.schema([("__owner", pa.int32())])])
