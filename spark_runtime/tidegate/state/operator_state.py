@@ -113,9 +113,9 @@ class OperatorListState:
         """Take the rows that a restore has for this subtask. Subclasses add what their kind is about."""
         self.put(rows)
 
-    def _require(self, rows: Any, *types: type) -> None:
+    def _require(self, rows: Any, *types: type[pa.RecordBatch | pa.Table]) -> None:
         wanted = self.descriptor.columns
-        if not isinstance(rows, types):
+        if type(rows) not in types:
             raise self._refused(f"they are a {type(rows).__name__}", f"Give a pyarrow.{types[-1].__name__}")
         if rows.schema.names != wanted.names or rows.schema.types != wanted.types:
             cause = f"it has {_columns_text(wanted)}; the rows have {_columns_text(rows.schema)}"
