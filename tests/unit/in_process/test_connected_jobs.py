@@ -20,6 +20,7 @@ from tidegate import (
     FiredTimers,
     KeyedBroadcastProcess,
     KeyedCoProcess,
+    KeyedProcess,
     KeyedRows,
     ProcessContext,
     RawOutput,
@@ -33,12 +34,14 @@ from tidegate import (
     reducing_state,
 )
 from tidegate.connectors.datagen import DataGen
+from tidegate.contract.errors import SnapshotError
 from tidegate.contract.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.pipeline.pipeline import Pipeline
 from tidegate.snapshot.metadata import read_metadata
 from tidegate.snapshot.reading import SnapshotReader
+from tidegate.state.contract import StateDescriptor
 from tidegate.testing.collect import CollectSink, collected, forget_collected
 from tidegate.testing.in_process import InProcessJob
 
@@ -376,3 +379,46 @@ def test_a_process_of_two_streams_gives_rows_to_side_outputs(sink: str) -> None:
         assert left.pop(-1) > 0 and left == Counter(range(ROWS))
     finally:
         forget_collected(f"{sink}-left")
+
+
+class Keeps(KeyedProcess):
+    """One state; `states` is what a test makes of it."""
+
+    def __init__(self, *states: Any) -> None:
+        self.states = states
+
+    def process(self, rows: KeyedRows, ctx: ProcessContext) -> None:
+        if any(isinstance(state, StateDescriptor) for state in self.states):
+            ctx.list("kept").append(rows.keys, rows.owners, rows.batch.select(["v"]))
+        elif self.states:
+            ctx.operator_list("kept").append(rows.batch.select(["v"]))
+
+
+KEPT = {"keyed": list_state("kept", {"v": pa.int64()}), "subtask": operator_list_state("kept", {"v": pa.int64()})}
+
+
+@pytest.mark.parametrize("back_end", ["heap", "memory", "rocksdb"])
+@pytest.mark.parametrize("was", KEPT)
+@pytest.mark.parametrize("now", [*KEPT, "gone"])
+def test_a_state_that_goes_from_keys_to_the_subtask_or_away_is_refused(
+    sink: str, was: str, now: str, back_end: str, tmp_path: Path
+) -> None:
+    """S5.5."""
+
+    def build(*states: Any) -> Pipeline:
+        p = Pipeline()
+        kept = numbers(p, "rows").group_by("k").process(Keeps(*states), schema=PAIRED, uid="keeps")
+        kept.write(CollectSink(sink), uid="out")
+        return p
+
+    a_job = InProcessJob(lambda: build(KEPT[was]), {"state_backend": back_end}, scratch=str(tmp_path))
+    run = a_job.submit()
+    run.until(lambda: run.owner.now_ms >= 1_700_000_000_100)
+    path = suspended(run, 0)
+    assert path is not None
+    a_job.build = lambda: build(*([KEPT[now]] if now in KEPT else []))
+    if was == now:
+        a_job.submit(RestoreFrom("savepoint", path=path)).to_end()
+        return
+    with pytest.raises(SnapshotError, match="kept"):
+        a_job.submit(RestoreFrom("savepoint", path=path))
