@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import get_args
 
 import pyarrow as pa
 
 from tidegate.contract.errors import PipelineError
 from tidegate.pipeline.columns import checked_renames, refuse_duplicates
 from tidegate.pipeline.states import Columns, require_state_name, state_place, state_schema
+from tidegate.snapshot.parts import StateFormat
 from tidegate.state.keytypes import KEY_TYPES_TEXT, is_key_type, stored_type
 from tidegate.state.operator_state import OperatorDescriptor, OperatorKind
 from tidegate.state.raw_state import RawDescriptor
@@ -67,14 +69,25 @@ def raw_state(name: str) -> RawDescriptor:
     Raises:
         PipelineError: a name that cannot be.
     """
-    require_state_name(name, state_place("raw_state", name))
+    _require_name(name, state_place("raw_state", name))
     return RawDescriptor(name)
 
 
 def keyed_raw_state(name: str) -> RawDescriptor:
     """As `raw_state`, in pieces that are of key groups and move with them (S5.5); for processes with keys."""
-    require_state_name(name, state_place("keyed_raw_state", name))
+    _require_name(name, state_place("keyed_raw_state", name))
     return RawDescriptor(name, keyed=True)
+
+
+def _require_name(name: object, where: str) -> None:
+    require_state_name(name, where)
+    if name in get_args(StateFormat) and name != "rows":
+        raise PipelineError(
+            f"{name!r} cannot be the name of a state",
+            where=where,
+            cause="snapshots have files of a back end under this name",
+            remedy="Give it another name",
+        )
 
 
 def _state(
@@ -86,7 +99,7 @@ def _state(
     key: pa.Schema | None = None,
 ) -> OperatorDescriptor:
     where = state_place(call, name)
-    require_state_name(name, where)
+    _require_name(name, where)
     kept = state_schema(columns, "columns", where)
     of_key = pa.schema([]) if key is None else key
     names = [*of_key.names, *kept.names]
