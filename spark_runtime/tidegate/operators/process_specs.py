@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from tidegate.contract.state_shapes import StateShape
 from tidegate.operators.contract import StreamOperator
+from tidegate.operators.mode_dependence import why_batch_sensitive
 from tidegate.operators.process_inputs import ProcessInput, fires_at_end
 from tidegate.operators.user_subtask import SubtaskState
 from tidegate.operators.user_unkeyed import UnkeyedUserProcess
@@ -40,6 +41,10 @@ class ProcessSpec:
     def fires_at_end(self) -> bool:
         """It may give results because its input has ended."""
         return fires_at_end(self.process)
+
+    def mode_dependence(self) -> str:
+        """By the clock, or when the user says so."""
+        return "it is called by the clock" if self.every_ms is not None else why_batch_sensitive(type(self.process))
 
     def create(self) -> StreamOperator:
         """A fresh operator around a copy of the process."""

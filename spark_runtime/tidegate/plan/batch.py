@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tidegate.contract.errors import PipelineError
 from tidegate.operators.mode_dependence import mode_dependence
-from tidegate.operators.specs import TimeUnit, UnionSpec
+from tidegate.operators.specs import KeyedProcessSpec, TimeUnit, UnionSpec
 from tidegate.plan.execution import Chain, plan
 from tidegate.plan.graph import Edge, Exchange, JobGraph, Node
 
@@ -53,7 +53,7 @@ class Stage:
         gathers: how its rows come to it.
         inputs: that bring rows, in input order.
         broadcasts: inputs that every subtask gets whole, before the first row.
-        by_key: state is by key, so that the head may run over some keys, end, and begin anew with the next ones.
+        by_key: all state is by key, so that the head may run over some keys, end, and begin anew with the next ones.
         schema: of what its tail emits (a sink: of what it takes).
         is_sink: its tail is a sink.
     """
@@ -147,7 +147,8 @@ def _stage(graph: JobGraph, chain: Chain) -> Stage:
         (broadcasts if given.exchange == "broadcast" else inputs).append(found)
     gathers = _gathering(head, inputs)
     keyed = all(given.exchange == "hash" and given.keys for given in inputs)
-    by_key = gathers == "exchange" and not broadcasts and keyed and head.sink is None
+    of_subtask = isinstance(head.spec, KeyedProcessSpec) and bool(head.spec.subtask_states)
+    by_key = gathers == "exchange" and not broadcasts and keyed and head.sink is None and not of_subtask
     return Stage(
         chain.chain_id, chain.nodes, gathers, tuple(inputs), tuple(broadcasts), by_key, chain.schema, chain.is_sink
     )

@@ -41,7 +41,9 @@ from tidegate.coordinator.job_run import RunEnded
 from tidegate.pipeline.pipeline import Pipeline
 from tidegate.snapshot.metadata import read_metadata
 from tidegate.snapshot.reading import SnapshotReader
+from tidegate.spark import batch_task
 from tidegate.state.contract import StateDescriptor
+from tidegate.testing.batch import run_batch
 from tidegate.testing.collect import CollectSink, collected, forget_collected
 from tidegate.testing.in_process import InProcessJob
 
@@ -422,3 +424,31 @@ def test_a_state_that_goes_from_keys_to_the_subtask_or_away_is_refused(
         return
     with pytest.raises(SnapshotError, match="kept"):
         a_job.submit(RestoreFrom("savepoint", path=path))
+
+
+def test_in_batch_the_same_processes_give_the_same_rows(sink: str) -> None:
+    """S8.2: state of keys, of subtasks, and what is broadcast."""
+    run_batch(lambda: balance(sink), {"parallelism": 2})
+    rows = collected(sink).rows()
+    left = {k: sum(v for v in range(ROWS) if v % KEYS == k) for k in range(KEYS)}
+    right = {k: sum(v for v in range(ROWS // 2) if v % KEYS == k) for k in range(KEYS)}
+    assert {row[1:] for row in rows if row[0] == "sums"} == {(k, left[k], right[k]) for k in range(KEYS)}
+    assert [sum(row[i] for row in rows if row[0] == "rows") for i in (2, 3)] == [ROWS, ROWS // 2]
+    forget_collected(sink)
+    run_batch(lambda: priced(sink), {"parallelism": 2})
+    rows = collected(sink).rows()
+    price = {n % KINDS: n for n in range(VERSIONS)}
+    wanted = Counter[int]()
+    for v in range(ROWS):
+        wanted[v % KEYS] += price[v % KINDS]
+    assert {k: n for what, k, n in rows if what == "price"} == wanted
+    forget_collected(sink)
+    run_batch(lambda: labelled(sink), {"parallelism": 2})
+    assert Counter(what for what, _, _ in collected(sink).rows()) == {"row": ROWS, "price": 2 * KINDS}
+
+
+def test_in_batch_state_of_a_subtask_is_not_cut_by_blocks_of_keys(sink: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S8.1: a process that keeps state by key alone begins anew after every block of rows."""
+    monkeypatch.setattr(batch_task, "BLOCK_ROWS", 50)
+    run_batch(lambda: balance(sink), {"parallelism": 2})
+    assert [row[0] for row in collected(sink).rows()].count("end_right") == 2

@@ -27,13 +27,14 @@ from tidegate import (
 )
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.connectors.datagen import DataGen
-from tidegate.contract.errors import SnapshotError
+from tidegate.contract.errors import PipelineError, SnapshotError
 from tidegate.contract.records import RestoreFrom
 from tidegate.contract.state_shapes import StateShape, compare_states
 from tidegate.pipeline.pipeline import Pipeline
 from tidegate.plan.text import graph_document
 from tidegate.snapshot.metadata import read_metadata
 from tidegate.snapshot.reading import SnapshotReader
+from tidegate.testing.batch import run_batch
 from tidegate.testing.collect import CollectSink, collected, forget_collected
 from tidegate.testing.in_process import InProcessJob
 
@@ -292,3 +293,19 @@ def test_raw_state_that_cannot_be_written_names_the_operator_and_the_users_line(
             run.pump()
             run.tick(5)
     assert "# their line" in failed.value.traceback
+
+
+def test_in_batch_a_process_without_keys_gives_the_same_rows(sink: str) -> None:
+    """S8.2: all rows wait for the end."""
+    run_batch(lambda: sorting(sink), {"parallelism": 2})
+    rows = collected(sink).rows()
+    assert Counter(v for what, v in rows if what == "row") == Counter(range(ROWS))
+    assert sum(v for what, v in rows if what == "tally") == ROWS
+
+
+def test_in_batch_a_process_that_is_called_by_the_clock_asks_for_leave(sink: str) -> None:
+    """S8.2."""
+    with pytest.raises(PipelineError, match="'sorts': it is called by the clock"):
+        run_batch(lambda: sorting(sink, InTwelves()))
+    run_batch(lambda: sorting(sink, InTwelves()), {"allow_mode_dependent": True})
+    assert Counter(collected(sink).rows()) == Counter(("at the end", v) for v in range(ROWS))
