@@ -68,6 +68,7 @@ class OperatorContext:
         current_split: id of the source split the batch in hand came from; None outside a source's chain.
         active_splits: ids of the splits this source subtask has not finished (read or not); empty outside a source's
             chain.
+        source_paused: the source of this chain is not read now: that nothing comes tells nothing.
         side_outputs: names of the operator's side outputs that something reads; rows for others need not be made.
         counters: named counts shown in metrics, such as `late_dropped`.
         scratch: a private writable directory on local disk.
@@ -91,6 +92,7 @@ class OperatorContext:
     processing_time_ms: Callable[[], int]
     current_split: str | None = None
     active_splits: frozenset[str] = frozenset()
+    source_paused: bool = False
     side_outputs: frozenset[str] = frozenset()
     wake: Callable[[], None] = lambda: None
     requests: StartRequests | None = None
@@ -168,6 +170,12 @@ class StreamOperator(ABC):
         """True: rows are still to come out though no input brings anything more. Idleness then stops here, since what
         comes from an idle channel may be late (S4.4). May change in `process`, `on_watermark`, `on_processing_time` and
         `end_input`."""
+        return False
+
+    def idles(self) -> bool:
+        """True: nothing has come for so long that the watermark made here is not to be waited for: downstream is told
+        that this subtask is idle, until a row comes (S4.4). Changes in `process` and `on_processing_time`; asked only
+        of operators that override it."""
         return False
 
     def end_input(self, input_index: int) -> Iterator[Output]:

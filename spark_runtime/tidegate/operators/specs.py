@@ -117,14 +117,20 @@ class WatermarkSpec:
         column: event time, a timestamp or an integer.
         delay_us: how much out of order records may come, microseconds, >= 0.
         unit: of the column.
+        idle_after_ms: a split that has brought nothing for so long is left out of the minimum; None: none is.
     """
 
     column: str
     delay_us: int
     unit: TimeUnit
+    idle_after_ms: int | None = None
 
     def create(self) -> StreamOperator:
         """A fresh watermark assigner."""
+        if self.idle_after_ms is not None:
+            from tidegate.operators.idling_watermark import IdlingWatermarkOperator
+
+            return IdlingWatermarkOperator(self)
         from tidegate.operators.watermark import WatermarkOperator
 
         return WatermarkOperator(self)
@@ -136,8 +142,9 @@ class WatermarkSpec:
         return watermark_shapes()
 
     def describe(self) -> str:
-        """Column and delay."""
-        return f"watermark {self.column} - {self.delay_us / 1e6:g} s"
+        """Column, delay, and when a split is idle."""
+        idle = "" if self.idle_after_ms is None else f", idle after {self.idle_after_ms / 1e3:g} s"
+        return f"watermark {self.column} - {self.delay_us / 1e6:g} s{idle}"
 
 
 @dataclass(frozen=True)

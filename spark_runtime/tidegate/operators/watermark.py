@@ -59,6 +59,9 @@ class WatermarkOperator(StreamOperator):
             split = self.ctx.current_split
             latest = min(self._time.to_us(int(times.max())), MAX_WATERMARK - 1)
             self._progress[split] = max(self._progress.get(split, MIN_WATERMARK), latest)
+        yield from self._advance()
+
+    def _advance(self) -> Iterator[Output]:
         low = self._lowest()
         if low is not None and low - self._delay_us > self._current_us:
             self._current_us = low - self._delay_us
@@ -79,10 +82,17 @@ class WatermarkOperator(StreamOperator):
         table = pa.table(columns, schema=PROGRESS_SCHEMA)
         return lambda: [StatePart("progress", "list", table)]
 
+    def _is_idle(self, split: str | None) -> bool:
+        """It is left out of the minimum."""
+        return False
+
     def _lowest(self) -> int | None:
-        active = self.ctx.active_splits
-        if not active:
+        splits = self.ctx.active_splits
+        if not splits:
             return self._progress.get(self.ctx.current_split)
+        active = [split for split in splits if not self._is_idle(split)]
+        if not active:
+            return None
         if not all(split in self._progress for split in active):
             return None
         return min(self._progress[split] for split in active)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Self
 
+from tidegate.contract.errors import PipelineError
 from tidegate.operators.specs import TimeUnit, WatermarkSpec
 from tidegate.pipeline.async_calls import AsyncCalls
 from tidegate.pipeline.column_calls import ColumnCalls
@@ -34,7 +35,13 @@ class Stream(ColumnCalls, RoutingCalls, JoinCalls, OrderCalls, AsyncCalls, Proce
     """
 
     def with_watermark(
-        self, column: str, delay: str | timedelta, *, unit: TimeUnit | None = None, uid: str | None = None
+        self,
+        column: str,
+        delay: str | timedelta,
+        *,
+        unit: TimeUnit | None = None,
+        idle_after: str | timedelta | None = None,
+        uid: str | None = None,
     ) -> Self:
         """Say which column holds event time and how much out of order records come (S4.4).
 
@@ -45,10 +52,13 @@ class Stream(ColumnCalls, RoutingCalls, JoinCalls, OrderCalls, AsyncCalls, Proce
             column: a timestamp, or int64 with `unit`.
             delay: such as "10 min"; "0 s" when each split is in order.
             unit: of an int64 column: "s", "ms", "us" or "ns".
+            idle_after: a split that has brought nothing for so long, by the clock of the machine, holds the watermark
+                back no longer, until it brings something, which may be late then. Without it the least of all splits
+                decides. Bounded streams take no notice: each of their splits comes to its end.
             uid: default: derived from the nearest uid upstream.
 
         Raises:
-            PipelineError: no such column, of another type, or not a delay.
+            PipelineError: no such column, of another type, or not a duration.
         """
         location = user_location()
         uid = optional_uid(uid, "watermark", location)
@@ -56,6 +66,9 @@ class Stream(ColumnCalls, RoutingCalls, JoinCalls, OrderCalls, AsyncCalls, Proce
         field = require_column(self.schema, column, where)
         known = time_unit(field, unit, where)
         delay_us = duration_us(delay, "delay", where)
+        idle_ms = None if idle_after is None else duration_us(idle_after, "idle_after", where) // 1000
+        if idle_ms == 0:
+            raise PipelineError(f"idle after {idle_after}", where=where, remedy='Give a duration such as "1 min"')
         node = DraftNode(
             uid,
             "watermark",
@@ -63,7 +76,7 @@ class Stream(ColumnCalls, RoutingCalls, JoinCalls, OrderCalls, AsyncCalls, Proce
             self.schema,
             location,
             stateful=True,
-            spec=WatermarkSpec(column, delay_us, known),
+            spec=WatermarkSpec(column, delay_us, known, None if self.bounded else idle_ms),
         )
         return self._then(node, EventTime(column, known, location))
 

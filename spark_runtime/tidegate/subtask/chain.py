@@ -44,6 +44,7 @@ class OperatorChain:
             for index, operator in enumerate(self.operators)
             if type(operator).next_processing_time_ms is not StreamOperator.next_processing_time_ms
         ]
+        self._idling = [o for o in self.operators if type(o).idles is not StreamOperator.idles]
 
     def batch(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """Push a batch in at the head."""
@@ -66,6 +67,10 @@ class OperatorChain:
     def withholds(self) -> bool:
         """Some operator keeps rows back that are still to come out."""
         return any(operator.withholds() for operator in self.operators)
+
+    def idles(self) -> bool:
+        """Some operator makes watermarks that are not to be waited for."""
+        return any(operator.idles() for operator in self._idling)
 
     def next_processing_time_ms(self) -> int | None:
         """When `processing_time` has something to do; None: nothing waits for the clock. Cheap where nothing can."""

@@ -254,8 +254,8 @@ class Slot:
             case "pause_sources" | "resume_sources" as what:
                 for subtask in self._subtasks:
                     subtask.paused = what == "pause_sources"
-                    if subtask.source_input is not None and not subtask.paused:
-                        subtask.source_input.resumed()
+                    if subtask.source_input is not None:
+                        subtask.source_input.pause(subtask.paused)
             case "let_finish":
                 for subtask in self._subtasks:
                     subtask.let_finish()

@@ -67,21 +67,20 @@ class SourceInput:
             self._learn_splits(split_id)
         return polled
 
-    def idle_change(self, polled: Polled, now_ms: int) -> bool | None:
-        """The new idleness when it changed, else None (S4.4)."""
+    def is_idle(self, polled: Polled, now_ms: int) -> bool:
+        """It has had nothing for so long that nobody is to wait for it, or says so itself (S4.4)."""
         if polled.batch is not None or self._last_batch_ms is None:
             self._last_batch_ms = now_ms
         silent_ms = now_ms - self._last_batch_ms
-        idle = polled.idle or (self._idle_after_ms is not None and silent_ms >= self._idle_after_ms)
-        if idle == self._idle:
-            return None
-        self._idle = idle
-        return idle
+        self._idle = polled.idle or (self._idle_after_ms is not None and silent_ms >= self._idle_after_ms)
+        return self._idle
 
-    def resumed(self) -> None:
-        """It was not polled for a time, and is again: that it gave nothing meanwhile tells nothing, so `idle_after`
+    def pause(self, paused: bool) -> None:
+        """It is not polled for a time, or is again: that it gives nothing meanwhile tells nothing, so `idle_after`
         begins anew. Else its first empty poll would let the watermark run away from rows that wait in it (S4.4)."""
-        if not self._idle:
+        for context in self._contexts:
+            context.source_paused = paused
+        if not paused and not self._idle:
             self._last_batch_ms = None
 
     def snapshot(self) -> AsyncSnapshot:

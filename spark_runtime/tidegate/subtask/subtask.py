@@ -11,7 +11,9 @@ alone, and a subtask can be snapshot between any two emissions.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import chain as one_after_another
 
 import pyarrow as pa
 
@@ -104,10 +106,11 @@ class Subtask:
         self._triggers = self._overtaking.triggers
         self._emission: Iterator[Emitted] | None = None
         self._ahead: Emitted | None = None
-        self._alignment_bytes: dict[int, int] = {}
+        self._alignment_bytes: dict[int, int] = defaultdict(int)
         self._ended_naturally = False
         self.watermark_us = MIN_WATERMARK
         self._poll_at_ms: int | None = None
+        self._silent = False
         self.rows_in = 0
         self.paused = False
         if self._overtakes:
@@ -254,22 +257,21 @@ class Subtask:
         now_ms = self._host.now_ms()
         polled = self._source.poll(now_ms)
         self._poll_at_ms = polled.retry_at_ms if polled.state == "nothing_now" else None
-        idle_change = self._source.idle_change(polled, now_ms)
+        self._silent = self._source.is_idle(polled, now_ms)
         if polled.batch is not None:
             self.rows_in += polled.batch.num_rows
-            self._emission = self._source_batch(polled.batch, idle_change)
+            self._emission = self._batch(polled.batch, 0)
         elif polled.state == "end":
             self._emission = self._end(drain=True, natural=True)
-        elif idle_change is not None:
-            self._emission = iter((IdleStatus(idle_change),))
+        elif told := tuple(self._idle_change()):
+            self._emission = iter(told)
         else:
             return polled.state == "more"
         return True
 
-    def _source_batch(self, batch: pa.RecordBatch, idle_change: bool | None) -> Iterator[Emitted]:
-        if idle_change is not None:
-            yield IdleStatus(idle_change)
-        yield from self._chain.batch(batch, 0)
+    def _batch(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Emitted]:
+        rows = self._chain.batch(batch, input_index)
+        return one_after_another((IdleStatus(False),), rows) if self._watermarks.wakes() else rows
 
     # ------------------------------------------------------------ elements
 
@@ -277,9 +279,9 @@ class Subtask:
         port = self._inputs.ports[index]
         if isinstance(element, pa.RecordBatch):
             self.rows_in += element.num_rows
-            if self._aligning:
-                self._count_bytes(batch_bytes(element))
-            return self._chain.batch(element, port.input_index)
+            for checkpoint_id in self._aligning:
+                self._alignment_bytes[checkpoint_id] += batch_bytes(element)
+            return self._batch(element, port.input_index)
         match element:
             case Watermark(time_us):
                 return self._on_progress(self._watermarks.watermark(index, time_us))
@@ -297,10 +299,6 @@ class Subtask:
                 return self._on_alignment(self._aligner.end_of_partition(index))
         raise AssertionError(f"unknown element {element!r}")
 
-    def _count_bytes(self, size_bytes: int) -> None:
-        for checkpoint_id in self._aligning:
-            self._alignment_bytes[checkpoint_id] = self._alignment_bytes.get(checkpoint_id, 0) + size_bytes
-
     def _on_progress(self, advanced_us: int | None) -> Iterator[Emitted]:
         """A channel told its time or idleness: what follows for the chain and downstream (S4.4)."""
         if self._restored_finished:
@@ -314,7 +312,9 @@ class Subtask:
         yield from self._idle_change()
 
     def _idle_change(self) -> Iterator[Emitted]:
-        idle = self._watermarks.idle_change(withheld=self._chain.withholds())
+        idle = self._watermarks.idle_change(
+            withheld=self._chain.withholds(), silent=self._silent or self._chain.idles()
+        )
         if idle is not None:
             yield IdleStatus(idle)
 

@@ -36,14 +36,20 @@ class WatermarkTracker:
         self._idle[channel] = idle or self._timeless[channel]
         return self._advance()
 
-    def idle_change(self, *, withheld: bool) -> bool | None:
-        """What to tell downstream when it has been told otherwise: idle while every channel that is left is, and no
-        rows of theirs are `withheld`, which a later watermark of others would make late."""
-        idle = not withheld and self.all_idle
+    def idle_change(self, *, withheld: bool, silent: bool = False) -> bool | None:
+        """What to tell downstream when it has been told otherwise: idle while every channel that is left is, or the
+        subtask is `silent` for another reason, and no rows are `withheld`, which a later watermark of others would make
+        late."""
+        idle = not withheld and (silent or self.all_idle)
         if idle == self._told_idle:
             return None
         self._told_idle = idle
         return idle
+
+    def wakes(self) -> bool:
+        """A row has come: whether downstream is to be told first that the subtask is active again."""
+        told, self._told_idle = self._told_idle, False
+        return told
 
     def ended(self, channel: int) -> int | None:
         """`channel` has ended: counts as MAX_WATERMARK."""

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tidegate.connectors.splits import assign
@@ -212,6 +212,7 @@ class InProcessRun:
                 lambda location: open_location(owner.store, spec, location),
                 execution,
             ),
+            idle_after_ms=None if options.idle_after is None else options.idle_after // timedelta(milliseconds=1),
             unaligned_after_ms=options.unaligned_after_ms,
             processing_time_on_end=options.processing_time_on_end,
             gated=options.commit == "on_request",

@@ -270,10 +270,10 @@ def test_a_source_that_paused_is_not_idle_for_that() -> None:
     job.run.tick(3_600_000)
     job.run.slot.tell({"type": "resume_sources"})
     job.run.slot._take_messages()
-    assert source.idle_change(nothing, job.job.now_ms) is None
-    assert source.idle_change(nothing, job.job.now_ms + 30_000) is True
-    source.resumed()
-    assert source.idle_change(nothing, job.job.now_ms + 40_000) is None, "idle until it gives something"
+    assert not source.is_idle(nothing, job.job.now_ms)
+    assert source.is_idle(nothing, job.job.now_ms + 30_000)
+    source.pause(False)
+    assert source.is_idle(nothing, job.job.now_ms + 40_000), "idle until it gives something"
 
 
 def test_a_restored_job_with_too_much_that_waits_pauses_at_once() -> None:
