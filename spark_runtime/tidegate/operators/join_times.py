@@ -8,7 +8,7 @@ import pyarrow as pa
 from tidegate.contract.errors import TidegateError
 from tidegate.operators.eventtime import EventTime
 from tidegate.operators.join_specs import JoinInput
-from tidegate.operators.window import MAX_TIME_US, MIN_TIME_US
+from tidegate.operators.window_progress import MAX_TIME_US, MIN_TIME_US
 from tidegate.state.contract import Mask
 from tidegate.state.keybytes import Int64s, valid_mask
 

@@ -118,6 +118,14 @@ class KeyedWindow:
         """Key columns of entries start..stop."""
         return self._index.key_columns(start, stop)
 
+    def keys_of(self, entries: Entries) -> pa.RecordBatch:
+        """Key columns of some entries."""
+        return self.keys(0, self._index.size).take(pa.array(entries))
+
+    def open(self, keys: pa.RecordBatch) -> None:
+        """Have entries for these keys, without rows as yet."""
+        self._entries(self._layout.keys.read(keys), 0, keys.num_rows)
+
     def find(self, keys: pa.RecordBatch) -> Entries:
         """Entry of each key, or -1."""
         entries = np.empty(keys.num_rows, np.int32)

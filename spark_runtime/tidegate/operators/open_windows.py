@@ -1,14 +1,19 @@
-"""The open tumbling windows of one subtask, whatever time they follow: filled, fired, written out and taken back."""
+"""The open windows of one subtask, whatever time they follow: filled, fired, written out and taken back.
+
+Rows are kept in panes, the longest slices of time that every window is made of a whole number of: of tumbling windows
+the windows themselves. A row is touched once, however many windows it is in; panes are put together when a window
+fires.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.channel.elements import MAX_WATERMARK
+from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.contract.errors import SnapshotError
 from tidegate.operators.batches import MAX_BATCH_ROWS, one_batch
 from tidegate.operators.contract import OperatorContext
@@ -16,19 +21,22 @@ from tidegate.operators.frozen_windows import FrozenWindows
 from tidegate.operators.keyed_window import BatchInput, KeyedWindow, WindowLayout
 from tidegate.operators.specs import WindowAggSpec
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN
-from tidegate.state.keyhash import subtask_of_key_groups
+from tidegate.state.columns import Entries
+from tidegate.state.keybytes import Int64s
+from tidegate.state.keyhash import hash_keys, key_groups, subtask_of_key_groups
 
 PROCESSING_WINDOWS = "processing_windows"
 """State of windows over processing time; those over event time have `windows` and `progress`."""
 
 
 class OpenWindows:
-    """Windows by number: window n is [n * size + offset, (n + 1) * size + offset), microseconds since the epoch.
+    """Panes by number: pane n is [n * pane_us + offset, (n + 1) * pane_us + offset), microseconds since the epoch, and
+    windows by number in the same way, with step_us and size_us.
 
     Attributes:
         layout: what rows to read of a batch.
-        next_end_us: earliest end of an open window; MAX_WATERMARK when none is open.
-        state_schema: of rows in snapshots: key group, start, then keys and aggregates.
+        next_end_us: earliest end of a window that has rows and has not fired; MAX_WATERMARK when there is none.
+        state_schema: of rows in snapshots: key group, start of the pane, then keys and aggregates.
     """
 
     def __init__(self, spec: WindowAggSpec) -> None:
@@ -42,52 +50,104 @@ class OpenWindows:
             ]
         )
         self._spec = spec
-        self._windows: dict[int, KeyedWindow] = {}
+        self._pane_us = spec.pane_us
+        self._panes_per_window = spec.size_us // spec.pane_us
+        self._panes_per_step = spec.step_us // spec.pane_us
+        self._keeps_fired = spec.slide_us > 0 or spec.lateness_us > 0
+        self._fired_us = MIN_WATERMARK  # of windows whose panes stay when they have fired
+        self._panes: dict[int, KeyedWindow] = {}
         self._expected = 0
         self._opened = 0
 
     def __bool__(self) -> bool:
         """Some window is open."""
-        return bool(self._windows)
+        return bool(self._panes)
 
     @property
     def results(self) -> int:
         """Records that firing all of them would emit: one for each key of each window."""
-        return sum(window.size for window in self._windows.values())
-
-    def start_us(self, number: int) -> int:
-        """First time that is in the window."""
-        return number * self._spec.size_us + self._spec.offset_us
+        if self._panes_per_window == 1:
+            return sum(pane.size for pane in self._panes.values())
+        return sum(self._window(number).size for number in self._unfired(MAX_WATERMARK))
 
     def end_us(self, number: int) -> int:
-        """First time after it."""
-        return self.start_us(number + 1)
+        """First time after window `number`."""
+        return self._start_us(number) + self._spec.size_us
 
-    def add(self, number: int, rows: BatchInput, start: int, stop: int) -> None:
-        """Take rows start..stop into window `number`, which opens with its first. Raises SumOverflowError."""
-        window = self._windows.get(number)
-        if window is None:
-            window = self._windows[number] = self._new_window(self._expected)
-            self.next_end_us = min(self.next_end_us, self.end_us(number))
-        window.add(rows, start, stop)
+    def last_end_us(self, pane: int) -> int:
+        """End of the last window that the pane is in."""
+        return self.end_us(pane // self._panes_per_step)
 
-    def fire(self, until_us: int) -> Iterator[pa.RecordBatch]:
-        """Close and emit every window that ends at or before `until_us`, in order of time, keys in order of first
-        sight."""
-        for number in sorted(number for number in self._windows if self.end_us(number) <= until_us):
-            window = self._windows.pop(number)
+    def first_end_us(self, pane: int, after_us: int) -> int:
+        """Earliest end, after `after_us`, of a window that the pane is in; there is one."""
+        return self.end_us(self._numbers(pane, after_us)[0])
+
+    def add(self, number: int, rows: BatchInput, start: int, stop: int) -> Entries:
+        """Take rows start..stop into pane `number`, which opens with its first; gives the entry of each in the pane.
+        Raises SumOverflowError."""
+        pane = self._panes.get(number)
+        if pane is None:
+            pane = self._panes[number] = self._new_pane(self._expected)
+            self.next_end_us = min(self.next_end_us, self._next_end_of(number))
+        return pane.add(rows, start, stop)
+
+    def fire(self, until_us: int, passed_us: Int64s | None = None) -> Iterator[pa.RecordBatch]:
+        """Emit every window that ends at or before `until_us` and has not fired, in order of time, keys in order of
+        first sight; close what can fire no more.
+
+        Args:
+            passed_us: by key group: windows that end by it have fired for its keys.
+        """
+        for number in self._unfired(until_us):
+            window = self._window(number)
             self._expected = window.size
-            yield from self._emit(number, window)
+            yield from self._emit(number, window, _unpassed(window, self.end_us(number), passed_us))
+            if not self._keeps_fired:
+                del self._panes[number]
+        if until_us == MAX_WATERMARK:
+            self.clear()
+            return
+        self.pass_by(until_us)
         self._find_next_end()
+
+    def pass_by(self, until_us: int) -> None:
+        """Time has come to `until_us`, by which no window ends that has not fired: forget what can fire no more."""
+        if not self._keeps_fired:
+            return
+        self._fired_us = max(self._fired_us, until_us)
+        for pane in [pane for pane in self._panes if self.last_end_us(pane) + self._spec.lateness_us <= until_us]:
+            del self._panes[pane]
+
+    def fire_again(self, touched: Mapping[int, Entries], closed_us: int, fired_us: int) -> Iterator[pa.RecordBatch]:
+        """Emit the windows that end in closed_us < end <= fired_us, for keys that rows came for late.
+
+        Args:
+            touched: entries of these keys, by pane.
+        """
+        late: dict[int, list[int]] = {}
+        for pane in touched:
+            for number in self._numbers(pane, closed_us):
+                if self.end_us(number) <= fired_us:
+                    late.setdefault(number, []).append(pane)
+        for number in sorted(late):
+            if self._panes_per_window == 1:
+                yield from self._emit(number, self._panes[number], np.unique(touched[number]))
+                continue
+            updated = KeyedWindow(self.layout, 0)
+            for pane in late[number]:
+                entries = np.unique(touched[pane])
+                updated.open(self._panes[pane].keys_of(entries))
+            window = self._window(number, updated)
+            yield from self._emit(number, window, None)
 
     def clear(self) -> None:
         """Close every window and emit nothing."""
-        self._windows.clear()
+        self._panes.clear()
         self._find_next_end()
 
     def freeze(self, ctx: OperatorContext) -> FrozenWindows:
-        """All windows as they are now, in time that does not depend on the number of keys."""
-        frozen = [(self.start_us(number), window.freeze()) for number, window in sorted(self._windows.items())]
+        """All panes as they are now, in time that does not depend on the number of keys."""
+        frozen = [(self._pane_start_us(number), pane.freeze()) for number, pane in sorted(self._panes.items())]
         return FrozenWindows(self.state_schema, frozen, ctx.max_parallelism)
 
     def restore(self, tables: Iterable[pa.Table], ctx: OperatorContext) -> None:
@@ -97,29 +157,84 @@ class OpenWindows:
         width = 2 + len(self._spec.keys)
         for start_us, rows in _by_window(_owned(table, owners == ctx.subtask) for table in tables):
             keys = pa.RecordBatch.from_arrays(rows.columns[2:width], schema=self.layout.keys.schema)
-            number = (start_us - self._spec.offset_us) // self._spec.size_us
-            assert number not in self._windows, "one window comes in two parts"
-            window = self._windows[number] = self._new_window(keys.num_rows)
-            window.merge(keys, rows.columns[width:])
-            assert window.size == keys.num_rows, "a key comes twice in the state of a window"
-            self.next_end_us = min(self.next_end_us, self.end_us(number))
+            number = (start_us - self._spec.offset_us) // self._pane_us
+            assert number not in self._panes, "one window comes in two parts"
+            pane = self._panes[number] = self._new_pane(keys.num_rows)
+            pane.merge(keys, rows.columns[width:])
+            assert pane.size == keys.num_rows, "a key comes twice in the state of a window"
+        self._find_next_end()
 
-    def _new_window(self, expected: int) -> KeyedWindow:
+    def resume(self, fired_us: int) -> None:
+        """Windows that end by `fired_us` have fired, and no others: after a restore, or when a clock was set back."""
+        if self._keeps_fired:
+            self._fired_us = fired_us
+            self._find_next_end()
+
+    def _start_us(self, number: int) -> int:
+        return number * self._spec.step_us + self._spec.offset_us
+
+    def _pane_start_us(self, pane: int) -> int:
+        return pane * self._pane_us + self._spec.offset_us
+
+    def _numbers(self, pane: int, after_us: int) -> range:
+        """Windows that the pane is in and that end after `after_us`."""
+        first = -((self._panes_per_window - 1 - pane) // self._panes_per_step)
+        after = (after_us - self._spec.size_us - self._spec.offset_us) // self._spec.step_us + 1
+        return range(max(first, after), pane // self._panes_per_step + 1)
+
+    def _next_end_of(self, pane: int) -> int:
+        unfired = self._numbers(pane, self._fired_us)
+        return self.end_us(unfired[0]) if unfired else MAX_WATERMARK
+
+    def _unfired(self, until_us: int) -> list[int]:
+        numbers = {number for pane in self._panes for number in self._numbers(pane, self._fired_us)}
+        return sorted(number for number in numbers if self.end_us(number) <= until_us)
+
+    def _window(self, number: int, window: KeyedWindow | None = None) -> KeyedWindow:
+        """The panes of a window put together; given a window that has keys, for these alone."""
+        first = number * self._panes_per_step
+        panes = [self._panes[n] for n in range(first, first + self._panes_per_window) if n in self._panes]
+        if window is None and len(panes) == 1:
+            return panes[0]
+        together = window or KeyedWindow(self.layout, 0, max(pane.size for pane in panes))
+        for pane in panes:
+            if window is None:
+                together.merge(pane.keys(0, pane.size), pane.state(slice(0, pane.size)))
+                continue
+            entries = pane.find(window.keys(0, window.size))
+            held = np.flatnonzero(entries >= 0)
+            keys = window.keys(0, window.size).take(pa.array(held))
+            together.merge(keys, pane.state(entries[held]))
+        return together
+
+    def _new_pane(self, expected: int) -> KeyedWindow:
         self._opened += 1
         return KeyedWindow(self.layout, self._opened, expected)
 
     def _find_next_end(self) -> None:
-        self.next_end_us = min(map(self.end_us, self._windows), default=MAX_WATERMARK)
+        self.next_end_us = min(map(self._next_end_of, self._panes), default=MAX_WATERMARK)
 
-    def _emit(self, number: int, window: KeyedWindow) -> Iterator[pa.RecordBatch]:
+    def _emit(self, number: int, window: KeyedWindow, entries: Entries | None) -> Iterator[pa.RecordBatch]:
         bound = pa.timestamp("us")
-        for start in range(0, window.size, MAX_BATCH_ROWS):
-            stop = min(start + MAX_BATCH_ROWS, window.size)
-            keys, aggregates = window.keys(start, stop).columns, window.result(slice(start, stop))
+        size = window.size if entries is None else len(entries)
+        for start in range(0, size, MAX_BATCH_ROWS):
+            stop = min(start + MAX_BATCH_ROWS, size)
+            part = slice(start, stop) if entries is None else entries[start:stop]
+            keys = window.keys(start, stop) if entries is None else window.keys_of(entries[start:stop])
             bounds = [
-                pa.array(np.full(stop - start, us)).view(bound) for us in (self.start_us(number), self.end_us(number))
+                pa.array(np.full(stop - start, us)).view(bound) for us in (self._start_us(number), self.end_us(number))
             ]
-            yield pa.RecordBatch.from_arrays([*keys, *bounds, *aggregates], schema=self._spec.schema)
+            arrays = [*keys.columns, *bounds, *window.result(part)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=self._spec.schema)
+
+
+def _unpassed(window: KeyedWindow, end_us: int, passed_us: Int64s | None) -> Entries | None:
+    """Entries whose key group has not come to the end of the window; None: all."""
+    if passed_us is None:
+        return None
+    keys = window.keys(0, window.size)
+    groups = key_groups(hash_keys(keys, keys.schema.names), len(passed_us))
+    return np.flatnonzero(passed_us[groups] < end_us).astype(np.int32)
 
 
 def changed_window(uid: str, state: str, was: str, now: str) -> SnapshotError:

@@ -1,4 +1,4 @@
-"""ProcessingWindowAggregate: aggregates per key over tumbling processing-time windows."""
+"""ProcessingWindowAggregate: aggregates per key over tumbling or sliding processing-time windows."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tidegate.operators.contract import Output, StreamOperator
 from tidegate.operators.open_windows import PROCESSING_WINDOWS, OpenWindows, changed_window
 from tidegate.operators.restoring import checked_part
 from tidegate.operators.specs import WindowAggSpec
+from tidegate.operators.window_progress import PROGRESS, WindowProgress
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 
 PROCESSING_TIME_DROPPED = "processing_time_dropped"
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class ProcessingWindowAggregate(StreamOperator):
-    """Tumbling windows [start, end): a batch belongs to the window the clock is in when it is processed.
+    """Windows [start, end): a batch belongs to those the clock is in when it is processed.
 
     A window fires once the clock has reached its end, or when the input really ends, and its state goes. No row is
     late. Where the clock was set back between two runs, rows may come into a window that has fired: it fires again,
@@ -38,14 +39,16 @@ class ProcessingWindowAggregate(StreamOperator):
     says that every input has ended, is that end: what fires later would be late for event-time windows downstream. On
     suspend, which has no MAX_WATERMARK, open windows stay in the savepoint.
 
-    State: `processing_windows` (keyed: a row for each window and key, with both bounds). A restored window whose end
-    has passed meanwhile fires at once.
+    State: `processing_windows` (keyed: a row for each pane and key, with both bounds; of tumbling windows panes are the
+    windows), and where they slide `progress`: how far they have fired. A restored window whose end has passed meanwhile
+    fires at once.
     """
 
     def __init__(self, spec: WindowAggSpec) -> None:
         self._spec = spec
         self._windows = OpenWindows(spec)
         self._state_schema = self._windows.state_schema.append(pa.field(END_COLUMN, pa.int64()))
+        self._progress = WindowProgress(spec)
         self._has_ended = False
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
@@ -54,7 +57,9 @@ class ProcessingWindowAggregate(StreamOperator):
             self.ctx.count(PROCESSING_TIME_DROPPED, batch.num_rows)
         elif batch.num_rows:
             now_us = self.ctx.processing_time_ms() * 1000
-            number = (now_us - self._spec.offset_us) // self._spec.size_us
+            number = (now_us - self._spec.offset_us) // self._spec.pane_us
+            if now_us < self._progress.watermark_us:
+                self._set_back(now_us)
             self._windows.add(number, self._windows.layout.read(batch), 0, batch.num_rows)
         yield from ()
 
@@ -65,7 +70,9 @@ class ProcessingWindowAggregate(StreamOperator):
 
     def on_processing_time(self, now_ms: int) -> Iterator[Output]:
         """Emit every window that has ended, in batches of at most `MAX_BATCH_ROWS`."""
-        yield from coalesced(self._windows.fire(now_ms * 1000))
+        passed_us = self._progress.passed_us
+        self._progress.advance(now_ms * 1000)
+        yield from coalesced(self._windows.fire(now_ms * 1000, passed_us))
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
         """MAX_WATERMARK emits or drops every open window, so that the results come in front of it (S7.6)."""
@@ -84,7 +91,8 @@ class ProcessingWindowAggregate(StreamOperator):
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
         """Mark the columns of every open window."""
         frozen = self._windows.freeze(self.ctx)
-        return lambda: [frozen.part(PROCESSING_WINDOWS, self._with_end)]
+        progress = [self._progress.part(self.ctx)] if self._spec.slide_us else []
+        return lambda: [frozen.part(PROCESSING_WINDOWS, self._with_end), *progress]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
         """Take back the open windows.
@@ -93,14 +101,22 @@ class ProcessingWindowAggregate(StreamOperator):
             SnapshotError: the state is of other keys, aggregates or windows than the pipeline's; names both (S5.5).
         """
         for part in parts:
+            if part.name == PROGRESS and self._spec.slide_us:
+                self._progress.restore(part.table, self.ctx)
+                continue
             if part.name != PROCESSING_WINDOWS:
                 raise changed_window(self.ctx.uid, part.name, "it was over event time", "over processing time")
             renamed = dict(self._spec.renamed)
             checked = checked_part(part, self._state_schema, self.ctx.uid, renamed, fills=False)
             self._windows.restore(map(self._without_end, checked.tables()), self.ctx)
+        self._windows.resume(self._progress.watermark_us)
+
+    def _set_back(self, now_us: int) -> None:
+        self._progress.watermark_us, self._progress.passed_us = now_us, None
+        self._windows.resume(now_us)
 
     def _with_end(self, table: pa.Table) -> pa.Table:
-        ends = table["window_start_us"].to_numpy() + self._spec.size_us
+        ends = table["window_start_us"].to_numpy() + self._spec.pane_us
         return table.append_column(self._state_schema.field(-1), [ends])
 
     def _without_end(self, table: pa.Table) -> pa.Table:
@@ -131,7 +147,7 @@ class ProcessingWindowAggregate(StreamOperator):
         """An open window must be one of this pipeline's: fewer rows in it would be as wrong as more."""
         starts_us = table["window_start_us"].to_numpy()
         sizes_us = table[END_COLUMN].to_numpy() - starts_us
-        size_us, offset_us = self._spec.size_us, self._spec.offset_us
+        size_us, offset_us = self._spec.pane_us, self._spec.offset_us
         foreign = np.flatnonzero((sizes_us != size_us) | ((starts_us - offset_us) % size_us != 0))
         if foreign.size:
             size, start = int(sizes_us[foreign[0]]), int(starts_us[foreign[0]])

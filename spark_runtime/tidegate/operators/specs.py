@@ -6,6 +6,7 @@ pipeline API validates columns, types and expressions before it makes a spec; a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -172,7 +173,7 @@ class Agg:
         column: its input; None: count of rows.
         others: further inputs: of a user's aggregate, and what rows are ordered by.
         n: rows of top_n; of var and stddev what is taken off the divisor.
-        by: the last of `others` is what rows are ordered by.
+        orders: as many of `others`, at the end, are what rows are ordered by.
         user: of function "user".
     """
 
@@ -181,7 +182,7 @@ class Agg:
     column: str | None = None
     others: tuple[str, ...] = ()
     n: int = 0
-    by: bool = False
+    orders: int = 0
     user: ArrowAggregate | None = None
 
     @property
@@ -192,8 +193,8 @@ class Agg:
     def bound(self, schema: pa.Schema, output: pa.DataType) -> Aggregation:
         """With the types that its inputs have in `schema`."""
         types = tuple(schema.field(column).type for column in self.columns)
-        names = self.columns[:-1] if self.function in ROWS else ()
-        return Aggregation(self.name, self.function, types, output, self.n, self.by, self.user, names)
+        names = self.columns[: len(types) - self.orders] if self.function in ROWS else ()
+        return Aggregation(self.name, self.function, types, output, self.n, self.orders, self.user, names)
 
     def __str__(self) -> str:
         name = self.function if self.user is None else type(self.user).__name__
@@ -202,18 +203,20 @@ class Agg:
 
 @dataclass(frozen=True)
 class WindowAggSpec:
-    """Aggregates per key over tumbling windows [start, end).
+    """Aggregates per key over tumbling or sliding windows [start, end).
 
     Attributes:
         keys: key columns; null is a key of its own.
         time_column: event time, a timestamp or an integer; None: the windows are over processing time.
         time_unit: of the time column.
         size_us: length of a window, microseconds, > 0.
-        offset_us: windows start at multiples of `size_us` plus this.
+        offset_us: windows start at multiples of `step_us` plus this.
         aggregates: output columns after keys, `window_start` and `window_end`, in order.
         input_schema: of the input.
         schema: of the output: keys, window_start, window_end (timestamp[us]), aggregates.
         renamed: (key or output column in older snapshots, its name now).
+        slide_us: from the start of one window to the next; 0: they are tumbling.
+        lateness_us: how long after its end, in event time, a window takes rows and fires again.
     """
 
     keys: tuple[str, ...]
@@ -225,6 +228,18 @@ class WindowAggSpec:
     input_schema: pa.Schema
     schema: pa.Schema
     renamed: tuple[tuple[str, str], ...] = ()
+    slide_us: int = 0
+    lateness_us: int = 0
+
+    @property
+    def step_us(self) -> int:
+        """From the start of one window to the next."""
+        return self.slide_us or self.size_us
+
+    @property
+    def pane_us(self) -> int:
+        """Length of the longest slices that every window is made of a whole number of."""
+        return math.gcd(self.size_us, self.step_us)
 
     def mode_dependence(self) -> str:
         """Over processing time."""
@@ -250,7 +265,10 @@ class WindowAggSpec:
         """Keys, window and aggregates."""
         keys = ", ".join(self.keys) or "()"
         aggregates = ", ".join(map(str, self.aggregates))
-        return f"window {self.size_us / 1e6:g} s of {self.time_column or 'processing time'} by {keys}: {aggregates}"
+        slide = f" every {self.slide_us / 1e6:g} s" if self.slide_us else ""
+        return (
+            f"window {self.size_us / 1e6:g} s{slide} of {self.time_column or 'processing time'} by {keys}: {aggregates}"
+        )
 
 
 @dataclass(frozen=True)

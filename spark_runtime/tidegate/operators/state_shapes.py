@@ -39,11 +39,14 @@ def join_shapes(spec: BroadcastJoinSpec) -> tuple[StateShape, ...]:
 def window_shapes(spec: WindowAggSpec) -> tuple[StateShape, ...]:
     """Of windows. A new aggregate of an open window would lack the rows that came before, so nothing is filled."""
     form = f"size, offset in us of {spec.size_us}, {spec.offset_us}"
+    if spec.slide_us:
+        form = f"size, offset, slide in us of {spec.size_us}, {spec.offset_us}, {spec.slide_us}"
     columns = columns_of(window_schema(spec))
     renamed = dict(spec.renamed)
     if spec.time_column is None:
         ends = columns_of(pa.schema([("window_end_us", pa.int64())]))
-        return (StateShape("processing_windows", "keyed", (*columns, *ends), form, renamed, fills=False),)
+        processing = StateShape("processing_windows", "keyed", (*columns, *ends), form, renamed, fills=False)
+        return (processing, *((StateShape("progress", "keyed", form=form),) if spec.slide_us else ()))
     windows = StateShape("windows", "keyed", columns, form, renamed, fills=False)
     return (windows, StateShape("progress", "keyed", form=form))
 

@@ -20,7 +20,8 @@ from tidegate.state.keytypes import is_key_type, stored_type
 MAX_DECIMAL_DIGITS = 38
 """Of a sum of decimals."""
 BY_TIME = frozenset({"first", "last", "collect"})
-"""Aggregates whose rows are in the order of event time, where the stream has one."""
+"""Aggregates whose rows are in the order of event time, where the stream has one; rows that another column orders are
+so where it is equal."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Aggregate:
         column: what it aggregates; None: rows.
         others: further columns.
         n: see `Agg`.
-        by: the last of `others` is what rows are ordered by.
+        orders: as many of `others`, at the end, are what rows are ordered by.
         user: of `user_aggregate`.
         word: what the user called it.
     """
@@ -41,7 +42,7 @@ class Aggregate:
     column: str | None
     others: tuple[str, ...] = ()
     n: int = 0
-    by: bool = False
+    orders: int = 0
     user: ArrowAggregate | None = None
     word: str = ""
 
@@ -126,20 +127,20 @@ def last(column: str) -> Aggregate:
 
 
 def min_by(column: str, by: str) -> Aggregate:
-    """`column`, null or not, of the row where `by` is smallest; of equal ones the first to arrive."""
-    return Aggregate("min_by", column, (by,), by=True)
+    """`column`, null or not, of the row where `by` is smallest; of equal ones the earliest."""
+    return Aggregate("min_by", column, (by,), orders=1)
 
 
 def max_by(column: str, by: str) -> Aggregate:
-    """`column`, null or not, of the row where `by` is largest; of equal ones the first to arrive."""
-    return Aggregate("max_by", column, (by,), by=True)
+    """`column`, null or not, of the row where `by` is largest; of equal ones the earliest."""
+    return Aggregate("max_by", column, (by,), orders=1)
 
 
 def top_n(column: str, n: int, *, by: str | None = None, ascending: bool = False) -> Aggregate:
     """The `n` largest values as a list, largest first, or with `ascending` the smallest; with `by` the values of
-    `column` in the rows where `by` is largest. Of equal ones the first to arrive come first."""
+    `column` in the rows where `by` is largest. Of equal ones the earliest come first."""
     function: AggregateFunction = "bottom_n" if ascending else "top_n"
-    return Aggregate(function, column, () if by is None else (by,), n, by=by is not None, word="top_n")
+    return Aggregate(function, column, () if by is None else (by,), n, orders=int(by is not None), word="top_n")
 
 
 def user_aggregate(aggregate: ArrowAggregate, *columns: str) -> Aggregate:
@@ -169,10 +170,10 @@ def bound_aggregates(
                 remedy="Use count, sum, min, max and the others of tidegate, each called: tidegate.sum('delay')",
             )
         fields.append(aggregate_field(name, aggregate, schema, where))
-        by_time = time_column is not None and aggregate.function in BY_TIME
-        others = (*aggregate.others, time_column) if by_time and time_column is not None else aggregate.others
-        by = aggregate.by or by_time
-        aggs.append(Agg(name, aggregate.function, aggregate.column, others, aggregate.n, by, aggregate.user))
+        others, orders = aggregate.others, aggregate.orders
+        if time_column is not None and (orders or aggregate.function in BY_TIME):
+            others, orders = (*others, time_column), orders + 1
+        aggs.append(Agg(name, aggregate.function, aggregate.column, others, aggregate.n, orders, aggregate.user))
     refuse_duplicates((field.name for field in fields), where, remedy="Rename one of them")
     return tuple(aggs), fields
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from tidegate.pipeline.joining import BroadcastStream
 from tidegate.pipeline.location import user_location
 from tidegate.pipeline.processing import keyed_spec
 from tidegate.pipeline.side_outputs import checked_side_outputs, declared_schemas
-from tidegate.pipeline.windows import Tumbling
+from tidegate.pipeline.windows import Sliding, Tumbling, lateness_us
 from tidegate.plan.graph import Edge
 from tidegate.state.keytypes import stored_field
 
@@ -47,22 +48,29 @@ class GroupedStream:
         self._stream = stream
         self._keys = keys
 
-    def window(self, window: Tumbling) -> WindowedStream:
+    def window(self, window: Tumbling | Sliding, *, allowed_lateness: str | timedelta | None = None) -> WindowedStream:
         """Cut each group into windows over event time or processing time; follow it by `.agg(...)`.
+
+        Args:
+            window: `tumbling(...)` or `sliding(...)`.
+            allowed_lateness: how much longer, in event time, a window takes records once it is over. Each batch of
+                such records gives the result of their keys again, of all records so far: whoever reads it takes the
+                last of equal keys and bounds. Default none.
 
         Raises:
             PipelineError: not a window; or a window over event time and there is none: no `with_watermark` upstream, or
-                its column was dropped.
+                its column was dropped; or lateness where nothing is late.
         """
         where = place("window", None, user_location())
-        if not isinstance(window, Tumbling):
+        if not isinstance(window, (Tumbling, Sliding)):
             raise PipelineError(
                 f"a window is needed, got {window!r}",
                 where=where,
                 remedy=f"Write tumbling({window!r})" if isinstance(window, str) else 'Write tumbling("1 day")',
             )
         time_column = self._stream._event_time.require(where) if window.time == "event" else None
-        return WindowedStream(self._stream, self._keys, window, time_column)
+        lateness = lateness_us(allowed_lateness, window.time, where)
+        return WindowedStream(self._stream, self._keys, window, time_column, lateness)
 
     def process(
         self,
@@ -134,11 +142,19 @@ class GroupedStream:
 class WindowedStream:
     """Groups cut into windows; follow it by `.agg(...)`."""
 
-    def __init__(self, stream: Stream, keys: tuple[str, ...], window: Tumbling, time_column: str | None) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        keys: tuple[str, ...],
+        window: Tumbling | Sliding,
+        time_column: str | None,
+        lateness_us: int,
+    ) -> None:
         self._stream = stream
         self._keys = keys
         self._window = window
         self._time_column = time_column
+        self._lateness_us = lateness_us
 
     def agg(
         self, *, uid: str | None = None, renamed: Mapping[str, str] | None = None, **aggregates: Aggregate
@@ -146,8 +162,9 @@ class WindowedStream:
         """One record per key and window with records, when the watermark, or over processing time the clock, has passed
         the window's end.
 
-        Over event time records that come later than that are the result's `.side_output("late")`, as they came; where
-        it is not read they are dropped and counted (`late_dropped`). The result has no
+        Over event time records that come later than that, and than the allowed lateness, are the result's
+        `.side_output("late")`, as they came; where it is not read they are dropped and counted (`late_dropped`). The
+        result has no
         event time of its own: for another window over event time say `.with_watermark("window_start", "0 s")`.
 
         Args:
@@ -187,6 +204,8 @@ class WindowedStream:
             input_schema=stream.schema,
             schema=schema,
             renamed=mapping,
+            slide_us=self._window.slide_us if isinstance(self._window, Sliding) else 0,
+            lateness_us=self._lateness_us,
         )
         edge = Edge(stream._node_id, "hash", self._keys)
         kind = "window" if self._time_column is not None else "processing-window"

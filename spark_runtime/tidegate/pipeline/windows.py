@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, get_args
@@ -12,6 +14,8 @@ from tidegate.pipeline.location import user_location
 
 MICROSECOND = timedelta(microseconds=1)
 MILLISECOND_US = 1_000
+MAX_PANES = 10_000
+"""Slices that one sliding window may be put together of."""
 
 WindowTime = Literal["event", "processing"]
 """What decides in which window a record is, and when the window is over."""
@@ -28,6 +32,23 @@ class Tumbling:
     """
 
     size_us: int
+    offset_us: int = 0
+    time: WindowTime = "event"
+
+
+@dataclass(frozen=True)
+class Sliding:
+    """Windows [start, end) that overlap; made by `sliding`.
+
+    Attributes:
+        size_us: length, microseconds, > 0.
+        slide_us: from the start of one to the next; 0 < slide_us <= size_us.
+        offset_us: windows start at multiples of `slide_us` since the epoch plus this; 0 <= offset_us < slide_us.
+        time: "event" or "processing".
+    """
+
+    size_us: int
+    slide_us: int
     offset_us: int = 0
     time: WindowTime = "event"
 
@@ -53,24 +74,93 @@ def tumbling(size: str | timedelta, offset: str | timedelta | None = None, *, ti
             or another time.
     """
     where = f"window at {user_location()}"
-    size_us = duration_us(size, "size", where)
-    if size_us <= 0:
-        raise PipelineError(f"a window of {size} is empty", where=where, remedy='Give a size such as "1 day"')
+    size_us = _positive_us(size, "size", where)
+    offset_us = duration_us(offset, "offset", where) % size_us if offset is not None else 0
+    _check_time(time, {"size": (size, size_us), "offset": (offset, offset_us)}, where)
+    return Tumbling(size_us, offset_us, time)
+
+
+def sliding(
+    size: str | timedelta,
+    slide: str | timedelta,
+    offset: str | timedelta | None = None,
+    *,
+    time: WindowTime = "event",
+) -> Sliding:
+    """Windows of one length that overlap: one of "1 h" begins every "5 min". A record is in all that its time falls in.
+
+    A record is kept once however many windows it is in: in slices of the longest duration that both `size` and `slide`
+    are made of, which are put together when a window is over.
+
+    Args:
+        size: length of a window.
+        slide: from the start of one window to the next; at most `size`.
+        offset: how much later than the epoch (1970-01-01 00:00 UTC) windows start; default none.
+        time: "event" or "processing"; see `tumbling`.
+
+    Raises:
+        PipelineError: as `tumbling`; or a slide that is longer than the size, or has too little in common with it.
+    """
+    where = f"window at {user_location()}"
+    size_us, slide_us = _positive_us(size, "size", where), _positive_us(slide, "slide", where)
+    offset_us = duration_us(offset, "offset", where) % slide_us if offset is not None else 0
+    _check_time(time, {"size": (size, size_us), "slide": (slide, slide_us), "offset": (offset, offset_us)}, where)
+    if slide_us > size_us:
+        raise PipelineError(
+            f"windows of {size} every {slide} leave out what is in between",
+            where=where,
+            remedy="Give a slide of at most the size, or filter first",
+        )
+    panes = size_us // math.gcd(size_us, slide_us)
+    if panes > MAX_PANES:
+        raise PipelineError(
+            f"a window of {size} every {slide} would be put together of {panes} slices",
+            where=where,
+            cause=f"the longest duration that both are made of is {math.gcd(size_us, slide_us)} us; {MAX_PANES} "
+            "slices are the most",
+            remedy="Give durations that have more in common, such as a size that is a multiple of the slide",
+        )
+    return Sliding(size_us, slide_us, offset_us, time)
+
+
+def lateness_us(value: str | timedelta | None, time: WindowTime, where: str) -> int:
+    """`allowed_lateness` in microseconds; PipelineError when it is no duration, or the windows have no lateness."""
+    if value is None:
+        return 0
+    if time == "processing":
+        raise PipelineError(
+            "windows over processing time allow no lateness",
+            where=where,
+            cause="no record is late there",
+            remedy="Leave allowed_lateness away",
+        )
+    return duration_us(value, "allowed_lateness", where)
+
+
+def _positive_us(value: str | timedelta, name: str, where: str) -> int:
+    found = duration_us(value, name, where)
+    if found <= 0:
+        what = f"a window of {value} is empty" if name == "size" else f"a {name} of {value} is none"
+        raise PipelineError(what, where=where, remedy=f'Give a {name} such as "1 day"')
+    return found
+
+
+def _check_time(time: object, durations: Mapping[str, tuple[object, int]], where: str) -> None:
     if time not in get_args(WindowTime):
         raise PipelineError(
             f"{time!r} is not a time of windows",
             where=where,
             remedy='Write time="event" (which with_watermark assigns) or time="processing" (the clock)',
         )
-    offset_us = duration_us(offset, "offset", where) % size_us if offset is not None else 0
-    if time == "processing" and (size_us % MILLISECOND_US or offset_us % MILLISECOND_US):
+    if time == "processing" and any(us % MILLISECOND_US for _, us in durations.values()):
+        (_, (first, _)), *others = durations.items()
+        told = "".join(f", {name} {value}" for name, (value, _) in others if value is not None)
         raise PipelineError(
-            f"the clock cannot end a window of {size}" + (f", offset {offset}" if offset is not None else ""),
+            f"the clock cannot end a window of {first}{told}",
             where=where,
             cause="processing time is in whole milliseconds",
-            remedy="Give size and offset in whole milliseconds",
+            remedy=f"Give {' and '.join(durations)} in whole milliseconds",
         )
-    return Tumbling(size_us, offset_us, time)
 
 
 def duration_us(value: str | timedelta, name: str, where: str) -> int:

@@ -23,7 +23,7 @@ ROWS = frozenset({"top_rows", "bottom_rows"})
 LISTS = frozenset({"collect", "top_n", "bottom_n", *SETS, *ROWS})
 """Functions whose state is a list for each entry."""
 BY_ANOTHER = frozenset({"first", "last", "min_by", "max_by", "collect", "top_n", "bottom_n", *ROWS})
-"""Functions that may take a last column, which the rows are ordered by."""
+"""Functions that may take columns at the end, which the rows are ordered by."""
 
 Selection: TypeAlias = slice | npt.NDArray[np.int32]
 """Entries: a range of them, or any by number."""
@@ -66,11 +66,10 @@ class Aggregation:
     Attributes:
         name: of the output column.
         function: what it computes.
-        types: of its input columns, as a stream has them; none: rows are counted. Of `BY_ANOTHER` the last may be what
-            rows are ordered by.
+        types: of its input columns, as a stream has them; none: rows are counted.
         output: type of the result.
         n: rows of top_n; of var and stddev what is taken off the divisor.
-        by: the last column is what rows are ordered by.
+        orders: as many columns at the end are what rows are ordered by, of `BY_ANOTHER`.
         user: of function "user".
         columns: names of the columns, of `ROWS`.
     """
@@ -80,7 +79,7 @@ class Aggregation:
     types: tuple[pa.DataType, ...]
     output: pa.DataType
     n: int = 0
-    by: bool = False
+    orders: int = 0
     user: ArrowAggregate | None = None
     columns: tuple[str, ...] = ()
 
@@ -104,7 +103,7 @@ class Aggregation:
         names = [f"{self.function}:{self.name}"]
         if self.function in ROWS:
             names = [f"{names[0]}:{column}" for column in self.columns]
-        names += [f"{self.function}_by:{self.name}"] if self.by else []
+        names += [f"{self.function}_{order}:{self.name}" for order in ("by", "then")[: self.orders]]
         types = self.logged_types()
         if self.function in LISTS:
             types = [pa.list_(type_) for type_ in types]

@@ -4,7 +4,7 @@ user's own aggregate makes of them. By sorting whole columns, for all entries at
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -49,13 +49,13 @@ def new_fold(aggregation: Aggregation) -> Fold:
 
 class Best:
     """The first rows of each entry in some order: first, last, min, max, min_by, max_by, top_n, bottom_n, and with no
-    limit collect. Rows whose ordering value is null are left out."""
+    limit collect. Rows whose ordering value is null are left out; of equal rows earlier ones come first."""
 
     def __init__(self, aggregation: Aggregation) -> None:
         function = aggregation.function
         self._output = aggregation.output
-        self._by = aggregation.by
-        self._is_ordered = self._by or function not in BY_ANOTHER or function in ("top_n", "bottom_n")
+        by_value = function not in BY_ANOTHER or function in ("top_n", "bottom_n")
+        self._orders = aggregation.orders or int(by_value)
         self._values_only = function in ("first", "last", "collect")
         self._descends = function in ("last", "max", "max_by", "top_n", "top_rows")
         self._last_wins = function == "last"
@@ -66,17 +66,18 @@ class Best:
     def rows(self, entries: Entries, columns: Sequence[pa.Array]) -> Rows:
         """See `Fold`."""
         arrays = [stored_array(column) for column in columns]
-        wanted = [arrays[-1]] if self._is_ordered else []
+        wanted = arrays[len(arrays) - self._orders :]
         wanted += arrays[:1] if self._values_only else []
         return _without_nulls(entries, arrays, wanted)
 
     def fold(self, entries: Entries, columns: Columns) -> Rows:
         """See `Fold`."""
         places = np.arange(len(entries))
-        keys = order_keys(columns[-1]) if self._is_ordered else np.zeros(len(entries), np.int64)
-        if self._descends:
-            keys = ~keys
-        order = np.lexsort((-places if self._last_wins else places, keys, entries))
+        keys = [order_keys(column) for column in columns[len(columns) - self._orders :]]
+        if self._descends and keys:
+            keys[0] = ~keys[0]
+        by: list[npt.NDArray[Any]] = [-places if self._last_wins else places, *reversed(keys), entries]
+        order = np.lexsort(by)
         ordered = entries[order]
         if self._limit is not None:
             starts = np.flatnonzero(np.diff(ordered, prepend=-1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -286,6 +287,26 @@ def test_a_type_that_cannot_be_a_key_is_refused_with_those_that_can(flights: Str
 def test_a_dictionary_key_comes_out_as_its_values(timed: Stream) -> None:
     stream = timed.group_by("kind", "price").window(tumbling("1 h")).agg(n=count(), uid="hourly")
     assert stream.schema.types[:2] == [pa.string(), pa.decimal128(10, 2)]
+
+
+@pytest.mark.parametrize(
+    ("window", "what"),
+    [
+        (lambda: tidegate.sliding("5 min", "1 h"), "windows of 5 min every 1 h leave out"),
+        (lambda: tidegate.sliding("1 h", "0 s"), "a slide of 0 s is none"),
+        (lambda: tidegate.sliding("1 day", timedelta(microseconds=7_000_001)), "slices"),
+        (lambda: tidegate.sliding("1 s", timedelta(microseconds=500), time="processing"), "the clock cannot end"),
+    ],
+)
+def test_sliding_windows_that_cannot_be_are_refused(window: Any, what: str) -> None:
+    assert what in refusal(window).what
+
+
+def test_lateness_is_a_duration_of_event_time(timed: Stream) -> None:
+    grouped = timed.group_by("carrier")
+    assert "not a duration" in refusal(lambda: grouped.window(tumbling("1 h"), allowed_lateness="soon")).what
+    by_clock = tumbling("1 h", time="processing")
+    assert "allow no lateness" in refusal(lambda: grouped.window(by_clock, allowed_lateness="1 h")).what
 
 
 def test_keys_must_be_some_and_different(flights: Stream) -> None:
