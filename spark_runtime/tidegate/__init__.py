@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from tidegate.pipeline.pipeline import Pipeline
     from tidegate.pipeline.states import aggregating_state, list_state, map_state, reducing_state, value_state
     from tidegate.pipeline.streams import Stream
-    from tidegate.pipeline.windows import sliding, tumbling
+    from tidegate.pipeline.windows import session, sliding, tumbling
     from tidegate.state.aggregation import ArrowAggregate
     from tidegate.state.raw_state import RawInput, RawOutput
     from tidegate.state.read_state import read_state, read_state_batches
@@ -123,6 +123,7 @@ __all__ = [
     "read_state",
     "read_state_batches",
     "reducing_state",
+    "session",
     "sliding",
     "stddev",
     "sum",
@@ -193,6 +194,7 @@ _HOMES = {
     "read_state": "state.read_state",
     "read_state_batches": "state.read_state",
     "reducing_state": "pipeline.states",
+    "session": "pipeline.windows",
     "sliding": "pipeline.windows",
     "stddev": "pipeline.aggregates",
     "sum": "pipeline.aggregates",

@@ -45,6 +45,7 @@ from tidegate.coordinator.shared_files import SharedFiles
 from tidegate.coordinator.topology import ChainShape, FiresAtEnd, Topology
 from tidegate.operators.join_specs import StreamJoinSpec
 from tidegate.operators.process_specs import ProcessSpec
+from tidegate.operators.session_specs import SessionAggSpec
 from tidegate.operators.specs import BUILD, BroadcastJoinSpec, KeyedProcessSpec, WindowAggSpec
 from tidegate.plan.execution import ExecutionPlan, graph_document
 from tidegate.plan.graph import JobGraph
@@ -413,7 +414,7 @@ def topology_of(graph: JobGraph, plan: ExecutionPlan, processing_time_on_end: Pr
         for node in nodes:
             if isinstance(node.spec, BroadcastJoinSpec):
                 fire_at_end.append(FiresAtEnd(node.uid, chain.inputs[BUILD].upstream_chain))
-            elif isinstance(node.spec, WindowAggSpec):
+            elif isinstance(node.spec, (WindowAggSpec, SessionAggSpec)):
                 if node.spec.time_column is not None or processing_time_on_end == "fire":
                     fire_at_end.append(FiresAtEnd(node.uid, chain.chain_id))
             elif isinstance(node.spec, KeyedProcessSpec | ProcessSpec | StreamJoinSpec) and node.spec.fires_at_end:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from tidegate.operators.specs import WindowAggSpec
+from tidegate.operators.specs import Agg
 from tidegate.state.accumulating import new_accumulator
 from tidegate.state.aggregation import Accumulating, ReadValues, Selection
 from tidegate.state.columns import CHUNK_ENTRIES, Arrays, Cells, Entries, FrozenCells
@@ -46,10 +47,23 @@ class BatchInput:
     values: tuple[ReadValues | None, ...]
 
 
-class WindowLayout:
-    """How a window's state looks: key columns and aggregates of one spec."""
+class AggregatingSpec(Protocol):
+    """What all specs of aggregates have; see `WindowAggSpec`."""
 
-    def __init__(self, spec: WindowAggSpec) -> None:
+    @property
+    def keys(self) -> tuple[str, ...]: ...
+    @property
+    def aggregates(self) -> tuple[Agg, ...]: ...
+    @property
+    def input_schema(self) -> pa.Schema: ...
+    @property
+    def schema(self) -> pa.Schema: ...
+
+
+class WindowLayout:
+    """How the state of aggregates looks: key columns and aggregates of one spec."""
+
+    def __init__(self, spec: AggregatingSpec) -> None:
         self._spec = spec
         self.keys = KeyReader(spec.input_schema, spec.keys)
         self.used_columns = list(

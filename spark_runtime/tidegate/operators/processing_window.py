@@ -48,7 +48,7 @@ class ProcessingWindowAggregate(StreamOperator):
         self._spec = spec
         self._windows = OpenWindows(spec)
         self._state_schema = self._windows.state_schema.append(pa.field(END_COLUMN, pa.int64()))
-        self._progress = WindowProgress(spec)
+        self._progress = WindowProgress(spec.shape, spec.lateness_us)
         self._has_ended = False
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:

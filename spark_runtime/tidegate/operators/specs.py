@@ -237,13 +237,21 @@ class WindowAggSpec:
         return self.slide_us or self.size_us
 
     @property
+    def shape(self) -> dict[str, int]:
+        """What tells the windows from others, in snapshots."""
+        shape = {"size_us": self.size_us, "offset_us": self.offset_us}
+        return {**shape, "slide_us": self.slide_us} if self.slide_us else shape
+
+    @property
     def pane_us(self) -> int:
         """Length of the longest slices that every window is made of a whole number of."""
         return math.gcd(self.size_us, self.step_us)
 
     def mode_dependence(self) -> str:
-        """Over processing time."""
-        return "" if self.time_column is not None else "its windows are over processing time"
+        """Over processing time, or with updates."""
+        if self.time_column is None:
+            return "its windows are over processing time"
+        return "its windows may fire again, for late records" if self.lateness_us else ""
 
     def create(self) -> StreamOperator:
         """A fresh window aggregation."""

@@ -17,6 +17,7 @@ from tidegate.state.keytypes import stored_type
 from tidegate.state.layout import KEY_PREFIX, form_of, part_schema, timer_part, timer_schema
 
 if TYPE_CHECKING:
+    from tidegate.operators.session_specs import SessionAggSpec
     from tidegate.operators.specs import BroadcastJoinSpec, KeyedProcessSpec, WindowAggSpec
 
 
@@ -51,6 +52,19 @@ def window_shapes(spec: WindowAggSpec) -> tuple[StateShape, ...]:
     return (windows, StateShape("progress", "keyed", form=form))
 
 
+def session_shapes(spec: SessionAggSpec) -> tuple[StateShape, ...]:
+    """Of sessions."""
+    columns, form, renamed = columns_of(session_schema(spec)), f"gap in us of {spec.gap_us}", dict(spec.renamed)
+    sessions = StateShape("sessions", "keyed", columns, form, renamed, fills=False)
+    return (sessions, StateShape("progress", "keyed", form=form))
+
+
+def session_schema(spec: SessionAggSpec) -> pa.Schema:
+    """Columns of the state of sessions."""
+    bounds = [("window_start_us", pa.int64()), ("last_us", pa.int64()), ("fired", pa.bool_())]
+    return pa.schema([pa.field(KEY_GROUP_COLUMN, pa.uint16()), *(pa.field(*bound) for bound in bounds), *_fields(spec)])
+
+
 def process_shapes(spec: KeyedProcessSpec) -> tuple[StateShape, ...]:
     """Of a keyed process: its states, and its timers."""
     from tidegate.operators.process_shapes import subtask_shapes
@@ -71,7 +85,12 @@ def process_shapes(spec: KeyedProcessSpec) -> tuple[StateShape, ...]:
 def window_schema(spec: WindowAggSpec) -> pa.Schema:
     """Columns of the state of windows over event time."""
     fields = [pa.field(KEY_GROUP_COLUMN, pa.uint16()), pa.field("window_start_us", pa.int64())]
-    fields += [pa.field(f"key:{key}", stored_type(spec.input_schema.field(key).type)) for key in spec.keys]
+    return pa.schema([*fields, *_fields(spec)])
+
+
+def _fields(spec: WindowAggSpec | SessionAggSpec) -> list[pa.Field]:
+    """Keys and aggregates."""
+    fields = [pa.field(f"key:{key}", stored_type(spec.input_schema.field(key).type)) for key in spec.keys]
     for agg in spec.aggregates:
         fields += agg.bound(spec.input_schema, spec.schema.field(agg.name).type).state_schema()
-    return pa.schema(fields)
+    return fields

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.contract.errors import TidegateError
 from tidegate.operators.batches import coalesced
-from tidegate.operators.contract import Output, SideOutput, StreamOperator
+from tidegate.operators.contract import OperatorContext, Output, SideOutput, StreamOperator
 from tidegate.operators.eventtime import EventTime
 from tidegate.operators.open_windows import PROCESSING_WINDOWS, OpenWindows, changed_window
 from tidegate.operators.restoring import checked_part
@@ -19,25 +18,44 @@ from tidegate.operators.window_progress import MAX_TIME_US, MIN_TIME_US, PROGRES
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.columns import Entries
 from tidegate.state.keybytes import Int64s, valid_mask
-from tidegate.state.keyhash import hash_keys, key_groups
 from tidegate.state.rows import group_by_window
 
 LATE = "late"
-"""Side output: the rows of windows that had fired already."""
+"""Side output: rows of which every window has closed, as they came."""
 LATE_DROPPED = "late_dropped"
-"""Counter: rows of which every window had closed, where nothing reads the side output."""
+"""Counter: such rows, where nothing reads the side output."""
 NULL_TIME_DROPPED = "null_event_time_dropped"
 """Counter: rows without an event time, which belong to no window."""
+
+
+def refuse_absurd_times(time: EventTime, times: Int64s, ctx: OperatorContext) -> None:
+    """TidegateError for a time beyond `MIN_TIME_US`..`MAX_TIME_US`. `times`: at least one, in its column's unit."""
+    low, high = time.to_us(int(times.min())), time.to_us(int(times.max()))
+    if low < MIN_TIME_US or high > MAX_TIME_US:
+        raise TidegateError(
+            f"Column {time.column!r} has an event time of {low if low < MIN_TIME_US else high} us since 1970",
+            where=f"operator {ctx.uid!r} subtask {ctx.subtask}",
+            cause="the column's unit is not what the pipeline says, or the value is a placeholder",
+            remedy="Give with_watermark the right unit, or filter such rows first",
+        )
+
+
+def late_rows(rows: pa.RecordBatch, ctx: OperatorContext) -> Iterator[Output]:
+    """Rows that are late: to the side output where something reads it, else counted."""
+    if LATE in ctx.side_outputs:
+        yield SideOutput(LATE, rows)
+    else:
+        ctx.count(LATE_DROPPED, rows.num_rows)
 
 
 class WindowAggregate(StreamOperator):
     """Windows [start, end): a row belongs to those its event time falls in.
 
-    A window fires when the watermark reaches its end, and closes when it is `lateness_us` further. Rows that come
-    for it in between make it fire again, after the batch that brought them, for their keys, with the result of all
-    rows so far. Rows of which every window has closed are late: they go to the side output `late`, or are dropped
-    and counted under `late_dropped` (S4.4). Null is a key like any other. MAX_WATERMARK fires all windows that have
-    not fired, and closes all (S7.2). Windows fire in order of time; keys within one in order of first sight.
+    A window fires when the watermark reaches its end, and closes when it is `lateness_us` further. Rows that come for
+    it in between make it fire again, after the batch that brought them, for their keys, with the result of all rows so
+    far. Rows of which every window has closed are late: they go to the side output `late`, or are dropped and counted
+    under `late_dropped` (S4.4). Null is a key like any other. MAX_WATERMARK fires all windows that have not fired, and
+    closes all (S7.2). Windows fire in order of time; keys within one in order of first sight.
 
     State: `windows` (keyed: a row for each pane and key; of tumbling windows panes are the windows) and `progress`
     (keyed: for each key group the watermark that decides what is late, never MAX, S4.4; after MAX none at all: inputs
@@ -60,7 +78,7 @@ class WindowAggregate(StreamOperator):
         self._pane, self._offset = (
             (steps[0] // 1_000_000, steps[1] // 1_000_000) if self._whole_steps else (spec.pane_us, spec.offset_us)
         )
-        self._progress = WindowProgress(spec)
+        self._progress = WindowProgress(spec.shape, spec.lateness_us)
         self._is_over = False  # MAX_WATERMARK came
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
@@ -75,9 +93,10 @@ class WindowAggregate(StreamOperator):
             self.ctx.count(NULL_TIME_DROPPED, nulls)
             batch = batch.filter(pa.array(valid_mask(batch.column(self._time.column))))
         if batch.num_rows:
-            late: list[pa.RecordBatch] = []
-            yield from coalesced(self._fired_again(batch, self._checked(times), late))
-            yield from (SideOutput(LATE, rows) for rows in late)
+            refuse_absurd_times(self._time, times, self.ctx)
+            if not self._whole_steps:
+                times = times * (1_000_000 // self._time.per_second)
+            yield from self._fired_again(batch, times)
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
         """Emit every window that ends at or before the watermark, in batches of at most `MAX_BATCH_ROWS`."""
@@ -114,35 +133,12 @@ class WindowAggregate(StreamOperator):
                 self._windows.restore(checked.tables(), self.ctx)
         self._windows.resume(self._progress.watermark_us)
 
-    def _checked(self, times: Int64s) -> Int64s:
-        """The times in the unit of the panes."""
-        low, high = self._time.to_us(int(times.min())), self._time.to_us(int(times.max()))
-        if low < MIN_TIME_US or high > MAX_TIME_US:
-            raise TidegateError(
-                f"Column {self._time.column!r} has an event time of {low if low < MIN_TIME_US else high} us since 1970",
-                where=f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}",
-                cause="the column's unit is not what the pipeline says, or the value is a placeholder",
-                remedy="Give with_watermark the right unit, or filter such rows first",
-            )
-        return times if self._whole_steps else times * (1_000_000 // self._time.per_second)
+    def _fired_again(self, batch: pa.RecordBatch, times: Int64s) -> Iterator[Output]:
+        """Take rows; rows of key groups that are ahead by themselves."""
+        for part, its_times, fired_us in self._progress.split(batch, times, self._spec.keys):
+            yield from self._taken(part, its_times, fired_us)
 
-    def _fired_again(
-        self, batch: pa.RecordBatch, times: Int64s, late: list[pa.RecordBatch]
-    ) -> Iterator[pa.RecordBatch]:
-        """Take rows; rows of key groups that are ahead by themselves. Adds to `late` those that somebody reads."""
-        marks = None
-        if self._progress.passed_us is not None:
-            marks = self._progress.of(key_groups(hash_keys(batch, self._spec.keys), self.ctx.max_parallelism))
-        if marks is None:
-            yield from self._taken(batch, times, self._progress.watermark_us, late)
-            return
-        for mark in np.unique(marks).tolist():
-            mine = marks == mark
-            yield from self._taken(batch.filter(pa.array(mine)), times[mine], mark, late)
-
-    def _taken(
-        self, batch: pa.RecordBatch, times: Int64s, fired_us: int, late: list[pa.RecordBatch]
-    ) -> Iterator[pa.RecordBatch]:
+    def _taken(self, batch: pa.RecordBatch, times: Int64s, fired_us: int) -> Iterator[Output]:
         """Take rows for whose keys windows have fired up to `fired_us`."""
         closed_us = max(fired_us - self._spec.lateness_us, self._progress.closed_us)
         grouped = group_by_window(times, self._pane, self._offset)
@@ -153,13 +149,10 @@ class WindowAggregate(StreamOperator):
         touched: dict[int, Entries] = {}
         for number, start, stop in grouped.runs:
             if self._windows.last_end_us(number) <= closed_us:
-                if LATE in self.ctx.side_outputs:
-                    late.append(batch.slice(start, stop - start))
-                else:
-                    self.ctx.count(LATE_DROPPED, stop - start)
+                yield from late_rows(batch.slice(start, stop - start), self.ctx)
                 continue
             entries = self._windows.add(number, rows, start, stop)
             if self._spec.lateness_us and self._windows.first_end_us(number, closed_us) <= fired_us:
                 touched[number] = entries
         if touched:
-            yield from self._windows.fire_again(touched, closed_us, fired_us)
+            yield from coalesced(self._windows.fire_again(touched, closed_us, fired_us))

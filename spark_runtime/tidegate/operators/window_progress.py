@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.channel.elements import MIN_WATERMARK
 from tidegate.operators.contract import OperatorContext
 from tidegate.operators.open_windows import changed_window
-from tidegate.operators.specs import WindowAggSpec
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, StatePart
 from tidegate.state.keybytes import Int64s
+from tidegate.state.keyhash import hash_keys, key_groups
 
 PROGRESS = "progress"
 MIN_TIME_US, MAX_TIME_US = -(2**62), 2**62
 """Event times beyond these (some 146,000 years from 1970) are refused: window bounds must fit timestamp[us]."""
+SHAPE_COLUMNS = frozenset({"size_us", "offset_us", "slide_us", "gap_us"})
 LATENESS_COLUMN = "lateness_us"
 """Only where lateness is allowed."""
 
@@ -32,14 +34,13 @@ class WindowProgress:
             allowed.
     """
 
-    def __init__(self, spec: WindowAggSpec) -> None:
+    def __init__(self, shape: Mapping[str, int], lateness_us: int = 0) -> None:
+        """Args: shape: what tells the windows from others, durations by name. lateness_us: allowed."""
         self.watermark_us = MIN_WATERMARK
         self.passed_us: Int64s | None = None
         self.closed_us = MIN_WATERMARK
-        self._lateness_us = spec.lateness_us
-        self._shape = {"size_us": spec.size_us, "offset_us": spec.offset_us}
-        if spec.slide_us:
-            self._shape["slide_us"] = spec.slide_us
+        self._lateness_us = lateness_us
+        self._shape = dict(shape)
 
     def advance(self, watermark_us: int) -> None:
         """The watermark, or the clock, has come to `watermark_us`."""
@@ -47,9 +48,19 @@ class WindowProgress:
         if self.passed_us is not None and self.passed_us.max() <= self.watermark_us:
             self.passed_us = None
 
-    def of(self, groups: npt.NDArray[np.uint16]) -> Int64s | None:
-        """How far they have fired for each of the key groups; None: `watermark_us` for all."""
-        return None if self.passed_us is None else np.maximum(self.passed_us[groups], self.watermark_us)
+    def split(
+        self, batch: pa.RecordBatch, times: Int64s, keys: Sequence[str]
+    ) -> Iterator[tuple[pa.RecordBatch, Int64s, int]]:
+        """Rows, with their times, by how far windows have fired for their key groups; all together but for a while
+        after a restore at another parallelism."""
+        if self.passed_us is None:
+            yield batch, times, self.watermark_us
+            return
+        groups = key_groups(hash_keys(batch, keys), len(self.passed_us))
+        marks = np.maximum(self.passed_us[groups], self.watermark_us)
+        for mark in np.unique(marks).tolist():
+            mine = marks == mark
+            yield batch.filter(pa.array(mine)), times[mine], mark
 
     def part(self, ctx: OperatorContext, *, is_over: bool = False) -> StatePart:
         """As it is now; `is_over`: nothing is late any more (S7.5)."""
@@ -76,7 +87,7 @@ class WindowProgress:
         """
         if not table.num_rows:
             return
-        names = [name for name in table.schema.names if name in ("size_us", "offset_us", "slide_us")]
+        names = [name for name in table.schema.names if name in SHAPE_COLUMNS]
         for found in set(zip(*(table[name].to_pylist() for name in names), strict=True)):
             was = dict(zip(names, found, strict=True))
             if was != self._shape:

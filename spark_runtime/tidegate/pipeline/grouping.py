@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tidegate.contract.errors import PipelineError
-from tidegate.operators.specs import WindowAggSpec
+from tidegate.operators.session_specs import SessionAggSpec
+from tidegate.operators.specs import Agg, WindowAggSpec
 from tidegate.operators.user_process import KeyedProcess
 from tidegate.pipeline.aggregates import Aggregate, bound_aggregates
 from tidegate.pipeline.columns import checked_renames, refuse_duplicates, require_column, require_key, same_columns
@@ -20,7 +21,7 @@ from tidegate.pipeline.joining import BroadcastStream
 from tidegate.pipeline.location import user_location
 from tidegate.pipeline.processing import keyed_spec
 from tidegate.pipeline.side_outputs import checked_side_outputs, declared_schemas
-from tidegate.pipeline.windows import Sliding, Tumbling, lateness_us
+from tidegate.pipeline.windows import Session, Sliding, Window, lateness_us
 from tidegate.plan.graph import Edge
 from tidegate.state.keytypes import stored_field
 
@@ -48,11 +49,11 @@ class GroupedStream:
         self._stream = stream
         self._keys = keys
 
-    def window(self, window: Tumbling | Sliding, *, allowed_lateness: str | timedelta | None = None) -> WindowedStream:
+    def window(self, window: Window, *, allowed_lateness: str | timedelta | None = None) -> WindowedStream:
         """Cut each group into windows over event time or processing time; follow it by `.agg(...)`.
 
         Args:
-            window: `tumbling(...)` or `sliding(...)`.
+            window: `tumbling(...)`, `sliding(...)` or `session(...)`.
             allowed_lateness: how much longer, in event time, a window takes records once it is over. Each batch of
                 such records gives the result of their keys again, of all records so far: whoever reads it takes the
                 last of equal keys and bounds. Default none.
@@ -62,7 +63,7 @@ class GroupedStream:
                 its column was dropped; or lateness where nothing is late.
         """
         where = place("window", None, user_location())
-        if not isinstance(window, (Tumbling, Sliding)):
+        if not isinstance(window, Window):
             raise PipelineError(
                 f"a window is needed, got {window!r}",
                 where=where,
@@ -146,7 +147,7 @@ class WindowedStream:
         self,
         stream: Stream,
         keys: tuple[str, ...],
-        window: Tumbling | Sliding,
+        window: Window,
         time_column: str | None,
         lateness_us: int,
     ) -> None:
@@ -194,21 +195,31 @@ class WindowedStream:
             ]
         )
         mapping = checked_renames(renamed, (*self._keys, *aggregates), where)
-        spec = WindowAggSpec(
-            keys=self._keys,
-            time_column=self._time_column,
-            time_unit=stream._event_time.unit,
-            size_us=self._window.size_us,
-            offset_us=self._window.offset_us,
-            aggregates=aggs,
-            input_schema=stream.schema,
-            schema=schema,
-            renamed=mapping,
-            slide_us=self._window.slide_us if isinstance(self._window, Sliding) else 0,
-            lateness_us=self._lateness_us,
-        )
+        spec = self._spec(aggs, schema, mapping)
         edge = Edge(stream._node_id, "hash", self._keys)
         kind = "window" if self._time_column is not None else "processing-window"
         late = (DraftOutput(LATE, stream.schema, stream._event_time),) if self._time_column is not None else ()
         node = DraftNode(uid, kind, (edge,), schema, location, stateful=True, spec=spec, side_outputs=late)
         return stream._then(node, stream._event_time.gone(f"the {where} gives records of its own"))
+
+    def _spec(
+        self, aggs: tuple[Agg, ...], schema: pa.Schema, renamed: tuple[tuple[str, str], ...]
+    ) -> WindowAggSpec | SessionAggSpec:
+        stream, window = self._stream, self._window
+        time = (self._time_column, stream._event_time.unit)
+        if isinstance(window, Session):
+            return SessionAggSpec(
+                self._keys, *time, window.gap_us, aggs, stream.schema, schema, renamed, self._lateness_us
+            )
+        return WindowAggSpec(
+            self._keys,
+            *time,
+            window.size_us,
+            window.offset_us,
+            aggs,
+            stream.schema,
+            schema,
+            renamed,
+            window.slide_us if isinstance(window, Sliding) else 0,
+            self._lateness_us,
+        )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, get_args
+from typing import Literal, TypeAlias, get_args
 
 from tidegate.contract.errors import OptionError, PipelineError
 from tidegate.contract.options import parse_duration
@@ -51,6 +51,22 @@ class Sliding:
     slide_us: int
     offset_us: int = 0
     time: WindowTime = "event"
+
+
+@dataclass(frozen=True)
+class Session:
+    """Windows of rows that are less than a gap apart; made by `session`.
+
+    Attributes:
+        gap_us: microseconds, > 0.
+        time: "event" or "processing".
+    """
+
+    gap_us: int
+    time: WindowTime = "event"
+
+
+Window: TypeAlias = Tumbling | Sliding | Session
 
 
 def tumbling(size: str | timedelta, offset: str | timedelta | None = None, *, time: WindowTime = "event") -> Tumbling:
@@ -121,6 +137,24 @@ def sliding(
             remedy="Give durations that have more in common, such as a size that is a multiple of the slide",
         )
     return Sliding(size_us, slide_us, offset_us, time)
+
+
+def session(gap: str | timedelta, *, time: WindowTime = "event") -> Session:
+    """For each key, windows of records that follow one another less than `gap` apart: from the time of the first to
+    that of the last plus `gap`. A record may join two windows to one.
+
+    Args:
+        gap: such as "30 min".
+        time: "event" or "processing"; see `tumbling`.
+
+    Raises:
+        PipelineError: not a duration, one that is not positive or, over processing time, not in whole milliseconds; or
+            another time.
+    """
+    where = f"window at {user_location()}"
+    gap_us = _positive_us(gap, "gap", where)
+    _check_time(time, {"gap": (gap, gap_us)}, where)
+    return Session(gap_us, time)
 
 
 def lateness_us(value: str | timedelta | None, time: WindowTime, where: str) -> int:

@@ -4,7 +4,7 @@ user's own aggregate makes of them. By sorting whole columns, for all entries at
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -76,8 +76,8 @@ class Best:
         keys = [order_keys(column) for column in columns[len(columns) - self._orders :]]
         if self._descends and keys:
             keys[0] = ~keys[0]
-        by: list[npt.NDArray[Any]] = [-places if self._last_wins else places, *reversed(keys), entries]
-        order = np.lexsort(by)
+        by: list[npt.NDArray[np.int64]] = [-places if self._last_wins else places, *reversed(keys)]
+        order = np.lexsort([*by, entries.astype(np.int64)])
         ordered = entries[order]
         if self._limit is not None:
             starts = np.flatnonzero(np.diff(ordered, prepend=-1))

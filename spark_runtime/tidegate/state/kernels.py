@@ -11,6 +11,7 @@ _MODULES = (
     "keyindex",
     "accumulators",
     "moments",
+    "session_kernels",
     "rows",
     "columns",
     "arrow_buffers",

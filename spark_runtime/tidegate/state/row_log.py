@@ -70,12 +70,12 @@ class RowLog:
 
     def state(self, entries: Selection) -> list[pa.Array]:
         """See `Accumulating`."""
-        columns, offsets = _selected(self._all(), entries)
+        columns, offsets = _selected(self._rows_of(entries), entries)
         return self._state_columns(columns, offsets)
 
     def result(self, entries: Selection) -> pa.Array:
         """See `Accumulating`."""
-        return self._fold.result(*_selected(self._all(), entries))
+        return self._fold.result(*_selected(self._rows_of(entries), entries))
 
     def freeze(self) -> StateColumns:
         """See `Accumulating`. Folded by who reads it."""
@@ -99,6 +99,19 @@ class RowLog:
         self._more_rows += count
         if self._more_rows >= max(FOLD_ROWS, len(self._folded[0])):
             self._all()
+
+    def _rows_of(self, entries: Selection) -> Rows:
+        """Folded rows, at least those of some entries. Few entries do not cost a fold of all."""
+        if isinstance(entries, slice) or not self._more or not len(entries):
+            return self._all()
+        wanted = np.unique(entries)
+        columns, offsets = _selected(self._folded, wanted)
+        rows: list[Rows] = [(np.repeat(wanted, np.diff(offsets)), columns)]
+        for held, more in self._more:
+            mine = np.isin(held, wanted)
+            if mine.any():
+                rows.append((held[mine], [column.filter(pa.array(mine)) for column in more]))
+        return _fold(self._fold, rows[0], rows[1:]) if len(rows) > 1 else rows[0]
 
     def _all(self) -> Rows:
         if self._more:

@@ -261,6 +261,21 @@ def fixed(size: int, slide: int, offset: int = 0) -> Windows:
     return cut
 
 
+def sessions(gap: int) -> Windows:
+    """Rows of one key by runs of times less than `gap` apart."""
+
+    def cut(rows: list[Row]) -> dict[tuple[int, int], list[Row]]:
+        runs: list[list[Row]] = []
+        for row in sorted(rows, key=lambda row: (row.t, row.n)):
+            if runs and row.t - runs[-1][-1].t < gap:
+                runs[-1].append(row)
+            else:
+                runs.append([row])
+        return {(run[0].t, run[-1].t + gap): sorted(run, key=lambda row: row.n) for run in runs}
+
+    return cut
+
+
 def us(n: int) -> Any:
     return timedelta(microseconds=n)
 
@@ -268,6 +283,7 @@ def us(n: int) -> Any:
 KINDS: dict[str, tuple[Any, Windows]] = {
     "tumbling": (td.tumbling(us(10), us(3)), fixed(10, 10, 3)),
     "sliding": (td.sliding(us(12), us(4)), fixed(12, 4)),
+    "session": (td.session(us(6)), sessions(6)),
     "sliding by what is no divisor": (td.sliding(us(10), us(4), us(3)), fixed(10, 4, 3)),
 }
 

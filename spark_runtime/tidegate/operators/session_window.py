@@ -1,0 +1,207 @@
+"""Aggregates per key over sessions: rows less than a gap apart, of event time or of the clock."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
+from tidegate.operators.batches import MAX_BATCH_ROWS, coalesced
+from tidegate.operators.contract import Output, StreamOperator
+from tidegate.operators.eventtime import EventTime
+from tidegate.operators.keyed_window import WindowLayout
+from tidegate.operators.open_sessions import MIN_DEAD, SessionTable
+from tidegate.operators.processing_window import PROCESSING_TIME_DROPPED
+from tidegate.operators.restoring import checked_part
+from tidegate.operators.session_specs import SessionAggSpec
+from tidegate.operators.state_shapes import session_schema
+from tidegate.operators.window import NULL_TIME_DROPPED, late_rows, refuse_absurd_times
+from tidegate.operators.window_progress import PROGRESS, WindowProgress
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
+from tidegate.state.columns import Entries
+from tidegate.state.keybytes import Int64s, valid_mask
+from tidegate.state.keyhash import subtask_of_key_groups
+
+SESSIONS = "sessions"
+
+log = logging.getLogger(__name__)
+
+
+class SessionAggregate(StreamOperator):
+    """Sessions over event time: [time of the first row, time of the last + gap). Rows of a key that are less than a
+    gap apart are in one; a row may join several to one.
+
+    A session fires when the watermark reaches its end, and closes when it is `lateness_us` further. Rows that come for
+    it in between make it fire again, with what it has become: its bounds may be others, and what it took in had fired
+    with its own. Rows whose session would have closed already are late: they go to the side output `late`, or are
+    dropped and counted under `late_dropped` (S4.4). MAX_WATERMARK fires and closes all (S7.2). Sessions fire in the
+    order of their ends.
+
+    State: `sessions` (keyed: a row for each) and `progress` (keyed: see `WindowProgress`). `snapshot` marks the
+    columns; they are written by the returned function, many in chunks (S5.2).
+    """
+
+    def __init__(self, spec: SessionAggSpec) -> None:
+        self._spec = spec
+        self._layout = WindowLayout(spec)
+        self._schema = session_schema(spec)
+        self._serial = 0
+        self._table = self._new_table()
+        self._progress = WindowProgress(spec.shape, spec.lateness_us)
+        self._is_over = False
+        self._time = None if spec.time_column is None else EventTime(spec.time_column, spec.time_unit)
+
+    def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        """Take the rows into their sessions; emits sessions that fire again, and late rows to the side output.
+
+        Raises:
+            SumOverflowError: a sum of integers left int64.
+            TidegateError: an absurd event time.
+        """
+        assert self._time is not None
+        column = batch.column(self._time.column)
+        if column.null_count:
+            self.ctx.count(NULL_TIME_DROPPED, column.null_count)
+            batch = batch.filter(pa.array(valid_mask(column)))
+        if not batch.num_rows:
+            return
+        refuse_absurd_times(self._time, self._time.times(batch)[0], self.ctx)
+        times = self._time.microseconds(batch).to_numpy()
+        for part, its_times, fired_us in self._progress.split(batch, times, self._spec.keys):
+            yield from self._taken(part, its_times, fired_us)
+
+    def on_watermark(self, watermark_us: int) -> Iterator[Output]:
+        """Emit every session that ends at or before the watermark, in batches of at most `MAX_BATCH_ROWS`."""
+        if watermark_us < MAX_WATERMARK:
+            self._progress.advance(watermark_us)
+        else:
+            self._is_over = True
+        yield from coalesced(self._fired(watermark_us))
+
+    def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
+        """Mark the columns of the sessions."""
+        frozen = self._table.freeze(self._schema, self.ctx.max_parallelism)
+        progress = self._progress.part(self.ctx, is_over=self._is_over)
+        return lambda: [frozen.part(SESSIONS), progress]
+
+    def restore(self, parts: Sequence[StatePart]) -> None:
+        """Take back the open sessions and the watermark.
+
+        Raises:
+            SnapshotError: the state is of other keys, aggregates or windows than the pipeline's; names both (S5.5).
+        """
+        for part in parts:
+            if part.name == PROGRESS:
+                self._progress.restore(part.table, self.ctx)
+                continue
+            checked = checked_part(part, self._schema, self.ctx.uid, dict(self._spec.renamed), fills=False)
+            mine = subtask_of_key_groups(self.ctx.parallelism, self.ctx.max_parallelism) == self.ctx.subtask
+            for table in checked.tables():
+                owned = table.filter(pa.array(mine[table.column(KEY_GROUP_COLUMN).to_numpy()]))
+                for rows in owned.combine_chunks().to_batches():
+                    self._take_back(rows)
+
+    def _take_back(self, rows: pa.RecordBatch) -> None:
+        first = len(self._schema) - len(self._layout.state_fields())
+        width = first + len(self._spec.keys)
+        keys = pa.RecordBatch.from_arrays(rows.columns[first:width], schema=self._layout.keys.schema)
+        starts, lasts = rows.column("window_start_us").to_numpy(), rows.column("last_us").to_numpy()
+        fired = rows.column("fired").to_numpy(zero_copy_only=False).astype(np.uint8)
+        self._table.put(keys, starts, lasts, fired, rows.columns[width:])
+
+    def _new_table(self) -> SessionTable:
+        self._serial += 1
+        return SessionTable(self._layout, self._spec.gap_us, self._serial)
+
+    def _taken(self, batch: pa.RecordBatch, times_us: Int64s, fired_us: int) -> Iterator[Output]:
+        """Take rows for whose keys sessions have fired up to `fired_us`."""
+        closed_us = max(fired_us - self._spec.lateness_us, self._progress.closed_us, MIN_WATERMARK)
+        taken = self._table.take(batch, times_us, closed_us)
+        if len(taken.late):
+            yield from late_rows(batch.take(pa.array(taken.late)), self.ctx)
+        again = self._table.ended(taken.sessions, fired_us)
+        if len(again):
+            self._table.mark_fired(again)
+            yield from coalesced(self._results(again))
+
+    def _fired(self, until_us: int) -> Iterator[pa.RecordBatch]:
+        due = self._table.due(until_us)
+        yield from self._results(due)
+        if until_us == MAX_WATERMARK:
+            self._table = self._new_table()
+            return
+        if self._spec.lateness_us:
+            self._table.mark_fired(due)
+            due = self._table.ended(self._table.live(), until_us - self._spec.lateness_us)
+        self._table.remove(due)
+        if self._table.dead > max(MIN_DEAD, self._table.size // 2):
+            self._serial += 1
+            self._table = self._table.packed(self._serial)
+
+    def _results(self, sessions: Entries) -> Iterator[pa.RecordBatch]:
+        for start in range(0, len(sessions), MAX_BATCH_ROWS):
+            columns = self._table.result(sessions[start : start + MAX_BATCH_ROWS])
+            yield pa.RecordBatch.from_arrays(columns, schema=self._spec.schema)
+
+
+class ProcessingSessionAggregate(SessionAggregate):
+    """Sessions over processing time: a row's time is that of the clock when it is processed. A session fires once
+    nothing has come for a gap, or when the input really ends; then, with `processing_time_on_end="drop"`, open ones are
+    dropped, counted under `processing_time_dropped` and logged, and so are rows that come after it (S7.6). On suspend
+    they stay in the savepoint.
+
+    State: `sessions`, as over event time, and `progress`, of which nothing is late.
+    """
+
+    _has_ended = False
+
+    def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        """Take the rows into the session of this moment; emits nothing. Raises SumOverflowError."""
+        if self._has_ended:
+            self.ctx.count(PROCESSING_TIME_DROPPED, batch.num_rows)
+        elif batch.num_rows:
+            now = np.full(batch.num_rows, self.ctx.processing_time_ms() * 1000)
+            self._table.take(batch, now, MIN_WATERMARK)
+        yield from ()
+
+    def next_processing_time_ms(self) -> int | None:
+        """When the first session may be over."""
+        end_us = self._table.next_end_us
+        return None if end_us == MAX_WATERMARK else -(-end_us // 1000)
+
+    def on_processing_time(self, now_ms: int) -> Iterator[Output]:
+        """Emit every session that is over."""
+        yield from coalesced(self._fired(now_ms * 1000))
+
+    def on_watermark(self, watermark_us: int) -> Iterator[Output]:
+        """MAX_WATERMARK emits or drops every session, so that the results come in front of it (S7.6)."""
+        if watermark_us == MAX_WATERMARK:
+            yield from self._end()
+
+    def withholds(self) -> bool:
+        """While a session is open: the clock will bring rows."""
+        return self._table.next_end_us != MAX_WATERMARK
+
+    def finish(self) -> Iterator[Output]:
+        """Nothing opens a session any more (S7.6)."""
+        yield from self._end()
+        self._has_ended = True
+
+    def _end(self) -> Iterator[Output]:
+        if self.ctx.processing_time_on_end == "fire":
+            yield from coalesced(self._fired(MAX_WATERMARK))
+            return
+        dropped = len(self._table.live())
+        if dropped:
+            self.ctx.count(PROCESSING_TIME_DROPPED, dropped)
+            log.warning(
+                "Operator %r, subtask %d: the input has ended; %d open sessions are dropped, as "
+                "processing_time_on_end='drop' says",
+                self.ctx.uid,
+                self.ctx.subtask,
+                dropped,
+            )
+        self._table = self._new_table()

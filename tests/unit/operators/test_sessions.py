@@ -1,0 +1,266 @@
+"""Session windows: joining, lateness, restores, the clock, and tables that are packed (S4.4, S5.2, S7.6)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidegate.channel.elements import MAX_WATERMARK
+from tidegate.contract.errors import SnapshotError, TidegateError
+from tidegate.operators import open_sessions, session_window
+from tidegate.operators.contract import OperatorContext, SideOutput
+from tidegate.operators.session_specs import SessionAggSpec
+from tidegate.operators.specs import Agg
+from tidegate.snapshot.parts import Blob, StatePart
+from tidegate.snapshot.redistribution import Rescale, redistributed
+from tidegate.snapshot.streams import decode_parts, encode_parts
+from tidegate.state.columns import CHUNK_ENTRIES
+from tidegate.state.keyhash import hash_keys, key_groups, subtask_of_key_groups
+
+GROUPS = 8
+INPUT = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us")), ("v", pa.int64())])
+BOUNDS = [("window_start", pa.timestamp("us")), ("window_end", pa.timestamp("us"))]
+OUTPUT = pa.schema([("k", pa.int64()), *BOUNDS, ("n", pa.int64()), ("values", pa.list_(pa.int64()))])
+AGGREGATES = (Agg("n", "count"), Agg("values", "collect", "v", ("t",), orders=1))
+Result = tuple[int, int, int, int]
+
+
+def spec(gap: int = 10, lateness: int = 0, time: str | None = "t") -> SessionAggSpec:
+    aggregates = AGGREGATES if time else (AGGREGATES[0], Agg("values", "collect", "v"))
+    return SessionAggSpec(("k",), time, "us", gap, aggregates, INPUT, OUTPUT, (), lateness)
+
+
+def opened(
+    sessions: SessionAggSpec, subtask: int = 0, parallelism: int = 1, now_ms: Any = lambda: 0, end: Any = "fire"
+) -> Any:
+    operator: Any = sessions.create()
+    place = (subtask, parallelism, GROUPS, 1, "r", (INPUT,), now_ms)
+    operator.open(OperatorContext("job", "l", "op", *place, processing_time_on_end=end))
+    return operator
+
+
+def batch(*pairs: tuple[int | None, int | None]) -> pa.RecordBatch:
+    times = pa.array([t for _, t in pairs], pa.int64())
+    keys = pa.array([k for k, _ in pairs], pa.int64())
+    return pa.record_batch([keys, times.cast(pa.timestamp("us")), times], schema=INPUT)
+
+
+def results(out: Any) -> list[Result]:
+    """(key, start, end, rows) of each result, in order."""
+    return [
+        (row["k"], int(start), int(end), row["n"])
+        for b in out
+        for row, start, end in zip(
+            b.to_pylist(),
+            b.column("window_start").cast(pa.int64()).to_pylist(),
+            b.column("window_end").cast(pa.int64()).to_pylist(),
+            strict=True,
+        )
+    ]
+
+
+def feed(operator: Any, *pairs: tuple[int | None, int | None]) -> list[Result]:
+    return results(operator.process(batch(*pairs), 0))
+
+
+def restored(sessions: SessionAggSpec, old: list[Any], parallelism: int) -> list[Any]:
+    streams = [encode_parts(operator.snapshot(1)()) for operator in old]
+    new = []
+    for index in range(parallelism):
+        operator = opened(sessions, index, parallelism)
+        former = {i: decode_parts(stream) for i, stream in enumerate(streams)}
+        operator.restore(redistributed(former, 0, Rescale(len(old), parallelism, GROUPS, index)))
+        new.append(operator)
+    return new
+
+
+def test_rows_less_than_a_gap_apart_are_one_session_and_a_row_may_join_several() -> None:
+    operator = opened(spec())
+    feed(operator, (1, 0), (1, 9), (1, 30), (None, 5), (1, 18))
+    feed(operator, (1, 50))
+    assert results(operator.on_watermark(27)) == [(None, 5, 15, 1)]
+    feed(operator, (1, 27), (1, 32))
+    assert results(operator.on_watermark(49)) == [(1, 0, 42, 6)]
+    assert results(operator.on_watermark(MAX_WATERMARK)) == [(1, 50, 60, 1)]
+
+
+def test_one_batch_may_join_sessions_one_after_the_other() -> None:
+    operator = opened(spec())
+    feed(operator, *((1, t) for t in (0, 15, 30, 45, 60)))
+    feed(operator, (1, 52), (1, 22), (1, 7), (1, 37))
+    (out,) = operator.on_watermark(MAX_WATERMARK)
+    assert results([out]) == [(1, 0, 70, 9)]
+    assert out.column("values").to_pylist() == [[0, 7, 15, 22, 30, 37, 45, 52, 60]]
+
+
+def test_a_late_row_counts_where_an_open_session_takes_it_and_else_is_dropped() -> None:
+    operator = opened(spec())
+    feed(operator, (1, 20), (2, None))
+    list(operator.on_watermark(25))
+    assert feed(operator, (1, 12), (1, 0), (2, 15), (2, 16)) == []
+    assert operator.ctx.counters == {"late_dropped": 1, "null_event_time_dropped": 1}
+    assert results(operator.on_watermark(MAX_WATERMARK)) == [(2, 15, 26, 2), (1, 12, 30, 2)]
+
+
+def test_a_session_fires_again_within_the_allowed_lateness_as_what_it_has_become() -> None:
+    operator = opened(spec(lateness=20))
+    feed(operator, (1, 0), (1, 25))
+    assert results(operator.on_watermark(12)) == [(1, 0, 10, 1)]
+    assert feed(operator, (1, 1)) == [(1, 0, 11, 2)]
+    assert feed(operator, (1, 9), (1, 18)) == [], "joined to the one that is open"
+    assert results(operator.on_watermark(35)) == [(1, 0, 35, 5)]
+    assert results(operator.on_watermark(54)) == []
+    assert feed(operator, (1, 34)) == [(1, 0, 44, 6)]
+    assert feed(operator, (2, 10)) == []
+    assert operator.ctx.counters == {"late_dropped": 1}
+    assert results(operator.on_watermark(MAX_WATERMARK)) == []
+
+
+def test_what_has_fired_is_known_after_a_restore_and_another_gap_is_refused() -> None:
+    operator = opened(spec(lateness=20))
+    feed(operator, (1, 0), (2, 4))
+    assert results(operator.on_watermark(12)) == [(1, 0, 10, 1)]
+    (again,) = restored(spec(lateness=20), [operator], 1)
+    assert results(again.on_watermark(14)) == [(2, 4, 14, 1)]
+    assert feed(again, (1, 3)) == [(1, 0, 13, 2)]
+    with pytest.raises(SnapshotError, match=r"gap in us were 10, now 11"):
+        restored(spec(gap=11), [operator], 1)
+
+
+def test_an_absurd_event_time_names_column_and_remedy() -> None:
+    with pytest.raises(TidegateError, match="'t' has an event time.*'op'.*unit"):
+        feed(opened(spec()), (1, 2**63 - 1))
+
+
+def test_sessions_of_the_clock_are_over_when_nothing_came_for_a_gap() -> None:
+    now = [0]
+    operator = opened(spec(gap=5_000, time=None), now_ms=lambda: now[0])
+    feed(operator, (1, None))
+    now[0] = 4
+    feed(operator, (1, None), (2, None))
+    assert (operator.next_processing_time_ms(), operator.withholds()) == (5, True)
+    assert results(operator.on_processing_time(5)) == []
+    assert operator.next_processing_time_ms() == 9
+    again = opened(spec(gap=5_000, time=None), now_ms=lambda: now[0])
+    again.restore(decode_parts(encode_parts(operator.snapshot(1)())))
+    assert sorted(results(again.on_processing_time(9))) == [(1, 0, 9_000, 2), (2, 4_000, 9_000, 1)]
+    assert (again.next_processing_time_ms(), again.withholds()) == (None, False)
+
+
+@pytest.mark.parametrize(("end", "count"), [("fire", 1), ("drop", 0)])
+def test_at_the_end_of_the_input_sessions_of_the_clock_fire_or_are_dropped_and_counted(end: str, count: int) -> None:
+    operator = opened(spec(gap=5_000, time=None), end=end)
+    feed(operator, (1, None))
+    assert len(results(operator.on_watermark(MAX_WATERMARK))) == count
+    assert results(operator.finish()) == []
+    feed(operator, (1, None))
+    assert operator.ctx.counters["processing_time_dropped"] == 2 - count
+
+
+def test_many_sessions_are_written_in_chunks_and_unchanged_ones_keep_their_ids() -> None:
+    keys = 2 * CHUNK_ENTRIES + 100
+    operator = opened(spec())
+    numbers = pa.array(np.arange(keys))
+    times = pa.array(np.zeros(keys, np.int64))
+    list(operator.process(pa.record_batch([numbers, times.cast(pa.timestamp("us")), times], schema=INPUT), 0))
+    first = operator.snapshot(1)()[0]
+    held = [(blob.id, blob.read()) for blob in first.blobs]
+    feed(operator, (3, 5))
+    second = [blob.id for blob in operator.snapshot(2)()[0].blobs]
+    assert [new == old for new, (old, _) in zip(second, held, strict=True)] == [False, True, True]
+    again = opened(spec())
+    kept = tuple(Blob(id_, lambda data=data: data) for id_, data in held)
+    again.restore([StatePart(first.name, "keyed", first.table, blobs=kept)])
+    assert sum(b.num_rows for b in again.on_watermark(MAX_WATERMARK)) == keys
+
+
+BATCHES = st.lists(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 90)), min_size=1, max_size=8), max_size=8)
+
+
+def owner(key: int, parallelism: int) -> int:
+    group = key_groups(hash_keys(pa.record_batch({"k": [key]}), ["k"]), GROUPS)[0]
+    return int(subtask_of_key_groups(parallelism, GROUPS)[group])
+
+
+class Model:
+    """Sessions of one key, batch by batch: the rows of a batch join one another before they are held against what is
+    open."""
+
+    def __init__(self, gap: int) -> None:
+        self.gap = gap
+        self.open: list[list[int]] = []
+        self.late = 0
+
+    def feed(self, times: list[int], watermark: int) -> None:
+        runs: list[list[int]] = []
+        for time in sorted(times):
+            if runs and time - runs[-1][-1] < self.gap:
+                runs[-1].append(time)
+            else:
+                runs.append([time])
+        for run in runs:
+            joined = [s for s in self.open if s[0] - self.gap < run[-1] and run[0] < s[-1] + self.gap]
+            if not joined and run[-1] + self.gap <= watermark:
+                self.late += len(run)
+                continue
+            self.open = [s for s in self.open if s not in joined] + [sorted(sum(joined, run))]
+
+    def fire(self, watermark: int) -> list[tuple[int, int, int]]:
+        due = [s for s in self.open if s[-1] + self.gap <= watermark]
+        self.open = [s for s in self.open if s[-1] + self.gap > watermark]
+        return [(s[0], s[-1] + self.gap, len(s)) for s in due]
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    batches=BATCHES,
+    gap=st.sampled_from([1, 6, 25]),
+    rescales=st.lists(st.sampled_from([0, 1, 2, 3]), min_size=8, max_size=8),
+    slow=st.integers(0, 60),
+    packs=st.booleans(),
+)
+def test_sessions_with_late_rows_and_restores_equal_a_model(
+    batches: list[list[tuple[int, int]]], gap: int, rescales: list[int], slow: int, packs: bool
+) -> None:
+    operators, models = [opened(spec(gap))], {key: Model(gap) for key in range(5)}
+    found: Counter[Result] = Counter()
+    expected: Counter[Result] = Counter()
+    watermark, late = -100, 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session_window, "MIN_DEAD", 0 if packs else open_sessions.MIN_DEAD)
+        for number, rows in enumerate(batches):
+            if rescales[number]:
+                late += sum(o.ctx.counters.get("late_dropped", 0) for o in operators)
+                operators = restored(spec(gap), operators, rescales[number])
+            for i, operator in enumerate(operators):
+                mine = [row for row in rows if owner(row[0], len(operators)) == i]
+                if mine:
+                    found.update(feed(operator, *mine))
+            for key in {key for key, _ in rows}:
+                models[key].feed([t for k, t in rows if k == key], watermark)
+            watermark = max([watermark, *(t - slow for _, t in rows)])
+            for operator in operators:
+                found.update(results(operator.on_watermark(watermark)))
+            expected.update((key, *fired) for key, model in models.items() for fired in model.fire(watermark))
+        for operator in operators:
+            found.update(results(operator.on_watermark(MAX_WATERMARK)))
+    expected.update((key, *fired) for key, model in models.items() for fired in model.fire(MAX_WATERMARK))
+    assert found == expected
+    late += sum(o.ctx.counters.get("late_dropped", 0) for o in operators)
+    assert late == sum(model.late for model in models.values())
+
+
+def test_late_rows_go_to_the_side_output_as_they_came_where_something_reads_it() -> None:
+    operator = opened(spec())
+    operator.ctx.side_outputs = frozenset({"late"})
+    list(operator.on_watermark(25))
+    (out,) = operator.process(batch((1, 3), (1, 30), (2, 7)), 0)
+    assert isinstance(out, SideOutput) and out.name == "late"
+    assert sorted(out.batch.column("v").to_pylist()) == [3, 7] and out.batch.schema.equals(INPUT)
+    assert operator.ctx.counters == {}
