@@ -45,6 +45,7 @@ from tidegate.coordinator.shared_files import SharedFiles
 from tidegate.coordinator.topology import ChainShape, FiresAtEnd, Topology
 from tidegate.operators.join_specs import StreamJoinSpec
 from tidegate.operators.process_specs import ProcessSpec
+from tidegate.operators.running_specs import RunningAggSpec
 from tidegate.operators.session_specs import SessionAggSpec
 from tidegate.operators.specs import BUILD, BroadcastJoinSpec, KeyedProcessSpec, WindowAggSpec
 from tidegate.plan.execution import ExecutionPlan, graph_document
@@ -396,6 +397,10 @@ def cannot_quarantine(graph: JobGraph) -> tuple[str, ...]:
     return tuple(uid for uid, sink in sinks if sink.two_phase and not sink.can_quarantine)
 
 
+FIRING = KeyedProcessSpec | ProcessSpec | StreamJoinSpec | RunningAggSpec
+"""Specs that say themselves whether they give results because their input has ended."""
+
+
 def topology_of(graph: JobGraph, plan: ExecutionPlan, processing_time_on_end: ProcessingTimeOnEnd = "fire") -> Topology:
     """What the coordinator needs of a plan."""
     chains = []
@@ -417,6 +422,6 @@ def topology_of(graph: JobGraph, plan: ExecutionPlan, processing_time_on_end: Pr
             elif isinstance(node.spec, (WindowAggSpec, SessionAggSpec)):
                 if node.spec.time_column is not None or processing_time_on_end == "fire":
                     fire_at_end.append(FiresAtEnd(node.uid, chain.chain_id))
-            elif isinstance(node.spec, KeyedProcessSpec | ProcessSpec | StreamJoinSpec) and node.spec.fires_at_end:
+            elif isinstance(node.spec, FIRING) and node.spec.fires_at_end:
                 fire_at_end.append(FiresAtEnd(node.uid, chain.chain_id))
     return Topology(plan.parallelism, tuple(chains), tuple(fire_at_end))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -47,35 +46,25 @@ class BatchInput:
     values: tuple[ReadValues | None, ...]
 
 
-class AggregatingSpec(Protocol):
-    """What all specs of aggregates have; see `WindowAggSpec`."""
-
-    @property
-    def keys(self) -> tuple[str, ...]: ...
-    @property
-    def aggregates(self) -> tuple[Agg, ...]: ...
-    @property
-    def input_schema(self) -> pa.Schema: ...
-    @property
-    def schema(self) -> pa.Schema: ...
-
-
 class WindowLayout:
-    """How the state of aggregates looks: key columns and aggregates of one spec."""
+    """How the state of aggregates looks: key columns and aggregates."""
 
-    def __init__(self, spec: AggregatingSpec) -> None:
-        self._spec = spec
-        self.keys = KeyReader(spec.input_schema, spec.keys)
-        self.used_columns = list(
-            dict.fromkeys([*spec.keys, *(column for agg in spec.aggregates for column in agg.columns)])
-        )
+    def __init__(
+        self, keys: Sequence[str], aggregates: Sequence[Agg], input_schema: pa.Schema, results: pa.Schema
+    ) -> None:
+        """Args: keys: key columns. input_schema: of the rows. results: has the type of each aggregate's result."""
+        self._aggregates = aggregates
+        self._bound = [agg.bound(input_schema, results.field(agg.name).type) for agg in aggregates]
+        self.keys = KeyReader(input_schema, keys)
+        aggregated = [column for agg in aggregates for column in agg.columns]
+        self.used_columns = list(dict.fromkeys([*keys, *aggregated]))
         self._readers = self.accumulators(Cells(1))
 
     def read(self, batch: pa.RecordBatch) -> BatchInput:
         """Keys and values of every row; columns are read once for all aggregates that take them alike."""
         read: dict[tuple[object, ...], ReadValues | None] = {}
         values: list[ReadValues | None] = []
-        for agg, reader in zip(self._spec.aggregates, self._readers, strict=True):
+        for agg, reader in zip(self._aggregates, self._readers, strict=True):
             as_read = (agg.columns, type(reader), agg.function if agg.function in ("count", "mean") else "value")
             if as_read not in read:
                 read[as_read] = reader.read([batch.column(column) for column in agg.columns])
@@ -84,9 +73,7 @@ class WindowLayout:
 
     def accumulators(self, cells: Cells) -> list[Accumulating]:
         """One for each aggregate, empty, with arrays in `cells`."""
-        spec = self._spec
-        bound = (agg.bound(spec.input_schema, spec.schema.field(agg.name).type) for agg in spec.aggregates)
-        return [new_accumulator(aggregation, cells) for aggregation in bound]
+        return [new_accumulator(aggregation, cells) for aggregation in self._bound]
 
     def state_fields(self) -> list[pa.Field]:
         """Key columns as `key:<name>`, then the columns of each aggregate."""
@@ -118,8 +105,9 @@ class KeyedWindow:
             accumulator.add(entries, None if values is None else values.part(start, stop), known)
         return entries
 
-    def merge(self, keys: pa.RecordBatch, columns: Sequence[pa.Array]) -> None:
-        """Fold in key columns and state columns, of this window or another. Raises SumOverflowError."""
+    def merge(self, keys: pa.RecordBatch, columns: Sequence[pa.Array]) -> Entries:
+        """Fold in key columns and state columns, of this window or another; gives the entry of each. Raises
+        SumOverflowError."""
         known = self._index.size
         entries = self._entries(self._layout.keys.read(keys), 0, keys.num_rows)
         at = 0
@@ -127,6 +115,7 @@ class KeyedWindow:
             width = len(accumulator.state_schema)
             accumulator.merge(entries, columns[at : at + width], known)
             at += width
+        return entries
 
     def keys(self, start: int, stop: int) -> pa.RecordBatch:
         """Key columns of entries start..stop."""

@@ -40,7 +40,7 @@ class OpenWindows:
     """
 
     def __init__(self, spec: WindowAggSpec) -> None:
-        self.layout = WindowLayout(spec)
+        self.layout = WindowLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
         self.next_end_us = MAX_WATERMARK
         self.state_schema = pa.schema(
             [

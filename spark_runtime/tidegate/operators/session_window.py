@@ -46,7 +46,7 @@ class SessionAggregate(StreamOperator):
 
     def __init__(self, spec: SessionAggSpec) -> None:
         self._spec = spec
-        self._layout = WindowLayout(spec)
+        self._layout = WindowLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
         self._schema = session_schema(spec)
         self._serial = 0
         self._table = self._new_table()

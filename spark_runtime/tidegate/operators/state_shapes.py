@@ -17,6 +17,7 @@ from tidegate.state.keytypes import stored_type
 from tidegate.state.layout import KEY_PREFIX, form_of, part_schema, timer_part, timer_schema
 
 if TYPE_CHECKING:
+    from tidegate.operators.running_specs import RunningAggSpec
     from tidegate.operators.session_specs import SessionAggSpec
     from tidegate.operators.specs import BroadcastJoinSpec, KeyedProcessSpec, WindowAggSpec
 
@@ -65,6 +66,21 @@ def session_schema(spec: SessionAggSpec) -> pa.Schema:
     return pa.schema([pa.field(KEY_GROUP_COLUMN, pa.uint16()), *(pa.field(*bound) for bound in bounds), *_fields(spec)])
 
 
+GROUPS = "groups"
+"""State of aggregates without windows."""
+
+
+def running_shapes(spec: RunningAggSpec) -> tuple[StateShape, ...]:
+    """Of aggregates without windows."""
+    columns, renamed = columns_of(group_schema(spec)), dict(spec.renamed)
+    return (StateShape(GROUPS, "keyed", columns, renamed=renamed, fills=False),)
+
+
+def group_schema(spec: RunningAggSpec) -> pa.Schema:
+    """Columns of the state of aggregates without windows."""
+    return pa.schema([pa.field(KEY_GROUP_COLUMN, pa.uint16()), *_fields(spec)])
+
+
 def process_shapes(spec: KeyedProcessSpec) -> tuple[StateShape, ...]:
     """Of a keyed process: its states, and its timers."""
     from tidegate.operators.process_shapes import subtask_shapes
@@ -88,7 +104,7 @@ def window_schema(spec: WindowAggSpec) -> pa.Schema:
     return pa.schema([*fields, *_fields(spec)])
 
 
-def _fields(spec: WindowAggSpec | SessionAggSpec) -> list[pa.Field]:
+def _fields(spec: WindowAggSpec | SessionAggSpec | RunningAggSpec) -> list[pa.Field]:
     """Keys and aggregates."""
     fields = [pa.field(f"key:{key}", stored_type(spec.input_schema.field(key).type)) for key in spec.keys]
     for agg in spec.aggregates:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tidegate.contract.errors import PipelineError
+from tidegate.operators.running_specs import AggregateOutput
 from tidegate.operators.session_specs import SessionAggSpec
 from tidegate.operators.specs import Agg, WindowAggSpec
 from tidegate.operators.user_process import KeyedProcess
+from tidegate.pipeline.aggregate_calls import EVERYTHING, running, top_rows, unnested, without
 from tidegate.pipeline.aggregates import Aggregate, bound_aggregates
 from tidegate.pipeline.columns import checked_renames, refuse_duplicates, require_column, require_key, same_columns
 from tidegate.pipeline.connecting import ConnectedGroups, process_input
@@ -72,6 +74,67 @@ class GroupedStream:
         time_column = self._stream._event_time.require(where) if window.time == "event" else None
         lateness = lateness_us(allowed_lateness, window.time, where)
         return WindowedStream(self._stream, self._keys, window, time_column, lateness)
+
+    def agg(
+        self,
+        *,
+        output: AggregateOutput = "update",
+        uid: str | None = None,
+        renamed: Mapping[str, str] | None = None,
+        **aggregates: Aggregate,
+    ) -> Stream:
+        """Aggregates of all records of each group so far. State grows with the number of groups, and is never given up.
+
+        Args:
+            output: "update": each delivered batch gives a record for every group in it; whoever reads it takes the last
+                of equal keys, and how many there are depends on how records are cut in batches (S8.2). "final": one
+                record for each group, at the end of the input, which must be bounded.
+            uid: required.
+            renamed: key or output column in older snapshots -> its name now, so that they can be restored (S5.5).
+            aggregates: output column = `count()`, `sum("delay")` and so on.
+
+        Raises:
+            PipelineError: no uid, no such column, a type that does not fit, or a name twice.
+        """
+        location = user_location()
+        uid = require_uid(uid, "aggregate", location)
+        stream = self._stream
+        where = place("aggregate", uid, location)
+        aggs, fields = bound_aggregates(aggregates, stream.schema, stream._event_time.column, where)
+        grouped: Stream = running(stream, self._keys, aggs, fields, stream.schema, output, uid, renamed, location)
+        return grouped
+
+    def top_n(
+        self,
+        n: int,
+        *,
+        by: str,
+        ascending: bool = False,
+        output: AggregateOutput = "update",
+        uid: str | None = None,
+    ) -> Stream:
+        """The `n` records of each group in which `by` is largest, or with `ascending` smallest, with their `rank` from
+        1; of equal ones the earliest come first. With n=1 and `by` the event time: the latest record of each key.
+
+        Args:
+            n: at least 1.
+            by: a column; records in which it is null are left out.
+            ascending: smallest first.
+            output: "update": each delivered batch gives all records of the groups in it anew; whoever reads it takes
+                the last of equal keys and ranks. "final": once, at the end of the input.
+            uid: required.
+
+        Returns:
+            The keys, `rank` (int32) and the other columns.
+        """
+        location = user_location()
+        uid = require_uid(uid, "top_n", location)
+        where = place("top_n", uid, location)
+        stream = self._stream
+        agg, field = top_rows(stream.schema, self._keys, n, by, ascending, stream._event_time.column, where)
+        held = running(stream, self._keys, (agg,), (field,), stream.schema, output, uid, None, location)
+        rows: Stream = unnested(held, field.name, location)
+        return rows
 
     def process(
         self,
@@ -184,7 +247,40 @@ class WindowedStream:
         where = place("window", uid, location)
         stream = self._stream
         aggs, fields = bound_aggregates(aggregates, stream.schema, self._time_column, where)
-        names = [*self._keys, WINDOW_START, WINDOW_END, *aggregates]
+        return self._windowed(aggs, fields, uid, renamed, location)
+
+    def top_n(self, n: int, *, by: str, ascending: bool = False, uid: str | None = None) -> Stream:
+        """The `n` records of each key and window in which `by` is largest, or with `ascending` smallest, with their
+        `rank` from 1; of equal ones the earliest come first.
+
+        Args:
+            n: at least 1.
+            by: a column; records in which it is null are left out.
+            ascending: smallest first.
+            uid: required.
+
+        Returns:
+            The keys, `window_start`, `window_end`, `rank` (int32) and the other columns.
+        """
+        location = user_location()
+        uid = require_uid(uid, "top_n", location)
+        where = place("top_n", uid, location)
+        agg, field = top_rows(self._stream.schema, self._keys, n, by, ascending, self._time_column, where)
+        held = self._windowed((agg,), (field,), uid, None, location)
+        rows: Stream = unnested(held, field.name, location)
+        return rows
+
+    def _windowed(
+        self,
+        aggs: tuple[Agg, ...],
+        fields: Sequence[pa.Field],
+        uid: str,
+        renamed: Mapping[str, str] | None,
+        location: str,
+    ) -> Stream:
+        where = place("window", uid, location)
+        stream = self._stream
+        names = [*self._keys, WINDOW_START, WINDOW_END, *(field.name for field in fields)]
         refuse_duplicates(names, where, remedy="Rename the aggregate or the key column")
         schema = pa.schema(
             [
@@ -194,13 +290,16 @@ class WindowedStream:
                 *fields,
             ]
         )
-        mapping = checked_renames(renamed, (*self._keys, *aggregates), where)
+        mapping = checked_renames(renamed, (*self._keys, *(field.name for field in fields)), where)
         spec = self._spec(aggs, schema, mapping)
         edge = Edge(stream._node_id, "hash", self._keys)
         kind = "window" if self._time_column is not None else "processing-window"
         late = (DraftOutput(LATE, stream.schema, stream._event_time),) if self._time_column is not None else ()
         node = DraftNode(uid, kind, (edge,), schema, location, stateful=True, spec=spec, side_outputs=late)
-        return stream._then(node, stream._event_time.gone(f"the {where} gives records of its own"))
+        result: Stream = stream._then(node, stream._event_time.gone(f"the {where} gives records of its own"))
+        if EVERYTHING in self._keys:
+            result = without(result, (EVERYTHING,), location)
+        return result
 
     def _spec(
         self, aggs: tuple[Agg, ...], schema: pa.Schema, renamed: tuple[tuple[str, str], ...]

@@ -11,6 +11,7 @@ from typing import Self
 
 from tidegate.contract.errors import PipelineError
 from tidegate.operators.specs import TimeUnit, WatermarkSpec
+from tidegate.pipeline.aggregate_calls import AggregateCalls
 from tidegate.pipeline.async_calls import AsyncCalls
 from tidegate.pipeline.column_calls import ColumnCalls
 from tidegate.pipeline.columns import require_column
@@ -26,7 +27,7 @@ from tidegate.pipeline.windows import duration_us
 from tidegate.pipeline.write_calls import WriteCalls
 
 
-class Stream(ColumnCalls, RoutingCalls, JoinCalls, OrderCalls, AsyncCalls, ProcessCalls, WriteCalls):
+class Stream(ColumnCalls, RoutingCalls, JoinCalls, OrderCalls, AsyncCalls, ProcessCalls, WriteCalls, AggregateCalls):
     """Records of one schema, bounded or not. Made by `Pipeline.read` and by the calls below.
 
     Attributes:
@@ -81,7 +82,7 @@ class Stream(ColumnCalls, RoutingCalls, JoinCalls, OrderCalls, AsyncCalls, Proce
         return self._then(node, EventTime(column, known, location))
 
     def group_by(self, *keys: str) -> GroupedStream:
-        """Group by key columns; follow it by `.window(...)` or `.process(...)`. Null is a key of its own.
+        """Group by key columns; follow it by `.agg(...)`, `.window(...)` or `.process(...)`. Null is a key of its own.
 
         Raises:
             PipelineError: no such column, or of a type that cannot be a key.

@@ -36,15 +36,35 @@ def pipeline(sink: str, time: str = "event") -> td.Pipeline:
     names = p.read(td.DataGen(lambda n: {"k": n, "name": n.astype(str)}, NAMES, rows=5), uid="names")
     stream = p.read(td.DataGen(rows, SCHEMA, rows=500, splits=2, batch_rows=20), uid="rows").with_watermark("ts", "0 s")
     joined = stream.join(names.broadcast(), on="k", uid="join")
-    window = td.tumbling("1 h", time="processing") if time == "processing" else td.tumbling("1 h")
+    windows = {
+        "event": td.tumbling("1 h"),
+        "processing": td.tumbling("1 h", time="processing"),
+        "sliding": td.sliding("1 h", "10 min"),
+        "sliding over processing time": td.sliding("1 h", "10 min", time="processing"),
+        "session": td.session("1 h"),
+        "session over processing time": td.session("1 h", time="processing"),
+    }
     aggregates: dict[str, Any] = {"n": td.count(), "s": td.sum("f"), "total": td.sum("k"), "m": td.mean("k")}
     aggregates |= {"low": td.min("u"), "high": td.max("f"), "first": td.min("ts"), "c": td.count("name")}
-    grouped = joined.select("k", "f", "u", "ts", "name").group_by("name", "k").window(window)
+    aggregates |= {"v": td.var("k"), "d": td.count_distinct("name"), "l": td.collect("u"), "b": td.max_by("f", by="k")}
+    groups = joined.select("k", "f", "u", "ts", "name").group_by("name", "k")
+    grouped: Any = groups.window(windows[time]) if time in windows else groups
     grouped.agg(uid="windows", **aggregates).write(CollectSink(sink), uid="out")
     return p
 
 
-@pytest.mark.parametrize("time", ["event", "processing"])
+@pytest.mark.parametrize(
+    "time",
+    [
+        "event",
+        "processing",
+        "sliding",
+        "sliding over processing time",
+        "session",
+        "session over processing time",
+        "running",
+    ],
+)
 def test_every_state_is_declared_with_the_columns_that_it_is_written_with(tmp_path: Path, time: str) -> None:
     sink = f"declared-{next(_sinks)}"
     job = InProcessJob(lambda: pipeline(sink, time), {"parallelism": 2}, root=str(tmp_path))

@@ -1,0 +1,190 @@
+"""Aggregates without windows, whole streams, and the best rows of each group: operators and whole jobs (S7.1, S8.2)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tidegate as td
+from tidegate.channel.elements import MAX_WATERMARK
+from tidegate.contract.errors import PipelineError, SnapshotError
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.job_run import RunEnded
+from tidegate.operators.contract import OperatorContext
+from tidegate.operators.running_specs import RunningAggSpec
+from tidegate.operators.specs import Agg
+from tidegate.snapshot.redistribution import Rescale, redistributed
+from tidegate.snapshot.streams import decode_parts, encode_parts
+from tidegate.state.keyhash import hash_keys, key_groups, subtask_of_key_groups
+from tidegate.testing.collect import CollectSink, collected, forget_collected
+from tidegate.testing.in_process import InProcessJob
+
+GROUPS = 8
+INPUT = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+OUTPUT = pa.schema([("k", pa.int64()), ("n", pa.int64()), ("different", pa.int64())])
+AGGREGATES = (Agg("n", "count"), Agg("different", "count_distinct", "v"))
+_sinks = itertools.count()
+
+
+def spec(output: Any) -> RunningAggSpec:
+    return RunningAggSpec(("k",), AGGREGATES, INPUT, OUTPUT, output)
+
+
+def opened(running: RunningAggSpec, subtask: int = 0, parallelism: int = 1) -> Any:
+    operator: Any = running.create()
+    operator.open(OperatorContext("job", "l", "op", subtask, parallelism, GROUPS, 1, "r", (INPUT,), lambda: 0))
+    return operator
+
+
+def batch(rows: list[tuple[int | None, int]]) -> pa.RecordBatch:
+    return pa.record_batch([pa.array([k for k, _ in rows], pa.int64()), pa.array([v for _, v in rows])], schema=INPUT)
+
+
+def given_by(out: Any) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for b in out for row in b.to_pylist()]
+
+
+def test_updates_come_for_the_keys_of_each_batch_with_all_rows_so_far() -> None:
+    operator = opened(spec("update"))
+    assert given_by(operator.process(batch([(1, 5), (None, 5), (1, 5)]), 0)) == [(1, 2, 1), (None, 1, 1)]
+    assert given_by(operator.process(batch([(2, 1), (1, 6)]), 0)) == [(1, 3, 2), (2, 1, 1)]
+    assert given_by(operator.on_watermark(MAX_WATERMARK)) == given_by(operator.finish()) == []
+
+
+def test_final_results_come_once_and_again_for_what_comes_after_the_last_watermark() -> None:
+    operator = opened(spec("final"))
+    assert given_by(operator.process(batch([(1, 5), (2, 5)]), 0)) == []
+    assert given_by(operator.on_watermark(7)) == []
+    assert given_by(operator.on_watermark(MAX_WATERMARK)) == [(1, 1, 1), (2, 1, 1)]
+    assert given_by(operator.process(batch([(2, 6)]), 0)) == []
+    assert given_by(operator.finish()) == [(2, 2, 2)]
+    other = opened(spec("final"))
+    list(other.process(batch([(1, 5)]), 0))
+    assert given_by(other.finish()) == [(1, 1, 1)]
+
+
+def test_state_of_other_aggregates_is_refused() -> None:
+    operator = opened(spec("final"))
+    list(operator.process(batch([(1, 5)]), 0))
+    other = RunningAggSpec(("k",), AGGREGATES[:1], INPUT, OUTPUT.remove(2), "final")
+    with pytest.raises(SnapshotError, match="'groups'.*'count_distinct:different'"):
+        opened(other).restore(operator.snapshot(1)())
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    batches=st.lists(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), min_size=1, max_size=9), max_size=5),
+    rescales=st.lists(st.integers(1, 3), min_size=5, max_size=5),
+)
+def test_the_last_update_of_each_key_is_its_final_result_across_rescales(
+    batches: list[list[tuple[int, int]]], rescales: list[int]
+) -> None:
+    for output in ("update", "final"):
+        operators, last = [opened(spec(output))], {}
+        for rows, parallelism in zip(batches, rescales, strict=False):
+            streams = [encode_parts(operator.snapshot(1)()) for operator in operators]
+            operators = [opened(spec(output), i, parallelism) for i in range(parallelism)]
+            for i, operator in enumerate(operators):
+                former = {n: decode_parts(stream) for n, stream in enumerate(streams)}
+                operator.restore(redistributed(former, 0, Rescale(len(streams), parallelism, GROUPS, i)))
+            whole = batch(rows)  # type: ignore[arg-type]
+            owners = subtask_of_key_groups(parallelism, GROUPS)[key_groups(hash_keys(whole, ["k"]), GROUPS)]
+            for i, operator in enumerate(operators):
+                last.update({r[0]: r for r in given_by(operator.process(whole.filter(pa.array(owners == i)), 0))})
+        for operator in operators:
+            last.update({r[0]: r for r in given_by(operator.finish())})
+        every = [row for rows in batches for row in rows]
+        expected = {
+            key: (key, sum(k == key for k, _ in every), len({v for k, v in every if k == key}))
+            for key in {k for k, _ in every}
+        }
+        assert last == expected
+
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("ts", pa.timestamp("ms"))])
+ROWS = 2000
+
+
+def numbers(n: Any) -> dict[str, Any]:
+    return {"k": n % 7, "v": (n * 7919) % 1009, "ts": pa.array(n).cast(pa.timestamp("ms"))}
+
+
+def results_of(draw: Callable[[td.Stream], td.Stream], *, crash: bool = True) -> pa.Table:
+    """What a job of two subtasks commits; it crashes in the middle and goes on from a checkpoint."""
+    sink = f"running-{next(_sinks)}"
+
+    def pipeline() -> td.Pipeline:
+        p = td.Pipeline()
+        stream = p.read(td.DataGen(numbers, SCHEMA, rows=ROWS, splits=2, batch_rows=64), uid="in")
+        draw(stream.with_watermark("ts", "0 s")).write(CollectSink(sink), uid="out")
+        return p
+
+    job = InProcessJob(pipeline, {"parallelism": 2})
+    run = job.submit()
+    if crash:
+        run.pump(6)
+        run.ask(ev.Request("checkpoint", request_id="c"))
+        run.pump(3)
+        run.crash()
+        run = job.rerun()
+    assert isinstance(run.to_end(), RunEnded)
+    table = collected(sink).table()
+    forget_collected(sink)
+    return table
+
+
+def test_aggregates_of_a_whole_stream_are_put_together_by_one_subtask() -> None:
+    values = numbers(np.arange(ROWS))["v"]
+    table = results_of(
+        lambda s: s.agg(
+            output="final", n=td.count(), total=td.sum("v"), spread=td.stddev("v"), last=td.last("k"), uid="a"
+        )
+    )
+    (row,) = table.to_pylist()
+    assert (row["n"], row["total"], row["last"]) == (ROWS, int(values.sum()), (ROWS - 1) % 7)
+    assert row["spread"] == pytest.approx(np.std(values, ddof=1))
+    updates = results_of(lambda s: s.agg(n=td.count(), uid="a"))
+    assert max(updates["n"].to_pylist()) == ROWS
+
+
+def test_windows_of_a_whole_stream_have_no_keys() -> None:
+    table = results_of(lambda s: s.window_all(td.tumbling("1 s")).agg(n=td.count(), uid="w"))
+    assert table.schema.names == ["window_start", "window_end", "n"]
+    assert sorted(table["n"].to_pylist()) == [1000, 1000]
+
+
+def test_the_best_rows_of_each_key_come_with_their_ranks() -> None:
+    table = results_of(lambda s: s.group_by("k").top_n(3, by="v", output="final", uid="t")).sort_by(
+        [("k", "ascending"), ("rank", "ascending")]
+    )
+    every = numbers(np.arange(ROWS))
+    expected = []
+    for key in range(7):
+        mine = sorted(((-v, n) for n, v in enumerate(every["v"].tolist()) if n % 7 == key))[:3]
+        expected += [(key, rank + 1, -v) for rank, (v, _) in enumerate(mine)]
+    rows = list(zip(*(table[name].to_pylist() for name in ("k", "rank", "v")), strict=True))
+    assert rows == expected and table.schema.names == ["k", "rank", "v", "ts"]
+
+
+def test_the_best_rows_of_each_window() -> None:
+    table = results_of(lambda s: s.window_all(td.tumbling("1 s")).top_n(1, by="ts", uid="t"))
+    assert sorted(table["k"].to_pylist()) == sorted([999 % 7, 1999 % 7])
+    assert table.schema.names == ["window_start", "window_end", "rank", "k", "v", "ts"]
+
+
+def test_final_results_of_what_never_ends_are_refused_with_the_line() -> None:
+    p = td.Pipeline()
+    stream = p.read(td.DataGen(numbers, SCHEMA), uid="in")
+    with pytest.raises(PipelineError, match=r"final aggregates of an unbounded stream.*test_running_aggregates.py:"):
+        stream.group_by("k").agg(n=td.count(), output="final", uid="a")
+    with pytest.raises(PipelineError, match="'later' is not an output"):
+        stream.group_by("k").agg(n=td.count(), output="later", uid="a")  # type: ignore[arg-type]
+    with pytest.raises(PipelineError, match="top_n of 0 rows"):
+        stream.group_by("k").top_n(0, by="v", uid="a")
