@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import acero
 
 from tidegate.operators.batches import MAX_BATCH_ROWS
 from tidegate.operators.join_specs import LEFT, RIGHT, StreamJoinSpec, Windows
+from tidegate.state.contract import Mask
 from tidegate.state.keybytes import Int64s
 from tidegate.state.keytypes import stored_array
+
+
+class Condition:
+    """A further condition over the columns of pairs; null counts as false."""
+
+    def __init__(self, expression: pc.Expression) -> None:
+        self._node = acero.ProjectNodeOptions([expression], ["where"])
+
+    def passing(self, pairs: pa.RecordBatch) -> Mask:
+        """Which pairs it lets pass."""
+        source = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([pairs])))
+        plan = acero.Declaration.from_sequence([source, acero.Declaration("project", self._node)])
+        passing: Mask = plan.to_table(use_threads=False)["where"].fill_null(False).to_numpy()
+        return passing
 
 
 class JoinedColumns:
@@ -21,7 +35,7 @@ class JoinedColumns:
     def __init__(self, spec: StreamJoinSpec) -> None:
         self._spec = spec
         self._size_us = spec.bounds.size_us if isinstance(spec.bounds, Windows) else None
-        self._where = None if spec.where is None else acero.ProjectNodeOptions([spec.where], ["where"])
+        self._condition = None if spec.where is None else Condition(spec.where)
         left, right = spec.inputs
         known = {name for _, name in right.columns}
         keys = zip(left.keys, right.keys, strict=True)
@@ -37,14 +51,9 @@ class JoinedColumns:
         arrays = [*self._picked(LEFT, left), *self._picked(RIGHT, right), *self._bounds(starts)]
         return pa.RecordBatch.from_arrays(arrays, schema=self._spec.pairs)
 
-    def passing(self, pairs: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
+    def passing(self, pairs: pa.RecordBatch) -> Mask | None:
         """Which pairs the further condition lets pass; None: all."""
-        if self._where is None:
-            return None
-        source = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([pairs])))
-        plan = acero.Declaration.from_sequence([source, acero.Declaration("project", self._where)])
-        passing: npt.NDArray[np.bool_] = plan.to_table(use_threads=False)["where"].fill_null(False).to_numpy()
-        return passing
+        return None if self._condition is None else self._condition.passing(pairs)
 
     def alone(self, side: int, rows: pa.RecordBatch, starts: Int64s | None) -> Iterator[pa.RecordBatch]:
         """Rows of one side without a match, as output."""

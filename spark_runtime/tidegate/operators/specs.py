@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import pyarrow as pa
@@ -25,7 +25,7 @@ from tidegate.state.contract import StateDescriptor
 from tidegate.state.keytypes import stored_field
 
 TimeUnit = Literal["s", "ms", "us", "ns"]
-JoinKind = Literal["inner", "left"]
+JoinKind = Literal["inner", "left", "semi", "anti"]
 BUILD = 1
 """Input of a broadcast join that brings the bounded side; 0 is the probe side."""
 BatchFunction = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch | SideOutput]]
@@ -284,12 +284,16 @@ class BroadcastJoinSpec:
     """Equi-join of a stream (input 0, probe) with a complete bounded side (input 1, build) that every subtask holds.
 
     Attributes:
-        on: key columns, of these names on both sides; a null key matches nothing.
-        how: `inner`, or `left`: probe rows without a match stay, with nulls.
+        on: key columns of the probe side; a null key matches nothing.
+        how: `inner`; `left`: probe rows without a match stay, with nulls; `semi`, `anti`: probe rows alone, those that
+            have a match, or have none.
         left_schema: of the probe side.
         right_schema: of the build side.
-        schema: of the output: probe columns, then the build columns that are not keys.
+        schema: of the output: probe columns, then those of the build side that a pair has; not with `semi` and `anti`.
         renamed: (column of either side in older snapshots, its name now).
+        right_on: key columns of the build side; None: those of the probe side.
+        added: (build column, its name in a pair) of those that a pair has; None: all that are not keys.
+        where: further condition, over the columns of a pair; null counts as false.
     """
 
     on: tuple[str, ...]
@@ -298,6 +302,27 @@ class BroadcastJoinSpec:
     right_schema: pa.Schema
     schema: pa.Schema
     renamed: tuple[tuple[str, str], ...] = ()
+    right_on: tuple[str, ...] | None = None
+    added: tuple[tuple[str, str], ...] | None = None
+    where: pc.Expression | None = field(default=None, compare=False)
+
+    @property
+    def build_keys(self) -> tuple[str, ...]:
+        """Key columns of the build side."""
+        return self.on if self.right_on is None else self.right_on
+
+    @property
+    def build_columns(self) -> tuple[tuple[str, str], ...]:
+        """(build column, its name) of those that a pair has."""
+        if self.added is not None:
+            return self.added
+        return tuple((name, name) for name in self.right_schema.names if name not in self.build_keys)
+
+    @property
+    def pairs(self) -> pa.Schema:
+        """Columns of a pair."""
+        added = [self.right_schema.field(column).with_name(name) for column, name in self.build_columns]
+        return pa.schema([*self.left_schema, *(field.with_nullable(True) for field in added)])
 
     def create(self) -> StreamOperator:
         """A fresh broadcast join."""
@@ -313,7 +338,9 @@ class BroadcastJoinSpec:
 
     def describe(self) -> str:
         """Kind and keys."""
-        return f"{self.how} broadcast join on {', '.join(self.on)}"
+        pairs = zip(self.on, self.build_keys, strict=True)
+        keys = ", ".join(left if left == right else f"{left} = {right}" for left, right in pairs)
+        return f"{self.how} broadcast join on {keys}" + (f" where {self.where}" if self.where is not None else "")
 
 
 @dataclass(frozen=True, eq=False)

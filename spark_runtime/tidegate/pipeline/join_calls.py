@@ -10,11 +10,10 @@ import pyarrow.compute as pc
 
 from tidegate.contract.errors import PipelineError
 from tidegate.operators.join_specs import StreamJoinKind, StreamJoinSpec
-from tidegate.operators.specs import BroadcastJoinSpec
-from tidegate.pipeline.columns import checked_renames
+from tidegate.pipeline.broadcast_joining import broadcast_join
 from tidegate.pipeline.draft import DraftNode, place, require_uid
 from tidegate.pipeline.eventtime import EventTime
-from tidegate.pipeline.joining import BroadcastStream, check_broadcast_join
+from tidegate.pipeline.joining import BroadcastStream
 from tidegate.pipeline.location import user_location
 from tidegate.pipeline.stream_base import StreamBase
 from tidegate.pipeline.stream_joining import JoinCall, as_of_join, stream_join
@@ -66,8 +65,8 @@ class JoinCalls(StreamBase):
             other: a stream of the same pipeline.
             on: key columns, of the same names and types on both sides; they come once.
             how: "inner"; "left", "right", "full": records of this side, or of both, stay without a match, with nulls;
-                "semi", "anti": this stream's records alone that have a match, or have none. Of a broadcast side
-                "inner" and "left".
+                "semi", "anti": this stream's records alone that have a match, or have none. With a broadcast side not
+                "right" and "full".
             left_on, right_on: instead of `on`, where names differ; both stay.
             between, window, ttl: see above; both sides need event time.
             where: a further condition over the result's columns (of "semi" and "anti": those of "inner").
@@ -86,12 +85,12 @@ class JoinCalls(StreamBase):
         uid = require_uid(uid, "join", location)
         place_ = place("join", uid, location)
         self._require_sibling(other, place_)
-        if isinstance(other, BroadcastStream):
-            given = {"between": between, "window": window, "ttl": ttl, "left_on": left_on, "right_on": right_on}
-            given |= {"where": where, "suffix": suffix}
-            _refuse_given(given, place_)
-            return self._broadcast_join(other, on or (), how, uid, location, renamed)
         call = JoinCall(how, on, left_on, right_on, between, window, ttl, where, suffix, renamed)
+        if isinstance(other, BroadcastStream):
+            whole = broadcast_join(self.schema, other, call, place_)
+            edges = (*self._forward(), Edge(other._node_id, "broadcast"))
+            node = DraftNode(uid, "join", edges, whole.schema, location, stateful=True, spec=whole)
+            return self._then(node, self._event_time)
         spec, event_time = stream_join(self, other, call, place_)
         return self._joined(other, spec, event_time, uid, location)
 
@@ -148,37 +147,3 @@ class JoinCalls(StreamBase):
         node = DraftNode(uid, "join", edges, spec.schema, location, stateful=True, spec=spec)
         bounded = self.bounded and other.bounded
         return type(self)(self._draft, self._draft.add(node), spec.schema, event_time, bounded=bounded)
-
-    def _broadcast_join(
-        self,
-        other: BroadcastStream,
-        on: str | Sequence[str],
-        how: object,
-        uid: str,
-        location: str,
-        renamed: Mapping[str, str] | None,
-    ) -> Self:
-        where = place("join", uid, location)
-        keys, kind, schema = check_broadcast_join(self.schema, other, on, how, where)
-        mapping = checked_renames(renamed, schema.names, where)
-        node = DraftNode(
-            uid,
-            "join",
-            (*self._forward(), Edge(other._node_id, "broadcast")),
-            schema,
-            location,
-            stateful=True,
-            spec=BroadcastJoinSpec(keys, kind, self.schema, other.schema, schema, mapping),
-        )
-        return self._then(node, self._event_time)
-
-
-def _refuse_given(given: Mapping[str, object], where: str) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise PipelineError(
-                f"a broadcast join has no {name}",
-                where=where,
-                cause="every record is joined with a complete side, at any time",
-                remedy="Leave out .broadcast() for a join of two streams",
-            )

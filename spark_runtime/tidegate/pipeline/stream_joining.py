@@ -112,7 +112,9 @@ def join_keys(
             remedy='Name them: on="carrier"; with different names left_on="carrier", right_on="code"',
         )
     mine, theirs = (_names(on), _names(on)) if on is not None else (_names(left_on), _names(right_on))
-    if not mine or len(mine) != len(theirs):
+    if not mine and not theirs:
+        raise PipelineError("a join needs a key column", where=where, remedy='Name it: on="carrier"')
+    if len(mine) != len(theirs):
         raise PipelineError(
             f"{len(mine)} key columns of the left cannot be compared with {len(theirs)} of the right",
             where=where,

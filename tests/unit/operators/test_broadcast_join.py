@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -25,7 +27,7 @@ def spec(how: Any = "inner", on: tuple[str, ...] = ("k",), right: pa.Schema = RI
     if "s" not in on:
         right = right.remove(right.get_field_index("s"))
         added = [f for f in added if f.name != "s"]
-    return BroadcastJoinSpec(on, how, LEFT, right, pa.schema([*LEFT, *added]))
+    return BroadcastJoinSpec(on, how, LEFT, right, LEFT if how in ("semi", "anti") else pa.schema([*LEFT, *added]))
 
 
 def left(*rows: tuple[Any, ...]) -> pa.RecordBatch:
@@ -173,18 +175,28 @@ BUILD = st.lists(st.tuples(KEY, TEXT, st.sampled_from(["p", "q", None])), max_si
 @given(
     steps=st.lists(st.one_of(ROWS.map(lambda r: (0, r)), BUILD.map(lambda r: (1, r))), max_size=6),
     after=st.lists(ROWS, max_size=3),
-    how=st.sampled_from(["inner", "left"]),
+    how=st.sampled_from(["inner", "left", "semi", "anti"]),
     on=st.sampled_from([("k",), ("s",), ("k", "s")]),
     snapshot_at=st.integers(0, 10),
+    condition=st.booleans(),
 )
 def test_a_join_with_a_restore_in_the_middle_equals_duckdb(
-    open_operator: Any, steps: list[Any], after: list[Any], how: Any, on: tuple[str, ...], snapshot_at: int
+    open_operator: Any,
+    steps: list[Any],
+    after: list[Any],
+    how: Any,
+    on: tuple[str, ...],
+    snapshot_at: int,
+    condition: bool,
 ) -> None:
     if on == ("s",):
         right = pa.schema([RIGHT.field("s"), RIGHT.field("name")])
-        join = BroadcastJoinSpec(on, how, LEFT, right, pa.schema([*LEFT, right.field("name")]))
+        joined = LEFT if how in ("semi", "anti") else pa.schema([*LEFT, right.field("name")])
+        join = BroadcastJoinSpec(on, how, LEFT, right, joined)
     else:
         join = spec(how, on)
+    if condition:
+        join = replace(join, where=pc.field("x") > pc.if_else(pc.equal(pc.field("name"), "p"), 50, 20))
     script = [*steps, None, *((0, rows) for rows in after)]
     operator, out = open_operator(join), []
     for number, step in enumerate(script):
@@ -198,6 +210,21 @@ def test_a_join_with_a_restore_in_the_middle_equals_duckdb(
     build = pa.Table.from_batches(  # noqa: F841
         [right_of(join, *s[1]) for s in script if s and s[0] == 1], schema=join.right_schema
     )
-    condition = " and ".join(f"probe.{key} = build.{key}" for key in on)
-    query = f"select probe.k, probe.s, x, name from probe {how} join build on {condition}"
+    matches = " and ".join(f"probe.{key} = build.{key}" for key in on)
+    if condition:
+        matches += " and x > case when name is null then null when name = 'p' then 50 else 20 end"
+    columns = "probe.k, probe.s, x" + ("" if how in ("semi", "anti") else ", name")
+    query = f"select {columns} from probe {how} join build on {matches}"
     assert Counter(rows_of(out)) == Counter(duckdb.sql(query).fetchall())
+
+
+def test_keys_may_have_different_names_and_other_columns_get_new_ones(open_operator: Any) -> None:
+    right = pa.schema([("code", pa.int32()), ("x", pa.string())])
+    schema = pa.schema([*LEFT, ("code", pa.int32()), ("x_right", pa.string())])
+    names = (("code", "code"), ("x", "x_right"))
+    join = BroadcastJoinSpec(("k",), "left", LEFT, right, schema, right_on=("code",), added=names)
+    operator = open_operator(join)
+    list(operator.process(pa.record_batch([pa.array([1], pa.int32()), pa.array(["one"])], schema=right), 1))
+    list(operator.end_input(1))
+    out = list(operator.process(left((1, "", 10), (2, "", 20)), 0))
+    assert rows_of(out) == [(1, "", 10, 1, "one"), (2, "", 20, None, None)] and out[0].schema.equals(schema)

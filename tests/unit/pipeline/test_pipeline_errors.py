@@ -390,7 +390,7 @@ def test_a_join_with_an_unbounded_side_is_refused(p: Pipeline, flights: Stream) 
     [
         ({"name": pa.string()}, "carrier", "there is no column 'carrier'"),
         ({"code": pa.string()}, "code", "there is no column 'code'"),
-        ({"carrier": pa.large_string()}, "carrier", "large_string on the broadcast side"),
+        ({"carrier": pa.large_string()}, "carrier", "large_string on the right"),
         ({"carrier": pa.string(), "seats": pa.int64()}, "carrier", "column 'seats' is on both sides"),
         ({"where": pa.struct([("gate", pa.string())])}, "where", "cannot be a key"),
         ({"carrier": pa.string()}, [], "needs a key column"),

@@ -265,3 +265,29 @@ def test_a_join_as_of_a_time_needs_event_time_on_both_sides_and_no_broadcast(p: 
     timeless = read(p, pa.schema([("order", pa.int64())]), "timeless", 1)
     assert "right side" in refusal(lambda: orders.join_as_of(timeless, "order", uid="j")).where
     assert "no broadcast side" in refusal(lambda: orders.join_as_of(timeless.broadcast(), "order", uid="j")).what
+
+
+@pytest.mark.parametrize(
+    ("how", "names"),
+    [
+        ("inner", ["order", "time", "country", "code", "country_name"]),
+        ("left", ["order", "time", "country", "code", "country_name"]),
+        ("semi", ["order", "time", "country"]),
+        ("anti", ["order", "time", "country"]),
+    ],
+)
+def test_a_broadcast_join_takes_keys_of_other_names_a_suffix_and_a_condition(
+    p: Pipeline, orders: Stream, how: Any, names: list[str]
+) -> None:
+    countries = read(p, pa.schema([("code", pa.string()), ("country", pa.string())]), "countries", 1).broadcast()
+    where = pc.field("country_name") > "A"
+    joined = orders.join(countries, how=how, left_on="country", right_on="code", suffix="_name", where=where, uid="j")
+    assert joined.schema.names == names
+    assert joined._event_time.column == "time"
+    text = joined._draft._nodes[joined._node_id].spec.describe()  # type: ignore[union-attr]
+    assert text == f'{how} broadcast join on country = code where (country_name > "A")'
+
+
+def test_a_broadcast_join_that_gives_no_columns_of_the_other_side_refuses_none(p: Pipeline, orders: Stream) -> None:
+    payments = read(p, PAYMENTS, "payments", 1).broadcast()
+    assert orders.join(payments, on="order", how="anti", uid="j").schema.names == ORDERS.names
