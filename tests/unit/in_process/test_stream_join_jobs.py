@@ -24,6 +24,7 @@ from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.snapshot.metadata import read_metadata
 from tidegate.snapshot.reading import SnapshotReader
+from tidegate.testing.batch import InProcessBatch
 from tidegate.testing.collect import CollectSink, collected, forget_collected
 from tidegate.testing.in_process import InProcessJob, InProcessRun
 
@@ -54,10 +55,10 @@ def right(n: Any) -> dict[str, Any]:
     return {"k": np.array([f"key {i * 5 % 11}" for i in n]), "ms": n + (n * 104729) % 17, "y": n}
 
 
-def pipeline(sink: str, bounds: str, how: Any) -> td.Pipeline:
+def pipeline(sink: str, bounds: str, how: Any, rate: float | None = 2_000) -> td.Pipeline:
     p = td.Pipeline()
-    mine = p.read(DataGen(left, LEFT, rows=ROWS, splits=2, batch_rows=8, rate=2_000), uid="left")
-    theirs = p.read(DataGen(right, RIGHT, rows=ROWS, splits=3, batch_rows=6, rate=2_000), uid="right")
+    mine = p.read(DataGen(left, LEFT, rows=ROWS, splits=2, batch_rows=8, rate=rate), uid="left")
+    theirs = p.read(DataGen(right, RIGHT, rows=ROWS, splits=3, batch_rows=6, rate=rate), uid="right")
     mine, theirs = mine.with_watermark("ms", "11 ms", unit="ms"), theirs.with_watermark("ms", "17 ms", unit="ms")
     if bounds == "as of":
         joined = mine.join_as_of(theirs, "k", how, suffix="_r", uid="join")
@@ -138,6 +139,22 @@ def test_crashes_restores_and_rescales_at_random_moments_change_no_result(
     assert isinstance(run.to_end(), RunEnded)
     rows = collected(sink).rows()
     found = Counter(row[:4] if bounds == "as of" else row for row in rows)
+    assert found == expected(bounds, how)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "how"),
+    [
+        *itertools.product(("interval", "window", "any time"), ("inner", "left", "right", "full", "semi", "anti")),
+        ("as of", "left"),
+    ],
+)
+def test_batch_mode_gives_the_same_rows(sink: str, bounds: str, how: str) -> None:
+    """S8.2."""
+    job = InProcessBatch(lambda: pipeline(sink, bounds, how, rate=None), {"parallelism": 3})
+    job.run()
+    job.commit()
+    found = Counter(row[:4] if bounds == "as of" else row for row in collected(sink).rows())
     assert found == expected(bounds, how)
 
 
