@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -131,6 +131,31 @@ def test_the_broadcast_process_of_the_documents_tells_of_accounts_over_their_lim
     assert isinstance(outcome, RunEnded)
     rows = [tuple(row.values()) for row in pq.read_table(tmp_path / "out").to_pylist()]
     assert rows == [(1, "card", 11, 10)]
+
+
+def test_the_joins_of_the_documents_bring_orders_payments_rates_and_shops_together(tmp_path: Path) -> None:
+    """S8.2: run in this process to its end."""
+
+    def at(*hours: int) -> pa.Array:
+        return pa.array([datetime(2026, 1, 1) + timedelta(hours=hour) for hour in hours], pa.timestamp("us"))
+
+    orders = {"order": [1, 2], "ordered": at(10, 20), "currency": ["USD", "USD"], "shop": [7, 8]}
+    tables = {
+        "orders": orders,
+        "payments": {"order": [1, 2], "paid": at(15, 90), "amount": [5.0, 6.0]},
+        "rates": {"currency": ["USD", "USD"], "published": at(1, 12), "rate": [0.5, 0.75]},
+        "shops": {"id": [7], "name": ["Seven"]},
+    }
+    for name, columns in tables.items():
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+    names: dict[str, Any] = {name: getattr(tidegate, name) for name in tidegate.__all__}
+    text = example('uid="paid-orders"', "docs/pipelines.md")
+    exec(compile(text, "pipelines.md", "exec"), names)
+    arguments = {name: str(tmp_path / f"{name}.parquet") for name in tables} | {"out": str(tmp_path / "out")}
+    outcome = InProcessJob(lambda: names["build"](arguments), {"parallelism": 2}).submit().to_end()
+    assert isinstance(outcome, RunEnded)
+    found = pq.read_table(tmp_path / "out").select(["order", "amount", "rate", "id", "name"])
+    assert [tuple(row.values()) for row in found.to_pylist()] == [(1, 5.0, 0.5, 7, "Seven")]
 
 
 def test_the_dag_of_the_readme_is_a_dag() -> None:
