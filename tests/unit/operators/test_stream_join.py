@@ -189,15 +189,17 @@ def test_nothing_is_kept_that_the_watermark_has_made_useless(scratches: Any, how
 
 def test_a_row_stands_alone_as_soon_as_the_watermark_says_that_no_match_can_come(scratches: Any) -> None:
     subtasks = Subtasks(join_spec(how="left", between=("-5 s", "10 s")), "heap", scratches(), time_column="t")
-    subtasks.feed(0, [(1, 20 * SECOND, 1), (1, 21 * SECOND, 2)])
+    subtasks.feed(0, [(1, 20 * SECOND, 1), (1, 21 * SECOND, 2), (1, 20 * SECOND + 5, 3)])
     subtasks.watermark(30 * SECOND)
     assert subtasks.out == [], "a match at 30 s may still come"
     subtasks.watermark(30 * SECOND + 1)
     assert subtasks.out == [(1, 20 * SECOND, 1, None, None)]
+    subtasks.watermark(30 * SECOND + 6)
+    assert subtasks.out[1:] == [(1, 20 * SECOND + 5, 3, None, None)]
     subtasks.feed(1, [(1, 31 * SECOND, "a")])
-    assert subtasks.out[1:] == [(1, 21 * SECOND, 2, 31_000, "a")]
+    assert subtasks.out[2:] == [(1, 21 * SECOND, 2, 31_000, "a")]
     subtasks.watermark(100 * SECOND)
-    assert len(subtasks.out) == 2
+    assert len(subtasks.out) == 3
     subtasks.close()
 
 
