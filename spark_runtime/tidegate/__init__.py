@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tidegate.connectors.push import PushContext, Pusher, PushSource
     from tidegate.connectors.replay import Replay
     from tidegate.connectors.spark_source import SparkFrame, SparkTable
+    from tidegate.connectors.spark_writer import SparkWriter
     from tidegate.connectors.text_files import Csv, JsonLines
     from tidegate.contract.errors import PipelineError, TidegateError
     from tidegate.contract.options import JobOptions
@@ -96,6 +97,7 @@ __all__ = [
     "SideOutput",
     "SparkFrame",
     "SparkTable",
+    "SparkWriter",
     "Stream",
     "SubtaskContext",
     "TidegateError",
@@ -167,6 +169,7 @@ _HOMES = {
     "SideOutput": "operators.contract",
     "SparkFrame": "connectors.spark_source",
     "SparkTable": "connectors.spark_source",
+    "SparkWriter": "connectors.spark_writer",
     "Stream": "pipeline.streams",
     "SubtaskContext": "operators.user_subtask",
     "TidegateError": "contract.errors",

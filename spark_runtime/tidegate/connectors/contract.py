@@ -169,6 +169,8 @@ class SinkContext:
     schema: pa.Schema
     scratch: str = ""
     """A private writable directory on local disk; empty: make a temporary one."""
+    staging: tuple[str, Mapping[str, Any]] | None = None
+    """In batch mode URL and storage options of the checkpoint's folder, whose files go with it; else None."""
 
 
 class SinkWriter(ABC):
@@ -221,6 +223,9 @@ class Sink(ABC):
 
     two_phase: bool = True
     """False: nothing to commit (a discarding or printing sink); then no final checkpoint is forced."""
+
+    batch_only: bool = False
+    """It commits what only the end of a batch job has."""
 
     can_quarantine: bool = False
     """Whether its writers have `quarantine`; without it a rejection stops the job or goes back."""

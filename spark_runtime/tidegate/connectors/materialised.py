@@ -12,6 +12,7 @@ from tidegate.connectors.contract import Polled, SourceReader, Split
 from tidegate.connectors.file_listing import FoundFile
 from tidegate.connectors.file_set import DEFAULT_NULL_VALUES, FileSet
 from tidegate.connectors.files import Files, FilesReader
+from tidegate.contract.errors import PipelineError
 
 
 def splits_of_files(
@@ -71,6 +72,23 @@ def unavailable_files(schema: pa.Schema, splits: Sequence[Split]) -> list[tuple[
         file = FoundFile(data["given"], data["path"], data["size_bytes"])
         found.append((split.split_id, _file_set(schema, [split]).why_unreadable(file)))
     return [(split_id, why) for split_id, why in found if why]
+
+
+def as_declared(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """Rows of a DataFrame in the schema that its source declares. Raises PipelineError naming the column."""
+    arrays = []
+    for field in schema:
+        column = batch.column(field.name)
+        try:
+            arrays.append(column if column.type == field.type else column.cast(field.type))
+        except pa.ArrowException as error:
+            raise PipelineError(
+                f"column {field.name!r} of the DataFrame cannot be {field.type}",
+                where=where,
+                cause=f"it is {column.type}: {error}",
+                remedy="Declare its type in schema=, or cast it in the DataFrame",
+            ) from error
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _file_set(schema: pa.Schema, splits: Sequence[Split]) -> FileSet:

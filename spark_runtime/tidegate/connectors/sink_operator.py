@@ -124,6 +124,7 @@ class SinkOperator(StreamOperator):
             run_id=ctx.run_id,
             schema=ctx.input_schemas[0],
             scratch=ctx.scratch,
+            staging=ctx.staging,
         )
         self._writer = self._sink.create_writer(self._place)
 

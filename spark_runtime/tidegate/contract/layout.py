@@ -238,9 +238,22 @@ class JobLayout:
         """Folder for staged data of rejected checkpoints."""
         return f"{self.job_id}/quarantine"
 
+    @property
+    def all_materialised(self) -> str:
+        """Folder of rows that bounded DataFrames of all submissions were turned into."""
+        return f"{self.job_id}/materialised"
+
     def materialised(self, spec: int) -> str:
-        """Folder of rows that a submission's bounded DataFrames were turned into."""
-        return f"{self.job_id}/materialised/{_positive(spec):06d}"
+        """Folder of those of one submission."""
+        return f"{self.all_materialised}/{_positive(spec):06d}"
+
+    def materialised_record(self, spec: int, uid: str) -> str:
+        """Which files hold the rows of one source; create-only, after the files."""
+        return f"{self.materialised(spec)}/{uid}.json"
+
+    def materialised_files(self, spec: int, uid: str, generation: int) -> str:
+        """Folder of files that one driver wrote for one source."""
+        return f"{self.materialised(spec)}/{uid}.g{_positive(generation)}"
 
     # ------------------------------------------------------------ names back to numbers
 

@@ -49,11 +49,16 @@ class Told:
 
 class BatchCommit:
     """The checkpoint of one run. `claim`, `complete` and `committed` append to the log, on the driver's loop; `clean`
-    and `publish` block, for any thread. All raise FencedError when a newer generation reigns."""
+    and `publish` block, for any thread. All raise FencedError when a newer generation reigns.
+
+    Attributes:
+        run_id: of the attempt.
+        checkpoint_id, path: of the checkpoint, once it is claimed.
+    """
 
     def __init__(self, job: Job, run_id: str) -> None:
         self._job = job
-        self._run_id = run_id
+        self.run_id = run_id
         self.checkpoint_id = 0
         self.path = ""
 
@@ -90,7 +95,7 @@ class BatchCommit:
             job_id=job.spec.job_id,
             lineage=job.spec.lineage,
             generation=job.reign.generation,
-            run_id=self._run_id,
+            run_id=self.run_id,
             parent=None,
             parallelism=job.plan.parallelism,
             max_parallelism=job.plan.max_parallelism,
@@ -118,7 +123,7 @@ class BatchCommit:
         """Commit what is complete and permitted; idempotent."""
         found = self._job.find_restore()
         assert found is not None, "a checkpoint has completed"
-        settle(self._job, found[1], f"{self._run_id}~")  # behind all tasks of the run
+        settle(self._job, found[1], f"{self.run_id}~")  # behind all tasks of the run
 
     def committed(self) -> tuple[int, ...]:
         """Say what is committed; gives checkpoints that are not, since they wait for a verdict (S7.8)."""
@@ -134,14 +139,14 @@ class BatchCommit:
         self._append("abort", data)
 
     def _append(self, kind: str, data: Mapping[str, Any]) -> None:
-        self._job.reign.append(kind, data, self._run_id)
+        self._job.reign.append(kind, data, self.run_id)
 
     def _context(self, uid: str) -> SinkContext:
         """Stands for all subtasks there ever were."""
         job = self._job
         node = job.graph.by_uid(uid)
         generation = job.reign.generation
-        return SinkContext(job.spec.job_id, job.spec.lineage, uid, 0, 1, generation, self._run_id, node.schema)
+        return SinkContext(job.spec.job_id, job.spec.lineage, uid, 0, 1, generation, self.run_id, node.schema)
 
 
 def completed_before(decisions: Sequence[Decision], spec_number: int) -> tuple[int, str] | None:

@@ -40,6 +40,25 @@ def check_commit(graph: JobGraph, options: JobOptions) -> None:
         )
 
 
+def check_sink_modes(graph: JobGraph, options: JobOptions) -> None:
+    """Sinks for batch jobs are of no use in streaming, nor behind a commit gate, which may open with no Spark there.
+
+    Raises:
+        PipelineError: names the sinks.
+    """
+    sinks = [n for n in graph.nodes if n.sink is not None and n.sink.batch_only]
+    if not sinks or (options.execution_mode == "batch" and options.commit == "automatic"):
+        return
+    gated = options.execution_mode == "batch"
+    raise PipelineError(
+        "these sinks cannot wait for a verdict" if gated else "these sinks work in batch mode only",
+        where=", ".join(f"sink {node.uid!r} at {node.location}" for node in sinks),
+        remedy="Leave commit at its default, or use a sink such as Parquet"
+        if gated
+        else "Set execution_mode=batch, or use a sink such as Parquet",
+    )
+
+
 def waits_for_final(options: JobOptions, commit_only: int | None) -> bool:
     """Whether a subtask that has ended waits for a snapshot, or for the word that none is to come (S7.3). Else it
     finishes at once, which only a run that takes no snapshot can afford: in any other a stop would race with it.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from tidegate.connectors.contract import Sink, SinkContext
+from tidegate.connectors.contract import Sink, SinkContext, Source, Split
 from tidegate.connectors.splits import split_documents, split_to_json
 from tidegate.contract.client import JobClient
 from tidegate.contract.errors import StoreError
@@ -21,7 +21,7 @@ from tidegate.contract.rewinds import sinks_of, taken_back
 from tidegate.contract.status import JobStatus, next_checkpoint_id
 from tidegate.contract.store import Store
 from tidegate.contract.verdicts import Verdicts, verdicts_of
-from tidegate.coordinator.checkpoint_mode import check_checkpoint_mode, check_commit
+from tidegate.coordinator.checkpoint_mode import check_checkpoint_mode, check_commit, check_sink_modes
 from tidegate.coordinator.commit_gate import CommitGate
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.coordinator_options import CoordinatorOptions
@@ -75,11 +75,12 @@ class Job:
     specs: Callable[[], Sequence[Spec]]
 
     def __post_init__(self) -> None:
-        """Raises PipelineError when the pipeline needs snapshots and the options say that there are none, or has
-        nothing to commit behind a gate."""
+        """Raises PipelineError when the pipeline needs snapshots and the options say that there are none, when it has
+        nothing to commit behind a gate, or sinks of the other execution mode."""
         if self.options.execution_mode == "streaming":
             check_checkpoint_mode(self.graph, self.options)
         check_commit(self.graph, self.options)
+        check_sink_modes(self.graph, self.options)
 
     @property
     def verdicts(self) -> Verdicts:
@@ -259,8 +260,12 @@ class Job:
             if node.uid in known:
                 out[node.uid] = [dict(split) for split in known[node.uid]]
             elif node.source is not None:
-                out[node.uid] = [split_to_json(s) for s in node.source.discover(self.plan.parallelism)]
+                out[node.uid] = [split_to_json(s) for s in self.discover(node.uid, node.source)]
         return out
+
+    def discover(self, uid: str, source: Source) -> Sequence[Split]:
+        """All splits of a source that starts fresh."""
+        return source.discover(self.plan.parallelism)
 
     def coordinator(self, run_id: str, first_delay_ms: int, commit_only: int | None = None) -> Coordinator:
         """A fresh coordinator for one run; `commit_only`: the stop-savepoint it only commits."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
@@ -78,6 +78,7 @@ class OperatorContext:
         gated: the job commits nothing without an approval (S7.8).
         state_backend: what keeps the keyed state of a user's process (S5.2).
         state_memory_bytes: what it may hold in memory, where it can keep state elsewhere.
+        staging: in batch mode URL and storage options of the checkpoint's folder.
     """
 
     job_id: str
@@ -103,6 +104,7 @@ class OperatorContext:
     gated: bool = False
     state_backend: StateBackend = "heap"
     state_memory_bytes: int = 256 * 2**20
+    staging: tuple[str, Mapping[str, Any]] | None = None
 
     def count(self, name: str, n: int = 1) -> None:
         """Add `n` to the counter `name`."""

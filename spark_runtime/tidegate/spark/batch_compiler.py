@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 import pyarrow as pa
 
 from tidegate.connectors.spark_source import SparkSource
+from tidegate.operators.specs import UnionSpec
 from tidegate.plan.batch import BatchPlan, Stage
 from tidegate.spark.batch_task import BroadcastRows, SendTask, StageTask, Task, output_schema
 
@@ -48,6 +49,10 @@ def compile_batch(plan: BatchPlan, assigned: Assigned, frames: Frames[F]) -> lis
     made: dict[int, F] = {}
     ends: list[F] = []
     for stage in plan.stages:
+        if _only_puts_together(plan, stage):
+            frame = _gathered(plan, stage, made, frames)
+            made[stage.stage_id] = frames.kept(frame) if len(plan.readers(stage.stage_id)) > 1 else frame
+            continue
         task = StageTask(
             stage.stage_id,
             splits=_splits(plan, stage, assigned),
@@ -95,8 +100,16 @@ def _reads_spark(plan: BatchPlan, stage: Stage) -> bool:
     return isinstance(plan.graph.nodes[stage.nodes[0]].source, SparkSource)
 
 
+def _only_puts_together(plan: BatchPlan, stage: Stage) -> bool:
+    """A union and nothing else: no task."""
+    specs = [plan.graph.nodes[node_id].spec for node_id in stage.nodes]
+    return stage.gathers == "rows" and len(specs) == 1 and isinstance(specs[0], UnionSpec)
+
+
 def _only_exchange(plan: BatchPlan, stage: Stage) -> tuple[int, int] | None:
     """Stage and input that the rows are made ready for at once: when nobody else reads them."""
+    if _only_puts_together(plan, stage):
+        return None
     readers = plan.readers(stage.stage_id)
     if len(readers) != 1:
         return None

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from tidegate.connectors.contract import Source, SourceContext
+from tidegate.connectors.materialised import as_declared
 from tidegate.connectors.sink_operator import SinkOperator, SinkSpec
 from tidegate.connectors.splits import split_from_json
 from tidegate.contract.clock import steady_clock
@@ -56,6 +57,7 @@ class BatchJob:
         now_ms: the time at which the run began, milliseconds since the epoch.
         store_state: writes a sink's state to the checkpoint: (uid, subtask, parts) -> handle.
         scratch: a private writable directory on local disk; "": there is none.
+        staging: URL and storage options of the checkpoint's folder; None: sinks have no place there.
     """
 
     plan: BatchPlan
@@ -68,6 +70,7 @@ class BatchJob:
     now_ms: int
     store_state: Callable[[str, int, Sequence[StatePart]], StateHandle]
     scratch: str = ""
+    staging: tuple[str, Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,7 @@ class _Subtask:
             yield from self._read(head, head.source, task.splits.get(self._index, ()))
         elif task.native:
             for batch in batches:
-                yield as_declared(batch, head)
+                yield as_declared(batch, head.schema, f"source {head.uid!r} at {head.location}")
         else:
             for batch in batches:
                 yield from_wire(batch.columns, stage.inputs[0].schema)
@@ -247,6 +250,7 @@ class _Subtask:
             gated=options.commit == "on_request",
             state_backend=options.state_backend,
             state_memory_bytes=options.state_memory_bytes,
+            staging=job.staging,
         )
 
     def told(self) -> pa.RecordBatch:
@@ -291,23 +295,6 @@ def _as_sent(
     tagger = Tagger(reader, given, job.plan.parallelism, job.plan.max_parallelism, index)
     for batch in rows:
         yield tagger.tagged(batch)
-
-
-def as_declared(batch: pa.RecordBatch, node: Node) -> pa.RecordBatch:
-    """Rows of a DataFrame in the schema that its source declares. Raises PipelineError naming the column."""
-    arrays = []
-    for field_ in node.schema:
-        column = batch.column(field_.name)
-        try:
-            arrays.append(column if column.type == field_.type else column.cast(field_.type))
-        except pa.ArrowException as error:
-            raise PipelineError(
-                f"column {field_.name!r} of the DataFrame cannot be {field_.type}",
-                where=f"source {node.uid!r} at {node.location}",
-                cause=f"it is {column.type}: {error}",
-                remedy="Declare its type in schema=, or cast it in the DataFrame",
-            ) from error
-    return pa.RecordBatch.from_arrays(arrays, schema=node.schema)
 
 
 def _stopped_clock(node: Node, job: BatchJob) -> int:

@@ -15,16 +15,17 @@ from typing import Any
 
 import pyarrow as pa
 
+from tidegate.connectors.storage import absolute
 from tidegate.contract.artifact import materialise
 from tidegate.contract.errors import TidegateError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.options import JobOptions
 from tidegate.contract.records import Spec, decode
-from tidegate.contract.store import open_store
+from tidegate.contract.store import Store, open_store
 from tidegate.coordinator.job_run import RunFailed
 from tidegate.coordinator.locations import open_location
 from tidegate.pipeline.load import load_pipeline
-from tidegate.plan.batch import plan_batch
+from tidegate.plan.batch import BatchPlan, plan_batch
 from tidegate.snapshot.handles import StateHandle, StreamFactory
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.streams import encode_parts
@@ -102,27 +103,14 @@ def subtask_of(batches: Iterable[pa.RecordBatch], partition: int) -> tuple[int, 
 def in_place(place: WorkerPlace, index: int, attempt: int) -> Iterator[BatchJob]:
     """The job as the tasks of this worker see it, with a scratch folder while it lasts. Args: attempt: of the task,
     unique in the application, greater for later ones."""
-    store, layout = open_store(place.root, place.storage_options), JobLayout(place.job_id)
-    spec = decode(store.read(layout.spec(place.spec)), Spec)
-    options = JobOptions.from_mapping(spec.options)
+    built = _built(place, index)
+    spec, options = built.spec, built.options
     scratch = Scratch(index)
     try:
-        code = os.path.join(scratch.path, "artifact")
-        materialise(store, layout, spec.artifact, code)
-        graph = load_pipeline(code, spec.pipeline, dict(spec.arguments), check_sinks=False)
-        allowed = options.allow_mode_dependent
-        plan = plan_batch(graph, options.parallelism, options.max_parallelism, allow_mode_dependent=allowed)
-        if plan.digest != place.digest:
-            raise TidegateError(
-                "this worker builds another pipeline than the driver",
-                where=f"job {place.job_id}, subtask {index}",
-                cause="build() depends on something besides its arguments, or versions differ between the machines",
-                remedy="Make build() depend on its arguments alone, and install the same versions everywhere",
-            )
-        where, folder = open_location(store, spec, place.checkpoint_path)
+        where, folder = open_location(built.store, spec, place.checkpoint_path)
         factory = StreamFactory(where, folder, options.state_size_threshold_bytes)
         yield BatchJob(
-            plan=plan,
+            plan=built.plan,
             options=options,
             job_id=place.job_id,
             lineage=spec.lineage,
@@ -132,9 +120,51 @@ def in_place(place: WorkerPlace, index: int, attempt: int) -> Iterator[BatchJob]
             now_ms=place.now_ms,
             store_state=partial(_store, factory, f"g{place.generation}-{place.run_id}"),
             scratch=scratch.path,
+            staging=(f"{absolute(place.root).rstrip('/')}/{place.checkpoint_path}", place.storage_options),
         )
     finally:
         scratch.remove()
+
+
+@dataclass(frozen=True)
+class _Built:
+    """A submission's pipeline. `code`: where it lies; functions may import more of it later."""
+
+    store: Store
+    spec: Spec
+    options: JobOptions
+    plan: BatchPlan
+    code: Scratch
+
+
+_built_before: dict[tuple[str, str, int], _Built] = {}
+"""Of this worker, which Spark uses for several tasks: one pipeline at most."""
+
+
+def _built(place: WorkerPlace, index: int) -> _Built:
+    """The pipeline, rebuilt from the pinned artifact: nothing is unpickled."""
+    key = place.root, place.job_id, place.spec
+    if key not in _built_before:
+        _built_before.clear()
+        store, layout = open_store(place.root, place.storage_options), JobLayout(place.job_id)
+        spec = decode(store.read(layout.spec(place.spec)), Spec)
+        options = JobOptions.from_mapping(spec.options)
+        scratch = Scratch(index)
+        code = os.path.join(scratch.path, "artifact")
+        materialise(store, layout, spec.artifact, code)
+        graph = load_pipeline(code, spec.pipeline, dict(spec.arguments), check_sinks=False)
+        allowed = options.allow_mode_dependent
+        plan = plan_batch(graph, options.parallelism, options.max_parallelism, allow_mode_dependent=allowed)
+        _built_before[key] = _Built(store, spec, options, plan, scratch)
+    built = _built_before[key]
+    if built.plan.digest != place.digest:
+        raise TidegateError(
+            "this worker builds another pipeline than the driver",
+            where=f"job {place.job_id}, subtask {index}",
+            cause="build() depends on something besides its arguments, or versions differ between the machines",
+            remedy="Make build() depend on its arguments alone, and install the same versions everywhere",
+        )
+    return built
 
 
 def _store(factory: StreamFactory, run: str, uid: str, subtask: int, parts: Sequence[StatePart]) -> StateHandle:

@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
+from pyspark.sql import SparkSession
+
 from tidegate.contract.artifact import materialise
 from tidegate.contract.client import JobClient
 from tidegate.contract.clock import now_iso
@@ -42,6 +44,7 @@ from tidegate.spark.batch_supervision import BatchSupervision
 from tidegate.spark.commands import CommandDesk
 from tidegate.spark.hint import HintWriter
 from tidegate.spark.job import Job
+from tidegate.spark.materialising import Materialising
 from tidegate.spark.owner import OwnerObserver
 from tidegate.spark.retiring import Retiring
 from tidegate.spark.supervision import Supervision
@@ -85,6 +88,7 @@ class Driver:
         self._launch = launch
         self._terminated = threading.Event()
         self._is_building = False
+        self._supervision: Supervision | None = None
 
     def run(self) -> int:
         """The whole life of this driver; its exit code."""
@@ -130,6 +134,16 @@ class Driver:
             number, limits = self._spec.number, (options.parallelism, options.max_parallelism)
             pin_graph(self._store, self._layout, PinnedGraph(number, *limits, graph_document(graph), now_iso()))
             client = JobClient(self._root, self._spec.job_id, self._storage_options)
+            materialising = Materialising(
+                store=self._store,
+                layout=self._layout,
+                spec=self._spec,
+                root=self._root,
+                storage_options=self._storage_options,
+                reign=reign,
+                now_iso=now_iso,
+                session=self._session,
+            )
             job = Job(
                 root=self._root,
                 storage_options=self._storage_options,
@@ -144,13 +158,15 @@ class Driver:
                 hint=hint,
                 desk=desk,
                 retiring=retiring,
+                materialising=materialising,
                 now_iso=now_iso,
                 specs=client.specs,
             )
             retiring.spared, retiring.delete = job.spared, job.delete_snapshot
             with OwnerObserver(client, self._spec.number, options):
-                supervision = BatchSupervision if options.execution_mode == "batch" else Supervision
-                return supervision(job, self._terminated).run()
+                new_supervision = BatchSupervision if options.execution_mode == "batch" else Supervision
+                self._supervision = new_supervision(job, self._terminated)
+                return self._supervision.run()
 
     def _build(self, options: JobOptions, code: str) -> tuple[JobGraph, ExecutionPlan]:
         """The pinned pipeline and its plan. SIGTERM ends this at once: nothing is appended meanwhile."""
@@ -163,6 +179,10 @@ class Driver:
             return graph, plan(graph, options.parallelism, options.max_parallelism)
         finally:
             self._is_building = False
+
+    def _session(self) -> SparkSession:
+        assert self._supervision is not None, "sources are looked for by the supervision"
+        return self._supervision.session()
 
     def _heartbeat_s(self) -> float:
         """From the options, which have been checked at submission; a driver must beat even when they are wrong."""

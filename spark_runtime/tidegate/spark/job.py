@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tidegate.channel.elements import SAVEPOINTS
+from tidegate.connectors.contract import Source, Split
+from tidegate.connectors.spark_source import SparkSource
 from tidegate.connectors.splits import assign
 from tidegate.contract.errors import StoreError
 from tidegate.contract.status import JobStatus
@@ -12,6 +16,7 @@ from tidegate.coordinator import job as driver_job
 from tidegate.coordinator.job import Splits, fresh_splits, topology_of
 from tidegate.spark.commands import CommandDesk
 from tidegate.spark.hint import HintWriter
+from tidegate.spark.materialising import Materialising, forget_materialised
 from tidegate.spark.retiring import Retiring
 
 __all__ = ["Job", "Splits", "assign", "fresh_splits", "topology_of"]
@@ -19,11 +24,19 @@ __all__ = ["Job", "Splits", "assign", "fresh_splits", "topology_of"]
 
 @dataclass(frozen=True)
 class Job(driver_job.Job):
-    """One submission under one reign, with the driver's outer parts: status hint, commands, deletion of snapshots."""
+    """One submission under one reign, with the driver's outer parts: status hint, commands, deletion of snapshots,
+    input that Spark reads."""
 
     hint: HintWriter
     desk: CommandDesk
     retiring: Retiring
+    materialising: Materialising | None = None
+
+    def discover(self, uid: str, source: Source) -> Sequence[Split]:
+        """All splits of a source that starts fresh; those of a DataFrame when it is in files."""
+        if isinstance(source, SparkSource) and self.materialising is not None:
+            return self.materialising.splits(uid, source, self.plan.parallelism)
+        return super().discover(uid, source)
 
     def status(self, status: str, **data: Any) -> None:
         """Append a status change; before one that ends the job, what the slots told last is shown."""
@@ -31,6 +44,19 @@ class Job(driver_job.Job):
             self.hint.write_now()
         super().status(status, **data)
         print(f"tidegate: {status} {data.get('reason', '')}".rstrip(), flush=True)
+        if JobStatus(status) is JobStatus.FINISHED:
+            self._forget_materialised()
+
+    def delete_checkpoints(self) -> None:
+        """And what only they have positions in."""
+        super().delete_checkpoints()
+        self._forget_materialised()
+
+    def _forget_materialised(self) -> None:
+        """Not when there are savepoints: somebody may go on from their positions."""
+        completed = (d.data["kind"] for d in self.reign.decisions if d.kind == "complete")
+        if not any(kind in SAVEPOINTS for kind in completed):
+            forget_materialised(self.store, self.layout)
 
     def retire_garbage(self) -> None:
         """What dead drivers left goes (S2.3). That it cannot be found keeps no job from running. Not before it is known

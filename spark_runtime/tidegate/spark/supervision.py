@@ -94,16 +94,20 @@ class Supervision:
             self._look_ahead()
             self._take_events()
             while self._exit_code is None:
-                if self._session is None:
-                    self._session = self._new_session(job.spec, job.options)
-                    job.hint.update(spark_ui=ui_url(self._session))
-                self._turn(self._session)
+                self._turn(self.session())
             return self._exit_code
         finally:
             self._over.set()
             watcher.join(5.0)
             if self._session is not None:
                 self._session.stop()
+
+    def session(self) -> SparkSession:
+        """The job's; started at the first call."""
+        if self._session is None:
+            self._session = self._new_session(self._job.spec, self._job.options)
+            self._job.hint.update(spark_ui=ui_url(self._session))
+        return self._session
 
     def _look_ahead(self) -> None:
         """What does not fit, and sources that cannot be read, are told before anybody waits for Spark and slots. A

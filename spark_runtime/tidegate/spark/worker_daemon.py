@@ -20,6 +20,7 @@ def main() -> None:
     from tidegate.state.kernels import compile_all
 
     importlib.import_module("tidegate.spark.slot_entry")
+    importlib.import_module("tidegate.spark.batch_worker")
     compile_all()
 
     manager()

@@ -96,6 +96,11 @@ class LocalFrames:
         return LocalRows([batch for part in frame for batch in part])
 
 
+def told_of(ends: Sequence[Partitions]) -> list[dict[str, Any]]:
+    """What the sinks' subtasks tell, as JSON."""
+    return [json.loads(text) for end in ends for part in end for b in part for text in b.column(0).to_pylist()]
+
+
 @dataclass
 class InProcessBatch:
     """One run of a pipeline in batch. `run` stages; `commit` publishes what was staged, as a driver does when the run
@@ -143,7 +148,7 @@ class InProcessBatch:
         }
         ends = compile_batch(plan, assign(splits, plan.parallelism), LocalFrames(job, self.batch_rows))
         self._plan = plan
-        self._told = [json.loads(text) for end in ends for part in end for b in part for text in b["told"].to_pylist()]
+        self._told = told_of(ends)
         for told in self._told:
             for uid, counts in told["counters"].items():
                 mine = self.counters.setdefault(uid, {})

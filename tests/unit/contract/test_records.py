@@ -13,6 +13,7 @@ from tidegate.contract.artifact import ArtifactManifest
 from tidegate.contract.codec import DurableRecord
 from tidegate.contract.errors import CommandRefusedError, RecordError
 from tidegate.contract.log import DecisionSnapshot
+from tidegate.contract.materialised import Materialised
 from tidegate.contract.pinned_graph import PinnedGraph
 from tidegate.contract.records import (
     Command,
@@ -106,6 +107,7 @@ RECORDS: dict[str, DurableRecord] = {
         submitted_by="cli",
     ),
     "watch_cursor": WatchCursor("hourly-0a1b", AT, {"lineage": "00c0ffee", "boundary_us": 1_357_020_000_000_000}),
+    "materialised": Materialised(1, "orders", ({"path": "j/f.parquet", "rows": 3, "size_bytes": 700},), AT),
     "launch": Launch(1, 2, "local", "host-1", AT, ("python", "-m", "tidegate.spark.driver"), "a1"),
     "launch_process": Launch(
         1, 2, "local", "host-1", AT, ("python",), "a1", 4711, "boot:123", "pid:[4026531836]", "/logs/launch.log"

@@ -1,0 +1,51 @@
+"""Which files hold the rows of a bounded DataFrame that a submission reads: decided once (S4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tidegate.contract.codec import decode, encode
+from tidegate.contract.errors import AlreadyExistsError, NotFoundError
+from tidegate.contract.layout import JobLayout
+from tidegate.contract.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Materialised:
+    """`materialised/<submission>/<source>.json`; create-only, by the driver whose files are all there. Those that
+    others wrote meanwhile are read by nobody.
+
+    Attributes:
+        spec: submission.
+        source: uid.
+        files: {"path", "rows", "size_bytes"} of each, in order; the path is relative to the root. Parquet.
+        at: time.
+    """
+
+    RECORD: ClassVar[str] = "materialised"
+    VERSION: ClassVar[int] = 1
+
+    spec: int
+    source: str
+    files: tuple[Mapping[str, Any], ...]
+    at: str
+
+
+def settle_materialised(store: Store, layout: JobLayout, made: Materialised) -> Materialised:
+    """Put it on record, unless another is; gives the one that counts. Raises StoreError."""
+    path = layout.materialised_record(made.spec, made.source)
+    with suppress(AlreadyExistsError):
+        store.create(path, encode(made))
+    return decode(store.read(path), Materialised, path)
+
+
+def find_materialised(store: Store, layout: JobLayout, spec: int, source: str) -> Materialised | None:
+    """The one on record; None: there is none yet. Raises RecordError, StoreError."""
+    path = layout.materialised_record(spec, source)
+    try:
+        return decode(store.read(path), Materialised, path)
+    except NotFoundError:
+        return None
