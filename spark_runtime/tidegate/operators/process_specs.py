@@ -43,7 +43,7 @@ class ProcessSpec:
         return fires_at_end(self.process)
 
     def mode_dependence(self) -> str:
-        """By the clock, or when the user says so."""
+        """Called by the clock, or when the user says so."""
         return "it is called by the clock" if self.every_ms is not None else why_batch_sensitive(type(self.process))
 
     def create(self) -> StreamOperator:

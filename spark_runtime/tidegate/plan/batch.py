@@ -12,10 +12,11 @@ from typing import Literal
 import pyarrow as pa
 
 from tidegate.contract.errors import PipelineError
+from tidegate.operators.contract import MAIN_OUTPUT
 from tidegate.operators.mode_dependence import mode_dependence
 from tidegate.operators.specs import KeyedProcessSpec, TimeUnit, UnionSpec
 from tidegate.plan.execution import Chain, plan
-from tidegate.plan.graph import Edge, Exchange, JobGraph, Node
+from tidegate.plan.graph import Edge, Exchange, JobGraph, Node, Partitioner
 
 Gathering = Literal["splits", "nothing", "rows", "exchange"]
 """How a stage comes to its rows: it reads a source; it has broadcast inputs alone; it goes on where one stage, or some
@@ -33,6 +34,8 @@ class StageInput:
         keys: key columns for `hash`.
         schema: of the records.
         event_time: (column, unit) of the records; None: they have none.
+        output: of the upstream stage.
+        partitioner: for `custom`.
     """
 
     input_index: int
@@ -41,6 +44,8 @@ class StageInput:
     keys: tuple[str, ...]
     schema: pa.Schema
     event_time: tuple[str, TimeUnit] | None
+    output: str = MAIN_OUTPUT
+    partitioner: Partitioner | None = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class Stage:
         inputs: that bring rows, in input order.
         broadcasts: inputs that every subtask gets whole, before the first row.
         by_key: all state is by key, so that the head may run over some keys, end, and begin anew with the next ones.
-        schema: of what its tail emits (a sink: of what it takes).
+        outputs: (name, schema) of what its tail emits and somebody reads, the main one first (a sink: what it takes).
         is_sink: its tail is a sink.
     """
 
@@ -64,8 +69,13 @@ class Stage:
     inputs: tuple[StageInput, ...]
     broadcasts: tuple[StageInput, ...]
     by_key: bool
-    schema: pa.Schema
+    outputs: tuple[tuple[str, pa.Schema], ...]
     is_sink: bool
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the main output."""
+        return self.outputs[0][1]
 
 
 @dataclass(frozen=True)
@@ -102,8 +112,8 @@ def plan_batch(
     """The stages of a graph. Deterministic.
 
     Raises:
-        PipelineError: an input is unbounded, an operator depends on the execution mode and that is not allowed, or an
-            exchange is not known here; names them.
+        PipelineError: an input is unbounded, or an operator depends on the execution mode and that is not allowed;
+            names them.
         OptionError: not 1 <= parallelism <= max_parallelism.
     """
     _refuse_unbounded(graph)
@@ -138,20 +148,20 @@ def _stage(graph: JobGraph, chain: Chain) -> Stage:
             given.exchange,
             given.keys,
             given.schema,
-            graph.nodes[edge.upstream].event_time,
+            graph.nodes[edge.upstream].event_time if edge.output == MAIN_OUTPUT else None,
+            edge.output,
+            edge.partitioner,
         )
-        if given.exchange not in ("forward", "hash", "rebalance", "broadcast"):
-            raise PipelineError(
-                f"batch mode has no exchange {given.exchange!r}", where=f"{head.kind} {head.uid!r} at {head.location}"
-            )
         (broadcasts if given.exchange == "broadcast" else inputs).append(found)
     gathers = _gathering(head, inputs)
     keyed = all(given.exchange == "hash" and given.keys for given in inputs)
     of_subtask = isinstance(head.spec, KeyedProcessSpec) and bool(head.spec.subtask_states)
     by_key = gathers == "exchange" and not broadcasts and keyed and head.sink is None and not of_subtask
-    return Stage(
-        chain.chain_id, chain.nodes, gathers, tuple(inputs), tuple(broadcasts), by_key, chain.schema, chain.is_sink
-    )
+    tail = graph.nodes[chain.nodes[-1]]
+    read = graph.side_outputs_read(tail.node_id)
+    sides = tuple((name, schema) for name, schema in tail.side_outputs if name in read)
+    outputs = ((MAIN_OUTPUT, chain.schema), *sides)
+    return Stage(chain.chain_id, chain.nodes, gathers, tuple(inputs), tuple(broadcasts), by_key, outputs, chain.is_sink)
 
 
 def _gathering(head: Node, inputs: list[StageInput]) -> Gathering:

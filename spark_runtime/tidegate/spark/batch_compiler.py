@@ -4,13 +4,14 @@ Spark DataFrame or lists of batches, is the business of `Frames`."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 
 from tidegate.connectors.spark_source import SparkSource
 from tidegate.operators.specs import UnionSpec
 from tidegate.plan.batch import BatchPlan, Stage
+from tidegate.spark.batch_exchange import exchange_schema
 from tidegate.spark.batch_task import BroadcastRows, SendTask, StageTask, Task, output_schema
 
 F = TypeVar("F")
@@ -36,6 +37,9 @@ class Frames(Protocol[F]):
     def exchanged(self, frames: Sequence[F], schema: pa.Schema) -> F:
         """Tagged rows of all of them, each in the partition of its target, sorted. Args: schema: of each."""
 
+    def picked(self, frame: F, number: int, columns: int) -> F:
+        """Of rows of several outputs those of output `number`, with its so many columns named as they travel."""
+
     def kept(self, frame: F) -> F:
         """The frame, made once though several read it."""
 
@@ -43,51 +47,52 @@ class Frames(Protocol[F]):
         """All rows, in every task; those in front of it run now."""
 
 
+Made: TypeAlias = dict[tuple[int, str], F]
+"""(stage, output) -> its frame."""
+
+
 def compile_batch(plan: BatchPlan, assigned: Assigned, frames: Frames[F]) -> list[F]:
     """The frames of the stages with sinks, in order: each row of each tells what one subtask of a sink has staged
     (`TOLD_SCHEMA`)."""
-    made: dict[int, F] = {}
+    made: Made[F] = {}
     ends: list[F] = []
     for stage in plan.stages:
-        if _only_puts_together(plan, stage):
-            frame = _gathered(plan, stage, made, frames)
-            made[stage.stage_id] = frames.kept(frame) if len(plan.readers(stage.stage_id)) > 1 else frame
-            continue
-        task = StageTask(
-            stage.stage_id,
-            splits=_splits(plan, stage, assigned),
-            native=_reads_spark(plan, stage),
-            broadcasts={given.input_index: frames.everywhere(made[given.upstream]) for given in stage.broadcasts},
-            sends_to=_only_exchange(plan, stage),
-        )
-        frame = frames.mapped(_gathered(plan, stage, made, frames), task, output_schema(plan, task))
+        frame = _gathered(plan, stage, made, frames)
+        if not _only_puts_together(plan, stage):
+            task = StageTask(
+                stage.stage_id,
+                splits=_splits(plan, stage, assigned),
+                native=_reads_spark(plan, stage),
+                broadcasts={g.input_index: frames.everywhere(made[g.upstream, g.output]) for g in stage.broadcasts},
+                sends_to=_only_exchange(plan, stage),
+            )
+            frame = frames.mapped(frame, task, output_schema(plan, task))
         if stage.is_sink:
             ends.append(frame)
-        else:
-            made[stage.stage_id] = frames.kept(frame) if len(plan.readers(stage.stage_id)) > 1 else frame
+            continue
+        if len(plan.readers(stage.stage_id)) > 1:
+            frame = frames.kept(frame)
+        for number, (name, schema) in enumerate(stage.outputs):
+            several = len(stage.outputs) > 1
+            made[stage.stage_id, name] = frames.picked(frame, number, len(schema)) if several else frame
     return ends
 
 
-def _gathered(plan: BatchPlan, stage: Stage, made: Mapping[int, F], frames: Frames[F]) -> F:
+def _gathered(plan: BatchPlan, stage: Stage, made: Made[F], frames: Frames[F]) -> F:
     if stage.gathers == "splits":
         source = plan.graph.nodes[stage.nodes[0]].source
         return frames.native(source) if isinstance(source, SparkSource) else frames.indices()
     if stage.gathers == "nothing":
         return frames.indices()
+    found = [made[given.upstream, given.output] for given in stage.inputs]
     if stage.gathers == "rows":
-        found = [made[given.upstream] for given in stage.inputs]
         return found[0] if len(found) == 1 else frames.together(found)
     sent: list[F] = []
-    schema = None
-    for given in stage.inputs:
-        frame = made[given.upstream]
+    for given, frame in zip(stage.inputs, found, strict=True):
+        is_ready = _only_exchange(plan, plan.stages[given.upstream]) is not None
         send = SendTask(given.upstream, (stage.stage_id, given.input_index))
-        schema = output_schema(plan, send)
-        if _only_exchange(plan, plan.stages[given.upstream]) is None:
-            frame = frames.mapped(frame, send, schema)
-        sent.append(frame)
-    assert schema is not None, "an exchange has inputs"
-    return frames.exchanged(sent, schema)
+        sent.append(frame if is_ready else frames.mapped(frame, send, output_schema(plan, send)))
+    return frames.exchanged(sent, exchange_schema(stage))
 
 
 def _splits(plan: BatchPlan, stage: Stage, assigned: Assigned) -> Mapping[int, Sequence[Mapping[str, Any]]] | None:
@@ -108,7 +113,7 @@ def _only_puts_together(plan: BatchPlan, stage: Stage) -> bool:
 
 def _only_exchange(plan: BatchPlan, stage: Stage) -> tuple[int, int] | None:
     """Stage and input that the rows are made ready for at once: when nobody else reads them."""
-    if _only_puts_together(plan, stage):
+    if _only_puts_together(plan, stage) or len(stage.outputs) > 1:
         return None
     readers = plan.readers(stage.stage_id)
     if len(readers) != 1:

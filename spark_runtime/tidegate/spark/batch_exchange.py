@@ -15,9 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.operators.eventtime import EventTime
-from tidegate.plan.batch import Stage, StageInput
+from tidegate.plan.batch import BatchPlan, Stage, StageInput
 from tidegate.spark.batch_rows import from_wire, to_wire, wire_schema
 from tidegate.state.keyhash import hash_keys, key_groups, subtask_of_key_groups
+from tidegate.subtask.partitioning import targets_of
 
 TARGET, HASH, TIME, INPUT, ORDER = "target", "hash", "time", "input", "place"
 TAG_SCHEMA = pa.schema(
@@ -41,7 +42,9 @@ def exchange_schema(stage: Stage) -> pa.Schema:
 class Tagger:
     """Makes one input's rows ready to be sent; for one subtask in front of the exchange."""
 
-    def __init__(self, stage: Stage, given: StageInput, parallelism: int, max_parallelism: int, index: int) -> None:
+    def __init__(self, plan: BatchPlan, stage: Stage, given: StageInput, index: int) -> None:
+        parallelism, max_parallelism = plan.parallelism, plan.max_parallelism
+        self._uid = plan.graph.nodes[stage.nodes[0]].uid
         self._stage = stage
         self._given = given
         self._parallelism = parallelism
@@ -79,6 +82,11 @@ class Tagger:
         target = 0
         if self._given.exchange == "forward":
             target = self._index
+        elif self._given.partitioner is not None:
+            uid = self._uid
+            return np.zeros(n, np.int64), targets_of(
+                self._given.partitioner, batch, self._parallelism, uid, self._index
+            )
         elif self._given.exchange == "rebalance":
             target = (self._index + self._batches) % self._parallelism
         return np.zeros(n, np.int64), np.full(n, target, np.int32)

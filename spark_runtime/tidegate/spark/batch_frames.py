@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from tidegate.connectors.spark_source import SparkSource
 from tidegate.contract.errors import PipelineError
 from tidegate.spark.batch_exchange import SORTED_BY, TARGET
-from tidegate.spark.batch_task import INDEX_SCHEMA, Task
+from tidegate.spark.batch_task import INDEX_SCHEMA, OUTPUT, Task
 from tidegate.spark.batch_worker import InWorker, WorkerPlace
 
 if TYPE_CHECKING:
@@ -67,6 +67,11 @@ class SparkFrames:
         rows: Any = _union(frames)
         sent: DataFrame = rows.repartitionById(self.parallelism, TARGET).sortWithinPartitions(*SORTED_BY)
         return sent
+
+    def picked(self, frame: DataFrame, number: int, columns: int) -> DataFrame:
+        """See `Frames`."""
+        rows = frame.where(frame[OUTPUT] == number)
+        return rows.select(*(rows[f"o{number}_{n}"].alias(f"c{n}") for n in range(columns)))
 
     def kept(self, frame: DataFrame) -> DataFrame:
         """See `Frames`; on the executors' disks."""

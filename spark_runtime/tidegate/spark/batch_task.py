@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from tidegate.connectors.contract import Source, SourceContext
@@ -19,13 +21,14 @@ from tidegate.connectors.splits import split_from_json
 from tidegate.contract.clock import steady_clock
 from tidegate.contract.errors import PipelineError
 from tidegate.contract.options import JobOptions
-from tidegate.operators.contract import OperatorContext, StreamOperator
-from tidegate.plan.batch import BatchPlan, Stage
+from tidegate.operators.async_specs import AsyncMapSpec
+from tidegate.operators.contract import MAIN_OUTPUT, OperatorContext, SideOutput, StreamOperator
+from tidegate.plan.batch import BatchPlan, Stage, StageInput
 from tidegate.plan.graph import Node
 from tidegate.snapshot.handles import StateHandle
 from tidegate.snapshot.parts import StatePart
 from tidegate.spark.batch_exchange import Blocks, Tagger, exchange_schema
-from tidegate.spark.batch_operators import BLOCK_ROWS, Pipe, run_exchanged, run_rows
+from tidegate.spark.batch_operators import BLOCK_ROWS, Emitted, Pipe, run_exchanged, run_rows
 from tidegate.spark.batch_rows import from_wire, to_wire, wire_schema
 from tidegate.subtask.chain import OperatorFailure
 
@@ -33,6 +36,8 @@ TOLD_SCHEMA = pa.schema([("told", pa.string())])
 """What a stage with a sink gives: one JSON document of each subtask, `Told`."""
 INDEX_SCHEMA = pa.schema([("id", pa.int64())])
 """What a stage without rows of its own is given: the number of its subtask."""
+OUTPUT = "output"
+"""Which output of a stage a row is of, where several are read."""
 POLL_PAUSE_S = 0.05
 """Between two polls of a source that has nothing now, seconds; a paced one says when it has."""
 
@@ -124,7 +129,8 @@ class SendTask:
     def run(self, job: BatchJob, index: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """All of one subtask."""
         stage = job.plan.stages[self.stage_id]
-        rows = (from_wire(batch.columns, stage.schema) for batch in batches)
+        given = _given(job.plan, self.sends_to)
+        rows = (from_wire(batch.columns, given.schema) for batch in batches)
         yield from _as_sent(job, stage, self.sends_to, index, rows)
 
 
@@ -143,8 +149,9 @@ class _Subtask:
         self._opened: list[StreamOperator] = []
         self._counters: dict[str, dict[str, int]] = {}
         self._made = 0
+        self._roused = threading.Event()
 
-    def results(self, task: StageTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def results(self, task: StageTask, batches: Iterable[pa.RecordBatch]) -> Iterator[Emitted]:
         stage = self._stage
         broadcasts = {
             given.input_index: (
@@ -154,12 +161,12 @@ class _Subtask:
         }
         if stage.gathers == "exchange":
             blocks = Blocks(stage, batches, BLOCK_ROWS if stage.by_key else None)
-            tail = Pipe(self._open(self._nodes[1:]), self._index)
+            tail = Pipe(self._open(self._nodes[1:]), self._index, self._roused)
             inputs = [given.input_index for given in stage.inputs]
             yield from run_exchanged(self._new_head, tail, blocks, inputs, broadcasts)
             return
         nodes = self._nodes[1:] if stage.gathers == "splits" else self._nodes
-        pipe = Pipe(self._open(nodes), self._index)
+        pipe = Pipe(self._open(nodes), self._index, self._roused)
         if stage.gathers == "nothing":
             yield from run_rows(pipe, (), broadcasts, None)
             return
@@ -202,7 +209,7 @@ class _Subtask:
 
     def _new_head(self) -> Pipe:
         head = self._nodes[0]
-        return Pipe([(head.uid, self._operator(head))], self._index)
+        return Pipe([(head.uid, self._operator(head))], self._index, self._roused)
 
     def _open(self, nodes: Sequence[Node]) -> list[tuple[str, StreamOperator]]:
         made = []
@@ -242,8 +249,10 @@ class _Subtask:
             max_parallelism=job.plan.max_parallelism,
             generation=job.generation,
             run_id=job.run_id,
-            input_schemas=tuple(graph.nodes[edge.upstream].schema for edge in node.inputs),
-            processing_time_ms=partial(_stopped_clock, node, job),
+            input_schemas=tuple(graph.edge_schema(edge) for edge in node.inputs),
+            processing_time_ms=self._clock(node),
+            wake=self._roused.set,
+            side_outputs=graph.side_outputs_read(node.node_id),
             counters=self._counters.setdefault(node.uid, {}),
             scratch=scratch,
             processing_time_on_end=options.processing_time_on_end,
@@ -252,6 +261,10 @@ class _Subtask:
             state_memory_bytes=options.state_memory_bytes,
             staging=job.staging,
         )
+
+    def _clock(self, node: Node) -> Callable[[], int]:
+        """What waits for others measures how long; its results are no function of it."""
+        return steady_clock() if isinstance(node.spec, AsyncMapSpec) else partial(_stopped_clock, node, self._job)
 
     def told(self) -> pa.RecordBatch:
         """What the driver needs to commit: the sink's state, as in a checkpoint, and the counters of the stage."""
@@ -277,24 +290,50 @@ def output_schema(plan: BatchPlan, task: Task) -> pa.Schema:
     stage = plan.stages[task.stage_id]
     if stage.is_sink:
         return TOLD_SCHEMA
-    if task.sends_to is None:
-        return wire_schema(stage.schema)
-    return exchange_schema(plan.stages[task.sends_to[0]])
+    if task.sends_to is not None:
+        return exchange_schema(plan.stages[task.sends_to[0]])
+    return wire_schema(stage.schema) if len(stage.outputs) == 1 else outputs_schema(stage)
+
+
+def outputs_schema(stage: Stage) -> pa.Schema:
+    """Of a stage of which several outputs are read: which one, then the columns of each in turn, named
+    `o<output>_<number>`; a row has those of its own."""
+    fields = [pa.field(OUTPUT, pa.int8())]
+    for number, (_, schema) in enumerate(stage.outputs):
+        fields += list(wire_schema(schema, f"o{number}_"))
+    return pa.schema(fields)
+
+
+def _given(plan: BatchPlan, sends_to: tuple[int, int]) -> StageInput:
+    return next(given for given in plan.stages[sends_to[0]].inputs if given.input_index == sends_to[1])
 
 
 def _as_sent(
-    job: BatchJob, stage: Stage, sends_to: tuple[int, int] | None, index: int, rows: Iterable[pa.RecordBatch]
+    job: BatchJob, stage: Stage, sends_to: tuple[int, int] | None, index: int, rows: Iterable[Emitted]
 ) -> Iterator[pa.RecordBatch]:
-    if sends_to is None:
-        schema = wire_schema(stage.schema)
-        for batch in rows:
-            yield pa.RecordBatch.from_arrays(to_wire(batch), schema=schema)
+    if sends_to is not None:
+        tagger = Tagger(job.plan, job.plan.stages[sends_to[0]], _given(job.plan, sends_to), index)
+        for emitted in rows:
+            assert isinstance(emitted, pa.RecordBatch), "a side output is read by nobody here"
+            yield tagger.tagged(emitted)
         return
-    reader = job.plan.stages[sends_to[0]]
-    given = next(given for given in reader.inputs if given.input_index == sends_to[1])
-    tagger = Tagger(reader, given, job.plan.parallelism, job.plan.max_parallelism, index)
-    for batch in rows:
-        yield tagger.tagged(batch)
+    schema = wire_schema(stage.schema)
+    for emitted in rows:
+        if len(stage.outputs) > 1:
+            yield _one_of_outputs(stage, emitted)
+        else:
+            assert isinstance(emitted, pa.RecordBatch), "a side output is read by nobody here"
+            yield pa.RecordBatch.from_arrays(to_wire(emitted), schema=schema)
+
+
+def _one_of_outputs(stage: Stage, emitted: Emitted) -> pa.RecordBatch:
+    name, batch = (emitted.name, emitted.batch) if isinstance(emitted, SideOutput) else (MAIN_OUTPUT, emitted)
+    own = next(number for number, output in enumerate(stage.outputs) if output[0] == name)
+    columns = [pa.array(np.full(batch.num_rows, own, np.int8))]
+    for number, (_, schema) in enumerate(stage.outputs):
+        nulls = (pa.nulls(batch.num_rows, field.type) for field in wire_schema(schema))
+        columns += to_wire(batch) if number == own else nulls
+    return pa.RecordBatch.from_arrays(columns, schema=outputs_schema(stage))
 
 
 def _stopped_clock(node: Node, job: BatchJob) -> int:

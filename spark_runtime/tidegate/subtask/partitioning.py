@@ -23,13 +23,21 @@ def custom_cut(partitioner: Partitioner, parallelism: int, uid: str, subtask: in
     """
 
     def cut(batch: pa.RecordBatch) -> list[pa.RecordBatch | None]:
-        try:
-            targets = _targets(partitioner(batch, parallelism), batch.num_rows, parallelism, partitioner)
-        except Exception as error:
-            raise OperatorFailure(uid, subtask, error) from error
+        targets = targets_of(partitioner, batch, parallelism, uid, subtask).astype(np.uint16)
         return cut_by_target(batch, targets, np.bincount(targets, minlength=parallelism))
 
     return cut
+
+
+def targets_of(
+    partitioner: Partitioner, batch: pa.RecordBatch, parallelism: int, uid: str, subtask: int
+) -> npt.NDArray[np.int32]:
+    """The subtask of each row. Args and errors: as of `custom_cut`."""
+    try:
+        targets = _targets(partitioner(batch, parallelism), batch.num_rows, parallelism, partitioner)
+    except Exception as error:
+        raise OperatorFailure(uid, subtask, error) from error
+    return targets.astype(np.int32)
 
 
 def _targets(given: object, rows: int, parallelism: int, partitioner: Partitioner) -> npt.NDArray[np.uint16]:

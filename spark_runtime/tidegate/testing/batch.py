@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.connectors.contract import Committable, Sink, SinkContext
 from tidegate.connectors.sink_operator import held_handles
@@ -24,7 +25,7 @@ from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.streams import encode_parts
 from tidegate.spark.batch_compiler import compile_batch
 from tidegate.spark.batch_exchange import SORTED_BY, TARGET
-from tidegate.spark.batch_task import INDEX_SCHEMA, BatchJob, Task
+from tidegate.spark.batch_task import INDEX_SCHEMA, OUTPUT, BatchJob, Task
 
 MAX_ROWS_PER_BATCH = 10_000
 """As Spark hands them to Python by default."""
@@ -86,6 +87,16 @@ class LocalFrames:
         bounds = targets.searchsorted(range(self.job.plan.parallelism + 1))
         parts = [rows.slice(low, high - low) for low, high in itertools.pairwise(bounds.tolist())]
         return [part.to_batches(max_chunksize=self.batch_rows) for part in parts]
+
+    def picked(self, frame: Partitions, number: int, columns: int) -> Partitions:
+        """See `Frames`."""
+        names = [f"c{n}" for n in range(columns)]
+
+        def of_output(batch: pa.RecordBatch) -> pa.RecordBatch:
+            rows = batch.filter(pc.equal(batch.column(OUTPUT), number))
+            return pa.RecordBatch.from_arrays([rows.column(f"o{number}_{n}") for n in range(columns)], names=names)
+
+        return [[of_output(batch) for batch in part] for part in frame]
 
     def kept(self, frame: Partitions) -> Partitions:
         """See `Frames`."""

@@ -26,6 +26,7 @@ from tidegate import (
     Pipeline,
     PipelineError,
     ProcessContext,
+    SideOutput,
     batch_sensitive,
     count,
     max,
@@ -176,6 +177,52 @@ def test_a_keyed_process_gives_the_same_in_both_modes(back_end: str, tmp_path: P
     for key, value, _ in rows:
         expected[key,] += value
     assert batch == streaming == Counter((*key, total) for key, total in expected.items())
+
+
+def split_by_sign(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch | SideOutput]:
+    """Negative values go to another output."""
+    for batch in batches:
+        yield batch.filter(pc.field("v") >= 0)
+        yield SideOutput("negative", batch.filter(pc.field("v") < 0))
+
+
+def mod(batch: pa.RecordBatch, n: int) -> Any:
+    """A partitioner."""
+    return batch["v"].to_numpy() % n
+
+
+def test_side_outputs_and_exchanges_of_every_kind_give_the_same_in_both_modes(tmp_path: Path) -> None:
+    rows = [(f"k{i % 7}", i - 100, i * 7) for i in range(300)]
+    path = write(tmp_path / "in", events(rows), 2)
+
+    def draw(p: Pipeline, name: str) -> None:
+        read = p.read(Files(path), uid="events").with_watermark("ts", LATE)
+        halves = read.map_in_arrow(split_by_sign, EVENTS, side_outputs={"negative": EVENTS}, uid="split")
+        negative = halves.side_output("negative").rebalance()
+        both = halves.partition_by(mod).union(negative).repartition("k")
+        sums = both.group_by("k").process(Sums(), schema=Sums.schema, uid="sums")
+        everywhere = sums.broadcast_all().filter(pc.field("total") < -(10**9))
+        sums.union(everywhere).write(CollectSink(name), uid="out")
+
+    streaming, batch = in_both_modes(draw)
+    expected: Counter[Row] = Counter()
+    for key, value, _ in rows:
+        expected[key,] += value
+    assert batch == streaming == Counter((*key, total) for key, total in expected.items())
+
+
+def test_an_asynchronous_function_gives_the_same_in_both_modes(tmp_path: Path) -> None:
+    path = write(tmp_path / "in", events([("a", i, i) for i in range(50)]), 2)
+
+    def twice(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.set_column(1, "v", pc.multiply(batch["v"], 2))
+
+    def draw(p: Pipeline, name: str) -> None:
+        asked = p.read(Files(path), uid="events").map_async(twice, EVENTS, uid="twice")
+        asked.select("v").write(CollectSink(name), uid="out")
+
+    streaming, batch = in_both_modes(draw)
+    assert batch == streaming == Counter((2 * i,) for i in range(50))
 
 
 def test_rows_behind_a_sink_and_several_sinks_are_staged_and_committed(tmp_path: Path) -> None:
