@@ -297,3 +297,9 @@ def test_what_newcomers_are_told_to_use_exists(system: str) -> None:
         *(s for c in codes for s in re.findall(r"\b([a-z_]+)=", c) if s not in settings),
     }
     assert unknown == set()
+
+
+def test_the_trial_of_the_documents_passes() -> None:
+    names: dict[str, Any] = {"pa": pa}
+    exec("from tidegate import *\n" + example("def hourly", "docs/pipelines.md"), names)
+    names["test_a_sale_after_its_hour_is_late"]()

@@ -9,7 +9,18 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from tidegate.cli import agent, collecting, commanding, doctor, judging, looking, rescaling, snapshots, starting
+from tidegate.cli import (
+    agent,
+    collecting,
+    commanding,
+    doctor,
+    judging,
+    looking,
+    packing,
+    rescaling,
+    snapshots,
+    starting,
+)
 from tidegate.cli.arguments import Parser
 from tidegate.cli.output import Output
 from tidegate.cli.surroundings import Surroundings, Verbs
@@ -32,7 +43,7 @@ def parser() -> Parser:
         "such job, 6 job failed, 7 refused, 8 timeout, 9 slots, 10 snapshot, 11 store, 12 environment, 13 fenced.",
     )
     added = whole.add_subparsers(title="verbs", metavar="VERB", required=True, parser_class=Parser)
-    for family in (starting, looking, commanding, rescaling, judging, snapshots, collecting, agent, doctor):
+    for family in (starting, packing, looking, commanding, rescaling, judging, snapshots, collecting, agent, doctor):
         family.add(cast(Verbs, added))
     whole.verbs = tuple(added.choices)
     return whole

@@ -17,13 +17,14 @@ from typing import Any, ClassVar
 
 from tidegate.contract.errors import AlreadyExistsError, NotFoundError, PipelineError, RecordError
 from tidegate.contract.layout import JobLayout
+from tidegate.contract.packed_file import MAX_PACKED_BYTES, MAX_PACKED_FILES, SUFFIX, read_packed
 from tidegate.contract.records import decode, encode
 from tidegate.contract.store import Store, checked_path
 
 MAX_FILES = 10_000
-"""Files in an artifact."""
+"""Files of a folder that is pinned as it lies there."""
 MAX_BYTES = 64 * 2**20
-"""Bytes of all files of an artifact, before compression."""
+"""Bytes of all of them, before compression."""
 
 _EXCLUDED_FOLDERS = frozenset({"__pycache__", "node_modules", "venv"})
 _EXCLUDED_SUFFIXES = (".pyc", ".pyo")
@@ -86,12 +87,15 @@ def pack(path: str) -> PackedArtifact:
 
     A folder that is a Python package (it has an `__init__.py`) keeps its name inside the artifact, so that it is
     imported under it; any other folder becomes the artifact's root. Symbolic links to files are followed, to folders
-    not.
+    not. A file that `tidegate pack` made gives what is in it.
 
     Raises:
         PipelineError: nothing there, nothing in it, or more than MAX_FILES or MAX_BYTES.
     """
     path = os.path.abspath(path)
+    if path.endswith(SUFFIX):
+        _, packed_files = read_packed(path)
+        return PackedArtifact(hashlib.sha256(encode(_manifest(packed_files))).hexdigest(), packed_files)
     if os.path.isfile(path):
         found: Iterator[tuple[str, str]] = iter([(os.path.basename(path), path)])
     elif os.path.isdir(path):
@@ -166,8 +170,8 @@ def resolve_pipeline(pipeline: str, code_root: str | None = None) -> tuple[str, 
     """What to pack for a pipeline, and how to import its function from there. Imports nothing.
 
     Args:
-        pipeline: `path/to/file.py:function` or `package.module:function`. A module is looked for below `code_root`,
-            else in the working directory and on `sys.path`.
+        pipeline: `path/to/file.py:function` or `package.module:function`, or a file that `tidegate pack` made. A module
+            is looked for below `code_root`, else in the working directory and on `sys.path`.
         code_root: a folder to pack as a whole; the file or module must lie in it.
 
     Returns:
@@ -177,6 +181,9 @@ def resolve_pipeline(pipeline: str, code_root: str | None = None) -> tuple[str, 
     Raises:
         PipelineError: no colon, no such file or module, or a file outside of `code_root`.
     """
+    if pipeline.strip().endswith(SUFFIX):
+        file = os.path.abspath(os.path.expanduser(pipeline.strip()))
+        return file, read_packed(file)[0].pipeline
     location, colon, function = pipeline.strip().rpartition(":")
     if not colon or not location or not function.isidentifier():
         raise PipelineError(
@@ -292,7 +299,7 @@ def _zipped(packed: PackedArtifact) -> bytes:
 def _verified(layout: JobLayout, sha256: str, code: bytes, files: tuple[ArtifactFile, ...]) -> list[tuple[str, bytes]]:
     """Content of every listed file; never expands more than what the manifest lists."""
     contents: list[tuple[str, bytes]] = []
-    if len(files) > MAX_FILES or sum(file.size_bytes for file in files) > MAX_BYTES:
+    if len(files) > MAX_PACKED_FILES or sum(file.size_bytes for file in files) > MAX_PACKED_BYTES:
         raise _damaged(layout, sha256, "it is larger than any that tidegate writes")
     try:
         with zipfile.ZipFile(io.BytesIO(code)) as archive:

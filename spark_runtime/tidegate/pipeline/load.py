@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from tidegate.contract.errors import PipelineError, TidegateError
+from tidegate.contract.packed_file import SITE_PACKAGES, check_unpacked
 from tidegate.pipeline.arguments import call_with
 from tidegate.pipeline.columns import nearest
 from tidegate.pipeline.location import code_root, format_location, is_below
@@ -28,8 +29,9 @@ _loaded_modules: set[str] = set()
 def load_pipeline(root_dir: str, target: str, arguments: Mapping[str, Any], *, check_sinks: bool = True) -> JobGraph:
     """Import the module from `root_dir`, call its function with the arguments, and build what it gives.
 
-    `root_dir` is first on sys.path from then on, until another call; modules that an earlier call took from its folder
-    are forgotten, so that one process can load several versions. Not safe for several threads.
+    `root_dir` is first on sys.path from then on, and behind it the packages of a packed pipeline, until another call;
+    modules that an earlier call took from its folder are forgotten, so that one process can load several versions. Not
+    safe for several threads.
 
     Args:
         root_dir: folder with the pipeline's code, such as a materialised artifact.
@@ -46,6 +48,7 @@ def load_pipeline(root_dir: str, target: str, arguments: Mapping[str, Any], *, c
         raise PipelineError(
             f"{target!r} does not name a pipeline", remedy='Write "module:function", such as "flight_delays:build"'
         )
+    check_unpacked(root_dir)
     with code_root(root_dir), _remembering_modules(root_dir):
         module = _import(root_dir, module_name)
         function = _function(module, function_name)
@@ -107,9 +110,10 @@ def _put_first(root_dir: str, top: str, where: str) -> None:
         for name in [n for n in sys.modules if n == top or n.startswith(top + ".")]:
             del sys.modules[name]
     root = os.path.realpath(root_dir)
-    sys.path[:] = [entry for entry in sys.path if entry != root and entry not in _loaded_roots]
-    sys.path.insert(0, root)
-    _loaded_roots[:] = [root]
+    sys.path[:] = [entry for entry in sys.path if entry not in (root, *_loaded_roots)]
+    added = [root, *(path for path in [os.path.join(root, SITE_PACKAGES)] if os.path.isdir(path))]
+    sys.path[:0] = added
+    _loaded_roots[:] = added
     importlib.invalidate_caches()
 
 

@@ -10,10 +10,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tidegate.testing.fed_source import Fed
     from tidegate.testing.script import Advance, Checkpoint, Crash, End, Watermark
     from tidegate.testing.trial import Completed, Outcome, run
 
-__all__ = ["Advance", "Checkpoint", "Completed", "Crash", "End", "Outcome", "Watermark", "run"]
+__all__ = ["Advance", "Checkpoint", "Completed", "Crash", "End", "Fed", "Outcome", "Watermark", "run"]
 
 _HOMES = {
     "Advance": "script",
@@ -21,6 +22,7 @@ _HOMES = {
     "Completed": "trial",
     "Crash": "script",
     "End": "script",
+    "Fed": "fed_source",
     "Outcome": "trial",
     "Watermark": "script",
     "run": "trial",

@@ -101,6 +101,40 @@ def _column(column: pa.Field, values: list[Any], where: str) -> pa.Array:
 
 
 @dataclass(frozen=True, eq=False)
+class Fed(Source):
+    """Stands for a source in a pipeline that only `tidegate.testing.run` runs: it has a schema and nothing to read.
+
+    Attributes:
+        columns: schema of the records.
+        bounded: as of the source that it stands for.
+    """
+
+    columns: pa.Schema
+    bounded: bool = False
+
+    @property
+    def boundedness(self) -> Boundedness:
+        """As given."""
+        return "bounded" if self.bounded else "unbounded"
+
+    def schema(self) -> pa.Schema:
+        """As given."""
+        return self.columns
+
+    def discover(self, parallelism: int) -> Sequence[Split]:
+        """Nothing to read: only the test's script has rows. Raises PipelineError."""
+        raise PipelineError(
+            "a Fed source has no records of its own",
+            where="Fed(...)",
+            remedy="Feed it in tidegate.testing.run, or put the real source in its place",
+        )
+
+    def create_reader(self, ctx: SourceContext) -> SourceReader:
+        """Never called: see `discover`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
 class FedSource(Source):
     """Reads a feed. Split s of S has every S-th batch; watermarks are in all. A split's position is the number of
     items behind it (S4.2)."""

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import tidegate
 from tidegate import DataGen, Discard, Parquet, Pipeline, Stream, count, tumbling
 from tidegate.contract.errors import OptionError, PipelineError, TidegateError
-from tidegate.testing import Advance, Checkpoint, Crash, End, Outcome, Watermark, run
+from tidegate.testing import Advance, Checkpoint, Crash, End, Fed, Outcome, Watermark, run
 
 ORDERS = pa.schema([("shop", pa.string()), ("time", pa.timestamp("us")), ("price", pa.int64())])
 SHOPS = pa.schema([("shop", pa.string()), ("city", pa.string())])
@@ -213,6 +213,16 @@ def test_a_column_without_a_value_is_null_where_it_may_be() -> None:
     assert run(p, {"in": [{"a": 1}]})["out"] == [{"a": 1, "b": None}]
     with pytest.raises(PipelineError, match="column 'a' has no value in row 1"):
         run(p, {"in": [{"a": 1}, {"b": 1}]})
+
+
+def test_a_fed_source_has_rows_in_a_trial_alone() -> None:
+    p = Pipeline()
+    p.read(Fed(ORDERS), uid="orders").write(Parquet("unused"), uid="out")
+    assert len(run(p, {"orders": [order("a", "10:00")]})["out"]) == 1
+    with pytest.raises(PipelineError, match="unbounded and is fed nothing"):
+        run(p, {})
+    with pytest.raises(PipelineError, match="has no records of its own"):
+        Fed(ORDERS, bounded=True).discover(1)
 
 
 def test_fed_and_made_watermarks_do_not_meet_in_one_assigner() -> None:

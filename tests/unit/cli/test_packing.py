@@ -1,0 +1,182 @@
+"""`tidegate pack`: a pipeline and its packages in one file, which is pinned and loaded as any other pipeline."""
+
+from __future__ import annotations
+
+import io
+import json
+import secrets
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tidegate.cli.main import main
+from tidegate.cli.packing import packed_pipeline, run_pip
+from tidegate.contract.artifact import materialise, pack, resolve_pipeline, upload
+from tidegate.contract.errors import PipelineError
+from tidegate.contract.layout import JobLayout
+from tidegate.contract.memory_store import MemoryStore
+from tidegate.contract.packed_file import DESCRIPTION, check_unpacked, read_packed
+from tidegate.pipeline.load import load_pipeline
+
+CODE = """
+import pyarrow as pa
+from tidegate import DataGen, Discard, Pipeline
+import tidegate_tiny_words
+
+def build(rows: int) -> Pipeline:
+    p = Pipeline()
+    source = DataGen(dict, pa.schema([("a", pa.int64())]), rows=rows)
+    p.read(source, uid=tidegate_tiny_words.NAME).write(Discard(), uid="out")
+    return p
+"""
+LAYOUT = JobLayout("job")
+
+
+def wheel(folder: Path, name: str, files: dict[str, str], tag: str = "py3-none-any") -> None:
+    """A wheel that pip installs."""
+    info = f"{name}-1.0.dist-info"
+    whole = {
+        **files,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 1.0\n",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
+    }
+    record = "".join(f"{path},,\n" for path in [*whole, f"{info}/RECORD"])
+    with zipfile.ZipFile(folder / f"{name}-1.0-{tag}.whl", "w") as archive:
+        for path, content in {**whole, f"{info}/RECORD": record}.items():
+            archive.writestr(path, content)
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> str:
+    (tmp_path / "words.py").write_text(CODE)
+    return str(tmp_path / "words.py")
+
+
+@pytest.fixture
+def requirements(tmp_path: Path) -> str:
+    """Of two wheels in a folder; one is a package that the runtime has itself."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    wheel(wheels, "tidegate_tiny_words", {"tidegate_tiny_words/__init__.py": "NAME = 'packed'\n"})
+    file = tmp_path / "requirements.txt"
+    file.write_text(f"--no-index\n--find-links {wheels}\ntidegate-tiny-words==1.0\n")
+    return str(file)
+
+
+def packed_to(folder: Path, pipeline: str, *more: str, name: str = "p.zip") -> Path:
+    assert main(["pack", f"{pipeline}:build", *more, "-o", str(folder / name)]) == 0
+    return folder / name
+
+
+def test_a_packed_pipeline_brings_its_packages_and_runs_from_the_job_directory(
+    tmp_path: Path, pipeline: str, requirements: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """S9.3: what is pinned is what runs."""
+    file = packed_to(tmp_path, pipeline, "-r", requirements)
+    assert "words:build, 1 packages" in capsys.readouterr().out
+    path, target = resolve_pipeline(str(file))
+    assert (path, target) == (str(file), "words:build")
+    store = MemoryStore(secrets.token_hex(8))
+    sha256 = upload(store, LAYOUT, pack(path))
+    file.unlink()
+    materialise(store, LAYOUT, sha256, str(tmp_path / "unpacked"))
+    graph = load_pipeline(str(tmp_path / "unpacked"), target, {"rows": "5"})
+    assert [node.uid for node in graph.nodes] == ["packed", "out"]
+
+
+def test_the_same_input_gives_the_same_bytes(tmp_path: Path, pipeline: str, requirements: str) -> None:
+    files = [packed_to(tmp_path, pipeline, "-r", requirements, name=f"{n}.zip") for n in range(2)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    names = zipfile.ZipFile(io.BytesIO(files[0].read_bytes())).namelist()
+    assert names == sorted(names)
+    assert not [name for name in names if name.endswith((".pyc", "INSTALLER", "direct_url.json"))]
+
+
+def test_other_code_has_another_hash(tmp_path: Path, pipeline: str) -> None:
+    before = packed_to(tmp_path, pipeline).read_bytes()
+    Path(pipeline).write_text(CODE + "\n")
+    assert packed_to(tmp_path, pipeline).read_bytes() != before
+
+
+def test_packages_of_the_runtime_are_held_at_its_versions_and_left_out(tmp_path: Path, pipeline: str) -> None:
+    asked: list[str] = []
+
+    def install(words: object) -> None:
+        assert isinstance(words, list)
+        target = Path(words[words.index("--target") + 1])
+        asked.extend(Path(words[words.index("-c") + 1]).read_text().splitlines())
+        for name, file in (("numpy", "numpy/core.py"), ("mine", "mine.py")):
+            info = target / f"{name}-1.0.dist-info"
+            info.mkdir(parents=True)
+            (target / file).parent.mkdir(exist_ok=True)
+            (target / file).write_text("x")
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+            (info / "RECORD").write_text(f"{file},,\n{info.name}/METADATA,,\n{info.name}/RECORD,,\n")
+        (target / "bin").mkdir()
+        (target / "bin" / "mine").write_text("#!/here/python")
+
+    (tmp_path / "r.txt").write_text("mine\n")
+    data, names = packed_pipeline(pipeline, "words:build", str(tmp_path / "r.txt"), install)
+    inside = zipfile.ZipFile(io.BytesIO(data)).namelist()
+    assert names == ["mine==1.0"]
+    assert "site-packages/mine.py" in inside and "words.py" in inside
+    assert not [name for name in inside if "numpy" in name or "/bin/" in name]
+    assert any(line.startswith("pyarrow==") for line in asked)
+
+
+def test_compiled_packages_are_refused_on_another_platform(tmp_path: Path, pipeline: str) -> None:
+    def install(words: object) -> None:
+        assert isinstance(words, list)
+        target = Path(words[words.index("--target") + 1])
+        target.mkdir()
+        (target / "fast.so").write_bytes(b"\x7fELF")
+
+    (tmp_path / "r.txt").write_text("fast\n")
+    data, _ = packed_pipeline(pipeline, "words:build", str(tmp_path / "r.txt"), install)
+    (tmp_path / "p.zip").write_bytes(data)
+    description, files = read_packed(str(tmp_path / "p.zip"))
+    assert description.platform == sysconfig.get_platform()
+    folder = tmp_path / "unpacked"
+    folder.mkdir()
+    document = dict(files)[DESCRIPTION]
+    (folder / DESCRIPTION).write_bytes(document)
+    check_unpacked(str(folder))
+    (folder / DESCRIPTION).write_bytes(document.replace(sysconfig.get_platform().encode(), b"plan9-vax"))
+    with pytest.raises(PipelineError, match="made for another machine"):
+        load_pipeline(str(folder), "words:build", {})
+
+
+def test_what_cannot_be_packed_is_refused(tmp_path: Path, pipeline: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = packed_to(tmp_path, pipeline)
+    (tmp_path / "bad.txt").write_text("--no-index\nno-such-package==1\n")
+    for words, code, says in (
+        ([f"{pipeline}:build", "-o", "p.tar"], 2, "is no .zip"),
+        ([f"{pipeline}:build", "-o", "p.zip", "-r", "none.txt"], 2, "there is no such file"),
+        ([str(file), "-o", str(tmp_path / "q.zip")], 2, "packed already"),
+        ([str(tmp_path / "none.zip"), "-o", str(tmp_path / "q.zip")], 3, "there is no such file"),
+        ([f"{pipeline}:build", "-o", str(tmp_path / "q.zip"), "-r", str(tmp_path / "bad.txt")], 3, "no-such-package"),
+    ):
+        assert main(["pack", *words]) == code
+        assert says in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_artifact_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.zip").write_bytes(b"not a zip")
+    with pytest.raises(PipelineError, match="it is no artifact, or damaged"):
+        resolve_pipeline(str(tmp_path / "a.zip"))
+    with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
+        archive.writestr("a.py", "")
+    with pytest.raises(PipelineError, match=f"it has no {DESCRIPTION}"):
+        pack(str(tmp_path / "b.zip"))
+
+
+def test_the_document_tells_the_hash(tmp_path: Path, pipeline: str, capsys: pytest.CaptureFixture[str]) -> None:
+    packed_to(tmp_path, pipeline, "--json")
+    document = json.loads(capsys.readouterr().out)
+    assert document["pipeline"] == "words:build" and len(document["sha256"]) == 64
+
+
+def test_pip_is_the_interpreters_own() -> None:
+    run_pip(["--version"])

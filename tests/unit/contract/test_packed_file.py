@@ -1,0 +1,44 @@
+"""The file of `tidegate pack`: its format, of which version 1 stays readable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tidegate.contract import packed_file
+from tidegate.contract.errors import PipelineError
+from tidegate.contract.packed_file import DESCRIPTION, Description, describe, packed, read_packed
+
+GOLDEN = Path(__file__).parent / "golden" / "packed-pipeline-v1.zip"
+FILES = (("flows.py", b"def build(args): ...\n"), ("site-packages/tiny.py", b"NAME = 'tiny'\n"))
+DESCRIBED = Description("flows:build", ("tiny==1.0",))
+
+
+def test_version_1_is_read() -> None:
+    description, files = read_packed(str(GOLDEN))
+    assert description == DESCRIBED
+    assert dict(files).keys() == {"flows.py", "site-packages/tiny.py", DESCRIPTION}
+    assert tuple((name, content) for name, content in files if name != DESCRIPTION) == FILES
+
+
+def test_what_is_packed_is_read_again_whatever_the_order(tmp_path: Path) -> None:
+    data = packed(DESCRIBED, FILES)
+    assert data == packed(DESCRIBED, FILES[::-1])
+    (tmp_path / "p.zip").write_bytes(data)
+    assert read_packed(str(tmp_path / "p.zip"))[0] == DESCRIBED
+
+
+def test_pure_packages_go_anywhere_and_compiled_ones_say_where() -> None:
+    assert describe("a:b", ["z==1", "a==2"], FILES) == Description("a:b", ("a==2", "z==1"))
+    assert describe("a:b", [], (*FILES, ("site-packages/x.so", b""))).platform
+
+
+def test_too_much_is_refused_when_it_is_packed_and_when_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_file, "MAX_PACKED_FILES", 2)
+    with pytest.raises(PipelineError, match="too much for one artifact"):
+        packed(DESCRIBED, FILES)
+    with pytest.raises(PipelineError, match="more than an artifact can"):
+        read_packed(str(GOLDEN))
