@@ -1,4 +1,4 @@
-"""S3.1, S3.7 on real Spark: side outputs and exchanges between slots."""
+"""S3.1, S3.7, S4.4 on real Spark: side outputs, exchanges between slots, asynchronous calls, aligned sources."""
 
 from __future__ import annotations
 

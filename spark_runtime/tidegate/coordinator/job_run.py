@@ -22,6 +22,7 @@ from tidegate.coordinator.locations import open_location, probe_location
 from tidegate.coordinator.metadata_of import drained_operators, operator_states, subtask_history
 from tidegate.coordinator.recovery import rejection_text
 from tidegate.coordinator.rulings import is_closing, judge_ruling
+from tidegate.coordinator.source_alignment import SourceAlignment
 from tidegate.coordinator.topology import Topology
 from tidegate.snapshot.metadata import SnapshotMetadata, write_metadata
 
@@ -113,6 +114,7 @@ class JobRun:
     outcome: RunEnded | RunFailed | None = None
     watermark_us: Callable[[], int | None] = lambda: None
     _queue: deque[Event] = field(default_factory=deque)
+    _alignment: SourceAlignment = field(default_factory=SourceAlignment)
     _last_path: str | None = None
 
     def on_event(self, event: Event) -> None:
@@ -167,6 +169,10 @@ class JobRun:
         event = event_of(message)
         if event is not None:
             self.on_event(event)
+        elif message["type"] == "source_watermarks":
+            answer = self._alignment.message(message)
+            if answer is not None:
+                self.slots.broadcast(answer)
         elif message["type"] == "failed" and self.outcome is None:
             self.fail(
                 RunFailed(message["message"], message.get("operator"), message.get("subtask"), message.get("traceback"))

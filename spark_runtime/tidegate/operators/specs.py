@@ -111,6 +111,19 @@ class MapInArrowSpec:
 
 
 @dataclass(frozen=True)
+class AlignmentGroup:
+    """Sources that go on together: none is read while its watermark is further ahead of the least of the group.
+
+    Attributes:
+        name: of the group; the same in every source of it.
+        max_drift_us: how far this source may be ahead, microseconds, > 0.
+    """
+
+    name: str
+    max_drift_us: int
+
+
+@dataclass(frozen=True)
 class WatermarkSpec:
     """Assigns event time: watermark = minimum over the splits of the latest time seen, minus the delay (S4.4).
 
@@ -119,12 +132,14 @@ class WatermarkSpec:
         delay_us: how much out of order records may come, microseconds, >= 0.
         unit: of the column.
         idle_after_ms: a split that has brought nothing for so long is left out of the minimum; None: none is.
+        group: whose watermarks the source is not to leave behind; None: it is read as fast as can be.
     """
 
     column: str
     delay_us: int
     unit: TimeUnit
     idle_after_ms: int | None = None
+    group: AlignmentGroup | None = None
 
     def create(self) -> StreamOperator:
         """A fresh watermark assigner."""

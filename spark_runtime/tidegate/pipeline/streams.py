@@ -12,6 +12,7 @@ from typing import Self
 from tidegate.contract.errors import PipelineError
 from tidegate.operators.specs import TimeUnit, WatermarkSpec
 from tidegate.pipeline.aggregate_calls import AggregateCalls
+from tidegate.pipeline.aligning import alignment_group
 from tidegate.pipeline.async_calls import AsyncCalls
 from tidegate.pipeline.column_calls import ColumnCalls
 from tidegate.pipeline.columns import require_column
@@ -42,6 +43,8 @@ class Stream(ColumnCalls, RoutingCalls, JoinCalls, OrderCalls, AsyncCalls, Proce
         *,
         unit: TimeUnit | None = None,
         idle_after: str | timedelta | None = None,
+        group: str | None = None,
+        max_drift: str | timedelta | None = None,
         uid: str | None = None,
     ) -> Self:
         """Say which column holds event time and how much out of order records come (S4.4).
@@ -56,10 +59,15 @@ class Stream(ColumnCalls, RoutingCalls, JoinCalls, OrderCalls, AsyncCalls, Proce
             idle_after: a split that has brought nothing for so long, by the clock of the machine, holds the watermark
                 back no longer, until it brings something, which may be late then. Without it the least of all splits
                 decides. Bounded streams take no notice: each of their splits comes to its end.
+            group: name of an alignment group: its sources go on together, so that joins and windows of several need not
+                keep what the fastest has brought. Wherever a subtask's watermark is ahead of the least of the group by
+                more than `max_drift`, its source is not read. A source that is silent keeps the others waiting, unless
+                it is idle. Only directly at the source.
+            max_drift: with `group`; such as "5 min".
             uid: default: derived from the nearest uid upstream.
 
         Raises:
-            PipelineError: no such column, of another type, or not a duration.
+            PipelineError: no such column, of another type, or not a duration; one of `group` and `max_drift` alone.
         """
         location = user_location()
         uid = optional_uid(uid, "watermark", location)
@@ -67,6 +75,7 @@ class Stream(ColumnCalls, RoutingCalls, JoinCalls, OrderCalls, AsyncCalls, Proce
         field = require_column(self.schema, column, where)
         known = time_unit(field, unit, where)
         delay_us = duration_us(delay, "delay", where)
+        aligned = alignment_group(group, max_drift, where)
         idle_ms = None if idle_after is None else duration_us(idle_after, "idle_after", where) // 1000
         if idle_ms == 0:
             raise PipelineError(f"idle after {idle_after}", where=where, remedy='Give a duration such as "1 min"')
@@ -77,7 +86,7 @@ class Stream(ColumnCalls, RoutingCalls, JoinCalls, OrderCalls, AsyncCalls, Proce
             self.schema,
             location,
             stateful=True,
-            spec=WatermarkSpec(column, delay_us, known, None if self.bounded else idle_ms),
+            spec=WatermarkSpec(column, delay_us, known, None if self.bounded else idle_ms, aligned),
         )
         return self._then(node, EventTime(column, known, location))
 

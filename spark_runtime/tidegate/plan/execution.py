@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from tidegate.contract.errors import OptionError, PipelineError
 from tidegate.operators.contract import MAIN_OUTPUT
+from tidegate.operators.specs import WatermarkSpec
 from tidegate.plan.graph import Edge, Exchange, JobGraph, Node, Partitioner
 from tidegate.plan.text import graph_document, schema_text
 
@@ -157,6 +158,7 @@ def plan(graph: JobGraph, parallelism: int, max_parallelism: int) -> ExecutionPl
             remedy="Lower parallelism; max_parallelism can be raised only for a new job",
         )
     members = _cut(graph)
+    _refuse_alignment_without_source(graph, members)
     chain_of_tail = {nodes[-1]: chain_id for chain_id, nodes in enumerate(members)}
     outputs: list[list[ChainOutput]] = [[] for _ in members]
     inputs: list[list[ChainInput]] = [[] for _ in members]
@@ -201,6 +203,19 @@ def _cut(graph: JobGraph) -> list[tuple[int, ...]]:
             position[node.node_id] = len(chains)
             chains.append([node.node_id])
     return [tuple(nodes) for nodes in chains]
+
+
+def _refuse_alignment_without_source(graph: JobGraph, members: Sequence[tuple[int, ...]]) -> None:
+    """What aligns must be able to pause the source, so it runs in one chain with it."""
+    for nodes in members:
+        for node in (graph.nodes[n] for n in nodes if graph.nodes[nodes[0]].source is None):
+            if isinstance(node.spec, WatermarkSpec) and node.spec.group is not None:
+                raise PipelineError(
+                    f"the watermark of group {node.spec.group.name!r} is not at its source",
+                    where=f"{node.kind} {node.uid!r} at {node.location}",
+                    cause="an exchange, a second input or a second reader of the source's records lies between",
+                    remedy="Call with_watermark directly on what p.read(...) gives, and branch after it",
+                )
 
 
 def _joins_its_producer(node: Node, consumers: Sequence[int]) -> bool:

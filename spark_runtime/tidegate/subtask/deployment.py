@@ -20,7 +20,7 @@ from tidegate.contract.options import ProcessingTimeOnEnd, StateBackend
 from tidegate.operators.contract import OperatorContext, StreamOperator
 from tidegate.operators.process_specs import ProcessSpec
 from tidegate.operators.requests import StartRequests
-from tidegate.operators.specs import KeyedProcessSpec
+from tidegate.operators.specs import KeyedProcessSpec, WatermarkSpec
 from tidegate.plan.execution import Chain, ChainInput, ChainOutput, ExecutionPlan
 from tidegate.plan.graph import JobGraph, Node
 from tidegate.snapshot.channel_state import Cut, InFlight, ReplayInput, replay_for
@@ -170,7 +170,8 @@ def _deploy_subtask(
     if nodes[0].source is not None:
         place = SourceContext(nodes[0].uid, index, plan.parallelism, host.wake)
         reader = ReadOut() if finished else nodes[0].source.create_reader(place)
-        source = SourceInput(nodes[0].uid, reader, contexts, index, deployment.idle_after_ms)
+        group = next((n.spec.group for n in nodes if isinstance(n.spec, WatermarkSpec) and n.spec.group), None)
+        source = SourceInput(nodes[0].uid, reader, contexts, index, deployment.idle_after_ms, group)
         if not finished:
             source.start(_splits(nodes[0].uid, index, deployment))
     head = nodes[0].spec

@@ -21,6 +21,7 @@ from tidegate.snapshot.blobs import BlobFile
 from tidegate.snapshot.handles import OpenLocation
 from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.snapshot.parts import AsyncSnapshot
+from tidegate.subtask.aligned_sources import AlignedSources
 from tidegate.subtask.host import DeclineCode
 from tidegate.subtask.snapshot_writer import SnapshotPlace, SnapshotWriter, Written
 from tidegate.subtask.subtask import Subtask
@@ -29,6 +30,8 @@ from tidegate.subtask.writing import side_by_side
 IDLE_WAIT_S = 0.05
 """Longest sleep of an idle loop, seconds: bounds the delay of a wake-up that raced with falling asleep."""
 
+UNCOMMITTED = "too much is not committed"
+"""Why sources are not read while a commit gate holds too much back (S7.8)."""
 MAX_KNOWN_PLACES = 1_024
 """Snapshot locations a slot remembers; more than can be pending at once, since the coordinator bounds those."""
 
@@ -85,6 +88,7 @@ class Slot:
         self._transport_failure = transport_failure
         self._subtasks: list[Subtask] = []
         self._by_id: dict[tuple[int, int], Subtask] = {}
+        self._aligned = AlignedSources((), send, now_ms)
         self._inbox: deque[Mapping[str, Any] | Callable[[], None]] = deque()
         self._places: dict[int, SnapshotPlace] = {}
         self._held: dict[int, list[Callable[[SnapshotPlace], None]]] = {}
@@ -210,6 +214,7 @@ class Slot:
         """Take the deployed subtasks, downstream ones first, and report them running."""
         self._subtasks = list(subtasks)
         self._by_id = {s.subtask: s for s in subtasks}
+        self._aligned = AlignedSources(subtasks, self._send, self._now_ms)
         for subtask in subtasks:
             self._send({"type": "running", "subtask": list(subtask.subtask)})
 
@@ -253,9 +258,10 @@ class Slot:
                     subtask.commits.quarantine(withheld, partial(self._open_location, message["path"]))
             case "pause_sources" | "resume_sources" as what:
                 for subtask in self._subtasks:
-                    subtask.paused = what == "pause_sources"
                     if subtask.source_input is not None:
-                        subtask.source_input.pause(subtask.paused)
+                        subtask.source_input.pause(UNCOMMITTED, what == "pause_sources")
+            case "align_sources":
+                self._aligned.take(message)
             case "let_finish":
                 for subtask in self._subtasks:
                     subtask.let_finish()
@@ -298,6 +304,7 @@ class Slot:
         failure = self._transport_failure()
         if failure is not None and not self._cancelled:
             raise failure
+        self._aligned.look()
         for subtask in self._subtasks:
             if subtask.step():
                 progressed = True

@@ -8,6 +8,7 @@ from typing import Any
 from tidegate.connectors.contract import Polled, SourceReader, Split
 from tidegate.connectors.splits import splits_part
 from tidegate.operators.contract import OperatorContext
+from tidegate.operators.specs import AlignmentGroup
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.chain import OperatorFailure
 
@@ -39,9 +40,13 @@ class SourceInput:
         contexts: Sequence[OperatorContext],
         subtask: int,
         idle_after_ms: int | None = None,
+        group: AlignmentGroup | None = None,
     ) -> None:
         """Args: contexts: of the chain's operators; they learn the split of the batch in hand.
-        idle_after_ms: without records for so long the source counts as idle; None: only when the reader says so."""
+        idle_after_ms: without records for so long the source counts as idle; None: only when the reader says so.
+        group: whose watermarks it is not to leave behind."""
+        self.group = group
+        self._paused_for: set[str] = set()
         self._idle_after_ms = idle_after_ms
         self._last_batch_ms: int | None = None
         self.uid = uid
@@ -75,12 +80,21 @@ class SourceInput:
         self._idle = polled.idle or (self._idle_after_ms is not None and silent_ms >= self._idle_after_ms)
         return self._idle
 
-    def pause(self, paused: bool) -> None:
-        """It is not polled for a time, or is again: that it gives nothing meanwhile tells nothing, so `idle_after`
-        begins anew. Else its first empty poll would let the watermark run away from rows that wait in it (S4.4)."""
+    @property
+    def is_paused(self) -> bool:
+        """It is not to be polled, for one reason or another."""
+        return bool(self._paused_for)
+
+    def pause(self, why: str, paused: bool) -> None:
+        """It is not polled for a time, or, when no other reason is left, is again: that it gives nothing meanwhile
+        tells nothing, so `idle_after` begins anew. Else its first empty poll would let the watermark run away from rows
+        that wait in it (S4.4)."""
+        if paused == (why in self._paused_for):
+            return
+        self._paused_for ^= {why}
         for context in self._contexts:
-            context.source_paused = paused
-        if not paused and not self._idle:
+            context.source_paused = self.is_paused
+        if not self.is_paused and not self._idle:
             self._last_batch_ms = None
 
     def snapshot(self) -> AsyncSnapshot:
@@ -90,7 +104,8 @@ class SourceInput:
 
     def progress(self) -> dict[str, Any]:
         """For the status: records and what the reader tells."""
-        return {"records": self.records, **self._reader.progress()}
+        paused = {"paused": ", ".join(sorted(self._paused_for))} if self._paused_for else {}
+        return {"records": self.records, **self._reader.progress(), **paused}
 
     def close(self) -> None:
         """Close the reader."""

@@ -62,8 +62,8 @@ EMISSION_BUDGET = 32
 
 
 class Subtask:
-    """See the module. `step` is called by the slot's loop. `watermark_us` is the one last sent on. While `paused`, a
-    source is not read. `commits` takes what is said of transactions."""
+    """See the module. `step` is called by the slot's loop. `watermark_us` is the one last sent on; `watermarks`
+    are those of its inputs. `commits` takes what is said of transactions."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Subtask:
         self._aligning = self._aligner.aligning
         self._overtakes = unaligned_after_ms is not None
         self._overtaking = Overtaking(unaligned_after_ms, self._aligner, router, host)
-        self._watermarks = WatermarkTracker(len(inputs), [n for n, port in enumerate(inputs) if port.timeless])
+        self.watermarks = WatermarkTracker(len(inputs), [n for n, port in enumerate(inputs) if port.timeless])
         self._lifecycle = SubtaskLifecycle([port.input_index for port in inputs], wait_for_final=wait_for_final)
         self.commits = Commits(subtask, chain, self._lifecycle, host)
         self._timers = Timers(chain, self._lifecycle, host)
@@ -112,7 +112,6 @@ class Subtask:
         self._poll_at_ms: int | None = None
         self._silent = False
         self.rows_in = 0
-        self.paused = False
         if self._overtakes:
             self._inputs.listen()
         if restored_finished:
@@ -140,7 +139,7 @@ class Subtask:
         """Processing time at which to step again though nothing else has happened; None: nothing waits for a time."""
         now_ms = self._host.now_ms()
         times = [t for t in (self._overtaking.due_ms(), self._timers.due_ms()) if t is not None and t > now_ms]
-        if self._poll_at_ms is not None and not self.paused:
+        if self._poll_at_ms is not None and self._source is not None and not self._source.is_paused:
             times.append(self._poll_at_ms)
         return min(times, default=None)
 
@@ -209,7 +208,7 @@ class Subtask:
         elif self._timers.are_due():
             self._emission = self._on_timers()
         elif self._source is not None:
-            if self.paused or self._lifecycle.phase != "running" or not self._poll_source():
+            if self._source.is_paused or self._lifecycle.phase != "running" or not self._poll_source():
                 return False
         else:
             taken = self._inputs.take()
@@ -271,7 +270,7 @@ class Subtask:
 
     def _batch(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Emitted]:
         rows = self._chain.batch(batch, input_index)
-        return one_after_another((IdleStatus(False),), rows) if self._watermarks.wakes() else rows
+        return one_after_another((IdleStatus(False),), rows) if self.watermarks.wakes() else rows
 
     # ------------------------------------------------------------ elements
 
@@ -284,9 +283,9 @@ class Subtask:
             return self._batch(element, port.input_index)
         match element:
             case Watermark(time_us):
-                return self._on_progress(self._watermarks.watermark(index, time_us))
+                return self._on_progress(self.watermarks.watermark(index, time_us))
             case IdleStatus(idle):
-                return self._on_progress(self._watermarks.idle(index, idle))
+                return self._on_progress(self.watermarks.idle(index, idle))
             case CheckpointBarrier():
                 return self._on_alignment(self._aligner.barrier(index, element, self._host.now_ms()))
             case CancelBarrier(checkpoint_id):
@@ -312,9 +311,7 @@ class Subtask:
         yield from self._idle_change()
 
     def _idle_change(self) -> Iterator[Emitted]:
-        idle = self._watermarks.idle_change(
-            withheld=self._chain.withholds(), silent=self._silent or self._chain.idles()
-        )
+        idle = self.watermarks.idle_change(withheld=self._chain.withholds(), silent=self._silent or self._chain.idles())
         if idle is not None:
             yield IdleStatus(idle)
 

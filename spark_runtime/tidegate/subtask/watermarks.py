@@ -20,6 +20,11 @@ class WatermarkTracker:
         self._told_idle = False
 
     @property
+    def told_idle(self) -> bool:
+        """Downstream takes the subtask for idle."""
+        return self._told_idle
+
+    @property
     def all_idle(self) -> bool:
         """Channels are left, and none of them is active."""
         left = [idle for t, idle in zip(self._times, self._idle, strict=True) if t < MAX_WATERMARK]

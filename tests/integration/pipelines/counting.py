@@ -3,6 +3,7 @@ milliseconds."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -156,15 +157,22 @@ def by_hundreds(batch: pa.RecordBatch, n: int) -> np.ndarray:
     return np.asarray(batch["v"].to_numpy() // 100 % n)
 
 
+async def answered(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows themselves, after a while."""
+    await asyncio.sleep(0.005)
+    return batch
+
+
 def rerouted(args: Mapping[str, Any]) -> Pipeline:
-    """Like build, over a side output and three more exchanges."""
+    """Like build, over a side output, three more exchanges and asynchronous calls; the splits go on together."""
     p = Pipeline()
     source = DataGen(rows, SCHEMA, rows=int(args["rows"]), splits=2, rate=float(args["rate"]), batch_rows=256)
-    timed = p.read(source, uid="numbers").with_watermark("ts", "0 s")
+    timed = p.read(source, uid="numbers").with_watermark("ts", "0 s", group="splits", max_drift="2 s")
     even = timed.map_in_arrow(odd_aside, SCHEMA, side_outputs={"odd": SCHEMA}, uid="split")
     odd = even.side_output("odd").partition_by(by_hundreds)
     (
         even.rebalance()
+        .map_async(answered, SCHEMA, capacity=8, batch_rows=64, ordered=False, uid="ask")
         .union(odd)
         .repartition("v")
         .group_by("k")

@@ -272,7 +272,8 @@ def test_a_source_that_paused_is_not_idle_for_that() -> None:
     job.run.slot._take_messages()
     assert not source.is_idle(nothing, job.job.now_ms)
     assert source.is_idle(nothing, job.job.now_ms + 30_000)
-    source.pause(False)
+    source.pause("for a test", True)
+    source.pause("for a test", False)
     assert source.is_idle(nothing, job.job.now_ms + 40_000), "idle until it gives something"
 
 

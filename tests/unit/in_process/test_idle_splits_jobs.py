@@ -3,67 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
-import pyarrow as pa
 import pytest
+from fed_splits import SCHEMA, Fed, passed
 
 from tidegate import count, tumbling
-from tidegate.connectors.contract import Boundedness, Polled, Source, SourceContext, SourceReader, Split
 from tidegate.pipeline.pipeline import Pipeline
 from tidegate.pipeline.streams import Stream
 from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob, InProcessRun
+from tidegate.testing.in_process import InProcessJob
 from tidegate.testing.inline_requests import HeldRequests
 
-SCHEMA = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("ms"))])
 _sinks = itertools.count()
-
-
-class Fed(Source):
-    """Splits that give what `feed` puts there."""
-
-    boundedness: Boundedness = "unbounded"
-
-    def __init__(self, *splits: str) -> None:
-        self.waiting: dict[str, list[int]] = {split: [] for split in splits}
-
-    def feed(self, split: str, *times_ms: int) -> None:
-        self.waiting[split] += times_ms
-
-    def schema(self) -> pa.Schema:
-        return SCHEMA
-
-    def discover(self, parallelism: int) -> Sequence[Split]:
-        return [Split(name, {}) for name in self.waiting]
-
-    def create_reader(self, ctx: SourceContext) -> SourceReader:
-        return FedReader(self)
-
-
-class FedReader(SourceReader):
-    def __init__(self, source: Fed) -> None:
-        self._source = source
-        self._splits: dict[str, Split] = {}
-
-    def add_splits(self, splits: Sequence[Split]) -> None:
-        self._splits = {split.split_id: split for split in splits}
-
-    def poll(self, now_ms: int) -> Polled:
-        for name, split in self._splits.items():
-            times = self._source.waiting[name]
-            if times:
-                taken = times.copy()
-                times.clear()
-                self._splits[name] = replace(split, position=(split.position or 0) + len(taken))
-                columns = [pa.array([1] * len(taken)), pa.array(taken).cast(pa.timestamp("ms"))]
-                return Polled(pa.record_batch(columns, schema=SCHEMA), name)
-        return Polled(state="nothing_now", retry_at_ms=now_ms + 50)
-
-    def snapshot(self) -> Sequence[Split]:
-        return list(self._splits.values())
 
 
 @pytest.fixture
@@ -75,16 +28,6 @@ def sink() -> Iterator[str]:
 
 def counted(stream: Stream, sink: str) -> None:
     stream.group_by("k").window(tumbling("1 s")).agg(n=count(), uid="windows").write(CollectSink(sink), uid="out")
-
-
-def passed(run: InProcessRun, ms: int) -> None:
-    """Let the job run for so long."""
-    for _ in range(ms // 50):
-        while run.pump():
-            pass
-        run.tick(50)
-    while run.pump():
-        pass
 
 
 def fired(sink: str) -> int:

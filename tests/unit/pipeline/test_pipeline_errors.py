@@ -28,6 +28,7 @@ from tidegate import (
     value_state,
 )
 from tidegate.contract.errors import PipelineError
+from tidegate.plan.execution import plan
 
 SCHEMA = pa.schema(
     [
@@ -653,3 +654,27 @@ def test_exchanges_refuse_what_they_cannot_route_by(flights: Stream) -> None:
 def test_asynchronous_calls_that_cannot_be_made_are_refused(flights: Stream, given: dict[str, Any], what: str) -> None:
     call: dict[str, Any] = {"fn": lambda batch: batch, "schema": AIRLINES, "uid": "fetch", **given}
     assert what in refusal(lambda: flights.map_async(**call)).what
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"idle_after": 5}, "idle_after is not a duration: 5"),
+        ({"idle_after": "0 s"}, "idle after 0 s"),
+        ({"group": "g"}, "group and max_drift belong together"),
+        ({"max_drift": "1 s"}, "group and max_drift belong together"),
+        ({"group": "a b", "max_drift": "1 s"}, "'a b' cannot be the name of a group"),
+        ({"group": "g", "max_drift": "0 s"}, "a drift of 0 s"),
+    ],
+)
+def test_idleness_and_alignment_that_mean_nothing_are_refused(
+    flights: Stream, given: dict[str, Any], what: str
+) -> None:
+    assert what in refusal(lambda: flights.with_watermark("time", "0 s", **given)).what
+
+
+def test_a_watermark_that_cannot_pause_its_source_cannot_align(p: Pipeline, flights: Stream) -> None:
+    flights.filter(pc.field("seats") > 0).write(Discard(), uid="raw")
+    flights.with_watermark("time", "0 s", group="g", max_drift="1 s").write(Discard(), uid="out")
+    error = refusal(lambda: plan(p.build(), 2, 128))
+    assert "group 'g' is not at its source" in error.what
