@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import replace
 
 from tidegate.cli.arguments import Parser
 from tidegate.cli.settings import add_pipeline_settings, given_arguments, given_options
@@ -17,7 +16,7 @@ from tidegate.contract.codec import encode
 from tidegate.contract.errors import OptionError, SnapshotError, TidegateError
 from tidegate.contract.options import JobOptions
 from tidegate.contract.pinned_graph import PinnedGraph
-from tidegate.contract.restore_check import Finding, Target, judge_restore, judged
+from tidegate.contract.restore_check import Finding, Target, as_stored, judge_restore, judged
 from tidegate.coordinator.restore import facts_of
 from tidegate.plan.execution import graph_document
 from tidegate.plan.graph import JobGraph, Node
@@ -43,7 +42,8 @@ def add(parser: Parser) -> None:
 def check(args: argparse.Namespace, around: Surroundings) -> int:
     """Say whether it fits, and why not; exit code 0 or that of a snapshot that does not fit."""
     reader = reader_of(args, around)
-    options = JobOptions.from_mapping(given_options(args) or {})
+    given = given_options(args) or {}
+    options = JobOptions.from_mapping(given)
     with built(args.pipeline, args.code_root, given_arguments(args) or {}, options) as (graph, _):
         document = graph_document(graph)
         target = Target(
@@ -52,6 +52,7 @@ def check(args: argparse.Namespace, around: Surroundings) -> int:
             options.max_parallelism,
             allow_non_restored_state=args.allow_non_restored_state,
             allow_drained=args.allow_drained,
+            state_backend=options.state_backend if "state_backend" in given else None,
         )
         found = judge_restore(facts_of(reader.metadata), target).findings
         findings = [*(_as_stored(reader, finding) for finding in found), *_sources(reader, graph)]
@@ -69,15 +70,10 @@ def check(args: argparse.Namespace, around: Surroundings) -> int:
 
 
 def _as_stored(reader: SnapshotReader, finding: Finding) -> Finding:
-    """Columns and states change in rows alone: a back end's own files are restored as they are."""
-    if finding.code not in ("state", "lost_state") or finding.verdict != "changes" or finding.uid is None:
+    """Metadata before version 3 do not tell formats; the streams do."""
+    if finding.uid is None or reader.metadata.operator(finding.uid) is None:
         return finding
-    formats = reader.native_formats(finding.uid)
-    if not formats:
-        return finding
-    cause = f"the operator's state is in files of {', '.join(formats)}"
-    remedy = "Take a savepoint with the former pipeline and restore that: its states are rows"
-    return replace(finding, verdict="refused", cause=cause, remedy=remedy)
+    return as_stored(finding, reader.native_formats(finding.uid))
 
 
 def _sources(reader: SnapshotReader, graph: JobGraph) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from tidegate.contract.client import JobClient
 from tidegate.contract.codec import canonical, decode, from_document
 from tidegate.contract.errors import NotFoundError, OptionError, SnapshotError
 from tidegate.contract.layout import JobLayout
+from tidegate.contract.options import JobOptions
 from tidegate.contract.pinned_graph import PinnedGraph, pinned_graph
 from tidegate.contract.records import RestoreFrom
 from tidegate.contract.restore_check import RestoreVerdict, SnapshotFacts, Target, judge_restore
@@ -59,14 +60,17 @@ def check_restore(
     if path is None:
         assert view is not None and view.latest_recovery_point is not None, "latest was found a moment ago"
         path = view.latest_recovery_point.path
+    state_backend = None
     if graph is None:
         graph = _pinned(client, specs[-1].number if specs else 0)
+        state_backend = JobOptions.from_mapping(specs[-1].options).state_backend
     target = Target(
         graph.graph,
         parallelism or graph.parallelism,
         graph.max_parallelism,
         allow_non_restored_state=restore.allow_non_restored_state,
         allow_drained=restore.allow_drained,
+        state_backend=state_backend,
     )
     body = metadata_body(client, path)
     try:

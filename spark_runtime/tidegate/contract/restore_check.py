@@ -4,13 +4,14 @@ the command line and Airflow say the same. Pure: no pyarrow, no I/O."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tidegate.contract.state_shapes import StateShape, compare_states
 
 Graph = Mapping[str, Any]
 """The document of a JobGraph (`plan.text.graph_document`)."""
+_DROPPED = ": it is dropped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +23,14 @@ class OperatorFacts:
         status: running, partially_finished or finished (S6.2).
         has_state: some subtask of it wrote a state stream.
         tells_kinds: all its streams tell what kinds of state they hold; the first version's do not.
+        formats: of a state back end's own in which state of it lies; since version 3 of the metadata.
     """
 
     uid: str
     status: str
     has_state: bool
     tells_kinds: bool
+    formats: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,8 @@ class SnapshotFacts:
         for operator in body["operators"]:
             handles = [s["handle"] for s in operator["subtasks"] if s["handle"] is not None]
             tells = all(handle.get("kinds") is not None for handle in handles)
-            operators.append(OperatorFacts(operator["uid"], operator["status"], bool(handles), tells))
+            formats = sorted({name for handle in handles for name in handle.get("formats", ())})
+            operators.append(OperatorFacts(operator["uid"], operator["status"], bool(handles), tells, tuple(formats)))
         drained = tuple(body.get("drained_operators", ()))
         return cls(body["parallelism"], body["max_parallelism"], tuple(operators), body["graph"], drained)
 
@@ -61,6 +65,7 @@ class Target:
         allow_non_restored_state: state without an operator is dropped (S5.5).
         allow_drained: operators that a drain made fire early may fire again (S7.5).
         commit_only: only commits are left: no operator runs (S7.7).
+        state_backend: of the job; None: not known.
     """
 
     graph: Graph
@@ -69,6 +74,7 @@ class Target:
     allow_non_restored_state: bool = False
     allow_drained: bool = False
     commit_only: bool = False
+    state_backend: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,7 @@ class Finding:
 
     Attributes:
         code: "max_parallelism", "parallelism", "lost_operator", "rescale", "finished", "state", "lost_state",
-            "drained", "new_operator" or "source".
+            "format", "drained", "new_operator" or "source".
         verdict: "fits", "changes" (it fits, and something is another), "refused" or "unknown" (told at the restore).
         what: one sentence.
         cause: the likely cause, of what is refused.
@@ -168,7 +174,7 @@ def _operators(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
     what = f"the pipeline has no operator for the state of {', '.join(map(repr, lost))}"
     uid = lost[0] if len(lost) == 1 else None
     if lost and target.allow_non_restored_state:
-        yield Finding("lost_operator", "changes", f"{what}: it is dropped", uid=uid)
+        yield Finding("lost_operator", "changes", what + _DROPPED, uid=uid)
     elif lost:
         cause = "an operator was removed or its uid changed"
         remedy = "Give the operator its old uid, or set allow_non_restored_state to drop the state"
@@ -189,12 +195,39 @@ def _states(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
         uid = operator.uid
         if uid not in new or not operator.has_state:
             continue
+        misfits = operator.formats and target.state_backend not in (None, *operator.formats)
+        if misfits and operator.status != "finished":
+            yield _other_back_end(operator, str(target.state_backend))
+            continue
         before, now = old.get(uid, {}).get("states"), new[uid].get("states")
         if before is None or now is None:
             yield Finding("state", "unknown", f"what state operator {uid!r} keeps is told at the restore", uid=uid)
             continue
         shapes = [*map(StateShape.from_json, before)], [*map(StateShape.from_json, now)]
-        yield from _states_of(uid, *shapes, may_drop=target.allow_non_restored_state)
+        for finding in _states_of(uid, *shapes, may_drop=target.allow_non_restored_state):
+            yield as_stored(finding, operator.formats)
+
+
+def as_stored(finding: Finding, formats: Sequence[str]) -> Finding:
+    """Columns and states change in rows alone: a back end's own files are restored as they are."""
+    if not formats or finding.code not in ("state", "lost_state") or finding.verdict != "changes":
+        return finding
+    cause = f"the operator's state is in files of {', '.join(formats)}"
+    remedy = "Take a savepoint with the former pipeline and restore that: its states are rows"
+    what = finding.what.removesuffix(_DROPPED)
+    return replace(finding, verdict="refused", what=what, cause=cause, remedy=remedy)
+
+
+def _other_back_end(operator: OperatorFacts, state_backend: str) -> Finding:
+    format_ = operator.formats[0]
+    return Finding(
+        "format",
+        "refused",
+        f"operator {operator.uid!r} has its state in files of {format_}, which {state_backend!r} cannot read",
+        "a checkpoint holds state as its back end has it",
+        f"Restore with state_backend={format_!r}, or take a savepoint with it, which any back end restores",
+        operator.uid,
+    )
 
 
 def _states_of(uid: str, old: Sequence[StateShape], new: Sequence[StateShape], *, may_drop: bool) -> Iterator[Finding]:
@@ -213,7 +246,7 @@ def _states_of(uid: str, old: Sequence[StateShape], new: Sequence[StateShape], *
     for name in found.undeclared:
         what = f"operator {uid!r} does not declare state {name!r}, which the snapshot holds"
         if may_drop and name in keyed:
-            yield Finding("lost_state", "changes", f"{what}: it is dropped", uid=uid, state=name)
+            yield Finding("lost_state", "changes", what + _DROPPED, uid=uid, state=name)
             continue
         cause = "the state was removed or renamed, or the operator is another one"
         more = ", or set allow_non_restored_state to drop it" if name in keyed else ""

@@ -152,6 +152,7 @@ class Job:
             log_number=point.log_number,
             allow_non_restored_state=bool(wanted and wanted.allow_non_restored_state),
             commit_only=point.commit_only,
+            state_backend=self.options.state_backend,
         )
         restore = replace(restore, way_back=way_back, may_share=self._may_share(point, metadata))
         if verdicts.gated:

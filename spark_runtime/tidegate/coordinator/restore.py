@@ -88,6 +88,7 @@ def check_restore(
     log_number: int,
     allow_non_restored_state: bool,
     commit_only: bool,
+    state_backend: str | None = None,
 ) -> Restore:
     """Raises SnapshotError naming operators, numbers and the remedy when the snapshot does not fit. Whether it is of a
     drain is looked at elsewhere (`recovery.check_drained`)."""
@@ -99,6 +100,7 @@ def check_restore(
         allow_non_restored_state=allow_non_restored_state,
         allow_drained=True,
         commit_only=commit_only,
+        state_backend=state_backend,
     )
     verdict = judge_restore(facts_of(metadata), target)
     for finding in verdict.refused:
@@ -126,6 +128,7 @@ def facts_of(metadata: SnapshotMetadata) -> SnapshotFacts:
     for operator in metadata.operators:
         handles = [state.handle for state in operator.subtasks if state.handle is not None]
         tells_kinds = all(handle.kinds is not None for handle in handles)
-        operators.append(OperatorFacts(operator.uid, operator.status, bool(handles), tells_kinds))
+        formats = tuple(sorted({name for handle in handles for name in handle.formats}))
+        operators.append(OperatorFacts(operator.uid, operator.status, bool(handles), tells_kinds, formats))
     drained = metadata.drained_operators
     return SnapshotFacts(metadata.parallelism, metadata.max_parallelism, tuple(operators), metadata.graph, drained)

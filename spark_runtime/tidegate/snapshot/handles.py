@@ -15,7 +15,7 @@ from tidegate.contract.errors import NotFoundError, SnapshotError
 from tidegate.contract.layout import JobLayout
 from tidegate.snapshot.blobs import BlobFile, Pieces, StoredBlob, checked_name, matches, packed
 from tidegate.snapshot.local_copies import LocalCopies
-from tidegate.snapshot.parts import StateKind, StatePart
+from tidegate.snapshot.parts import StateFormat, StateKind, StatePart
 from tidegate.snapshot.streams import decode_parts
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class StateHandle:
         sha256: of the stream, hexadecimal.
         kinds: of the parts in it, so that a rescale loads only what it needs (S5.5); None: not told.
         files: the blobs of its parts; each blob once.
+        formats: of a state back end's own that parts of it have; other parts are rows.
         staged: what its transactions have staged, as `contract.staged.StagedData.to_json()`, so that people can audit
             it without reading the state (S7.8).
     """
@@ -50,6 +51,7 @@ class StateHandle:
     kinds: tuple[StateKind, ...] | None = None
     staged: tuple[Mapping[str, Any], ...] = ()
     files: tuple[BlobFile, ...] = ()
+    formats: tuple[StateFormat, ...] = ()
 
     def __post_init__(self) -> None:
         assert (self.path is None) != (self.inline is None), "a state handle is either a path or inline"
@@ -68,6 +70,8 @@ class StateHandle:
             document["path"] = self.path
         if self.kinds is not None:
             document["kinds"] = list(self.kinds)
+        if self.formats:
+            document["formats"] = list(self.formats)
         if self.staged:
             document["staged"] = list(self.staged)
         if self.files:
@@ -84,12 +88,15 @@ class StateHandle:
             kinds = None if document.get("kinds") is None else tuple(document["kinds"])
             staged = tuple(dict(told) for told in document.get("staged", ()))
             files = tuple(BlobFile.from_json(file) for file in document.get("files", ()))
+            formats = tuple(document.get("formats", ()))
         except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
             where = str(document)[:200]
             raise SnapshotError("A state handle is not readable", where=where, cause=repr(error)) from error
         if (path is None) == (data is None):
             raise SnapshotError("A state handle is neither a path nor inline", where=str(document)[:200])
-        return cls(None if path is None else checked_name(path), data, size_bytes, sha256, kinds, staged, files)
+        return cls(
+            None if path is None else checked_name(path), data, size_bytes, sha256, kinds, staged, files, formats
+        )
 
 
 def joined(folder: str, name: str) -> str:

@@ -3,7 +3,7 @@
 A document of one JSON object: `{"record": "snapshot", "v": 3, "sha256": <of the body's canonical JSON>, "body":
 {...}}`. Paths in it are relative to its folder, so a savepoint can be moved or copied as a whole. Since version 2 state
 handles may have files of blobs; those of a checkpoint lie in the folder `shared` beside the job's `checkpoints`. Since
-version 3 the checksum of a blob may be a CRC-32 (`blobs.matches`).
+version 3 the checksum of a blob may be a CRC-32 (`blobs.matches`), and a handle tells `formats` other than rows.
 """
 
 from __future__ import annotations

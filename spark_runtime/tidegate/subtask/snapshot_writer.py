@@ -151,7 +151,8 @@ class SnapshotWriter:
         there = {blob.id for file in used for blob in file.blobs}
         staged = tuple(told for part in parts for told in part.staged)
         unwritten = packs(blob for blob in blobs.values() if blob.id not in there)
-        return _Draft(uid, replace(handle, staged=staged, files=used), unwritten)
+        formats = tuple(sorted({part.format for part in parts if part.format != "rows"}))
+        return _Draft(uid, replace(handle, staged=staged, files=used, formats=formats), unwritten)
 
     def _pack(self, index: int, place: SnapshotPlace, uid: str, pack: Sequence[Blob]) -> BlobFile:
         blobs = [(blob.id, blob.pieces(self._compression)) for blob in pack]

@@ -104,6 +104,38 @@ def test_a_changed_state_is_told_with_its_columns(new: Any, verdict: str, told: 
     assert found[:3] == ("state", verdict, "daily") and told in found[3]
 
 
+def native(graph: Any = OLD) -> dict[str, Any]:
+    """A checkpoint in which the state of "daily" is in files of RocksDB."""
+    found = body(graph)
+    daily = found["operators"][1]
+    daily["subtasks"] = [{**s, "handle": {**s["handle"], "formats": ["rocksdb"]}} for s in daily["subtasks"]]
+    return found
+
+
+def test_files_of_a_back_end_need_that_back_end() -> None:
+    """S5.2: said before anything is started."""
+    assert judged(OLD, native()).fits and judged(OLD, native(), state_backend="rocksdb").fits
+    found = only(judged(OLD, native(), state_backend="heap"))
+    assert found[:3] == ("format", "refused", "daily")
+    assert "files of rocksdb" in found[3] and "Restore with state_backend='rocksdb', or take a savepoint" in found[3]
+    assert judged(OLD, native(), state_backend="heap", commit_only=True).fits
+    ended = native()
+    ended["operators"][1]["status"] = "finished"
+    assert "format" not in {finding.code for finding in judged(OLD, ended, state_backend="heap").findings}
+
+
+def test_columns_change_and_states_are_dropped_in_rows_alone() -> None:
+    """S5.5: the remedy is a savepoint."""
+    grown = graph(
+        operator("in"), operator("daily", ("in",), [state([*KEYED, ["sum:v", "double", True]])]), OLD["operators"][2]
+    )
+    gone = graph(operator("in"), operator("daily", ("in",)), OLD["operators"][2])
+    for new, code in ((grown, "state"), (gone, "lost_state")):
+        assert only(judged(new, allow_non_restored_state=True))[:2] == (code, "changes")
+        found = only(judged(new, native(), allow_non_restored_state=True))
+        assert found[:3] == (code, "refused", "daily") and "Take a savepoint" in found[3]
+
+
 def test_a_state_that_is_not_declared_any_more_is_refused() -> None:
     new = graph(operator("in"), operator("daily", ("in",)), operator("out", ("daily",)))
     assert only(judged(new))[:3] == ("lost_state", "refused", "daily")

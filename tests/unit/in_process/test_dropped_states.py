@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -64,3 +66,25 @@ def test_a_state_that_is_new_begins_empty() -> None:
     run.crash()
     job.build = lambda: pipeline(ONE, OTHER)
     assert isinstance(job.submit(RestoreFrom("savepoint", path=str(answer.data["path"]))).to_end(), RunEnded)
+
+
+def test_what_a_checkpoint_in_files_of_rocksdb_cannot_become_the_driver_refuses(tmp_path: Path) -> None:
+    """S5.2, S5.5: before any slot is deployed; a savepoint of the same moment is rows, and becomes all of it."""
+    job = InProcessJob(lambda: pipeline(ONE, OTHER), {"state_backend": "rocksdb"}, scratch=str(tmp_path))
+    run = job.submit()
+    run.pump(6)
+    paths = {}
+    for kind in ("checkpoint", "savepoint"):
+        answer = run.ask(ev.Request(kind, request_id=kind))
+        assert answer is not None and answer.ok
+        paths[kind] = str(answer.data["path"])
+    run.crash()
+    fewer = RestoreFrom("savepoint", path=paths["savepoint"], allow_non_restored_state=True)
+    for states, back_end, told in (
+        ((ONE, OTHER), "heap", "has its state in files of rocksdb, which 'heap' cannot read.*take a savepoint"),
+        ((ONE,), "rocksdb", "state 'other', which the snapshot holds .*in files of rocksdb. Take a savepoint"),
+    ):
+        job.build, job.options = lambda states=states: pipeline(*states), {"state_backend": back_end}
+        with pytest.raises(SnapshotError, match=told):
+            job.submit(replace(fewer, kind="checkpoint", path=paths["checkpoint"]))
+    assert isinstance(job.submit(fewer).to_end(), RunEnded)

@@ -159,6 +159,7 @@ def golden(version: int) -> SnapshotMetadata:
     name = "daily-0-g2-r1-deadbeef.state"
     blobs = files if version > 1 else ()
     large = StateHandle(name, None, 5, sums[b"state"], ("keyed", "list"), staged, blobs)
+    large = large if version < 3 else replace(large, formats=("rocksdb",))
     small = StateHandle(None, b"small", 5, sums[b"small"])
     daily = OperatorState("daily", "partially_finished", (SubtaskState(0, False, large), SubtaskState(1, True, small)))
     return SnapshotMetadata(
