@@ -4,7 +4,7 @@ S6.4, S9.3)."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tidegate.contract.errors import SnapshotError
@@ -106,7 +106,8 @@ def check_restore(
     for finding in verdict.refused:
         raise SnapshotError(finding.what, where=where, cause=finding.cause, remedy=finding.remedy)
     known = {node.uid for node in graph.nodes}
-    operators = tuple(op for op in metadata.operators if op.uid in known)
+    runs_code = {node.uid for node in graph.nodes if node.spec is not None}
+    operators = tuple(of_running(op) if op.uid in runs_code else op for op in metadata.operators if op.uid in known)
     status = {op.uid: op.status for op in operators}
     finished = frozenset(
         (chain.chain_id, index)
@@ -120,6 +121,15 @@ def check_restore(
         if finding.code == "lost_state" and finding.uid is not None and finding.state is not None:
             dropped.setdefault(finding.uid, []).append(finding.state)
     return Restore(location, metadata, log_number, is_fork, finished, operators, plan.parallelism, dropped=dropped)
+
+
+def of_running(operator: OperatorState) -> OperatorState:
+    """Without the state of subtasks that have finished, where others have not: what they had left to emit they have
+    emitted (S6.2). Not for sources and sinks: positions stay, and what is staged is to be committed."""
+    if operator.status != "partially_finished":
+        return operator
+    subtasks = tuple(replace(state, handle=None) if state.finished else state for state in operator.subtasks)
+    return replace(operator, subtasks=subtasks)
 
 
 def facts_of(metadata: SnapshotMetadata) -> SnapshotFacts:

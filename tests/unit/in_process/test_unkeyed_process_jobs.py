@@ -7,7 +7,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,7 @@ from tidegate.connectors.datagen import DataGen
 from tidegate.contract.errors import PipelineError, SnapshotError
 from tidegate.contract.records import RestoreFrom
 from tidegate.contract.state_shapes import StateShape, compare_states
+from tidegate.coordinator import events as ev
 from tidegate.pipeline.pipeline import Pipeline
 from tidegate.plan.text import graph_document
 from tidegate.snapshot.metadata import read_metadata
@@ -293,6 +294,37 @@ def test_raw_state_that_cannot_be_written_names_the_operator_and_the_users_line(
             run.pump()
             run.tick(5)
     assert "# their line" in failed.value.traceback
+
+
+class Ends(Sorts):
+    """Keeps everything to the end, and says which subtasks have come to it."""
+
+    ended: ClassVar[list[int]] = []
+
+    def on_watermark(self, watermark_us: int, ctx: SubtaskContext) -> None:
+        return None
+
+    def finish(self, ctx: SubtaskContext) -> Iterator[pa.RecordBatch]:
+        yield result("row", ctx.operator_list("waiting").get()["v"].combine_chunks())
+        yield result("tally", [self.tally])
+        self.ended.append(ctx.subtask)
+
+
+@pytest.mark.parametrize("parallelism", [2, 3])
+def test_what_a_subtask_has_emitted_at_its_end_is_not_emitted_again_by_others(sink: str, parallelism: int) -> None:
+    """S6.2: one of two subtasks had finished when the snapshot was taken; its state stays behind."""
+    Ends.ended.clear()
+    a_job = InProcessJob(lambda: sorting(sink, Ends(), rate=None), {"parallelism": 2})
+    run = a_job.submit()
+    run.until(lambda: bool(Ends.ended))
+    answer = run.ask(ev.Request("savepoint", request_id="half"))
+    assert answer is not None and answer.ok and len(Ends.ended) == 1
+    run.crash()
+    a_job.options = {"parallelism": parallelism}
+    a_job.submit(RestoreFrom("savepoint", path=answer.data["path"])).to_end()
+    rows = collected(sink).rows()
+    assert Counter(v for what, v in rows if what == "row") == Counter(range(ROWS))
+    assert sum(v for what, v in rows if what == "tally") == ROWS
 
 
 def test_in_batch_a_process_without_keys_gives_the_same_rows(sink: str) -> None:
