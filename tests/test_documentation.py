@@ -158,6 +158,47 @@ def test_the_joins_of_the_documents_bring_orders_payments_rates_and_shops_togeth
     assert [tuple(row.values()) for row in found.to_pylist()] == [(1, 5.0, 0.5, 7, "Seven")]
 
 
+def shown_pipeline(containing: str, given: dict[str, Any], arguments: dict[str, str]) -> None:
+    """Run the example of docs/pipelines.md to its end. Args: given: names that it leaves to the reader."""
+    names: dict[str, Any] = {name: getattr(tidegate, name) for name in tidegate.__all__} | {"pa": pa, "pc": pc} | given
+    exec(compile(example(containing, "docs/pipelines.md"), "pipelines.md", "exec"), names)
+    outcome = InProcessJob(lambda: names["build"](arguments)).submit().to_end()
+    assert isinstance(outcome, RunEnded)
+
+
+def test_the_side_outputs_shown_take_what_cannot_be_read(tmp_path: Path) -> None:
+    times = pa.array([datetime(2024, 1, day) for day in (1, 1, 2)], pa.timestamp("us"))
+    pq.write_table(pa.table({"time": times, "shop": ["a", "a", "b"], "amount": [3, None, 5]}), tmp_path / "o.parquet")
+    arguments = {name: str(tmp_path / name) for name in ("bad", "late", "out")}
+    shown_pipeline("def parse", {}, {"orders": str(tmp_path / "o.parquet"), **arguments})
+    assert pq.read_table(tmp_path / "bad").to_pydict()["shop"] == ["a"]
+    assert sorted(pq.read_table(tmp_path / "out")["total"].to_pylist()) == [3, 5]
+
+
+def test_the_asynchronous_calls_shown_ask_for_every_row(tmp_path: Path) -> None:
+    class Session:
+        """Of a client library: answers with a name for each number that is posted."""
+
+        def post(self, url: str, json: list[int]) -> Session:
+            self.numbers = json
+            return self
+
+        async def __aenter__(self) -> Session:
+            return self
+
+        async def __aexit__(self, *error: object) -> None:
+            return None
+
+        async def json(self) -> list[str]:
+            return [f"customer {number}" for number in self.numbers]
+
+    pq.write_table(pa.table({"customer": list(range(1_200))}), tmp_path / "o.parquet")
+    arguments = {name: str(tmp_path / name) for name in ("unanswered", "out")}
+    given = {"session": Session, "URL": "https://customers"}
+    shown_pipeline("async def customer", given, {"orders": str(tmp_path / "o.parquet"), **arguments})
+    assert sorted(pq.read_table(tmp_path / "out")["name"].to_pylist()) == sorted(f"customer {n}" for n in range(1_200))
+
+
 def test_the_dag_of_the_readme_is_a_dag() -> None:
     text = example("with DAG(")
     check = "\nassert sorted(d.task_id for d in start.dag.tasks) == "
