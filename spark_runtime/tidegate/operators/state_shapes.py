@@ -3,6 +3,7 @@ operators and numba with them. A test holds each against what the operator write
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
 
 import pyarrow as pa
@@ -11,12 +12,13 @@ from tidegate.contract.state_shapes import StateShape
 from tidegate.operators.passed_watermarks import PASSED_STATE
 from tidegate.snapshot.evolving import columns_of
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN
-from tidegate.state.contract import TimerKind
+from tidegate.state.contract import StateDescriptor, TimerKind
 from tidegate.state.evolving import renamed_columns
 from tidegate.state.keytypes import stored_type
 from tidegate.state.layout import KEY_PREFIX, form_of, part_schema, timer_part, timer_schema
 
 if TYPE_CHECKING:
+    from tidegate.operators.deduplicate_specs import DeduplicateSpec
     from tidegate.operators.running_specs import RunningAggSpec
     from tidegate.operators.session_specs import SessionAggSpec
     from tidegate.operators.specs import BroadcastJoinSpec, KeyedProcessSpec, WindowAggSpec
@@ -85,9 +87,21 @@ def process_shapes(spec: KeyedProcessSpec) -> tuple[StateShape, ...]:
     """Of a keyed process: its states, and its timers."""
     from tidegate.operators.process_shapes import subtask_shapes
 
-    keys, of_keys = spec.key_schema, {KEY_PREFIX + old: KEY_PREFIX + new for old, new in spec.renamed}
+    shapes = _back_end_shapes(spec.descriptors, spec.key_schema, spec.renamed)
+    return (*shapes, *subtask_shapes(spec.subtask_states))
+
+
+def deduplicate_shapes(spec: DeduplicateSpec) -> tuple[StateShape, ...]:
+    """Of a deduplication: the keys that were seen, and its timers."""
+    return _back_end_shapes((spec.seen,), spec.key_schema, spec.renamed)
+
+
+def _back_end_shapes(
+    descriptors: Sequence[StateDescriptor], keys: pa.Schema, renames: Sequence[tuple[str, str]]
+) -> tuple[StateShape, ...]:
+    of_keys = {KEY_PREFIX + old: KEY_PREFIX + new for old, new in renames}
     shapes = [StateShape(PASSED_STATE, "keyed")]
-    for descriptor in spec.descriptors:
+    for descriptor in descriptors:
         schema = part_schema(descriptor, keys)
         renamed = {**renamed_columns(descriptor), **of_keys}
         shapes.append(StateShape(descriptor.name, "keyed", columns_of(schema), form_of(schema), renamed))
@@ -95,7 +109,7 @@ def process_shapes(spec: KeyedProcessSpec) -> tuple[StateShape, ...]:
     kinds = get_args(TimerKind)
     columns, form = columns_of(timers), form_of(timers)
     shapes += [StateShape(timer_part(kind), "keyed", columns, form, of_keys) for kind in kinds]
-    return (*shapes, *subtask_shapes(spec.subtask_states))
+    return tuple(shapes)
 
 
 def window_schema(spec: WindowAggSpec) -> pa.Schema:

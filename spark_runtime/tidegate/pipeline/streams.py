@@ -16,6 +16,7 @@ from tidegate.pipeline.aligning import alignment_group
 from tidegate.pipeline.async_calls import AsyncCalls
 from tidegate.pipeline.column_calls import ColumnCalls
 from tidegate.pipeline.columns import require_column
+from tidegate.pipeline.deduplicate_calls import DeduplicateCalls
 from tidegate.pipeline.draft import DraftNode, optional_uid, place
 from tidegate.pipeline.eventtime import EventTime, time_unit
 from tidegate.pipeline.grouping import GroupedStream
@@ -28,7 +29,17 @@ from tidegate.pipeline.windows import duration_us
 from tidegate.pipeline.write_calls import WriteCalls
 
 
-class Stream(ColumnCalls, RoutingCalls, JoinCalls, OrderCalls, AsyncCalls, ProcessCalls, WriteCalls, AggregateCalls):
+class Stream(
+    ColumnCalls,
+    RoutingCalls,
+    JoinCalls,
+    OrderCalls,
+    AsyncCalls,
+    ProcessCalls,
+    WriteCalls,
+    AggregateCalls,
+    DeduplicateCalls,
+):
     """Records of one schema, bounded or not. Made by `Pipeline.read` and by the calls below.
 
     Attributes:

@@ -12,6 +12,7 @@ _MODULES = (
     "accumulators",
     "moments",
     "session_kernels",
+    "repeats",
     "rows",
     "columns",
     "arrow_buffers",

@@ -1,0 +1,144 @@
+"""Deduplicate: the first row of each key, over a back end of keyed state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
+from tidegate.operators.batches import MAX_BATCH_ROWS
+from tidegate.operators.contract import OperatorContext, Output, StreamOperator
+from tidegate.operators.deduplicate_specs import DeduplicateSpec
+from tidegate.operators.eventtime import EventTime
+from tidegate.operators.passed_watermarks import PASSED_STATE, PassedWatermarks
+from tidegate.operators.window import NULL_TIME_DROPPED, late_rows
+from tidegate.snapshot.key_groups import key_group_range
+from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+from tidegate.state.backends import new_backend
+from tidegate.state.contract import BackendContext, KeyedStateBackend, KeySet, Mask
+from tidegate.state.evolving import evolved_parts
+from tidegate.state.keybytes import Int64s, valid_mask
+from tidegate.state.keysets import first_rows
+from tidegate.state.repeats import KEPT, LATE, judge_rows
+
+
+class Deduplicate(StreamOperator):
+    """Passes the first row of each key to arrive, at once.
+
+    With a time: a row repeats the one that was kept when its event time is earlier than that one's plus the time; later
+    ones are kept in its place. A key is forgotten when the watermark has come so far, and a row behind the watermark
+    whose key is not known is late: it goes to the side output `late`, or is dropped and counted (S4.4), since it may
+    repeat one that was forgotten. Rows without an event time are dropped and counted.
+
+    State: `seen` (for each key the time of the row that was kept; 0 without a time), event timers, `watermark:passed`.
+    """
+
+    def __init__(self, spec: DeduplicateSpec) -> None:
+        self._spec = spec
+        self._time = EventTime(spec.time_column, spec.time_unit) if spec.time_column is not None else None
+        self._back_end: KeyedStateBackend | None = None
+
+    def open(self, ctx: OperatorContext) -> None:
+        """Open the back end."""
+        super().open(ctx)
+        spec = self._spec
+        self._passed = PassedWatermarks(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
+        self._back_end = new_backend(ctx.state_backend)
+        self._back_end.open(
+            BackendContext(
+                uid=ctx.uid,
+                key_schema=spec.key_schema,
+                key_columns=spec.keys,
+                max_parallelism=ctx.max_parallelism,
+                key_groups=key_group_range(ctx.subtask, ctx.parallelism, ctx.max_parallelism),
+                now_ms=ctx.processing_time_ms,
+                scratch=ctx.scratch,
+                memory_bytes=ctx.state_memory_bytes,
+            )
+        )
+        self._seen = self._back_end.value(spec.seen)
+        self._timers = self._back_end.timers("event")
+
+    def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        """The rows that are kept; late ones to the side output."""
+        if self._time is not None:
+            column = batch.column(self._time.column)
+            if column.null_count:
+                self.ctx.count(NULL_TIME_DROPPED, column.null_count)
+                batch = batch.filter(pa.array(valid_mask(column)))
+        if not batch.num_rows:
+            return
+        assert self._back_end is not None
+        keys = self._back_end.keys(batch)
+        if self._time is None:
+            kept = self._first(keys)
+        else:
+            verdicts = self._judged(keys, self._time.microseconds(batch).to_numpy())
+            kept = verdicts == KEPT
+            late = verdicts == LATE
+            if late.any():
+                yield from late_rows(batch.filter(pa.array(late)), self.ctx)
+        if kept.any():
+            yield batch if kept.all() else batch.filter(pa.array(kept))
+
+    def on_watermark(self, watermark_us: int) -> Iterator[Output]:
+        """Keys that nothing can repeat any more are forgotten."""
+        self._passed.advance(watermark_us)
+        if watermark_us < MAX_WATERMARK:
+            while (due := self._timers.due(watermark_us, MAX_BATCH_ROWS)) is not None:
+                found = self._seen.get(due.keys)
+                over = found.columns.column(0).fill_null(0).to_numpy() + self._spec.within_us <= watermark_us
+                self._seen.clear(due.keys, found.present & over)
+        yield from ()
+
+    def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
+        """Freeze the back end."""
+        assert self._back_end is not None
+        write, passed = self._back_end.snapshot(checkpoint_id, portable=self.portable), self._passed.part()
+        return lambda: [*write(), passed]
+
+    def restore(self, parts: Sequence[StatePart]) -> None:
+        """Take back the keys that were seen. Raises SnapshotError: they are of other key columns."""
+        assert self._back_end is not None
+        passed = [part for part in parts if part.name == PASSED_STATE]
+        if passed:
+            self._passed.restore(passed)
+        spec = self._spec
+        rows = [part for part in parts if part.name != PASSED_STATE and part.format == "rows"]
+        changed = evolved_parts(rows, (spec.seen,), spec.key_schema, self.ctx.uid, dict(spec.renamed))
+        self._back_end.restore([*changed, *(part for part in parts if part.format != "rows")])
+
+    def close(self) -> None:
+        """Close the back end."""
+        if self._back_end is not None:
+            self._back_end.close()
+
+    def _first(self, keys: KeySet) -> Mask:
+        """Without a time: the first row of each key that is not known."""
+        known = self._seen.get(keys).present
+        self._seen.put(keys, _times(np.zeros(keys.size, np.int64)), ~known)
+        kept = np.zeros(len(keys.rows), np.bool_)
+        kept[first_rows(keys.rows)[~known]] = True
+        return kept
+
+    def _judged(self, keys: KeySet, times_us: Int64s) -> Int64s:
+        found = self._seen.get(keys)
+        kept = found.columns.column(0).fill_null(0).to_numpy().copy()
+        before, known = kept.copy(), found.present.astype(np.uint8)
+        verdicts = np.empty(len(times_us), np.uint8)
+        passed = self._passed.of(keys.groups)
+        if self._passed.watermark_us == MAX_WATERMARK:
+            passed = np.full(keys.size, MIN_WATERMARK)
+        judge_rows(keys.rows, times_us, self._spec.within_us, passed, kept, known, verdicts)
+        changed = (known == 1) & (~found.present | (kept != before))
+        if changed.any():
+            self._seen.put(keys, _times(kept), changed)
+            owners = np.flatnonzero(changed).astype(np.int32)
+            self._timers.register(keys, owners, kept[owners] + self._spec.within_us)
+        return verdicts.astype(np.int64)
+
+
+def _times(times_us: Int64s) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(times_us)], names=["time_us"])

@@ -1,0 +1,70 @@
+"""Frozen description of a deduplication, as a JobGraph holds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tidegate.contract.state_shapes import StateShape
+from tidegate.operators.contract import StreamOperator
+from tidegate.operators.specs import TimeUnit
+from tidegate.state.contract import StateDescriptor, TimeToLive
+from tidegate.state.keytypes import stored_field
+
+SEEN = "seen"
+
+
+@dataclass(frozen=True)
+class DeduplicateSpec:
+    """Passes the first row of each key, and drops what repeats it.
+
+    Attributes:
+        keys: columns in which rows that repeat one another are equal; null equals null.
+        time_column: event time, a timestamp or an integer; None: `within_us` is 0.
+        time_unit: of the time column.
+        within_us: rows so much later than the one that was kept, or more, are kept again; 0: never.
+        ttl_ms: a key is forgotten so long, in processing time, after the row that was kept; 0: never.
+        schema: of input and output.
+        renamed: (key column in older snapshots, its name now).
+    """
+
+    keys: tuple[str, ...]
+    time_column: str | None
+    time_unit: TimeUnit
+    within_us: int
+    ttl_ms: int
+    schema: pa.Schema
+    renamed: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        """The key columns, as states have them."""
+        return pa.schema([stored_field(self.schema.field(key)) for key in self.keys])
+
+    @property
+    def seen(self) -> StateDescriptor:
+        """State of a key: the time of the row that was kept."""
+        ttl = TimeToLive(self.ttl_ms) if self.ttl_ms else None
+        return StateDescriptor(SEEN, "value", pa.schema([("time_us", pa.int64())]), ttl=ttl)
+
+    def mode_dependence(self) -> str:
+        """By arrival."""
+        return "which of equal records it keeps depends on the order in which they arrive"
+
+    def create(self) -> StreamOperator:
+        """A fresh deduplication."""
+        from tidegate.operators.deduplicate import Deduplicate
+
+        return Deduplicate(self)
+
+    def states(self) -> tuple[StateShape, ...]:
+        """The keys that were seen."""
+        from tidegate.operators.state_shapes import deduplicate_shapes
+
+        return deduplicate_shapes(self)
+
+    def describe(self) -> str:
+        """Keys, and for how long."""
+        within = f" within {self.within_us / 1e6:g} s" if self.within_us else ""
+        return f"first by {', '.join(self.keys)}{within}"
