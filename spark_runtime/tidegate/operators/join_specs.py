@@ -135,7 +135,10 @@ class StreamJoinSpec:
 
     def form(self) -> str:
         """What must stay for the state to be of use."""
-        return str(self.bounds) if self.bounds is not None else "at any time"
+        if isinstance(self.bounds, AsOf):
+            return str(self.bounds)
+        kept = "" if self.gives_pairs else " of times" if self.where is None else " of rows"
+        return f"{self.how}{kept} {self.bounds if self.bounds is not None else 'at any time'}"
 
     def create(self) -> StreamOperator:
         """A fresh join."""

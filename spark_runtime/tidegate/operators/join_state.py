@@ -39,7 +39,7 @@ MATCHED = "{}.matched"
 """Names of the states with the positions, in the list of their key, of rows that found a match later."""
 MATCHED_COLUMN = "matched_at_once"
 FORM_STATE = "join:form"
-"""What spans the rows lie in: a join with others cannot use them."""
+"""What is kept, and in which spans: another kind of join, or one with other bounds, cannot use it."""
 FORM_SCHEMA = pa.schema([pa.field(KEY_GROUP_COLUMN, pa.uint16(), nullable=False), pa.field("form", pa.string())])
 POSITIONS = pa.schema([("position", pa.int64())])
 
@@ -156,7 +156,8 @@ class JoinState:
         """Take back what `snapshot` gave.
 
         Raises:
-            SnapshotError: the rows lie in other spans, or their columns cannot become those of now (S5.5).
+            SnapshotError: it was another kind of join, or had other bounds; or their columns cannot become those of now
+                (S5.5).
         """
         passed = [part for part in parts if part.name == PASSED_STATE]
         if passed:
@@ -173,10 +174,10 @@ class JoinState:
         for form in table.column("form").unique().to_pylist():
             if form != self._form:
                 raise SnapshotError(
-                    f"The times that match in the join {self._ctx.uid!r} have changed",
+                    f"The join {self._ctx.uid!r} has changed: what it has kept is not what it needs now",
                     where=f"state {FORM_STATE!r} of operator {self._ctx.uid!r}",
-                    cause=f"it was {form}, now {self._form}: what it has kept lies in other spans of time",
-                    remedy="Restore with the former bounds, or give the operator a new uid",
+                    cause=f"it was {form}, now {self._form}",
+                    remedy="Restore with the former kind and bounds, or give the operator a new uid",
                 )
 
 

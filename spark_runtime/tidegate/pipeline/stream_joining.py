@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Protocol, get_args, runtime_checkable
 
 import pyarrow as pa
 
@@ -13,6 +13,7 @@ from tidegate.contract.errors import PipelineError
 from tidegate.operators.join_specs import (
     LEFT,
     RIGHT,
+    SPAN_START,
     AsOf,
     Between,
     Bounds,
@@ -26,7 +27,7 @@ from tidegate.pipeline.eventtime import EventTime
 from tidegate.pipeline.expressions import require_boolean, require_expression
 from tidegate.pipeline.grouping import WINDOW_BOUND, WINDOW_END, WINDOW_START
 from tidegate.pipeline.states import require_storable
-from tidegate.pipeline.windows import Tumbling, duration_us
+from tidegate.pipeline.windows import Tumbling, WindowTime, duration_us
 from tidegate.state.keytypes import stored_field
 
 if TYPE_CHECKING:
@@ -60,6 +61,13 @@ def stream_join(left: StreamBase, right: StreamBase, call: JoinCall, where: str)
     keys = join_keys(left.schema, right.schema, call.on, call.left_on, call.right_on, where)
     if bounds is None:
         _require_ends(how, left.bounded, right.bounded, where)
+    if bounds is not None and any(mine == SPAN_START for mine, _ in keys):
+        raise PipelineError(
+            f"a key column is named {SPAN_START!r}",
+            where=where,
+            cause="the state of the join has a key column of this name",
+            remedy="Give it another name first: .select(...)",
+        )
     inputs = _inputs((left, right), keys, call.suffix, bounds, where)
     pairs = _pair_schema(inputs, how, bounds, where)
     condition = None
@@ -222,12 +230,24 @@ def _between(between: object, where: str) -> Between:
     return Between(lower_us, upper_us)
 
 
+@runtime_checkable
+class SlidingWindow(Protocol):
+    """Windows that overlap: one of `size_us` begins every `slide_us`."""
+
+    size_us: int
+    slide_us: int
+    offset_us: int
+    time: WindowTime
+
+
 def _windows(window: object, where: str) -> Windows:
-    if not isinstance(window, Tumbling):
+    if not isinstance(window, Tumbling | SlidingWindow):
         raise PipelineError(
             f"a window is needed, got {window!r}",
             where=where,
-            remedy=f"Write tumbling({window!r})" if isinstance(window, str) else 'Write tumbling("1 day")',
+            remedy=f"Write tumbling({window!r})"
+            if isinstance(window, str)
+            else 'Write tumbling("1 day"), or a window that slides; instead of sessions ttl= or between=',
         )
     if window.time != "event":
         raise PipelineError(
@@ -236,7 +256,8 @@ def _windows(window: object, where: str) -> Windows:
             cause="two streams have no processing time in common",
             remedy="Write tumbling(...) without time=, and with_watermark on both sides",
         )
-    return Windows(window.size_us, window.size_us, window.offset_us)
+    slide_us = window.slide_us if isinstance(window, SlidingWindow) else window.size_us
+    return Windows(window.size_us, slide_us, window.offset_us)
 
 
 def _require_ends(how: StreamJoinKind, left: bool, right: bool, where: str) -> None:

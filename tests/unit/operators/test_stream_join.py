@@ -256,7 +256,25 @@ def test_state_of_other_bounds_is_refused(scratches: Any) -> None:
     subtasks = Subtasks(join_spec(between=("-1 h", "1 h")), "heap", scratches())
     subtasks.feed(0, [(1, 0, 1)])
     subtasks.spec = join_spec(between=("-2 h", "1 h"))
-    with pytest.raises(SnapshotError, match="between -3600 s and 3600 s, now between -7200 s and 3600 s"):
+    with pytest.raises(SnapshotError, match="was inner between -3600 s and 3600 s, now inner between -7200 s and 3600"):
+        subtasks.restart(1)
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        ({"how": "inner"}, {"how": "left"}),
+        ({"how": "semi"}, {"how": "anti"}),
+        ({"how": "semi"}, {"how": "semi", "where": pc.field("y") == "a"}),
+        ({"how": "inner", "ttl": "1 h"}, {"how": "inner"}),
+    ],
+)
+def test_state_of_another_kind_of_join_is_refused(scratches: Any, was: Any, now: Any) -> None:
+    """What one kind keeps another would read as rows without columns, or without a match."""
+    subtasks = Subtasks(join_spec(**was), "heap", scratches())
+    subtasks.feed(1, [(1, 0, "a")])
+    subtasks.spec = join_spec(**now)
+    with pytest.raises(SnapshotError):
         subtasks.restart(1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from tidegate import DataGen, Pipeline, Stream, count, tumbling
 from tidegate.contract.errors import PipelineError
 from tidegate.operators.join_specs import Between, StreamJoinSpec, Windows
+from tidegate.pipeline.windows import WindowTime
 
 ORDERS = pa.schema(
     [
@@ -223,6 +225,25 @@ def test_rows_that_would_wait_for_ever_are_refused(p: Pipeline, how: Any, bounde
         return
     error = refusal(lambda: left.join(right, "k", how, uid="j"))
     assert f"needs a bounded {refused} side" in error.what and "ttl=" in error.remedy
+
+
+def test_windows_may_slide(orders: Stream, payments: Stream) -> None:
+    @dataclass(frozen=True)
+    class Overlapping:
+        size_us: int = 60
+        slide_us: int = 20
+        offset_us: int = 5
+        time: WindowTime = "event"
+
+    joined = orders.join(payments, "order", window=Overlapping(), suffix="_p", uid="j")
+    assert spec_of(joined).bounds == Windows(60, 20, 5)
+
+
+def test_a_key_of_the_name_that_the_state_uses_is_refused(p: Pipeline) -> None:
+    schema = pa.schema([("span_start_us", pa.int64()), ("t", pa.timestamp("us"))])
+    left, right = (read(p, schema, uid).with_watermark("t", "0 s") for uid in "ab")
+    call = {"on": "span_start_us", "suffix": "_r", "uid": "j"}
+    assert "'span_start_us'" in refusal(lambda: left.join(right, ttl="1 s", **call)).what  # type: ignore[arg-type]
 
 
 def test_a_broadcast_side_takes_no_bounds(p: Pipeline, orders: Stream) -> None:
