@@ -45,6 +45,7 @@ from tidegate.coordinator.shared_files import SharedFiles
 from tidegate.coordinator.topology import ChainShape, FiresAtEnd, Topology
 from tidegate.operators.join_specs import StreamJoinSpec
 from tidegate.operators.process_specs import ProcessSpec
+from tidegate.operators.processor_specs import INITIAL, StatefulProcessorSpec
 from tidegate.operators.running_specs import RunningAggSpec
 from tidegate.operators.session_specs import SessionAggSpec
 from tidegate.operators.specs import BUILD, BroadcastJoinSpec, KeyedProcessSpec, WindowAggSpec
@@ -403,7 +404,7 @@ def cannot_quarantine(graph: JobGraph) -> tuple[str, ...]:
     return tuple(uid for uid, sink in sinks if sink.two_phase and not sink.can_quarantine)
 
 
-FIRING = KeyedProcessSpec | ProcessSpec | StreamJoinSpec | RunningAggSpec
+FIRING = KeyedProcessSpec | ProcessSpec | StreamJoinSpec | RunningAggSpec | StatefulProcessorSpec
 """Specs that say themselves whether they give results because their input has ended."""
 
 
@@ -430,4 +431,6 @@ def topology_of(graph: JobGraph, plan: ExecutionPlan, processing_time_on_end: Pr
                     fire_at_end.append(FiresAtEnd(node.uid, chain.chain_id))
             elif isinstance(node.spec, FIRING) and node.spec.fires_at_end:
                 fire_at_end.append(FiresAtEnd(node.uid, chain.chain_id))
+            elif isinstance(node.spec, StatefulProcessorSpec) and node.spec.initial_schema is not None:
+                fire_at_end.append(FiresAtEnd(node.uid, chain.inputs[INITIAL].upstream_chain))
     return Topology(plan.parallelism, tuple(chains), tuple(fire_at_end))

@@ -23,6 +23,7 @@ from tidegate.pipeline.joining import BroadcastStream
 from tidegate.pipeline.location import user_location
 from tidegate.pipeline.processing import keyed_spec
 from tidegate.pipeline.side_outputs import checked_side_outputs, declared_schemas
+from tidegate.pipeline.stateful_processor_calls import StatefulProcessorCalls
 from tidegate.pipeline.windows import Session, Sliding, Window, lateness_us
 from tidegate.plan.graph import Edge
 from tidegate.state.keytypes import stored_field
@@ -38,8 +39,9 @@ WINDOW_BOUND = pa.timestamp("us")
 """Type of both bounds; without zone, in UTC."""
 
 
-class GroupedStream:
-    """A stream grouped by key columns; follow it by `.window(...)`, `.process(...)` or `.connect(...)`."""
+class GroupedStream(StatefulProcessorCalls):
+    """A stream grouped by key columns; follow it by `.window(...)`, `.process(...)`, `.transform_with_state(...)` or
+    `.connect(...)`."""
 
     def __init__(self, stream: Stream, keys: tuple[str, ...], location: str) -> None:
         where = place("group_by", None, location)

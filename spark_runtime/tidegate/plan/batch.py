@@ -14,6 +14,7 @@ import pyarrow as pa
 from tidegate.contract.errors import PipelineError
 from tidegate.operators.contract import MAIN_OUTPUT
 from tidegate.operators.mode_dependence import mode_dependence
+from tidegate.operators.processor_specs import StatefulProcessorSpec
 from tidegate.operators.specs import KeyedProcessSpec, TimeUnit, UnionSpec
 from tidegate.plan.execution import Chain, plan
 from tidegate.plan.graph import Edge, Exchange, JobGraph, Node, Partitioner
@@ -156,6 +157,7 @@ def _stage(graph: JobGraph, chain: Chain) -> Stage:
     gathers = _gathering(head, inputs)
     keyed = all(given.exchange == "hash" and given.keys for given in inputs)
     of_subtask = isinstance(head.spec, KeyedProcessSpec) and bool(head.spec.subtask_states)
+    of_subtask |= isinstance(head.spec, StatefulProcessorSpec) and not head.spec.cuts_by_key
     by_key = gathers == "exchange" and not broadcasts and keyed and head.sink is None and not of_subtask
     tail = graph.nodes[chain.nodes[-1]]
     read = graph.side_outputs_read(tail.node_id)

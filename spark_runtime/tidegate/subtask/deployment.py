@@ -19,6 +19,7 @@ from tidegate.connectors.splits import split_from_json, splits_from_parts
 from tidegate.contract.options import ProcessingTimeOnEnd, StateBackend
 from tidegate.operators.contract import OperatorContext, StreamOperator
 from tidegate.operators.process_specs import ProcessSpec
+from tidegate.operators.processor_specs import StatefulProcessorSpec
 from tidegate.operators.requests import StartRequests
 from tidegate.operators.specs import KeyedProcessSpec, WatermarkSpec
 from tidegate.plan.execution import Chain, ChainInput, ChainOutput, ExecutionPlan
@@ -232,7 +233,7 @@ def _context(
 
 def _keyed_processes(graph: JobGraph) -> int:
     """How many share the slot's memory for state; at least 1."""
-    return max(1, sum(isinstance(node.spec, KeyedProcessSpec) for node in graph.nodes))
+    return max(1, sum(isinstance(node.spec, KeyedProcessSpec | StatefulProcessorSpec) for node in graph.nodes))
 
 
 def _open_operator(

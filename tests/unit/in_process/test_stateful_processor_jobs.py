@@ -1,0 +1,276 @@
+"""S5, S8: whole jobs with a PySpark StatefulProcessor: crashed, restored and rescaled, they give what a plain
+calculation gives."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+from tidegate.connectors.datagen import DataGen
+from tidegate.contract.errors import SnapshotError
+from tidegate.contract.records import RestoreFrom
+from tidegate.contract.state_shapes import StateShape
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.job_run import RunEnded
+from tidegate.pipeline.pipeline import Pipeline
+from tidegate.snapshot.metadata import read_metadata
+from tidegate.testing.collect import CollectSink, collected, forget_collected
+from tidegate.testing.in_process import InProcessJob, InProcessRun
+
+ROWS = 400
+KEYS = 7
+STARTS = 30
+WINDOW_MS = 50
+END_MS = 10**9
+RESULT = "what STRING, k BIGINT, a BIGINT, b BIGINT, c BIGINT"
+BACK_ENDS = ("heap", "memory", "rocksdb")
+_sinks = itertools.count()
+
+
+@pytest.fixture
+def sink() -> Iterator[str]:
+    name = f"processors-{next(_sinks)}"
+    yield name
+    forget_collected(name)
+
+
+class Ledger(StatefulProcessor):
+    """Every kind of state, and windows made by hand of a map and timers. At the end of the input a timer far away tells
+    count, sum of the list and the initial state of each key."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.count = handle.getValueState("count", "n BIGINT, begun BIGINT")
+        self.seen = handle.getListState("seen", "v BIGINT")
+        self.windows = handle.getMapState("windows", "end_ms BIGINT", "n BIGINT, total BIGINT")
+
+    def handleInitialState(self, key: Any, initialState: Row, timerValues: Any) -> None:
+        n, begun = self.count.get() or (0, 0)
+        assert n == 0, "a row came before the initial state"
+        self.count.update((0, begun + initialState.v))
+        self.handle.registerTimer(END_MS)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> None:
+        n, begun = self.count.get() or (0, 0)
+        for row in rows:
+            n += 1
+            self.seen.appendValue((row.v,))
+            end_ms = (row.v // WINDOW_MS + 1) * WINDOW_MS
+            held = self.windows.getValue((end_ms,)) or (0, 0)
+            self.windows.updateValue((end_ms,), (held[0] + 1, held[1] + row.v))
+            self.handle.registerTimer(end_ms)
+        self.handle.registerTimer(END_MS)
+        self.count.update((n, begun))
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        time_ms = expiredTimerInfo.getExpiryTimeInMs()
+        if time_ms == END_MS:
+            (n, begun), seen = self.count.get(), [v for (v,) in self.seen.get()]
+            assert seen == sorted(seen), "rows of a split come in order"
+            yield Row(what="end", k=key[0], a=n, b=sum(seen), c=begun)
+            return
+        held = self.windows.getValue((time_ms,))
+        self.windows.removeKey((time_ms,))
+        yield Row(what="window", k=key[0], a=time_ms, b=held.n, c=held.total)
+
+
+def ledger(sink: str, processor: StatefulProcessor | None = None) -> Pipeline:
+    p = Pipeline()
+    schema = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+    numbers = DataGen(lambda n: {"k": n % KEYS, "v": n}, schema, rows=ROWS, splits=1, batch_rows=8, rate=2_000)
+    starts = DataGen(lambda n: {"k": n % (KEYS + 1), "v": n * n}, schema, rows=STARTS, splits=2, batch_rows=4, rate=500)
+    (
+        p.read(numbers, uid="numbers")
+        .with_watermark("v", "0 s", unit="ms")
+        .group_by("k")
+        .transform_with_state(
+            processor or Ledger(),
+            RESULT,
+            "Append",
+            "EventTime",
+            initialState=p.read(starts, uid="starts").group_by("k"),
+            uid="ledger",
+        )
+        .write(CollectSink(sink), uid="out")
+    )
+    return p
+
+
+def expected() -> Counter[tuple[Any, ...]]:
+    """The same by plain Python."""
+    rows: list[tuple[Any, ...]] = []
+    for key in range(KEYS + 1):
+        mine = range(key, ROWS, KEYS) if key < KEYS else range(0)
+        begun = sum(n * n for n in range(key, STARTS, KEYS + 1))
+        rows.append(("end", key, len(mine), sum(mine), begun))
+        for end_ms in {(v // WINDOW_MS + 1) * WINDOW_MS for v in mine}:
+            window = [v for v in mine if end_ms - WINDOW_MS <= v < end_ms]
+            rows.append(("window", key, end_ms, len(window), sum(window)))
+    return Counter(rows)
+
+
+def suspended(run: InProcessRun, number: int) -> str | None:
+    """Path of the savepoint; None: the job came to its end before."""
+    run.ask(ev.Request("stop-savepoint", request_id=f"stop-{number}", stop="suspend"))
+    outcome = run.to_end()
+    assert isinstance(outcome, RunEnded)
+    return outcome.path
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("back_end", BACK_ENDS)
+def test_crashes_restores_and_rescales_of_a_processor_change_no_result(
+    sink: str, back_end: str, seed: int, tmp_path: Path
+) -> None:
+    """S5.1, S5.5, S9.1: states, timers and the initial state, against plain Python."""
+    rng = random.Random(f"{back_end}-{seed}")
+    options = {
+        "parallelism": 2,
+        "checkpoint_interval": "20 ms",
+        "state_backend": back_end,
+        "unaligned_checkpoints": seed % 2 == 1,
+    }
+    a_job = InProcessJob(lambda: ledger(sink), options, scratch=str(tmp_path))
+    run = a_job.submit()
+    for number in range(8):
+        for _ in range(rng.randint(5, 60)):
+            run.pump()
+            if rng.random() < 0.4:
+                run.tick(rng.randint(1, 20))
+            if run.outcome is not None:
+                break
+        if run.outcome is not None:
+            break
+        what = rng.choice(["crash", "driver", "rescale"])
+        if what == "rescale":
+            path = suspended(run, number)
+            if path is None:
+                break
+            a_job.options = {**options, "parallelism": rng.randint(1, 4)}
+            run = a_job.submit(RestoreFrom("savepoint", path=path))
+        else:
+            run.crash()
+            run = a_job.rerun() if what == "crash" else a_job.relaunch()
+    assert isinstance(run.to_end(), RunEnded)
+    assert Counter(collected(sink).rows()) == expected()
+
+
+def test_snapshots_name_the_states_of_a_processor_and_a_drain_asks_for_leave(sink: str) -> None:
+    """S5.3, S7.5."""
+    a_job = InProcessJob(lambda: ledger(sink))
+    run = a_job.submit()
+    run.pump(20)
+    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="drain"))
+    outcome = run.to_end()
+    assert isinstance(outcome, RunEnded) and outcome.path is not None
+    metadata = read_metadata(a_job.store, outcome.path)
+    (told,) = (operator for operator in metadata.graph["operators"] if operator["uid"] == "ledger")
+    shapes = {shape.name: shape for shape in map(StateShape.from_json, told["states"])}
+    assert {name: shape.form for name, shape in shapes.items()} == {
+        "count": "value",
+        "seen": "list",
+        "windows": "map",
+        "timers:event": "timers",
+        "timers:processing": "timers",
+        "watermark:passed": "",
+        "initial:complete": "",
+        "initial:waiting": "",
+    }
+    columns = [column.name for column in shapes["windows"].columns]
+    assert columns == ["__key_group", "key:k", "map:end_ms", "value:n", "value:total"]
+    with pytest.raises(SnapshotError, match=r"ledger \(transform_with_state\)"):
+        a_job.submit(RestoreFrom("savepoint", path=outcome.path))
+
+
+def test_a_processor_may_forget_a_state_that_a_savepoint_holds(sink: str) -> None:
+    """`deleteIfExists`, through the preflight too; a state that is merely gone is refused (S5.5)."""
+
+    class Gone(Ledger):
+        def init(self, handle: StatefulProcessorHandle) -> None:
+            super().init(handle)
+            self.handle.getValueState("old", "x INT")
+
+    class Forgets(Ledger):
+        def init(self, handle: StatefulProcessorHandle) -> None:
+            super().init(handle)
+            self.handle.deleteIfExists("old")
+
+    current: list[StatefulProcessor] = [Gone()]
+    a_job = InProcessJob(lambda: ledger(sink, current[0]))
+    run = a_job.submit()
+    run.pump(20)
+    path = suspended(run, 1)
+    current[0] = Ledger()
+    with pytest.raises(SnapshotError, match="'old'"):
+        a_job.submit(RestoreFrom("savepoint", path=path))
+    current[0] = Forgets()
+    assert isinstance(a_job.submit(RestoreFrom("savepoint", path=path)).to_end(), RunEnded)
+    assert Counter(collected(sink).rows()) == expected()
+
+
+def test_what_a_processor_raises_fails_the_run_with_operator_subtask_and_its_line(sink: str) -> None:
+    class Breaks(Ledger):
+        def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> None:
+            raise ZeroDivisionError("of the user")  # their line
+
+    run = InProcessJob(lambda: ledger(sink, Breaks())).submit()
+    with pytest.raises(Exception, match="operator 'ledger' subtask 0: ZeroDivisionError: of the user") as failed:
+        run.until(lambda: False)
+    assert "# their line" in failed.value.traceback
+
+
+def test_a_processor_follows_another_by_the_event_time_of_what_it_gives(sink: str) -> None:
+    """`eventTimeColumnName`: no row of the first is late for the second."""
+
+    class Ends(StatefulProcessor):
+        """Gives a row with the time of its timer."""
+
+        def init(self, handle: StatefulProcessorHandle) -> None:
+            self.handle, self.n = handle, handle.getValueState("n", "n BIGINT")
+
+        def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> None:
+            for row in rows:
+                self.n.update(((self.n.get() or (0,))[0] + 1,))
+                self.handle.registerTimer(row.v // 100 * 100 + 99)
+
+        def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+            at = np.datetime64(expiredTimerInfo.getExpiryTimeInMs() * 1000, "us").item()
+            yield Row(at=at, n=self.n.get()[0], one="all")
+            self.n.clear()
+
+    class Sums(Ends):
+        def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> None:
+            for row in rows:
+                self.n.update(((self.n.get() or (0,))[0] + row.n,))
+                self.handle.registerTimer(int(row.at.timestamp() * 1000))
+
+    def build() -> Pipeline:
+        p = Pipeline()
+        schema = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+        numbers = DataGen(lambda n: {"k": n % KEYS, "v": n}, schema, rows=ROWS, splits=1, batch_rows=4)
+        columns = "at TIMESTAMP, n BIGINT, one STRING"
+        (
+            p.read(numbers, uid="numbers")
+            .with_watermark("v", "0 s", unit="ms")
+            .group_by("k")
+            .transform_with_state(Ends(), columns, "Append", "EventTime", eventTimeColumnName="at", uid="ends")
+            .group_by("one")
+            .transform_with_state(Sums(), columns, "Append", "EventTime", uid="sums")
+            .write(CollectSink(sink), uid="out")
+        )
+        return p
+
+    run = InProcessJob(build, {"parallelism": 2}).submit()
+    assert isinstance(run.to_end(), RunEnded)
+    rows = sorted((row[0].timestamp() * 1000, row[1]) for row in collected(sink).rows())  # type: ignore[attr-defined]
+    assert rows == [(99, 100), (199, 100), (299, 100), (399, 100)]

@@ -1,0 +1,562 @@
+"""PySpark's StatefulProcessor over keyed state: what its handle, states and timers do, and when it is called."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+from tidegate.channel.elements import MAX_WATERMARK
+from tidegate.contract.errors import PipelineError, SnapshotError
+from tidegate.operators.contract import OperatorContext
+from tidegate.operators.overlaid_states import LARGE_MAP_ENTRIES
+from tidegate.operators.processor_specs import INITIAL, StatefulProcessorSpec
+from tidegate.operators.processor_states import declared
+from tidegate.operators.spark_ddl import schema_of
+from tidegate.operators.spark_values import arrow_schema
+from tidegate.operators.transform_with_state import TransformWithState
+from tidegate.snapshot.parts import StatePart
+from tidegate.snapshot.redistribution import Rescale, redistributed
+from tidegate.snapshot.streams import decode_parts, encode_parts
+
+GROUPS = 16
+INPUT = pa.schema([("k", pa.string()), ("n", pa.int64()), ("t", pa.timestamp("us", "UTC"))])
+START = pa.schema([("owner", pa.string()), ("n", pa.int64())])
+Said = tuple[str | None, str]
+
+
+class Rig:
+    """One operator with a clock of its own; what a processor says as (key, words)."""
+
+    def __init__(
+        self,
+        processor: StatefulProcessor,
+        mode: str = "none",
+        restored: Sequence[StatePart] | None = None,
+        *,
+        place: tuple[int, int] = (0, 1),
+        initial: bool = False,
+        output: str = "k STRING, what STRING",
+        output_time: str | None = None,
+        on_end: Any = "fire",
+        back_end: Any = "heap",
+        pandas: bool = False,
+        drained: bool = False,
+    ) -> None:
+        found = declared(processor, mode, "here")
+        schema = arrow_schema(schema_of(output, "it", "here"), "it", "here", nullable=False)
+        time = "t" if mode == "eventtime" else None
+        start = (START, ("owner",)) if initial else (None, ())
+        self.spec = StatefulProcessorSpec(
+            *(processor, pandas, found.states, found.deleted, mode, ("k",), time, "us", INPUT, *start, schema),
+            *(output_time, "us"),
+        )
+        self.now_ms = 1_000
+        self.operator = self.spec.create()
+        assert isinstance(self.operator, TransformWithState)
+        self.context = OperatorContext(
+            *("job", "l", "op", *place, GROUPS, 1, "r", (INPUT,), lambda: self.now_ms),
+            processing_time_on_end=on_end,
+            state_backend=back_end,
+            drained=drained,
+        )
+        self.operator.open(self.context)
+        if restored is not None:
+            self.operator.restore(restored)
+
+    def feed(self, *rows: tuple[str | None, int | None, int | None]) -> list[Said]:
+        """Rows of (key, number, event time in seconds)."""
+        times = [None if second is None else dt.datetime.fromtimestamp(second, dt.UTC) for _, _, second in rows]
+        columns = [[row[0] for row in rows], [row[1] for row in rows], times]
+        batch = pa.record_batch(
+            [pa.array(column, field.type) for column, field in zip(columns, INPUT, strict=True)], schema=INPUT
+        )
+        return said(self.operator.process(batch, 0))
+
+    def start(self, *rows: tuple[str, int]) -> list[Said]:
+        """Rows of the initial state."""
+        batch = pa.RecordBatch.from_pylist([{"owner": k, "n": n} for k, n in rows], schema=START)
+        return said(self.operator.process(batch, INITIAL))
+
+    def watermark(self, second: int) -> list[Said]:
+        return said(self.operator.on_watermark(second * 1_000_000))
+
+    def end(self) -> list[Said]:
+        return [*said(self.operator.on_watermark(MAX_WATERMARK)), *said(self.operator.finish())]
+
+    def at(self, now_ms: int) -> list[Said]:
+        self.now_ms = now_ms
+        return said(self.operator.on_processing_time(now_ms))
+
+    def state(self) -> list[StatePart]:
+        self.operator.portable = True
+        made = self.operator.snapshot(1)
+        assert made is not None
+        return list(decode_parts(encode_parts(made())))
+
+
+def said(outputs: Iterable[Any]) -> list[Said]:
+    batches = [output for output in outputs if isinstance(output, pa.RecordBatch)]
+    return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]  # type: ignore[misc]
+
+
+class Scripted(StatefulProcessor):
+    """Does what the test says, with the states that it declares."""
+
+    def __init__(
+        self,
+        rows: Callable[..., Iterable[Any] | None],
+        *,
+        states: Callable[[StatefulProcessorHandle], Mapping[str, Any]] = lambda handle: {},
+        timer: Callable[..., Iterable[Any] | None] | None = None,
+        initial: Callable[..., None] | None = None,
+    ) -> None:
+        self.rows, self.declare, self.timer, self.initial = rows, states, timer, initial
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.states = self.declare(handle)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Any:
+        return self.rows(self, key[0], rows, timerValues)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        assert self.timer is not None
+        return self.timer(self, key[0], timerValues, expiredTimerInfo.getExpiryTimeInMs())
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        assert self.initial is not None
+        self.initial(self, key[0], initialState)
+
+
+def number(handle: StatefulProcessorHandle) -> Mapping[str, Any]:
+    return {"n": handle.getValueState("n", "n BIGINT")}
+
+
+def add_up(self: Scripted, key: str, rows: Iterator[Row], _: Any) -> Iterator[Row]:
+    total = (self.states["n"].get() or (0,))[0] + sum(row.n for row in rows)
+    self.states["n"].update((total,))
+    yield Row(k=key, what=str(total))
+
+
+def set_timers(self: Scripted, key: str, rows: Iterator[Row], _: Any) -> None:
+    for row in rows:
+        if row.n is not None:
+            self.handle.registerTimer(row.n * 1000)
+
+
+def tell_timer(self: Scripted, key: str, values: Any, time_ms: int) -> Iterator[Row]:
+    yield Row(k=key, what=f"{time_ms // 1000} at {values.getCurrentWatermarkInMs() // 1000}")
+
+
+def test_a_processor_is_called_once_for_each_key_and_batch_with_rows_in_order() -> None:
+    def tell(self: Scripted, key: str, rows: Iterator[Row], _: Any) -> Iterator[Row]:
+        yield Row(what=str([(row.k, row.n) for row in rows]), k=key)
+
+    assert Rig(Scripted(tell)).feed(("b", 1, 0), ("a", 2, 0), ("b", 3, 0), (None, 4, 0)) == [
+        ("b", "[('b', 1), ('b', 3)]"),
+        ("a", "[('a', 2)]"),
+        (None, "[(None, 4)]"),
+    ]
+
+
+def test_rows_that_the_processor_leaves_are_nobodys() -> None:
+    def first(self: Scripted, key: str, rows: Iterator[Row], _: Any) -> list[Row]:
+        return [Row(k=key, what=str(next(rows).n))]
+
+    assert Rig(Scripted(first)).feed(("b", 1, 0), ("b", 2, 0), ("a", 3, 0)) == [("b", "1"), ("a", "3")]
+
+
+@pytest.mark.parametrize("back_end", ["heap", "memory", "rocksdb"])
+def test_states_are_kept_from_batch_to_batch_and_through_a_snapshot(back_end: Any) -> None:
+    rig = Rig(Scripted(add_up, states=number), back_end=back_end)
+    assert rig.feed(("a", 1, 0), ("b", 2, 0)) == [("a", "1"), ("b", "2")]
+    assert rig.feed(("a", 3, 0)) == [("a", "4")]
+    again = Rig(Scripted(add_up, states=number), restored=rig.state(), back_end=back_end)
+    assert again.feed(("b", 5, 0), ("a", 6, 0)) == [("b", "7"), ("a", "10")]
+
+
+def test_attributes_of_a_processor_are_each_subtasks_own() -> None:
+    processor = Scripted(add_up, states=number)
+    one, other = Rig(processor), Rig(processor)
+    assert one.feed(("a", 1, 0)) == other.feed(("a", 1, 0)) == [("a", "1")]
+    assert not hasattr(processor, "handle")
+
+
+def test_many_keys_and_long_lists_are_worked_through_in_parts() -> None:
+    """Keys are cut into parts, a key's rows never."""
+
+    def grow(self: Scripted, key: str, rows: Iterator[Row], _: Any) -> Iterator[Row]:
+        self.states["l"].appendList([(row.n,) for row in rows])
+        yield Row(k=key, what=str([n for (n,) in self.states["l"].get()]))
+
+    rig = Rig(Scripted(grow, states=lambda handle: {"l": handle.getListState("l", "n INT")}))
+    keys = [f"{i}" for i in range(3_000)]
+    rows = [(key, i, 0) for i in range(2) for key in keys]
+    assert sorted(rig.feed(*rows)) == sorted((key, "[0, 1]") for key in keys)
+    assert sorted(rig.feed(*rows)) == sorted((key, "[0, 1, 0, 1]") for key in keys)
+
+
+def test_a_list_that_was_cleared_holds_what_is_appended_afterwards() -> None:
+    def change(self: Scripted, key: str, rows: Iterator[Row], _: Any) -> Iterator[Row]:
+        held = self.states["l"]
+        before, there = list(held.get()), held.exists()
+        held.appendValue((1,))
+        held.clear()
+        held.appendList([(2,), (3,)])
+        held.appendValue((len(before),))
+        yield Row(k=key, what=f"{before} {there} {list(held.get())}")
+
+    rig = Rig(Scripted(change, states=lambda handle: {"l": handle.getListState("l", "n INT")}))
+    assert rig.feed(("a", 0, 0)) == [("a", "[] False [(2,), (3,), (0,)]")]
+    assert rig.feed(("a", 0, 0)) == [("a", "[(2,), (3,), (0,)] True [(2,), (3,), (3,)]")]
+
+
+def test_a_large_map_is_read_entry_by_entry_and_the_same() -> None:
+    """The second batch reads all entries, and finds them many; from the third on single ones are read."""
+
+    def change(self: Scripted, key: str, rows: Iterator[Row], _: Any) -> Iterator[Row]:
+        entries = self.states["m"]
+        for row in rows:
+            held = entries.getValue((row.n, "x"))
+            entries.updateValue((row.n, "x"), (1 if held is None else held.times + 1,))
+            if row.n == 7:
+                entries.removeKey((row.n, "x"))
+        probe = [entries.getValue((n, "x")) for n in (7, 8, 9_999)], entries.containsKey((8, "x"))
+        yield Row(k=key, what=f"{probe} {len(list(entries.keys())) if key == 'all' else 0}")
+
+    columns = "n BIGINT, times STRING", "times INT"
+    rig = Rig(Scripted(change, states=lambda handle: {"m": handle.getMapState("m", *columns)}))
+    many = [("a", n, 0) for n in range(3 * LARGE_MAP_ENTRIES)]
+    assert rig.feed(*many) == [("a", "([None, Row(times=1), None], True) 0")]
+    assert rig.feed(("a", 8, 0)) == [("a", "([None, Row(times=2), None], True) 0")]
+    assert rig.feed(("a", 8, 0), ("a", 9_999, 0)) == [("a", "([None, Row(times=3), Row(times=1)], True) 0")]
+    assert rig.feed(*[("all", n, 0) for n in range(9)]) == [("all", "([None, Row(times=1), None], True) 8")]
+
+
+def test_a_map_that_was_cleared_holds_what_is_put_afterwards() -> None:
+    def change(self: Scripted, key: str, rows: Iterator[Row], _: Any) -> Iterator[Row]:
+        entries = self.states["m"]
+        before = sorted(entries.iterator())
+        entries.clear()
+        there = entries.exists(), entries.getValue((1,))
+        for row in rows:
+            entries.updateValue((row.n,), (len(before),))
+        yield Row(k=key, what=f"{before} {there} {sorted(entries.values())}")
+
+    rig = Rig(Scripted(change, states=lambda handle: {"m": handle.getMapState("m", "n INT", "n INT")}))
+    assert rig.feed(("a", 1, 0), ("a", 2, 0)) == [("a", "[] (False, None) [(0,), (0,)]")]
+    assert rig.feed(("a", 2, 0)) == [("a", "[((1,), (0,)), ((2,), (0,))] (False, None) [(2,)]")]
+
+
+def test_event_timers_fire_by_the_watermark_in_order_of_time() -> None:
+    rig = Rig(Scripted(set_timers, timer=tell_timer), "eventtime")
+    assert rig.feed(("a", 30, 1), ("b", 10, 1), ("a", 10, 1), ("a", 30, 1)) == []
+    assert rig.watermark(9) == []
+    assert sorted(rig.watermark(29)) == [("a", "10 at 29"), ("b", "10 at 29")]
+    assert rig.watermark(30) == [("a", "30 at 30")]
+    assert rig.watermark(99) == []
+
+
+def test_a_timer_for_a_time_that_has_come_fires_behind_the_rows_of_its_batch() -> None:
+    rig = Rig(Scripted(set_timers, timer=tell_timer), "eventtime")
+    rig.watermark(20)
+    assert rig.feed(("a", 20, 30), ("a", 21, 30)) == [("a", "20 at 20")]
+
+
+def test_a_timer_is_listed_while_it_fires_and_gone_afterwards_even_if_it_was_registered_again() -> None:
+    """As in Spark; what fires is settled when firing begins."""
+
+    def fire(self: Scripted, key: str, _: Any, time_ms: int) -> Iterator[Row]:
+        yield Row(k=key, what=f"{time_ms // 1000} of {[time // 1000 for time in self.handle.listTimers()]}")
+        self.handle.registerTimer(time_ms)
+        self.handle.deleteTimer(11_000)
+
+    rig = Rig(Scripted(set_timers, timer=fire), "eventtime")
+    rig.feed(("a", 10, 1), ("a", 11, 1), ("a", 50, 1))
+    assert rig.watermark(20) == [("a", "10 of [10, 11, 50]"), ("a", "11 of [50]")]
+    assert rig.watermark(49) == []
+
+
+def test_a_timer_that_a_handler_sets_to_a_time_that_has_come_fires_the_next_time() -> None:
+    """Else one that always sets the next would fire for ever."""
+
+    def fire(self: Scripted, key: str, _: Any, time_ms: int) -> Iterator[Row]:
+        self.handle.registerTimer(time_ms - 1000)
+        yield Row(k=key, what=str(time_ms // 1000))
+
+    rig = Rig(Scripted(set_timers, timer=fire), "eventtime")
+    rig.feed(("a", 10, 1))
+    assert [rig.watermark(second) for second in (20, 21, 22)] == [[("a", "10")], [("a", "9")], [("a", "8")]]
+    assert rig.feed(("b", None, 99)) == [("a", "7")]
+
+
+def test_processing_timers_fire_by_the_clock_and_keep_idleness_back() -> None:
+    def fire(self: Scripted, key: str, values: Any, time_ms: int) -> Iterator[Row]:
+        self.handle.registerTimer(values.getCurrentProcessingTimeInMs())
+        yield Row(k=key, what=f"{time_ms} at {values.getCurrentProcessingTimeInMs()}")
+
+    rig = Rig(Scripted(set_timers, timer=fire), "processingtime")
+    assert rig.operator.next_processing_time_ms() is None and not rig.operator.withholds()
+    assert rig.feed(("a", 2, 1)) == []
+    assert rig.operator.next_processing_time_ms() == 2_000 and rig.operator.withholds()
+    assert rig.at(2_500) == [("a", "2000 at 2500")]
+    assert rig.operator.next_processing_time_ms() == 2_501, "one for now waits, so that the loop goes on"
+
+
+def test_the_end_of_the_input_fires_all_event_timers_and_the_watermark_comes_from_timer_to_timer() -> None:
+    """S7.6."""
+    rig = Rig(Scripted(set_timers, timer=tell_timer), "eventtime")
+    rig.feed(("a", 30, 1), ("b", 40, 1), ("b", 3, 1))
+    rig.watermark(5)
+    assert rig.end() == [("a", "30 at 30"), ("b", "40 at 40")]
+
+
+def test_the_end_of_the_input_fires_processing_timers_once_or_drops_them() -> None:
+    """S7.6."""
+
+    def again(self: Scripted, key: str, values: Any, time_ms: int) -> Iterator[Row]:
+        self.handle.registerTimer(time_ms + 1)
+        yield Row(k=key, what=str(time_ms))
+
+    rig = Rig(Scripted(set_timers, timer=again), "processingtime")
+    rig.feed(("a", 60, 1))
+    assert rig.end() == [("a", "60000")] and rig.context.counters == {"processing_time_dropped": 1}
+    rig = Rig(Scripted(set_timers, timer=again), "processingtime", on_end="drop")
+    rig.feed(("a", 60, 1), ("b", 60, 1))
+    assert rig.end() == [] and rig.context.counters == {"processing_time_dropped": 2}
+
+
+def test_late_rows_are_dropped_and_counted_over_event_time_alone() -> None:
+    """S4.4: a row without a time is not late."""
+    rig = Rig(Scripted(add_up, states=number), "eventtime")
+    rig.watermark(10)
+    assert rig.feed(("a", 1, 9), ("a", 2, 10), ("b", 3, 2), ("a", 4, None)) == [("a", "6")]
+    assert rig.context.counters == {"late_dropped": 2}
+    rig = Rig(Scripted(add_up, states=number))
+    rig.watermark(10)
+    assert rig.feed(("a", 1, 9)) == [("a", "1")]
+
+
+def test_without_time_mode_there_is_no_time() -> None:
+    def tell(self: Scripted, key: str, rows: Iterator[Row], values: Any) -> Iterator[Row]:
+        yield Row(k=key, what=f"{values.getCurrentProcessingTimeInMs()} {values.getCurrentWatermarkInMs()}")
+
+    assert Rig(Scripted(tell)).feed(("a", 1, 1)) == [("a", "-1 -1")]
+    assert Rig(Scripted(tell), "eventtime").feed(("a", 1, 1)) == [("a", "1000 0")], "0 before the first watermark"
+
+
+def start_with(self: Scripted, key: str, row: Row) -> None:
+    self.states["n"].update(((self.states["n"].get() or (0,))[0] + row.n,))
+
+
+def test_rows_wait_for_the_initial_state_also_through_a_restore() -> None:
+    """S7: before the first row, and never on a restore."""
+
+    def account() -> Scripted:
+        return Scripted(add_up, states=number, initial=start_with)
+
+    rig = Rig(account(), initial=True)
+    assert rig.feed(("a", 1, 0)) == rig.start(("a", 100), ("b", 50)) == []
+    assert rig.operator.withholds() and not rig.operator.forwards_watermarks()
+    again = Rig(account(), initial=True, restored=rig.state())
+    assert again.feed(("b", 2, 0)) == again.start(("a", 10)) == []
+    assert said(again.operator.end_input(INITIAL)) == [("a", "111"), ("b", "52")]
+    assert again.feed(("a", 5, 0)) == [("a", "116")]
+    third = Rig(account(), initial=True, restored=again.state())
+    assert third.start(("a", 100)) == [] and third.context.counters == {"initial_state_ignored": 1}
+    assert third.feed(("a", 1, 0)) == [("a", "117")]
+
+
+def test_an_initial_state_that_a_drain_cut_short_goes_on() -> None:
+    """S7.5."""
+    rig = Rig(Scripted(add_up, states=number, initial=start_with), initial=True)
+    rig.start(("a", 100))
+    assert rig.end() == []
+    again = Rig(Scripted(add_up, states=number, initial=start_with), initial=True, restored=rig.state(), drained=True)
+    assert again.feed(("a", 1, 0)) == again.start(("a", 10)) == []
+    assert said(again.operator.end_input(INITIAL)) == [("a", "111")]
+
+
+def test_a_watermark_waits_for_the_initial_state_with_the_rows() -> None:
+    rig = Rig(
+        Scripted(set_timers, timer=tell_timer, initial=lambda self, key, row: self.handle.registerTimer(row.n * 1000)),
+        "eventtime",
+        initial=True,
+    )
+    rig.feed(("a", 7, 5))
+    rig.start(("b", 3))
+    assert rig.watermark(8) == []
+    rig = Rig(
+        Scripted(set_timers, timer=tell_timer, initial=lambda self, key, row: self.handle.registerTimer(row.n * 1000)),
+        "eventtime",
+        rig.state(),
+        initial=True,
+    )
+    outputs = list(rig.operator.end_input(INITIAL))
+    assert said(outputs) == [("b", "3 at 8"), ("a", "7 at 8")]
+    assert getattr(outputs[-1], "time_us", None) == 8_000_000, "it is passed on behind them"
+
+
+def test_an_initial_state_of_a_snapshot_without_one_is_too_late() -> None:
+    rig = Rig(Scripted(add_up, states=number))
+    rig.feed(("a", 1, 0))
+    again = Rig(Scripted(add_up, states=number, initial=start_with), initial=True, restored=rig.state())
+    assert again.start(("a", 100)) == []
+    assert again.feed(("a", 1, 0)) == [("a", "2")]
+
+
+def test_an_initial_state_may_be_taken_away_when_no_row_waits_for_it_any_more() -> None:
+    rig = Rig(Scripted(add_up, states=number, initial=start_with), initial=True)
+    rig.feed(("a", 1, 0))
+    with pytest.raises(SnapshotError, match="wait for an initial state"):
+        Rig(Scripted(add_up, states=number), restored=rig.state())
+    list(rig.operator.end_input(INITIAL))
+    assert Rig(Scripted(add_up, states=number), restored=rig.state()).feed(("a", 1, 0)) == [("a", "2")]
+
+
+def test_waiting_rows_states_and_timers_come_to_whoever_has_their_key_group() -> None:
+    """S5.5."""
+
+    def processor() -> Scripted:
+        def both(self: Scripted, key: str, rows: Iterator[Row], _: Any) -> None:
+            for row in rows:
+                self.handle.registerTimer(row.n * 1000)
+                start_with(self, key, row)
+
+        def tell(self: Scripted, key: str, _: Any, time_ms: int) -> Iterator[Row]:
+            yield Row(k=key, what=f"{time_ms} {self.states['n'].get()}")
+
+        return Scripted(both, states=number, timer=tell, initial=start_with)
+
+    keys = [f"key {i}" for i in range(20)]
+    rig = Rig(processor(), "eventtime", initial=True)
+    rig.start(*[(key, 1) for key in keys])
+    rig.feed(*[(key, 7, 5) for key in keys])
+    found: list[Said] = []
+    for index in range(3):
+        parts = redistributed({0: rig.state()}, None, Rescale(1, 3, GROUPS, index))
+        new = Rig(processor(), "eventtime", parts, place=(index, 3), initial=True)
+        list(new.operator.end_input(INITIAL))
+        found += new.watermark(100)
+    assert sorted(found) == sorted((key, "7000 (8,)") for key in keys)
+
+
+def test_a_state_that_init_deletes_is_dropped_from_a_snapshot() -> None:
+    rig = Rig(Scripted(add_up, states=lambda handle: (handle.getValueState("old", "x INT"), number(handle))[1]))
+    rig.feed(("a", 1, 0))
+    with pytest.raises(SnapshotError, match="'old'"):
+        Rig(Scripted(add_up, states=number), restored=rig.state())
+    forgets = Scripted(add_up, states=lambda handle: (handle.deleteIfExists("old"), number(handle))[1])
+    assert Rig(forgets, restored=rig.state()).feed(("a", 1, 0)) == [("a", "2")]
+
+
+def test_timers_of_another_time_mode_are_refused_at_a_restore() -> None:
+    rig = Rig(Scripted(set_timers, timer=tell_timer), "eventtime")
+    rig.feed(("a", 10, 1))
+    for mode in ("processingtime", "none"):
+        with pytest.raises(SnapshotError, match="timers over event time"):
+            Rig(Scripted(set_timers, timer=tell_timer), mode, rig.state())
+
+
+def test_a_row_behind_the_watermark_is_refused_where_its_time_counts() -> None:
+    """As in Spark; but timers give rows before the watermark that they answer is passed on."""
+
+    def fire(self: Scripted, key: str, _: Any, time_ms: int) -> Iterator[Row]:
+        yield Row(k=key, at=dt.datetime.fromtimestamp(time_ms / 1000, dt.UTC))
+
+    rig = Rig(Scripted(set_timers, timer=fire), "eventtime", output="k STRING, at TIMESTAMP", output_time="at")
+    rig.feed(("a", 10, 1), ("a", 30, 1))
+    assert len(rig.watermark(20)) == 1
+    with pytest.raises(PipelineError, match="the watermark has come to 1970-01-01T00:00:20") as refused:
+        rig.feed(("a", 15, 25))
+    assert "eventTimeColumnName" in refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("give", "cause"),
+    [
+        (lambda key: [("a", "b")], "it gave a tuple"),
+        (lambda key: [Row("a", "b")], "without names"),
+        (lambda key: [Row(k=key, what=5)], "column 'what' is string"),
+        (lambda key: 5, "gave a int"),
+    ],
+)
+def test_rows_that_are_not_of_the_declared_type_are_refused(give: Callable[[str], Any], cause: str) -> None:
+    with pytest.raises(PipelineError, match="broke outputStructType") as refused:
+        Rig(Scripted(lambda self, key, rows, _: give(key))).feed(("a", 1, 1))
+    assert cause in refused.value.cause
+
+
+def test_nulls_where_none_are_declared_are_refused() -> None:
+    rig = Rig(Scripted(lambda self, key, rows, _: [Row(k=None)]), output="k STRING NOT NULL")
+    with pytest.raises(PipelineError, match="outputStructType") as refused:
+        rig.feed(("a", 1, 1))
+    assert "has nulls" in refused.value.cause
+
+
+@pytest.mark.parametrize(
+    ("use", "what"),
+    [
+        (lambda self: self.handle.getValueState("new", "n INT"), "called outside of init"),
+        (lambda self: self.handle.deleteIfExists("n"), "called outside of init"),
+        (lambda self: self.handle.registerTimer(5), "with timeMode None"),
+        (lambda self: self.states["n"].update(("x",)), "cannot take"),
+        (lambda self: self.states["n"].update((1, 2)), "cannot take"),
+        (lambda self: self.states["n"].update(1), "cannot take"),
+        (lambda self: self.states["n"].update((True,)), "cannot take"),
+        (lambda self: self.states["n"].update((2**63,)), "cannot take"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_line_of_the_processor(use: Callable[[Any], Any], what: str) -> None:
+    with pytest.raises(PipelineError, match=what) as refused:
+        Rig(Scripted(lambda self, key, rows, _: use(self), states=number)).feed(("a", 1, 1))
+    assert __file__ in refused.value.where
+
+
+def test_a_state_is_of_no_use_without_a_key() -> None:
+    kept: list[Any] = []
+    rig = Rig(Scripted(lambda self, key, rows, _: kept.append(self.states["n"]), states=number))
+    rig.feed(("a", 1, 1))
+    with pytest.raises(PipelineError, match="while no key is handled"):
+        kept[0].get()
+
+
+def test_pandas_frames_come_and_go_by_key() -> None:
+    class Frames(StatefulProcessor):
+        def init(self, handle: StatefulProcessorHandle) -> None:
+            self.n = handle.getValueState("n", "n BIGINT")
+
+        def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+            for frame in rows:
+                total = (self.n.get() or (0,))[0] + int(frame["n"].sum())
+                self.n.update((frame["n"].sum(),))
+                yield pd.DataFrame({"k": key, "what": [f"{total} {frame.index.tolist()} {frame['t'].dtype}"]})
+                yield pd.DataFrame({0: key, 1: [str(list(frame.columns))]})
+
+    rig = Rig(Frames(), pandas=True)
+    columns = "['k', 'n', 't']"
+    assert rig.feed(("a", 1, 5), ("b", 2, 5), ("a", 3, 5)) == [
+        ("a", "4 [0, 1] datetime64[ns]"),
+        ("a", columns),
+        ("b", "2 [0] datetime64[ns]"),
+        ("b", columns),
+    ]
+    assert rig.feed(("a", 1, 5))[0] == ("a", "5 [0] datetime64[ns]")
+
+
+def test_ignoring_an_initial_state_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig(Scripted(add_up, states=number, initial=start_with), initial=True)
+    list(rig.operator.end_input(INITIAL))
+    again = Rig(Scripted(add_up, states=number, initial=start_with), initial=True, restored=rig.state())
+    with caplog.at_level(logging.WARNING):
+        again.start(("a", 100))
+        again.start(("a", 100))
+    assert caplog.text.count("initial_state_ignored") == 1
