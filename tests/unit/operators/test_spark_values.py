@@ -1,0 +1,170 @@
+"""Spark's schemas and values: DDL without a JVM, and the values that states of a StatefulProcessor give back."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from pyspark.sql import Row
+from pyspark.sql import types as st
+
+from tidegate.contract.errors import PipelineError
+from tidegate.operators.spark_ddl import schema_of
+from tidegate.operators.spark_values import RowCodec
+
+EVERYTHING = (
+    "bo BOOLEAN, by BYTE, s SHORT, i INT, l BIGINT, f FLOAT, d DOUBLE, de DECIMAL(10, 2), st STRING, b BINARY, "
+    "da DATE, t TIMESTAMP, n TIMESTAMP_NTZ, a ARRAY<INT>, m MAP<STRING, TIMESTAMP>, "
+    "r STRUCT<x: INT, y: ARRAY<TIMESTAMP_NTZ>>"
+)
+
+
+def codec(ddl: str, *, as_key: bool = False) -> RowCodec:
+    return RowCodec(schema_of(ddl, "it", "here"), "it", "here", as_key=as_key)
+
+
+def through(a_codec: RowCodec, value: Any) -> tuple[Any, ...]:
+    """Kept in Arrow and back."""
+    kept = a_codec.accepted(value)
+    (back,) = a_codec.rows(a_codec.batch([kept]))
+    assert a_codec.given(back) == a_codec.given(kept), "what is read is what was just written"
+    return a_codec.given(back)
+
+
+def test_ddl_is_read_as_spark_reads_it() -> None:
+    assert schema_of("a INT, `b c``d`: string NOT NULL comment 'x, y', e dec, f varchar(5)", "it", "") == st.StructType(
+        [
+            st.StructField("a", st.IntegerType()),
+            st.StructField("b c`d", st.StringType(), False),
+            st.StructField("e", st.DecimalType(10, 0)),
+            st.StructField("f", st.StringType()),
+        ]
+    )
+    inner = st.StructType([st.StructField("x", st.MapType(st.StringType(), st.ArrayType(st.DoubleType())))])
+    assert schema_of("s struct<x: map<string, array<double>>>", "it", "") == st.StructType([st.StructField("s", inner)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "INT",
+        "a",
+        "a INT,, b INT",
+        "a INT b INT",
+        "a ARRAY<INT",
+        "a nothing",
+        "a INT, a INT",
+        "a INT;",
+        "a DECIMAL(x)",
+    ],
+)
+def test_ddl_that_says_nothing_is_refused(text: str) -> None:
+    with pytest.raises(PipelineError, match="it "):
+        schema_of(text, "it", "here")
+
+
+def test_values_come_back_as_they_do_on_spark() -> None:
+    """What Spark 4.3 gave for the same."""
+    two = dt.timezone(dt.timedelta(hours=2))
+    at, naive = dt.datetime(2024, 1, 1, 12, 0, 0, 123456, tzinfo=two), dt.datetime(2024, 1, 1, 12)
+    values = (True, 7, 8, 9, 10, 0.1, 0.1, decimal.Decimal("1.005"), "s", bytearray(b"y"), naive, at, naive)
+    found = through(codec(EVERYTHING), (*values, (1, None), {"q": at}, Row(x=5, y=[naive])))
+    local = at.astimezone().replace(tzinfo=None)
+    assert found[:6] == (True, 7, 8, 9, 10, 0.10000000149011612)
+    assert found[6:13] == (0.1, decimal.Decimal("1.01"), "s", b"y", dt.date(2024, 1, 1), local, naive)
+    assert found[13:] == ([1, None], {"q": local}, Row(x=5, y=[naive])) and found[15].y == [naive]
+
+
+def test_nulls_come_back() -> None:
+    a_codec = codec(EVERYTHING)
+    assert through(a_codec, (None,) * 16) == (None,) * 16
+
+
+def test_numbers_and_times_of_numpy_and_pandas_are_taken() -> None:
+    given_ = (np.bool_(True), np.int8(1), np.int64(2), np.int32(3), np.int64(4), np.float64(0.5), np.float32(0.5))
+    found = through(codec("bo BOOLEAN, by BYTE, s SHORT, i INT, l BIGINT, f FLOAT, d DOUBLE"), given_)
+    assert found == (True, 1, 2, 3, 4, 0.5, 0.5) and [type(v) for v in found] == [bool, *[int] * 4, float, float]
+    times = through(codec("n TIMESTAMP_NTZ, a ARRAY<BIGINT>"), [pd.Timestamp("2024-01-01"), np.array([1, 2])])
+    assert times == (dt.datetime(2024, 1, 1), [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("ddl", "value"),
+    [
+        ("x INT", "5"),
+        ("x INT", 1.5),
+        ("x INT", True),
+        ("x INT", 2**31),
+        ("x STRING", b"x"),
+        ("x DOUBLE", "1"),
+        ("x BOOLEAN", 1),
+        ("x BINARY", "x"),
+        ("x DATE", 5),
+        ("x TIMESTAMP_NTZ", dt.datetime(2024, 1, 1, tzinfo=dt.UTC)),
+        ("x DECIMAL(3, 2)", decimal.Decimal("10")),
+        ("x ARRAY<INT>", ["x"]),
+        ("x STRUCT<a: INT>", (1, 2)),
+    ],
+)
+def test_a_value_of_another_type_is_refused_with_the_column(ddl: str, value: Any) -> None:
+    """Spark makes null of it, or another number."""
+    with pytest.raises(PipelineError, match="it cannot take") as refused:
+        codec(ddl).accepted((value,))
+    assert "column 'x'" in refused.value.cause and __file__ in refused.value.where
+
+
+def test_types_that_no_state_keeps_are_refused_with_the_column() -> None:
+    with pytest.raises(PipelineError, match="'x' of it is of type interval day"):
+        RowCodec(st.StructType([st.StructField("x", st.DayTimeIntervalType(0, 0))]), "it", "here")
+    with pytest.raises(PipelineError, match="cannot be part of a map key"):
+        codec("x ARRAY<INT>", as_key=True)
+
+
+def test_equal_numbers_are_one_map_key() -> None:
+    a_codec = codec("x DOUBLE", as_key=True)
+    keys = {a_codec.accepted((x,)) for x in (0.0, -0.0, math.nan, float("nan"))}
+    assert len(keys | set(a_codec.rows(a_codec.batch(list(keys))))) == 2
+
+
+def test_what_a_processor_changes_of_what_it_is_given_changes_no_state() -> None:
+    a_codec = codec("a ARRAY<INT>, m MAP<STRING, INT>")
+    mine = [1]
+    kept = a_codec.accepted((mine, {"x": 1}))
+    mine.append(2)
+    a_codec.given(kept)[0].append(3)
+    assert a_codec.given(kept) == ([1], {"x": 1})
+
+
+MOMENTS = some.datetimes(dt.datetime(1900, 1, 1), dt.datetime(2200, 1, 1))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    some.lists(
+        some.tuples(
+            some.none() | some.integers(-(2**63), 2**63 - 1),
+            some.none() | some.text(),
+            some.none() | some.floats(allow_nan=False),
+            some.none() | MOMENTS,
+            some.none() | some.lists(some.none() | MOMENTS, max_size=3),
+            some.none() | some.dictionaries(some.text(max_size=3), some.none() | some.binary(max_size=3), max_size=3),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_rows_go_through_arrow_and_back(rows: list[tuple[Any, ...]]) -> None:
+    a_codec = codec("l BIGINT, s STRING, d DOUBLE, n TIMESTAMP_NTZ, a ARRAY<TIMESTAMP_NTZ>, m MAP<STRING, BINARY>")
+    kept = [a_codec.accepted(row) for row in rows]
+    batch = a_codec.batch(kept)
+    assert batch.schema == a_codec.schema and isinstance(batch, pa.RecordBatch)
+    assert [a_codec.given(row) for row in a_codec.rows(batch)] == rows
