@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -197,6 +197,19 @@ def test_the_asynchronous_calls_shown_ask_for_every_row(tmp_path: Path) -> None:
     given = {"session": Session, "URL": "https://customers"}
     shown_pipeline("async def customer", given, {"orders": str(tmp_path / "o.parquet"), **arguments})
     assert sorted(pq.read_table(tmp_path / "out")["name"].to_pylist()) == sorted(f"customer {n}" for n in range(1_200))
+
+
+def test_the_stateful_processor_that_the_page_of_pipelines_shows_tells_of_orders(tmp_path: Path) -> None:
+    times = [datetime(2024, 1, 1, hour, tzinfo=UTC) for hour in (1, 1, 1, 9)]
+    orders = {"order": ["a", "b", "a", "c"], "paid": [False, False, True, True], "time": times}
+    pq.write_table(pa.table(orders), tmp_path / "orders.parquet")
+    names: dict[str, Any] = {name: getattr(tidegate, name) for name in tidegate.__all__}
+    exec(compile(example("class Overdue(StatefulProcessor)", "docs/pipelines.md"), "pipelines.md", "exec"), names)
+    arguments = {"orders": str(tmp_path / "orders.parquet"), "out": str(tmp_path / "out")}
+    outcome = InProcessJob(lambda: names["build"](arguments)).submit().to_end()
+    assert isinstance(outcome, RunEnded)
+    rows = [tuple(row.values()) for row in pq.read_table(tmp_path / "out").to_pylist()]
+    assert rows == [("b", int(times[0].timestamp() * 1000) + 3_600_000)]
 
 
 def test_the_dag_of_the_readme_is_a_dag() -> None:
