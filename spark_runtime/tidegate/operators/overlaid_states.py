@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from tidegate.operators.spark_values import Kept, RowCodec
-from tidegate.state.contract import Elements, KeySet, ListState, MapState, Mask, ValueState
+from tidegate.state.contract import KeySet, ListState, MapState, Mask, ValueState
 
 LARGE_MAP_ENTRIES = 64
 """Entries that maps may have on average for all to be read at once; of larger ones single entries are."""
@@ -152,7 +152,8 @@ class MapOverlay(Overlay[MapState]):
         super().__init__(state)
         self.map_key, self.codec = map_key, codec
         self._typical = 0.0
-        self._read: Elements | None = None
+        self._read: list[tuple[Kept, Kept]] | None = None
+        self._bounds: list[int] = []
         self._entries: dict[int, dict[Kept, Kept]] = {}
         self._single: dict[tuple[int, Kept], Kept | None] = {}
         self._cleared: set[int] = set()
@@ -212,16 +213,15 @@ class MapOverlay(Overlay[MapState]):
 
     def _held(self, key: int) -> dict[Kept, Kept]:
         if self._read is None:
-            self._read = self._state.entries(self.keys)
-            self.elements = int(self._read.offsets[-1])
+            found = self._state.entries(self.keys)
+            columns, keys = found.columns, len(self.map_key.schema)
+            map_keys = self.map_key.rows(columns.select(list(range(keys))))
+            rows = self.codec.rows(columns.select(list(range(keys, columns.num_columns))))
+            self._read, self._bounds = list(zip(map_keys, rows, strict=True)), found.offsets.tolist()
+            self.elements = len(rows)
             self._typical = self.elements / max(1, self.keys.size)
         if key not in self._entries:
-            start, stop = int(self._read.offsets[key]), int(self._read.offsets[key + 1])
-            batch = self._read.columns.slice(start, stop - start)
-            keys = len(self.map_key.schema)
-            map_keys = self.map_key.rows(batch.select(list(range(keys)))) if stop > start else []
-            rows = self.codec.rows(batch.select(list(range(keys, batch.num_columns)))) if stop > start else []
-            self._entries[key] = dict(zip(map_keys, rows, strict=True))
+            self._entries[key] = dict(self._read[self._bounds[key] : self._bounds[key + 1]])
         return self._entries[key]
 
     def _one(self, key: int, map_key: Kept) -> Kept | None:

@@ -13,6 +13,7 @@ from pyspark.sql import Row
 
 from tidegate.contract.errors import PipelineError
 from tidegate.operators.batches import MAX_BATCH_ROWS
+from tidegate.operators.python_values import python_values
 from tidegate.state.contract import KeySet
 
 
@@ -99,7 +100,7 @@ class _Objects(RowsOfKeys):
     def __init__(self, batch: pa.RecordBatch, keys: KeySet) -> None:
         ordered, self._bounds = _by_key(batch, keys)
         self._row = Row(*batch.schema.names)
-        self._values = list(zip(*[column.to_pylist() for column in ordered.columns], strict=True))
+        self._values = list(zip(*map(python_values, ordered.columns), strict=True))
 
     def of(self, key: int) -> Iterator[Row]:
         row = self._row
@@ -121,7 +122,7 @@ class RowObjects(ProcessorRows):
 
     def keys(self, keys: KeySet) -> list[tuple[Any, ...]]:
         """See `ProcessorRows`."""
-        return list(zip(*[column.to_pylist() for column in keys.columns().columns], strict=True))
+        return list(zip(*map(python_values, keys.columns().columns), strict=True))
 
     def _collect(self, result: Any) -> int:
         if not isinstance(result, Row):

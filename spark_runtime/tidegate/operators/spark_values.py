@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyspark.sql import types as st
 
 from tidegate.contract.errors import PipelineError
+from tidegate.operators.python_values import python_values
 from tidegate.operators.user_place import calling_line
 from tidegate.state.keytypes import is_key_type
 
@@ -321,13 +322,13 @@ def _given(type_: st.DataType) -> Change:
 def _load(type_: st.DataType, as_key: bool) -> Callable[[pa.Array], list[Any]]:
     """An Arrow column in the kept form."""
     if isinstance(type_, st.TimestampType | st.TimestampNTZType):
-        return lambda array: array.cast(pa.int64()).to_pylist()
+        return lambda array: python_values(array.cast(pa.int64()))
     if as_key and isinstance(type_, st.FloatType | st.DoubleType):
         return lambda array: [None if one is None else _key_number(one) for one in array.to_pylist()]
     if isinstance(type_, st.ArrayType | st.MapType | st.StructType):
         loaded = _loaded(type_)
         return lambda array: [loaded(one) for one in array.to_pylist()]
-    return lambda array: array.to_pylist()
+    return python_values
 
 
 def _loaded(type_: st.DataType) -> Change:

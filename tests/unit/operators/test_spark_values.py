@@ -17,6 +17,7 @@ from pyspark.sql import Row
 from pyspark.sql import types as st
 
 from tidegate.contract.errors import PipelineError
+from tidegate.operators.python_values import python_values
 from tidegate.operators.spark_ddl import schema_of
 from tidegate.operators.spark_values import RowCodec
 
@@ -168,3 +169,21 @@ def test_rows_go_through_arrow_and_back(rows: list[tuple[Any, ...]]) -> None:
     batch = a_codec.batch(kept)
     assert batch.schema == a_codec.schema and isinstance(batch, pa.RecordBatch)
     assert [a_codec.given(row) for row in a_codec.rows(batch)] == rows
+
+
+@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin", "+02:00"])
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_columns_become_the_values_that_arrow_gives(zone: str | None, unit: str) -> None:
+    times = pa.array([0, -1_000_000, None, 1_711_846_800], pa.timestamp(unit, zone))
+    columns = [
+        times,
+        times.drop_null(),
+        times.slice(1, 2),
+        pa.array([1, 2]),
+        pa.array([True, None]),
+        pa.array(["a", "b"]),
+    ]
+    for column in [*columns, pa.array([], pa.int64()), pa.array([0.5, 1.5]), pa.array([[1], None])]:
+        values = python_values(column)
+        assert values == column.to_pylist() and list(map(type, values)) == list(map(type, column.to_pylist()))
+        assert list(map(str, values)) == list(map(str, column.to_pylist()))
