@@ -14,6 +14,7 @@ from tidegate import DataGen, Discard, Pipeline, tumbling
 from tidegate.contract.errors import PipelineError
 from tidegate.pipeline.grouping import GroupedStream
 from tidegate.pipeline.streams import Stream
+from tidegate.plan.batch import BatchPlan, plan_batch
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64()), ("t", pa.timestamp("us", "UTC"))])
 
@@ -163,3 +164,26 @@ def test_explain_tells_the_processor_and_its_states() -> None:
     grouped_ = read(p).group_by("k")
     grouped_.transform_with_state(processor, "k STRING", "Append", "None", uid="it").write(Discard(), uid="out")
     assert "transform_with_state Nothing by k: seen (list)" in p.explain()
+
+
+def planned(mode: str, *, initial: bool = False, **options: bool) -> BatchPlan:
+    p = Pipeline()
+    stream = read(p).with_watermark("t", "0 s").group_by("k")
+    start = read(p, "start").group_by("k") if initial else None
+    result = stream.transform_with_state(Nothing(), "k STRING", "Append", mode, start, uid="it")
+    result.write(Discard(), uid="out")
+    return plan_batch(p.build(), 2, 128, **options)
+
+
+def test_in_batch_a_processor_takes_its_keys_apart_unless_rows_wait_for_its_initial_state() -> None:
+    """S8.1: what has ended for the keys before is to come for those behind."""
+    for initial in (False, True):
+        (stage,) = (stage for stage in planned("EventTime", initial=initial).stages if stage.gathers == "exchange")
+        assert stage.by_key is not initial
+
+
+def test_in_batch_a_processor_that_goes_by_the_clock_asks_for_leave() -> None:
+    """S8.2."""
+    with pytest.raises(PipelineError, match="other rows in batch"):
+        planned("ProcessingTime")
+    planned("ProcessingTime", allow_mode_dependent=True)
