@@ -1,0 +1,155 @@
+"""One attempt of a batch job, without Spark: stages that fail, a cancellation, commands (S8.1)."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidegate.contract.errors import FencedError, StoreError
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.batch_commit import Told
+from tidegate.coordinator.job_run import RunEnded, RunFailed
+from tidegate.spark import batch_run
+from tidegate.spark.batch_run import BatchAttempt, BatchRun
+from tidegate.spark.batch_worker import FAILURE
+
+TOLD = (Told("out", 0, None),)
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_run, "TICK_S", 0.005)
+
+
+class FakeCommit:
+    """Notes what is asked of it, in order."""
+
+    def __init__(self, publish: Callable[[], None] = lambda: None, complete: Exception | None = None) -> None:
+        self.done: list[Any] = []
+        self.checkpoint_id, self.path = 7, "chk-7"
+        self._publish, self._complete = publish, complete
+
+    def complete(self, told: Sequence[Told], splits: Any, duration_ms: int) -> None:
+        if self._complete is not None:
+            raise self._complete
+        self.done.append(("complete", tuple(told)))
+
+    def publish(self) -> None:
+        self._publish()
+        self.done.append("publish")
+
+    def committed(self) -> tuple[int, ...]:
+        self.done.append("committed")
+        return ()
+
+    def abort(self, reason: str) -> None:
+        self.done.append(("abort", reason))
+
+
+class Rig:
+    """An attempt around a calculation."""
+
+    def __init__(self, calculation: Callable[[], Sequence[Told]] | None, commit: FakeCommit | None = None) -> None:
+        self.answers: list[ev.Answer] = []
+        self.cancelled = threading.Event()
+        self.commit = commit or FakeCommit()
+        context = SimpleNamespace(setJobGroup=lambda *_, **__: None, cancelJobGroup=lambda _: self.cancelled.set())
+        self.run = BatchRun(self.answers.append)
+        self.rounds: list[Callable[[], None]] = []
+        session: Any = SimpleNamespace(sparkContext=context)
+        untyped: Any = self.commit
+        self.attempt = BatchAttempt(
+            session,
+            self.run,
+            untyped,
+            calculation,
+            run_id="r",
+            splits={},
+            on_running=lambda: None,
+            on_told=lambda _: None,
+            on_round=lambda: [do() for do in self.rounds] and None,
+        )
+
+
+def test_a_run_completes_before_it_publishes_and_says_so_last() -> None:
+    rig = Rig(lambda: TOLD)
+    assert rig.attempt.run() == RunEnded(None, 7, "chk-7", None, ())
+    assert rig.commit.done == [("complete", TOLD), "publish", "committed"]
+
+
+def test_a_run_that_only_commits_calculates_nothing() -> None:
+    rig = Rig(None)
+    assert isinstance(rig.attempt.run(), RunEnded)
+    assert rig.commit.done == ["publish", "committed"]
+
+
+def test_a_task_that_fails_is_named_and_nothing_is_complete() -> None:
+    told = {"message": "ValueError: bad", "operator": "doubled", "subtask": 1, "traceback": "..."}
+
+    def calculate() -> Sequence[Told]:
+        raise RuntimeError(f"Job aborted: TaskFailedError: {FAILURE}{json.dumps(told)}\n at java")
+
+    rig = Rig(calculate)
+    assert rig.attempt.run() == RunFailed("ValueError: bad", "doubled", 1, "...")
+    assert rig.attempt.shut_down("ValueError: bad") == []
+    assert rig.commit.done == [("abort", "ValueError: bad")]
+
+
+def test_a_commit_that_fails_leaves_the_checkpoint_complete_for_the_next_run() -> None:
+    """S7.4."""
+
+    def unreachable() -> None:
+        raise StoreError("the store is away")
+
+    rig = Rig(lambda: TOLD, FakeCommit(publish=unreachable))
+    outcome = rig.attempt.run()
+    assert isinstance(outcome, RunFailed) and outcome.message == "the store is away"
+    assert rig.attempt.shut_down("") == []
+    assert rig.commit.done == [("complete", TOLD)]
+
+
+def test_a_run_that_is_given_up_cancels_its_stages_and_completes_nothing() -> None:
+    going_on = threading.Event()
+
+    def calculate() -> Sequence[Told]:
+        going_on.set()
+        assert rig.cancelled.wait(10)
+        return TOLD
+
+    rig = Rig(calculate)
+    rig.rounds.append(lambda: rig.run.fail(RunFailed("cancelled by test")) if going_on.is_set() else None)
+    assert rig.attempt.run() == RunFailed("cancelled by test")
+    rig.attempt.shut_down("cancelled by test")
+    assert rig.commit.done == [("abort", "cancelled by test")]
+
+
+@pytest.mark.parametrize("where", ["complete", "publish"])
+def test_a_driver_that_is_fenced_ends_at_once(where: str) -> None:
+    """S9.2."""
+
+    def fenced() -> None:
+        raise FencedError("over")
+
+    commit = FakeCommit(complete=FencedError("over")) if where == "complete" else FakeCommit(publish=fenced)
+    with pytest.raises(FencedError):
+        Rig(lambda: TOLD, commit).attempt.run()
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        ev.Request("savepoint", request_id="c"),
+        ev.Request("stop-savepoint", request_id="c", stop="drain"),
+        ev.Ruling("c", True, None, "test"),
+    ],
+)
+def test_what_asks_for_a_snapshot_or_gives_a_verdict_is_refused_in_batch(wish: ev.Wish) -> None:
+    rig = Rig(lambda: TOLD)
+    rig.run.take(wish)
+    ((answer),) = rig.answers
+    assert (answer.request_id, answer.ok, answer.code) == ("c", False, "batch_mode")
