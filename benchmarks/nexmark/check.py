@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Sequence
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
@@ -29,8 +28,6 @@ POLLS = 40
 """Batches of each of the two source subtasks."""
 FLOAT_TOLERANCE = 1e-9
 """Relative: a mean of millions, added up in another order."""
-LAST_BY: dict[str, tuple[str, ...]] = {}
-"""Queries that tell a result again when it has changed: by which columns the last one counts."""
 
 
 def result(query: str, events: int, shape: Shape) -> pa.Table:
@@ -50,17 +47,7 @@ def result(query: str, events: int, shape: Shape) -> pa.Table:
     assert isinstance(outcome, RunEnded), outcome
     found = collected(name).table()
     forget_collected(name)
-    return _last(found, LAST_BY[query]) if query in LAST_BY else found
-
-
-def _last(found: pa.Table, by: Sequence[str]) -> pa.Table:
-    """Of rows that are equal in `by` the last."""
-    numbered = found.append_column("__n", pa.array(np.arange(found.num_rows)))
-    keys = ", ".join(by)
-    sql = f"SELECT * EXCLUDE __n FROM numbered QUALIFY row_number() OVER (PARTITION BY {keys} ORDER BY __n DESC) = 1"
-    with duckdb.connect() as connection:
-        connection.register("numbered", numbered)
-        return connection.sql(sql).to_arrow_table()
+    return found
 
 
 def difference(found: pa.Table, wanted: pa.Table) -> str:

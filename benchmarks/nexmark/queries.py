@@ -6,15 +6,19 @@ discarded.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any
 
 import pyarrow.compute as pc
 
-from tidegate import Discard, Parquet, Pipeline, Stream, count, tumbling
+import tidegate
+from tidegate import Discard, Parquet, Pipeline, Stream, count, last, mean, tumbling
 from tidegate.connectors.contract import Sink
 
-from .events import AUCTION, BID, PERSON, Nexmark
+from .events import AUCTION, BID, PERSON, Nexmark, Shape
+from .winning import WINNERS, WinningBid
 
 f = pc.field
 
@@ -55,20 +59,127 @@ def q2(events: Stream) -> Stream:
     return bids(events).filter(some).select("auction", "price")
 
 
+def q3(events: Stream) -> Stream:
+    """Who sells in category 10, in three states: a join that keeps both sides."""
+    sellers = (
+        persons(events).filter(f("state").isin(["OR", "ID", "CA"])).select("name", "city", "state", person=f("id"))
+    )
+    items = auctions(events).filter(f("category") == 10).select("id", "seller")
+    joined = items.join(sellers, left_on="seller", right_on="person", uid="sellers-of-items")
+    return joined.select("name", "city", "state", "id")
+
+
+def winning_bids(events: Stream, shape: Shape) -> Stream:
+    """The winning bid of each auction that had one while it was open, when it closes: see `WINNERS`."""
+    opened = auctions(events).select("id", "item", "seller", "category", "expires", opened=f("date_time"))
+    in_time = bids(events).join(
+        opened,
+        left_on="auction",
+        right_on="id",
+        between=(timedelta(microseconds=-shape.longest_auction_us), timedelta(0)),
+        where=f("date_time") <= f("expires"),
+        uid="bids-in-time",
+    )
+    of_auction = in_time.group_by("id", "item", "seller", "category", "expires")
+    return of_auction.process(WinningBid(), schema=WINNERS, uid="winning-bid")
+
+
+def q4(events: Stream, shape: Shape) -> Stream:
+    """Mean price of winning bids by category, of each day."""
+    by_category = winning_bids(events, shape).group_by("category").window(tumbling("1 day"))
+    return by_category.agg(price=mean("price"), uid="price-of-category").select("category", "price")
+
+
+def q7(events: Stream) -> Stream:
+    """The highest bids in each 10 seconds."""
+    bid = bids(events)
+    windows = bid.select("price", "date_time", all=pc.scalar(0)).group_by("all").window(tumbling("10 s"))
+    highest = windows.agg(highest=tidegate.max("price"), uid="highest-price").select("highest", at=f("window_start"))
+    highest = highest.with_watermark("at", "0 s")
+    found = bid.join(
+        highest, left_on="price", right_on="highest", how="semi", window=tumbling("10 s"), uid="highest-bids"
+    )
+    return found.select("auction", "price", "bidder", "date_time")
+
+
+def q8(events: Stream) -> Stream:
+    """New persons who opened an auction within the same 10 seconds."""
+    sellers = auctions(events).select("seller", opened=f("date_time"))
+    new = persons(events).join(
+        sellers, left_on="id", right_on="seller", how="semi", window=tumbling("10 s"), uid="new-sellers"
+    )
+    return new.select("id", "name", "window_start")
+
+
+def q9(events: Stream, shape: Shape) -> Stream:
+    """The winning bid of each auction."""
+    names = ("id", "item", "seller", "category", "bidder", "price", "bid_time")
+    return winning_bids(events, shape).select(*names)
+
+
 def q12(events: Stream) -> Stream:
     """Bids of each bidder in 10 seconds of the clock: another run gives other results."""
     windows = bids(events).group_by("bidder").window(tumbling("10 s", time="processing"))
     return windows.agg(n=count(), uid="bids-per-bidder")
 
 
-QUERIES: Mapping[str, Callable[[Stream], Stream]] = {"q0": q0, "q1": q1, "q2": q2, "q12": q12}
+def q17(events: Stream) -> Stream:
+    """Statistics of each auction, of each day."""
+    price = f("price")
+    ranked = bids(events).select(
+        "auction",
+        "price",
+        "date_time",
+        rank1=(price < 10_000).cast("int64"),
+        rank2=((price >= 10_000) & (price < 1_000_000)).cast("int64"),
+        rank3=(price >= 1_000_000).cast("int64"),
+    )
+    windows = ranked.group_by("auction").window(tumbling("1 day"))
+    day = windows.agg(
+        total_bids=count(),
+        rank1_bids=tidegate.sum("rank1"),
+        rank2_bids=tidegate.sum("rank2"),
+        rank3_bids=tidegate.sum("rank3"),
+        min_price=tidegate.min("price"),
+        max_price=tidegate.max("price"),
+        avg_price=mean("price"),
+        sum_price=tidegate.sum("price"),
+        uid="statistics",
+    )
+    return day.select(*(n for n in day.schema.names if not n.startswith("window_")), day=f("window_start"))
+
+
+def q18(events: Stream) -> Stream:
+    """The last bid of each bidder on each auction, of each day."""
+    windows = bids(events).group_by("bidder", "auction").window(tumbling("1 day"))
+    names = ("price", "channel", "url", "date_time", "extra")
+    found = windows.agg(**{name: last(name) for name in names}, uid="last-bid")
+    return found.select("bidder", "auction", *names)
+
+
+def q20(events: Stream) -> Stream:
+    """Bids with the auction that they are on, of category 10: a join that keeps both sides."""
+    names = ("item", "initial_bid", "reserve", "expires", "seller", "category")
+    items = auctions(events).filter(f("category") == 10).select("id", *names)
+    bid = bids(events).select("auction", "bidder", "price", "channel", "url", bid_time=f("date_time"))
+    joined = bid.join(items, left_on="auction", right_on="id", uid="bids-with-items")
+    return joined.select(*bid.schema.names, *names)
+
+
+QUERIES: Mapping[str, Callable[..., Stream]] = {
+    query.__name__: query for query in (q0, q1, q2, q3, q4, q7, q8, q9, q12, q17, q18, q20)
+}
+"""Some take the shape of the events, too: how long an auction may last."""
 
 
 def pipeline(query: str, source: Nexmark, sink: Sink) -> Pipeline:
     """A query from the source to the sink."""
     p = Pipeline()
     delay = f"{source.shape.delay_us} us"
-    QUERIES[query](p.read(source, uid="events").with_watermark("date_time", delay)).write(sink, uid="out")
+    events = p.read(source, uid="events").with_watermark("date_time", delay)
+    made = QUERIES[query]
+    more = (source.shape,) if "shape" in inspect.signature(made).parameters else ()
+    made(events, *more).write(sink, uid="out")
     return p
 
 
