@@ -16,8 +16,8 @@ from tidegate.pipeline.eventtime import EventTime
 from tidegate.pipeline.joining import BroadcastStream
 from tidegate.pipeline.location import user_location
 from tidegate.pipeline.stream_base import StreamBase
-from tidegate.pipeline.stream_joining import JoinCall, SlidingWindow, as_of_join, stream_join
-from tidegate.pipeline.windows import Tumbling
+from tidegate.pipeline.stream_joining import JoinCall, as_of_join, stream_join
+from tidegate.pipeline.windows import Sliding, Tumbling
 from tidegate.plan.graph import Edge
 
 
@@ -38,7 +38,7 @@ class JoinCalls(StreamBase):
         left_on: str | Sequence[str] | None = None,
         right_on: str | Sequence[str] | None = None,
         between: tuple[str | timedelta, str | timedelta] | None = None,
-        window: Tumbling | SlidingWindow | None = None,
+        window: Tumbling | Sliding | None = None,
         ttl: str | timedelta | None = None,
         where: pc.Expression | None = None,
         suffix: str | None = None,

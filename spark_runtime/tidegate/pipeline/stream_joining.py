@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, get_args
 
 import pyarrow as pa
 
@@ -27,7 +27,7 @@ from tidegate.pipeline.eventtime import EventTime
 from tidegate.pipeline.expressions import require_boolean, require_expression
 from tidegate.pipeline.grouping import WINDOW_BOUND, WINDOW_END, WINDOW_START
 from tidegate.pipeline.states import require_storable
-from tidegate.pipeline.windows import Tumbling, WindowTime, duration_us
+from tidegate.pipeline.windows import Sliding, Tumbling, duration_us
 from tidegate.state.keytypes import stored_field
 
 if TYPE_CHECKING:
@@ -230,24 +230,14 @@ def _between(between: object, where: str) -> Between:
     return Between(lower_us, upper_us)
 
 
-@runtime_checkable
-class SlidingWindow(Protocol):
-    """Windows that overlap: one of `size_us` begins every `slide_us`."""
-
-    size_us: int
-    slide_us: int
-    offset_us: int
-    time: WindowTime
-
-
 def _windows(window: object, where: str) -> Windows:
-    if not isinstance(window, Tumbling | SlidingWindow):
+    if not isinstance(window, Tumbling | Sliding):
         raise PipelineError(
             f"a window is needed, got {window!r}",
             where=where,
             remedy=f"Write tumbling({window!r})"
             if isinstance(window, str)
-            else 'Write tumbling("1 day"), or a window that slides; instead of sessions ttl= or between=',
+            else 'Write tumbling("1 day") or sliding("1 day", "1 hour"); instead of sessions ttl= or between=',
         )
     if window.time != "event":
         raise PipelineError(
@@ -256,7 +246,7 @@ def _windows(window: object, where: str) -> Windows:
             cause="two streams have no processing time in common",
             remedy="Write tumbling(...) without time=, and with_watermark on both sides",
         )
-    slide_us = window.slide_us if isinstance(window, SlidingWindow) else window.size_us
+    slide_us = window.slide_us if isinstance(window, Sliding) else window.size_us
     return Windows(window.size_us, slide_us, window.offset_us)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -11,10 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from tidegate import DataGen, Pipeline, Stream, count, tumbling
+from tidegate import DataGen, Pipeline, Stream, count, session, sliding, tumbling
 from tidegate.contract.errors import PipelineError
 from tidegate.operators.join_specs import Between, StreamJoinSpec, Windows
-from tidegate.pipeline.windows import WindowTime
 
 ORDERS = pa.schema(
     [
@@ -227,16 +225,11 @@ def test_rows_that_would_wait_for_ever_are_refused(p: Pipeline, how: Any, bounde
     assert f"needs a bounded {refused} side" in error.what and "ttl=" in error.remedy
 
 
-def test_windows_may_slide(orders: Stream, payments: Stream) -> None:
-    @dataclass(frozen=True)
-    class Overlapping:
-        size_us: int = 60
-        slide_us: int = 20
-        offset_us: int = 5
-        time: WindowTime = "event"
-
-    joined = orders.join(payments, "order", window=Overlapping(), suffix="_p", uid="j")
-    assert spec_of(joined).bounds == Windows(60, 20, 5)
+def test_windows_may_slide_and_sessions_are_refused(orders: Stream, payments: Stream) -> None:
+    joined = orders.join(payments, "order", window=sliding("60 s", "20 s", "5 s"), suffix="_p", uid="j")
+    assert spec_of(joined).bounds == Windows(60_000_000, 20_000_000, 5_000_000)
+    call: dict[str, Any] = {"on": "order", "window": session("5 min"), "suffix": "_p", "uid": "s"}
+    assert "instead of sessions ttl=" in refusal(lambda: orders.join(payments, **call)).remedy
 
 
 def test_a_key_of_the_name_that_the_state_uses_is_refused(p: Pipeline) -> None:
