@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -357,3 +358,14 @@ def test_the_trial_of_the_documents_passes() -> None:
     names: dict[str, Any] = {"pa": pa}
     exec("from tidegate import *\n" + example("def hourly", "docs/pipelines.md"), names)
     names["test_a_sale_after_its_hour_is_late"]()
+
+
+def test_the_aggregate_of_ones_own_that_is_shown_gives_what_it_says() -> None:
+    names: dict[str, Any] = {"np": np}
+    names |= {"pa": pa, "pc": pc, "ArrowAggregate": tidegate.ArrowAggregate}
+    exec(example("class WeightedMean", "docs/pipelines.md"), names)
+    mean = names["WeightedMean"]()
+    columns = [pa.array([1.0, 3.0, 5.0]), pa.array([1.0, 3.0, 2.0])]
+    states = mean.accumulate(columns, np.array([0, 0, 1], np.int32), 2)
+    assert mean.result(states).to_pylist() == [2.5, 5.0]
+    assert mean.result(mean.merge(states, np.array([0, 0], np.int32), 1)).to_pylist() == [pytest.approx(20 / 6)]
