@@ -24,6 +24,7 @@ from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.pipeline.pipeline import Pipeline
 from tidegate.snapshot.metadata import read_metadata
+from tidegate.snapshot.reading import SnapshotReader
 from tidegate.testing.collect import CollectSink, collected, forget_collected
 from tidegate.testing.in_process import InProcessJob, InProcessRun
 
@@ -188,6 +189,11 @@ def test_snapshots_name_the_states_of_a_processor_and_a_drain_asks_for_leave(sin
     }
     columns = [column.name for column in shapes["windows"].columns]
     assert columns == ["__key_group", "key:k", "map:end_ms", "value:n", "value:total"]
+    written = SnapshotReader(f"{a_job.root}/{outcome.path}").states("ledger")
+    assert len(written) >= 7 and {state.name for state in written} <= set(shapes)
+    for state in written:
+        declared = tuple((column.name, column.type) for column in shapes[state.name].columns)
+        assert state.kind == "keyed" and declared in ((), state.columns)
     with pytest.raises(SnapshotError, match=r"ledger \(transform_with_state\)"):
         a_job.submit(RestoreFrom("savepoint", path=outcome.path))
 
