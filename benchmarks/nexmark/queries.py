@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 import tidegate
-from tidegate import Discard, Parquet, Pipeline, Stream, count, last, mean, tumbling
+from tidegate import Discard, Parquet, Pipeline, Stream, count, mean, session, sliding, tumbling
 from tidegate.connectors.contract import Sink
 
 from .events import AUCTION, BID, PERSON, Nexmark, Shape
@@ -90,6 +90,18 @@ def q4(events: Stream, shape: Shape) -> Stream:
     return by_category.agg(price=mean("price"), uid="price-of-category").select("category", "price")
 
 
+def q5(events: Stream) -> Stream:
+    """The auctions with the most bids in each 10 seconds, every 2 seconds."""
+    windows = bids(events).group_by("auction").window(sliding("10 s", "2 s"))
+    counted = windows.agg(n=count(), uid="bids-of-auction").select("auction", "n", start=f("window_start"))
+    timed = counted.with_watermark("start", "0 s")
+    most = timed.select("n", "start", all=pc.scalar(0)).group_by("all").window(tumbling("2 s"))
+    top = most.agg(most=tidegate.max("n"), uid="most-bids").select("most", at=f("window_start"))
+    top = top.with_watermark("at", "0 s")
+    hot = timed.join(top, left_on="n", right_on="most", how="semi", window=tumbling("2 s"), uid="hot-auctions")
+    return hot.select("auction", "n", "window_start")
+
+
 def q7(events: Stream) -> Stream:
     """The highest bids in each 10 seconds."""
     bid = bids(events)
@@ -115,6 +127,11 @@ def q9(events: Stream, shape: Shape) -> Stream:
     """The winning bid of each auction."""
     names = ("id", "item", "seller", "category", "bidder", "price", "bid_time")
     return winning_bids(events, shape).select(*names)
+
+
+def q11(events: Stream) -> Stream:
+    """Bids of each bidder in one session."""
+    return bids(events).group_by("bidder").window(session("10 s")).agg(n=count(), uid="sessions")
 
 
 def q12(events: Stream) -> Stream:
@@ -150,11 +167,10 @@ def q17(events: Stream) -> Stream:
 
 
 def q18(events: Stream) -> Stream:
-    """The last bid of each bidder on each auction, of each day."""
-    windows = bids(events).group_by("bidder", "auction").window(tumbling("1 day"))
-    names = ("price", "channel", "url", "date_time", "extra")
-    found = windows.agg(**{name: last(name) for name in names}, uid="last-bid")
-    return found.select("bidder", "auction", *names)
+    """The last bid of each bidder on each auction, when there was none for a day."""
+    names = ("auction", "bidder", "price", "channel", "url", "date_time", "extra")
+    found = bids(events).deduplicate(("bidder", "auction"), keep="last", within="1 day", uid="last-bid")
+    return found.select(*names)
 
 
 def q20(events: Stream) -> Stream:
@@ -167,7 +183,7 @@ def q20(events: Stream) -> Stream:
 
 
 QUERIES: Mapping[str, Callable[..., Stream]] = {
-    query.__name__: query for query in (q0, q1, q2, q3, q4, q7, q8, q9, q12, q17, q18, q20)
+    query.__name__: query for query in (q0, q1, q2, q3, q4, q5, q7, q8, q9, q11, q12, q17, q18, q20)
 }
 """Some take the shape of the events, too: how long an auction may last."""
 
