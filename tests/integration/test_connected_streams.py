@@ -12,7 +12,8 @@ from pipelines.counting import expected
 from tidegate.contract.records import RestoreFrom
 
 PIPELINE = Path(__file__).parent / "pipelines" / "connected.py"
-ROWS = 60_000
+ROWS = 240_000
+"""A minute's: enough for a kill and a stop on a busy machine."""
 RATE = 4_000.0
 
 
