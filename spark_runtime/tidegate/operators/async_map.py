@@ -15,7 +15,7 @@ from tidegate.operators.async_specs import HELD, REQUESTS, TIMED_OUT, AsyncMapSp
 from tidegate.operators.batches import MAX_BATCH_ROWS, coalesced
 from tidegate.operators.contract import WAITING, OperatorContext, Output, SideOutput, StreamOperator
 from tidegate.operators.declared import checked_outputs
-from tidegate.operators.requests import start_requests
+from tidegate.operators.requests import at_once, start_requests
 from tidegate.operators.restoring import checked_part
 from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
 
@@ -51,6 +51,7 @@ class AsyncMap(StreamOperator):
 
     def __init__(self, spec: AsyncMapSpec) -> None:
         self._spec = spec
+        self._at_once = at_once(spec.function, spec.capacity)
         self._side_outputs = dict(spec.side_outputs)
         self._queue: deque[_Request | Watermark] = deque()
         self._queued = 0  # requests in it
@@ -108,7 +109,7 @@ class AsyncMap(StreamOperator):
 
     def next_processing_time_ms(self) -> int | None:
         """At once where answers have come or more may be asked, else when the oldest request has taken too long."""
-        if self._done or (self._waiting and len(self._asked) < self._spec.capacity):
+        if self._done or (self._waiting and len(self._asked) < self._at_once):
             return 0
         oldest = next(iter(self._asked.values()), None)
         return None if oldest is None else oldest.deadline_ms
@@ -131,7 +132,7 @@ class AsyncMap(StreamOperator):
     def _progress(self) -> Iterator[Output]:
         """Take answers, ask more, and give what is ready."""
         self._take_answers()
-        while self._waiting and len(self._asked) < self._spec.capacity:
+        while self._waiting and len(self._asked) < self._at_once:
             self._ask(self._waiting.popleft())
             self._take_answers()
         self._expire()
@@ -152,7 +153,7 @@ class AsyncMap(StreamOperator):
             if request is None:
                 continue  # it came too late
             if error is not None:
-                raise error
+                raise error if isinstance(error, Exception) else self._broken_off(error)
             request.answer = self._checked(answer)
 
     def _ask(self, request: _Request) -> None:
@@ -193,10 +194,12 @@ class AsyncMap(StreamOperator):
                     return
 
     def _answered_before_watermark(self) -> Iterator[Output]:
-        """In the order of the input, too; those not answered stay at the head of the queue."""
+        """In the order of the input, too; those not answered stay at the head of the queue. Behind the first one that
+        has not been asked none has."""
+        first_waiting = self._waiting[0].number if self._waiting else self._number + 1
         unanswered: list[_Request] = []
         answers: list[Output] = []
-        while self._queue and isinstance(entry := self._queue[0], _Request):
+        while self._queue and isinstance(entry := self._queue[0], _Request) and entry.number < first_waiting:
             self._queue.popleft()
             if entry.answer is None:
                 unanswered.append(entry)
@@ -267,6 +270,15 @@ class AsyncMap(StreamOperator):
             where=f"operator {self.ctx.uid!r}",
             cause=cause,
             remedy=remedy,
+        )
+
+    def _broken_off(self, error: BaseException) -> TidegateError:
+        """Of what must not get any further as it is, such as SystemExit: the slot's loop is not the function's."""
+        return TidegateError(
+            f"map_async function {self._name} gave no answer",
+            where=f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}",
+            cause=f"it was broken off by {type(error).__name__}{f': {error}' if str(error) else ''}",
+            remedy="Let it return rows, or raise an Exception",
         )
 
     def _timed_out(self, request: _Request) -> TidegateError:

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import queue
 import threading
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeAlias, cast
 
 import pyarrow as pa
@@ -44,7 +44,12 @@ def start_requests(function: AsyncFunction, capacity: int, done: Done) -> Reques
     """A coroutine function has an event loop on one thread, any other a thread for each request."""
     if is_coroutine(function):
         return LoopRequests(function, done)
-    return ThreadRequests(function, min(capacity, MAX_THREADS), done)
+    return ThreadRequests(function, at_once(function, capacity), done)
+
+
+def at_once(function: AsyncFunction, capacity: int) -> int:
+    """How many requests of a function may go on: one that waits for a thread would use up its time for nothing."""
+    return capacity if is_coroutine(function) else min(capacity, MAX_THREADS)
 
 
 def is_coroutine(function: AsyncFunction) -> bool:
@@ -64,6 +69,7 @@ class ThreadRequests:
         self._lock = threading.Lock()
         self._waiting = 0  # threads that wait for work, less work that waits for them
         self._work: queue.SimpleQueue[tuple[int, pa.RecordBatch] | None] = queue.SimpleQueue()
+        self._closed = False
 
     def ask(self, number: int, batch: pa.RecordBatch) -> None:
         """See `Requests`."""
@@ -79,7 +85,8 @@ class ThreadRequests:
         """A thread cannot be broken off: it is free again when the function returns."""
 
     def close(self) -> None:
-        """See `Requests`."""
+        """What no thread has begun is not begun any more."""
+        self._closed = True
         for _ in range(self._started):
             self._work.put(None)
 
@@ -88,11 +95,13 @@ class ThreadRequests:
             with self._lock:
                 self._waiting += 1
             work = self._work.get()
-            if work is None:
+            if work is None or self._closed:
                 return
             number, batch = work
             try:
                 answer = self._function(batch)
+                if isinstance(answer, Iterator):  # of a generator function: its code runs here, not on the slot's loop
+                    answer = list(answer)
             except BaseException as error:
                 self._done(number, None, error)
             else:
@@ -107,7 +116,8 @@ class LoopRequests:
         self._function = function
         self._done = done
         self._loop = asyncio.new_event_loop()
-        self._tasks: dict[int, asyncio.Task[object]] = {}
+        self._closed = False
+        self._tasks: dict[int, asyncio.Task[None]] = {}
         threading.Thread(target=self._run, name="map-async", daemon=True).start()
 
     def ask(self, number: int, batch: pa.RecordBatch) -> None:
@@ -119,8 +129,10 @@ class LoopRequests:
         self._loop.call_soon_threadsafe(self._break_off, number)
 
     def close(self) -> None:
-        """Break off what goes on."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        """Break off what goes on. May come twice."""
+        if not self._closed:
+            self._closed = True
+            self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _run(self) -> None:
         try:
@@ -130,25 +142,27 @@ class LoopRequests:
             self._loop.close()
 
     def _begin(self, number: int, batch: pa.RecordBatch) -> None:
-        task = self._loop.create_task(self._answer(batch))
-        self._tasks[number] = task
-        task.add_done_callback(lambda over: self._over(number, over))
+        self._tasks[number] = self._loop.create_task(self._answer(number, batch))
 
-    async def _answer(self, batch: pa.RecordBatch) -> object:
-        return await cast(Awaitable[Any], self._function(batch))
+    async def _answer(self, number: int, batch: pa.RecordBatch) -> None:
+        """Whatever the function raises is told, as what it breaks off itself is: only `cancel` and `close` are not."""
+        try:
+            answer = await cast(Awaitable[Any], self._function(batch))
+        except BaseException as error:
+            if self._tasks.pop(number, None) is not None:
+                self._done(number, None, error)
+        else:
+            self._tasks.pop(number, None)
+            self._done(number, answer, None)
 
     def _break_off(self, number: int) -> None:
-        if number in self._tasks:
-            self._tasks[number].cancel()
+        task = self._tasks.pop(number, None)
+        if task is not None:
+            task.cancel()
 
     async def _break_off_all(self) -> None:
         left = list(self._tasks.values())
+        self._tasks.clear()
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-
-    def _over(self, number: int, task: asyncio.Task[object]) -> None:
-        del self._tasks[number]
-        if not task.cancelled():
-            error = task.exception()
-            self._done(number, None if error is not None else task.result(), error)

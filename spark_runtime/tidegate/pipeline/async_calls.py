@@ -45,7 +45,8 @@ class AsyncCalls(StreamBase):
 
         Args:
             fn: takes a record batch, returns one of `schema` (or several, `SideOutput`s among them, or None). An `async
-                def` runs on an event loop of its own; a plain function on threads, at most 32 for each subtask.
+                def` runs on an event loop of its own; a plain function or generator on threads, of which each subtask
+                has at most 32: no more of its requests go on at once, whatever `capacity`.
             schema: of what it gives; checked answer by answer.
             capacity: requests at once in each subtask; with so many in flight the stream waits.
             batch_rows: rows of one request at most; default: batches as they come, of up to some ten thousand rows.

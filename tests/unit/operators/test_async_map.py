@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,7 @@ from tidegate.contract.errors import PipelineError, TidegateError
 from tidegate.operators.async_map import AsyncMap
 from tidegate.operators.async_specs import TIMED_OUT, AsyncMapSpec
 from tidegate.operators.contract import WAITING, OperatorContext, SideOutput
+from tidegate.operators.requests import MAX_THREADS
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
 from tidegate.testing.inline_requests import HeldRequests
@@ -204,6 +207,54 @@ def test_a_request_that_takes_too_long_fails_the_job_or_gives_its_rows_to_the_si
     rig.answer()
     assert rig.given == [(TIMED_OUT, [1, 2]), 6], "an answer that comes too late is none"
     assert rig.operator.ctx.counters == {"requests_timed_out": 2}
+
+
+def test_no_request_uses_up_its_time_while_it_waits_for_a_thread() -> None:
+    rig = Rig(capacity=2 * MAX_THREADS)
+    rig.rows(*range(2 * MAX_THREADS))
+    assert rig.requests.most == MAX_THREADS
+    for _ in range(2):
+        rig.now_ms += 60
+        for _ in range(MAX_THREADS):
+            rig.answer()
+    assert rig.given == [2 * v for v in range(2 * MAX_THREADS)]
+
+
+async def twice_later(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return twice(batch)
+
+
+def test_coroutines_need_no_threads() -> None:
+    rig = Rig(twice_later, capacity=2 * MAX_THREADS)
+    rig.rows(*range(3 * MAX_THREADS))
+    assert rig.requests.most == 2 * MAX_THREADS
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError()])
+def test_what_would_end_the_slot_fails_the_job_by_the_name_of_the_function(error: BaseException) -> None:
+    rig = Rig()
+    rig.rows(1)
+    rig.operator._on_done(1, None, error)
+    with pytest.raises(TidegateError, match=f"twice gave no answer.*{type(error).__name__}"):
+        rig.turn()
+
+
+def test_unordered_answers_of_many_requests_are_found_without_going_through_all_that_wait() -> None:
+    rig = Rig(capacity=3, ordered=False)
+    rig.rows(*range(1_000))
+    looked = 0
+
+    class Counting(deque[Any]):
+        def popleft(self) -> Any:
+            nonlocal looked
+            looked += 1
+            return super().popleft()
+
+    rig.operator._queue = Counting(rig.operator._queue)
+    while rig.requests.held:
+        rig.answer(len(rig.requests.held) - 1)
+    assert sorted(rig.given) == [2 * v for v in range(1_000)]
+    assert looked < 10_000
 
 
 def test_without_a_timeout_a_request_may_take_for_ever() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -130,3 +130,56 @@ def test_an_object_whose_call_is_a_coroutine_runs_on_a_loop(answers: Answers) ->
     requests.ask(1, BATCH)
     assert answers.take(1)[1] == BATCH
     requests.close()
+
+
+def test_a_generator_function_runs_on_the_thread_to_its_end(answers: Answers) -> None:
+    """Else its code, and what it waits for, would run on the slot's loop when that goes through the answer."""
+
+    def ask(batch: pa.RecordBatch) -> Iterator[int]:
+        yield threading.get_ident()
+
+    requests = start_requests(ask, 1, answers)  # type: ignore[arg-type]
+    requests.ask(1, BATCH)
+    (ran_on,) = answers.take(1)[1]
+    assert ran_on != threading.get_ident()
+    requests.close()
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, SystemExit])
+def test_a_coroutine_that_breaks_itself_off_is_over_and_the_loop_goes_on(
+    answers: Answers, error: type[BaseException]
+) -> None:
+    """As a future does that somebody else has cancelled: nobody would ever hear of the request."""
+
+    async def ask(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if len(asked) < 1:
+            asked.append(batch)
+            raise error
+        return batch
+
+    asked: list[pa.RecordBatch] = []
+    requests = start_requests(ask, 1, answers)
+    requests.ask(1, BATCH)
+    assert isinstance(answers.take(1)[1], error)
+    requests.ask(2, BATCH)
+    assert answers.take(1)[2] == BATCH
+    requests.close()
+    requests.close()
+
+
+def test_what_waits_for_a_thread_is_not_asked_any_more_after_the_end(answers: Answers) -> None:
+    begun, go_on, asked = threading.Event(), threading.Event(), []
+
+    def ask(batch: pa.RecordBatch) -> None:
+        asked.append(threading.current_thread())
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+
+    requests = start_requests(ask, 1, answers)
+    for number in range(5):
+        requests.ask(number, BATCH)
+    assert begun.wait(PATIENCE_S)
+    requests.close()
+    go_on.set()
+    asked[0].join(PATIENCE_S)
+    assert len(asked) == 1
