@@ -68,7 +68,8 @@ class OperatorContext:
         current_split: id of the source split the batch in hand came from; None outside a source's chain.
         active_splits: ids of the splits this source subtask has not finished (read or not); empty outside a source's
             chain.
-        source_paused: the source of this chain is not read now: that nothing comes tells nothing.
+        input_held: the source of this chain is not read now, or a checkpoint keeps rows of an input channel waiting:
+            that nothing comes tells nothing.
         side_outputs: names of the operator's side outputs that something reads; rows for others need not be made.
         counters: named counts shown in metrics, such as `late_dropped`.
         scratch: a private writable directory on local disk.
@@ -93,7 +94,7 @@ class OperatorContext:
     processing_time_ms: Callable[[], int]
     current_split: str | None = None
     active_splits: frozenset[str] = frozenset()
-    source_paused: bool = False
+    input_held: bool = False
     side_outputs: frozenset[str] = frozenset()
     wake: Callable[[], None] = lambda: None
     requests: StartRequests | None = None

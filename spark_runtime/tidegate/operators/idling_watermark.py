@@ -19,9 +19,9 @@ class IdlingWatermarkOperator(WatermarkOperator):
     that is, may be late. When all are silent the subtask says downstream that it is idle.
 
     Silence is counted in ticks, of which each counts for no more than its length however much later it comes, and none
-    while the source is paused: a subtask that stood still, since what is downstream was full, has not heard that there
-    is nothing, and its watermark must not run away from rows that wait in the source. It is no state: after a restore
-    every split counts as one that has just been heard of.
+    while the source is paused or rows wait for a checkpoint to align: a subtask that stood still, since what is
+    downstream was full, has not heard that there is nothing, and its watermark must not run away from rows that wait in
+    front of it. It is no state: after a restore every split counts as one that has just been heard of.
     """
 
     def __init__(self, spec: WatermarkSpec) -> None:
@@ -67,5 +67,5 @@ class IdlingWatermarkOperator(WatermarkOperator):
         past_ms = min(now_ms - self._counted_ms, self._tick_ms)
         self._counted_ms = now_ms
         splits = self._splits()
-        if past_ms > 0 and not self.ctx.source_paused:
+        if past_ms > 0 and not self.ctx.input_held:
             self._silent_ms = {split: self._silent_ms.get(split, 0) + past_ms for split in splits}

@@ -68,6 +68,11 @@ class OperatorChain:
         """Some operator keeps rows back that are still to come out."""
         return any(operator.withholds() for operator in self.operators)
 
+    def hold_input(self, held: bool) -> None:
+        """Whether input channels wait for a checkpoint, as those need to know that tell silence from it (S4.4)."""
+        for operator in self._idling:
+            operator.ctx.input_held = held
+
     def idles(self) -> bool:
         """Some operator makes watermarks that are not to be waited for."""
         return any(operator.idles() for operator in self._idling)

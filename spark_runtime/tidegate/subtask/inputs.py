@@ -79,6 +79,11 @@ class Inputs:
         """What of the replay has not been taken."""
         return list(self._replay)
 
+    @property
+    def any_blocked(self) -> bool:
+        """Some channel waits for the barriers of others."""
+        return any(port.blocked for port in self.ports)
+
     def unblock(self) -> None:
         """Process every channel."""
         for port in self.ports:

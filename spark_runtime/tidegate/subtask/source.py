@@ -48,7 +48,7 @@ class SourceInput:
         self.group = group
         self._paused_for: set[str] = set()
         self._idle_after_ms = idle_after_ms
-        self._last_batch_ms: int | None = None
+        self._silent_since_ms: int | None = None
         self.uid = uid
         self.records = 0
         self._reader = reader
@@ -73,10 +73,13 @@ class SourceInput:
         return polled
 
     def is_idle(self, polled: Polled, now_ms: int) -> bool:
-        """It has had nothing for so long that nobody is to wait for it, or says so itself (S4.4)."""
-        if polled.batch is not None or self._last_batch_ms is None:
-            self._last_batch_ms = now_ms
-        silent_ms = now_ms - self._last_batch_ms
+        """It has had nothing for so long that nobody is to wait for it, or says so itself (S4.4). Silence begins with
+        the first poll that brings nothing: before it the subtask may have stood still, with a batch in hand."""
+        if polled.batch is not None:
+            self._silent_since_ms = None
+        elif self._silent_since_ms is None:
+            self._silent_since_ms = now_ms
+        silent_ms = 0 if self._silent_since_ms is None else now_ms - self._silent_since_ms
         self._idle = polled.idle or (self._idle_after_ms is not None and silent_ms >= self._idle_after_ms)
         return self._idle
 
@@ -93,9 +96,9 @@ class SourceInput:
             return
         self._paused_for ^= {why}
         for context in self._contexts:
-            context.source_paused = self.is_paused
+            context.input_held = self.is_paused
         if not self.is_paused and not self._idle:
-            self._last_batch_ms = None
+            self._silent_since_ms = None
 
     def snapshot(self) -> AsyncSnapshot:
         """Positions after the last batch polled (S4.2)."""

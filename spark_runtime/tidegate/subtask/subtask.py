@@ -307,6 +307,8 @@ class Subtask:
         yield from self._idle_change()
 
     def _on_timers(self) -> Iterator[Emitted]:
+        if self._source is None:
+            self._chain.hold_input(self._inputs.any_blocked)
         yield from self._timers.fire()
         yield from self._idle_change()
 

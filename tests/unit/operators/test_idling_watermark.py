@@ -88,9 +88,9 @@ def test_time_in_which_the_subtask_stood_still_or_its_source_was_paused_is_no_si
     rig.rows("a", 200)
     rig.wait(IDLE_MS // 2)
     assert rig.watermarks == []
-    rig.operator.ctx.source_paused = True
+    rig.operator.ctx.input_held = True
     rig.wait(100 * IDLE_MS)
-    rig.operator.ctx.source_paused = False
+    rig.operator.ctx.input_held = False
     assert rig.watermarks == [] and not rig.operator.idles()
     rig.wait(IDLE_MS)
     assert rig.operator.idles()

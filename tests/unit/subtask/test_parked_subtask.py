@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, CheckpointBarrier, IdleStatus, Watermark
 from tidegate.channel.memory import MemoryChannel
+from tidegate.connectors.contract import Polled, SourceReader, Split
 from tidegate.operators.contract import OperatorContext, Output, SideOutput, StreamOperator
+from tidegate.operators.specs import WatermarkSpec
 from tidegate.subtask.chain import OperatorChain
 from tidegate.subtask.routing import OutputEdge, Router
 from tidegate.subtask.slot import Slot, Wake
+from tidegate.subtask.source import SourceInput
 from tidegate.subtask.subtask import InputPort, Subtask
 from tidegate.subtask.watermarks import WatermarkTracker
 from tidegate.testing.in_process import InlineExecutor
@@ -44,6 +48,7 @@ class Rig:
 
     def __init__(self, *operators: StreamOperator) -> None:
         self.sent: list[dict[str, Any]] = []
+        self.now_ms = 0
         self.slot = Slot(
             run_id="r",
             generation=1,
@@ -51,14 +56,14 @@ class Rig:
             open_location=lambda location: (_ for _ in ()).throw(AssertionError(location)),
             threshold_bytes=1,
             writers=InlineExecutor(),
-            now_ms=lambda: 0,
+            now_ms=lambda: self.now_ms,
             wake=Wake(),
         )
         self.inputs = [MemoryChannel(1_000_000), MemoryChannel(1_000_000)]
         self.output = MemoryChannel(1)
         self.side = MemoryChannel(1)
         for operator in operators:
-            operator.open(context())
+            operator.open(replace(context(), processing_time_ms=lambda: self.now_ms))
         self.subtask = Subtask(
             (1, 0),
             OperatorChain(operators, ["op"] * len(operators), 0),
@@ -152,6 +157,53 @@ def test_a_subtask_is_idle_when_its_last_active_channel_ends() -> None:
     rig.inputs[0].send(Watermark(9))
     rig.pump()
     assert rig.out() == [IdleStatus(False), Watermark(9)]
+
+
+def test_a_subtask_whose_rows_wait_for_a_barrier_of_others_is_not_silent() -> None:
+    """S4.4, S3.2: behind an exchange, too, its watermark does not run away from rows that it has got."""
+    rig = Rig(WatermarkSpec("v", 0, "us", 800).create())
+    for element in (barrier(1), BATCH):
+        rig.inputs[0].send(element)
+
+    def wait(ms: int) -> list[Any]:
+        found = []
+        for _ in range(0, ms, 100):
+            rig.now_ms += 100
+            rig.pump()
+            found += rig.out()
+        return found
+
+    assert wait(10_000) == []
+    rig.inputs[1].send(barrier(1))
+    rig.pump()
+    assert rig.out() == [barrier(1), BATCH, Watermark(3)]
+    assert wait(700) == [] and wait(200) == [IdleStatus(True)]
+
+
+class Once(SourceReader):
+    """One batch, and then nothing for a long time."""
+
+    given = False
+
+    def add_splits(self, splits: Sequence[Split]) -> None:
+        raise AssertionError
+
+    def poll(self, now_ms: int) -> Polled:
+        if self.given:
+            return Polled(state="nothing_now", retry_at_ms=now_ms + 100)
+        self.given = True
+        return Polled(BATCH, "split")
+
+    def snapshot(self) -> Sequence[Split]:
+        return ()
+
+
+def test_a_source_whose_batch_found_no_room_for_long_has_not_been_silent_meanwhile() -> None:
+    """S4.4: before the first poll that brings nothing, nobody has looked whether there is something."""
+    source = SourceInput("source", Once(), [], 0, idle_after_ms=800)
+    assert not source.is_idle(source.poll(0), 0)
+    for now_ms, idle in ((60_000, False), (60_700, False), (60_800, True)):
+        assert source.is_idle(source.poll(now_ms), now_ms) == idle
 
 
 def test_a_full_side_output_parks_the_subtask_and_events_go_to_both_outputs() -> None:
