@@ -89,8 +89,11 @@ class Deduplicate(StreamOperator):
         if watermark_us < MAX_WATERMARK:
             while (due := self._timers.due(watermark_us, MAX_BATCH_ROWS)) is not None:
                 found = self._seen.get(due.keys)
-                over = found.columns.column(0).fill_null(0).to_numpy() + self._spec.within_us <= watermark_us
+                ends = found.columns.column(0).fill_null(0).to_numpy() + self._spec.within_us
+                over = ends <= watermark_us
                 self._seen.clear(due.keys, found.present & over)
+                left = np.flatnonzero(found.present & ~over).astype(np.int32)
+                self._timers.register(due.keys, left, ends[left])  # `within` was shorter in a former run
         yield from ()
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:

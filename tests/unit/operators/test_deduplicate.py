@@ -79,6 +79,23 @@ def test_within_a_time_a_row_repeats_the_one_that_was_kept_and_its_key_is_forgot
     assert kept(operator, (3, 0, 9)) == [9], "what an operator emits at its end is not late"
 
 
+@pytest.mark.parametrize("back_end", ["heap", "rocksdb"])
+def test_a_key_is_forgotten_after_a_longer_time_too_than_the_one_that_it_was_kept_for(
+    back_end: Any, tmp_path: Any
+) -> None:
+    operator = opened(spec(within=10), back_end=back_end, scratch=str(tmp_path / "one"))
+    assert kept(operator, (1, 0, 1)) == [1]
+    again = opened(spec(within=30), back_end=back_end, scratch=str(tmp_path / "two"))
+    operator.portable = again.portable = True
+    again.restore(decode_parts(encode_parts(operator.snapshot(1)())))
+    list(again.on_watermark(20))
+    assert kept(again, (1, 25, 2)) == [], "a repeat"
+    list(again.on_watermark(30))
+    assert sum(table.num_rows for part in again.snapshot(2)() if part.name == "seen" for table in part.tables()) == 0
+    for one in (operator, again):
+        one.close()
+
+
 def test_late_rows_go_to_the_side_output_where_something_reads_it() -> None:
     operator = opened(spec(within=10))
     operator.ctx.side_outputs = frozenset({"late"})
