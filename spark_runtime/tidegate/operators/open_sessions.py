@@ -85,11 +85,11 @@ class SessionTable:
         in_time = of_rows >= 0
         taken = order[in_time]
         self._write(targets, run_ids, known)
+        self._absorb(absorbed, known)  # first: its rows came before these
         if len(taken):
             rows = self._layout.read(batch.select(self._layout.used_columns).take(pa.array(taken)))
             for accumulator, values in zip(self._accumulators, rows.values, strict=True):
                 accumulator.add(of_rows[in_time], values, known)
-        self._absorb(absorbed)
         sessions = np.unique(of_rows[in_time])
         if len(sessions):
             self.next_end_us = min(self.next_end_us, int(self._lasts[sessions].min()) + self._gap_us)
@@ -128,6 +128,12 @@ class SessionTable:
         self._cells.arrays[_LIVE][sessions] = 0
         unchain_sessions(sessions, self._cells.arrays[_KEY][sessions], self._heads, self._nexts)
         self.dead += len(sessions)
+
+    def close(self, closed_us: int) -> None:
+        """Forget sessions that have fired and end by `closed_us`: they were kept for more lateness than is allowed."""
+        live = self.live()
+        fired = live[self._cells.arrays[_FIRED][live] == 1]
+        self.remove(self.ended(fired, closed_us))
 
     def keys_of(self, sessions: Entries) -> pa.RecordBatch:
         """Key columns of sessions."""
@@ -221,14 +227,14 @@ class SessionTable:
         arrays[_LIVE][known : self.size] = 1
         arrays[_KEY][known : self.size] = ids[targets >= known]
 
-    def _absorb(self, absorbed: Entries) -> None:
+    def _absorb(self, absorbed: Entries, known: int) -> None:
         """Fold sessions into those that they went into."""
         if not len(absorbed):
             return
         find_roots(absorbed, self._parents)
         roots = self._parents[absorbed]
         for accumulator in self._accumulators:
-            accumulator.merge(roots, accumulator.state(absorbed), self.size)
+            accumulator.merge(roots, accumulator.state(absorbed), known)
         self._parents[absorbed] = -1
         self._cells.touch(absorbed)
         self._cells.arrays[_LIVE][absorbed] = 0

@@ -126,9 +126,8 @@ class OpenWindows:
         """
         late: dict[int, list[int]] = {}
         for pane in touched:
-            for number in self._numbers(pane, closed_us):
-                if self.end_us(number) <= fired_us:
-                    late.setdefault(number, []).append(pane)
+            for number in self._numbers(pane, closed_us, fired_us):
+                late.setdefault(number, []).append(pane)
         for number in sorted(late):
             if self._panes_per_window == 1:
                 yield from self._emit(number, self._panes[number], np.unique(touched[number]))
@@ -137,7 +136,7 @@ class OpenWindows:
             for pane in late[number]:
                 entries = np.unique(touched[pane])
                 updated.open(self._panes[pane].keys_of(entries))
-            window = self._window(number, updated)
+            window = self._window(number, updated.keys(0, updated.size))
             yield from self._emit(number, window, None)
 
     def clear(self) -> None:
@@ -170,41 +169,47 @@ class OpenWindows:
             self._fired_us = fired_us
             self._find_next_end()
 
+    def close(self, closed_us: int) -> None:
+        """Forget windows that end by `closed_us`: they have fired, and were kept for more lateness than is allowed."""
+        for pane in [pane for pane in self._panes if self.last_end_us(pane) <= closed_us]:
+            del self._panes[pane]
+        self._find_next_end()
+
     def _start_us(self, number: int) -> int:
         return number * self._spec.step_us + self._spec.offset_us
 
     def _pane_start_us(self, pane: int) -> int:
         return pane * self._pane_us + self._spec.offset_us
 
-    def _numbers(self, pane: int, after_us: int) -> range:
-        """Windows that the pane is in and that end after `after_us`."""
+    def _numbers(self, pane: int, after_us: int, until_us: int = MAX_WATERMARK) -> range:
+        """Windows that the pane is in and that end in after_us < end <= until_us."""
         first = -((self._panes_per_window - 1 - pane) // self._panes_per_step)
-        after = (after_us - self._spec.size_us - self._spec.offset_us) // self._spec.step_us + 1
-        return range(max(first, after), pane // self._panes_per_step + 1)
+        after, until = (
+            (us - self._spec.size_us - self._spec.offset_us) // self._spec.step_us for us in (after_us, until_us)
+        )
+        return range(max(first, after + 1), min(pane // self._panes_per_step, until) + 1)
 
     def _next_end_of(self, pane: int) -> int:
         unfired = self._numbers(pane, self._fired_us)
         return self.end_us(unfired[0]) if unfired else MAX_WATERMARK
 
     def _unfired(self, until_us: int) -> list[int]:
-        numbers = {number for pane in self._panes for number in self._numbers(pane, self._fired_us)}
-        return sorted(number for number in numbers if self.end_us(number) <= until_us)
+        return sorted({n for pane in self._panes for n in self._numbers(pane, self._fired_us, until_us)})
 
-    def _window(self, number: int, window: KeyedWindow | None = None) -> KeyedWindow:
-        """The panes of a window put together; given a window that has keys, for these alone."""
+    def _window(self, number: int, wanted: pa.RecordBatch | None = None) -> KeyedWindow:
+        """The panes of a window put together. Args: wanted: key columns: of these alone."""
         first = number * self._panes_per_step
         panes = [self._panes[n] for n in range(first, first + self._panes_per_window) if n in self._panes]
-        if window is None and len(panes) == 1:
+        if wanted is None and len(panes) == 1:
             return panes[0]
-        together = window or KeyedWindow(self.layout, 0, max(pane.size for pane in panes))
+        together = KeyedWindow(self.layout, 0, wanted.num_rows if wanted else max(pane.size for pane in panes))
         for pane in panes:
-            if window is None:
+            if wanted is None:
                 together.merge(pane.keys(0, pane.size), pane.state(slice(0, pane.size)))
                 continue
-            entries = pane.find(window.keys(0, window.size))
+            entries = pane.find(wanted)
             held = np.flatnonzero(entries >= 0)
-            keys = window.keys(0, window.size).take(pa.array(held))
-            together.merge(keys, pane.state(entries[held]))
+            together.merge(wanted.take(pa.array(held)), pane.state(entries[held]))
         return together
 
     def _new_pane(self, expected: int) -> KeyedWindow:

@@ -37,8 +37,8 @@ class SessionAggregate(StreamOperator):
     A session fires when the watermark reaches its end, and closes when it is `lateness_us` further. Rows that come for
     it in between make it fire again, with what it has become: its bounds may be others, and what it took in had fired
     with its own. Rows whose session would have closed already are late: they go to the side output `late`, or are
-    dropped and counted under `late_dropped` (S4.4). MAX_WATERMARK fires and closes all (S7.2). Sessions fire in the
-    order of their ends.
+    dropped and counted under `late_dropped` (S4.4). MAX_WATERMARK fires and closes all; what comes after it
+    fires in `finish` (S7.2). Sessions fire in the order of their ends.
 
     State: `sessions` (keyed: a row for each) and `progress` (keyed: see `WindowProgress`). `snapshot` marks the
     columns; they are written by the returned function, many in chunks (S5.2).
@@ -81,6 +81,10 @@ class SessionAggregate(StreamOperator):
             self._is_over = True
         yield from coalesced(self._fired(watermark_us))
 
+    def finish(self) -> Iterator[Output]:
+        """What came since MAX_WATERMARK."""
+        yield from coalesced(self._fired(MAX_WATERMARK))
+
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
         """Mark the columns of the sessions."""
         frozen = self._table.freeze(self._schema, self.ctx.max_parallelism)
@@ -103,6 +107,8 @@ class SessionAggregate(StreamOperator):
                 owned = table.filter(pa.array(mine[table.column(KEY_GROUP_COLUMN).to_numpy()]))
                 for rows in owned.combine_chunks().to_batches():
                     self._take_back(rows)
+        lateness_us = self._spec.lateness_us
+        self._table.close(self._progress.watermark_us - lateness_us if lateness_us else MAX_WATERMARK)
 
     def _take_back(self, rows: pa.RecordBatch) -> None:
         first = len(self._schema) - len(self._layout.state_fields())
@@ -118,7 +124,7 @@ class SessionAggregate(StreamOperator):
 
     def _taken(self, batch: pa.RecordBatch, times_us: Int64s, fired_us: int) -> Iterator[Output]:
         """Take rows for whose keys sessions have fired up to `fired_us`."""
-        closed_us = max(fired_us - self._spec.lateness_us, self._progress.closed_us, MIN_WATERMARK)
+        closed_us = max(self._progress.closed_at(fired_us), MIN_WATERMARK)
         taken = self._table.take(batch, times_us, closed_us)
         if len(taken.late):
             yield from late_rows(batch.take(pa.array(taken.late)), self.ctx)

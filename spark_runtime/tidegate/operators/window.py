@@ -55,7 +55,8 @@ class WindowAggregate(StreamOperator):
     it in between make it fire again, after the batch that brought them, for their keys, with the result of all rows so
     far. Rows of which every window has closed are late: they go to the side output `late`, or are dropped and counted
     under `late_dropped` (S4.4). Null is a key like any other. MAX_WATERMARK fires all windows that have not fired, and
-    closes all (S7.2). Windows fire in order of time; keys within one in order of first sight.
+    closes all; rows that come after it make windows of their own, which fire in `finish` (S7.2). Windows fire in order
+    of time; keys within one in order of first sight.
 
     State: `windows` (keyed: a row for each pane and key; of tumbling windows panes are the windows) and `progress`
     (keyed: for each key group the watermark that decides what is late, never MAX, S4.4; after MAX none at all: inputs
@@ -110,6 +111,10 @@ class WindowAggregate(StreamOperator):
         else:
             self._windows.pass_by(watermark_us)
 
+    def finish(self) -> Iterator[Output]:
+        """What came since MAX_WATERMARK."""
+        yield from coalesced(self._windows.fire(MAX_WATERMARK))
+
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
         """Mark the columns of every open window."""
         frozen = self._windows.freeze(self.ctx)
@@ -132,6 +137,7 @@ class WindowAggregate(StreamOperator):
                 checked = checked_part(part, self._windows.state_schema, self.ctx.uid, renamed, fills=False)
                 self._windows.restore(checked.tables(), self.ctx)
         self._windows.resume(self._progress.watermark_us)
+        self._windows.close(self._progress.watermark_us - self._spec.lateness_us)
 
     def _fired_again(self, batch: pa.RecordBatch, times: Int64s) -> Iterator[Output]:
         """Take rows; rows of key groups that are ahead by themselves."""
@@ -140,7 +146,7 @@ class WindowAggregate(StreamOperator):
 
     def _taken(self, batch: pa.RecordBatch, times: Int64s, fired_us: int) -> Iterator[Output]:
         """Take rows for whose keys windows have fired up to `fired_us`."""
-        closed_us = max(fired_us - self._spec.lateness_us, self._progress.closed_us)
+        closed_us = self._progress.closed_at(fired_us)
         grouped = group_by_window(times, self._pane, self._offset)
         if grouped.order is not None:
             columns = batch.schema.names if LATE in self.ctx.side_outputs else self._windows.layout.used_columns

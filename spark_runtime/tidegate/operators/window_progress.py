@@ -48,6 +48,10 @@ class WindowProgress:
         if self.passed_us is not None and self.passed_us.max() <= self.watermark_us:
             self.passed_us = None
 
+    def closed_at(self, fired_us: int) -> int:
+        """Windows that end by it take no rows any more, of keys whose windows have fired up to `fired_us`."""
+        return max(fired_us - self._lateness_us, min(self.closed_us, fired_us))
+
     def split(
         self, batch: pa.RecordBatch, times: Int64s, keys: Sequence[str]
     ) -> Iterator[tuple[pa.RecordBatch, Int64s, int]]:

@@ -130,6 +130,52 @@ def test_more_lateness_than_before_opens_no_window_whose_state_has_gone() -> Non
     assert feed(more, (1, 9), (1, 19)) == [(1, 10, 3)]
 
 
+def test_more_lateness_than_before_makes_no_row_late_that_was_not_late_for_its_key_group() -> None:
+    """Rescaled at the same time: what the subtask that was ahead has given up says nothing of the other's keys."""
+    ahead, behind = (next(key for key in range(100) if owner(key, 2) == index) for index in (0, 1))
+    operators = [opened(spec(), index, 2) for index in (0, 1)]
+    list(operators[0].on_watermark(50))
+    list(operators[1].on_watermark(10))
+    (again,) = restored(spec(lateness=100), operators, 1)
+    assert feed(again, (behind, 35), (ahead, 35)) == []
+    assert again.ctx.counters == {"late_dropped": 1}
+    assert counts(again.on_watermark(60)) == [(behind, 30, 1)]
+
+
+@pytest.mark.parametrize("slide", [0, 5])
+def test_less_lateness_than_before_closes_windows_that_were_kept_for_it(slide: int) -> None:
+    operator = opened(spec(slide, lateness=20))
+    feed(operator, (1, 3))
+    assert (1, 0, 1) in counts(operator.on_watermark(12))
+    (again,) = restored(spec(slide), [operator], 1)
+    assert again.snapshot(1)()[0].table.num_rows == 0
+    assert counts(again.on_watermark(13)) == [], "it has fired"
+    assert feed(again, (1, 4)) == []
+    assert again.ctx.counters == {"late_dropped": 1}
+    assert counts(again.on_watermark(MAX_WATERMARK)) == []
+
+
+def test_a_key_of_nulls_alone_has_no_sum_nor_least_value_when_its_sliding_window_fires_again() -> None:
+    output = pa.schema([("k", pa.int64()), *BOUNDS, ("sum", pa.int64()), ("min", pa.int64())])
+    aggregates = (Agg("sum", "sum", "v"), Agg("min", "min", "v"))
+    operator = opened(WindowAggSpec(("k",), "t", "us", 10, 0, aggregates, INPUT, output, (), 5, 20))
+    first, late = batch((1, 3), (2, 3)), batch((1, 8), (2, 9))
+    list(operator.process(first.set_column(2, "v", pa.array([None, 5])), 0))
+    list(operator.on_watermark(12))
+    (out,) = operator.process(late.set_column(2, "v", pa.array([None, 1])), 0)
+    assert out.select(["k", "sum", "min"]).to_pydict() == {"k": [1, 2], "sum": [None, 6], "min": [None, 1]}
+
+
+@pytest.mark.parametrize("slide", [0, 5])
+def test_rows_that_come_after_the_last_watermark_fire_at_the_end(slide: int) -> None:
+    operator = opened(spec(slide))
+    feed(operator, (1, 3))
+    list(operator.on_watermark(MAX_WATERMARK))
+    assert feed(operator, (2, 7)) == []
+    assert counts(operator.finish()) == ([(2, 0, 1), (2, 5, 1)] if slide else [(2, 0, 1)])
+    assert counts(operator.finish()) == []
+
+
 def test_another_slide_is_refused_with_what_changed() -> None:
     operator = opened(spec(slide=5))
     feed(operator, (1, 8))

@@ -133,6 +133,38 @@ def test_what_has_fired_is_known_after_a_restore_and_another_gap_is_refused() ->
         restored(spec(gap=11), [operator], 1)
 
 
+def test_less_lateness_than_before_closes_sessions_that_were_kept_for_it() -> None:
+    operator = opened(spec(lateness=50))
+    feed(operator, (1, 0), (2, 14))
+    assert results(operator.on_watermark(22)) == [(1, 0, 10, 1)]
+    for less in (0, 10):
+        (again,) = restored(spec(lateness=less), [operator], 1)
+        assert again.snapshot(1)()[0].table.num_rows == 1, "the one that has not fired"
+        assert feed(again, (1, 1)) == []
+        assert again.ctx.counters == {"late_dropped": 1}
+        assert results(again.on_watermark(MAX_WATERMARK)) == [(2, 14, 24, 1)]
+
+
+def test_of_equal_times_the_order_of_arrival_counts_also_where_sessions_are_joined() -> None:
+    output = pa.schema([("k", pa.int64()), *BOUNDS, ("first", pa.int64()), ("last", pa.int64())])
+    aggregates = tuple(Agg(name, name, "v", ("t",), orders=1) for name in ("first", "last"))  # type: ignore[arg-type]
+    operator = opened(SessionAggSpec(("k",), "t", "us", 6, aggregates, INPUT, output))
+    for times, values in (([10], [1]), ([0], [2]), ([5, 10, 0], [3, 4, 5])):
+        rows = batch(*((1, time) for time in times))
+        assert not list(operator.process(rows.set_column(2, "v", pa.array(values)), 0))
+    (out,) = operator.on_watermark(MAX_WATERMARK)
+    assert out.select(["first", "last"]).to_pylist() == [{"first": 2, "last": 4}]
+
+
+def test_rows_that_come_after_the_last_watermark_fire_at_the_end() -> None:
+    operator = opened(spec())
+    feed(operator, (1, 3))
+    list(operator.on_watermark(MAX_WATERMARK))
+    assert feed(operator, (2, 7)) == []
+    assert results(operator.finish()) == [(2, 7, 17, 1)]
+    assert results(operator.finish()) == []
+
+
 def test_an_absurd_event_time_names_column_and_remedy() -> None:
     with pytest.raises(TidegateError, match="'t' has an event time.*'op'.*unit"):
         feed(opened(spec()), (1, 2**63 - 1))
