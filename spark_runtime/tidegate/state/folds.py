@@ -49,7 +49,8 @@ def new_fold(aggregation: Aggregation) -> Fold:
 
 class Best:
     """The first rows of each entry in some order: first, last, min, max, min_by, max_by, top_n, bottom_n, and with no
-    limit collect. Rows whose ordering value is null are left out; of equal rows earlier ones come first."""
+    limit collect. Rows whose ordering value is null are left out; of equal rows earlier ones come first, in event time
+    where that orders too, and those without one last."""
 
     def __init__(self, aggregation: Aggregation) -> None:
         function = aggregation.function
@@ -66,14 +67,15 @@ class Best:
     def rows(self, entries: Entries, columns: Sequence[pa.Array]) -> Rows:
         """See `Fold`."""
         arrays = [stored_array(column) for column in columns]
-        wanted = arrays[len(arrays) - self._orders :]
+        first = len(arrays) - self._orders
+        wanted = arrays[first : first + 1]
         wanted += arrays[:1] if self._values_only else []
         return _without_nulls(entries, arrays, wanted)
 
     def fold(self, entries: Entries, columns: Columns) -> Rows:
         """See `Fold`."""
         places = np.arange(len(entries))
-        keys = [order_keys(column) for column in columns[len(columns) - self._orders :]]
+        keys = [_nulls_last(column) for column in columns[len(columns) - self._orders :]]
         if self._descends and keys:
             keys[0] = ~keys[0]
         by: list[npt.NDArray[np.int64]] = [-places if self._last_wins else places, *reversed(keys)]
@@ -203,6 +205,11 @@ class UserFold:
             cause=cause,
             remedy="Give one row of `state` for each group, and of the result one value for each state",
         )
+
+
+def _nulls_last(column: pa.Array) -> Int64s:
+    keys = order_keys(column)
+    return np.where(valid_mask(column), keys, np.iinfo(np.int64).max) if column.null_count else keys
 
 
 def _numbered(entries: Entries) -> tuple[Entries, Groups]:

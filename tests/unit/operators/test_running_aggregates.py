@@ -140,6 +140,22 @@ def results_of(draw: Callable[[td.Stream], td.Stream], *, crash: bool = True) ->
     return table
 
 
+def test_rows_without_an_event_time_count_where_it_only_orders_equal_ones() -> None:
+    columns = {"by": pa.array([2, 1, 1, 1, 3]), "t": pa.array([1, None, 9, 8, None]), "v": list("abcde")}
+    given = pa.record_batch({"k": [0] * 5, **columns})
+    aggs = [Agg("least", "min_by", "v", ("by", "t"), orders=2), Agg("best", "top_n", "v", ("by", "t"), 2, 2)]
+    aggs += [Agg("worst", "bottom_n", "v", ("by", "t"), 4, 2), Agg("last", "last", "v", ("t",), orders=1)]
+    lists = [pa.field(name, pa.list_(pa.string())) for name in ("best", "worst")]
+    fields = [pa.field("k", pa.int64()), pa.field("least", pa.string()), *lists, pa.field("last", pa.string())]
+    running = RunningAggSpec(("k",), tuple(aggs), given.schema, pa.schema(fields), "update")
+    for cuts in ([0, 5], [0, 2, 3, 5]):
+        operator = opened(running)
+        for first, end in itertools.pairwise(cuts):
+            (out,) = operator.process(given.slice(first, end - first), 0)
+        expected = {"k": 0, "least": "d", "best": ["e", "a"], "worst": ["d", "c", "b", "a"], "last": "c"}
+        assert out.to_pylist() == [expected]
+
+
 def test_aggregates_of_a_whole_stream_are_put_together_by_one_subtask() -> None:
     values = numbers(np.arange(ROWS))["v"]
     table = results_of(
