@@ -18,6 +18,8 @@ from tidegate.connectors.sink_operator import SinkOperator, SinkSpec
 from tidegate.connectors.splits import split_from_json, splits_from_parts
 from tidegate.contract.options import ProcessingTimeOnEnd, StateBackend
 from tidegate.operators.contract import OperatorContext, StreamOperator
+from tidegate.operators.deduplicate_specs import DeduplicateSpec
+from tidegate.operators.join_specs import StreamJoinSpec
 from tidegate.operators.process_specs import ProcessSpec
 from tidegate.operators.processor_specs import StatefulProcessorSpec
 from tidegate.operators.requests import StartRequests
@@ -227,13 +229,14 @@ def _context(
         drained=deployment.restored is not None and node.uid in deployment.restored.drained,
         gated=deployment.gated,
         state_backend=deployment.state_backend,
-        state_memory_bytes=deployment.state_memory_bytes // (_keyed_processes(graph) * len(deployment.indices)),
+        state_memory_bytes=deployment.state_memory_bytes // (_back_ends(graph) * len(deployment.indices)),
     )
 
 
-def _keyed_processes(graph: JobGraph) -> int:
-    """How many share the slot's memory for state; at least 1."""
-    return max(1, sum(isinstance(node.spec, KeyedProcessSpec | StatefulProcessorSpec) for node in graph.nodes))
+def _back_ends(graph: JobGraph) -> int:
+    """How many operators share the slot's memory for state; at least 1."""
+    kept_in_one = (KeyedProcessSpec, StatefulProcessorSpec, StreamJoinSpec, DeduplicateSpec)
+    return max(1, sum(isinstance(node.spec, kept_in_one) for node in graph.nodes))
 
 
 def _open_operator(
