@@ -147,7 +147,7 @@ def settle(job: Job, restore: Restore, run_id: str) -> None:
 
 def _settle(job: Job, node: Node, sink: Sink, restore: Restore, run_id: str) -> None:
     """Publish what one sink may, and move away what is withheld. One writer stands for all subtasks there ever were."""
-    held = list(_held(job, node.uid, restore))
+    held = list(held_transactions(job, node.uid, restore))
     if not held:
         return
     ctx = SinkContext(
@@ -179,7 +179,7 @@ def _is_withheld(checkpoint_id: int, withheld: Sequence[Withheld]) -> bool:
     return any(one.covers(checkpoint_id) for one in withheld)
 
 
-def _held(job: Job, uid: str, restore: Restore) -> Iterator[tuple[int, Committable]]:
+def held_transactions(job: Job, uid: str, restore: Restore) -> Iterator[tuple[int, Committable]]:
     """(barrier, handle) of all transactions that the snapshot holds of a sink, oldest barrier first."""
     operator = restore.metadata.operator(uid)
     if operator is None:

@@ -120,11 +120,10 @@ class BatchAttempt:
                 self._on_told(told)
                 self._commit.complete(told, self._splits, int((time.monotonic() - started) * 1000))
                 self._is_complete = True
-        if self.job_run.outcome is None:
-            self._aside(self._commit.publish)
-        if self.job_run.outcome is None:
+        if self.job_run.outcome is None and self._aside(self._published, goes_on=True):
             left = self._commit.committed()
             self.job_run.outcome = RunEnded(None, self._commit.checkpoint_id, self._commit.path, None, left)
+        assert self.job_run.outcome is not None, "the run is over"
         return self.job_run.outcome
 
     def wake(self) -> None:
@@ -137,9 +136,18 @@ class BatchAttempt:
             self._commit.abort(reason)
         return []
 
-    def _aside(self, work: Callable[[], Any]) -> Any:
+    def _published(self) -> bool:
+        self._commit.publish()
+        return True
+
+    def _aside(self, work: Callable[[], Any], *, goes_on: bool = False) -> Any:
         """What `work` gives, done on a thread of its own while the loop goes round; None, and the outcome is set, when
-        it fails or the run is given up."""
+        it fails or the run is given up.
+
+        Args:
+            goes_on: though the run is given up it may come to its end, if it does so in time: a commit, of which
+                readers must not find the half, and a job that was cancelled has no successor that does the rest.
+        """
         thread: Any = InheritableThread(target=self._work, args=(work,), name=self._group, daemon=True)
         thread.start()
         while self.job_run.outcome is None:
@@ -151,8 +159,17 @@ class BatchAttempt:
                 thread.join()
                 return self._taken(*done)
             self._on_round()
+        if goes_on:
+            thread.join(CANCEL_WAIT_S)
         self._context.cancelJobGroup(self._group)
         thread.join(CANCEL_WAIT_S)
+        return self._taken_late() if goes_on else None
+
+    def _taken_late(self) -> Any:
+        while not self._done.empty():
+            done = self._done.get()
+            if done is not None:
+                return self._taken(*done)
         return None
 
     def _work(self, work: Callable[[], Any]) -> None:

@@ -86,17 +86,18 @@ class Drivers:
         )
         return job, BatchCommit(job, f"{next(self._runs):06d}r")
 
-    def staged(self, job: Job, commit: BatchCommit) -> Sequence[Told]:
-        """What the stages of a run leave."""
-        commit.clean()
+    def staged(self, job: Job, commit: BatchCommit, attempt: int = 1) -> Sequence[Told]:
+        """What the stages of a run leave. Args: attempt: of their tasks; from the second on beside the first."""
+        if attempt == 1:
+            commit.clean()
         batch_plan = plan_batch(job.graph, 3, 128)
         factory = StreamFactory(self.store, commit.path)
         generation = job.reign.generation
 
         def store(uid: str, subtask: int, parts: Sequence[StatePart]) -> StateHandle:
-            return factory.store(f"{uid}-{subtask}-g{generation}.state", encode_parts(parts))
+            return factory.store(f"{uid}-{subtask}-g{generation}-{attempt}.state", encode_parts(parts))
 
-        run_id = f"{commit.run_id}-0001"
+        run_id = f"{commit.run_id}-{attempt:04d}"
         place = BatchJob(batch_plan, self.given, "job", "l", generation, run_id, commit.checkpoint_id, 0, store)
         splits = job.splits(None)
         return [
@@ -179,6 +180,29 @@ def test_a_gated_batch_job_waits_for_its_verdict_and_is_committed_without_runnin
     assert (result.committed, result.waiting) == (1, ())
     assert drivers.visible() == list(range(100))
     assert drivers.view().status.value == "FINISHED"
+
+
+@pytest.mark.parametrize("options", [{}, {"commit": "on_request"}], ids=["at once", "gated"])
+def test_what_a_task_staged_that_spark_ran_twice_goes_with_the_commit_and_what_counts_stays(
+    options: dict[str, Any],
+) -> None:
+    """S7.4: a job that has ended has no next run that would remove it."""
+    drivers = Drivers(options)
+    job, commit = drivers.driver()
+    commit.claim()
+    drivers.staged(job, commit)
+    told = drivers.staged(job, commit, attempt=2)
+    drivers.staged(job, commit, attempt=3)
+    assert len(collected(drivers.name).staged) == 9
+    commit.complete(told, job.splits(None), 5)
+    commit.publish()
+    assert len(collected(drivers.name).staged) == (3 if options else 0)
+    assert drivers.visible() == ([] if options else list(range(100)))
+    if options:
+        job.status("FINISHED_COMMIT_PENDING", uncommitted=list(commit.committed()))
+        commit_late(drivers.driver()[0], "late", Ruling("c", True, 1, "test"))
+    collected(drivers.name).assert_exactly([(n,) for n in range(100)])
+    assert not collected(drivers.name).staged
 
 
 def test_a_run_that_fails_aborts_what_it_had_claimed() -> None:

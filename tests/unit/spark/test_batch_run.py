@@ -128,6 +128,40 @@ def test_a_run_that_is_given_up_cancels_its_stages_and_completes_nothing() -> No
     assert rig.commit.done == [("abort", "cancelled by test")]
 
 
+def test_a_run_that_is_given_up_while_it_commits_ends_the_commit() -> None:
+    """Readers would find half of it, and a job that is cancelled has no successor (S7.4)."""
+    given_up = threading.Event()
+
+    def publish() -> None:
+        assert given_up.wait(10)
+
+    rig = Rig(lambda: TOLD, FakeCommit(publish=publish))
+
+    def give_up() -> None:
+        if ("complete", TOLD) in rig.commit.done:
+            rig.run.fail(RunFailed("cancelled by test"))
+            given_up.set()
+
+    rig.rounds.append(give_up)
+    assert rig.attempt.run() == RunEnded(None, 7, "chk-7", None, ())
+    assert rig.commit.done == [("complete", TOLD), "publish", "committed"]
+
+
+def test_a_commit_that_does_not_end_in_time_is_given_up_with_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_run, "CANCEL_WAIT_S", 0.05)
+    over = threading.Event()
+
+    def publish() -> None:
+        over.wait(10)
+
+    rig = Rig(None, FakeCommit(publish=publish))
+    rig.rounds.append(lambda: rig.run.fail(RunFailed("cancelled by test")))
+    assert rig.attempt.run() == RunFailed("cancelled by test")
+    over.set()
+    assert rig.cancelled.is_set()
+    assert "committed" not in rig.commit.done
+
+
 @pytest.mark.parametrize("where", ["complete", "publish"])
 def test_a_driver_that_is_fenced_ends_at_once(where: str) -> None:
     """S9.2."""
