@@ -61,6 +61,11 @@ class RealJob:
         launch_local(self.client, spec)
         self._pids.append(self.driver_pid())
 
+    def relaunch(self) -> None:
+        """Another driver for the newest submission, whose last one has died."""
+        launch_local(self.client, self.client.specs()[-1])
+        self._pids.append(self.driver_pid())
+
     def driver_pid(self) -> int:
         """Of the newest driver."""
         running = find_local(self.client, self.client.specs()[-1])

@@ -2,42 +2,66 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
-from conftest import RealJob
-from pipelines.batched import expected_of_everything
+from conftest import PIPELINE, RealJob
+from pipelines.batched import expected_of_everything, written_rows
 from pipelines.counting import expected
+
+from tidegate.contract.status import JobView
 
 BATCHED = Path(__file__).parent / "pipelines" / "batched.py"
 ROWS = 20_000
 
 
-def finished(job: RealJob) -> None:
+LONG_S = 400.0
+"""Patience: a job takes ten seconds on an idle machine, most of which Spark's start and its first stage cost."""
+QUICK = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+"""For a JVM that lives for seconds."""
+
+
+def start(
+    job: RealJob, rows: int, function: str, pipeline: Path = BATCHED, mode: str = "batch", **options: Any
+) -> None:
+    job.start(rows=rows, rate=1e9, pipeline=pipeline, function=function, conf=QUICK, execution_mode=mode, **options)
+
+
+def ended(job: RealJob) -> JobView:
     """Wait for its end."""
-    view = job.until_status("FINISHED", "FAILED")
+    return job.until(lambda view: view.status.value in ("FINISHED", "FAILED"), "its end", LONG_S)
+
+
+def finished(job: RealJob) -> JobView:
+    """Wait for its end, which is a good one."""
+    view = ended(job)
     assert view.status.value == "FINISHED", job.logs()[-6000:]
+    return view
 
 
 def test_a_job_commits_once_and_says_so(local_job: RealJob) -> None:
     """S8.1: and what needs barriers is answered."""
-    local_job.start(rows=ROWS, rate=1e9, execution_mode="batch", allow_mode_dependent=True)
+    start(local_job, ROWS, "build", PIPELINE, allow_mode_dependent=True)
     command = local_job.client.send("savepoint", issued_by="test")
-    finished(local_job)
+    view = finished(local_job)
     assert local_job.output() == expected(ROWS)
-    view = local_job.client.view()
     assert [(c.kind, c.status, c.committed) for c in view.checkpoints] == [("final", "completed", True)]
     assert all(source.end_of_data for source in view.sources)
     result = local_job.client.wait_result(command.command_id)
     assert (result.ok, result.code) == (False, "batch_mode"), result
 
 
-@pytest.mark.parametrize("mode", ["batch", "streaming"])
+@pytest.mark.parametrize("mode", ["batch", pytest.param("streaming", marks=pytest.mark.slow)])
 def test_both_modes_give_what_the_closed_form_says(local_job: RealJob, mode: str) -> None:
     """S8.2: a process, a union, a broadcast join, types that Spark does not have, two sinks."""
-    local_job.start(rows=5000, rate=0, pipeline=BATCHED, function="everything", execution_mode=mode)
+    start(local_job, 5000, "everything", mode=mode)
     finished(local_job)
     sums, named = expected_of_everything(5000)
     found = ds.dataset(f"{local_job.out}/sums", format="parquet").to_table()
@@ -49,7 +73,7 @@ def test_both_modes_give_what_the_closed_form_says(local_job: RealJob, mode: str
 @pytest.mark.parametrize("mode", ["batch", "streaming"])
 def test_a_dataframe_is_a_source_in_both_modes(local_job: RealJob, mode: str) -> None:
     """S4.2: in streaming from files, which go with the job."""
-    local_job.start(rows=ROWS, rate=0, pipeline=BATCHED, function="framed", execution_mode=mode)
+    start(local_job, ROWS, "framed", mode=mode)
     finished(local_job)
     assert local_job.output() == expected(ROWS)
     client = local_job.client
@@ -57,13 +81,46 @@ def test_a_dataframe_is_a_source_in_both_modes(local_job: RealJob, mode: str) ->
 
 
 def test_a_function_that_fails_is_named_and_nothing_is_visible(local_job: RealJob) -> None:
-    local_job.start(
-        rows=5000, rate=0, pipeline=BATCHED, function="broken", execution_mode="batch", restart_strategy="none"
-    )
-    view = local_job.until_status("FINISHED", "FAILED")
+    start(local_job, 5000, "broken", restart_strategy="none")
+    view = ended(local_job)
     assert view.status.value == "FAILED"
     assert view.failure is not None
     assert (view.failure.message, view.failure.operator) == ("ValueError: the last row is bad", "refuse")
     assert "the last row is bad" in (view.failure.traceback or "")
     assert not list(Path(local_job.out).glob("*.parquet"))
     assert [c.status for c in view.checkpoints] == ["aborted"]
+
+
+@pytest.mark.slow
+def test_writers_of_spark_write_once_though_the_driver_dies_in_the_midst_of_the_commits(local_job: RealJob) -> None:
+    """S8.1, S7.4: the checkpoint is complete, the first sinks are committed, the last cannot be."""
+    out, n = Path(local_job.out), 1000
+    out.mkdir()
+    (out / "last").write_text("in the way")
+    (out / "replaced").mkdir()
+    pq.write_table(pa.table({"v": [-1]}), out / "replaced" / "old.parquet")
+    start(local_job, n, "spark_written", restart_delay="1 h")
+    view = local_job.until(lambda view: view.status.value == "RESTARTING", "a commit that fails", LONG_S)
+    assert [(c.status, c.committed) for c in view.checkpoints] == [("completed", False)], local_job.logs()[-6000:]
+    local_job.end()
+    (out / "last").unlink()
+    local_job.relaunch()
+    view = finished(local_job)
+    assert [(c.checkpoint_id, c.committed) for c in view.checkpoints] == [(1, True)], "nothing is calculated again"
+    made = written_rows(np.arange(n))
+    expected_rows = sorted(zip(made["v"].tolist(), made["name"].to_pylist(), range(n), strict=True))
+    appended = ds.dataset(out / "appended", format="parquet").to_table()
+    replaced = ds.dataset(out / "replaced", format="parquet", partitioning="hive").to_table()
+    for found in (appended, replaced):
+        micros = [n if us == n * 1_001 // 1000 else -1 for n, us in _times(found)]
+        assert sorted(zip(found["v"].to_pylist(), found["name"].to_pylist(), micros, strict=True)) == expected_rows
+        assert sum(np.isnan(found["x"].to_numpy())) == n // 2
+    assert sorted({str(day) for day in replaced["day"].to_pylist()}) == ["1970-01-01", "1970-01-02", "1970-01-03"]
+    last = [json.loads(line) for file in (out / "last" / "made").glob("*.json") for line in file.open()]
+    assert sorted(row["v"] for row in last) == list(range(n))
+
+
+def _times(found: pa.Table) -> list[tuple[int, int]]:
+    """(number, microseconds) of the rows."""
+    micros = found["ts"].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    return list(zip(found["v"].to_pylist(), micros.to_pylist(), strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,9 +23,11 @@ class SparkWriter(Sink):
     """Hands the rows to a writer of Spark, when the job has come to its end; in batch mode only.
 
     Rows are staged as Parquet files in the checkpoint's folder; the commit, in the driver, is one write of Spark with
-    all of them. Guarantee: nothing is visible before the job's checkpoint is complete, and then all rows are written.
-    A driver that dies during the commit is followed by one that writes again: with "overwrite" the result is the same;
-    with "append" rows are twice there, if Spark's own commit had been reached.
+    all of them; a marker beside the files says that it has ended. Guarantee: nothing is visible before the job's
+    checkpoint is complete, and then all rows are written. A driver that dies during that one write is followed by one
+    that writes again: with "overwrite" the result is the same; with "append" rows are twice there, if Spark's own
+    commit had been reached; with "error" the job fails when something is there by then, and with "ignore" it takes that
+    for the result. Times are cut to microseconds, as Spark has them.
 
     Args:
         format: as in `DataFrame.write.format(...)`.
@@ -70,8 +73,19 @@ class SparkWriter(Sink):
         missing = [name for name in self._partition_by if name not in schema.names]
         if missing:
             raise PipelineError(f"partition_by names a column {missing[0]!r} that there is not", where=self.describe())
+        if self._partition_by and not set(schema.names) - set(self._partition_by):
+            raise PipelineError("partition_by names all columns: none is left for the files", where=self.describe())
+        folded = [name.casefold() for name in schema.names]
+        if twice := [name for name in schema.names if folded.count(name.casefold()) > 1]:
+            raise PipelineError(
+                f"Spark takes columns {', '.join(map(repr, twice))} for one",
+                where=self.describe(),
+                remedy="Rename them",
+            )
         for field in schema:
             try:
+                if pa.types.is_null(field.type):
+                    raise TypeError("few formats have a column of nulls alone")
                 _spark_schema(pa.schema([field]))
             except Exception as error:
                 raise PipelineError(
@@ -85,12 +99,34 @@ class SparkWriter(Sink):
         """Of one subtask; or of the driver, which commits."""
         return _StagingWriter(self, ctx)
 
+    def check_target(self) -> None:
+        """With mode "error": that there is nothing yet, as far as Spark can tell. In a driver, before the job runs.
+
+        Raises:
+            PipelineError: there is.
+        """
+        if self._mode != "error":
+            return
+        session = _session()
+        if self._table is not None:
+            is_there = session.catalog.tableExists(self._table)
+        elif self._path is not None:
+            context = session.sparkContext
+            path = context._jvm.org.apache.hadoop.fs.Path(self._path)
+            is_there = path.getFileSystem(context._jsc.hadoopConfiguration()).exists(path)
+        else:
+            return
+        if is_there:
+            raise PipelineError(
+                f"{self._table or self._path} is there already",
+                where=self.describe(),
+                cause='mode is "error", the default',
+                remedy='Remove it, or set mode="append" or "overwrite"',
+            )
+
     def publish(self, rows: _StagedRows) -> None:
         """One write of Spark. Blocks for as long as that takes."""
-        from pyspark.sql import SparkSession
-
-        session: Any = SparkSession.builder
-        writer = rows.frame(session.getOrCreate()).write.format(self._format).mode(self._mode)
+        writer = rows.frame(_session()).write.format(self._format).mode(self._mode)
         writer = writer.options(**resolve_secrets(self._options))
         if self._partition_by:
             writer = writer.partitionBy(*self._partition_by)
@@ -132,7 +168,7 @@ class _StagedRows:
                 filesystem, path = open_filesystem(url, storage_options)
                 with filesystem.open(path, "rb") as file:
                     for rows in pq.ParquetFile(file).iter_batches():
-                        yield rows.cast(self.schema).cast(taken)
+                        yield rows.cast(self.schema).cast(taken, safe=False)
 
 
 class _StagingWriter(SinkWriter):
@@ -161,7 +197,8 @@ class _StagingWriter(SinkWriter):
     def _open(self) -> pq.ParquetWriter:
         if self._writer is None:
             folder, storage_options = self._staging()
-            self._url = f"{folder}/{self._ctx.uid}-{self._ctx.subtask}-{self._ctx.run_id}.parquet"
+            uid = quote(self._ctx.uid, safe="")
+            self._url = f"{folder}/{uid}-{self._ctx.subtask}-{self._ctx.run_id}.parquet"
             filesystem, path = open_filesystem(self._url, storage_options)
             filesystem.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
             self._file = filesystem.open(path, "wb")
@@ -169,11 +206,21 @@ class _StagingWriter(SinkWriter):
         return self._writer
 
     def commit(self, committables: Sequence[Committable]) -> None:
-        """All rows at once: called with the handles of all subtasks."""
+        """All rows at once, unless the marker says that they have been: called with the handles of all subtasks."""
         for handle in committables:
             check_own(self._ctx, handle)
         files = [(handle.data["url"], handle.data["storage_options"]) for handle in committables]
+        folder = files[0][0].rsplit("/", 1)[0]
+        filesystem, marker = open_filesystem(f"{folder}/{quote(self._ctx.uid, safe='')}.written", files[0][1])
+        if filesystem.exists(marker):
+            return
         self._sink.publish(_StagedRows(files, self._ctx.schema))
+        filesystem.pipe_file(marker, b"")
+
+    def recover(self, checkpoint_id: int, pending: Sequence[Committable] = ()) -> None:
+        """Nothing is removed: files go with the folder of their checkpoint. Before a run the target is looked at."""
+        if not checkpoint_id:
+            self._sink.check_target()
 
     def abort(self, committables: Sequence[Committable]) -> None:
         """Nothing: files go with the folder of their checkpoint."""
@@ -193,6 +240,14 @@ class _StagingWriter(SinkWriter):
                 remedy="Set execution_mode=batch, or use a sink such as Parquet",
             )
         return self._ctx.staging
+
+
+def _session() -> Any:
+    """The driver's."""
+    from pyspark.sql import SparkSession
+
+    builder: Any = SparkSession.builder
+    return builder.getOrCreate()
 
 
 def _spark_schema(schema: pa.Schema) -> Any:

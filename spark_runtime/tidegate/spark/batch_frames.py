@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from tidegate.connectors.spark_source import SparkSource
@@ -52,7 +53,14 @@ class SparkFrames:
 
     def native(self, source: SparkSource) -> DataFrame:
         """See `Frames`."""
-        return declared_columns(self.session, source).coalesce(self.parallelism)
+        frame = declared_columns(self.session, source).coalesce(self.parallelism)
+        missing = self.parallelism - frame.rdd.getNumPartitions()
+        return frame if missing <= 0 else frame.union(self._without_rows(frame, missing))
+
+    def _without_rows(self, frame: DataFrame, partitions: int) -> DataFrame:
+        """Partitions that a frame lacks: the number of a partition among several frames tells its subtask."""
+        nulls = [F.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
+        return self.session.range(0, partitions, 1, partitions).where("id < 0").select(*nulls)
 
     def mapped(self, frame: DataFrame, task: Task, schema: pa.Schema) -> DataFrame:
         """See `Frames`."""

@@ -39,7 +39,7 @@ def wire_schema(schema: pa.Schema, prefix: str = "c") -> pa.Schema:
 
 
 def wire_type(kind: pa.DataType) -> pa.DataType | None:
-    """What a type travels as; None: it cannot."""
+    """What a type travels as; None: it cannot, or could not be made of that again."""
     if kind in _SAME:
         return kind
     if kind in _SIGNED:
@@ -64,15 +64,25 @@ def wire_type(kind: pa.DataType) -> pa.DataType | None:
     return _nested_wire_type(kind)
 
 
+def _member_type(kind: pa.DataType) -> pa.DataType | None:
+    """Of what is within a nested column: Arrow casts such columns as a whole, and not to nulls, nor to dictionaries of
+    anything but text and bytes."""
+    if pt.is_null(kind):
+        return None
+    if pt.is_dictionary(kind) and not (pt.is_string(kind.value_type) or pt.is_binary(kind.value_type)):
+        return None
+    return wire_type(kind)
+
+
 def _nested_wire_type(kind: pa.DataType) -> pa.DataType | None:
     if pt.is_map(kind):
-        key, item = wire_type(kind.key_type), wire_type(kind.item_type)
+        key, item = _member_type(kind.key_type), _member_type(kind.item_type)
         return None if key is None or item is None else pa.map_(key, item)
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
-        value = wire_type(kind.value_type)
+        value = _member_type(kind.value_type)
         return None if value is None else pa.list_(value)
     if pt.is_struct(kind) and kind.num_fields:
-        members = [wire_type(member.type) for member in kind]
+        members = [_member_type(member.type) for member in kind]
         if any(member is None for member in members):
             return None
         return pa.struct([pa.field(kind.field(i).name, member) for i, member in enumerate(members)])

@@ -20,6 +20,7 @@ from tidegate import (
     Pipeline,
     ProcessContext,
     SparkFrame,
+    SparkWriter,
     count,
     reducing_state,
     sum,
@@ -110,6 +111,40 @@ def framed(args: Mapping[str, Any]) -> Pipeline:
     )
     counted = p.read(orders, uid="orders").with_watermark("ts", f"{n} ms").group_by("k").window(tumbling("1 s"))
     counted.agg(n=count(), total=sum("id"), uid="per-second").write(Parquet(str(args["out"])), uid="out")
+    return p
+
+
+WRITTEN = pa.schema(
+    [
+        ("v", pa.int64()),
+        ("day", pa.date32()),
+        ("ts", pa.timestamp("ns", tz="UTC")),
+        ("x", pa.float64()),
+        ("name", pa.large_string()),
+    ]
+)
+
+
+def written_rows(numbers: np.ndarray) -> dict[str, Any]:
+    """Rows by number: with nanoseconds, NaN and nulls."""
+    return {
+        "v": numbers,
+        "day": pa.array(numbers % 3, pa.int32()).cast(pa.date32()),
+        "ts": pa.array(numbers * 1_001).cast(WRITTEN.field("ts").type),
+        "x": np.where(numbers % 2, np.nan, -0.0),
+        "name": pa.array([f"n{n}" if n % 5 else None for n in numbers.tolist()], pa.large_string()),
+    }
+
+
+def spark_written(args: Mapping[str, Any]) -> Pipeline:
+    """The same rows by three writers of Spark, of which the last can be kept from writing by a file `<out>/last`.
+    Arguments: rows, out."""
+    p, out = Pipeline(), str(args["out"])
+    source = p.read(DataGen(written_rows, WRITTEN, rows=int(args["rows"]), splits=3), uid="numbers")
+    source.write(SparkWriter(format="parquet", path=f"{out}/appended", mode="append"), uid="appended")
+    by_day = SparkWriter(format="parquet", path=f"{out}/replaced", mode="overwrite", partition_by="day")
+    source.write(by_day, uid="replaced")
+    source.write(SparkWriter(format="json", path=f"{out}/last/made"), uid="made")
     return p
 
 

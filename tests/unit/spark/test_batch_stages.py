@@ -45,6 +45,7 @@ COLUMNS: dict[str, pa.Array] = {
         [[{"a": 255, "b": [1]}], None, []], pa.list_(pa.struct([("a", pa.uint8()), ("b", pa.list_(pa.date32()))]))
     ),
     "map": pa.array([[("a", 1)], None, []], pa.map_(pa.string(), pa.uint32())),
+    "dictionaries": pa.array([["a", "a"], None, ["a"]], pa.list_(pa.dictionary(pa.int8(), pa.string()))),
     "decimal": pa.array([decimal.Decimal("1.23"), None, decimal.Decimal("-9.99")], pa.decimal128(20, 2)),
 }
 
@@ -57,9 +58,18 @@ def test_a_column_of_any_type_travels_without_a_change(name: str, start: int) ->
     assert from_wire(sent.columns, batch.schema).equals(batch)
 
 
-def test_a_type_that_cannot_travel_is_refused_by_its_column() -> None:
-    with pytest.raises(PipelineError, match="column 'wide' of type decimal256"):
-        wire_schema(pa.schema([("wide", pa.decimal256(40, 2))]))
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.decimal256(40, 2),
+        pa.list_(pa.null()),
+        pa.struct([("a", pa.null())]),
+        pa.map_(pa.string(), pa.dictionary(pa.int8(), pa.int64())),
+    ],
+)
+def test_a_type_that_cannot_travel_and_come_back_is_refused_by_its_column(kind: pa.DataType) -> None:
+    with pytest.raises(PipelineError, match="column 'wide' of type"):
+        wire_schema(pa.schema([("wide", kind)]))
 
 
 def rows(numbers: np.ndarray) -> dict[str, Any]:
@@ -186,7 +196,7 @@ def test_a_writer_of_spark_stages_a_file_for_each_subtask_and_refuses_streaming(
     sink.check(SCHEMA)
     with pytest.raises(PipelineError, match="no type for column 'u'"):
         sink.check(pa.schema([("u", pa.uint64())]))
-    place = {"job_id": "j", "lineage": "l", "uid": "out", "subtask": 1, "parallelism": 2, "generation": 1}
+    place = {"job_id": "j", "lineage": "l", "uid": "a/b", "subtask": 1, "parallelism": 2, "generation": 1}
     batch = pa.record_batch([pa.array([1]), pa.array(["a"])], schema=SCHEMA)
     staged = SinkContext(**place, run_id="r", schema=SCHEMA, staging=(str(tmp_path / "chk"), {}))  # type: ignore[arg-type]
     writer = sink.create_writer(staged)
@@ -197,6 +207,34 @@ def test_a_writer_of_spark_stages_a_file_for_each_subtask_and_refuses_streaming(
     streaming = SinkContext(**place, run_id="r", schema=SCHEMA)  # type: ignore[arg-type]
     with pytest.raises(TidegateError, match="batch mode only"):
         sink.create_writer(streaming).write(batch)
+
+
+@pytest.mark.parametrize(
+    ("columns", "partition_by", "why"),
+    [
+        ([("a", pa.int64()), ("A", pa.int64())], (), "takes columns 'a', 'A' for one"),
+        ([("a", pa.int64())], ("a",), "names all columns"),
+        ([("a", pa.null())], (), "no type for column 'a'"),
+    ],
+)
+def test_what_spark_could_not_write_is_refused_before_the_job_runs(columns: Any, partition_by: Any, why: str) -> None:
+    sink = SparkWriter(format="parquet", path="/nowhere", partition_by=partition_by)
+    with pytest.raises(PipelineError, match=why):
+        sink.check(pa.schema(columns))
+
+
+def test_a_commit_of_spark_that_has_ended_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S7.4: "append" would write the rows again."""
+    written: list[Any] = []
+    monkeypatch.setattr(SparkWriter, "publish", lambda _, rows: written.append(rows.files))
+    place = {"job_id": "j", "lineage": "l", "uid": "out", "subtask": 0, "parallelism": 1, "generation": 1}
+    staging = (str(tmp_path / "chk"), {})
+    sink = SparkWriter(format="parquet", path=str(tmp_path / "out"), mode="append")
+    staged = sink.create_writer(SinkContext(**place, run_id="r", schema=SCHEMA, staging=staging))  # type: ignore[arg-type]
+    handles = staged.prepare_commit(1)()
+    for _ in range(2):
+        sink.create_writer(SinkContext(**place, run_id="r~", schema=SCHEMA)).commit(handles)  # type: ignore[arg-type]
+    assert len(written) == 1
 
 
 def test_batch_mode_takes_dynamic_allocation_and_keeps_the_partitions_it_asks_for() -> None:
