@@ -43,12 +43,7 @@ from tidegate.coordinator.restore import Restore, check_restore
 from tidegate.coordinator.rewinding import held_by_sinks, take_back
 from tidegate.coordinator.shared_files import SharedFiles
 from tidegate.coordinator.topology import ChainShape, FiresAtEnd, Topology
-from tidegate.operators.join_specs import StreamJoinSpec
-from tidegate.operators.process_specs import ProcessSpec
-from tidegate.operators.processor_specs import INITIAL, StatefulProcessorSpec
-from tidegate.operators.running_specs import RunningAggSpec
-from tidegate.operators.session_specs import SessionAggSpec
-from tidegate.operators.specs import BUILD, BroadcastJoinSpec, KeyedProcessSpec, WindowAggSpec
+from tidegate.operators.contract import GivesResultsAtEnd
 from tidegate.plan.execution import ExecutionPlan, graph_document
 from tidegate.plan.graph import JobGraph
 from tidegate.snapshot.handles import StreamFactory
@@ -404,10 +399,6 @@ def cannot_quarantine(graph: JobGraph) -> tuple[str, ...]:
     return tuple(uid for uid, sink in sinks if sink.two_phase and not sink.can_quarantine)
 
 
-FIRING = KeyedProcessSpec | ProcessSpec | StreamJoinSpec | RunningAggSpec | StatefulProcessorSpec
-"""Specs that say themselves whether they give results because their input has ended."""
-
-
 def topology_of(graph: JobGraph, plan: ExecutionPlan, processing_time_on_end: ProcessingTimeOnEnd = "fire") -> Topology:
     """What the coordinator needs of a plan."""
     chains = []
@@ -424,13 +415,13 @@ def topology_of(graph: JobGraph, plan: ExecutionPlan, processing_time_on_end: Pr
             )
         )
         for node in nodes:
-            if isinstance(node.spec, BroadcastJoinSpec):
-                fire_at_end.append(FiresAtEnd(node.uid, chain.inputs[BUILD].upstream_chain))
-            elif isinstance(node.spec, (WindowAggSpec, SessionAggSpec)):
-                if node.spec.time_column is not None or processing_time_on_end == "fire":
+            if isinstance(node.spec, GivesResultsAtEnd):
+                end = node.spec.results_at_end(processing_time_on_end)
+                if end == "any":
                     fire_at_end.append(FiresAtEnd(node.uid, chain.chain_id))
-            elif isinstance(node.spec, FIRING) and node.spec.fires_at_end:
-                fire_at_end.append(FiresAtEnd(node.uid, chain.chain_id))
-            elif isinstance(node.spec, StatefulProcessorSpec) and node.spec.initial_schema is not None:
-                fire_at_end.append(FiresAtEnd(node.uid, chain.inputs[INITIAL].upstream_chain))
+                elif end != "none":
+                    assert node is nodes[0], (
+                        f"operator {node.uid!r} tells its inputs apart, and is not first of its chain"
+                    )
+                    fire_at_end.append(FiresAtEnd(node.uid, chain.inputs[end].upstream_chain))
     return Topology(plan.parallelism, tuple(chains), tuple(fire_at_end))

@@ -7,8 +7,9 @@ from typing import Literal
 
 import pyarrow as pa
 
+from tidegate.contract.options import ProcessingTimeOnEnd
 from tidegate.contract.state_shapes import StateShape
-from tidegate.operators.contract import StreamOperator
+from tidegate.operators.contract import EndOfInput, StreamOperator
 from tidegate.operators.requests import AsyncFunction
 from tidegate.operators.specs import SideSchemas
 from tidegate.snapshot.evolving import columns_of
@@ -53,6 +54,10 @@ class AsyncMapSpec:
         from tidegate.operators.async_map import AsyncMap
 
         return AsyncMap(self)
+
+    def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
+        """Answers that were waited for are not early."""
+        return "none"
 
     def states(self) -> tuple[StateShape, ...]:
         """The requests in flight."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
@@ -239,12 +239,28 @@ class DeclaresStates(Protocol):
         """The states, by name; cheap, without I/O."""
 
 
+EndOfInput: TypeAlias = Literal["none", "any"] | int
+"""Of no input, of whichever one, or of the input of this number."""
+
+
+@runtime_checkable
+class GivesResultsAtEnd(Protocol):
+    """An OperatorSpec tells which input's end makes its operators give results. When a drain ended that input they are
+    early, and its snapshot is not gone on from unasked (S7.5). One that does not tell is taken for "none": every one of
+    this package that has states tells, held by a test."""
+
+    def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
+        """Whose end it is. Args: processing_time_on_end: of the job (S7.6)."""
+
+
 __all__ = [
     "MAIN_OUTPUT",
     "MIN_WATERMARK",
     "WAITING",
     "CommitPermit",
     "DeclaresStates",
+    "EndOfInput",
+    "GivesResultsAtEnd",
     "OperatorContext",
     "OperatorSpec",
     "Output",

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from tidegate.contract.options import ProcessingTimeOnEnd
 from tidegate.contract.state_shapes import StateShape
-from tidegate.operators.contract import StreamOperator
+from tidegate.operators.contract import EndOfInput, StreamOperator
 from tidegate.operators.specs import TimeUnit
 from tidegate.state.contract import StateDescriptor, TimeToLive
 from tidegate.state.keytypes import stored_field
@@ -47,6 +48,10 @@ class DeduplicateSpec:
         """State of a key: the time of the row that was kept."""
         ttl = TimeToLive(self.ttl_ms) if self.ttl_ms else None
         return StateDescriptor(SEEN, "value", pa.schema([("time_us", pa.int64())]), ttl=ttl)
+
+    def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
+        """Rows pass as they come."""
+        return "none"
 
     def mode_dependence(self) -> str:
         """By arrival."""

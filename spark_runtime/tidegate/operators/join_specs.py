@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.contract.options import ProcessingTimeOnEnd
 from tidegate.contract.state_shapes import StateShape
-from tidegate.operators.contract import StreamOperator
+from tidegate.operators.contract import EndOfInput, StreamOperator
 from tidegate.state.keytypes import stored_field
 
 if TYPE_CHECKING:
@@ -132,6 +133,10 @@ class StreamJoinSpec:
     def fires_at_end(self) -> bool:
         """The end of its input brings rows out, or takes a side for complete."""
         return not self.has_spans or self.stands_alone(LEFT) or self.stands_alone(RIGHT)
+
+    def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
+        """Rows without a match, or a side that is complete."""
+        return "any" if self.fires_at_end else "none"
 
     def form(self) -> str:
         """What must stay for the state to be of use."""

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from tidegate.contract.options import ProcessingTimeOnEnd
 from tidegate.contract.state_shapes import StateShape
-from tidegate.operators.contract import StreamOperator
+from tidegate.operators.contract import EndOfInput, StreamOperator
 from tidegate.operators.mode_dependence import why_batch_sensitive
 from tidegate.operators.process_inputs import ProcessInput, fires_at_end
 from tidegate.operators.user_subtask import SubtaskState
@@ -37,10 +38,9 @@ class ProcessSpec:
     timeless_inputs: tuple[int, ...] = ()
     side_outputs: tuple[tuple[str, pa.Schema], ...] = ()
 
-    @property
-    def fires_at_end(self) -> bool:
-        """It may give results because its input has ended."""
-        return fires_at_end(self.process)
+    def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
+        """What the user's class says at the end."""
+        return "any" if fires_at_end(self.process) else "none"
 
     def mode_dependence(self) -> str:
         """Called by the clock, or when the user says so."""

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
+from tidegate.contract.options import ProcessingTimeOnEnd
 from tidegate.contract.state_shapes import StateShape
-from tidegate.operators.contract import StreamOperator
+from tidegate.operators.contract import EndOfInput, StreamOperator
 from tidegate.operators.mode_dependence import why_batch_sensitive
 from tidegate.operators.specs import TimeUnit
 from tidegate.state.keytypes import stored_field
@@ -66,13 +67,15 @@ class StatefulProcessorSpec:
         """The key columns, as states have them."""
         return pa.schema([stored_field(self.input_schema.field(key)) for key in self.keys])
 
-    @property
-    def fires_at_end(self) -> bool:
-        """It may give results because its input has ended: timers fire."""
+    def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
+        """Timers that fire; without them rows that had waited for the initial state to be whole."""
         from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
         fires = type(self.processor).handleExpiredTimer is not StatefulProcessor.handleExpiredTimer
-        return fires and self.time_mode != "none"
+        dropped = self.time_mode == "processingtime" and processing_time_on_end == "drop"
+        if fires and self.time_mode != "none" and not dropped:
+            return "any"
+        return "none" if self.initial_schema is None else INITIAL
 
     @property
     def cuts_by_key(self) -> bool:

@@ -7,8 +7,9 @@ from typing import Literal
 
 import pyarrow as pa
 
+from tidegate.contract.options import ProcessingTimeOnEnd
 from tidegate.contract.state_shapes import StateShape
-from tidegate.operators.contract import StreamOperator
+from tidegate.operators.contract import EndOfInput, StreamOperator
 from tidegate.operators.specs import Agg
 
 AggregateOutput = Literal["update", "final"]
@@ -66,10 +67,9 @@ class RunningAggSpec:
     renamed: tuple[tuple[str, str], ...] = ()
     is_partial: bool = False
 
-    @property
-    def fires_at_end(self) -> bool:
-        """It gives results because its input has ended."""
-        return self.output == "final"
+    def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
+        """All of them, as "final"."""
+        return "any" if self.output == "final" else "none"
 
     def mode_dependence(self) -> str:
         """As updates, or in order of arrival."""

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from tidegate.contract.options import ProcessingTimeOnEnd
 from tidegate.contract.state_shapes import StateShape
-from tidegate.operators.contract import StreamOperator
+from tidegate.operators.contract import EndOfInput, StreamOperator
 from tidegate.operators.specs import Agg, TimeUnit
 
 
@@ -41,6 +42,10 @@ class SessionAggSpec:
     def shape(self) -> dict[str, int]:
         """What tells the sessions from others, in snapshots."""
         return {"gap_us": self.gap_us}
+
+    def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
+        """Open sessions."""
+        return "any" if self.time_column is not None or processing_time_on_end == "fire" else "none"
 
     def mode_dependence(self) -> str:
         """Over processing time, or with updates."""

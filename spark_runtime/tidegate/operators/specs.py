@@ -14,8 +14,9 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.contract.options import ProcessingTimeOnEnd
 from tidegate.contract.state_shapes import StateShape
-from tidegate.operators.contract import SideOutput, StreamOperator
+from tidegate.operators.contract import EndOfInput, SideOutput, StreamOperator
 from tidegate.operators.mode_dependence import why_batch_sensitive
 from tidegate.operators.process_inputs import INPUT_NAMES, ProcessInput, fires_at_end, inputs_text
 from tidegate.operators.user_process import KeyedUserProcess
@@ -151,6 +152,10 @@ class WatermarkSpec:
 
         return WatermarkOperator(self)
 
+    def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
+        """It gives no rows of its own."""
+        return "none"
+
     def states(self) -> tuple[StateShape, ...]:
         """How far the input is."""
         from tidegate.operators.state_shapes import watermark_shapes
@@ -278,6 +283,10 @@ class WindowAggSpec:
 
         return WindowAggregate(self)
 
+    def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
+        """Open windows."""
+        return "any" if self.time_column is not None or processing_time_on_end == "fire" else "none"
+
     def states(self) -> tuple[StateShape, ...]:
         """The open windows."""
         from tidegate.operators.state_shapes import window_shapes
@@ -345,6 +354,10 @@ class BroadcastJoinSpec:
 
         return BroadcastJoin(self)
 
+    def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
+        """Rows that have waited for the build side to be whole."""
+        return BUILD
+
     def states(self) -> tuple[StateShape, ...]:
         """Both sides."""
         from tidegate.operators.state_shapes import join_shapes
@@ -403,10 +416,9 @@ class KeyedProcessSpec:
         """The key columns, as states have them."""
         return pa.schema([stored_field(self.input_schema.field(key)) for key in self.keys])
 
-    @property
-    def fires_at_end(self) -> bool:
-        """It may give results because its input has ended."""
-        return fires_at_end(self.process)
+    def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
+        """What the user's class says at the end, and its timers."""
+        return "any" if fires_at_end(self.process) else "none"
 
     def mode_dependence(self) -> str:
         """By TTL, or when the user says so."""
