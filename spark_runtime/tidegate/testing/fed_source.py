@@ -14,6 +14,7 @@ from tidegate.connectors.contract import Boundedness, Polled, Source, SourceCont
 from tidegate.contract.errors import PipelineError
 from tidegate.operators.contract import Output, StreamOperator
 from tidegate.pipeline.columns import missing_column
+from tidegate.testing.script import moment_us
 
 MARK = b"tidegate.watermark_us"
 """Schema metadata of the empty batch that carries a watermark from the source to `PassMarks`, next to it."""
@@ -63,7 +64,8 @@ class Feed:
 
 
 def rows_to_batch(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """Rows as one batch. A column that a row lacks is null; times may be texts, such as "2026-01-01 10:00".
+    """Rows as one batch. A column that a row lacks is null; times may be texts, such as "2026-01-01 10:00",
+    which is UTC in a column with a time zone, if the text names none.
 
     Raises:
         PipelineError: a column that the schema does not have, or a value of another type.
@@ -79,7 +81,11 @@ def rows_to_batch(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, where: s
 def _column(column: pa.Field, values: list[Any], where: str) -> pa.Array:
     texts = [v for v in values if isinstance(v, str)]
     try:
-        if texts and pt.is_temporal(column.type) and len(texts) == sum(v is not None for v in values):
+        of_texts = bool(texts) and pt.is_temporal(column.type) and len(texts) == sum(v is not None for v in values)
+        if of_texts and pt.is_timestamp(column.type) and column.type.tz is not None:
+            times_us = [None if v is None else moment_us(v, f"{where}, column {column.name!r}") for v in values]
+            array = pa.array(times_us, pa.timestamp("us", "UTC")).cast(column.type)
+        elif of_texts:
             array = pa.array(values, pa.string()).cast(column.type)
         else:
             array = pa.array(values, column.type)

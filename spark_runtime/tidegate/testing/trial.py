@@ -220,7 +220,11 @@ class _Trial:
                     self._run = self._job.rerun()
                 else:
                     self._job.options = {**self._job.options, "parallelism": parallelism}
-                    self._run = self._job.submit(RestoreFrom("latest") if self._checkpoints else None)
+                    self._run = self._job.submit(RestoreFrom("latest") if self._has_checkpoint() else None)
+
+    def _has_checkpoint(self) -> bool:
+        """Of the script, or by `checkpoint_interval`."""
+        return any(decision.kind == "complete" for decision in self._job.log.read())
 
     def _checkpoint(self) -> None:
         request = ev.Request("checkpoint", request_id=f"checkpoint-{len(self._checkpoints) + 1}")

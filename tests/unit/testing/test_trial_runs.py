@@ -53,6 +53,29 @@ def counts(rows: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
     return sorted((row["shop"], row["window_start"].hour, row["n"]) for row in rows)
 
 
+def test_a_checkpoint_by_the_clock_counts_at_a_crash_as_one_of_the_script_does() -> None:
+    def plain() -> Pipeline:
+        p = Pipeline()
+        orders(p).write(Parquet("unused"), uid="out")
+        return p
+
+    for crash in (Crash(), Crash(1), Crash(2)):
+        script = [order("a", "10:00"), Advance("30 s"), crash, order("b", "10:01")]
+        out = run(plain, {"orders": script}, checkpoint_interval="10 s")
+        assert sorted(row["shop"] for row in out["out"]) == ["a", "b"], crash
+
+
+def test_times_may_be_texts_in_columns_with_a_time_zone() -> None:
+    schema = pa.schema([("time", pa.timestamp("ms", "Europe/Paris"))])
+    p = Pipeline()
+    p.read(Fed(schema), uid="in").write(Parquet("unused"), uid="out")
+    rows = [{"time": "2026-01-01 10:00"}, {"time": "2026-01-01 10:00+02:00"}, {"time": None}]
+    found = run(p, {"in": rows})["out"]
+    assert sorted(row["time"].astimezone(UTC).hour for row in found if row["time"]) == [8, 10]
+    with pytest.raises(PipelineError, match="is not a time"):
+        run(p, {"in": [{"time": "noon"}]})
+
+
 def test_rows_go_in_and_rows_come_out_by_sink_in_milliseconds() -> None:
     out = run(hourly, {"orders": [order("a", "10:00", 3), order("b", "10:30"), order("a", "10:59", 4)]})
     assert counts(out["out"]) == [("a", 10, 2), ("b", 10, 1)]
