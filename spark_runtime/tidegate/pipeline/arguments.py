@@ -74,16 +74,24 @@ def _parameters(function: Callable[..., object]) -> list[inspect.Parameter] | No
     """With annotations as types, and Any where there is none or it cannot be looked up; None: nothing is known."""
     try:
         found = inspect.signature(function, eval_str=True)
-    except NameError:
-        found = inspect.signature(function)
     except ValueError:
         return None
-    known = found.parameters.values()
-    return [p.replace(annotation=Any) if _says_nothing(p.annotation) else p for p in known]
+    except Exception:  # some annotation is a text that is no type here: the others are
+        found = inspect.signature(function)
+    names = getattr(inspect.unwrap(function), "__globals__", {})
+    return [p.replace(annotation=_looked_up(p.annotation, names)) for p in found.parameters.values()]
 
 
-def _says_nothing(annotation: object) -> bool:
-    return annotation is inspect.Parameter.empty or isinstance(annotation, str)
+def _looked_up(annotation: Any, names: Mapping[str, Any]) -> Any:
+    """The type; each by itself, since that of another parameter, or of the result, may be for type checkers alone."""
+    if annotation is inspect.Parameter.empty:
+        return Any
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        return eval(annotation, dict(names))
+    except Exception:  # whatever it says, it says nothing here
+        return Any
 
 
 def _takes_a_mapping(taken: Sequence[inspect.Parameter]) -> bool:

@@ -61,6 +61,20 @@ def test_a_function_of_one_mapping_gets_it_as_it_is() -> None:
         assert call_with(function, {"rows": "5"}, "") == {"rows": "5"}
 
 
+def test_an_annotation_that_cannot_be_looked_up_hides_no_other_one() -> None:
+    """Names of types are often imported for type checkers alone, as that of the result."""
+
+    def of_one(day: date) -> Decimal:
+        return day  # type: ignore[return-value]
+
+    def of_two(amount: Decimal, rows: int) -> tuple[Any, int]:
+        return amount, rows
+
+    assert call_with(of_one, {"day": "2026-01-01"}, "") == date(2026, 1, 1)
+    assert call_with(of_two, {"amount": "1.5", "rows": "3"}, "") == ("1.5", 3)
+    assert "is not of type int" in refusal(of_two, {"amount": 1, "rows": "many"}).what
+
+
 def test_texts_of_the_command_line_become_what_the_signature_says() -> None:
     given = {"flights": "s3://a", "rows": "12", "delay": "5 min"}
     assert call_with(by_name, given, "") == ("s3://a", 12, timedelta(minutes=5))
