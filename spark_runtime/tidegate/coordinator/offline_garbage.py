@@ -198,13 +198,14 @@ def collect(
             store.delete(path)
     for name in filter(SHA256_PATTERN.fullmatch, store.list(layout.artifacts)):
         path = layout.artifact(name)
-        if name in {spec.artifact for spec in read_specs()}:
-            continue
         held = store.walk(path)
-        if not is_old(held):
+        size_bytes, young = _size_bytes(store, held), not is_old(held)
+        if name in {spec.artifact for spec in read_specs()}:  # last: a submission may have come meanwhile
+            continue
+        if young:
             too_young += 1
             continue
-        collected.append(Collected(path, "unnamed", _size_bytes(store, held)))
+        collected.append(Collected(path, "unnamed", size_bytes))
         if not dry_run:
             store.delete_folder(path)
     return Freed(tuple(collected), too_young, kept_back)

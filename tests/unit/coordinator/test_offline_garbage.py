@@ -322,3 +322,19 @@ def test_code_that_a_submission_in_the_making_has_found_there_is_left_to_it(job:
     assert job.paths() == [LAYOUT.artifact(code.sha256)]
     upload(job.store, LAYOUT, code)
     materialise(job.store, LAYOUT, code.sha256, str(tmp_path / "again"))
+
+
+def test_code_that_a_submission_names_since_its_age_was_asked_stays(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = job.pinned("a")
+    job.driver()
+    stat = job.store.stat
+
+    def submits_meanwhile(asked: str) -> Any:
+        found = stat(asked)
+        if asked.startswith(path) and len(job.specs) == 1:
+            job.submit(code="a")
+        return found
+
+    monkeypatch.setattr(job.store, "stat", submits_meanwhile)
+    assert job.paths() == []
+    assert job.store.exists(f"{path}/code.zip")
