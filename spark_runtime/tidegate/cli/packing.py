@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import hashlib
 import os
 import subprocess
@@ -112,8 +113,24 @@ def _files(target: str, own: set[str]) -> list[tuple[str, bytes]]:
             if inside in own or (relative.endswith(".dist-info") and name in _LEFT_OUT):
                 continue
             with open(os.path.join(directory, name), "rb") as file:
-                kept.append((f"{SITE_PACKAGES}/{inside}", file.read()))
+                content = file.read()
+            if relative.endswith(".dist-info") and name == "RECORD":
+                content = _record(content)
+            kept.append((f"{SITE_PACKAGES}/{inside}", content))
     return kept
+
+
+def _record(content: bytes) -> bytes:
+    """A package's list of its files, without those that are left out: hashes of scripts, which begin with the path of
+    this interpreter, would make other bytes on every machine."""
+    kept = []
+    for line in content.splitlines(keepends=True):
+        path = next(csv.reader([line.decode()]), [""])[0]
+        folder, _, name = path.rpartition("/")
+        is_script = path.startswith(("../", "bin/"))
+        if not is_script and not (folder.endswith(".dist-info") and name in _LEFT_OUT):
+            kept.append(line)
+    return b"".join(kept)
 
 
 def run_pip(words: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from tidegate.contract.errors import AlreadyExistsError, NotFoundError, PipelineError, RecordError
 from tidegate.contract.layout import JobLayout
-from tidegate.contract.packed_file import MAX_PACKED_BYTES, MAX_PACKED_FILES, SUFFIX, read_packed
+from tidegate.contract.packed_file import MAX_PACKED_BYTES, MAX_PACKED_FILES, SUFFIX, UNREADABLE, read_packed
 from tidegate.contract.records import decode, encode
 from tidegate.contract.store import Store, checked_path
 
@@ -309,7 +309,7 @@ def _verified(layout: JobLayout, sha256: str, code: bytes, files: tuple[Artifact
                 if hashlib.sha256(content).hexdigest() != file.sha256:
                     raise _damaged(layout, sha256, f"{file.path} does not match its checksum")
                 contents.append((file.path, content))
-    except (zipfile.BadZipFile, KeyError, EOFError, OSError, NotImplementedError) as error:
+    except (KeyError, *UNREADABLE) as error:
         raise _damaged(layout, sha256, f"code.zip is damaged ({error})") from error
     return contents
 

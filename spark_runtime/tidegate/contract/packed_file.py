@@ -11,11 +11,12 @@ import os
 import sys
 import sysconfig
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tidegate.contract.errors import PipelineError, RecordError
+from tidegate.contract.errors import PipelineError, RecordError, StoreError
 from tidegate.contract.records import decode, encode
 from tidegate.contract.store import checked_path
 
@@ -30,6 +31,9 @@ MAX_PACKED_BYTES = 256 * 2**20
 _COMPILED = (".so", ".pyd", ".dylib")
 _FIRST_TIME = (1980, 1, 1, 0, 0, 0)
 _PLAIN_FILE = 0o644 << 16
+
+UNREADABLE = (zipfile.BadZipFile, zlib.error, OSError, ValueError, EOFError, RuntimeError)
+"""What a zip raises that is damaged, encrypted, or compressed in a way that is not known here."""
 
 Files = tuple[tuple[str, bytes], ...]
 
@@ -64,9 +68,10 @@ def packed(description: Description, files: Files) -> bytes:
     """The file. `files`: (path, content) of code and packages, without the description.
 
     Raises:
-        PipelineError: too many or too much.
+        PipelineError: too many or too much, or two of one name.
     """
     whole = sorted([*files, (DESCRIPTION, encode(description))])
+    _refuse_clashes([path for path, _ in whole], "what is to be packed")
     size_bytes = sum(len(content) for _, content in whole)
     if len(whole) > MAX_PACKED_FILES or size_bytes > MAX_PACKED_BYTES:
         raise PipelineError(
@@ -96,14 +101,31 @@ def read_packed(path: str) -> tuple[Description, Files]:
             entries = [entry for entry in archive.infolist() if not entry.is_dir()]
             if len(entries) > MAX_PACKED_FILES or sum(entry.file_size for entry in entries) > MAX_PACKED_BYTES:
                 raise PipelineError("it holds more than an artifact can", where=path, remedy=remedy)
-            files = tuple(sorted((checked_path(entry.filename), archive.read(entry)) for entry in entries))
+            _refuse_clashes([checked_path(entry.filename) for entry in entries], path)
+            files = tuple(sorted((entry.filename, archive.read(entry)) for entry in entries))
         return decode(dict(files)[DESCRIPTION], Description, f"{path}, {DESCRIPTION}"), files
     except FileNotFoundError as error:
         raise PipelineError("there is no such file", where=os.path.abspath(path), remedy="Check the path") from error
     except KeyError as error:
         raise PipelineError(f"it has no {DESCRIPTION}", where=path, remedy=remedy) from error
-    except (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError) as error:
+    except (StoreError, *UNREADABLE) as error:
         raise PipelineError("it is no artifact, or damaged", where=path, cause=str(error), remedy=remedy) from error
+
+
+def _refuse_clashes(paths: Sequence[str], where: str) -> None:
+    """Raise PipelineError for a name that comes twice, or is that of a file and of a folder."""
+    known = set(paths)
+    clashes = {path for path in paths if paths.count(path) > 1} if len(known) < len(paths) else set()
+    for path in known:
+        folders = path.split("/")[:-1]
+        clashes |= known & {"/".join(folders[: n + 1]) for n in range(len(folders))}
+    if clashes:
+        raise PipelineError(
+            f"{min(clashes)!r} is there twice",
+            where=where,
+            cause=f"code and packages have one name, or it is {DESCRIPTION}, which an artifact has itself",
+            remedy="Rename the file or folder of the pipeline",
+        )
 
 
 def check_unpacked(folder: str) -> None:

@@ -94,6 +94,31 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path, pipeline: str, requ
     assert not [name for name in names if name.endswith((".pyc", "INSTALLER", "direct_url.json"))]
 
 
+def test_the_path_of_the_interpreter_leaves_no_trace(tmp_path: Path, pipeline: str) -> None:
+    """pip writes it into scripts, and their hashes, and where it was started, into the package's list of files."""
+
+    def packed_by(interpreter: str) -> bytes:
+        def install(words: object) -> None:
+            assert isinstance(words, list)
+            target = Path(words[words.index("--target") + 1])
+            info = target / "mine-1.0.dist-info"
+            info.mkdir(parents=True)
+            (target / "bin").mkdir()
+            (target / "bin" / "mine").write_text(f"#!{interpreter}")
+            (target / "mine.py").write_text("x")
+            (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+            own = f"../../bin/mine,sha256={interpreter},9\nmine-1.0.dist-info/direct_url.json,sha256={interpreter},9\n"
+            (info / "RECORD").write_text(f"{own}mine.py,sha256=1,1\nmine-1.0.dist-info/RECORD,,\n")
+
+        (tmp_path / "r.txt").write_text("mine\n")
+        return packed_pipeline(pipeline, "words:build", str(tmp_path / "r.txt"), install)[0]
+
+    data = packed_by("/here/python")
+    assert data == packed_by("/elsewhere/bin/python3")
+    record = zipfile.ZipFile(io.BytesIO(data)).read("site-packages/mine-1.0.dist-info/RECORD").decode()
+    assert record == "mine.py,sha256=1,1\nmine-1.0.dist-info/RECORD,,\n"
+
+
 def test_other_code_has_another_hash(tmp_path: Path, pipeline: str) -> None:
     before = packed_to(tmp_path, pipeline).read_bytes()
     Path(pipeline).write_text(CODE + "\n")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from tidegate.contract import packed_file
-from tidegate.contract.errors import PipelineError
+from tidegate.contract.errors import PipelineError, TidegateError
 from tidegate.contract.packed_file import DESCRIPTION, Description, describe, packed, read_packed
+from tidegate.contract.records import encode
 
 GOLDEN = Path(__file__).parent / "golden" / "packed-pipeline-v1.zip"
 FILES = (("flows.py", b"def build(args): ...\n"), ("site-packages/tiny.py", b"NAME = 'tiny'\n"))
@@ -42,3 +45,35 @@ def test_too_much_is_refused_when_it_is_packed_and_when_it_is_read(
         packed(DESCRIBED, FILES)
     with pytest.raises(PipelineError, match="more than an artifact can"):
         read_packed(str(GOLDEN))
+
+
+def test_a_damaged_file_is_refused_by_name_wherever_the_damage_is(tmp_path: Path) -> None:
+    whole = packed(DESCRIBED, (("flows.py", b"".join(b"x%d = %d\n" % (n, n * n) for n in range(500))),))
+    file = tmp_path / "p.zip"
+    found = set()
+    for place in range(0, len(whole), 7):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+        try:
+            read_packed(str(file))
+        except TidegateError as error:
+            found.add(error.what)
+    assert "it is no artifact, or damaged" in found
+
+
+def test_names_that_leave_the_folder_or_come_twice_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "p.zip"
+    for names, says in (
+        (["../x.py"], "no artifact"),
+        (["/etc/x.py"], "no artifact"),
+        (["m.py", "m.py"], "'m.py' is there twice"),
+        (["m.py", "m.py/x.py"], "'m.py' is there twice"),
+    ):
+        with warnings.catch_warnings(), zipfile.ZipFile(file, "w") as archive:
+            warnings.simplefilter("ignore")
+            for name in names:
+                archive.writestr(name, name)
+            archive.writestr(DESCRIPTION, encode(DESCRIBED))
+        with pytest.raises(PipelineError, match=says):
+            read_packed(str(file))
+    with pytest.raises(PipelineError, match=f"{DESCRIPTION}' is there twice"):
+        packed(DESCRIBED, (*FILES, (DESCRIPTION, b"{}")))
