@@ -17,7 +17,14 @@ from typing import Any, ClassVar
 
 from tidegate.contract.errors import AlreadyExistsError, NotFoundError, PipelineError, RecordError
 from tidegate.contract.layout import JobLayout
-from tidegate.contract.packed_file import MAX_PACKED_BYTES, MAX_PACKED_FILES, SUFFIX, UNREADABLE, read_packed
+from tidegate.contract.packed_file import (
+    MAX_PACKED_BYTES,
+    MAX_PACKED_FILES,
+    SUFFIX,
+    UNREADABLE,
+    read_entry,
+    read_packed,
+)
 from tidegate.contract.records import decode, encode
 from tidegate.contract.store import Store, checked_path
 
@@ -304,8 +311,10 @@ def _verified(layout: JobLayout, sha256: str, code: bytes, files: tuple[Artifact
     try:
         with zipfile.ZipFile(io.BytesIO(code)) as archive:
             for file in files:
-                with archive.open(file.path) as member:
-                    content = member.read(file.size_bytes + 1)
+                entry = archive.getinfo(file.path)
+                if entry.file_size != file.size_bytes:
+                    raise _damaged(layout, sha256, f"{file.path} has another size than listed")
+                content = read_entry(archive, entry)
                 if hashlib.sha256(content).hexdigest() != file.sha256:
                     raise _damaged(layout, sha256, f"{file.path} does not match its checksum")
                 contents.append((file.path, content))

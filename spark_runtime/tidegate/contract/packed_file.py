@@ -102,7 +102,7 @@ def read_packed(path: str) -> tuple[Description, Files]:
             if len(entries) > MAX_PACKED_FILES or sum(entry.file_size for entry in entries) > MAX_PACKED_BYTES:
                 raise PipelineError("it holds more than an artifact can", where=path, remedy=remedy)
             _refuse_clashes([checked_path(entry.filename) for entry in entries], path)
-            files = tuple(sorted((entry.filename, archive.read(entry)) for entry in entries))
+            files = tuple(sorted((entry.filename, read_entry(archive, entry)) for entry in entries))
         return decode(dict(files)[DESCRIPTION], Description, f"{path}, {DESCRIPTION}"), files
     except FileNotFoundError as error:
         raise PipelineError("there is no such file", where=os.path.abspath(path), remedy="Check the path") from error
@@ -110,6 +110,15 @@ def read_packed(path: str) -> tuple[Description, Files]:
         raise PipelineError(f"it has no {DESCRIPTION}", where=path, remedy=remedy) from error
     except (StoreError, *UNREADABLE) as error:
         raise PipelineError("it is no artifact, or damaged", where=path, cause=str(error), remedy=remedy) from error
+
+
+def read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    """The content of one file. Expands no more than the size that the archive says, whatever is in it. Raises one of
+    `UNREADABLE`."""
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others expand without a limit
+        raise NotImplementedError(f"{entry.filename} is compressed in another way than zip's own")
+    with archive.open(entry) as member:
+        return member.read(entry.file_size + 1)
 
 
 def _refuse_clashes(paths: Sequence[str], where: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tidegate.contract.clock import parse_iso
 from tidegate.contract.errors import OptionError, PipelineError
@@ -154,9 +154,15 @@ def _as(value: Any, type_: Any) -> Any:
         return _as_one_of(value, inner)
     if origin is Literal:
         return next(choice for choice in inner if _is_choice(value, choice)) if _has(value, inner) else _no(inner)
+    if origin is Annotated:
+        return _as(value, inner[0])
     if (origin or type_) in _SEQUENCES:
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise TypeError("a list is needed")
+        if origin is tuple and Ellipsis not in inner:
+            if len(value) != len(inner):
+                raise TypeError(f"{len(inner)} values are needed")
+            return tuple(_as(v, item) for v, item in zip(value, inner, strict=True))
         item = inner[0] if inner else Any
         return _SEQUENCES[origin or type_]([_as(v, item) for v in value])
     if (origin or type_) in _MAPPINGS:

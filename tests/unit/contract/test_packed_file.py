@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import warnings
 import zipfile
 from pathlib import Path
@@ -58,6 +59,30 @@ def test_a_damaged_file_is_refused_by_name_wherever_the_damage_is(tmp_path: Path
         except TidegateError as error:
             found.add(error.what)
     assert "it is no artifact, or damaged" in found
+
+
+def test_what_could_expand_without_a_limit_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "p.zip"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr(DESCRIPTION, encode(DESCRIBED))
+        archive.writestr("zeros.py", bytes(2**20))
+    with pytest.raises(PipelineError, match="compressed in another way"):
+        read_packed(str(file))
+
+
+def test_a_size_that_the_archive_lies_about_is_found_out_before_more_is_expanded(tmp_path: Path) -> None:
+    zeros = 2**26
+    file = tmp_path / "p.zip"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(DESCRIPTION, encode(DESCRIBED))
+        archive.writestr("zeros.py", bytes(zeros))
+    file.write_bytes(file.read_bytes().replace(zeros.to_bytes(4, "little"), (100).to_bytes(4, "little")))
+    tracemalloc.start()
+    with pytest.raises(PipelineError, match="damaged"):
+        read_packed(str(file))
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < zeros // 8
 
 
 def test_names_that_leave_the_folder_or_come_twice_are_refused(tmp_path: Path) -> None:

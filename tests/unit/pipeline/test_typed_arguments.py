@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pytest
 
@@ -122,6 +122,9 @@ def test_a_value_of_another_type_is_refused_with_the_argument(function: Callable
         (Mode, "fast", Mode.FAST),
         (Mode, "SAFE", Mode.SAFE),
         (list[int], ["1", 2], [1, 2]),
+        (tuple[int, str], ["1", "a"], (1, "a")),
+        (tuple[int, ...], ["1", 2, 3], (1, 2, 3)),
+        (Annotated[int, "rows"], "3", 3),
         (Sequence[str], ["a"], ("a",)),
         (dict[str, int], {"a": "1"}, {"a": 1}),
         (Any, {"a": 1}, {"a": 1}),
