@@ -58,7 +58,8 @@ class TimerOverlay:
         """Hand over what has changed.
 
         Args:
-            fired_until_us: timers up to this time are firing; new ones among them are kept back.
+            fired_until_us: timers up to this time are firing, with other keys in hand or later: none of them is taken
+                back any more, and new ones among them are kept back.
 
         Returns:
             Those kept back: their keys, a row for each, and times in milliseconds; for `register_late`.
@@ -67,7 +68,12 @@ class TimerOverlay:
             return None
         assert self._keys is not None
         changed, self._changed = self._changed, {}
-        gone = [(key, time_ms) for key, times in changed.items() for time_ms, there in times.items() if not there]
+        gone = [
+            (key, time_ms)
+            for key, times in changed.items()
+            for time_ms, there in times.items()
+            if not there and (fired_until_us is None or time_ms * 1000 > fired_until_us)
+        ]
         new = [(key, time_ms) for key, times in changed.items() for time_ms, there in times.items() if there]
         late = [pair for pair in new if fired_until_us is not None and pair[1] * 1000 <= fired_until_us]
         if late:
