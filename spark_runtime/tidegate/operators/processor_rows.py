@@ -127,7 +127,7 @@ class RowObjects(ProcessorRows):
     def _collect(self, result: Any) -> int:
         if not isinstance(result, Row):
             raise self.refused(f"it gave a {type(result).__name__}", "Yield pyspark.sql.Row objects")
-        if self._flat and getattr(result, "__fields__", None) == self._names:
+        if self._flat and getattr(result, "__fields__", None) == self._names and len(result) == len(self._names):
             self._collected.append(result)
             return 1
         if not hasattr(result, "__fields__"):
@@ -170,7 +170,7 @@ class PandasFrames(ProcessorRows):
         return _Frames(batch, keys)
 
     def keys(self, keys: KeySet) -> list[tuple[Any, ...]]:
-        """See `ProcessorRows`; timestamps are pandas' own, without a zone."""
+        """See `ProcessorRows`; timestamps are pandas' own, without a zone, instants as those of UTC."""
         columns = [
             _frame(pa.record_batch([column], names=["key"]))[0]["key"].tolist()
             if pt.is_timestamp(column.type)
@@ -185,15 +185,14 @@ class PandasFrames(ProcessorRows):
         names = list(result.columns)
         if not len(result) and not names:
             return 0
-        if len(names) != len(self._schema) or len(set(names)) < len(names):
-            raise self.refused(f"columns are {names}, declared are {self._schema.names}", "Give exactly these columns")
-        if all(isinstance(name, str) for name in names):
-            if sorted(names) != sorted(self._schema.names):
-                raise self.refused(
-                    f"columns are {names}, declared are {self._schema.names}", "Give exactly these columns"
-                )
+        declared = self._schema.names
+        by_name = any(isinstance(name, str) for name in names)
+        if len(names) < len(declared) or (by_name and any(names.count(name) != 1 for name in declared)):
+            raise self.refused(f"columns are {names}, declared are {declared}", "Give each of these columns, once")
+        if by_name:
+            result = result if names == declared else result[declared]
         else:
-            result = result.set_axis(self._schema.names, axis=1)
+            result = result.iloc[:, : len(declared)].set_axis(declared, axis=1)
         self._collected.append(result)
         return len(result)
 
@@ -239,13 +238,16 @@ def _by_key(batch: pa.RecordBatch, keys: KeySet) -> tuple[pa.RecordBatch, list[i
 
 def _frame(batch: pa.RecordBatch) -> tuple[Any, Sequence[str]]:
     """The rows as Spark's frames have them: whole numbers of 64 bits (floats where there are nulls), floats of 64,
-    timestamps without a zone in nanoseconds; and the columns whose type each key's rows tell."""
+    timestamps without a zone in nanoseconds, instants as those of UTC, as what comes back is read; and the columns
+    whose type each key's rows tell."""
+    columns = [array.dictionary_decode() if pt.is_dictionary(array.type) else array for array in batch.columns]
+    batch = pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
     frame = pa.Table.from_batches([batch]).to_pandas(maps_as_pydicts="strict", date_as_object=True)
     guessed: list[str] = []
     for field in batch.schema:
         if pt.is_timestamp(field.type):
             series = frame[field.name]
-            naive = series.dt.tz_localize(None) if field.type.tz is not None else series
+            naive = series.dt.tz_convert(None) if field.type.tz is not None else series
             frame[field.name] = naive.astype("datetime64[ns]")
         elif pt.is_floating(field.type):
             frame[field.name] = frame[field.name].astype(np.float64)

@@ -132,14 +132,15 @@ class RowCodec:
             raise self._refused(f"it has {len(value)} values", f"Give a tuple of one value for each of: {names}")
         try:
             return tuple([accept(one) for accept, one in zip(self._accept, value, strict=True)])
-        except UnfitValueError:
+        except (UnfitValueError, ArithmeticError):
             pass
         for name, accept, one in zip(self.schema.names, self._accept, value, strict=True):
             try:
                 accept(one)
-            except UnfitValueError as error:
+            except (UnfitValueError, ArithmeticError) as error:
+                why = error if isinstance(error, UnfitValueError) else "it is beyond what that type holds"
                 raise self._refused(
-                    f"column {name!r} takes {self.schema.field(name).type}, and got {one!r}: {error}",
+                    f"column {name!r} takes {self.schema.field(name).type}, and got {one!r}: {why}",
                     "Convert the value, or declare the column of another type",
                 ) from None
         raise AssertionError("the values fit one by one")

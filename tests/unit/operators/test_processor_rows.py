@@ -1,0 +1,85 @@
+"""Rows as a StatefulProcessor takes and gives them: as PySpark's worker makes and takes them."""
+
+from __future__ import annotations
+
+import datetime as dt
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+
+from tidegate.contract.errors import PipelineError
+from tidegate.operators.processor_rows import PandasFrames, RowObjects
+
+BERLIN = pa.timestamp("us", "Europe/Berlin")
+NOON = dt.datetime(2024, 7, 1, 12, tzinfo=dt.UTC)
+
+
+def keys(batch: pa.RecordBatch) -> Any:
+    """One key for all rows."""
+    return SimpleNamespace(rows=np.zeros(batch.num_rows, np.int32), size=1, columns=lambda: batch.slice(0, 1))
+
+
+def frames(schema: pa.Schema) -> PandasFrames:
+    return PandasFrames(schema, "It", "here")
+
+
+def given(rows: Any, *results: Any) -> list[dict[str, Any]]:
+    for result in results:
+        rows.add(result, "handleInputRows")
+    return [row for batch in rows.batches() for row in batch.to_pylist()]
+
+
+def test_an_instant_that_a_frame_brings_is_the_same_when_it_is_given_back() -> None:
+    """Its wall time is that of UTC on both ways, as in a Spark session of UTC, whatever zone the column has."""
+    batch = pa.record_batch([pa.array([NOON], BERLIN), pa.array([12])], names=["at", "n"])
+    rows = frames(pa.schema([("at", pa.timestamp("us", "UTC"))]))
+    (frame,) = rows.by_key(batch, keys(batch)).of(0)
+    assert frame["at"][0] == pd.Timestamp("2024-07-01 12:00")
+    assert rows.keys(keys(batch))[0][0] == pd.Timestamp("2024-07-01 12:00")
+    assert given(rows, frame[["at"]]) == [{"at": NOON}]
+
+
+def test_a_dictionary_brings_its_values_to_a_frame() -> None:
+    """Categories of one key would be those of all."""
+    words = pa.array(["x", "y", "x", None]).dictionary_encode()
+    batch = pa.record_batch([words, pa.array([1, 2, 3, 4])], names=["word", "n"])
+    (frame,) = frames(pa.schema([("n", pa.int64())])).by_key(batch.slice(1), keys(batch.slice(1))).of(0)
+    assert frame["word"].dtype == np.object_ and frame["word"].tolist() == ["y", "x", None]
+
+
+def test_columns_of_a_frame_that_nobody_declared_are_left_out() -> None:
+    """By name, or by position where no column has a name: as in Spark."""
+    rows = frames(pa.schema([("k", pa.string()), ("n", pa.int64())]))
+    named, numbered = pd.DataFrame({"n": [1], "beside": ["x"], "k": ["a"]}), pd.DataFrame({0: ["b"], 1: [2], 2: [None]})
+    assert given(rows, named, numbered) == [{"k": "a", "n": 1}, {"k": "b", "n": 2}]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pd.DataFrame({"k": ["a"]}),
+        pd.DataFrame({"k": ["a"], "m": [1]}),
+        pd.DataFrame([["a", 1, 2]], columns=["k", "n", "n"]),
+        pd.DataFrame({0: ["a"]}),
+    ],
+)
+def test_a_frame_without_a_declared_column_is_refused(frame: Any) -> None:
+    with pytest.raises(PipelineError, match="outputStructType") as refused:
+        given(frames(pa.schema([("k", pa.string()), ("n", pa.int64())])), frame)
+    assert "declared are ['k', 'n']" in refused.value.cause
+
+
+def test_what_a_row_does_not_have_is_null() -> None:
+    """As in Spark, whether its name or only its value is missing; and its names may be in any order."""
+    rows = RowObjects(pa.schema([("k", pa.string()), ("n", pa.int64())]), "It", "here")
+    short = Row("k", "n")("a")
+    assert given(rows, short, Row(k="b"), Row(n=3, k="c", other=1)) == [
+        {"k": "a", "n": None},
+        {"k": "b", "n": None},
+        {"k": "c", "n": 3},
+    ]
