@@ -119,6 +119,22 @@ class ProcessorCalls:
                 yield from self._rows.batches()
 
 
+class TimesNow(TimerValues):
+    """PySpark's `TimerValues`; see there. The clock is read when it is asked for, and once: batch mode has none, and
+    whoever goes by event time alone does not need it."""
+
+    def __init__(self, now_ms: Callable[[], int], watermark_ms: int) -> None:
+        super().__init__(currentWatermarkInMs=watermark_ms)
+        self._now_ms = now_ms
+        self._read_ms: int | None = None
+
+    def getCurrentProcessingTimeInMs(self) -> int:
+        """See PySpark."""
+        if self._read_ms is None:
+            self._read_ms = self._now_ms()
+        return self._read_ms
+
+
 class OutputTime:
     """The event-time column of what a processor gives.
 

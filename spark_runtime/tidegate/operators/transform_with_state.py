@@ -21,7 +21,7 @@ from tidegate.operators.keyed_process import EVENT_TIMERS_DROPPED
 from tidegate.operators.overlaid_timers import TimerOverlay
 from tidegate.operators.passed_watermarks import PASSED_STATE, PassedWatermarks
 from tidegate.operators.processing_window import PROCESSING_TIME_DROPPED
-from tidegate.operators.processor_calls import OutputTime, ProcessorCalls
+from tidegate.operators.processor_calls import OutputTime, ProcessorCalls, TimesNow
 from tidegate.operators.processor_handle import ProcessorHandle
 from tidegate.operators.processor_rows import PandasFrames, RowObjects
 from tidegate.operators.processor_specs import INITIAL, StatefulProcessorSpec
@@ -79,6 +79,7 @@ class TransformWithState(StreamOperator):
                 now_ms=ctx.processing_time_ms,
                 scratch=ctx.scratch,
                 memory_bytes=ctx.state_memory_bytes,
+                forgotten=frozenset(spec.deleted),
             )
         )
         self._timers = {kind: self._user_timers(back_end, kind) for kind in get_args(TimerKind)}
@@ -332,7 +333,7 @@ class TransformWithState(StreamOperator):
             self._last_ms = max(self._last_ms, fired_ms or 0)
         else:
             self._last_ms = max(0, watermark_us // 1000)
-        return TimerValues(self.ctx.processing_time_ms(), self._last_ms)
+        return TimesNow(self.ctx.processing_time_ms, self._last_ms)
 
     # ------------------------------------------------------------ results
 

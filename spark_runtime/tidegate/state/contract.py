@@ -226,6 +226,7 @@ class BackendContext:
         memory_bytes: what the back end may hold in memory, where it can keep state elsewhere.
         namespace_columns: so many key columns, the last ones, have no part in the key group: they cut the state of one
             key, by window or span of time. At least one column is left.
+        forgotten: states that a restore leaves behind, whatever they were: the operator wants them no more.
     """
 
     uid: str
@@ -237,6 +238,7 @@ class BackendContext:
     scratch: str = ""
     memory_bytes: int = 256 * 2**20
     namespace_columns: int = 0
+    forgotten: frozenset[str] = frozenset()
 
     @property
     def group_columns(self) -> list[str]:

@@ -88,6 +88,13 @@ class RocksDatabase:
                     found = self._families[name] = database.create_column_family(name, self._options)
         return found
 
+    def drop(self, name: str) -> None:
+        """Remove the column family `name` with its rows. Nobody may use it any more."""
+        with self._opening, failures(self.directory):
+            self._families.pop(name, None)
+            self._asked_for.pop(name, None)
+            self.opened().drop_column_family(name)
+
     def opened(self) -> Rdict:
         """The database, open. Raises EnvironmentProblemError once it is closed: another one, made by a thread that
         comes late, would be empty."""

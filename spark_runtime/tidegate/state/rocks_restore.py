@@ -54,10 +54,11 @@ class Restore:
         files = [FilesOfPart.of(part, self._ctx.uid) for part in parts if part.format == "rocksdb"]
         for one in files:
             for name, schema in one.states.items():
-                self._require_same(name, schema)
+                if name not in self._ctx.forgotten:
+                    self._require_same(name, schema)
         inherited = self._restore_files(files) if files else {}
         for part in parts:
-            if part.format == "rows":
+            if part.format == "rows" and part.name not in self._ctx.forgotten:
                 self._restore_rows(part)
         return inherited
 
@@ -86,6 +87,8 @@ class Restore:
         base = max(theirs, key=lambda one: _common(one.key_groups, mine))
         inherited = base.write_to(self._database.directory, self._ctx.uid)
         self._database.opened()
+        for name in self._ctx.forgotten.intersection(self._database.table_names()):
+            self._database.drop(name)
         beyond = base.key_groups.start < mine.start or base.key_groups.stop > mine.stop
         if beyond:
             self._cut()
@@ -114,7 +117,7 @@ class Restore:
         former = RocksDatabase(directory, self._ctx.memory_bytes // 8)
         try:
             for name in former.table_names():
-                if name.endswith(BY_TIME):
+                if name.endswith(BY_TIME) or name in self._ctx.forgotten:
                     continue
                 for keys, rows in former.table(name).scan(low, high):
                     self._database.table(name).write(keys, rows)

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from rocksdict import Options, Rdict
 
 from tidegate.connectors.datagen import DataGen
 from tidegate.contract.errors import SnapshotError
@@ -25,6 +26,7 @@ from tidegate.coordinator.job_run import RunEnded
 from tidegate.pipeline.pipeline import Pipeline
 from tidegate.snapshot.metadata import read_metadata
 from tidegate.snapshot.reading import SnapshotReader
+from tidegate.testing.batch import InProcessBatch, run_batch
 from tidegate.testing.collect import CollectSink, collected, forget_collected
 from tidegate.testing.in_process import InProcessJob, InProcessRun
 
@@ -85,11 +87,31 @@ class Ledger(StatefulProcessor):
         yield Row(what="window", k=key[0], a=time_ms, b=held.n, c=held.total)
 
 
-def ledger(sink: str, processor: StatefulProcessor | None = None) -> Pipeline:
+class Old(Ledger):
+    """As it was before: with a state more."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        super().init(handle)
+        self.old = handle.getListState("old", "x BIGINT")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> None:
+        self.old.appendValue((1,))
+        super().handleInputRows(key, rows, timerValues)
+
+
+class Forgets(Ledger):
+    """Wants no more of it."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        super().init(handle)
+        handle.deleteIfExists("old")
+
+
+def ledger(sink: str, processor: StatefulProcessor | None = None, *, starts: bool = True) -> Pipeline:
     p = Pipeline()
     schema = pa.schema([("k", pa.int64()), ("v", pa.int64())])
     numbers = DataGen(lambda n: {"k": n % KEYS, "v": n}, schema, rows=ROWS, splits=1, batch_rows=8, rate=2_000)
-    starts = DataGen(lambda n: {"k": n % (KEYS + 1), "v": n * n}, schema, rows=STARTS, splits=2, batch_rows=4, rate=500)
+    first = DataGen(lambda n: {"k": n % (KEYS + 1), "v": n * n}, schema, rows=STARTS, splits=2, batch_rows=4, rate=500)
     (
         p.read(numbers, uid="numbers")
         .with_watermark("v", "0 s", unit="ms")
@@ -99,7 +121,7 @@ def ledger(sink: str, processor: StatefulProcessor | None = None) -> Pipeline:
             RESULT,
             "Append",
             "EventTime",
-            initialState=p.read(starts, uid="starts").group_by("k"),
+            initialState=p.read(first, uid="starts").group_by("k") if starts else None,
             uid="ledger",
         )
         .write(CollectSink(sink), uid="out")
@@ -107,12 +129,12 @@ def ledger(sink: str, processor: StatefulProcessor | None = None) -> Pipeline:
     return p
 
 
-def expected() -> Counter[tuple[Any, ...]]:
+def expected(*, starts: bool = True) -> Counter[tuple[Any, ...]]:
     """The same by plain Python."""
     rows: list[tuple[Any, ...]] = []
-    for key in range(KEYS + 1):
+    for key in range(KEYS + starts):
         mine = range(key, ROWS, KEYS) if key < KEYS else range(0)
-        begun = sum(n * n for n in range(key, STARTS, KEYS + 1))
+        begun = sum(n * n for n in range(key, STARTS, KEYS + 1)) if starts else 0
         rows.append(("end", key, len(mine), sum(mine), begun))
         for end_ms in {(v // WINDOW_MS + 1) * WINDOW_MS for v in mine}:
             window = [v for v in mine if end_ms - WINDOW_MS <= v < end_ms]
@@ -166,6 +188,29 @@ def test_crashes_restores_and_rescales_of_a_processor_change_no_result(
     assert Counter(collected(sink).rows()) == expected()
 
 
+@pytest.mark.parametrize("starts", [True, False])
+@pytest.mark.parametrize("back_end", ["heap", "rocksdb"])
+def test_batch_mode_gives_the_same_rows(sink: str, back_end: str, starts: bool, tmp_path: Path) -> None:
+    """S8.2: all rows of a key before its first timer; without an initial state key by key."""
+    options = {"parallelism": 3, "state_backend": back_end}
+    job = InProcessBatch(lambda: ledger(sink, starts=starts), options, scratch=str(tmp_path), batch_rows=50)
+    job.run()
+    job.commit()
+    assert Counter(collected(sink).rows()) == expected(starts=starts)
+
+
+def test_a_processor_that_asks_for_the_clock_in_batch_mode_is_told_what_to_do(sink: str) -> None:
+    """S8.2: whether it does is seen when it does."""
+
+    class Asks(Ledger):
+        def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> None:
+            self.count.update((timerValues.getCurrentProcessingTimeInMs(), 0))
+
+    with pytest.raises(Exception, match="asks for processing time, which batch mode does not have"):
+        run_batch(lambda: ledger(sink, Asks(), starts=False))
+    run_batch(lambda: ledger(sink, Asks(), starts=False), {"allow_mode_dependent": True})
+
+
 def test_snapshots_name_the_states_of_a_processor_and_a_drain_asks_for_leave(sink: str) -> None:
     """S5.3, S7.5."""
     a_job = InProcessJob(lambda: ledger(sink))
@@ -198,20 +243,39 @@ def test_snapshots_name_the_states_of_a_processor_and_a_drain_asks_for_leave(sin
         a_job.submit(RestoreFrom("savepoint", path=outcome.path))
 
 
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+@pytest.mark.parametrize("back_end", BACK_ENDS)
+def test_a_processor_may_forget_a_state_that_a_checkpoint_holds(
+    sink: str, back_end: str, parallelism: int, tmp_path: Path
+) -> None:
+    """`deleteIfExists`, of a checkpoint in the back end's own format too: its files do not keep the state for ever."""
+    options = {"parallelism": 2, "checkpoint_interval": "20 ms", "state_backend": back_end}
+    current: list[StatefulProcessor] = [Old()]
+    a_job = InProcessJob(lambda: ledger(sink, current[0]), options, scratch=str(tmp_path / "before"))
+    run = a_job.submit()
+
+    def counted() -> bool:
+        run.tick(2)
+        done = [decision for decision in a_job.log.read() if decision.kind == "complete"]
+        return len(done) > 2 and run.watermarks()["numbers"] > 100_000
+
+    run.until(counted)
+    run.crash()
+    current[0] = Forgets()
+    a_job.options, a_job.scratch = {**options, "parallelism": parallelism}, str(tmp_path / "after")
+    run = a_job.submit(RestoreFrom("latest"))
+    run.pump(5)
+    databases = [str(path.parent) for path in (tmp_path / "after").rglob("CURRENT")]
+    assert bool(databases) is (back_end == "rocksdb")
+    tables = {table for path in databases for table in Rdict.list_cf(path, Options(raw_mode=True))}
+    assert "old" not in tables and tables >= ({"count", "windows"} if databases else set())
+    assert isinstance(run.to_end(), RunEnded)
+    assert Counter(collected(sink).rows()) == expected()
+
+
 def test_a_processor_may_forget_a_state_that_a_savepoint_holds(sink: str) -> None:
     """`deleteIfExists`, through the preflight too; a state that is merely gone is refused (S5.5)."""
-
-    class Gone(Ledger):
-        def init(self, handle: StatefulProcessorHandle) -> None:
-            super().init(handle)
-            self.handle.getValueState("old", "x INT")
-
-    class Forgets(Ledger):
-        def init(self, handle: StatefulProcessorHandle) -> None:
-            super().init(handle)
-            self.handle.deleteIfExists("old")
-
-    current: list[StatefulProcessor] = [Gone()]
+    current: list[StatefulProcessor] = [Old()]
     a_job = InProcessJob(lambda: ledger(sink, current[0]))
     run = a_job.submit()
     run.pump(20)
