@@ -189,6 +189,8 @@ class PandasFrames(ProcessorRows):
         by_name = any(isinstance(name, str) for name in names)
         if len(names) < len(declared) or (by_name and any(names.count(name) != 1 for name in declared)):
             raise self.refused(f"columns are {names}, declared are {declared}", "Give each of these columns, once")
+        if not len(result):
+            return 0
         if by_name:
             result = result if names == declared else result[declared]
         else:
@@ -251,7 +253,7 @@ def _frame(batch: pa.RecordBatch) -> tuple[Any, Sequence[str]]:
             frame[field.name] = naive.astype("datetime64[ns]")
         elif pt.is_floating(field.type):
             frame[field.name] = frame[field.name].astype(np.float64)
-        elif pt.is_integer(field.type) and frame[field.name].dtype.kind in "iu":
+        elif pt.is_integer(field.type) and not pt.is_uint64(field.type) and frame[field.name].dtype.kind in "iu":
             frame[field.name] = frame[field.name].astype(np.int64)
         elif pt.is_boolean(field.type) and frame[field.name].dtype == np.object_:
             guessed.append(field.name)

@@ -3,10 +3,12 @@ calculation gives."""
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import random
 from collections import Counter
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -344,3 +346,61 @@ def test_a_processor_follows_another_by_the_event_time_of_what_it_gives(sink: st
     assert isinstance(run.to_end(), RunEnded)
     rows = sorted((row[0].timestamp() * 1000, row[1]) for row in collected(sink).rows())  # type: ignore[attr-defined]
     assert rows == [(99, 100), (199, 100), (299, 100), (399, 100)]
+
+
+class Keys(StatefulProcessor):
+    """Tells each key by its rows, and again by its timer."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle, self.n = handle, handle.getValueState("n", "n BIGINT")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            assert key == (row.word, row.day, row.at, row.price)
+            self.n.update(((self.n.get() or (0,))[0] + 1,))
+        self.handle.registerTimer(END_MS)
+        return iter([])
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        yield Row(**dict(zip(("word", "day", "at", "price"), key, strict=True)), n=self.n.get()[0])
+
+
+def test_a_key_of_several_columns_is_the_same_for_rows_and_timers(sink: str) -> None:
+    """Nulls in it, and types of every kind."""
+    schema = pa.schema(
+        [
+            ("word", pa.string()),
+            ("day", pa.date32()),
+            ("at", pa.timestamp("us", "UTC")),
+            ("price", pa.decimal128(6, 2)),
+            ("v", pa.int64()),
+        ]
+    )
+    day = dt.date(2024, 2, 29)
+
+    def row(n: int) -> dict[str, Any]:
+        at = dt.datetime(2024, 3, 31, 1, n % 3, tzinfo=dt.UTC) if n % 3 else None
+        price = Decimal(n % 5) / 4 if n % 5 else None
+        return {"word": [None, "", "a"][n % 3], "day": day if n % 2 else None, "at": at, "price": price, "v": n}
+
+    def columns(numbers: Any) -> dict[str, Any]:
+        rows = pa.RecordBatch.from_pylist([row(int(n)) for n in numbers], schema=schema)
+        return dict(zip(schema.names, rows.columns, strict=True))
+
+    def build() -> Pipeline:
+        p = Pipeline()
+        (
+            p.read(DataGen(columns, schema, rows=ROWS, splits=2, batch_rows=16), uid="rows")
+            .with_watermark("v", "0 s", unit="ms")
+            .group_by("word", "day", "at", "price")
+            .transform_with_state(
+                *(Keys(), "word STRING, day DATE, at TIMESTAMP, price DECIMAL(6, 2), n BIGINT", "Append", "EventTime"),
+                uid="keys",
+            )
+            .write(CollectSink(sink), uid="out")
+        )
+        return p
+
+    assert isinstance(InProcessJob(build, {"parallelism": 3}).submit().to_end(), RunEnded)
+    keys = Counter((r["word"], r["day"], r["at"], r["price"]) for r in map(row, range(ROWS)))
+    assert Counter(collected(sink).rows()) == Counter((*key, n) for key, n in keys.items())

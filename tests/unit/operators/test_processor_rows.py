@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,6 +59,23 @@ def test_columns_of_a_frame_that_nobody_declared_are_left_out() -> None:
     rows = frames(pa.schema([("k", pa.string()), ("n", pa.int64())]))
     named, numbered = pd.DataFrame({"n": [1], "beside": ["x"], "k": ["a"]}), pd.DataFrame({0: ["b"], 1: [2], 2: [None]})
     assert given(rows, named, numbered) == [{"k": "a", "n": 1}, {"k": "b", "n": 2}]
+
+
+def test_frames_without_rows_give_nothing_and_are_not_kept() -> None:
+    rows = frames(pa.schema([("k", pa.string())]))
+    empty = pd.DataFrame({"k": []})
+    kept = weakref.ref(empty)
+    assert given(rows, empty, pd.DataFrame()) == []
+    del empty
+    gc.collect()
+    assert kept() is None
+
+
+def test_whole_numbers_are_of_64_bits_in_a_frame_and_none_becomes_another() -> None:
+    columns = [pa.array([1, 2], pa.int8()), pa.array([2**64 - 1, 0], pa.uint64()), pa.array([1, None], pa.int32())]
+    batch = pa.record_batch(columns, names=["small", "large", "gaps"])
+    (frame,) = frames(pa.schema([("n", pa.int64())])).by_key(batch, keys(batch)).of(0)
+    assert list(map(str, frame.dtypes)) == ["int64", "uint64", "float64"] and frame["large"][0] == 2**64 - 1
 
 
 @pytest.mark.parametrize(
