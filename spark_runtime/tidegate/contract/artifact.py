@@ -140,6 +140,11 @@ def upload(store: Store, layout: JobLayout, packed: PackedArtifact) -> str:
     return packed.sha256
 
 
+def is_pinned(store: Store, layout: JobLayout, sha256: str) -> bool:
+    """Whether an artifact is there, whole."""
+    return store.exists(layout.artifact_code(sha256)) and store.exists(layout.artifact_manifest(sha256))
+
+
 def copy_artifact(store: Store, source: JobLayout, target: JobLayout, sha256: str) -> None:
     """Pin what one job of a root has pinned for another one, too. Raises RecordError when it is not there."""
     try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tidegate.contract.artifact import copy_artifact, pack, resolve_pipeline, upload
+from tidegate.contract.artifact import copy_artifact, is_pinned, pack, resolve_pipeline, upload
 from tidegate.contract.clock import iso
 from tidegate.contract.errors import (
     AlreadyExistsError,
@@ -80,13 +81,15 @@ def submit(client: JobClient, request: Request) -> Spec:
         if view is not None:
             _refuse_if_taken(client, view, specs[-1], fresh=request.is_fresh)
         resolved = _resolved(client, request, specs, view)
-        spec = _spec(client, request, specs, resolved)
+        spec, pin = _spec(client, request, specs, resolved)
         path, written = client.layout.spec(spec.number), encode(spec)
         spec = decode(written, Spec, path)  # a spec that nobody can read would block the job for ever
         try:
             client.store.create(path, written)
         except AlreadyExistsError:
             continue
+        if not is_pinned(client.store, client.layout, spec.artifact):
+            pin()  # `tidegate gc` took it for nobody's a moment ago; from now on the spec names it
         return spec
     raise StoreError("others keep submitting this job", where=f"job {client.job_id}", remedy="Find out who does")
 
@@ -180,23 +183,33 @@ def _resolved(
     return found
 
 
-def _spec(client: JobClient, request: Request, specs: tuple[Spec, ...], resolved: ResolvedRestore | None) -> Spec:
-    """The next spec, its code uploaded."""
-    before = request.like or (specs[-1] if specs and resolved is not None else None)
+def _pinned(client: JobClient, request: Request, before: Spec | None) -> tuple[str, str, Callable[[], object]]:
+    """Pin the code of the next spec: `module:function`, the artifact, and what pins it again."""
     if request.pipeline is not None:
         path, pipeline = resolve_pipeline(request.pipeline, request.code_root)
-        artifact = upload(client.store, client.layout, pack(path))
-    elif before is not None:
-        pipeline, artifact = before.pipeline, before.artifact
-        if before.job_id != client.job_id:
-            copy_artifact(client.store, JobLayout(before.job_id), client.layout, artifact)
-    else:
+        code = pack(path)
+        pin = partial(upload, client.store, client.layout, code)
+        return pipeline, pin(), pin
+    if before is None:
         raise OptionError("no pipeline is named", where="pipeline", remedy="Write path/to/file.py:build")
+    if before.job_id == client.job_id:
+        return before.pipeline, before.artifact, lambda: None  # a spec names it: it stays
+    copy = partial(copy_artifact, client.store, JobLayout(before.job_id), client.layout, before.artifact)
+    copy()
+    return before.pipeline, before.artifact, copy
+
+
+def _spec(
+    client: JobClient, request: Request, specs: tuple[Spec, ...], resolved: ResolvedRestore | None
+) -> tuple[Spec, Callable[[], object]]:
+    """The next spec, its code pinned, and what pins that code again."""
+    before = request.like or (specs[-1] if specs and resolved is not None else None)
+    pipeline, artifact, pin = _pinned(client, request, before)
     lineage = resolved.lineage if resolved is not None else None
     options = request.options
     if options is None:
         options = JobOptions.from_mapping(before.options if before is not None else None)
-    return Spec(
+    spec = Spec(
         job_id=client.job_id,
         number=len(specs) + 1,
         submission_id=request.submission_id,
@@ -213,6 +226,7 @@ def _spec(client: JobClient, request: Request, specs: tuple[Spec, ...], resolved
         submitted_at=iso(client.now()),
         submitted_by=request.submitted_by,
     )
+    return spec, pin
 
 
 def _checked(client: JobClient, options: JobOptions) -> JobOptions:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from scripted_contract import FakeTime, ScriptedDriver
 
+from tidegate.contract.artifact import materialise
 from tidegate.contract.client import JobClient, list_jobs
 from tidegate.contract.errors import (
     CommandRefusedError,
@@ -411,3 +412,21 @@ def test_logs_of_the_newest_generation_are_read_by_name(client: JobClient, drive
     client.store.create(f"{client.layout.logs(1)}/slots/0.log", b"\xff")
     assert client.logs() == {"driver.log": "line\n", "slots/0.log": "�"}
     assert client.logs(2) == {}
+
+
+def test_code_that_was_collected_while_the_submission_was_made_is_pinned_again(
+    client: JobClient, pipeline: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tidegate gc` may have found it old, and named by nobody, just before it was found there."""
+    create = client.store.create
+
+    def collected_before(path: str, data: bytes) -> None:
+        if path == client.layout.spec(1):
+            for name in client.store.list(client.layout.artifacts):
+                client.store.delete_folder(client.layout.artifact(name))
+        create(path, data)
+
+    monkeypatch.setattr(client.store, "create", collected_before)
+    spec = client.submit(pipeline=pipeline)
+    materialise(client.store, client.layout, spec.artifact, str(tmp_path / "code"))
+    assert (tmp_path / "code" / "flights.py").exists()
