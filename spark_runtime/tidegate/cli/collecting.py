@@ -46,7 +46,8 @@ def add(verbs: Verbs) -> None:
 
 
 def collect_garbage(args: argparse.Namespace, around: Surroundings) -> int:
-    """List what goes, and what is freed. A job that cannot be read, of all of a root's, is told last."""
+    """List what goes, and what is freed. Of a root, a job that cannot be read is told, and the others are gone
+    through; then the exit code is that of the first such job."""
     if args.keep is not None and args.keep < 1:
         raise OptionError("at least one recovery point stays", where="--keep", remedy="Write a number from 1")
     older_than = arguments.duration(args.older_than, "--older-than") or timedelta()
@@ -58,7 +59,7 @@ def collect_garbage(args: argparse.Namespace, around: Surroundings) -> int:
     root = arguments.root(args, around.environment)
     storage_options = arguments.storage_options(args, around.environment)
     documents: list[Mapping[str, Any]] = []
-    failures: list[TidegateError] = []
+    failures: dict[str, TidegateError] = {}
     store = open_store(root, storage_options)
     for job_id in job_ids(store.list("")):
         layout = JobLayout(job_id)
@@ -68,13 +69,12 @@ def collect_garbage(args: argparse.Namespace, around: Surroundings) -> int:
             documents.append(_of_job(around.connect(root, job_id, storage_options), older_than, args, around))
         except TidegateError as error:
             around.output.note(f"{job_id}: {error}")
-            failures.append(error)
-    if failures:
-        raise failures[0]
+            failures[job_id] = error
     freed_bytes = sum(document["freed_bytes"] for document in documents)
     around.output.say(f"{len(documents)} jobs: {size(freed_bytes)} {_verb(args)}")
-    around.output.document({"dry_run": args.dry_run, "jobs": documents, "freed_bytes": freed_bytes})
-    return 0
+    failed = [{"job_id": job_id, "error": str(error)} for job_id, error in failures.items()]
+    around.output.document({"dry_run": args.dry_run, "jobs": documents, "failed": failed, "freed_bytes": freed_bytes})
+    return next((error.exit_code for error in failures.values()), 0)
 
 
 def _verb(args: argparse.Namespace) -> str:

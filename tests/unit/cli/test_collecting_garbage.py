@@ -70,9 +70,11 @@ def test_gc_without_a_job_goes_through_the_whole_root(tidegate: Caller, orphan: 
 
 def test_gc_of_a_root_goes_on_behind_a_job_that_it_cannot_read(tidegate: Caller, orphan: str) -> None:
     open_store(tidegate.root).create("bad/specs/000001.json", b"{")
-    answer = tidegate("gc")
+    answer = tidegate("gc", "--json")
     assert answer.code != 0 and "bad/specs/000001.json" in answer.err
     assert not Path(orphan).exists()
+    assert [(job["job_id"], job["freed_bytes"]) for job in answer.document["jobs"]] == [("flights", 5)]
+    assert [job["job_id"] for job in answer.document["failed"]] == ["bad"]
 
 
 @pytest.mark.parametrize(
