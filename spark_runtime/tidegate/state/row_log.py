@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.state.aggregation import LISTS, Aggregation, Selection, StateColumns
+from tidegate.state.array_limits import ArrayTooLarge
 from tidegate.state.columns import Entries
 from tidegate.state.folds import Columns, Fold, Rows, new_fold
 from tidegate.state.keybytes import Int64s, valid_mask
@@ -38,6 +39,7 @@ class RowLog:
 
     def __init__(self, aggregation: Aggregation) -> None:
         self.state_schema = aggregation.state_schema()
+        self._name = aggregation.name
         self._fold: Fold = new_fold(aggregation)
         self._is_list = aggregation.function in LISTS
         self._is_always_there = aggregation.function == "user"
@@ -84,7 +86,7 @@ class RowLog:
         def read(arrays: object, start: int, stop: int) -> list[pa.Array]:
             with lock:
                 if more:
-                    folded[0] = _fold(self._fold, folded[0], more)
+                    folded[0] = self._together(folded[0], more)
                     more.clear()
             columns, offsets = _selected(folded[0], slice(start, stop))
             return self._state_columns(columns, offsets)
@@ -111,13 +113,29 @@ class RowLog:
             mine = np.isin(held, wanted)
             if mine.any():
                 rows.append((held[mine], [column.filter(pa.array(mine)) for column in more]))
-        return _fold(self._fold, rows[0], rows[1:]) if len(rows) > 1 else rows[0]
+        return self._together(rows[0], rows[1:]) if len(rows) > 1 else rows[0]
 
     def _all(self) -> Rows:
         if self._more:
-            self._folded = _fold(self._fold, self._folded, self._more)
+            self._folded = self._together(self._folded, self._more)
             self._more, self._more_rows = [], 0
         return self._folded
+
+    def _together(self, folded: Rows, more: Sequence[Rows]) -> Rows:
+        """Rows that were folded, and what came after them, folded."""
+        every = [folded, *more] if len(folded[0]) else list(more)
+        entries = np.concatenate([entries for entries, _ in every])
+        try:
+            columns = [
+                pa.concat_arrays(list(arrays)) for arrays in zip(*(columns for _, columns in every), strict=True)
+            ]
+        except pa.ArrowInvalid as error:
+            raise ArrayTooLarge(
+                f"The rows that the aggregate {self._name!r} keeps do not fit into one array",
+                cause=f"{error}; they are those of all keys of one window",
+                remedy="Cast text and binary columns to large ones first: pc.field(...).cast(pa.large_string())",
+            ) from error
+        return self._fold.fold(entries, columns)
 
     def _state_columns(self, columns: Columns, offsets: Int64s) -> list[pa.Array]:
         if self._is_list:
@@ -132,14 +150,6 @@ class RowLog:
 
 def _types(schema: pa.Schema, is_list: bool) -> list[pa.DataType]:
     return [type_.value_type for type_ in schema.types] if is_list else list(schema.types)
-
-
-def _fold(fold: Fold, folded: Rows, more: Sequence[Rows]) -> Rows:
-    """Rows that were folded, and what came after them, folded."""
-    every = [folded, *more] if len(folded[0]) else list(more)
-    entries = np.concatenate([entries for entries, _ in every])
-    columns = [pa.concat_arrays(list(arrays)) for arrays in zip(*(columns for _, columns in every), strict=True)]
-    return fold.fold(entries, columns)
 
 
 def _selected(rows: Rows, entries: Selection) -> tuple[Columns, Int64s]:

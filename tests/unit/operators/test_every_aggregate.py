@@ -23,7 +23,10 @@ from tidegate.operators.contract import OperatorContext, OperatorSpec
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
 from tidegate.state.accumulators import SumOverflowError
+from tidegate.state.aggregation import Aggregation
+from tidegate.state.array_limits import ArrayTooLarge
 from tidegate.state.keyhash import hash_keys, key_groups, subtask_of_key_groups
+from tidegate.state.row_log import RowLog
 
 GROUPS = 16
 INPUT = pa.schema(
@@ -350,6 +353,18 @@ def test_what_a_users_aggregate_gives_is_held_against_its_contract() -> None:
     )
     with pytest.raises(PipelineError, match="accumulate of a user's aggregate.*'own'.*Careless.*0 rows for 1 groups"):
         Subtasks(spec).feed([Row(0, "a", 1, 1, None, "x", None, None)])
+
+
+def test_kept_text_of_more_than_two_gibibytes_is_refused_with_the_aggregate_and_the_remedy() -> None:
+    log = RowLog(Aggregation("texts", "collect", (pa.string(),), pa.list_(pa.string())))
+    size = 3 * 2**29
+    untouched = pa.py_buffer(np.zeros(size, np.uint8))
+    text = pa.StringArray.from_buffers(1, pa.py_buffer(np.array([0, size], np.int32)), untouched)
+    for key in (0, 1):
+        log.add(np.array([key], np.int32), log.read([text]), key)
+    for use in (log.result, lambda part: log.freeze()(None, part.start, part.stop)):
+        with pytest.raises(ArrayTooLarge, match=r"the aggregate 'texts'.*large_string"):
+            use(slice(0, 2))
 
 
 def test_an_aggregate_that_keeps_rows_folds_them_while_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
