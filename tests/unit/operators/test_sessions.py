@@ -288,6 +288,71 @@ def test_sessions_with_late_rows_and_restores_equal_a_model(
     assert late == sum(model.late for model in models.values())
 
 
+class LateModel(Model):
+    """The sessions of a key that fire again within an allowed lateness, held against the latest watermark that its key
+    group has seen."""
+
+    def __init__(self, gap: int, lateness: int) -> None:
+        super().__init__(gap)
+        self.lateness = lateness
+        self.passed = -100
+        self.fired: Counter[tuple[int, int, int]] = Counter()
+        self._waiting: list[list[int]] = []
+
+    def take(self, times: list[int]) -> None:
+        known = list(self.open)
+        self.feed(times, self.passed - self.lateness)
+        self._waiting = [s for s in self.open if s in self._waiting or s not in known]
+        self._fire()
+
+    def advance(self, watermark: int) -> None:
+        self.passed = max(self.passed, watermark)
+        self._fire()
+        self.open = [s for s in self.open if s[-1] + self.gap + self.lateness > self.passed]
+
+    def _fire(self) -> None:
+        due = [s for s in self._waiting if s[-1] + self.gap <= self.passed]
+        self.fired.update((s[0], s[-1] + self.gap, len(s)) for s in due)
+        self._waiting = [s for s in self._waiting if s not in due]
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    batches=BATCHES,
+    gap=st.sampled_from([1, 6, 10]),
+    lateness=st.sampled_from([0, 5, 30]),
+    rescales=st.lists(st.sampled_from([0, 1, 2, 3]), min_size=8, max_size=8),
+    apart=st.lists(st.integers(0, 30), min_size=8, max_size=8),
+)
+def test_sessions_that_fire_again_equal_a_model_where_watermarks_differ_between_subtasks(
+    batches: list[list[tuple[int, int]]], gap: int, lateness: int, rescales: list[int], apart: list[int]
+) -> None:
+    operators, models = [opened(spec(gap, lateness))], {key: LateModel(gap, lateness) for key in range(5)}
+    found: Counter[Result] = Counter()
+    latest = -100
+    for number, rows in enumerate(batches):
+        if rescales[number]:
+            operators = restored(spec(gap, lateness), operators, rescales[number])
+        latest = max([latest, *(time for _, time in rows)])
+        for i, operator in enumerate(operators):
+            keys = [key for key in models if owner(key, len(operators)) == i]
+            mine = [row for row in rows if row[0] in keys]
+            if mine:
+                found.update(feed(operator, *mine))
+            watermark = max([latest - apart[(number + i) % 8], *(models[key].passed for key in keys[:1])])
+            found.update(results(operator.on_watermark(watermark)))
+            for key in keys:
+                models[key].take([time for k, time in rows if k == key])
+                models[key].advance(watermark)
+    for operator in operators:
+        found.update(results(operator.on_watermark(MAX_WATERMARK)))
+    expected: Counter[Result] = Counter()
+    for key, model in models.items():
+        model.advance(MAX_WATERMARK)
+        expected.update({(key, *fired): n for fired, n in model.fired.items()})
+    assert found == expected
+
+
 def test_late_rows_go_to_the_side_output_as_they_came_where_something_reads_it() -> None:
     operator = opened(spec())
     operator.ctx.side_outputs = frozenset({"late"})
