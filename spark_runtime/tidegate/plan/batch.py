@@ -11,7 +11,9 @@ from typing import Literal
 
 import pyarrow as pa
 
+from tidegate.connectors.spark_source import SparkSource
 from tidegate.contract.errors import PipelineError
+from tidegate.operators.async_specs import AsyncMapSpec
 from tidegate.operators.contract import MAIN_OUTPUT
 from tidegate.operators.mode_dependence import mode_dependence
 from tidegate.operators.processor_specs import StatefulProcessorSpec
@@ -62,6 +64,7 @@ class Stage:
         by_key: all state is by key, so that the head may run over some keys, end, and begin anew with the next ones.
         outputs: (name, schema) of what its tail emits and somebody reads, the main one first (a sink: what it takes).
         is_sink: its tail is a sink.
+        is_ordered: its rows come out in the same order however often it runs.
     """
 
     stage_id: int
@@ -72,6 +75,7 @@ class Stage:
     by_key: bool
     outputs: tuple[tuple[str, pa.Schema], ...]
     is_sink: bool
+    is_ordered: bool = True
 
     @property
     def schema(self) -> pa.Schema:
@@ -122,8 +126,13 @@ def plan_batch(
         _refuse_mode_dependent(graph)
     runs = sinks_at_the_end(graph)
     execution = plan(runs, parallelism, max_parallelism)
-    stages = tuple(_stage(runs, chain) for chain in execution.chains)
-    return BatchPlan(runs, parallelism, max_parallelism, stages, execution.digest)
+    stages: list[Stage] = []
+    for chain in execution.chains:
+        stage = _stage(runs, chain)
+        given = (*stage.inputs, *stage.broadcasts)
+        ordered = _keeps_order(runs, stage) and all(stages[one.upstream].is_ordered for one in given)
+        stages.append(replace(stage, is_ordered=ordered))
+    return BatchPlan(runs, parallelism, max_parallelism, tuple(stages), execution.digest)
 
 
 def sinks_at_the_end(graph: JobGraph) -> JobGraph:
@@ -164,6 +173,13 @@ def _stage(graph: JobGraph, chain: Chain) -> Stage:
     sides = tuple((name, schema) for name, schema in tail.side_outputs if name in read)
     outputs = ((MAIN_OUTPUT, chain.schema), *sides)
     return Stage(chain.chain_id, chain.nodes, gathers, tuple(inputs), tuple(broadcasts), by_key, outputs, chain.is_sink)
+
+
+def _keeps_order(graph: JobGraph, stage: Stage) -> bool:
+    """Not behind a DataFrame, of which Spark gives the rows in any order, nor where answers come as they come."""
+    nodes = [graph.nodes[node_id] for node_id in stage.nodes]
+    as_they_come = any(isinstance(node.spec, AsyncMapSpec) and not node.spec.ordered for node in nodes)
+    return not as_they_come and not any(isinstance(node.source, SparkSource) for node in nodes)
 
 
 def _gathering(head: Node, inputs: list[StageInput]) -> Gathering:

@@ -18,6 +18,7 @@ from tidegate.operators.eventtime import EventTime
 from tidegate.plan.batch import BatchPlan, Stage, StageInput
 from tidegate.spark.batch_rows import from_wire, to_wire, wire_schema
 from tidegate.state.keyhash import hash_keys, key_groups, subtask_of_key_groups
+from tidegate.state.keytypes import is_key_type
 from tidegate.subtask.partitioning import targets_of
 
 TARGET, HASH, TIME, INPUT, ORDER = "target", "hash", "time", "input", "place"
@@ -44,6 +45,7 @@ class Tagger:
 
     def __init__(self, plan: BatchPlan, stage: Stage, given: StageInput, index: int) -> None:
         parallelism, max_parallelism = plan.parallelism, plan.max_parallelism
+        self._plan = plan
         self._uid = plan.graph.nodes[stage.nodes[0]].uid
         self._stage = stage
         self._given = given
@@ -88,8 +90,19 @@ class Tagger:
                 self._given.partitioner, batch, self._parallelism, uid, self._index
             )
         elif self._given.exchange == "rebalance":
-            target = (self._index + self._batches) % self._parallelism
+            return np.zeros(n, np.int64), self._spread(batch)
         return np.zeros(n, np.int64), np.full(n, target, np.int32)
+
+    def _spread(self, batch: pa.RecordBatch) -> npt.NDArray[np.int32]:
+        """Evenly, and so that a row goes to the same subtask when Spark runs this one again after others have read what
+        they got: else rows would be lost, or there twice. By place where that is always the same, else by content."""
+        n = batch.num_rows
+        if self._plan.stages[self._given.upstream].is_ordered:
+            return np.full(n, (self._index + self._batches) % self._parallelism, np.int32)
+        columns = [field.name for field in batch.schema if is_key_type(field.type)]
+        if not columns:
+            return np.full(n, self._index, np.int32)
+        return (hash_keys(batch, columns) % np.uint64(self._parallelism)).astype(np.int32)
 
     def _times(self, batch: pa.RecordBatch) -> pa.Array:
         if self._time is None or self._time.column not in batch.schema.names:

@@ -21,6 +21,7 @@ from tidegate import (
     ProcessContext,
     SparkFrame,
     SparkWriter,
+    Stream,
     count,
     reducing_state,
     sum,
@@ -102,14 +103,17 @@ def _sum(numbers: list[int]) -> int:
 
 
 def framed(args: Mapping[str, Any]) -> Pipeline:
-    """Windows over a DataFrame, of which Spark gives the rows in whatever order. Arguments: rows, out."""
+    """Windows over DataFrames of less and of more partitions than subtasks, whose rows Spark gives in whatever order.
+    Arguments: rows, out."""
     n = int(args["rows"])
     p = Pipeline()
-    orders = SparkFrame(
-        lambda spark: spark.range(n).selectExpr("id", "int(id % 17) k", "timestamp_millis(id) ts"),
-        schema=ORDERS,
-    )
-    counted = p.read(orders, uid="orders").with_watermark("ts", f"{n} ms").group_by("k").window(tumbling("1 s"))
+
+    def read(first: int, partitions: int, uid: str) -> Stream:
+        columns = "id", "int(id % 17) k", "timestamp_millis(id) ts"
+        frame = SparkFrame(lambda spark: spark.range(first, n, 2, partitions).selectExpr(*columns), schema=ORDERS)
+        return p.read(frame, uid=uid).with_watermark("ts", f"{n} ms")
+
+    counted = read(0, 1, "orders").union(read(1, 3, "more")).group_by("k").window(tumbling("1 s"))
     counted.agg(n=count(), total=sum("id"), uid="per-second").write(Parquet(str(args["out"])), uid="out")
     return p
 

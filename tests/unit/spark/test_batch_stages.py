@@ -112,6 +112,28 @@ def test_blocks_hold_whole_keys_in_order_of_time_and_all_rows_once(
     assert sorted(v for table in blocks for v in table["v"].to_pylist()) == list(range(len(keys)))
 
 
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_rebalanced_rows_find_the_same_subtask_when_a_stage_runs_again(is_ordered: bool) -> None:
+    """Also when a DataFrame gives them in another order: subtasks that have read theirs do not read again."""
+    p = Pipeline()
+    by_us, by_spark = DataGen(rows, ROWS, rows=10), SparkFrame(lambda spark: spark.table("x"), schema=ROWS)
+    p.read(by_us if is_ordered else by_spark, uid="in").rebalance().write(Discard(), uid="out")
+    plan = plan_batch(p.build(), 3, 128)
+    stage = plan.stages[1]
+    made = pa.record_batch(list(rows(np.arange(300)).values()), schema=ROWS)
+
+    def targets(batches: list[pa.RecordBatch]) -> dict[int, int]:
+        tagger = Tagger(plan, stage, stage.inputs[0], 1)
+        tagged = pa.Table.from_batches([tagger.tagged(batch) for batch in batches])
+        return dict(zip(tagged["c0_1"].to_pylist(), tagged[TARGET].to_pylist(), strict=True))
+
+    first = targets([made.slice(start, 50) for start in range(0, 300, 50)])
+    assert all(list(first.values()).count(target) > 60 for target in range(3))
+    if not is_ordered:
+        shuffled = made.take(pa.array(np.random.default_rng(1).permutation(300)))
+        assert targets([shuffled.slice(0, 70), shuffled.slice(70)]) == first
+
+
 def test_a_block_is_fed_in_full_whatever_the_cut_when_state_is_not_by_key() -> None:
     stage = windowed().stages[1]
     assert list(Blocks(stage, [], None)) == []
