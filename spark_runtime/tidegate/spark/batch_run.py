@@ -30,6 +30,8 @@ TICK_S = 0.1
 """Longest time between two rounds of the driver's loop, seconds."""
 CANCEL_WAIT_S = 60.0
 """How long cancelled stages may take to end, seconds."""
+CANCEL_AGAIN_S = 1.0
+"""After which they are cancelled again, seconds."""
 NO_SNAPSHOTS = (
     "a batch job takes no checkpoints or savepoints and cannot be stopped with one: it commits once, when it has come "
     "to its end. Cancel it, or let it run"
@@ -161,8 +163,10 @@ class BatchAttempt:
             self._on_round()
         if goes_on:
             thread.join(CANCEL_WAIT_S)
-        self._context.cancelJobGroup(self._group)
-        thread.join(CANCEL_WAIT_S)
+        by_s = time.monotonic() + CANCEL_WAIT_S
+        while thread.is_alive() and time.monotonic() < by_s:  # between two of Spark's jobs there is none to cancel
+            self._context.cancelJobGroup(self._group)
+            thread.join(CANCEL_AGAIN_S)
         return self._taken_late() if goes_on else None
 
     def _taken_late(self) -> Any:

@@ -128,6 +128,26 @@ def test_a_run_that_is_given_up_cancels_its_stages_and_completes_nothing() -> No
     assert rig.commit.done == [("abort", "cancelled by test")]
 
 
+def test_a_run_that_is_given_up_between_two_jobs_of_spark_is_cancelled_in_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch_run, "CANCEL_AGAIN_S", 0.005)
+    monkeypatch.setattr(batch_run, "CANCEL_WAIT_S", 10.0)
+    second = threading.Event()
+
+    def calculate() -> Sequence[Told]:
+        assert rig.cancelled.wait(10)
+        rig.cancelled.clear()  # this one met no job
+        assert rig.cancelled.wait(10)
+        second.set()
+        raise RuntimeError("cancelled")
+
+    rig = Rig(calculate)
+    rig.rounds.append(lambda: rig.run.fail(RunFailed("cancelled by test")))
+    assert rig.attempt.run() == RunFailed("cancelled by test")
+    assert second.is_set()
+
+
 def test_a_run_that_is_given_up_while_it_commits_ends_the_commit() -> None:
     """Readers would find half of it, and a job that is cancelled has no successor (S7.4)."""
     given_up = threading.Event()
@@ -149,6 +169,7 @@ def test_a_run_that_is_given_up_while_it_commits_ends_the_commit() -> None:
 
 def test_a_commit_that_does_not_end_in_time_is_given_up_with_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_run, "CANCEL_WAIT_S", 0.05)
+    monkeypatch.setattr(batch_run, "CANCEL_AGAIN_S", 0.005)
     over = threading.Event()
 
     def publish() -> None:
