@@ -62,8 +62,10 @@ class RealJob:
         self._pids.append(self.driver_pid())
 
     def relaunch(self) -> None:
-        """Another driver for the newest submission, whose last one has died."""
-        launch_local(self.client, self.client.specs()[-1])
+        """Another driver for the newest submission, whose last one has been killed."""
+        spec = self.client.specs()[-1]
+        self.until(lambda _: find_local(self.client, spec) is None, "the death of the driver")
+        launch_local(self.client, spec)
         self._pids.append(self.driver_pid())
 
     def driver_pid(self) -> int:
