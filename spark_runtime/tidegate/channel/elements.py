@@ -75,7 +75,21 @@ class EndOfPartition:
     """Nothing more at all on this channel."""
 
 
-Event: TypeAlias = Watermark | IdleStatus | CheckpointBarrier | CancelBarrier | EndOfData | EndOfPartition
+@dataclass(frozen=True, slots=True)
+class SplitTurn:
+    """Whose records follow, for operators that tell the splits of a source apart (S4.4). Over forward channels alone,
+    so that it never leaves its slot, and only where somebody behind them makes watermarks.
+
+    Attributes:
+        split: id of the split; None: of none yet.
+        active: ids of the source subtask's splits that are not read to their end.
+    """
+
+    split: str | None
+    active: frozenset[str]
+
+
+Event: TypeAlias = Watermark | IdleStatus | CheckpointBarrier | CancelBarrier | EndOfData | EndOfPartition | SplitTurn
 Element: TypeAlias = pa.RecordBatch | Event
 
 

@@ -65,9 +65,8 @@ class OperatorContext:
         processing_time_ms: the injected clock, milliseconds since the epoch.
         wake: rouses the slot's loop, from any thread; never blocks.
         requests: how functions are asked beside the loop; None: on threads of their own.
-        current_split: id of the source split the batch in hand came from; None outside a source's chain.
-        active_splits: ids of the splits this source subtask has not finished (read or not); empty outside a source's
-            chain.
+        current_split: id of the source split the batch in hand came from; None behind an exchange or a second input.
+        active_splits: ids of the splits the source subtask has not finished (read or not); empty behind those.
         input_held: the source of this chain is not read now, or a checkpoint keeps rows of an input channel waiting:
             that nothing comes tells nothing.
         side_outputs: names of the operator's side outputs that something reads; rows for others need not be made.

@@ -61,9 +61,8 @@ class Stream(
         """Say which column holds event time and how much out of order records come (S4.4).
 
         The watermark is the latest time seen, per split and then the minimum over splits, minus `delay`; records behind
-        it are late. Call it directly on what `p.read(...)` gives, and branch after it: behind an exchange, a second
-        input, a stream that is read twice or an operator with side outputs, splits cannot be told apart any more, and a
-        file that begins before the one in front of it ended has late records.
+        it are late. Call it as near to the source as can be: behind an exchange or a second input splits cannot be told
+        apart any more, and a file that begins before the one in front of it ended has late records.
 
         Args:
             column: a timestamp, or int64 with `unit`.

@@ -9,7 +9,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from tidegate.channel.elements import MAX_WATERMARK, Watermark
+from tidegate.channel.elements import MAX_WATERMARK, SplitTurn, Watermark
 from tidegate.contract.store import Store
 from tidegate.contract.verdicts import Withheld
 from tidegate.operators.contract import CommitPermit, Output, SideOutput, StreamOperator, Waiting
@@ -57,6 +57,12 @@ class OperatorChain:
     def watermark(self, time_us: int) -> Iterator[Output]:
         """Push a watermark in at the head."""
         yield from self._through(0, Watermark(time_us))
+
+    def turn(self, turn: SplitTurn) -> Iterator[SplitTurn]:
+        """The source in front of the chain, its only input, has come to another split."""
+        for operator in self.operators:
+            operator.ctx.current_split, operator.ctx.active_splits = turn.split, turn.active
+        yield turn
 
     def end_input(self, input_index: int) -> Iterator[Output]:
         """Input `input_index` of the head has really ended."""

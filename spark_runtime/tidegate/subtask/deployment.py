@@ -177,6 +177,9 @@ def _deploy_subtask(
         source = SourceInput(nodes[0].uid, reader, contexts, index, deployment.idle_after_ms, group)
         if not finished:
             source.start(_splits(nodes[0].uid, index, deployment))
+    router = _router(graph, plan, chain, index, channels)
+    if source is not None:
+        router.tell_turn(source.turn)
     head = nodes[0].spec
     timeless = head.timeless_inputs if isinstance(head, KeyedProcessSpec | ProcessSpec) else ()
     ports = _input_ports(plan, chain, index, channels, timeless)
@@ -186,7 +189,7 @@ def _deploy_subtask(
         OperatorChain(operators, uids, index),
         uids,
         ports,
-        _router(graph, plan, chain, index, channels),
+        router,
         host,
         source=source,
         mode=deployment.mode,
@@ -321,6 +324,15 @@ def _cut(plan: ExecutionPlan, edge: ChainInput | ChainOutput) -> Cut | None:
     )
 
 
+def _tells_splits(graph: JobGraph, plan: ExecutionPlan, out: ChainOutput) -> bool:
+    """Somebody behind a forward edge makes watermarks, and all that comes to it comes over such edges, one by one."""
+    target = plan.chains[out.target_chain]
+    if out.exchange != "forward" or len(target.inputs) > 1:
+        return False
+    makes_watermarks = any(isinstance(graph.nodes[n].spec, WatermarkSpec) for n in target.nodes)
+    return makes_watermarks or any(_tells_splits(graph, plan, further) for further in target.outputs)
+
+
 def _router(graph: JobGraph, plan: ExecutionPlan, chain: Chain, index: int, channels: _Channels) -> Router:
     edges: list[OutputEdge] = []
     for out in chain.outputs:
@@ -333,5 +345,6 @@ def _router(graph: JobGraph, plan: ExecutionPlan, chain: Chain, index: int, chan
         if out.partitioner is not None:
             reader = graph.nodes[plan.chains[out.target_chain].nodes[0]].uid
             cut = custom_cut(out.partitioner, plan.parallelism, reader, index)
-        edges.append(OutputEdge(ends, cut, out.exchange == "rebalance", out.output, index % len(ends)))
+        in_turn, tells_splits = out.exchange == "rebalance", _tells_splits(graph, plan, out)
+        edges.append(OutputEdge(ends, cut, in_turn, out.output, index % len(ends), tells_splits))
     return Router(edges)

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from tidegate.channel.elements import Element
+from tidegate.channel.elements import Element, SplitTurn
 from tidegate.channel.ports import OutputChannel
 from tidegate.operators.contract import MAIN_OUTPUT, SideOutput, Waiting
 
@@ -28,6 +28,7 @@ class OutputEdge:
         round_robin: for `rebalance`.
         output: of the chain, whose records it takes.
         first: channel that `rebalance` begins with; senders begin with different ones.
+        tells_splits: what reads it is told of the splits of the source.
     """
 
     channels: Sequence[OutputChannel]
@@ -35,6 +36,7 @@ class OutputEdge:
     round_robin: bool = False
     output: str = MAIN_OUTPUT
     first: int = 0
+    tells_splits: bool = False
 
     def __post_init__(self) -> None:
         self._next = self.first
@@ -69,6 +71,13 @@ class Router:
 
     edges: Sequence[OutputEdge]
     rows_out: int = 0
+    _turn: SplitTurn | None = None
+
+    def tell_turn(self, turn: SplitTurn) -> None:
+        """In front of the records that follow; needs no room. Nothing where it has been told."""
+        if turn is not self._turn:
+            self._turn = turn
+            self.send(turn)
 
     def overdraw(self, allowed: bool) -> None:
         """See `OutputChannel.overdraw`."""
@@ -89,6 +98,10 @@ class Router:
             self._records(MAIN_OUTPUT, element)
         elif isinstance(element, SideOutput):
             self._records(element.name, element.batch)
+        elif isinstance(element, SplitTurn):
+            for edge in self.edges:
+                if edge.tells_splits:
+                    edge.send(element)
         else:
             for edge in self.edges:
                 edge.send(element)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tidegate.channel.elements import SplitTurn
 from tidegate.connectors.contract import Polled, SourceReader, Split
 from tidegate.connectors.splits import splits_part
 from tidegate.operators.contract import OperatorContext
@@ -31,7 +32,11 @@ class ReadOut(SourceReader):
 
 class SourceInput:
     """A reader as the subtask sees it. Records and position move together, because `poll` and `snapshot` are called by
-    the one loop (S4.1)."""
+    the one loop (S4.1).
+
+    Attributes:
+        turn: the split of the batch polled last, and those left.
+    """
 
     def __init__(
         self,
@@ -55,6 +60,7 @@ class SourceInput:
         self._contexts = tuple(contexts)
         self._subtask = subtask
         self._split: str | None = None
+        self.turn = SplitTurn(None, frozenset())
         self._idle = False
 
     def start(self, splits: Sequence[Split]) -> None:
@@ -117,6 +123,7 @@ class SourceInput:
     def _learn_splits(self, split_id: str | None) -> None:
         self._split = split_id
         active = self._reader.active_splits()
+        self.turn = SplitTurn(split_id, active)
         for context in self._contexts:
             context.current_split = split_id
             context.active_splits = active

@@ -27,6 +27,7 @@ from tidegate.channel.elements import (
     EndOfData,
     EndOfPartition,
     IdleStatus,
+    SplitTurn,
     Watermark,
     batch_bytes,
 )
@@ -101,7 +102,7 @@ class Subtask:
         self.watermarks = WatermarkTracker(len(inputs), [n for n, port in enumerate(inputs) if port.timeless])
         self._lifecycle = SubtaskLifecycle([port.input_index for port in inputs], wait_for_final=wait_for_final)
         self.commits = Commits(subtask, chain, self._lifecycle, host)
-        self._timers = Timers(chain, self._lifecycle, host)
+        self._timers = Timers(chain, self._lifecycle, host, self._inputs if source is None else None)
         self._restored_finished = restored_finished
         self._triggers = self._overtaking.triggers
         self._emission: Iterator[Emitted] | None = None
@@ -255,6 +256,7 @@ class Subtask:
         assert self._source is not None
         now_ms = self._host.now_ms()
         polled = self._source.poll(now_ms)
+        self._router.tell_turn(self._source.turn)
         self._poll_at_ms = polled.retry_at_ms if polled.state == "nothing_now" else None
         self._silent = self._source.is_idle(polled, now_ms)
         if polled.batch is not None:
@@ -284,6 +286,8 @@ class Subtask:
         match element:
             case Watermark(time_us):
                 return self._on_progress(self.watermarks.watermark(index, time_us))
+            case SplitTurn():
+                return self._chain.turn(element)
             case IdleStatus(idle):
                 return self._on_progress(self.watermarks.idle(index, idle))
             case CheckpointBarrier():
@@ -307,8 +311,6 @@ class Subtask:
         yield from self._idle_change()
 
     def _on_timers(self) -> Iterator[Emitted]:
-        if self._source is None:
-            self._chain.hold_input(self._inputs.any_blocked)
         yield from self._timers.fire()
         yield from self._idle_change()
 
@@ -351,10 +353,8 @@ class Subtask:
             match action:
                 case ForwardCancel(checkpoint_id):
                     yield CancelBarrier(checkpoint_id)
-                case TakeSnapshot(barrier, first_ms):
-                    yield from self._snapshot(barrier, first_ms)
-                case TakeUnaligned(barrier, first_ms):
-                    yield from self._snapshot(barrier, first_ms, unaligned=True)
+                case TakeSnapshot(barrier, first_ms) | TakeUnaligned(barrier, first_ms):
+                    yield from self._snapshot(barrier, first_ms, unaligned=isinstance(action, TakeUnaligned))
 
     # ------------------------------------------------------------ unaligned (S3.7)
 

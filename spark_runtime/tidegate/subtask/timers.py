@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tidegate.operators.contract import Output
 from tidegate.subtask.chain import OperatorChain
 from tidegate.subtask.host import SubtaskHost
+from tidegate.subtask.inputs import Inputs
 from tidegate.subtask.lifecycle import SubtaskLifecycle
 
 
@@ -14,7 +15,11 @@ class Timers:
     """Processing-time work of the chain's operators, asked for in front of every step. It ends with the data: after a
     real end nothing is left that waits (S7.6), after a suspend it stays in the savepoint (S7.2)."""
 
-    def __init__(self, chain: OperatorChain, lifecycle: SubtaskLifecycle, host: SubtaskHost) -> None:
+    def __init__(
+        self, chain: OperatorChain, lifecycle: SubtaskLifecycle, host: SubtaskHost, inputs: Inputs | None
+    ) -> None:
+        """Args: inputs: None: it is fed by a source."""
+        self._inputs = inputs
         self._chain = chain
         self._lifecycle = lifecycle
         self._host = host
@@ -30,4 +35,6 @@ class Timers:
 
     def fire(self) -> Iterator[Output]:
         """Do it."""
+        if self._inputs is not None:
+            self._chain.hold_input(self._inputs.any_blocked)
         yield from self._chain.processing_time(self._host.now_ms())
