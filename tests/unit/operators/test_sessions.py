@@ -122,6 +122,15 @@ def test_a_session_fires_again_within_the_allowed_lateness_as_what_it_has_become
     assert results(operator.on_watermark(MAX_WATERMARK)) == []
 
 
+def test_a_session_that_has_fired_and_grows_past_the_watermark_waits_again() -> None:
+    operator = opened(spec(lateness=20))
+    feed(operator, (1, 0))
+    assert results(operator.on_watermark(12)) == [(1, 0, 10, 1)]
+    assert feed(operator, (1, 9)) == []
+    assert results(operator.on_watermark(18)) == []
+    assert results(operator.on_watermark(19)) == [(1, 0, 19, 2)]
+
+
 def test_what_has_fired_is_known_after_a_restore_and_another_gap_is_refused() -> None:
     operator = opened(spec(lateness=20))
     feed(operator, (1, 0), (2, 4))
