@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,20 @@ from tidegate.coordinator.job_run import RunEnded
 from tidegate.testing.collect import CollectSink, collected, forget_collected
 from tidegate.testing.in_process import InProcessJob
 
-ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+STATE_STORE = "spark.sql.streaming.stateStore"
+SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    f"{STATE_STORE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    # The rest is for speed: a few rows are not worth compiling for, nor is their state worth an upload each batch.
+    "spark.ui.enabled": "false",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.shuffle.partitions": "1",
+    f"{STATE_STORE}.maintenanceInterval": "1h",
+    f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled": "true",
+}
 PIPELINE = Path(__file__).parent / "pipelines" / "stateful.py"
 
 
@@ -33,14 +47,7 @@ def spark() -> Iterator[SparkSession]:
     changed = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     before = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
-    session = (
-        SparkSession.builder.master("local[1]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "1")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
-        .getOrCreate()
-    )
+    session = SparkSession.builder.master("local[1]").config(map=SETTINGS).getOrCreate()
     yield session
     session.stop()
     for name, value in before.items():
@@ -93,7 +100,13 @@ def in_process(case: Case, name: str, **options: Any) -> Counter[tuple[Any, ...]
 
 def as_tuple(row: dict[str, Any]) -> tuple[Any, ...]:
     """Values that can be counted."""
-    return tuple(tuple(value) if isinstance(value, list) else value for value in row.values())
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, datetime):  # Spark's is naive, of this machine's zone
+            return value.timestamp()
+        return tuple(value) if isinstance(value, list) else value
+
+    return tuple(map(plain, row.values()))
 
 
 @pytest.mark.parametrize("name", CASES)

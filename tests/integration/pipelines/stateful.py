@@ -151,7 +151,7 @@ class Account(StatefulProcessor):
 
 
 class MeanInPandas(StatefulProcessor):
-    """The mean of all numbers of a key, from frames."""
+    """The mean of all numbers of a key, from frames, and the last time."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Sum and count."""
@@ -163,11 +163,13 @@ class MeanInPandas(StatefulProcessor):
 
         total, n = self.held.get() or (0.0, 0)
         types: list[str] = []
+        last = None
         for frame in rows:
             total, n = total + frame["n"].sum(), n + frame["n"].count()
             types = [f"{name} {type_}" for name, type_ in frame.dtypes.items()]
+            last = frame["t"].max()
         self.held.update((total, n))
-        yield pd.DataFrame({"k": key, "mean": [total / n], "types": [str(types)]})
+        yield pd.DataFrame({"last": [last], "k": key, "not declared": [1], "mean": [total / n], "types": [str(types)]})
 
 
 @dataclass(frozen=True)
@@ -184,12 +186,13 @@ class Case:
 
 
 PLAIN = [
-    [row("a", "x", 1, 1), row("b", "y", 2, 2), row("a", "y", 3, 3)],
-    [row("c", "x", 5, 4), row("a", "x", 7, 5), row(None, "z", 1, 5)],
-    [row("b", "y", 0, 6), row("b", "x", 9, 7), row(None, "z", 2, 8), row("a", "z", 11, 8)],
+    [row("a", "x", 1, 1), row("b", "y", 2, 2), row("a", "y", 3, 3), row("c", "x", 5, 4), row(None, "z", 1, 5)],
+    [row("a", "x", 7, 5), row("b", "y", 0, 6), row("b", "x", 9, 7), row(None, "z", 2, 8), row("a", "z", 11, 8)],
     [row("a", "clear", 4, 9), row("c", "x", 6, 9)],
     [row("a", "x", 8, 10)],
 ]
+TWO = PLAIN[:2]
+"""Enough where one batch has to find what the one before has left; each costs Spark a second."""
 IN_TIME = [
     [row("a", "x", 1, 12), row("a", "y", 1, 5), row("b", "x", 1, 8)],
     [row("b", "y", 1, 17), row("c", "z", 1, 20), row("a", "x", 1, 21)],
@@ -199,7 +202,7 @@ IN_TIME = [
 ]
 """No row comes to a key whose timer the watermark has reached: Spark would hand it the row first, and fire then."""
 CASES = {
-    "running count": Case(RunningCount(), "k STRING, n BIGINT", "None", PLAIN, output_mode="Update"),
+    "running count": Case(RunningCount(), "k STRING, n BIGINT", "None", TWO, output_mode="Update"),
     "sessions": Case(
         Sessions(),
         "k STRING, first BIGINT, last BIGINT, rows INT, items ARRAY<STRING>",
@@ -207,15 +210,15 @@ CASES = {
         IN_TIME,
     ),
     "list and map": Case(Basket(), "k STRING, last ARRAY<BIGINT>, items ARRAY<STRING>, any BOOLEAN", "None", PLAIN),
-    "ttl": Case(Forgetful(), "k STRING, held STRING, now STRING", "ProcessingTime", PLAIN),
+    "ttl": Case(Forgetful(), "k STRING, held STRING, now STRING", "ProcessingTime", TWO),
     "initial state": Case(
         Account(),
         StructType([StructField("k", StringType()), StructField("n", LongType()), StructField("what", StringType())]),
         "None",
-        PLAIN,
+        TWO,
         initial=[{"owner": "a", "balance": 100}, {"owner": "zz", "balance": 5}, {"owner": "a", "balance": 11}],
     ),
-    "pandas": Case(MeanInPandas(), "k STRING, mean DOUBLE, types STRING", "None", PLAIN, pandas=True),
+    "pandas": Case(MeanInPandas(), "k STRING, mean DOUBLE, types STRING, last TIMESTAMP", "None", TWO, pandas=True),
 }
 
 
