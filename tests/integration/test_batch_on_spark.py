@@ -70,7 +70,7 @@ def test_both_modes_give_what_the_closed_form_says(local_job: RealJob, mode: str
     assert Counter(zip(rows["v"].to_pylist(), rows["name"].to_pylist(), strict=True)) == named
 
 
-@pytest.mark.parametrize("mode", ["batch", "streaming"])
+@pytest.mark.parametrize("mode", ["batch", pytest.param("streaming", marks=pytest.mark.slow)])
 def test_a_dataframe_is_a_source_in_both_modes(local_job: RealJob, mode: str) -> None:
     """S4.2: in streaming from files, which go with the job."""
     start(local_job, ROWS, "framed", mode=mode)

@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from conftest import RealJob
 from pipelines.counting import expected
 
@@ -17,6 +18,7 @@ ROWS = 240_000
 RATE = 4_000.0
 
 
+@pytest.mark.slow
 def test_states_of_subtasks_outlive_a_killed_slot_and_go_on_with_three_slots(local_job: RealJob) -> None:
     """S5.1, S5.5, S9.1: list, broadcast and raw state, and keyed state of two streams."""
     local_job.start(rows=ROWS, rate=RATE, pipeline=PIPELINE)

@@ -39,6 +39,8 @@ SETTINGS = {
     f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled": "true",
 }
 PIPELINE = Path(__file__).parent / "pipelines" / "stateful.py"
+SAMPLE = ("sessions", "list and map", "initial state")
+"""Of the cases, for `make test`."""
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +111,7 @@ def as_tuple(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(map(plain, row.values()))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [n if n in SAMPLE else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
 def test_a_processor_gives_the_same_rows_as_on_spark(name: str, spark: SparkSession, tmp_path: Path) -> None:
     """S8: `transformWithState`, unchanged."""
     case = CASES[name]

@@ -118,7 +118,7 @@ def balance(sink: str) -> Pipeline:
 
 
 @pytest.mark.parametrize("back_end", ["heap", "rocksdb"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_two_streams_share_state_and_timers_per_key_through_crashes_and_rescales(
     sink: str, seed: int, back_end: str, tmp_path: Path
 ) -> None:
@@ -164,7 +164,7 @@ class Merges(CoProcess):
         return ctx.operator_list("rows").get().to_batches()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_two_streams_without_keys_share_the_state_of_a_subtask(sink: str, seed: int) -> None:
     """S5.1, S5.5."""
 
@@ -243,7 +243,7 @@ def priced(sink: str) -> Pipeline:
 
 
 @pytest.mark.parametrize("back_end", ["heap", "rocksdb"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_every_subtask_has_what_is_broadcast_through_crashes_and_rescales(
     sink: str, seed: int, back_end: str, tmp_path: Path
 ) -> None:

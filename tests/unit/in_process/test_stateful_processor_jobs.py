@@ -152,7 +152,7 @@ def suspended(run: InProcessRun, number: int) -> str | None:
     return outcome.path
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 @pytest.mark.parametrize("back_end", BACK_ENDS)
 def test_crashes_restores_and_rescales_of_a_processor_change_no_result(
     sink: str, back_end: str, seed: int, tmp_path: Path

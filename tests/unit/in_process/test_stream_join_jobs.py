@@ -104,7 +104,7 @@ def suspended(run: InProcessRun, number: int, stop: Any = "suspend") -> str | No
         ("as of", "left", "rocksdb"),
     ],
 )
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_crashes_restores_and_rescales_at_random_moments_change_no_result(
     sink: str, bounds: str, how: str, back_end: str, seed: int, tmp_path: Path
 ) -> None:

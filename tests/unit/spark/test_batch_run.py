@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark import SparkContext
 
 from tidegate.contract.errors import FencedError, StoreError
 from tidegate.coordinator import events as ev
@@ -24,6 +25,8 @@ TOLD = (Told("out", 0, None),)
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_run, "TICK_S", 0.005)
+    # A session that another test in this process had leaves its gateway; there is no JVM to copy properties from.
+    monkeypatch.setattr(SparkContext, "_gateway", None)
 
 
 class FakeCommit:
