@@ -39,7 +39,7 @@ def test_a_preflight_says_whether_the_pipeline_fits_the_savepoint_of_its_job(
     airflow: Standalone, stopped: JobClient, tmp_path: Path
 ) -> None:
     """S5.5."""
-    savepoint = next(c for c in reversed(stopped.view().completed) if c.kind == "savepoint")
+    savepoint = next(c for c in reversed(stopped.view().completed) if c.kind == "stop-savepoint")
     conf = {"job_id": stopped.job_id, "path": savepoint.path}
     state, found = ask(airflow, "fits", conf)
     assert state == "success", found
@@ -59,7 +59,7 @@ def test_a_preflight_says_whether_the_pipeline_fits_the_savepoint_of_its_job(
 def test_garbage_goes_once_and_what_is_needed_stays(airflow: Standalone, stopped: JobClient) -> None:
     """S2.3."""
     root = Path(airflow.home.job_root)
-    orphan = root / stopped.layout.checkpoint(900, 1) / "numbers.state"
+    orphan = root / stopped.layout.artifact("0" * 64) / "pipeline.py"  # code that no submission names
     orphan.parent.mkdir(parents=True)
     orphan.write_bytes(b"five!")
     os.utime(orphan, (0, 0))
