@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tidegate.channel.elements import StopMode
 from tidegate.contract.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
@@ -15,9 +16,9 @@ from tidegate.testing.in_process import InProcessJob, InProcessRun
 MOST_ACCIDENTS = 8
 
 
-def suspended(run: InProcessRun, number: int) -> str | None:
-    """Path of the savepoint; None: the job came to its end before."""
-    run.ask(ev.Request("stop-savepoint", request_id=f"stop-{number}", stop="suspend"))
+def suspended(run: InProcessRun, number: int, stop: StopMode = "suspend") -> str | None:
+    """Path of the savepoint of a stop; None: the job came to its end before."""
+    run.ask(ev.Request("stop-savepoint", request_id=f"stop-{number}", stop=stop))
     outcome = run.to_end()
     assert isinstance(outcome, RunEnded), outcome
     return outcome.path

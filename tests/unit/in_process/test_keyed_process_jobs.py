@@ -4,7 +4,6 @@ gives. The clock is the test's."""
 from __future__ import annotations
 
 import itertools
-import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pytest
+from process_jobs import run_with_accidents, suspended
 
 from tidegate import (
     FiredTimers,
@@ -36,7 +36,7 @@ from tidegate.operators import keyed_process
 from tidegate.pipeline.pipeline import Pipeline
 from tidegate.snapshot.metadata import read_metadata
 from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob, InProcessRun
+from tidegate.testing.in_process import InProcessJob
 from tidegate.testing.model_backend import ModelBackend
 
 ROWS = 600
@@ -182,50 +182,20 @@ def found(sink: str) -> Counter[tuple[Any, ...]]:
     return Counter(collected(sink).rows())
 
 
-def suspended(run: InProcessRun, number: int) -> str | None:
-    """Path of the savepoint; None: the job came to its end before."""
-    run.ask(ev.Request("stop-savepoint", request_id=f"stop-{number}", stop="suspend"))
-    outcome = run.to_end()
-    assert isinstance(outcome, RunEnded)
-    return outcome.path
-
-
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", KEYS)
 def test_crashes_restores_and_rescales_at_random_moments_change_no_result(
     sink: str, back_end: str, kind: str, seed: int, tmp_path: Path
 ) -> None:
     """S5.1, S5.5, S9.1: every kind of state and event timers, against plain dicts."""
-    rng = random.Random(f"{kind}-{seed}")
-    options = {
-        "parallelism": 2,
-        "checkpoint_interval": "20 ms",
-        "state_backend": back_end,
-        "unaligned_checkpoints": seed % 2 == 1,
-        "state_size_threshold": "0 B" if seed == 2 else "20 KiB",
-    }
-    a_job = InProcessJob(lambda: ledger(sink, kind), options, scratch=str(tmp_path))
-    run = a_job.submit()
-    for number in range(8):
-        for _ in range(rng.randint(5, 60)):
-            run.pump()
-            if rng.random() < 0.4:
-                run.tick(rng.randint(1, 20))
-            if run.outcome is not None:
-                break
-        if run.outcome is not None:
-            break
-        what = rng.choice(["crash", "driver", "rescale"])
-        if what == "rescale":
-            path = suspended(run, number)
-            if path is None:
-                break
-            a_job.options = {**options, "parallelism": rng.randint(1, 4)}
-            run = a_job.submit(RestoreFrom("savepoint", path=path))
-        else:
-            run.crash()
-            run = a_job.rerun() if what == "crash" else a_job.relaunch()
-    assert isinstance(run.to_end(), RunEnded)
+    run_with_accidents(
+        lambda: ledger(sink, kind),
+        f"{kind}-{seed}",
+        scratch=str(tmp_path),
+        state_backend=back_end,
+        unaligned_checkpoints=seed % 2 == 1,
+        state_size_threshold="0 B" if seed == 2 else "20 KiB",
+    )
     assert found(sink) == expected(kind)
 
 

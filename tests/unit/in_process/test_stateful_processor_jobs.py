@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-import random
 from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from process_jobs import run_with_accidents, suspended
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from rocksdict import Options, Rdict
@@ -30,7 +30,7 @@ from tidegate.snapshot.metadata import read_metadata
 from tidegate.snapshot.reading import SnapshotReader
 from tidegate.testing.batch import InProcessBatch, run_batch
 from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob, InProcessRun
+from tidegate.testing.in_process import InProcessJob
 
 ROWS = 400
 KEYS = 7
@@ -144,49 +144,19 @@ def expected(*, starts: bool = True) -> Counter[tuple[Any, ...]]:
     return Counter(rows)
 
 
-def suspended(run: InProcessRun, number: int) -> str | None:
-    """Path of the savepoint; None: the job came to its end before."""
-    run.ask(ev.Request("stop-savepoint", request_id=f"stop-{number}", stop="suspend"))
-    outcome = run.to_end()
-    assert isinstance(outcome, RunEnded)
-    return outcome.path
-
-
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 @pytest.mark.parametrize("back_end", BACK_ENDS)
 def test_crashes_restores_and_rescales_of_a_processor_change_no_result(
     sink: str, back_end: str, seed: int, tmp_path: Path
 ) -> None:
     """S5.1, S5.5, S9.1: states, timers and the initial state, against plain Python."""
-    rng = random.Random(f"{back_end}-{seed}")
-    options = {
-        "parallelism": 2,
-        "checkpoint_interval": "20 ms",
-        "state_backend": back_end,
-        "unaligned_checkpoints": seed % 2 == 1,
-    }
-    a_job = InProcessJob(lambda: ledger(sink), options, scratch=str(tmp_path))
-    run = a_job.submit()
-    for number in range(8):
-        for _ in range(rng.randint(5, 60)):
-            run.pump()
-            if rng.random() < 0.4:
-                run.tick(rng.randint(1, 20))
-            if run.outcome is not None:
-                break
-        if run.outcome is not None:
-            break
-        what = rng.choice(["crash", "driver", "rescale"])
-        if what == "rescale":
-            path = suspended(run, number)
-            if path is None:
-                break
-            a_job.options = {**options, "parallelism": rng.randint(1, 4)}
-            run = a_job.submit(RestoreFrom("savepoint", path=path))
-        else:
-            run.crash()
-            run = a_job.rerun() if what == "crash" else a_job.relaunch()
-    assert isinstance(run.to_end(), RunEnded)
+    run_with_accidents(
+        lambda: ledger(sink),
+        f"{back_end}-{seed}",
+        scratch=str(tmp_path),
+        state_backend=back_end,
+        unaligned_checkpoints=seed % 2 == 1,
+    )
     assert Counter(collected(sink).rows()) == expected()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from process_jobs import run_with_accidents, suspended
 
 import tidegate as td
 from tidegate.connectors.datagen import DataGen
@@ -26,7 +26,7 @@ from tidegate.snapshot.metadata import read_metadata
 from tidegate.snapshot.reading import SnapshotReader
 from tidegate.testing.batch import InProcessBatch
 from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob, InProcessRun
+from tidegate.testing.in_process import InProcessJob
 
 ROWS = 400
 LEFT = pa.schema([("k", pa.string()), ("ms", pa.int64()), ("x", pa.int64())])
@@ -81,13 +81,6 @@ def expected(bounds: str, how: str) -> Counter[tuple[Any, ...]]:
     return Counter(duckdb.sql(f"select {picked} from l {how} join r on l.k = r.k and {BOUNDS[bounds][1]}").fetchall())
 
 
-def suspended(run: InProcessRun, number: int, stop: Any = "suspend") -> str | None:
-    run.ask(ev.Request("stop-savepoint", request_id=f"stop-{number}", stop=stop))
-    outcome = run.to_end()
-    assert isinstance(outcome, RunEnded)
-    return outcome.path
-
-
 @pytest.mark.parametrize(
     ("bounds", "how", "back_end"),
     [
@@ -109,34 +102,13 @@ def test_crashes_restores_and_rescales_at_random_moments_change_no_result(
     sink: str, bounds: str, how: str, back_end: str, seed: int, tmp_path: Path
 ) -> None:
     """S5.1, S5.5, S9.1."""
-    rng = random.Random(f"{bounds}-{how}-{seed}")
-    options = {
-        "parallelism": 2,
-        "checkpoint_interval": "20 ms",
-        "state_backend": back_end,
-        "unaligned_checkpoints": seed % 2 == 1,
-    }
-    a_job = InProcessJob(lambda: pipeline(sink, bounds, how), options, scratch=str(tmp_path))
-    run = a_job.submit()
-    for number in range(8):
-        for _ in range(rng.randint(5, 60)):
-            run.pump()
-            if rng.random() < 0.4:
-                run.tick(rng.randint(1, 20))
-            if run.outcome is not None:
-                break
-        if run.outcome is not None:
-            break
-        if rng.random() < 0.5:
-            path = suspended(run, number)
-            if path is None:
-                break
-            a_job.options = {**options, "parallelism": rng.randint(1, 4)}
-            run = a_job.submit(RestoreFrom("savepoint", path=path))
-        else:
-            run.crash()
-            run = a_job.rerun()
-    assert isinstance(run.to_end(), RunEnded)
+    run_with_accidents(
+        lambda: pipeline(sink, bounds, how),
+        f"{bounds}-{how}-{seed}",
+        scratch=str(tmp_path),
+        state_backend=back_end,
+        unaligned_checkpoints=seed % 2 == 1,
+    )
     rows = collected(sink).rows()
     found = Counter(row[:4] if bounds == "as of" else row for row in rows)
     assert found == expected(bounds, how)
