@@ -11,7 +11,7 @@ import pyarrow as pa
 from tidegate.contract.errors import PipelineError
 from tidegate.operators.async_specs import TIMED_OUT, AsyncMapSpec, OnTimeout
 from tidegate.operators.requests import AsyncFunction
-from tidegate.pipeline.columns import refuse_duplicates, same_columns
+from tidegate.pipeline.columns import refuse_duplicates, require_result_schema, same_columns
 from tidegate.pipeline.draft import DraftNode, DraftOutput, place, require_uid
 from tidegate.pipeline.location import user_location
 from tidegate.pipeline.side_outputs import checked_side_outputs
@@ -68,13 +68,7 @@ class AsyncCalls(StreamBase):
                 where=where,
                 remedy="Give a function, or an async def, that takes a record batch and returns one",
             )
-        if not isinstance(schema, pa.Schema):
-            raise PipelineError(
-                f"map_async needs the schema of its result, got {type(schema).__name__}",
-                where=where,
-                remedy='Give one: schema=pa.schema([("name", pa.string())])',
-            )
-        refuse_duplicates(schema.names, where, remedy="Give every column a name of its own")
+        require_result_schema(schema, "map_async", where)
         _require_count(capacity, "capacity", where)
         if batch_rows is not None:
             _require_count(batch_rows, "batch_rows", where)

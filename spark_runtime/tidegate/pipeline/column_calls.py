@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from tidegate.contract.errors import PipelineError
 from tidegate.operators.specs import BatchFunction, FilterSpec, MapInArrowSpec, ProjectSpec, UnionSpec
-from tidegate.pipeline.columns import refuse_duplicates, require_column, same_columns
+from tidegate.pipeline.columns import refuse_duplicates, require_column, require_result_schema, same_columns
 from tidegate.pipeline.draft import DraftNode, optional_uid, place
 from tidegate.pipeline.eventtime import common_event_time
 from tidegate.pipeline.expressions import passed_column, require_boolean, require_expression, result_fields
@@ -108,13 +108,7 @@ class ColumnCalls(StreamBase):
                 where=where,
                 remedy="Give a function that takes an iterator of record batches and yields record batches",
             )
-        if not isinstance(schema, pa.Schema):
-            raise PipelineError(
-                f"map_in_arrow needs the schema of its result, got {type(schema).__name__}",
-                where=where,
-                remedy='Give one: schema=pa.schema([("name", pa.string())])',
-            )
-        refuse_duplicates(schema.names, where, remedy="Give every column a name of its own")
+        require_result_schema(schema, "map_in_arrow", where)
         sides = checked_side_outputs(side_outputs, self.schema, self._event_time, where)
         spec = MapInArrowSpec(fn, schema, tuple((side.name, side.schema) for side in sides))
         node = DraftNode(uid, "map_in_arrow", self._forward(), schema, location, spec=spec, side_outputs=sides)

@@ -89,3 +89,15 @@ def require_key(field: pa.Field, where: str) -> None:
         cause=f"keys are {KEY_TYPES_TEXT}",
         remedy=f"Use another column, or cast it first: .with_columns({field.name}=pc.field({field.name!r}).cast(...))",
     )
+
+
+def require_result_schema(schema: object, call: str, where: str) -> pa.Schema:
+    """The schema of what a user's code gives to `call`; PipelineError when it is none, or has a name twice."""
+    if not isinstance(schema, pa.Schema):
+        raise PipelineError(
+            f"{call} needs the schema of its result, got {type(schema).__name__}",
+            where=where,
+            remedy='Give one: schema=pa.schema([("name", pa.string())])',
+        )
+    refuse_duplicates(schema.names, where, remedy="Give every column a name of its own")
+    return schema

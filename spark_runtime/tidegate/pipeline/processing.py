@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 
-import pyarrow as pa
-
 from tidegate.contract.errors import PipelineError
 from tidegate.operators.process_inputs import ProcessInput, overrides
 from tidegate.operators.process_specs import ProcessSpec
@@ -15,7 +13,7 @@ from tidegate.operators.user_connected import BroadcastProcess, CoProcess, Keyed
 from tidegate.operators.user_process import KeyedProcess
 from tidegate.operators.user_subtask import SubtaskState, UserProcess
 from tidegate.operators.user_unkeyed import Process
-from tidegate.pipeline.columns import checked_renames, refuse_duplicates
+from tidegate.pipeline.columns import checked_renames, require_result_schema
 from tidegate.pipeline.states import checked_states
 from tidegate.pipeline.windows import duration_us
 from tidegate.state.contract import StateDescriptor
@@ -49,7 +47,7 @@ def keyed_spec(
     wanted = {1: KeyedProcess, 2: KeyedCoProcess if inputs[-1].keys else KeyedBroadcastProcess}[len(inputs)]
     require_process(process, wanted, inputs, where)
     assert isinstance(process, KeyedProcess | KeyedCoProcess | KeyedBroadcastProcess)
-    schema = require_result_schema(schema, where)
+    schema = require_result_schema(schema, "process", where)
     states = _states(process, where)
     first = inputs[0]
     return KeyedProcessSpec(
@@ -74,7 +72,7 @@ def unkeyed_spec(
     wanted = {1: Process, 2: BroadcastProcess if inputs[-1].name == "broadcast" else CoProcess}[len(inputs)]
     require_process(process, wanted, inputs, where)
     assert isinstance(process, Process | CoProcess | BroadcastProcess)
-    schema = require_result_schema(schema, where)
+    schema = require_result_schema(schema, "process", where)
     states = _states(process, where)
     keyed = [s.name for s in states if isinstance(s, StateDescriptor) or (isinstance(s, RawDescriptor) and s.keyed)]
     name = type(process).__name__
@@ -117,18 +115,6 @@ def require_process(process: object, wanted: type[UserProcess], inputs: Sequence
             else f"Say {call}, or subclass tidegate.{wanted.__name__}"
         )
     raise PipelineError(f"process needs a {wanted.__name__}, got {given}", where=where, remedy=remedy)
-
-
-def require_result_schema(schema: object, where: str) -> pa.Schema:
-    """The schema of what a process gives."""
-    if not isinstance(schema, pa.Schema):
-        raise PipelineError(
-            f"process needs the schema of its result, got {type(schema).__name__}",
-            where=where,
-            remedy='Give one: schema=pa.schema([("name", pa.string())])',
-        )
-    refuse_duplicates(schema.names, where, remedy="Give every column a name of its own")
-    return schema
 
 
 def _states(process: UserProcess, where: str) -> tuple[StateDescriptor | SubtaskState, ...]:
