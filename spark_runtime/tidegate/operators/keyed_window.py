@@ -61,7 +61,11 @@ class WindowLayout:
         self._readers = self.accumulators(Cells(1))
 
     def read(self, batch: pa.RecordBatch) -> BatchInput:
-        """Keys and values of every row; columns are read once for all aggregates that take them alike."""
+        """Keys and values of every row."""
+        return BatchInput(self.keys.read(batch), self.values(batch))
+
+    def values(self, batch: pa.RecordBatch) -> tuple[ReadValues | None, ...]:
+        """Values of every row, for each aggregate; columns are read once for all that take them alike."""
         read: dict[tuple[object, ...], ReadValues | None] = {}
         values: list[ReadValues | None] = []
         for agg, reader in zip(self._aggregates, self._readers, strict=True):
@@ -69,7 +73,7 @@ class WindowLayout:
             if as_read not in read:
                 read[as_read] = reader.read([batch.column(column) for column in agg.columns])
             values.append(read[as_read])
-        return BatchInput(self.keys.read(batch), tuple(values))
+        return tuple(values)
 
     def accumulators(self, cells: Cells) -> list[Accumulating]:
         """One for each aggregate, empty, with arrays in `cells`."""

@@ -9,17 +9,11 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.operators.batches import MAX_BATCH_ROWS
-from tidegate.operators.contract import Output, StreamOperator
-from tidegate.operators.frozen_windows import FrozenWindows
+from tidegate.operators.contract import OperatorContext, Output, StreamOperator
 from tidegate.operators.keyed_window import KeyedWindow, WindowLayout
-from tidegate.operators.restoring import checked_part
+from tidegate.operators.running_groups import Groups, new_groups
 from tidegate.operators.running_specs import PartialAggSpec, RunningAggSpec, UnnestRowsSpec
-from tidegate.operators.state_shapes import GROUPS, group_schema
-from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
-from tidegate.state.columns import Entries
-from tidegate.state.keyhash import subtask_of_key_groups
-
-_START = pa.field("window_start_us", pa.int64())
+from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 
 
 class PartialAggregate(StreamOperator):
@@ -44,49 +38,47 @@ class RunningAggregate(StreamOperator):
     has really ended: at MAX_WATERMARK, and where rows come after it, which operators may emit that have no more to
     wait for, again for their keys at `finish` (S7.1, S7.2).
 
-    State: `groups` (keyed: a row for each). It grows with the number of keys.
+    State: `groups` (keyed: a row for each). It grows with the number of keys; `state_backend` says where it is kept.
     """
 
     def __init__(self, spec: RunningAggSpec) -> None:
         self._spec = spec
-        self._layout = WindowLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
-        self._groups = KeyedWindow(self._layout, 1)
-        self._schema = group_schema(spec)
+        self._groups: Groups | None = None
         self._has_given = False
-        self._late: list[Entries] = []
+
+    def open(self, ctx: OperatorContext) -> None:
+        """Make room for the groups."""
+        super().open(ctx)
+        self._groups = new_groups(self._spec, ctx)
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """Take the rows; what has changed, with output "update". Raises SumOverflowError."""
         if not batch.num_rows:
             return
-        if self._spec.is_partial:
-            keys = batch.select(list(self._spec.keys))
-            entries = self._groups.merge(keys, batch.columns[len(self._spec.keys) :])
-        else:
-            entries = self._groups.add(self._layout.read(batch), 0, batch.num_rows)
+        assert self._groups is not None
+        changed = self._groups.take(batch)
         if self._spec.output == "update":
-            yield from self._results(np.unique(entries))
+            yield from self._groups.results(changed)
         elif self._has_given:
-            self._late.append(np.unique(entries))
+            self._groups.note(changed)
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
         """MAX_WATERMARK gives the final results."""
+        assert self._groups is not None
         if watermark_us == MAX_WATERMARK and self._spec.output == "final" and not self._has_given:
             self._has_given = True
-            yield from self._results(np.arange(self._groups.size, dtype=np.int32))
+            yield from self._groups.every()
 
     def finish(self) -> Iterator[Output]:
         """What changed after that."""
+        assert self._groups is not None
         yield from self.on_watermark(MAX_WATERMARK)
-        if self._late:
-            yield from self._results(np.unique(np.concatenate(self._late)))
-            self._late = []
+        yield from self._groups.noted()
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
-        """Mark the columns of the groups."""
-        schema = self._schema.insert(1, _START)
-        frozen = FrozenWindows(schema, [(0, self._groups.freeze())], self.ctx.max_parallelism)
-        return lambda: [frozen.part(GROUPS, lambda rows: rows.drop_columns([_START.name]))]
+        """Freeze the groups."""
+        assert self._groups is not None
+        return self._groups.snapshot(checkpoint_id, portable=self.portable)
 
     def restore(self, parts: Sequence[StatePart]) -> None:
         """Take back the groups.
@@ -94,21 +86,13 @@ class RunningAggregate(StreamOperator):
         Raises:
             SnapshotError: the state is of other keys or aggregates than the pipeline's; names both (S5.5).
         """
-        mine = subtask_of_key_groups(self.ctx.parallelism, self.ctx.max_parallelism) == self.ctx.subtask
-        width = 1 + len(self._spec.keys)
-        for part in parts:
-            checked = checked_part(part, self._schema, self.ctx.uid, dict(self._spec.renamed), fills=False)
-            for table in checked.tables():
-                owned = table.filter(pa.array(mine[table.column(KEY_GROUP_COLUMN).to_numpy()]))
-                for rows in owned.combine_chunks().to_batches():
-                    keys = pa.RecordBatch.from_arrays(rows.columns[1:width], schema=self._layout.keys.schema)
-                    self._groups.merge(keys, rows.columns[width:])
+        assert self._groups is not None
+        self._groups.restore(parts)
 
-    def _results(self, entries: Entries) -> Iterator[pa.RecordBatch]:
-        for start in range(0, len(entries), MAX_BATCH_ROWS):
-            part = entries[start : start + MAX_BATCH_ROWS]
-            columns = [*self._groups.keys_of(part).columns, *self._groups.result(part)]
-            yield pa.RecordBatch.from_arrays(columns, schema=self._spec.schema)
+    def close(self) -> None:
+        """Close what keeps the groups."""
+        if self._groups is not None:
+            self._groups.close()
 
 
 class UnnestRows(StreamOperator):

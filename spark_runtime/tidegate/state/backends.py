@@ -14,6 +14,10 @@ BACKENDS = {
 }
 """Module and class of each; a module is imported when its back end is asked for."""
 
+OUTSIDE_MEMORY = frozenset({"rocksdb"})
+"""Those that keep state outside memory: windows, sessions and running aggregates use them too. With all others these
+are columns in memory of their own, which a back end could keep no better."""
+
 
 def new_backend(name: str) -> KeyedStateBackend:
     """A back end, not opened.

@@ -23,10 +23,12 @@ from tidegate.operators.join_specs import StreamJoinSpec
 from tidegate.operators.process_specs import ProcessSpec
 from tidegate.operators.processor_specs import StatefulProcessorSpec
 from tidegate.operators.requests import StartRequests
+from tidegate.operators.running_specs import RunningAggSpec
 from tidegate.operators.specs import KeyedProcessSpec, WatermarkSpec
 from tidegate.plan.execution import Chain, ChainInput, ChainOutput, ExecutionPlan
 from tidegate.plan.graph import JobGraph, Node
 from tidegate.snapshot.channel_state import Cut, InFlight, ReplayInput, replay_for
+from tidegate.state.backends import OUTSIDE_MEMORY
 from tidegate.state.keyhash import partition_hash
 from tidegate.subtask.alignment import AlignmentMode
 from tidegate.subtask.chain import OperatorChain, OperatorFailure
@@ -213,6 +215,7 @@ def _context(
     scratch = os.path.join(deployment.scratch, f"n{node.node_id}-{index}") if deployment.scratch else ""
     if scratch:
         os.makedirs(scratch, exist_ok=True)
+    back_ends = _back_ends(graph, deployment.state_backend)
     return OperatorContext(
         job_id=deployment.job_id,
         lineage=deployment.lineage,
@@ -232,13 +235,15 @@ def _context(
         drained=deployment.restored is not None and node.uid in deployment.restored.drained,
         gated=deployment.gated,
         state_backend=deployment.state_backend,
-        state_memory_bytes=deployment.state_memory_bytes // (_back_ends(graph) * len(deployment.indices)),
+        state_memory_bytes=deployment.state_memory_bytes // (back_ends * len(deployment.indices)),
     )
 
 
-def _back_ends(graph: JobGraph) -> int:
+def _back_ends(graph: JobGraph, state_backend: StateBackend) -> int:
     """How many operators share the slot's memory for state; at least 1."""
-    kept_in_one = (KeyedProcessSpec, StatefulProcessorSpec, StreamJoinSpec, DeduplicateSpec)
+    kept_in_one: tuple[type, ...] = (KeyedProcessSpec, StatefulProcessorSpec, StreamJoinSpec, DeduplicateSpec)
+    if state_backend in OUTSIDE_MEMORY:
+        kept_in_one += (RunningAggSpec,)
     return max(1, sum(isinstance(node.spec, kept_in_one) for node in graph.nodes))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 import tidegate as td
 from tidegate.plan.execution import plan
@@ -25,15 +27,10 @@ def stream(p: td.Pipeline, uid: str) -> td.Stream:
     return p.read(td.DataGen(nothing, SCHEMA, rows=1), uid=uid).with_watermark("ts", "0 s")
 
 
-def test_operators_with_a_back_end_share_the_memory_for_state_among_all_subtasks() -> None:
+def shares(draw: Callable[[td.Pipeline], td.Stream], state_backend: Any = "heap") -> dict[tuple[str, int], int]:
+    """What each operator subtask with a back end may hold of 600 bytes, in a slot that has two subtasks of each."""
     p = td.Pipeline()
-    (
-        stream(p, "left")
-        .join(stream(p, "right"), on="k", ttl="1 h", suffix="_r", uid="join")
-        .join_as_of(stream(p, "versions"), on="k", suffix="_v", uid="as-of")
-        .deduplicate("k", within="1 h", uid="once")
-        .write(CollectSink("state-memory"), uid="out")
-    )
+    draw(p).write(CollectSink("state-memory"), uid="out")
     graph = p.build()
     slot = Slot(
         run_id="r",
@@ -54,21 +51,56 @@ def test_operators_with_a_back_end_share_the_memory_for_state_among_all_subtasks
         mode="exactly_once",
         wait_for_final=True,
         channel_capacity_bytes=1_000,
-        splits={"left": {}, "right": {}, "versions": {}},
+        splits={node.uid: {} for node in graph.nodes if node.source is not None},
+        state_backend=state_backend,
         state_memory_bytes=600,
     )
-    subtasks = deploy(graph, plan(graph, 2, 16), deployment, slot, None)
-    shares = {
+    operators = [
+        o for subtask in deploy(graph, plan(graph, 2, 16), deployment, slot, None) for o in operators_of(subtask)
+    ]
+    for operator in operators:
+        operator.close()
+    return {
         (operator.ctx.uid, operator.ctx.subtask): operator.ctx.state_memory_bytes
-        for subtask in subtasks
-        for operator in subtask._chain.operators
+        for operator in operators
         if has_back_end(operator)
     }
-    assert shares == {(uid, index): 100 for uid in ("join", "as-of", "once") for index in (0, 1)}
+
+
+def operators_of(subtask: Any) -> list[Any]:
+    return list(subtask._chain.operators)
+
+
+def test_operators_with_a_back_end_share_the_memory_for_state_among_all_subtasks() -> None:
+    found = shares(
+        lambda p: (
+            stream(p, "left")
+            .join(stream(p, "right"), on="k", ttl="1 h", suffix="_r", uid="join")
+            .join_as_of(stream(p, "versions"), on="k", suffix="_v", uid="as-of")
+            .deduplicate("k", within="1 h", uid="once")
+        )
+    )
+    assert found == {(uid, index): 100 for uid in ("join", "as-of", "once") for index in (0, 1)}
+
+
+AGGREGATED = {
+    "groups": lambda s: s.group_by("k").agg(n=td.count(), uid="groups"),
+}
+
+
+@pytest.mark.parametrize("uid", AGGREGATED)
+@pytest.mark.parametrize("state_backend", ["heap", "rocksdb"])
+def test_aggregates_share_it_where_they_are_kept_outside_memory(uid: str, state_backend: str) -> None:
+    def draw(p: td.Pipeline) -> td.Stream:
+        return AGGREGATED[uid](stream(p, "left").deduplicate("k", uid="once"))
+
+    stored = ("once", uid) if state_backend == "rocksdb" else ("once",)
+    assert shares(draw, state_backend) == {(uid, index): 300 // len(stored) for uid in stored for index in (0, 1)}
 
 
 def has_back_end(operator: Any) -> bool:
     """It has one, or a state that has."""
     held = [*vars(operator).values()]
-    held += [one for inner in held if hasattr(inner, "__dict__") for one in vars(inner).values()]
+    for _ in range(2):
+        held += [one for inner in held if hasattr(inner, "__dict__") for one in vars(inner).values()]
     return any(isinstance(one, KeyedStateBackend) for one in held)
