@@ -21,6 +21,7 @@ from tidegate.operators.frozen_windows import FrozenWindows
 from tidegate.operators.keyed_window import BatchInput, KeyedWindow, WindowLayout
 from tidegate.operators.specs import WindowAggSpec
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN
+from tidegate.state.aggregation import Selection
 from tidegate.state.columns import Entries
 from tidegate.state.keybytes import Int64s
 from tidegate.state.keyhash import hash_keys, key_groups, subtask_of_key_groups
@@ -224,7 +225,10 @@ class OpenWindows:
         size = window.size if entries is None else len(entries)
         for start in range(0, size, MAX_BATCH_ROWS):
             stop = min(start + MAX_BATCH_ROWS, size)
-            part = slice(start, stop) if entries is None else entries[start:stop]
+            if entries is not None:
+                part: Selection = entries[start:stop]
+            else:  # a slice gives views of columns that rows still to come would change
+                part = np.arange(start, stop, dtype=np.int32) if self._keeps_fired else slice(start, stop)
             keys = window.keys(start, stop) if entries is None else window.keys_of(entries[start:stop])
             bounds = [
                 pa.array(np.full(stop - start, us)).view(bound) for us in (self._start_us(number), self.end_us(number))

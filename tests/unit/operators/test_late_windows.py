@@ -106,6 +106,17 @@ def test_lateness_and_sliding_go_together() -> None:
     assert counts(operator.on_watermark(MAX_WATERMARK)) == [(2, 5, 1), (1, 5, 1)]
 
 
+@pytest.mark.parametrize(("slide", "lateness"), [(0, 20), (5, 0), (5, 20)])
+def test_a_result_that_was_given_stays_as_it_was_when_more_rows_come(slide: int, lateness: int) -> None:
+    operator = opened(spec(slide=slide, lateness=lateness))
+    feed(operator, (1, 3 + slide))
+    given = list(operator.on_watermark(10))
+    assert (1, 0, 1) in counts(given)
+    before = [result.to_pylist() for result in given]
+    feed(operator, (1, 4 + slide), (1, 4 + slide))
+    assert [result.to_pylist() for result in given] == before
+
+
 @pytest.mark.parametrize("slide", [0, 5])
 def test_what_has_fired_is_known_after_a_restore(slide: int) -> None:
     window = spec(slide, lateness=10)
