@@ -53,6 +53,22 @@ class Withheld:
         return cls(document["after"], tuple(document["rejected"]), by, reason)
 
 
+@dataclass(frozen=True, slots=True)
+class Unmoved:
+    """Something withheld whose data may not lie in quarantine yet: no run has begun behind the verdict, which would
+    have moved it before it took a snapshot.
+
+    Attributes:
+        held_by: ids of completed snapshots that hold it as far as it has not moved: of each submission the newest that
+            may, savepoints included, with older ones behind it for the case that somebody has deleted it.
+        pinned: ids of those that the job owns and that must stay: of each submission the newest.
+    """
+
+    withheld: Withheld
+    held_by: tuple[tuple[int, ...], ...]
+    pinned: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Verdicts:
     """The line of one submission: what its state comes from (S9.3), and the verdicts on it.
@@ -70,6 +86,7 @@ class Verdicts:
         waiting: those of the line that wait for a verdict, oldest first.
         rejected: of the whole job (`RecoveryPoints.rejected`); not those in quarantine, which are restore points.
         withheld: of the whole job, what rejections put into quarantine, oldest first.
+        unmoved: those of the withheld that the next run has to move, when what it restores does not hold them.
         unapproved: of the whole job: completed behind a gate, and never approved, or in quarantine.
         carried_out: id of a command -> the checkpoint that it approved or rejected.
     """
@@ -85,6 +102,7 @@ class Verdicts:
     waiting: tuple[int, ...] = ()
     rejected: frozenset[int] = frozenset()
     withheld: tuple[Withheld, ...] = ()
+    unmoved: tuple[Unmoved, ...] = ()
     unapproved: Set[int] = frozenset()
     carried_out: Mapping[str, int] = field(default_factory=dict)
 
@@ -103,11 +121,12 @@ class Verdicts:
     @property
     def pinned(self) -> tuple[int, ...]:
         """Those that must stay: they wait, or a rejection of the oldest that waits goes back to them (S2.3); or it
-        holds what is approved and not committed yet."""
+        holds what is approved and not committed yet, or goes to quarantine and may not have moved yet."""
+        unmoved = [n for one in self.unmoved for n in one.pinned]
         if not self.waiting:
-            return self.uncommitted[-1:]
+            return (*self.uncommitted[-1:], *unmoved)
         before = [n for n in self.line if n < self.waiting[0]]
-        return (*before[-1:], *self.waiting)
+        return (*before[-1:], *self.waiting, *unmoved)
 
 
 def is_gated(spec: Spec) -> bool:
@@ -139,9 +158,8 @@ def of_entries(
     lines = _newest_lines(points, by_id, permits)
     approved, approved_at = _common(line, lines)
     committed, _ = _common(line, _newest_lines(points, by_id, (e for e in entries if e.kind == "committed")))
-    withheld = tuple(
-        Withheld.from_json(e.data) for e in entries if e.kind == "reject" and e.data.get("then") == "quarantine"
-    )
+    to_quarantine = [e for e in entries if e.kind == "reject" and e.data.get("then") == "quarantine"]
+    withheld = tuple(Withheld.from_json(e.data) for e in to_quarantine)
     gone = {n for one in withheld for n in one.checkpoints}
     covered: dict[int, int] = {}
     for _, permitted in lines:
@@ -159,6 +177,7 @@ def of_entries(
         waiting=tuple(n for n in of_line if n > approved and n not in gone and gated.get(reached[n].spec, False)),
         rejected=points.rejected,
         withheld=withheld,
+        unmoved=tuple(_unmoved(e, views) for e in to_quarantine if not _has_moved(e, entries)),
         unapproved=gone.union(n for n, v in by_id.items() if gated.get(v.spec) and n > covered.get(v.spec, 0)),
         carried_out={
             str(e.data["command"]): e.data["checkpoint_id"]
@@ -184,6 +203,26 @@ def with_verdicts(views: Sequence[CheckpointView], verdicts: Verdicts) -> tuple[
         else:
             out.append(view)
     return tuple(out)
+
+
+def _has_moved(verdict: Entry, entries: Sequence[Entry]) -> bool:
+    """A run that began behind the verdict has claimed a snapshot: in front of that, all is moved."""
+    run_id, number = verdict.decision.run_id, verdict.decision.number
+    return any(e.kind == "claim" and e.decision.number > number and e.decision.run_id != run_id for e in entries)
+
+
+def _unmoved(verdict: Entry, views: Sequence[CheckpointView]) -> Unmoved:
+    withheld = Withheld.from_json(verdict.data)
+    of_spec: dict[int, list[CheckpointView]] = {}
+    for view in views:
+        if view.status == "completed" and view.checkpoint_id > withheld.after:
+            of_spec.setdefault(view.spec, []).append(view)
+    owned = [[v.checkpoint_id for v in of_one if v.kind in ("checkpoint", "final")] for of_one in of_spec.values()]
+    return Unmoved(
+        withheld,
+        tuple(tuple(v.checkpoint_id for v in reversed(of_one)) for of_one in of_spec.values()),
+        tuple(ids[-1] for ids in owned if ids),
+    )
 
 
 def _newest_lines(

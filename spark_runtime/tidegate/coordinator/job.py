@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from tidegate.connectors.contract import Sink, SinkContext, Source, Split
+from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.splits import split_documents, split_to_json
 from tidegate.contract.client import JobClient
-from tidegate.contract.errors import StoreError
+from tidegate.contract.errors import SnapshotError, StoreError, UnclearAnswerError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.log import DecisionLog, Reign
 from tidegate.contract.options import JobOptions, ProcessingTimeOnEnd
@@ -30,6 +31,7 @@ from tidegate.coordinator.garbage import Garbage, claimed_savepoints, find_garba
 from tidegate.coordinator.going_back import check_way_back
 from tidegate.coordinator.job_run import JobFacts
 from tidegate.coordinator.locations import open_location
+from tidegate.coordinator.quarantine_moves import cannot_quarantine, finish_moves
 from tidegate.coordinator.recovery import (
     RestorePoint,
     check_abandoned,
@@ -49,6 +51,8 @@ from tidegate.plan.graph import JobGraph
 from tidegate.snapshot.handles import StreamFactory
 from tidegate.snapshot.metadata import SnapshotMetadata, read_metadata
 
+BEHIND_ALL_RUNS = "~"
+"""An id of a run that comes after all others of its generation."""
 Splits = dict[str, list[dict[str, Any]]]
 """Source uid -> all its splits as JSON."""
 
@@ -193,32 +197,21 @@ class Job:
         return {uid: sink for uid, sink in sinks.items() if sink is not None and sink.two_phase}
 
     def go_back(self, restore: Restore | None, run_id: str) -> None:
-        """Where `restore` goes back past what sinks committed and they are to take it back, they do (S9.3). Before a
-        slot of run `run_id` starts; blocks. To be called before every run: what a driver that died has left is done
-        again.
+        """Where `restore` goes back past what sinks committed and they are to take it back, they do (S9.3); past what
+        was to go to quarantine, it goes there (S7.8). Before a slot of run `run_id` starts; blocks. To be called before
+        every run: what a driver that died has left is done again.
 
         Raises:
-            SnapshotError: a sink cannot; nothing was changed.
+            SnapshotError: a sink cannot; nothing was changed. What is to go to quarantine cannot be told.
             StoreError: it has not come off, and is to be repeated; FencedError, UnclearAnswerError: by another driver.
         """
+        if restore is None or not restore.is_fork:
+            self.finish_quarantine(restore.location if restore is not None else None, run_id)
         if restore is None or restore.way_back is None or not restore.way_back.takes_back:
             return
         way_back = restore.way_back
         before = self.next_checkpoint_id()
         self.reign.check()  # whoever reigns next claims no id below
-        contexts = {
-            node.uid: SinkContext(
-                job_id=self.spec.job_id,
-                lineage=self.spec.lineage,
-                uid=node.uid,
-                subtask=0,
-                parallelism=1,
-                generation=self.reign.generation,
-                run_id=run_id,
-                schema=node.schema,
-            )
-            for node in self.graph.nodes
-        }
 
         def record() -> None:
             if not way_back.is_recorded:
@@ -226,9 +219,33 @@ class Job:
                 self.reign.append("rewind", data, run_id)
 
         store, folder = open_location(self.store, self.spec, restore.location)
-        sinks = {uid: (sink, contexts[uid]) for uid, sink in self.two_phase_sinks.items()}
-        held = held_by_sinks(restore, StreamFactory(store, folder))
+        held = held_by_sinks(restore.location, restore.metadata, StreamFactory(store, folder))
+        sinks = self._sinks_as_one_subtask(self.spec.lineage, run_id)
         take_back(sinks, held, way_back.checkpoint_id, before, record)
+
+    def finish_quarantine(self, restored: str | None, run_id: str) -> None:
+        """Move what verdicts withheld, and runs that ended too early have not, out of the way of whoever removes what
+        they left staged. Blocks; idempotent. Raises as `go_back` does.
+
+        Args: restored: the snapshot that a run restores, whose own subtasks move what that one holds.
+        """
+        sinks_of = partial(self._sinks_as_one_subtask, run_id=run_id)
+        read = partial(open_location, self.store, self.spec)
+        verdicts, folder = self.verdicts, self.layout.quarantine
+        for unmoved in verdicts.unmoved:
+            self.reign.check()
+            finish_moves(
+                unmoved, verdicts.views, restored, read, sinks_of, Quarantine(self.store, folder, unmoved.withheld)
+            )
+
+    def _sinks_as_one_subtask(self, lineage: str, run_id: str) -> dict[str, tuple[Sink, SinkContext]]:
+        """The two-phase sinks by uid, each with the place of a writer that stands for all subtasks there ever were."""
+        job_id, generation = self.spec.job_id, self.reign.generation
+        schemas = {node.uid: node.schema for node in self.graph.nodes}
+        return {
+            uid: (sink, SinkContext(job_id, lineage, uid, 0, 1, generation, run_id, schemas[uid]))
+            for uid, sink in self.two_phase_sinks.items()
+        }
 
     def _splits_of_readers(self, restore: Restore, store: Store, folder: str) -> Splits:
         """All splits with their positions, in the order of discovery. Readers that had ended gave none: their splits
@@ -357,6 +374,13 @@ class Job:
             StoreError: not everything may be deleted.
         """
         verdicts = self.verdicts
+        try:
+            self.finish_quarantine(None, BEHIND_ALL_RUNS)
+            verdicts = replace(verdicts, unmoved=())
+        except UnclearAnswerError:
+            raise
+        except (StoreError, SnapshotError) as error:
+            print(f"tidegate: what is to go to quarantine stays where it is: {error}", flush=True)
         pinned = {verdicts.views[n].path for n in verdicts.pinned}
         for folder in sorted(self._checkpoint_folders() - pinned):
             self.reign.check()
@@ -391,12 +415,6 @@ def fresh_splits(
         return splits
     fresh = {uid: of_source for uid, of_source in splits.items() if uid not in restore.metadata.splits}
     return {**fresh, **restore.moved_splits}
-
-
-def cannot_quarantine(graph: JobGraph) -> tuple[str, ...]:
-    """Uids of two-phase sinks that cannot move away what they staged (S7.8)."""
-    sinks = [(node.uid, node.sink) for node in graph.nodes if node.sink is not None]
-    return tuple(uid for uid, sink in sinks if sink.two_phase and not sink.can_quarantine)
 
 
 def topology_of(graph: JobGraph, plan: ExecutionPlan, processing_time_on_end: ProcessingTimeOnEnd = "fire") -> Topology:

@@ -20,8 +20,9 @@ from tidegate.contract.status import JobStatus
 from tidegate.contract.verdicts import Verdicts, Withheld
 from tidegate.coordinator.answers import uncommitted_text
 from tidegate.coordinator.events import Ruling
-from tidegate.coordinator.job import Job, cannot_quarantine
+from tidegate.coordinator.job import Job
 from tidegate.coordinator.locations import open_location
+from tidegate.coordinator.quarantine_moves import cannot_quarantine
 from tidegate.coordinator.recovery import rejection_text
 from tidegate.coordinator.restore import Restore
 from tidegate.coordinator.rulings import Decide, judge_ruling
@@ -66,6 +67,7 @@ def commit_late(job: Job, run_id: str, ruling: Ruling | None = None) -> LateResu
     found = job.find_restore() if is_due else None
     if found is not None and not found[1].is_fork:
         settle(job, found[1], run_id)
+    job.finish_quarantine(found[1].location if found is not None else None, run_id)
     newest = max((n for n in verdicts.line if n <= verdicts.approved), default=0)
     if newest > verdicts.committed:
         job.reign.append("committed", {"checkpoint_id": newest})

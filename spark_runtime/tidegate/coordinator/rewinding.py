@@ -7,19 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from tidegate.connectors.contract import Committable, Sink, SinkContext
 from tidegate.connectors.sink_operator import COMMITTABLES, held_handles
 from tidegate.contract.errors import SnapshotError, StoreError, TidegateError
-from tidegate.coordinator.restore import Restore
 from tidegate.snapshot.handles import StreamFactory
+from tidegate.snapshot.metadata import SnapshotMetadata
 
 
-def held_by_sinks(restore: Restore, factory: StreamFactory) -> dict[str, list[Committable]]:
+def held_by_sinks(location: str, metadata: SnapshotMetadata, factory: StreamFactory) -> dict[str, list[Committable]]:
     """Operator uid -> the handles of uncommitted transactions that the snapshot holds for it, of all subtasks. Raises
     SnapshotError, naming what is damaged."""
     held: dict[str, list[Committable]] = {}
-    for operator in restore.metadata.operators:
+    for operator in metadata.operators:
         for state in operator.subtasks:
             if state.handle is None:
                 continue
-            where = f"snapshot {restore.location}, operator {operator.uid!r}, subtask {state.index}"
+            where = f"snapshot {location}, operator {operator.uid!r}, subtask {state.index}"
             parts = factory.parts(state.handle, where=where)
             held.setdefault(operator.uid, []).extend(held_handles([p for p in parts if p.name == COMMITTABLES]))
     return held

@@ -68,6 +68,7 @@ class BatchSupervision(Supervision):
         done = completed_before(job.log.read(), job.spec.number)
         calculation = None
         if done is None:
+            job.finish_quarantine(None, run_id)
             commit.claim()
             place = WorkerPlace(
                 root=job.root,

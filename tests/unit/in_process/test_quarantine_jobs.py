@@ -9,6 +9,7 @@ import pytest
 from test_commit_gate_jobs import Gated
 
 from tidegate.connectors.datagen import DataGen
+from tidegate.contract.errors import StoreError
 from tidegate.contract.records import RestoreFrom
 from tidegate.contract.staged import quarantined_data
 from tidegate.coordinator import events as ev
@@ -207,6 +208,97 @@ def test_a_rejection_of_what_is_in_front_takes_the_job_back_past_it() -> None:
     job.approve(job.checkpoint())
     committed = rows_of(job, "committed")
     assert set(rows_of(job, "quarantined")) <= set(committed)
+
+
+def held_in_the_staging_folder(job: Gated, n: int) -> None:
+    """The word is in the log, and nothing has moved when the run ends."""
+    job.run.writers.held = True
+    assert to_quarantine(job, n).ok
+    assert rows_of(job, "staged") and not rows_of(job, "quarantined")
+
+
+@pytest.mark.parametrize("then", ["rerun", "relaunch"])
+def test_going_back_in_front_of_the_word_moves_first_what_no_run_had_moved(then: str) -> None:
+    """S7.8, S7.4: the run restores no handle of it, and would remove it as what failed runs left."""
+    job = Gated(max_uncommitted_checkpoints=2, retained_checkpoints=1)
+    job.checkpoint(), job.checkpoint()
+    held_in_the_staging_folder(job, 2)
+    assert job.reject(1, "replay").ok
+    job.run.crash()
+    if then == "relaunch":
+        job.job.reign.append("status", {"status": "FAILED", "reason": "the host died"})
+        job.run = job.job.relaunch()
+    else:
+        job.run = job.job.rerun()
+    kept = rows_of(job, "quarantined")
+    assert kept
+    job.run.pump(40)
+    job.approve(job.checkpoint())
+    assert rows_of(job, "quarantined") == kept and set(kept) <= set(rows_of(job, "committed"))
+
+
+def test_a_rejection_that_stops_the_job_and_a_restore_in_front_of_all_lose_nothing_of_it() -> None:
+    """S7.8, S2.3: neither the garbage of a reign nor the clean-up of a run gets there before the move."""
+    job = Gated()
+    job.approve(job.checkpoint())
+    job.checkpoint(), job.checkpoint()
+    held_in_the_staging_folder(job, 3)
+    assert job.reject(2).ok
+    job.run.crash()
+    left = job.job.last_job
+    assert left is not None and left.verdicts.pinned[-1:] == (3,)
+    job.job.relaunch().crash()
+    assert not {g.path for g in left.garbage()} & {left.verdicts.views[3].path}
+    job.again(RestoreFrom("latest"))
+    assert rows_of(job, "quarantined")
+    job.approve(job.checkpoint())
+    assert not job.job.last_job.verdicts.unmoved, "a run that took a snapshot has moved it"
+
+
+def test_a_fresh_start_moves_it_too() -> None:
+    """S7.8: of the lineage before, which nobody cleans up after."""
+    job = Gated()
+    job.checkpoint()
+    held_in_the_staging_folder(job, 1)
+    job.run.crash()
+    job.job.lineage = "lineage-2"
+    job.run = job.job.submit()
+    assert rows_of(job, "quarantined") and not rows_of(job, "staged")
+
+
+def test_a_cancelled_job_that_keeps_no_checkpoints_moves_it_before_they_go() -> None:
+    """S7.8, S2.3."""
+    job = Gated()
+    job.checkpoint()
+    held_in_the_staging_folder(job, 1)
+    job.run.crash()
+    left = job.job.last_job
+    assert left is not None
+    left.delete_checkpoints()
+    assert rows_of(job, "quarantined") and not job.folders
+
+
+def test_a_store_that_cannot_be_reached_keeps_the_run_from_cleaning_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S7.8: the next run tries again."""
+    job = Gated()
+    job.checkpoint(), job.checkpoint()
+    held_in_the_staging_folder(job, 2)
+    assert job.reject(1, "replay").ok
+    job.run.crash()
+    with monkeypatch.context() as broken:
+        broken.setattr("tidegate.testing.collect.CollectWriter.quarantine", _unreachable)
+        with pytest.raises(StoreError, match="is not in quarantine"):
+            job.job.rerun()
+        left = job.job.last_job
+        assert left is not None
+        left.delete_checkpoints()
+    assert rows_of(job, "staged") and job.folders == {"chk-2-g1"}
+    job.run = job.job.rerun()
+    assert rows_of(job, "quarantined")
+
+
+def _unreachable(*_: object) -> None:
+    raise OSError("no route to host")
 
 
 def test_notes_tell_where_it_is() -> None:
