@@ -78,8 +78,8 @@ def durable_point(view: JobView) -> CheckpointView | None:
     """The published checkpoint of the current submission's line that is farthest in event time; None when none tells
     how far it is."""
     line = [c for c in view.completed if c.spec == view.spec_number]
-    if view.latest_recovery_point is not None:
-        line.append(view.latest_recovery_point)
+    if view.restored is not None:
+        line.append(view.restored)
     told = [c for c in line if c.is_published and c.watermark_us is not None]
     return max(told, key=_mark, default=None)
 

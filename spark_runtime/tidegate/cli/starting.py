@@ -139,22 +139,22 @@ def start(args: argparse.Namespace, around: Surroundings) -> int:
 def restore(args: argparse.Namespace, around: Surroundings) -> int:
     """Submit and start from a snapshot. Options and arguments given are laid over those of the submission before."""
     client = client_of(args, around)
-    specs = client.specs()
-    if not specs and args.pipeline is None:
+    before = client.spec(client.view().followed) if client.specs() else None
+    if before is None and args.pipeline is None:
         raise JobNotFoundError(
             "there is no job of this id",
             where=f"job {client.job_id}, root {client.root}",
             remedy="To fork another job's savepoint under a new id, name the code: --pipeline file.py:build",
         )
-    options = _laid_over(specs[-1].options if specs else {}, given_options(args))
+    options = _laid_over(before.options if before else {}, given_options(args))
     checked = None if options is None else JobOptions.from_mapping(options)
-    given = _laid_over(specs[-1].arguments if specs else {}, given_arguments(args))
+    given = _laid_over(before.arguments if before else {}, given_arguments(args))
     timeout = arguments.duration(args.timeout, "--timeout")
     if args.pipeline is not None:
         around.output.progress("checking the pipeline")
-        before = (specs[-1].options, specs[-1].arguments) if specs else ({}, {})
-        in_effect = checked or JobOptions.from_mapping(before[0])
-        validate(args.pipeline, args.code_root, before[1] if given is None else given, in_effect)
+        in_effect = checked or JobOptions.from_mapping(before.options if before else None)
+        in_use = given if given is not None else before.arguments if before else {}
+        validate(args.pipeline, args.code_root, in_use, in_effect)
     around.output.progress("submitting")
     spec = client.submit(
         pipeline=args.pipeline,
@@ -162,7 +162,7 @@ def restore(args: argparse.Namespace, around: Surroundings) -> int:
         options=checked,
         submission_id=args.submission_id,
         master=args.master,
-        spark_conf=_laid_over(specs[-1].spark_conf if specs else {}, arguments.pairs(args.conf, "--conf") or None),
+        spark_conf=_laid_over(before.spark_conf if before else {}, arguments.pairs(args.conf, "--conf") or None),
         restore=replace(
             restore_from(args.source, args.allow_non_restored_state, args.on_committed_after, args.allow_drained),
             claim_mode="claim" if args.claim else "no_claim",

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from tidegate.contract.clock import elapsed_ms
 from tidegate.contract.records import Decision, RestoreFrom, Spec
-from tidegate.contract.reigns import Entry
+from tidegate.contract.reigns import Entry, followed_by, may_have_run
 
 RECOVERY_KINDS = frozenset({"checkpoint", "final", "stop-savepoint"})
 """Snapshots that are recovery points when completed; an intermediate savepoint is not one (S2.4)."""
@@ -186,6 +186,7 @@ class RecoveryPoints:
         self._specs = {spec.number: spec for spec in specs}
         self._entries = entries
         self._views = views
+        self._ran = may_have_run(entries)
         self._points: dict[int, list[CheckpointView]] = {}
         for view in views:
             if view.is_recovery_point:
@@ -218,7 +219,7 @@ class RecoveryPoints:
             restore = self._specs[number].restore
             if restore is None:
                 return None
-            number, below = number - 1, None
+            number, below = followed_by(number, self._ran), None
             if restore.kind != "latest":
                 named = self.named(restore)
                 if named is None or named.checkpoint_id not in self.rejected:

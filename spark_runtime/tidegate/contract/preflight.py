@@ -46,7 +46,7 @@ def check_restore(
 
     Args:
         restore: which snapshot, and what is allowed.
-        graph: None: that of the job's newest submission.
+        graph: None: that of the submission whose code a restore takes (`JobView.followed`).
         parallelism: to restore with; None: the graph's own.
 
     Raises:
@@ -62,8 +62,9 @@ def check_restore(
         path = view.latest_recovery_point.path
     state_backend = None
     if graph is None:
-        graph = _pinned(client, specs[-1].number if specs else 0)
-        state_backend = JobOptions.from_mapping(specs[-1].options).state_backend
+        number = view.followed if view is not None else 0
+        graph = _pinned(client, number)
+        state_backend = JobOptions.from_mapping(specs[number - 1].options).state_backend
     target = Target(
         graph.graph,
         parallelism or graph.parallelism,

@@ -62,7 +62,9 @@ def resolve_restore(
             )
         document = _metadata(store, storage_options, point.path, where)
         latest = replace(restore, path=None, checkpoint_id=None)
-        return ResolvedRestore(latest, specs[-1].lineage, _name(point, point.path), _completed_at(point, document))
+        assert view is not None, "a snapshot was found in it"
+        lineage = _lineage_of(specs, point.spec or view.followed)
+        return ResolvedRestore(latest, lineage, _name(point, point.path), _completed_at(point, document))
     if restore.path is None:
         return _by_id(store, storage_options, restore, specs, view, where)
     path = _relative(store, restore.path)

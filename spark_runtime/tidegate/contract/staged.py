@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tidegate.contract.errors import NotFoundError, RecordError, SnapshotError
 from tidegate.contract.layout import JobLayout
+from tidegate.contract.reigns import followed_by, may_have_run, submissions_of
 from tidegate.contract.snapshots import open_snapshot
 from tidegate.contract.store import Store
 from tidegate.contract.verdicts import Verdicts, verdicts_of
@@ -169,8 +170,9 @@ def quarantined_data(store: Store, quarantine: str, checkpoint_id: int) -> tuple
 
 def staged_data(client: JobClient, checkpoint_id: int | None) -> tuple[StagedData, ...]:
     """See `JobClient.staged`."""
-    specs = client.specs() or (client.spec(1),)
-    verdicts = verdicts_of(specs, client.decisions(), specs[-1].number)
+    specs, decisions = client.specs() or (client.spec(1),), client.decisions()
+    ran = may_have_run(submissions_of(decisions))
+    verdicts = verdicts_of(specs, decisions, followed_by(len(specs) + 1, ran))
     wanted = checkpoint_id if checkpoint_id is not None else max(verdicts.waiting, default=None)
     if wanted is None:
         return ()

@@ -15,7 +15,7 @@ from tidegate.contract.checkpoints import (
     next_checkpoint_id,
 )
 from tidegate.contract.records import Decision, Spec, StatusHint
-from tidegate.contract.reigns import Entry, submissions_of
+from tidegate.contract.reigns import Entry, followed_by, may_have_run, submissions_of
 from tidegate.contract.rewinds import taken_back, with_rewinds
 from tidegate.contract.statistics import CheckpointStatistics, checkpoint_statistics
 from tidegate.contract.verdicts import of_entries, with_verdicts
@@ -133,8 +133,11 @@ class JobView:
             (`stop_outcomes`); with outcome "commits_pending" also "uncommitted", ids of checkpoints; of one whose time
             was up also "held_up_by" and "reason", and "asked_mode" when a second try ended it.
         last_decision: number of the newest log entry, 0 when there is none.
-        latest_recovery_point: what a restore of "latest" starts from (S2.4, S9.3): the newest recovery point that the
-            current submission completed, else the snapshot it was itself restored from.
+        latest_recovery_point: what a restore of "latest" starts from (S2.4, S9.3): the newest recovery point that
+            submission `followed` completed, else the snapshot it was itself restored from.
+        restored: the snapshot that the current submission starts from; None: it starts fresh.
+        followed: the submission that a restore goes on from: the newest, but for those that came to nothing, since they
+            were refused or never had a driver.
         restored_runs: runs, of all submissions, that began from a snapshot.
         refused_requests: requests for snapshots that were refused since the current run began, by code.
         waiting: checkpoints that wait for a verdict of the commit gate, oldest first (S7.8).
@@ -162,6 +165,8 @@ class JobView:
     stop: Mapping[str, Any] | None
     last_decision: int
     latest_recovery_point: CheckpointView | None
+    restored: CheckpointView | None = None
+    followed: int = 0
     restored_runs: int = 0
     refused_requests: Mapping[str, int] = field(default_factory=dict)
     waiting: tuple[int, ...] = ()
@@ -223,7 +228,8 @@ def derive_durable(specs: Sequence[Spec], decisions: Sequence[Decision]) -> JobV
     current = [entry for entry in entries if entry.spec == spec.number]
     status, status_data = _status(current)
     views = checkpoint_views(entries, ended=status.is_terminal)
-    verdicts = of_entries(specs, entries, views, spec.number)
+    followed = followed_by(spec.number + 1, may_have_run(entries))
+    verdicts = of_entries(specs, entries, views, followed)
     views = with_rewinds(with_verdicts(views, verdicts), taken_back(specs, entries))
     points = RecoveryPoints(specs, entries, views)
     most = _optional_int(spec.options.get("max_uncommitted_checkpoints"))
@@ -247,7 +253,9 @@ def derive_durable(specs: Sequence[Spec], decisions: Sequence[Decision]) -> JobV
         slots_needed=None,
         stop=status_data.get("stop"),
         last_decision=decisions[-1].number if decisions else 0,
-        latest_recovery_point=points.latest(spec.number),
+        latest_recovery_point=points.latest(followed),
+        restored=points.restored(spec.number),
+        followed=followed,
         restored_runs=sum(1 for e in entries if e.kind == "status" and e.data.get("restored_from")),
         waiting=verdicts.waiting,
         uncommitted=verdicts.uncommitted,

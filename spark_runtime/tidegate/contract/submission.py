@@ -45,7 +45,8 @@ class Request:
     submission that a restore follows; a fresh start needs a pipeline.
 
     Attributes:
-        like: submission to take from what is not given, of this or of another job of the root; None: the newest.
+        like: submission to take from what is not given, of this or of another job of the root; None: the newest, but
+            for those that came to nothing (`JobView.followed`).
         max_snapshot_age: of what a restore would start from now, by its recorded completion; None: any.
     """
 
@@ -81,7 +82,8 @@ def submit(client: JobClient, request: Request) -> Spec:
         if view is not None:
             _refuse_if_taken(client, view, specs[-1], fresh=request.is_fresh)
         resolved = _resolved(client, request, specs, view)
-        spec, pin = _spec(client, request, specs, resolved)
+        before = specs[view.followed - 1] if view is not None and resolved is not None else None
+        spec, pin = _spec(client, request, len(specs) + 1, request.like or before, resolved)
         path, written = client.layout.spec(spec.number), encode(spec)
         spec = decode(written, Spec, path)  # a spec that nobody can read would block the job for ever
         try:
@@ -200,10 +202,9 @@ def _pinned(client: JobClient, request: Request, before: Spec | None) -> tuple[s
 
 
 def _spec(
-    client: JobClient, request: Request, specs: tuple[Spec, ...], resolved: ResolvedRestore | None
+    client: JobClient, request: Request, number: int, before: Spec | None, resolved: ResolvedRestore | None
 ) -> tuple[Spec, Callable[[], object]]:
-    """The next spec, its code pinned, and what pins that code again."""
-    before = request.like or (specs[-1] if specs and resolved is not None else None)
+    """Spec `number`, its code pinned, and what pins that code again. Args: before: has what the request leaves open."""
     pipeline, artifact, pin = _pinned(client, request, before)
     lineage = resolved.lineage if resolved is not None else None
     options = request.options
@@ -211,7 +212,7 @@ def _spec(
         options = JobOptions.from_mapping(before.options if before is not None else None)
     spec = Spec(
         job_id=client.job_id,
-        number=len(specs) + 1,
+        number=number,
         submission_id=request.submission_id,
         pipeline=pipeline,
         artifact=artifact,

@@ -8,17 +8,15 @@ from itertools import takewhile
 from typing import Any
 
 from tidegate.channel.elements import SAVEPOINTS
-from tidegate.contract.checkpoints import RecoveryPoints, checkpoint_views
-from tidegate.contract.errors import PipelineError, SnapshotError
+from tidegate.contract.checkpoints import CheckpointView, RecoveryPoints, checkpoint_views
+from tidegate.contract.errors import SnapshotError
 from tidegate.contract.records import Decision, Spec
-from tidegate.contract.reigns import Entry, submissions_of
+from tidegate.contract.reigns import Entry, may_have_run, submissions_of
 from tidegate.contract.verdicts import Verdicts
 from tidegate.coordinator.retention import Completed
 
 ENDED_FOR_GOOD = ("FINISHED", "FINISHED_COMMIT_PENDING", "STOPPED", "CANCELED")
 """Statuses after which a submission is not run again."""
-REFUSALS = frozenset({SnapshotError.code, PipelineError.code})
-"""Codes of failures that only drivers tell, never slots."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +68,7 @@ def choose_restore_point(decisions: Sequence[Decision], specs: Sequence[Spec], s
             where=f"job {spec.job_id}",
             remedy="`tidegate checkpoints` lists what can be restored",
         )
+    _refuse_other_lineage(specs, spec, found)
     known = completes.get(found.checkpoint_id)
     return RestorePoint(found.path, found.checkpoint_id or None, known.number if known is not None else 0)
 
@@ -90,6 +89,19 @@ def _refuse_rejected(points: RecoveryPoints, specs: Sequence[Spec], entries: Seq
     views = checkpoint_views(before, ended=False)
     if named.checkpoint_id in RecoveryPoints(specs, before, views).rejected:
         raise _rejected(named.checkpoint_id, f"job {spec.job_id}, snapshot {named.path}")
+
+
+def _refuse_other_lineage(specs: Sequence[Spec], spec: Spec, found: CheckpointView) -> None:
+    """The latest is in the lineage that the submission continues, unless an earlier one, of which nothing had run when
+    it was made, has run since."""
+    taken_by = next((s for s in specs if s.number == found.spec), spec)
+    if spec.restore is not None and spec.restore.kind == "latest" and taken_by.lineage != spec.lineage:
+        raise SnapshotError(
+            f"{found.path} is the latest now, and of another lineage than when this was submitted",
+            where=f"job {spec.job_id}, submission {spec.number}",
+            cause=f"submission {taken_by.number} had not run then",
+            remedy="Restore again: what it had staged would not be committed otherwise",
+        )
 
 
 def check_verdicts(
@@ -142,9 +154,9 @@ def check_abandoned(
     entries = submissions_of(decisions)
     if _went_on_without(entries, checkpoint_id):
         raise _gone(spec, checkpoint_id, [checkpoint_id], "the run after that which took it went on from an older one")
-    points = RecoveryPoints(specs, entries, checkpoint_views(entries, ended=False))
+    points, ran = RecoveryPoints(specs, entries, checkpoint_views(entries, ended=False)), may_have_run(entries)
     for other in specs:
-        if not _may_have_run(entries, other.number) or other.number >= spec.number or other.lineage != spec.lineage:
+        if other.number not in ran or other.number >= spec.number or other.lineage != spec.lineage:
             continue
         line = points.line(other.number)
         gone = [n for n in waiting if taken.views[n].spec < other.number and n > line.get(taken.views[n].spec, 0)]
@@ -184,16 +196,6 @@ def _waiting_in(taken: Verdicts, checkpoint_id: int) -> list[int]:
         if not any(withheld.covers(checkpoint_id) for withheld in taken.withheld):
             waiting.append(checkpoint_id)
     return waiting
-
-
-def _may_have_run(entries: Sequence[Entry], spec_number: int) -> bool:
-    """A slot of the submission may have been started; False: it had no driver, or one that refused it before that."""
-    own = [entry for entry in entries if entry.spec == spec_number]
-    drivers = sum(entry.kind == "fence" and not entry.data.get("only_commits") for entry in own)
-    told = {entry.data["status"] for entry in own if entry.kind == "status"}
-    failures = {entry.data.get("code") for entry in own if entry.kind == "failure"}
-    refused = failures and failures <= REFUSALS and "FAILED" in told and told <= {"WAITING_FOR_SLOTS", "FAILED"}
-    return drivers > 1 or (drivers == 1 and not refused)
 
 
 def _rejected(checkpoint_id: int, where: str) -> SnapshotError:
