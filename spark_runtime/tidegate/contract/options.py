@@ -60,7 +60,7 @@ class JobOptions:
         parallelism: subtasks per operator, and slots; 1 to `max_parallelism`.
         max_parallelism: key groups; fixed for the life of a job (S5.1).
         slot_memory: resident memory a slot may use.
-        state_backend: what keeps the state of keyed processes, joins of two streams and `deduplicate` (S5.2): "heap":
+        state_backend: what keeps keyed state, but of sessions (S5.2): "heap":
             columns in the slot's memory, copied on write; "memory": the same, for small state: snapshots lie in the
             metadata, with a limit; "rocksdb": files on local disk, so that state may be several times larger than
             memory.

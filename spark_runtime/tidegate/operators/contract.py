@@ -76,7 +76,7 @@ class OperatorContext:
             counted (S7.6).
         drained: this operator goes on from a snapshot of a drain, which had ended its input early (S7.5).
         gated: the job commits nothing without an approval (S7.8).
-        state_backend: what keeps the keyed state of a user's process (S5.2).
+        state_backend: what keeps keyed state (S5.2).
         state_memory_bytes: what it may hold in memory, where it can keep state elsewhere.
         staging: in batch mode URL and storage options of the checkpoint's folder.
     """

@@ -1,4 +1,4 @@
-"""The open windows of one subtask, whatever time they follow: filled, fired, written out and taken back.
+"""The open windows of one subtask in memory, whatever time they follow: filled, fired, written out and taken back.
 
 Rows are kept in panes, the longest slices of time that every window is made of a whole number of: of tumbling windows
 the windows themselves. A row is touched once, however many windows it is in; panes are put together when a window
@@ -7,7 +7,8 @@ fires.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +18,20 @@ from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.contract.errors import SnapshotError
 from tidegate.operators.batches import MAX_BATCH_ROWS, one_batch
 from tidegate.operators.contract import OperatorContext
-from tidegate.operators.frozen_windows import FrozenWindows
+from tidegate.operators.frozen_windows import Finish, FrozenWindows
 from tidegate.operators.keyed_window import BatchInput, KeyedWindow, WindowLayout
 from tidegate.operators.specs import WindowAggSpec
-from tidegate.snapshot.parts import KEY_GROUP_COLUMN
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.aggregation import Selection
+from tidegate.state.backends import OUTSIDE_MEMORY
 from tidegate.state.columns import Entries
 from tidegate.state.keybytes import Int64s
 from tidegate.state.keyhash import hash_keys, key_groups, subtask_of_key_groups
+from tidegate.state.layout import foreign_files
+
+if TYPE_CHECKING:
+    from tidegate.operators.stored_windows import StoredWindows
+    from tidegate.operators.window_progress import WindowProgress
 
 PROCESSING_WINDOWS = "processing_windows"
 """State of windows over processing time; those over event time have `windows` and `progress`."""
@@ -40,7 +47,8 @@ class OpenWindows:
         state_schema: of rows in snapshots: key group, start of the pane, then keys and aggregates.
     """
 
-    def __init__(self, spec: WindowAggSpec) -> None:
+    def __init__(self, spec: WindowAggSpec, ctx: OperatorContext, name: str) -> None:
+        """Args: name: of the state."""
         self.layout = WindowLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
         self.next_end_us = MAX_WATERMARK
         self.state_schema = pa.schema(
@@ -50,7 +58,7 @@ class OpenWindows:
                 *self.layout.state_fields(),
             ]
         )
-        self._spec = spec
+        self._spec, self._ctx, self._name = spec, ctx, name
         self._pane_us = spec.pane_us
         self._panes_per_window = spec.size_us // spec.pane_us
         self._panes_per_step = spec.step_us // spec.pane_us
@@ -63,13 +71,6 @@ class OpenWindows:
     def __bool__(self) -> bool:
         """Some window is open."""
         return bool(self._panes)
-
-    @property
-    def results(self) -> int:
-        """Records that firing all of them would emit: one for each key of each window."""
-        if self._panes_per_window == 1:
-            return sum(pane.size for pane in self._panes.values())
-        return sum(self._window(number).size for number in self._unfired(MAX_WATERMARK))
 
     def end_us(self, number: int) -> int:
         """First time after window `number`."""
@@ -106,7 +107,7 @@ class OpenWindows:
             if not self._keeps_fired:
                 del self._panes[number]
         if until_us == MAX_WATERMARK:
-            self.clear()
+            self._clear()
             return
         self.pass_by(until_us)
         self._find_next_end()
@@ -140,22 +141,34 @@ class OpenWindows:
             window = self._window(number, updated.keys(0, updated.size))
             yield from self._emit(number, window, None)
 
-    def clear(self) -> None:
-        """Close every window and emit nothing."""
-        self._panes.clear()
-        self._find_next_end()
+    def drop(self) -> int:
+        """Close every window and emit nothing. Returns how many results that leaves out: one for each key of each
+        window that has not fired."""
+        if self._panes_per_window == 1:
+            results = sum(pane.size for pane in self._panes.values())
+        else:
+            results = sum(self._window(number).size for number in self._unfired(MAX_WATERMARK))
+        self._clear()
+        return results
 
-    def freeze(self, ctx: OperatorContext) -> FrozenWindows:
-        """All panes as they are now, in time that does not depend on the number of keys."""
-        frozen = [(self._pane_start_us(number), pane.freeze()) for number, pane in sorted(self._panes.items())]
-        return FrozenWindows(self.state_schema, frozen, ctx.max_parallelism)
+    def snapshot(self, checkpoint_id: int, *, portable: bool, finish: Finish = lambda rows: rows) -> AsyncSnapshot:
+        """Freeze all panes, in time that does not depend on the number of keys. Args: finish: adds columns to the
+        rows."""
+        panes = [(self._pane_start_us(number), pane.freeze()) for number, pane in sorted(self._panes.items())]
+        frozen = FrozenWindows(self.state_schema, panes, self._ctx.max_parallelism)
+        return lambda: [frozen.part(self._name, finish)]
 
-    def restore(self, tables: Iterable[pa.Table], ctx: OperatorContext) -> None:
-        """Take back the rows of what `freeze` gave, or of what several gave, with the columns of `state_schema`. Keys
-        of other subtasks are passed over."""
+    def restore_files(self, parts: Sequence[StatePart]) -> None:
+        """Raises SnapshotError: files of another back end."""
+        raise foreign_files(parts[0], [self._name], self._ctx.uid)
+
+    def restore_rows(self, part: StatePart, progress: WindowProgress) -> None:
+        """Take back the rows of one or several subtasks, with the columns of `state_schema`. Keys of other subtasks are
+        passed over. Args: progress: restored already; `resume` is told of it."""
+        ctx = self._ctx
         owners = subtask_of_key_groups(ctx.parallelism, ctx.max_parallelism)
         width = 2 + len(self._spec.keys)
-        for start_us, rows in _by_window(_owned(table, owners == ctx.subtask) for table in tables):
+        for start_us, rows in _by_window(_owned(table, owners == ctx.subtask) for table in part.tables()):
             keys = pa.RecordBatch.from_arrays(rows.columns[2:width], schema=self.layout.keys.schema)
             number = (start_us - self._spec.offset_us) // self._pane_us
             assert number not in self._panes, "one window comes in two parts"
@@ -170,10 +183,17 @@ class OpenWindows:
             self._fired_us = fired_us
             self._find_next_end()
 
-    def close(self, closed_us: int) -> None:
+    def forget(self, closed_us: int) -> None:
         """Forget windows that end by `closed_us`: they have fired, and were kept for more lateness than is allowed."""
         for pane in [pane for pane in self._panes if self.last_end_us(pane) <= closed_us]:
             del self._panes[pane]
+        self._find_next_end()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _clear(self) -> None:
+        self._panes.clear()
         self._find_next_end()
 
     def _start_us(self, number: int) -> int:
@@ -244,6 +264,15 @@ def _unpassed(window: KeyedWindow, end_us: int, passed_us: Int64s | None) -> Ent
     keys = window.keys(0, window.size)
     groups = key_groups(hash_keys(keys, keys.schema.names), len(passed_us))
     return np.flatnonzero(passed_us[groups] < end_us).astype(np.int32)
+
+
+def open_windows(spec: WindowAggSpec, ctx: OperatorContext, name: str) -> OpenWindows | StoredWindows:
+    """As `state_backend` says. Args: name: of the state."""
+    if ctx.state_backend not in OUTSIDE_MEMORY:
+        return OpenWindows(spec, ctx, name)
+    from tidegate.operators.stored_windows import StoredWindows
+
+    return StoredWindows(spec, ctx, name)
 
 
 def changed_window(uid: str, state: str, was: str, now: str) -> SnapshotError:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from tidegate.channel.elements import MAX_WATERMARK
+from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.operators.batches import coalesced
-from tidegate.operators.contract import Output, StreamOperator
-from tidegate.operators.open_windows import PROCESSING_WINDOWS, OpenWindows, changed_window
-from tidegate.operators.restoring import checked_part
+from tidegate.operators.contract import OperatorContext, Output, StreamOperator
+from tidegate.operators.open_windows import PROCESSING_WINDOWS, OpenWindows, changed_window, open_windows
+from tidegate.operators.restoring import changed_rows, checked_part
 from tidegate.operators.specs import WindowAggSpec
 from tidegate.operators.window_progress import PROGRESS, WindowProgress
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+
+if TYPE_CHECKING:
+    from tidegate.operators.stored_windows import StoredWindows
 
 PROCESSING_TIME_DROPPED = "processing_time_dropped"
 """Counter: results of windows that were open at the end of the input and did not fire, and rows that came after it
@@ -44,12 +48,18 @@ class ProcessingWindowAggregate(StreamOperator):
     fires at once.
     """
 
+    _windows: OpenWindows | StoredWindows
+
     def __init__(self, spec: WindowAggSpec) -> None:
         self._spec = spec
-        self._windows = OpenWindows(spec)
-        self._state_schema = self._windows.state_schema.append(pa.field(END_COLUMN, pa.int64()))
         self._progress = WindowProgress(spec.shape, spec.lateness_us)
         self._has_ended = False
+
+    def open(self, ctx: OperatorContext) -> None:
+        """Make room for the windows."""
+        super().open(ctx)
+        self._windows = open_windows(self._spec, ctx, PROCESSING_WINDOWS)
+        self._state_schema = self._windows.state_schema.append(pa.field(END_COLUMN, pa.int64()))
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """Take the rows into the window of this moment; emits nothing. Raises SumOverflowError."""
@@ -60,8 +70,11 @@ class ProcessingWindowAggregate(StreamOperator):
             number = (now_us - self._spec.offset_us) // self._spec.pane_us
             if now_us < self._progress.watermark_us:
                 self._set_back(now_us)
-            self._windows.add(number, self._windows.layout.read(batch), 0, batch.num_rows)
-        yield from ()
+            if isinstance(self._windows, OpenWindows):
+                self._windows.add(number, self._windows.layout.read(batch), 0, batch.num_rows)
+            else:
+                panes = np.full(batch.num_rows, number)
+                yield from self._windows.take(batch, panes, MIN_WATERMARK, self._progress.watermark_us)
 
     def next_processing_time_ms(self) -> int | None:
         """The end of the first open window."""
@@ -89,10 +102,10 @@ class ProcessingWindowAggregate(StreamOperator):
         self._has_ended = True
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
-        """Mark the columns of every open window."""
-        frozen = self._windows.freeze(self.ctx)
+        """Freeze every open window."""
+        write = self._windows.snapshot(checkpoint_id, portable=self.portable, finish=self._with_end)
         progress = [self._progress.part(self.ctx)] if self._spec.slide_us else []
-        return lambda: [frozen.part(PROCESSING_WINDOWS, self._with_end), *progress]
+        return lambda: [*write(), *progress]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
         """Take back the open windows.
@@ -100,16 +113,25 @@ class ProcessingWindowAggregate(StreamOperator):
         Raises:
             SnapshotError: the state is of other keys, aggregates or windows than the pipeline's; names both (S5.5).
         """
-        for part in parts:
+        rows = [part for part in parts if part.format == "rows"]
+        for part in rows:
             if part.name == PROGRESS and self._spec.slide_us:
                 self._progress.restore(part.table, self.ctx)
-                continue
-            if part.name != PROCESSING_WINDOWS:
+            elif part.name != PROCESSING_WINDOWS:
                 raise changed_window(self.ctx.uid, part.name, "it was over event time", "over processing time")
-            renamed = dict(self._spec.renamed)
-            checked = checked_part(part, self._state_schema, self.ctx.uid, renamed, fills=False)
-            self._windows.restore(map(self._without_end, checked.tables()), self.ctx)
+        if len(rows) < len(parts):
+            self._windows.restore_files([part for part in parts if part.format != "rows"])
+        for part in rows:
+            if part.name == PROCESSING_WINDOWS:
+                renamed = dict(self._spec.renamed)
+                checked = checked_part(part, self._state_schema, self.ctx.uid, renamed, fills=False)
+                self._windows.restore_rows(changed_rows(checked, self._without_end), self._progress)
         self._windows.resume(self._progress.watermark_us)
+
+    def close(self) -> None:
+        """Close what keeps the windows."""
+        if hasattr(self, "_windows"):
+            self._windows.close()
 
     def _set_back(self, now_us: int) -> None:
         self._progress.watermark_us, self._progress.passed_us = now_us, None
@@ -130,7 +152,7 @@ class ProcessingWindowAggregate(StreamOperator):
             yield from coalesced(self._windows.fire(MAX_WATERMARK))
 
     def _drop(self) -> None:
-        results = self._windows.results
+        results = self._windows.drop()
         if not results:
             return
         self.ctx.count(PROCESSING_TIME_DROPPED, results)
@@ -141,7 +163,6 @@ class ProcessingWindowAggregate(StreamOperator):
             self.ctx.subtask,
             results,
         )
-        self._windows.clear()
 
     def _check_bounds(self, table: pa.Table) -> None:
         """An open window must be one of this pipeline's: fewer rows in it would be as wrong as more."""

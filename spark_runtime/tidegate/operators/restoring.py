@@ -1,11 +1,15 @@
-"""Checks that restored state is what the operator keeps (S5.5)."""
+"""Checks that restored state is what the operator keeps (S5.5), and gives it other columns."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 
 from tidegate.snapshot.evolving import Renamed, evolved
-from tidegate.snapshot.parts import StatePart
+from tidegate.snapshot.parts import Blob, StatePart
 
 
 def checked_part(
@@ -21,3 +25,13 @@ def checked_part(
         SnapshotError: its columns cannot become those; names the operator, the state, and old and new types.
     """
     return evolved(part, wanted, uid, renamed, fills=fills)
+
+
+def changed_rows(part: StatePart, change: Callable[[pa.Table], pa.Table]) -> StatePart:
+    """The part, of format "rows", with what `change` makes of its rows, a piece at a time."""
+    blobs = tuple(Blob(blob.id, partial(_changed_blob, blob, change), blob.size_bytes) for blob in part.blobs)
+    return replace(part, table=change(part.table), blobs=blobs)
+
+
+def _changed_blob(blob: Blob, change: Callable[[pa.Table], pa.Table]) -> pa.Table:
+    return change(blob.table())

@@ -8,7 +8,7 @@ they are written back. The back end's cache spares busy keys the way to the disk
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from tidegate.operators.contract import OperatorContext
 from tidegate.operators.keyed_window import WindowLayout
+from tidegate.operators.restoring import changed_rows
 from tidegate.snapshot.key_groups import key_group_range
-from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, Blob, StatePart
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.aggregation import Accumulating, ReadValues, Selection
 from tidegate.state.backends import new_backend
 from tidegate.state.columns import Cells, Entries
@@ -203,7 +204,7 @@ class StoredAggregates:
         if not portable:
             return write
         name = self._descriptor.name
-        return lambda: [_changed(part, partial(self._plain, finish)) for part in write() if part.name == name]
+        return lambda: [changed_rows(part, partial(self._plain, finish)) for part in write() if part.name == name]
 
     def restore_files(self, parts: Sequence[StatePart]) -> None:
         """Take back state and timers in files of the back end. Raises SnapshotError: they are of other columns."""
@@ -232,15 +233,6 @@ class StoredAggregates:
         names += [KEY_PREFIX + name for name in self._keys.names]
         names += [VALUE_PREFIX + name for name in self._descriptor.columns.names]
         return finish(pa.table([table.column(name) for name in names], schema=self._rows))
-
-
-def _changed(part: StatePart, change: Finish) -> StatePart:
-    blobs = tuple(Blob(blob.id, partial(_changed_rows, blob, change), blob.size_bytes) for blob in part.blobs)
-    return replace(part, table=change(part.table), blobs=blobs)
-
-
-def _changed_rows(blob: Blob, change: Finish) -> pa.Table:
-    return change(blob.table())
 
 
 def _unused_name(name: str, taken: Sequence[str]) -> str:

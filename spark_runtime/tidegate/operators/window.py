@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -11,7 +12,7 @@ from tidegate.contract.errors import TidegateError
 from tidegate.operators.batches import coalesced
 from tidegate.operators.contract import OperatorContext, Output, SideOutput, StreamOperator
 from tidegate.operators.eventtime import EventTime
-from tidegate.operators.open_windows import PROCESSING_WINDOWS, OpenWindows, changed_window
+from tidegate.operators.open_windows import PROCESSING_WINDOWS, OpenWindows, changed_window, open_windows
 from tidegate.operators.restoring import checked_part
 from tidegate.operators.specs import WindowAggSpec
 from tidegate.operators.window_progress import MAX_TIME_US, MIN_TIME_US, PROGRESS, WindowProgress
@@ -20,6 +21,10 @@ from tidegate.state.columns import Entries
 from tidegate.state.keybytes import Int64s, valid_mask
 from tidegate.state.rows import group_by_window
 
+if TYPE_CHECKING:
+    from tidegate.operators.stored_windows import StoredWindows
+
+WINDOWS = "windows"
 LATE = "late"
 """Side output: rows of which every window has closed, as they came."""
 LATE_DROPPED = "late_dropped"
@@ -56,7 +61,7 @@ class WindowAggregate(StreamOperator):
     far. Rows of which every window has closed are late: they go to the side output `late`, or are dropped and counted
     under `late_dropped` (S4.4). Null is a key like any other. MAX_WATERMARK fires all windows that have not fired, and
     closes all; rows that come after it make windows of their own, which fire in `finish` (S7.2). Windows fire in order
-    of time; keys within one in order of first sight.
+    of time; keys within one in order of first sight, or outside memory of the back end (`StoredWindows`).
 
     State: `windows` (keyed: a row for each pane and key; of tumbling windows panes are the windows) and `progress`
     (keyed: for each key group the watermark that decides what is late, never MAX, S4.4; after MAX none at all: inputs
@@ -69,9 +74,10 @@ class WindowAggregate(StreamOperator):
     against their key group's own watermark, so that no window fires twice.
     """
 
+    _windows: OpenWindows | StoredWindows
+
     def __init__(self, spec: WindowAggSpec) -> None:
         self._spec = spec
-        self._windows = OpenWindows(spec)
         assert spec.time_column is not None, "windows over processing time are another operator's"
         self._time = EventTime(spec.time_column, spec.time_unit)
         steps = spec.pane_us * self._time.per_second, spec.offset_us * self._time.per_second
@@ -81,6 +87,11 @@ class WindowAggregate(StreamOperator):
         )
         self._progress = WindowProgress(spec.shape, spec.lateness_us)
         self._is_over = False  # MAX_WATERMARK came
+
+    def open(self, ctx: OperatorContext) -> None:
+        """Make room for the windows."""
+        super().open(ctx)
+        self._windows = open_windows(self._spec, ctx, WINDOWS)
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """Take the rows into their windows; emits windows that fire again, and late rows to the side output.
@@ -116,10 +127,10 @@ class WindowAggregate(StreamOperator):
         yield from coalesced(self._windows.fire(MAX_WATERMARK))
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
-        """Mark the columns of every open window."""
-        frozen = self._windows.freeze(self.ctx)
+        """Freeze every open window."""
+        write = self._windows.snapshot(checkpoint_id, portable=self.portable)
         progress = self._progress.part(self.ctx, is_over=self._is_over)
-        return lambda: [frozen.part("windows"), progress]
+        return lambda: [*write(), progress]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
         """Take back the open windows and the watermark.
@@ -132,33 +143,59 @@ class WindowAggregate(StreamOperator):
                 self._progress.restore(part.table, self.ctx)
             elif part.name == PROCESSING_WINDOWS:
                 raise changed_window(self.ctx.uid, part.name, "it was over processing time", "over event time")
-            else:
+        files = [part for part in parts if part.format != "rows"]
+        if files:
+            self._windows.restore_files(files)
+        for part in parts:
+            if part.name != PROGRESS and part.format == "rows":
                 renamed = dict(self._spec.renamed)
                 checked = checked_part(part, self._windows.state_schema, self.ctx.uid, renamed, fills=False)
-                self._windows.restore(checked.tables(), self.ctx)
+                self._windows.restore_rows(checked, self._progress)
         self._windows.resume(self._progress.watermark_us)
-        self._windows.close(self._progress.watermark_us - self._spec.lateness_us)
+        self._windows.forget(self._progress.watermark_us - self._spec.lateness_us)
+
+    def close(self) -> None:
+        """Close what keeps the windows."""
+        if hasattr(self, "_windows"):
+            self._windows.close()
 
     def _fired_again(self, batch: pa.RecordBatch, times: Int64s) -> Iterator[Output]:
         """Take rows; rows of key groups that are ahead by themselves."""
         for part, its_times, fired_us in self._progress.split(batch, times, self._spec.keys):
-            yield from self._taken(part, its_times, fired_us)
+            closed_us = self._progress.closed_at(fired_us)
+            if isinstance(self._windows, OpenWindows):
+                yield from self._taken(self._windows, part, its_times, closed_us, fired_us)
+            else:
+                panes = (its_times - self._offset) // self._pane
+                yield from self._taken_outside(self._windows, part, panes, closed_us, fired_us)
 
-    def _taken(self, batch: pa.RecordBatch, times: Int64s, fired_us: int) -> Iterator[Output]:
-        """Take rows for whose keys windows have fired up to `fired_us`."""
-        closed_us = self._progress.closed_at(fired_us)
+    def _taken_outside(
+        self, windows: StoredWindows, batch: pa.RecordBatch, panes: Int64s, closed_us: int, fired_us: int
+    ) -> Iterator[Output]:
+        """As `_taken`, of windows outside memory."""
+        over = windows.closed(panes, closed_us)
+        if over.any():
+            yield from late_rows(batch.filter(pa.array(over)), self.ctx)
+            batch, panes = batch.filter(pa.array(~over)), panes[~over]
+        if batch.num_rows:
+            yield from coalesced(windows.take(batch, panes, closed_us, fired_us))
+
+    def _taken(
+        self, windows: OpenWindows, batch: pa.RecordBatch, times: Int64s, closed_us: int, fired_us: int
+    ) -> Iterator[Output]:
+        """Take rows for whose keys windows have fired up to `fired_us`, and closed up to `closed_us`."""
         grouped = group_by_window(times, self._pane, self._offset)
         if grouped.order is not None:
-            columns = batch.schema.names if LATE in self.ctx.side_outputs else self._windows.layout.used_columns
+            columns = batch.schema.names if LATE in self.ctx.side_outputs else windows.layout.used_columns
             batch = batch.select(columns).take(pa.array(grouped.order))
-        rows = self._windows.layout.read(batch)
+        rows = windows.layout.read(batch)
         touched: dict[int, Entries] = {}
         for number, start, stop in grouped.runs:
-            if self._windows.last_end_us(number) <= closed_us:
+            if windows.last_end_us(number) <= closed_us:
                 yield from late_rows(batch.slice(start, stop - start), self.ctx)
                 continue
-            entries = self._windows.add(number, rows, start, stop)
-            if self._spec.lateness_us and self._windows.first_end_us(number, closed_us) <= fired_us:
+            entries = windows.add(number, rows, start, stop)
+            if self._spec.lateness_us and windows.first_end_us(number, closed_us) <= fired_us:
                 touched[number] = entries
         if touched:
-            yield from coalesced(self._windows.fire_again(touched, closed_us, fired_us))
+            yield from coalesced(windows.fire_again(touched, closed_us, fired_us))

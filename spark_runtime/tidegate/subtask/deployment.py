@@ -24,7 +24,7 @@ from tidegate.operators.process_specs import ProcessSpec
 from tidegate.operators.processor_specs import StatefulProcessorSpec
 from tidegate.operators.requests import StartRequests
 from tidegate.operators.running_specs import RunningAggSpec
-from tidegate.operators.specs import KeyedProcessSpec, WatermarkSpec
+from tidegate.operators.specs import KeyedProcessSpec, WatermarkSpec, WindowAggSpec
 from tidegate.plan.execution import Chain, ChainInput, ChainOutput, ExecutionPlan
 from tidegate.plan.graph import JobGraph, Node
 from tidegate.snapshot.channel_state import Cut, InFlight, ReplayInput, replay_for
@@ -65,7 +65,7 @@ class Deployment:
         unaligned_after_ms: from the first barrier of a checkpoint to overtaking; None: never (S3.7).
         processing_time_on_end: what becomes of open processing-time windows when the input ends (S7.6).
         gated: nothing is committed without an approval (S7.8).
-        state_backend: of keyed processes (S5.2).
+        state_backend: of keyed state (S5.2).
         state_memory_bytes: what all of them together may hold in memory, where they can keep state elsewhere.
         requests: how `map_async` asks; None: on threads.
     """
@@ -243,7 +243,7 @@ def _back_ends(graph: JobGraph, state_backend: StateBackend) -> int:
     """How many operators share the slot's memory for state; at least 1."""
     kept_in_one: tuple[type, ...] = (KeyedProcessSpec, StatefulProcessorSpec, StreamJoinSpec, DeduplicateSpec)
     if state_backend in OUTSIDE_MEMORY:
-        kept_in_one += (RunningAggSpec,)
+        kept_in_one += (RunningAggSpec, WindowAggSpec)
     return max(1, sum(isinstance(node.spec, kept_in_one) for node in graph.nodes))
 
 

@@ -43,6 +43,20 @@ def open_operator() -> OpenOperator:
     return open_
 
 
+@pytest.fixture(scope="module", params=["heap", "rocksdb"])
+def place_of_state(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Any]:
+    """place_of_state(): arguments of an `OperatorContext`, for one operator; every test runs with each back end. A
+    module's autouse fixture hands it to what opens operators."""
+    numbers = iter(range(10**6))
+    folder = tmp_path_factory.mktemp("state")
+
+    def arguments() -> dict[str, Any]:
+        scratch = str(folder / f"{next(numbers)}") if request.param == "rocksdb" else ""
+        return {"state_backend": request.param, "scratch": scratch, "state_memory_bytes": 2**22}
+
+    return arguments
+
+
 @pytest.fixture
 def scratches(tmp_path: Path) -> Callable[[], Path]:
     """scratches(): a new folder at every call."""

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from tidegate.channel.elements import MIN_WATERMARK
 from tidegate.operators.contract import OperatorContext, OperatorSpec, SideOutput
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
@@ -55,6 +56,7 @@ class Subtasks:
         self._spec: Any = spec
         self._back_end = back_end
         self._runs += 1
+        self._told = [MIN_WATERMARK] * parallelism
         self.operators: list[Any] = []
         for index in range(parallelism):
             operator: Any = spec.create()
@@ -81,8 +83,14 @@ class Subtasks:
                 out += self.plain(operator.process(part, 0))
         return out
 
-    def watermark(self, watermark_us: int) -> list[tuple[Any, ...]]:
-        return [row for operator in self.operators for row in self.plain(operator.on_watermark(watermark_us))]
+    def watermark(self, watermark_us: int, first: int = 0) -> list[tuple[Any, ...]]:
+        """Subtasks from `first` on are told."""
+        out = []
+        for index, operator in enumerate(self.operators):
+            if index >= first and watermark_us >= self._told[index]:
+                self._told[index] = watermark_us
+                out += self.plain(operator.on_watermark(watermark_us))
+        return out
 
     def finish(self) -> list[tuple[Any, ...]]:
         return [row for operator in self.operators for row in self.plain(operator.finish())]

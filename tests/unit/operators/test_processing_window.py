@@ -28,6 +28,13 @@ RESULT = pa.schema([("k", pa.int64()), *BOUNDS, ("n", pa.int64()), ("total", pa.
 AGGREGATES = (Agg("n", "count"), Agg("total", "sum", "v"))
 SPEC = WindowAggSpec(("k",), None, "us", 10_000, 0, AGGREGATES, INPUT, RESULT)
 """Windows of 10 ms."""
+_place_of_state: Any = dict
+
+
+@pytest.fixture(autouse=True, scope="module")
+def in_every_back_end(place_of_state: Any) -> None:
+    global _place_of_state
+    _place_of_state = place_of_state
 
 
 class Clock:
@@ -51,8 +58,11 @@ class Rig:
         self.clock = Clock()
         self.operator = spec.create()
         self.context = OperatorContext(
-            "job", "l", "op", *place, GROUPS, 1, "r", (INPUT,), self.clock, processing_time_on_end=on_end
+            *("job", "l", "op", *place, GROUPS, 1, "r", (INPUT,), self.clock),  # type: ignore[arg-type]
+            processing_time_on_end=on_end,
+            **_place_of_state(),
         )
+        self.operator.portable = True
         self.operator.open(self.context)
         if restored is not None:
             self.operator.restore(restored)
