@@ -36,7 +36,8 @@ class ProcessingWindowAggregate(StreamOperator):
     A window fires once the clock has reached its end, or when the input really ends, and its state goes. No row is
     late. Where the clock was set back between two runs, rows may come into a window that has fired: it fires again,
     with these rows alone. Null is a key like any other. Windows fire in order of time; keys within one in order of
-    first sight. Watermarks pass, and mean nothing here but for the last.
+    first sight, or outside memory of the back end (`StoredWindows`). Watermarks pass, and mean nothing here but for
+    the last.
 
     At the end of the input open windows fire once, or with `processing_time_on_end="drop"` are dropped, counted under
     `processing_time_dropped` and logged; rows that come after it are dropped and counted (S7.6). MAX_WATERMARK, which
