@@ -72,10 +72,12 @@ def test_both_modes_give_what_the_closed_form_says(local_job: RealJob, mode: str
 
 @pytest.mark.parametrize("mode", ["batch", pytest.param("streaming", marks=pytest.mark.slow)])
 def test_a_dataframe_is_a_source_in_both_modes(local_job: RealJob, mode: str) -> None:
-    """S4.2: in streaming from files, which go with the job."""
+    """S4.2: in streaming from files, which go with the job; in batch Spark filters and renames (S8.1)."""
     start(local_job, ROWS, "framed", mode=mode)
     finished(local_job)
     assert local_job.output() == expected(ROWS)
+    said = local_job.logs().count(f"Spark reads id, k=key, ts where id < {ROWS}, which is all of ")
+    assert said == (1 if mode == "batch" else 0)
     client = local_job.client
     assert not client.store.exists(client.layout.materialised_record(1, "orders"))
 

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.connectors.sink_operator import COMMITTABLES
+from tidegate.connectors.spark_source import SparkSource
 from tidegate.connectors.splits import SPLITS
 from tidegate.contract.state_shapes import StateShape
 from tidegate.operators.contract import MAIN_OUTPUT, DeclaresStates
@@ -55,10 +56,20 @@ def _explain(
     lines.append(f"{first}[{node.uid}] {describe_node(node)}{arrow}")
     below = rest + ("|  " if node.inputs else "   ")
     lines.append(f"{below}{schema_text(node.schema)}  ({node.location})")
+    if isinstance(node.source, SparkSource):
+        lines.append(f"{below}in batch Spark reads {_native_text(graph, node)}")
     for index, given in enumerate(node.inputs):
         last = index == len(node.inputs) - 1
         upstream = graph.nodes[given.upstream]
         _explain(graph, upstream, given, rest + "+- ", rest + ("   " if last else "|  "), seen, lines)
+
+
+def _native_text(graph: JobGraph, source: Node) -> str:
+    from tidegate.plan.batch import sinks_at_the_end
+    from tidegate.plan.native import native_read
+
+    runs = sinks_at_the_end(graph)
+    return native_read(runs, runs.nodes[source.node_id]).describe(runs)
 
 
 def _edge_text(edge: Edge) -> str:

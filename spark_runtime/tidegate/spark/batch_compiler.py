@@ -11,6 +11,8 @@ import pyarrow as pa
 from tidegate.connectors.spark_source import SparkSource
 from tidegate.operators.specs import UnionSpec
 from tidegate.plan.batch import BatchPlan, Stage
+from tidegate.plan.graph import JobGraph, Node
+from tidegate.plan.native import NativeRows
 from tidegate.spark.batch_exchange import exchange_schema
 from tidegate.spark.batch_task import BroadcastRows, SendTask, StageTask, Task, output_schema
 
@@ -25,8 +27,8 @@ class Frames(Protocol[F]):
     def indices(self) -> F:
         """Partition i has one row, i, in `INDEX_SCHEMA`."""
 
-    def native(self, source: SparkSource) -> F:
-        """The rows of a DataFrame, in Spark's own types."""
+    def native(self, graph: JobGraph, source: Node) -> tuple[F, NativeRows]:
+        """The rows of a DataFrame, in Spark's own types, of those that `graph` asks for; and how they come."""
 
     def mapped(self, frame: F, task: Task, schema: pa.Schema) -> F:
         """`task` over every partition. Args: schema: of what it gives."""
@@ -57,12 +59,16 @@ def compile_batch(plan: BatchPlan, assigned: Assigned, frames: Frames[F]) -> lis
     made: Made[F] = {}
     ends: list[F] = []
     for stage in plan.stages:
-        frame = _gathered(plan, stage, made, frames)
+        native = None
+        if _reads_spark(plan, stage):
+            frame, native = frames.native(plan.graph, plan.graph.nodes[stage.nodes[0]])
+        else:
+            frame = _gathered(plan, stage, made, frames)
         if not _only_puts_together(plan, stage):
             task = StageTask(
                 stage.stage_id,
                 splits=_splits(plan, stage, assigned),
-                native=_reads_spark(plan, stage),
+                native=native,
                 broadcasts={g.input_index: frames.everywhere(made[g.upstream, g.output]) for g in stage.broadcasts},
                 sends_to=_only_exchange(plan, stage),
             )
@@ -79,10 +85,7 @@ def compile_batch(plan: BatchPlan, assigned: Assigned, frames: Frames[F]) -> lis
 
 
 def _gathered(plan: BatchPlan, stage: Stage, made: Made[F], frames: Frames[F]) -> F:
-    if stage.gathers == "splits":
-        source = plan.graph.nodes[stage.nodes[0]].source
-        return frames.native(source) if isinstance(source, SparkSource) else frames.indices()
-    if stage.gathers == "nothing":
+    if stage.gathers in ("splits", "nothing"):
         return frames.indices()
     found = [made[given.upstream, given.output] for given in stage.inputs]
     if stage.gathers == "rows":

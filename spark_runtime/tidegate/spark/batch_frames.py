@@ -15,9 +15,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from tidegate.connectors.spark_source import SparkSource
 from tidegate.contract.errors import PipelineError
+from tidegate.plan.graph import JobGraph, Node
+from tidegate.plan.native import NativeRows
 from tidegate.spark.batch_exchange import SORTED_BY, TARGET
 from tidegate.spark.batch_task import INDEX_SCHEMA, OUTPUT, Task
 from tidegate.spark.batch_worker import InWorker, WorkerPlace
+from tidegate.spark.native_columns import asked_of, narrowed, quoted
 
 if TYPE_CHECKING:
     from pyspark import Broadcast
@@ -51,11 +54,15 @@ class SparkFrames:
         """See `Frames`."""
         return self.session.range(0, self.parallelism, 1, self.parallelism).toDF(*INDEX_SCHEMA.names)
 
-    def native(self, source: SparkSource) -> DataFrame:
+    def native(self, graph: JobGraph, source: Node) -> tuple[DataFrame, NativeRows]:
         """See `Frames`."""
-        frame = declared_columns(self.session, source).coalesce(self.parallelism)
+        assert isinstance(source.source, SparkSource), f"{source.uid!r} is no DataFrame"
+        declared = declared_columns(self.session, source.source)
+        read = asked_of(declared, graph, source)
+        print(f"tidegate: source {source.uid!r}: Spark reads {read.describe(graph)}", flush=True)
+        frame = narrowed(declared, read).coalesce(self.parallelism)
         missing = self.parallelism - frame.rdd.getNumPartitions()
-        return frame if missing <= 0 else frame.union(self._without_rows(frame, missing))
+        return frame if missing <= 0 else frame.union(self._without_rows(frame, missing)), read.rows
 
     def _without_rows(self, frame: DataFrame, partitions: int) -> DataFrame:
         """Partitions that a frame lacks: the number of a partition among several frames tells its subtask."""
@@ -114,7 +121,7 @@ def declared_columns(session: SparkSession, source: SparkSource) -> DataFrame:
             cause=f"its columns are {', '.join(frame.columns)}",
             remedy="Correct schema=, or the DataFrame",
         )
-    return frame.select(*(frame[f"`{name}`"] for name in source.schema().names))
+    return frame.select(*(quoted(frame, name) for name in source.schema().names))
 
 
 def _union(frames: Sequence[DataFrame]) -> DataFrame:

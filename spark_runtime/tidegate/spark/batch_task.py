@@ -25,6 +25,7 @@ from tidegate.operators.async_specs import AsyncMapSpec
 from tidegate.operators.contract import MAIN_OUTPUT, OperatorContext, SideOutput, StreamOperator
 from tidegate.plan.batch import BatchPlan, Stage, StageInput
 from tidegate.plan.graph import Node
+from tidegate.plan.native import NativeRows
 from tidegate.snapshot.handles import StateHandle
 from tidegate.snapshot.parts import StatePart
 from tidegate.spark.batch_exchange import Blocks, Tagger, exchange_schema
@@ -85,14 +86,14 @@ class StageTask:
     Attributes:
         stage_id: of the stage.
         splits: of its source, by subtask, as JSON; None: it has none that is read here.
-        native: rows of a Spark DataFrame come in, in the schema that Spark gives them.
+        native: rows of a Spark DataFrame come in, and how they come.
         broadcasts: by input of the head.
         sends_to: stage and input that the rows are made ready for; None: they go on as they are.
     """
 
     stage_id: int
     splits: Mapping[int, Sequence[Mapping[str, Any]]] | None = None
-    native: bool = False
+    native: NativeRows | None = None
     broadcasts: Mapping[int, BroadcastRows] = field(default_factory=dict)
     sends_to: tuple[int, int] | None = None
 
@@ -166,6 +167,8 @@ class _Subtask:
             yield from run_exchanged(self._new_head, tail, blocks, inputs, broadcasts)
             return
         nodes = self._nodes[1:] if stage.gathers == "splits" else self._nodes
+        if task.native is not None:
+            nodes = [node for node in nodes if node.node_id not in task.native.runs]
         pipe = Pipe(self._open(nodes), self._index, self._roused)
         if stage.gathers == "nothing":
             yield from run_rows(pipe, (), broadcasts, None)
@@ -180,9 +183,9 @@ class _Subtask:
         if task.splits is not None:
             assert head.source is not None, "only a source has splits"
             yield from self._read(head, head.source, task.splits.get(self._index, ()))
-        elif task.native:
+        elif task.native is not None:
             for batch in batches:
-                yield as_declared(batch, head.schema, f"source {head.uid!r} at {head.location}")
+                yield _whole(batch, task.native, f"source {head.uid!r} at {head.location}")
         else:
             for batch in batches:
                 yield from_wire(batch.columns, stage.inputs[0].schema)
@@ -302,6 +305,16 @@ def outputs_schema(stage: Stage) -> pa.Schema:
     for number, (_, schema) in enumerate(stage.outputs):
         fields += list(wire_schema(schema, f"o{number}_"))
     return pa.schema(fields)
+
+
+def _whole(batch: pa.RecordBatch, native: NativeRows, where: str) -> pa.RecordBatch:
+    """Rows of a DataFrame in the schema that they are to have; columns that nobody reads are null."""
+    schema, present = native.schema, native.present
+    read = as_declared(batch.rename_columns(list(present)), pa.schema([schema.field(name) for name in present]), where)
+    nulls = (field.name not in present for field in schema)
+    columns = iter(read.columns)
+    arrays = [pa.nulls(len(batch), f.type) if n else next(columns) for f, n in zip(schema, nulls, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _given(plan: BatchPlan, sends_to: tuple[int, int]) -> StageInput:

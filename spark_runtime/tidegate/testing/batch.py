@@ -20,6 +20,8 @@ from tidegate.contract.options import JobOptions
 from tidegate.contract.store import open_store
 from tidegate.pipeline.pipeline import Pipeline
 from tidegate.plan.batch import plan_batch
+from tidegate.plan.graph import JobGraph, Node
+from tidegate.plan.native import NativeRows
 from tidegate.snapshot.handles import StateHandle, StreamFactory
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.streams import encode_parts
@@ -61,9 +63,10 @@ class LocalFrames:
         """See `Frames`."""
         return [[pa.record_batch([[i]], schema=INDEX_SCHEMA)] for i in range(self.job.plan.parallelism)]
 
-    def native(self, source: SparkSource) -> Partitions:
+    def native(self, graph: JobGraph, source: Node) -> tuple[Partitions, NativeRows]:
         """There is no Spark here; raises as the source does."""
-        source.discover(self.job.plan.parallelism)
+        assert source.source is not None, f"{source.uid!r} is no source"
+        source.source.discover(self.job.plan.parallelism)
         raise AssertionError("a DataFrame was read without Spark")
 
     def mapped(self, frame: Partitions, task: Task, schema: pa.Schema) -> Partitions:

@@ -39,7 +39,9 @@ ROWS = pa.schema(
 )
 NAMES = pa.schema([("k", pa.uint16()), ("name", pa.large_string())])
 SUMS = pa.schema([("k", pa.uint16()), ("total", pa.int64()), ("tagged", pa.int64())])
-ORDERS = pa.schema([("id", pa.int64()), ("k", pa.int32()), ("ts", pa.timestamp("us", tz="UTC"))])
+ORDERS = pa.schema(
+    [("id", pa.int64()), ("key", pa.int32()), ("ts", pa.timestamp("us", tz="UTC")), ("note", pa.string())]
+)
 
 
 def rows(numbers: np.ndarray) -> dict[str, Any]:
@@ -103,17 +105,21 @@ def _sum(numbers: list[int]) -> int:
 
 
 def framed(args: Mapping[str, Any]) -> Pipeline:
-    """Windows over DataFrames of less and of more partitions than subtasks, whose rows Spark gives in whatever order.
-    Arguments: rows, out."""
+    """Windows over DataFrames of less and of more partitions than subtasks, whose rows Spark gives in whatever order,
+    and of which some rows and a column are left out. Arguments: rows, out."""
     n = int(args["rows"])
     p = Pipeline()
 
     def read(first: int, partitions: int, uid: str) -> Stream:
-        columns = "id", "int(id % 17) k", "timestamp_millis(id) ts"
-        frame = SparkFrame(lambda spark: spark.range(first, n, 2, partitions).selectExpr(*columns), schema=ORDERS)
-        return p.read(frame, uid=uid).with_watermark("ts", f"{n} ms")
+        columns = "id", "int(id % 17) key", "timestamp_millis(id) ts", "uuid() note"
+        end = 2 * n - first % 2
+        frame = SparkFrame(lambda spark: spark.range(first, end, 2, partitions).selectExpr(*columns), schema=ORDERS)
+        return p.read(frame, uid=uid)
 
-    counted = read(0, 1, "orders").union(read(1, 3, "more")).group_by("k").window(tumbling("1 s"))
+    named = {"id": pc.field("id"), "k": pc.field("key"), "ts": pc.field("ts")}
+    orders = read(0, 1, "orders").filter(pc.field("id") < n).select(**named).with_watermark("ts", f"{n} ms")
+    more = read(1, 3, "more").with_watermark("ts", f"{n} ms").filter(pc.field("id") < n).select(**named)
+    counted = orders.union(more).group_by("k").window(tumbling("1 s"))
     counted.agg(n=count(), total=sum("id"), uid="per-second").write(Parquet(str(args["out"])), uid="out")
     return p
 
