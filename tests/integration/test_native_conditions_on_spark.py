@@ -55,6 +55,7 @@ VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
 }
 """Of each column its type, and the values that it and its literals have."""
 SCHEMA = pa.schema([("id", pa.int32()), *((name, kind) for name, (kind, _) in VALUES.items())])
+GROUP_ROWS = 20
 SCOPE = {name: Field(name) for name in SCHEMA.names}
 KINDS = ["equal", "not_equal", "less", "less_equal", "greater", "greater_equal"]
 ODD_LITERALS = [3, 3.5, 1e300, 2**40, -1, "a", True, Decimal("1.5"), Decimal("1.555"), dt.date(2020, 1, 1), None, b"a"]
@@ -68,8 +69,17 @@ def awkward_rows() -> pa.Table:
     for name, (_, values) in VALUES.items():
         columns[name][: len(values)] = values
     arrays = [pa.nulls(n, pa.int32()), *(pa.array(columns[name], kind) for name, (kind, _) in VALUES.items())]
-    rows = pa.concat_tables([pa.table(arrays, schema=SCHEMA).sort_by(name) for name in VALUES])
+    rows = pa.table(arrays, schema=SCHEMA)
+    unlike = [one_number_and_nan(rows, name, number) for name in ("f32", "f64") for number in (1.5, -1.5)]
+    rows = pa.concat_tables([*(rows.sort_by(name) for name in VALUES), *unlike])
     return rows.set_column(0, "id", pa.array(range(rows.num_rows), pa.int32()))
+
+
+def one_number_and_nan(rows: pa.Table, name: str, number: float) -> pa.Table:
+    """A row group of which the statistics tell of no value but the number."""
+    few = rows.slice(0, GROUP_ROWS)
+    values = pa.array([number, NAN] * (GROUP_ROWS // 2), rows[name].type)
+    return few.set_column(rows.schema.get_field_index(name), name, values)
 
 
 ROWS = awkward_rows()
@@ -178,7 +188,7 @@ def spark() -> Iterator[SparkSession]:
 def kept_in(spark: SparkSession, form: str, folder: Path) -> DataFrame:
     """The rows in files of small row groups, with statistics and dictionaries that a reader goes by."""
     path = str(folder / "rows.parquet")
-    pq.write_table(ROWS, path, row_group_size=20, write_page_index=True)
+    pq.write_table(ROWS, path, row_group_size=GROUP_ROWS, write_page_index=True)
     rows = spark.read.parquet(path)
     if form == "orc":
         rows.coalesce(1).write.option("orc.row.index.stride", 1000).orc(str(folder / "rows.orc"))
