@@ -32,11 +32,12 @@ def built(
 
     Raises:
         PipelineError: the code is not there, or the pipeline cannot be built or planned from it, or needs snapshots
-            that the options turn off.
+            that the options turn off, or is nothing for its execution mode.
     """
     path, target = resolve_pipeline(pipeline, code_root)
-    from tidegate.coordinator.checkpoint_mode import check_checkpoint_mode
+    from tidegate.coordinator.checkpoint_mode import check_checkpoint_mode, check_commit, check_sink_modes
     from tidegate.pipeline.load import load_pipeline
+    from tidegate.plan.batch import plan_batch
     from tidegate.plan.execution import plan
 
     with tempfile.TemporaryDirectory(prefix="tidegate-check-") as folder, contextlib.redirect_stdout(sys.stderr):
@@ -47,5 +48,11 @@ def built(
                 copy.write(content)
         graph = load_pipeline(folder, target, arguments)
         execution = plan(graph, options.parallelism, options.max_parallelism)
-        check_checkpoint_mode(graph, options)
+        if options.execution_mode == "batch":
+            allowed = options.allow_mode_dependent
+            plan_batch(graph, options.parallelism, options.max_parallelism, allow_mode_dependent=allowed)
+        else:
+            check_checkpoint_mode(graph, options)
+        check_commit(graph, options)
+        check_sink_modes(graph, options)
         yield graph, execution
