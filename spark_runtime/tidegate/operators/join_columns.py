@@ -46,20 +46,25 @@ class JoinedColumns:
         schema = self._spec.inputs[side].schema
         return batch if batch.schema.equals(schema) else as_stored(batch, schema)
 
-    def pairs(self, left: pa.RecordBatch, right: pa.RecordBatch, starts: Int64s | None) -> pa.RecordBatch:
-        """Row i of each side side by side. Args: starts: of the windows."""
-        arrays = [*self._picked(LEFT, left), *self._picked(RIGHT, right), *self._bounds(starts)]
+    def pairs(
+        self, left: pa.RecordBatch, right: pa.RecordBatch, starts: Int64s | None, ends: Int64s | None = None
+    ) -> pa.RecordBatch:
+        """Row i of each side side by side. Args: starts, ends: of the windows; ends: of sessions."""
+        arrays = [*self._picked(LEFT, left), *self._picked(RIGHT, right), *self._bounds(starts, ends)]
         return pa.RecordBatch.from_arrays(arrays, schema=self._spec.pairs)
 
     def passing(self, pairs: pa.RecordBatch) -> Mask | None:
         """Which pairs the further condition lets pass; None: all."""
         return None if self._condition is None else self._condition.passing(pairs)
 
-    def alone(self, side: int, rows: pa.RecordBatch, starts: Int64s | None) -> Iterator[pa.RecordBatch]:
-        """Rows of one side without a match, as output."""
+    def alone(
+        self, side: int, rows: pa.RecordBatch, starts: Int64s | None, ends: Int64s | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Rows of one side without a match, as output. Args: as of `pairs`."""
         for first in range(0, rows.num_rows, MAX_BATCH_ROWS):
             part = rows.slice(first, MAX_BATCH_ROWS)
-            bounds = self._bounds(None if starts is None else starts[first : first + MAX_BATCH_ROWS])
+            of_part = slice(first, first + MAX_BATCH_ROWS)
+            bounds = self._bounds(*(None if times is None else times[of_part] for times in (starts, ends)))
             shown = (LEFT, RIGHT) if self._spec.gives_pairs else (LEFT,)
             sides = [self._picked(one, part) if one == side else self._nulls(one, part) for one in shown]
             arrays = [array for columns in sides for array in columns]
@@ -78,11 +83,14 @@ class JoinedColumns:
             for column, _ in given.columns
         ]
 
-    def _bounds(self, starts: Int64s | None) -> Sequence[pa.Array]:
-        if self._size_us is None:
+    def _bounds(self, starts: Int64s | None, ends: Int64s | None) -> Sequence[pa.Array]:
+        if not self._spec.has_windows:
             return ()
         assert starts is not None, "a row of a window join without its window"
-        return [pa.array(bound).view(pa.timestamp("us")) for bound in (starts, starts + self._size_us)]
+        if ends is None:
+            assert self._size_us is not None, "a row of a session join without the end of its session"
+            ends = starts + self._size_us
+        return [pa.array(bound).view(pa.timestamp("us")) for bound in (starts, ends)]
 
 
 def as_stored(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

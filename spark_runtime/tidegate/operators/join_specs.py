@@ -49,6 +49,16 @@ class Windows:
 
 
 @dataclass(frozen=True)
+class Sessions:
+    """Rows match that are in one session of both sides: rows of a key that are less than a gap apart."""
+
+    gap_us: int
+
+    def __str__(self) -> str:
+        return f"in sessions, gap {self.gap_us / 1e6:g} s"
+
+
+@dataclass(frozen=True)
 class AsOf:
     """A left row matches the latest right one that is not later than it, nor earlier by more than `tolerance_us`."""
 
@@ -58,7 +68,7 @@ class AsOf:
         return "as of its time"
 
 
-Bounds: TypeAlias = Between | Windows | AsOf | None
+Bounds: TypeAlias = Between | Windows | Sessions | AsOf | None
 """Which rows of one key may match by their times; None: all."""
 
 
@@ -90,7 +100,8 @@ class StreamJoinSpec:
             `anti`: left rows alone, those that have a match, once, or that have none.
         inputs: left and right.
         bounds: on their times.
-        pairs: columns of a pair: those of the left, of the right, and `window_start`, `window_end` with windows.
+        pairs: columns of a pair: those of the left, of the right, and `window_start`, `window_end` with windows and
+            sessions.
         schema: of the output: `pairs`; with `semi` and `anti` without those of the right.
         where: further condition, over `pairs`; null counts as false.
         renamed: (column of either side in older snapshots, its name now).
@@ -120,9 +131,15 @@ class StreamJoinSpec:
         """Rows of this side come out when they have no match."""
         return self.how in (("left", "full", "anti") if side == LEFT else ("right", "full"))
 
+    @property
+    def has_windows(self) -> bool:
+        """Its rows say in which window or session they are."""
+        return isinstance(self.bounds, Windows | Sessions)
+
     def is_tracked(self, side: int) -> bool:
         """Which rows of this side have a match is kept."""
-        return not isinstance(self.bounds, AsOf) and (self.stands_alone(side) or (self.how == "semi" and side == LEFT))
+        at_once = not isinstance(self.bounds, AsOf | Sessions)
+        return at_once and (self.stands_alone(side) or (self.how == "semi" and side == LEFT))
 
     @property
     def gives_pairs(self) -> bool:
@@ -151,6 +168,10 @@ class StreamJoinSpec:
             from tidegate.operators.as_of_join import AsOfJoin
 
             return AsOfJoin(self)
+        if isinstance(self.bounds, Sessions):
+            from tidegate.operators.session_join import SessionJoin
+
+            return SessionJoin(self)
         from tidegate.operators.stream_join import StreamJoin
 
         return StreamJoin(self)

@@ -14,7 +14,7 @@ from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.contract.errors import SnapshotError
 from tidegate.contract.state_shapes import StateShape
 from tidegate.operators.contract import OperatorContext
-from tidegate.operators.join_specs import RIGHT, StreamJoinSpec
+from tidegate.operators.join_specs import RIGHT, Sessions, StreamJoinSpec
 from tidegate.operators.passed_watermarks import PASSED_STATE, PassedWatermarks
 from tidegate.snapshot.evolving import columns_of
 from tidegate.snapshot.key_groups import key_group_range
@@ -38,6 +38,10 @@ SIDES = ("left", "right")
 MATCHED = "{}.matched"
 """Names of the states with the positions, in the list of their key, of rows that found a match later."""
 MATCHED_COLUMN = "matched_at_once"
+OPEN_SESSIONS = "sessions"
+"""Name of the state with the sessions of both sides that are open."""
+SESSION_COLUMNS = pa.schema([("first_us", pa.int64()), ("last_us", pa.int64())])
+"""Times of a session's first and last row."""
 FORM_STATE = "join:form"
 """What is kept, and in which spans: another kind of join, or one with other bounds, cannot use it."""
 FORM_SCHEMA = pa.schema([pa.field(KEY_GROUP_COLUMN, pa.uint16(), nullable=False), pa.field("form", pa.string())])
@@ -47,7 +51,7 @@ Names = Mapping[str, str]
 
 
 def join_descriptors(spec: StreamJoinSpec) -> tuple[StateDescriptor, ...]:
-    """The states of a join: rows of each side, and marks where matches are tracked."""
+    """The states of a join: rows of each side, marks where matches are tracked, and open sessions."""
     found: list[StateDescriptor] = []
     for side, name in enumerate(SIDES):
         columns = kept_columns(spec, side)
@@ -55,6 +59,8 @@ def join_descriptors(spec: StreamJoinSpec) -> tuple[StateDescriptor, ...]:
         found.append(StateDescriptor(name, "list", columns, renamed=renamed))
         if spec.is_tracked(side):
             found.append(StateDescriptor(MATCHED.format(name), "list", POSITIONS))
+    if isinstance(spec.bounds, Sessions):
+        found.append(StateDescriptor(OPEN_SESSIONS, "list", SESSION_COLUMNS))
     return tuple(found)
 
 

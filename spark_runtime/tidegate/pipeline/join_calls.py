@@ -17,7 +17,7 @@ from tidegate.pipeline.joining import BroadcastStream
 from tidegate.pipeline.location import user_location
 from tidegate.pipeline.stream_base import StreamBase
 from tidegate.pipeline.stream_joining import JoinCall, as_of_join, stream_join
-from tidegate.pipeline.windows import Sliding, Tumbling
+from tidegate.pipeline.windows import Session, Sliding, Tumbling
 from tidegate.plan.graph import Edge
 
 
@@ -38,7 +38,7 @@ class JoinCalls(StreamBase):
         left_on: str | Sequence[str] | None = None,
         right_on: str | Sequence[str] | None = None,
         between: tuple[str | timedelta, str | timedelta] | None = None,
-        window: Tumbling | Sliding | None = None,
+        window: Tumbling | Sliding | Session | None = None,
         ttl: str | timedelta | None = None,
         where: pc.Expression | None = None,
         suffix: str | None = None,
@@ -52,7 +52,8 @@ class JoinCalls(StreamBase):
         are, and kept in keyed state; which records match, and how long they are kept, one of these says:
 
         - `between`: the other's event time is in [mine + first, mine + second], both included;
-        - `window`: both event times are in one window; the result says which (`window_start`, `window_end`);
+        - `window`: both event times are in one window; the result says which (`window_start`, `window_end`). With
+          `session(gap)` both are in one session, of records of either side; they come out when it is over;
         - `ttl`: event times are no further apart than this;
         - none: any. Records are kept until the other side has ended, so records without a match come out then.
 

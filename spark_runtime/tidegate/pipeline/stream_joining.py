@@ -18,6 +18,7 @@ from tidegate.operators.join_specs import (
     Between,
     Bounds,
     JoinInput,
+    Sessions,
     StreamJoinKind,
     StreamJoinSpec,
     Windows,
@@ -27,7 +28,7 @@ from tidegate.pipeline.eventtime import EventTime
 from tidegate.pipeline.expressions import require_boolean, require_expression
 from tidegate.pipeline.grouping import WINDOW_BOUND, WINDOW_END, WINDOW_START
 from tidegate.pipeline.states import require_storable
-from tidegate.pipeline.windows import Sliding, Tumbling, duration_us
+from tidegate.pipeline.windows import Session, Sliding, Tumbling, duration_us
 from tidegate.state.keytypes import stored_field
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def stream_join(left: StreamBase, right: StreamBase, call: JoinCall, where: str)
     keys = join_keys(left.schema, right.schema, call.on, call.left_on, call.right_on, where)
     if bounds is None:
         _require_ends(how, left.bounded, right.bounded, where)
-    if bounds is not None and any(mine == SPAN_START for mine, _ in keys):
+    if isinstance(bounds, Between | Windows) and any(mine == SPAN_START for mine, _ in keys):
         raise PipelineError(
             f"a key column is named {SPAN_START!r}",
             where=where,
@@ -78,7 +79,7 @@ def stream_join(left: StreamBase, right: StreamBase, call: JoinCall, where: str)
     renamed = checked_renames(call.renamed, names, where)
     schema = pairs
     if how in ("semi", "anti"):
-        added = [] if not isinstance(bounds, Windows) else [WINDOW_START, WINDOW_END]
+        added = [WINDOW_START, WINDOW_END] if isinstance(bounds, Windows | Sessions) else []
         schema = pa.schema([pairs.field(name) for name in [*left.schema.names, *added]])
     spec = StreamJoinSpec(how, inputs, bounds, pairs, schema, condition, renamed)
     return spec, _event_time(spec, left._event_time, right._event_time, where)
@@ -230,22 +231,24 @@ def _between(between: object, where: str) -> Between:
     return Between(lower_us, upper_us)
 
 
-def _windows(window: object, where: str) -> Windows:
-    if not isinstance(window, Tumbling | Sliding):
+def _windows(window: object, where: str) -> Windows | Sessions:
+    if not isinstance(window, Tumbling | Sliding | Session):
         raise PipelineError(
             f"a window is needed, got {window!r}",
             where=where,
             remedy=f"Write tumbling({window!r})"
             if isinstance(window, str)
-            else 'Write tumbling("1 day") or sliding("1 day", "1 hour"); instead of sessions ttl= or between=',
+            else 'Write tumbling("1 day"), sliding("1 day", "1 hour") or session("30 min")',
         )
     if window.time != "event":
         raise PipelineError(
             "a join has windows over event time only",
             where=where,
             cause="two streams have no processing time in common",
-            remedy="Write tumbling(...) without time=, and with_watermark on both sides",
+            remedy="Leave out time=, and say with_watermark on both sides",
         )
+    if isinstance(window, Session):
+        return Sessions(window.gap_us)
     slide_us = window.slide_us if isinstance(window, Sliding) else window.size_us
     return Windows(window.size_us, slide_us, window.offset_us)
 
@@ -293,7 +296,7 @@ def _pair_schema(inputs: tuple[JoinInput, JoinInput], how: StreamJoinKind, bound
         for column, name in given.columns:
             field = given.schema.field(column).with_name(name)
             fields.append(field.with_nullable(True) if absent else field)
-    if isinstance(bounds, Windows):
+    if isinstance(bounds, Windows | Sessions):
         fields += [pa.field(WINDOW_START, WINDOW_BOUND), pa.field(WINDOW_END, WINDOW_BOUND)]
     refuse_duplicates([f.name for f in fields], where, remedy="Rename the column: the join adds it to say the window")
     return pa.schema(fields)

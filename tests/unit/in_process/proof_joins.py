@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from proof_cases import Case, Drawing, Result
 
 from tidegate.operators.join_specs import StreamJoinKind
-from tidegate.pipeline.windows import sliding, tumbling
+from tidegate.pipeline.windows import session, sliding, tumbling
 
 BOUNDS: dict[str, tuple[dict[str, Any], str]] = {
     "interval": ({"between": ("-20 ms", "35 ms")}, "r.ms between l.ms - 20 and l.ms + 35"),
@@ -17,6 +17,15 @@ BOUNDS: dict[str, tuple[dict[str, Any], str]] = {
     "any time": ({"where": pc.field("v") > pc.field("y")}, "l.v > r.y"),
 }
 """Arguments, and the condition in SQL."""
+
+
+IN_SESSIONS = """(select *, count(*) filter (where new) over (in_order rows unbounded preceding) g from
+(select *, coalesce(ms - lag(ms) over in_order >= 12, true) as new from
+(select 'l' as side, id, k, ms from l union all select 'r', rid, k, ms from r)
+window in_order as (partition by k order by ms, side, id)) window in_order as (partition by k order by ms, side, id))"""
+TOGETHER = f"""(select t.*, w, w_end from {{0}} t join (select side, id, case when k is null then ms else
+min(ms) over (partition by k, g) end w, case when k is null then ms else max(ms) over (partition by k, g) end + 12 w_end
+from {IN_SESSIONS}) s on s.side = '{{0}}' and s.id = t.{{1}})"""
 
 
 def joins(
@@ -89,6 +98,15 @@ JOINS = {
     "joins: tumbling windows": windowed({"window": tumbling("25 ms")}, 25, "[ms // 25 * 25]"),
     "joins: sliding windows": windowed(
         {"window": sliding("20 ms", "10 ms")}, 20, "[ms // 10 * 10 - 10, ms // 10 * 10]"
+    ),
+    "joins: sessions": Case(
+        joins(
+            {"window": session("12 ms")},
+            "l.w = r.w",
+            TOGETHER.format("l", "id"),
+            TOGETHER.format("r", "rid"),
+            "w w_end",
+        )
     ),
     "broadcast joins": Case(broadcast),
     "joins as of a time": Case(as_of),

@@ -36,7 +36,9 @@ BOUNDS: dict[str, tuple[dict[str, Any], str]] = {
     "window": ({"window": td.tumbling("25 ms")}, "l.ms // 25 = r.ms // 25"),
     "ttl": ({"ttl": "15 ms"}, "abs(r.ms - l.ms) <= 15"),
     "any time": ({"where": pc.field("x") > pc.field("y")}, "l.x > r.y"),
+    "sessions": ({"window": td.session("12 ms")}, ""),
 }
+"""Arguments of the join and its condition; of sessions `test_every_operator` has it."""
 _sinks = itertools.count()
 
 
@@ -130,7 +132,9 @@ def test_batch_mode_gives_the_same_rows(sink: str, bounds: str, how: str) -> Non
     assert found == expected(bounds, how)
 
 
-@pytest.mark.parametrize(("bounds", "how"), [("interval", "left"), ("any time", "inner"), ("as of", "inner")])
+@pytest.mark.parametrize(
+    ("bounds", "how"), [("interval", "left"), ("any time", "inner"), ("as of", "inner"), ("sessions", "inner")]
+)
 def test_a_drained_savepoint_names_a_join_that_its_end_has_changed_and_asks_for_leave(
     sink: str, bounds: str, how: str
 ) -> None:
@@ -156,7 +160,8 @@ def test_an_inner_join_goes_on_after_a_drain_as_if_there_had_been_none(sink: str
 
 
 @pytest.mark.parametrize(
-    ("bounds", "how"), [("interval", "full"), ("window", "semi"), ("any time", "anti"), ("as of", "left")]
+    ("bounds", "how"),
+    [("interval", "full"), ("window", "semi"), ("any time", "anti"), ("as of", "left"), ("sessions", "full")],
 )
 def test_the_states_of_a_join_are_declared_as_they_are_written(
     sink: str, bounds: str, how: str, tmp_path: Path

@@ -12,7 +12,7 @@ import pytest
 
 from tidegate import DataGen, Pipeline, Stream, count, session, sliding, tumbling
 from tidegate.contract.errors import PipelineError
-from tidegate.operators.join_specs import Between, StreamJoinSpec, Windows
+from tidegate.operators.join_specs import Between, Sessions, StreamJoinSpec, Windows
 
 ORDERS = pa.schema(
     [
@@ -225,11 +225,16 @@ def test_rows_that_would_wait_for_ever_are_refused(p: Pipeline, how: Any, bounde
     assert f"needs a bounded {refused} side" in error.what and "ttl=" in error.remedy
 
 
-def test_windows_may_slide_and_sessions_are_refused(orders: Stream, payments: Stream) -> None:
+def test_windows_may_slide_or_be_sessions_but_not_of_the_clock(orders: Stream, payments: Stream) -> None:
     joined = orders.join(payments, "order", window=sliding("60 s", "20 s", "5 s"), suffix="_p", uid="j")
     assert spec_of(joined).bounds == Windows(60_000_000, 20_000_000, 5_000_000)
-    call: dict[str, Any] = {"on": "order", "window": session("5 min"), "suffix": "_p", "uid": "s"}
-    assert "instead of sessions ttl=" in refusal(lambda: orders.join(payments, **call)).remedy
+    call: dict[str, Any] = {"on": "order", "suffix": "_p", "uid": "s"}
+    together = orders.join(payments, window=session("5 min"), **call)
+    assert spec_of(together).bounds == Sessions(300_000_000)
+    assert together.schema.names[-2:] == ["window_start", "window_end"] and together._event_time.column == "time"
+    error = refusal(lambda: orders.join(payments, window=session("5 min", time="processing"), **call))
+    assert "over event time only" in error.what
+    assert 'session("30 min")' in refusal(lambda: orders.join(payments, window=3, **call)).remedy
 
 
 def test_a_key_of_the_name_that_the_state_uses_is_refused(p: Pipeline) -> None:
