@@ -19,13 +19,13 @@ MOST_LOGGED = 100
 
 
 class TidegateCollectGarbageOperator(JobOperator):
-    """Delete what dead drivers left: checkpoints that were never completed or are not needed any more, and shared files
-    that no checkpoint uses (S2.3). Savepoints, and whatever can be reached, stay. For jobs that run and jobs that have
-    ended.
+    """Delete what dead drivers left: checkpoints that were never completed or are not needed any more, shared files
+    that no checkpoint uses, rows of DataFrames that nobody reads, and code that no submission names (S2.3). Savepoints,
+    and whatever can be reached, stay. For jobs that run and jobs that have ended.
 
     A short process of the worker does it, `tidegate gc`, with the connection's interpreter. It may be killed at any
     point; a retry and a clear go on with what is left. XCom: `{"job_id", "dry_run", "collected", "freed_bytes",
-    "too_young", "kept_back"}`, the third and the fifth being numbers.
+    "too_young", "kept_back", "rows_kept"}`, the third and the fifth being numbers, the last two texts or None.
 
     Args:
         older_than: only what was last written so long ago; longer than the job's `checkpoint_timeout`.
@@ -65,4 +65,7 @@ class TidegateCollectGarbageOperator(JobOperator):
             self.log.info("job %s: %s, %s, %s bytes", self.job_id, one["why"], one["path"], one["size_bytes"])
         if len(collected) > MOST_LOGGED:
             self.log.info("job %s: and %d more", self.job_id, len(collected) - MOST_LOGGED)
+        for name in ("kept_back", "rows_kept"):
+            if found.get(name):
+                self.log.info("job %s: %s: %s", self.job_id, name, found[name])
         return {**found, "collected": len(collected)}

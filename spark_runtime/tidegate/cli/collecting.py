@@ -28,7 +28,8 @@ def add(verbs: Verbs) -> None:
         "gc",
         help="delete checkpoints and files that nobody needs",
         description="Deletes what dead drivers left: checkpoints that were never completed or are not needed any more, "
-        "shared files that no checkpoint uses, and code that no submission names; of one job, or without JOB of every "
+        "shared files that no checkpoint uses, rows of DataFrames that no snapshot has positions in, and code that no "
+        "submission names; of one job, or without JOB of every "
         "job below the root. Savepoints, and whatever can be reached, stay. Jobs may run meanwhile.",
     )
     arguments.add_job(parser)
@@ -106,6 +107,8 @@ def _of_job(
     around.output.say(f"{client.job_id}: {size(found.size_bytes)} {_verb(args)}{young}")
     if found.kept_back:
         around.output.note(f"shared files stay: {found.kept_back}; call again later")
+    if found.rows_kept:
+        around.output.note(f"rows of DataFrames stay: {found.rows_kept}")
     return {
         "job_id": client.job_id,
         "dry_run": args.dry_run,
@@ -113,4 +116,5 @@ def _of_job(
         "freed_bytes": found.size_bytes,
         "too_young": found.too_young,
         "kept_back": found.kept_back or None,
+        "rows_kept": found.rows_kept or None,
     }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -49,3 +50,22 @@ def find_materialised(store: Store, layout: JobLayout, spec: int, source: str) -
         return decode(store.read(path), Materialised, path)
     except NotFoundError:
         return None
+
+
+def submissions_read(
+    splits: Mapping[str, Iterable[Mapping[str, Any]]], finished: Collection[str], job_id: str
+) -> frozenset[int]:
+    """Numbers of the submissions of job `job_id` whose rows a snapshot has positions in.
+
+    Args:
+        splits: of the snapshot's metadata, by source.
+        finished: operators that have ended: what they had to read they have read.
+    """
+    folder = re.compile(rf"/{re.escape(JobLayout(job_id).all_materialised)}/(\d+)/")
+    urls = (
+        str((split.get("data") or {}).get("url", ""))
+        for uid, of_source in splits.items()
+        if uid not in finished
+        for split in of_source
+    )
+    return frozenset(int(found[1]) for found in map(folder.search, urls) if found is not None)

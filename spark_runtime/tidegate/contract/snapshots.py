@@ -9,6 +9,7 @@ from typing import Any
 
 from tidegate.contract.errors import NotFoundError, OptionError, SnapshotError
 from tidegate.contract.layout import JobLayout
+from tidegate.contract.materialised import submissions_read
 from tidegate.contract.records import RestoreFrom, Spec
 from tidegate.contract.status import CheckpointView, JobView
 from tidegate.contract.store import Store, open_store
@@ -84,6 +85,7 @@ def resolve_restore(
             cause="the job's log does not hold it: it was moved here, or another job took it",
             remedy="Restore it without a claim, and delete it yourself when it is not needed any more",
         )
+    _refuse_borrowed_rows(document, job_id, path, where)
     own = document.get("job_id") == job_id and any(spec.lineage == document.get("lineage") for spec in specs)
     lineage = str(document["lineage"]) if own else None
     return ResolvedRestore(restore, lineage, _name(None, path), _completed_at(None, document))
@@ -150,6 +152,21 @@ def _refuse_gone(known: CheckpointView, where: str) -> None:
             f"{known.kind} {known.checkpoint_id} was rejected, or came after one that was",
             where=where,
             remedy="Restore the latest, which is in front of it, or another (`tidegate checkpoints`)",
+        )
+
+
+def _refuse_borrowed_rows(document: Mapping[str, Any], job_id: str, path: str, where: str) -> None:
+    """The rows that a job wrote down of a DataFrame go with its checkpoints; its savepoints keep them (S4.2)."""
+    other = str(document.get("job_id") or "")
+    if other in ("", job_id) or document.get("kind") in ("savepoint", "stop-savepoint"):
+        return
+    finished = [operator["uid"] for operator in document.get("operators", ()) if operator["status"] == "finished"]
+    if submissions_read(document.get("splits", {}), finished, other):
+        raise SnapshotError(
+            f"checkpoint {path} has positions in rows of a DataFrame, which job {other} may delete at any time",
+            where=where,
+            cause="they are kept for its own checkpoints, and for its savepoints",
+            remedy=f"Take a savepoint of job {other}, and start from that",
         )
 
 

@@ -375,7 +375,8 @@ class Job:
         """
         verdicts = self.verdicts
         try:
-            self.finish_quarantine(None, BEHIND_ALL_RUNS)
+            if verdicts.unmoved:
+                self.finish_quarantine(None, BEHIND_ALL_RUNS)
             verdicts = replace(verdicts, unmoved=())
         except UnclearAnswerError:
             raise

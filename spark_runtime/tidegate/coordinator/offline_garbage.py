@@ -7,6 +7,7 @@ Works with no job running, and beside a running one, without a fence. Why that i
   what a submission names is looked up again right before. What the reigning driver has claimed is left to it.
 - A shared file goes only when no completed checkpoint that is there uses it, and none is on its way that might
   (`shared_files.judge`); one that cannot be read keeps all of them.
+- Rows of a DataFrame go by rules of their own (`unread_rows`).
 - Pinned code goes only when no submission names it. What a submission that is being made has found there was written
   anew a moment ago (`artifact.upload`).
 - Only what is older than a grace goes. It covers what the log cannot tell: zombies that still write, listings that lag,
@@ -31,9 +32,10 @@ from tidegate.contract.status import JobStatus
 from tidegate.contract.store import ObjectStat, Store
 from tidegate.coordinator.garbage import find_garbage, named_snapshots
 from tidegate.coordinator.shared_files import OWNED, judge, on_their_way
+from tidegate.coordinator.unread_rows import UnreadRows, find_unread
 from tidegate.snapshot.metadata import read_metadata
 
-Why = Literal["unfinished", "retired", "unused", "unnamed"]
+Why = Literal["unfinished", "retired", "unused", "unnamed", "unread"]
 
 DEFAULT_GRACE = timedelta(hours=1)
 """Longer than any checkpoint timeout and the life of a zombie."""
@@ -44,9 +46,10 @@ class Collected:
     """Something that went, or would go.
 
     Attributes:
-        path: a checkpoint's folder, a shared file, or the folder of pinned code; below the root.
+        path: a checkpoint's folder, a shared file, rows of a DataFrame, or the folder of pinned code; below the root.
         why: "unfinished": the checkpoint was never completed; "retired": it is not needed any more; "unused": no
-            checkpoint uses the file; "unnamed": no submission names the code.
+            checkpoint uses the file; "unnamed": no submission names the code; "unread": no snapshot has positions in
+            the rows.
         size_bytes: of all its files.
     """
 
@@ -63,11 +66,13 @@ class Freed:
         collected: folders of checkpoints, shared files, code.
         too_young: of these those that nobody needs and that are not older than the grace.
         kept_back: why shared files were left alone; "": they were not.
+        rows_kept: why rows of DataFrames were, that no snapshot which is there has positions in; "": none were.
     """
 
     collected: tuple[Collected, ...]
     too_young: int
     kept_back: str
+    rows_kept: str = ""
 
     @property
     def size_bytes(self) -> int:
@@ -196,6 +201,21 @@ def collect(
         collected.append(Collected(path, "unused", _size_bytes(store, [path])))
         if not dry_run:
             store.delete(path)
+    specs = read_specs()
+    rows = find_unread(store, layout, read_log(), specs, frozenset(one.path for one in collected))
+    if len(read_specs()) > len(specs):
+        rows = UnreadRows(kept="the job was submitted anew a moment ago")
+    for path in rows.paths:
+        held = [path] if path in rows.files else store.walk(path)
+        if not held:
+            continue
+        if not is_old(held):
+            too_young += 1
+            continue
+        collected.append(Collected(path, "unread", _size_bytes(store, held)))
+        if not dry_run:
+            for one in held:
+                store.delete(one)
     for name in filter(SHA256_PATTERN.fullmatch, store.list(layout.artifacts)):
         path = layout.artifact(name)
         held = store.walk(path)
@@ -208,7 +228,7 @@ def collect(
         collected.append(Collected(path, "unnamed", size_bytes))
         if not dry_run:
             store.delete_folder(path)
-    return Freed(tuple(collected), too_young, kept_back)
+    return Freed(tuple(collected), too_young, kept_back, rows.kept)
 
 
 def _has_ended(decisions: Sequence[Decision]) -> bool:

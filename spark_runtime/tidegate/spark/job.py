@@ -48,9 +48,10 @@ class Job(driver_job.Job):
             self._forget_materialised()
 
     def delete_checkpoints(self) -> None:
-        """And what only they have positions in."""
+        """And what only they have positions in, unless one stays."""
         super().delete_checkpoints()
-        self._forget_materialised()
+        if not self._checkpoint_folders():
+            self._forget_materialised()
 
     def _forget_materialised(self) -> None:
         """Not when there are savepoints: somebody may go on from their positions."""

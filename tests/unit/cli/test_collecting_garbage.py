@@ -37,6 +37,7 @@ def test_gc_lists_what_goes_and_deletes_it(tidegate: Caller, orphan: str) -> Non
         "freed_bytes": 5,
         "too_young": 0,
         "kept_back": None,
+        "rows_kept": None,
     }
     assert not Path(orphan).exists()
     assert "0 B freed" in tidegate("gc", "flights").out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,3 +150,31 @@ def test_there_must_be_something_to_begin_with(beside: JobClient, client: JobCli
     with pytest.raises(JobNotFoundError):
         made(beside, JobClient(client.root, "nobody"))
     assert beside.specs() == ()
+
+
+@pytest.mark.parametrize("status", ["running", "finished"])
+@pytest.mark.parametrize("way", ["fork", "restore"])
+def test_a_checkpoint_that_reads_rows_of_its_job_is_no_start_for_another(
+    beside: JobClient, client: JobClient, driver: ScriptedDriver, pipeline: str, way: str, status: str
+) -> None:
+    """S4.2, S7.4: they go with the checkpoints of that job, its savepoints keep them."""
+    paths = [driver.checkpoint(1, "savepoint", "flights/savepoints/sp"), driver.checkpoint(2)]
+    url = f"{client.store.url}/{client.layout.materialised_files(1, 'orders', 1)}/part-0.parquet"
+    for path, kind in zip(paths, ["savepoint", "checkpoint"], strict=True):
+        document = json.loads(client.store.read(client.layout.metadata(path)))
+        document["body"] |= {"kind": kind, "operators": [{"uid": "orders", "status": status}]}
+        document["body"]["splits"] = {"orders": [{"split_id": "0", "data": {"url": url}}]}
+        client.store.replace(client.layout.metadata(path), json.dumps(document).encode())
+
+    def start(path: str) -> Spec:
+        named = RestoreFrom("savepoint", path)
+        if way == "fork":
+            return made(beside, client, named, submission_id=path)
+        return beside.submit(pipeline=pipeline, restore=named)
+
+    if status == "finished":
+        assert start(paths[1])
+        return
+    with pytest.raises(SnapshotError, match="rows of a DataFrame, which job flights may delete.*Take a savepoint"):
+        start(paths[1])
+    assert start(paths[0])

@@ -156,8 +156,24 @@ def test_a_submission_that_comes_while_a_cancelled_job_deletes_keeps_what_it_sta
 
 def test_a_cancelled_job_without_a_successor_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = Left(tmp_path)
+    rows = left.client.layout.materialised(1)
+    left.client.store.create(f"{rows}/orders.json", b"{}")
     left.drive(monkeypatch, lambda job: job.delete_checkpoints())
-    assert left.folders() == []
+    assert left.folders() == [] and not left.client.store.walk(rows)
+
+
+def test_rows_of_dataframes_stay_with_a_checkpoint_that_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S4.2: its positions are in them."""
+    left = Left(tmp_path)
+    rows = left.client.layout.materialised(1)
+    left.client.store.create(f"{rows}/orders.json", b"{}")
+
+    def submit_and_cancel(job: Any) -> None:
+        left.submit_from(2)
+        job.delete_checkpoints()
+
+    left.drive(monkeypatch, submit_and_cancel)
+    assert left.folders() == ["chk-2-g1"] and left.client.store.walk(rows)
 
 
 def test_a_fenced_driver_deletes_no_checkpoints_of_a_cancelled_job(
