@@ -60,12 +60,11 @@ class JobOptions:
         parallelism: subtasks per operator, and slots; 1 to `max_parallelism`.
         max_parallelism: key groups; fixed for the life of a job (S5.1).
         slot_memory: resident memory a slot may use.
-        state_backend: what keeps keyed state, but of sessions (S5.2): "heap":
-            columns in the slot's memory, copied on write; "memory": the same, for small state: snapshots lie in the
-            metadata, with a limit; "rocksdb": files on local disk, so that state may be several times larger than
-            memory.
-        state_memory: of `slot_memory`, what all of these in a slot together may hold in memory with "rocksdb"; None: a
-            quarter.
+        state_backend: what keeps keyed state (S5.2): "heap": columns in the slot's memory, copied on write; "memory":
+            the same, for small state: snapshots lie in the metadata, with a limit; "rocksdb": files on local disk, so
+            that state may be several times larger than memory.
+        state_memory: of `slot_memory`, what all operators of a slot that keep state with "rocksdb" may together hold in
+            memory; None: a quarter.
         execution_mode: "streaming", or "batch": bounded input only, as stages of Spark, without checkpoints: what is
             about them, restarts from them and savepoints has no meaning then (S8.1, docs/modes.md).
         allow_mode_dependent: in batch, run operators that may give other rows than in streaming; the clock then stands

@@ -67,6 +67,10 @@ class SessionTable:
         self._starts, self._lasts = np.zeros(1024, np.int64), np.zeros(1024, np.int64)
         self._nexts, self._parents = np.full(1024, -1, np.int32), np.full(1024, -1, np.int32)
 
+    def know(self, keys: pa.RecordBatch) -> None:
+        """Number these keys, which are distinct, from 0; no other is known yet. `owners` gives the numbers."""
+        self._index.find_or_add(self._layout.keys.read(keys), 0, keys.num_rows, np.empty(keys.num_rows, np.int32))
+
     def take(self, batch: pa.RecordBatch, times_us: Int64s, closed_us: int) -> Taken:
         """Take rows. Args: closed_us: rows that join nothing and whose session would end by it are late. Raises
         SumOverflowError."""
@@ -135,6 +139,19 @@ class SessionTable:
         fired = live[self._cells.arrays[_FIRED][live] == 1]
         self.remove(self.ended(fired, closed_us))
 
+    def owners(self, sessions: Entries) -> Entries:
+        """Numbers of their keys, in order of first sight."""
+        keys: Entries = self._cells.arrays[_KEY][sessions]
+        return keys
+
+    def bounds(self, sessions: Entries) -> tuple[Int64s, Int64s, npt.NDArray[np.bool_]]:
+        """Times of their first and last rows, and whether they have fired."""
+        return self._starts[sessions], self._lasts[sessions], self._cells.arrays[_FIRED][sessions] == 1
+
+    def state(self, sessions: Entries) -> list[pa.Array]:
+        """State columns of their aggregates."""
+        return [array for accumulator in self._accumulators for array in accumulator.state(sessions)]
+
     def keys_of(self, sessions: Entries) -> pa.RecordBatch:
         """Key columns of sessions."""
         return self._index.key_columns(0, self._index.size).take(pa.array(self._cells.arrays[_KEY][sessions]))
@@ -149,9 +166,8 @@ class SessionTable:
         """A table of the live sessions alone."""
         sessions = self.live()
         new = SessionTable(self._layout, self._gap_us, serial)
-        state = [array for accumulator in self._accumulators for array in accumulator.state(sessions)]
         fired = self._cells.arrays[_FIRED][sessions]
-        new.put(self.keys_of(sessions), self._starts[sessions], self._lasts[sessions], fired, state)
+        new.put(self.keys_of(sessions), self._starts[sessions], self._lasts[sessions], fired, self.state(sessions))
         return new
 
     def put(

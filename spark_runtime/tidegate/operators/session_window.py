@@ -9,23 +9,18 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
-from tidegate.operators.batches import MAX_BATCH_ROWS, coalesced
-from tidegate.operators.contract import Output, StreamOperator
+from tidegate.operators.batches import coalesced
+from tidegate.operators.contract import OperatorContext, Output, StreamOperator
 from tidegate.operators.eventtime import EventTime
-from tidegate.operators.keyed_window import WindowLayout
-from tidegate.operators.open_sessions import MIN_DEAD, SessionTable
+from tidegate.operators.held_sessions import HeldSessions, held_sessions
 from tidegate.operators.processing_window import PROCESSING_TIME_DROPPED
 from tidegate.operators.restoring import checked_part
 from tidegate.operators.session_specs import SessionAggSpec
 from tidegate.operators.state_shapes import session_schema
 from tidegate.operators.window import NULL_TIME_DROPPED, late_rows, refuse_absurd_times
 from tidegate.operators.window_progress import PROGRESS, WindowProgress
-from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
-from tidegate.state.columns import Entries
+from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.keybytes import Int64s, valid_mask
-from tidegate.state.keyhash import subtask_of_key_groups
-
-SESSIONS = "sessions"
 
 log = logging.getLogger(__name__)
 
@@ -38,21 +33,26 @@ class SessionAggregate(StreamOperator):
     it in between make it fire again, with what it has become: its bounds may be others, and what it took in had fired
     with its own. Rows whose session would have closed already are late: they go to the side output `late`, or are
     dropped and counted under `late_dropped` (S4.4). MAX_WATERMARK fires and closes all; what comes after it
-    fires in `finish` (S7.2). Sessions fire in the order of their ends.
+    fires in `finish` (S7.2). Sessions fire in the order of their ends, or outside memory in about that order
+    (`StoredSessions`).
 
-    State: `sessions` (keyed: a row for each) and `progress` (keyed: see `WindowProgress`). `snapshot` marks the
-    columns; they are written by the returned function, many in chunks (S5.2).
+    State: `sessions` (keyed: a row for each) and `progress` (keyed: see `WindowProgress`). `snapshot` freezes them;
+    they are written by the returned function, many in chunks (S5.2).
     """
+
+    _sessions: HeldSessions
 
     def __init__(self, spec: SessionAggSpec) -> None:
         self._spec = spec
-        self._layout = WindowLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
         self._schema = session_schema(spec)
-        self._serial = 0
-        self._table = self._new_table()
         self._progress = WindowProgress(spec.shape, spec.lateness_us)
         self._is_over = False
         self._time = None if spec.time_column is None else EventTime(spec.time_column, spec.time_unit)
+
+    def open(self, ctx: OperatorContext) -> None:
+        """Make room for the sessions."""
+        super().open(ctx)
+        self._sessions = held_sessions(self._spec, ctx)
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """Take the rows into their sessions; emits sessions that fire again, and late rows to the side output.
@@ -79,17 +79,17 @@ class SessionAggregate(StreamOperator):
             self._progress.advance(watermark_us)
         else:
             self._is_over = True
-        yield from coalesced(self._fired(watermark_us))
+        yield from coalesced(self._sessions.fire(watermark_us))
 
     def finish(self) -> Iterator[Output]:
         """What came since MAX_WATERMARK."""
-        yield from coalesced(self._fired(MAX_WATERMARK))
+        yield from coalesced(self._sessions.fire(MAX_WATERMARK))
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
-        """Mark the columns of the sessions."""
-        frozen = self._table.freeze(self._schema, self.ctx.max_parallelism)
+        """Freeze the sessions."""
+        write = self._sessions.snapshot(checkpoint_id, portable=self.portable)
         progress = self._progress.part(self.ctx, is_over=self._is_over)
-        return lambda: [frozen.part(SESSIONS), progress]
+        return lambda: [*write(), progress]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
         """Take back the open sessions and the watermark.
@@ -97,60 +97,31 @@ class SessionAggregate(StreamOperator):
         Raises:
             SnapshotError: the state is of other keys, aggregates or windows than the pipeline's; names both (S5.5).
         """
+        files = [part for part in parts if part.format != "rows"]
+        if files:
+            self._sessions.restore_files(files)
         for part in parts:
             if part.name == PROGRESS:
                 self._progress.restore(part.table, self.ctx)
-                continue
-            checked = checked_part(part, self._schema, self.ctx.uid, dict(self._spec.renamed), fills=False)
-            mine = subtask_of_key_groups(self.ctx.parallelism, self.ctx.max_parallelism) == self.ctx.subtask
-            for table in checked.tables():
-                owned = table.filter(pa.array(mine[table.column(KEY_GROUP_COLUMN).to_numpy()]))
-                for rows in owned.combine_chunks().to_batches():
-                    self._take_back(rows)
         lateness_us = self._spec.lateness_us
-        self._table.close(self._progress.watermark_us - lateness_us if lateness_us else MAX_WATERMARK)
+        closed_us = self._progress.watermark_us - lateness_us if lateness_us else MAX_WATERMARK
+        for part in parts:
+            if part.name != PROGRESS and part.format == "rows":
+                checked = checked_part(part, self._schema, self.ctx.uid, dict(self._spec.renamed), fills=False)
+                self._sessions.restore_rows(checked, closed_us)
 
-    def _take_back(self, rows: pa.RecordBatch) -> None:
-        first = len(self._schema) - len(self._layout.state_fields())
-        width = first + len(self._spec.keys)
-        keys = pa.RecordBatch.from_arrays(rows.columns[first:width], schema=self._layout.keys.schema)
-        starts, lasts = rows.column("window_start_us").to_numpy(), rows.column("last_us").to_numpy()
-        fired = rows.column("fired").to_numpy(zero_copy_only=False).astype(np.uint8)
-        self._table.put(keys, starts, lasts, fired, rows.columns[width:])
-
-    def _new_table(self) -> SessionTable:
-        self._serial += 1
-        return SessionTable(self._layout, self._spec.gap_us, self._serial)
+    def close(self) -> None:
+        """Close what keeps the sessions."""
+        if hasattr(self, "_sessions"):
+            self._sessions.close()
 
     def _taken(self, batch: pa.RecordBatch, times_us: Int64s, fired_us: int) -> Iterator[Output]:
         """Take rows for whose keys sessions have fired up to `fired_us`."""
         closed_us = max(self._progress.closed_at(fired_us), MIN_WATERMARK)
-        taken = self._table.take(batch, times_us, closed_us)
-        if len(taken.late):
-            yield from late_rows(batch.take(pa.array(taken.late)), self.ctx)
-        again = self._table.ended(taken.sessions, fired_us)
-        if len(again):
-            self._table.mark_fired(again)
-            yield from coalesced(self._results(again))
-
-    def _fired(self, until_us: int) -> Iterator[pa.RecordBatch]:
-        due = self._table.due(until_us)
-        yield from self._results(due)
-        if until_us == MAX_WATERMARK:
-            self._table = self._new_table()
-            return
-        if self._spec.lateness_us:
-            self._table.mark_fired(due)
-            due = self._table.ended(self._table.live(), until_us - self._spec.lateness_us)
-        self._table.remove(due)
-        if self._table.dead > max(MIN_DEAD, self._table.size // 2):
-            self._serial += 1
-            self._table = self._table.packed(self._serial)
-
-    def _results(self, sessions: Entries) -> Iterator[pa.RecordBatch]:
-        for start in range(0, len(sessions), MAX_BATCH_ROWS):
-            columns = self._table.result(sessions[start : start + MAX_BATCH_ROWS])
-            yield pa.RecordBatch.from_arrays(columns, schema=self._spec.schema)
+        late, again = self._sessions.take(batch, times_us, closed_us, fired_us)
+        if len(late):
+            yield from late_rows(batch.take(pa.array(late)), self.ctx)
+        yield from coalesced(again)
 
 
 class ProcessingSessionAggregate(SessionAggregate):
@@ -170,17 +141,17 @@ class ProcessingSessionAggregate(SessionAggregate):
             self.ctx.count(PROCESSING_TIME_DROPPED, batch.num_rows)
         elif batch.num_rows:
             now = np.full(batch.num_rows, self.ctx.processing_time_ms() * 1000)
-            self._table.take(batch, now, MIN_WATERMARK)
+            self._sessions.take(batch, now, MIN_WATERMARK, MIN_WATERMARK)
         yield from ()
 
     def next_processing_time_ms(self) -> int | None:
         """When the first session may be over."""
-        end_us = self._table.next_end_us
+        end_us = self._sessions.next_end_us
         return None if end_us == MAX_WATERMARK else -(-end_us // 1000)
 
     def on_processing_time(self, now_ms: int) -> Iterator[Output]:
         """Emit every session that is over."""
-        yield from coalesced(self._fired(now_ms * 1000))
+        yield from coalesced(self._sessions.fire(now_ms * 1000))
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
         """MAX_WATERMARK emits or drops every session, so that the results come in front of it (S7.6)."""
@@ -189,7 +160,7 @@ class ProcessingSessionAggregate(SessionAggregate):
 
     def withholds(self) -> bool:
         """While a session is open: the clock will bring rows."""
-        return self._table.next_end_us != MAX_WATERMARK
+        return self._sessions.next_end_us != MAX_WATERMARK
 
     def finish(self) -> Iterator[Output]:
         """Nothing opens a session any more (S7.6)."""
@@ -198,9 +169,9 @@ class ProcessingSessionAggregate(SessionAggregate):
 
     def _end(self) -> Iterator[Output]:
         if self.ctx.processing_time_on_end == "fire":
-            yield from coalesced(self._fired(MAX_WATERMARK))
+            yield from coalesced(self._sessions.fire(MAX_WATERMARK))
             return
-        dropped = len(self._table.live())
+        dropped = self._sessions.drop()
         if dropped:
             self.ctx.count(PROCESSING_TIME_DROPPED, dropped)
             log.warning(
@@ -210,4 +181,3 @@ class ProcessingSessionAggregate(SessionAggregate):
                 self.ctx.subtask,
                 dropped,
             )
-        self._table = self._new_table()

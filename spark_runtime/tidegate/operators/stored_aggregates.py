@@ -32,6 +32,25 @@ START_COLUMN = "window_start_us"
 Finish = Callable[[pa.Table], pa.Table]
 
 
+def opened_back_end(ctx: OperatorContext, keys: pa.Schema, namespace_columns: int = 0) -> KeyedStateBackend:
+    """That of an operator subtask. Args: keys: the key columns, the last of them namespaces."""
+    back_end = new_backend(ctx.state_backend)
+    back_end.open(
+        BackendContext(
+            uid=ctx.uid,
+            key_schema=keys,
+            key_columns=tuple(keys.names),
+            max_parallelism=ctx.max_parallelism,
+            key_groups=key_group_range(ctx.subtask, ctx.parallelism, ctx.max_parallelism),
+            now_ms=ctx.processing_time_ms,
+            scratch=ctx.scratch,
+            memory_bytes=ctx.state_memory_bytes,
+            namespace_columns=namespace_columns,
+        )
+    )
+    return back_end
+
+
 class Folding:
     """Aggregates of entries 0..size - 1, for the length of one step."""
 
@@ -103,20 +122,7 @@ class StoredAggregates:
         columns = layout.state_fields()[len(self._keys) :]
         self._descriptor = StateDescriptor(name, "value", pa.schema(columns))
         stored_keys = self._keys if self._start is None else self._keys.append(pa.field(self._start, pa.int64()))
-        self._back_end: KeyedStateBackend = new_backend(ctx.state_backend)
-        self._back_end.open(
-            BackendContext(
-                uid=ctx.uid,
-                key_schema=stored_keys,
-                key_columns=tuple(stored_keys.names),
-                max_parallelism=ctx.max_parallelism,
-                key_groups=self._groups,
-                now_ms=ctx.processing_time_ms,
-                scratch=ctx.scratch,
-                memory_bytes=ctx.state_memory_bytes,
-                namespace_columns=int(by_start),
-            )
-        )
+        self._back_end = opened_back_end(ctx, stored_keys, int(by_start))
         self._stored_keys = stored_keys
         self._state = self._back_end.value(self._descriptor)
         self.timers = self._back_end.timers("event")

@@ -24,6 +24,7 @@ from tidegate.operators.process_specs import ProcessSpec
 from tidegate.operators.processor_specs import StatefulProcessorSpec
 from tidegate.operators.requests import StartRequests
 from tidegate.operators.running_specs import RunningAggSpec
+from tidegate.operators.session_specs import SessionAggSpec
 from tidegate.operators.specs import KeyedProcessSpec, WatermarkSpec, WindowAggSpec
 from tidegate.plan.execution import Chain, ChainInput, ChainOutput, ExecutionPlan
 from tidegate.plan.graph import JobGraph, Node
@@ -243,7 +244,7 @@ def _back_ends(graph: JobGraph, state_backend: StateBackend) -> int:
     """How many operators share the slot's memory for state; at least 1."""
     kept_in_one: tuple[type, ...] = (KeyedProcessSpec, StatefulProcessorSpec, StreamJoinSpec, DeduplicateSpec)
     if state_backend in OUTSIDE_MEMORY:
-        kept_in_one += (RunningAggSpec, WindowAggSpec)
+        kept_in_one += (RunningAggSpec, WindowAggSpec, SessionAggSpec)
     return max(1, sum(isinstance(node.spec, kept_in_one) for node in graph.nodes))
 
 

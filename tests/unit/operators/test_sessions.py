@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.contract.errors import SnapshotError, TidegateError
-from tidegate.operators import open_sessions, session_window
+from tidegate.operators import held_sessions, open_sessions
 from tidegate.operators.contract import OperatorContext, SideOutput
 from tidegate.operators.session_specs import SessionAggSpec
 from tidegate.operators.specs import Agg
@@ -29,6 +29,13 @@ BOUNDS = [("window_start", pa.timestamp("us")), ("window_end", pa.timestamp("us"
 OUTPUT = pa.schema([("k", pa.int64()), *BOUNDS, ("n", pa.int64()), ("values", pa.list_(pa.int64()))])
 AGGREGATES = (Agg("n", "count"), Agg("values", "collect", "v", ("t",), orders=1))
 Result = tuple[int, int, int, int]
+_place_of_state: Any = dict
+
+
+@pytest.fixture(autouse=True, scope="module")
+def in_every_back_end(place_of_state: Any) -> None:
+    global _place_of_state
+    _place_of_state = place_of_state
 
 
 def spec(gap: int = 10, lateness: int = 0, time: str | None = "t") -> SessionAggSpec:
@@ -41,7 +48,8 @@ def opened(
 ) -> Any:
     operator: Any = sessions.create()
     place = (subtask, parallelism, GROUPS, 1, "r", (INPUT,), now_ms)
-    operator.open(OperatorContext("job", "l", "op", *place, processing_time_on_end=end))
+    operator.open(OperatorContext("job", "l", "op", *place, processing_time_on_end=end, **_place_of_state()))
+    operator.portable = True
     return operator
 
 
@@ -204,7 +212,10 @@ def test_at_the_end_of_the_input_sessions_of_the_clock_fire_or_are_dropped_and_c
     assert operator.ctx.counters["processing_time_dropped"] == 2 - count
 
 
-def test_many_sessions_are_written_in_chunks_and_unchanged_ones_keep_their_ids() -> None:
+def test_many_sessions_in_memory_are_written_in_chunks_and_unchanged_ones_keep_their_ids(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(globals(), "_place_of_state", dict)
     keys = 2 * CHUNK_ENTRIES + 100
     operator = opened(spec())
     numbers = pa.array(np.arange(keys))
@@ -258,7 +269,7 @@ class Model:
         return [(s[0], s[-1] + self.gap, len(s)) for s in due]
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=50)
 @given(
     batches=BATCHES,
     gap=st.sampled_from([1, 6, 25]),
@@ -274,7 +285,7 @@ def test_sessions_with_late_rows_and_restores_equal_a_model(
     expected: Counter[Result] = Counter()
     watermark, late = -100, 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session_window, "MIN_DEAD", 0 if packs else open_sessions.MIN_DEAD)
+        patch.setattr(held_sessions, "MIN_DEAD", 0 if packs else open_sessions.MIN_DEAD)
         for number, rows in enumerate(batches):
             if rescales[number]:
                 late += sum(o.ctx.counters.get("late_dropped", 0) for o in operators)
@@ -325,7 +336,7 @@ class LateModel(Model):
         self._waiting = [s for s in self._waiting if s not in due]
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=50)
 @given(
     batches=BATCHES,
     gap=st.sampled_from([1, 6, 10]),

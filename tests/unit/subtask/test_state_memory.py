@@ -86,6 +86,7 @@ def test_operators_with_a_back_end_share_the_memory_for_state_among_all_subtasks
 AGGREGATED = {
     "groups": lambda s: s.group_by("k").agg(n=td.count(), uid="groups"),
     "windows": lambda s: s.group_by("k").window(td.tumbling("1 s")).agg(n=td.count(), uid="windows"),
+    "sessions": lambda s: s.group_by("k").window(td.session("1 s")).agg(n=td.count(), uid="sessions"),
     "clocked": lambda s: s.group_by("k").window(td.tumbling("1 s", time="processing")).agg(n=td.count(), uid="clocked"),
 }
 
