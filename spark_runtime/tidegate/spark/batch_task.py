@@ -22,6 +22,7 @@ from tidegate.contract.clock import steady_clock
 from tidegate.contract.errors import PipelineError
 from tidegate.contract.options import JobOptions
 from tidegate.operators.async_specs import AsyncMapSpec
+from tidegate.operators.back_ends import back_end_in_batch
 from tidegate.operators.contract import MAIN_OUTPUT, OperatorContext, SideOutput, StreamOperator
 from tidegate.plan.batch import BatchPlan, Stage, StageInput
 from tidegate.plan.graph import Node
@@ -260,7 +261,7 @@ class _Subtask:
             scratch=scratch,
             processing_time_on_end=options.processing_time_on_end,
             gated=options.commit == "on_request",
-            state_backend=options.state_backend,
+            state_backend=back_end_in_batch(node.spec, options.state_backend),
             state_memory_bytes=options.state_memory_bytes,
             staging=job.staging,
         )

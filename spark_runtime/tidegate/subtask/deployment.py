@@ -17,19 +17,14 @@ from tidegate.connectors.contract import SourceContext
 from tidegate.connectors.sink_operator import SinkOperator, SinkSpec
 from tidegate.connectors.splits import split_from_json, splits_from_parts
 from tidegate.contract.options import ProcessingTimeOnEnd, StateBackend
+from tidegate.operators.back_ends import has_back_end
 from tidegate.operators.contract import OperatorContext, StreamOperator
-from tidegate.operators.deduplicate_specs import DeduplicateSpec
-from tidegate.operators.join_specs import StreamJoinSpec
 from tidegate.operators.process_specs import ProcessSpec
-from tidegate.operators.processor_specs import StatefulProcessorSpec
 from tidegate.operators.requests import StartRequests
-from tidegate.operators.running_specs import RunningAggSpec
-from tidegate.operators.session_specs import SessionAggSpec
-from tidegate.operators.specs import KeyedProcessSpec, WatermarkSpec, WindowAggSpec
+from tidegate.operators.specs import KeyedProcessSpec, WatermarkSpec
 from tidegate.plan.execution import Chain, ChainInput, ChainOutput, ExecutionPlan
 from tidegate.plan.graph import JobGraph, Node
 from tidegate.snapshot.channel_state import Cut, InFlight, ReplayInput, replay_for
-from tidegate.state.backends import OUTSIDE_MEMORY
 from tidegate.state.keyhash import partition_hash
 from tidegate.subtask.alignment import AlignmentMode
 from tidegate.subtask.chain import OperatorChain, OperatorFailure
@@ -216,7 +211,7 @@ def _context(
     scratch = os.path.join(deployment.scratch, f"n{node.node_id}-{index}") if deployment.scratch else ""
     if scratch:
         os.makedirs(scratch, exist_ok=True)
-    back_ends = _back_ends(graph, deployment.state_backend)
+    back_ends = max(1, sum(has_back_end(other.spec, deployment.state_backend) for other in graph.nodes))
     return OperatorContext(
         job_id=deployment.job_id,
         lineage=deployment.lineage,
@@ -238,14 +233,6 @@ def _context(
         state_backend=deployment.state_backend,
         state_memory_bytes=deployment.state_memory_bytes // (back_ends * len(deployment.indices)),
     )
-
-
-def _back_ends(graph: JobGraph, state_backend: StateBackend) -> int:
-    """How many operators share the slot's memory for state; at least 1."""
-    kept_in_one: tuple[type, ...] = (KeyedProcessSpec, StatefulProcessorSpec, StreamJoinSpec, DeduplicateSpec)
-    if state_backend in OUTSIDE_MEMORY:
-        kept_in_one += (RunningAggSpec, WindowAggSpec, SessionAggSpec)
-    return max(1, sum(isinstance(node.spec, kept_in_one) for node in graph.nodes))
 
 
 def _open_operator(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.contract.errors import SnapshotError
 from tidegate.operators.specs import Agg, WindowAggSpec
+from tidegate.state.rocks_reading import RocksFiles
 
 INPUT = pa.schema([("k", pa.string()), ("t", pa.timestamp("us")), ("v", pa.int64()), ("s", pa.string())])
 AGGREGATES = (Agg("n", "count"), Agg("total", "sum", "v"), Agg("texts", "collect", "s"), Agg("first", "first", "s"))
@@ -125,6 +126,19 @@ def test_a_savepoint_is_the_same_rows_whatever_kept_the_windows(tmp_path: Path, 
         tables.append(pa.concat_tables(windows.tables()).sort_by(order))
         subtasks.close()
     assert tables[0].equals(tables[1]) and tables[0].num_rows >= 2
+
+
+def test_the_files_of_a_checkpoint_can_be_looked_into(tmp_path: Path) -> None:
+    subtasks = Subtasks(spec(), tmp_path, "rocksdb")
+    subtasks.feed(batch([("a", 1, 5, "x"), ("b", 13, 6, "y")]))
+    files = next(part for part in subtasks.operators[0].snapshot(1)() if part.format == "rocksdb")
+    table = pa.concat_tables(RocksFiles().tables(files, "windows", 8)).sort_by("key:k")
+    assert table.select(["key:k", "key:window_start_us", "value:sum:total"]).to_pydict() == {
+        "key:k": ["a", "b"],
+        "key:window_start_us": [0, 12],
+        "value:sum:total": [5, 6],
+    }
+    subtasks.close()
 
 
 def test_files_of_rocksdb_are_refused_in_memory_with_the_remedy(tmp_path: Path) -> None:

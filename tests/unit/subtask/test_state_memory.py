@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import tidegate as td
+from tidegate.operators.back_ends import back_end_in_batch
 from tidegate.plan.execution import plan
 from tidegate.state.contract import KeyedStateBackend
 from tidegate.subtask.deployment import Deployment, deploy
@@ -99,6 +100,16 @@ def test_aggregates_share_it_where_they_are_kept_outside_memory(uid: str, state_
 
     stored = ("once", uid) if state_backend == "rocksdb" else ("once",)
     assert shares(draw, state_backend) == {(uid, index): 300 // len(stored) for uid in stored for index in (0, 1)}
+
+
+@pytest.mark.parametrize("uid", AGGREGATED)
+def test_in_batch_aggregates_are_kept_in_memory(uid: str) -> None:
+    """S8.1: an operator has some keys at a time there; opening a database for them would cost more than they do."""
+    p = td.Pipeline()
+    AGGREGATED[uid](stream(p, "left").deduplicate("k", uid="once")).write(CollectSink("state-memory"), uid="out")
+    specs = {node.uid: node.spec for node in p.build().nodes}
+    assert back_end_in_batch(specs[uid], "rocksdb") == "heap"
+    assert back_end_in_batch(specs["once"], "rocksdb") == "rocksdb"
 
 
 def has_back_end(operator: Any) -> bool:
