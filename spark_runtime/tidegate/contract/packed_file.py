@@ -112,6 +112,17 @@ def read_packed(path: str) -> tuple[Description, Files]:
         raise PipelineError("it is no artifact, or damaged", where=path, cause=str(error), remedy=remedy) from error
 
 
+def is_packed_pipeline(path: str) -> bool:
+    """Whether it is such a file, by its name and its description; of what cannot be read: no."""
+    if not path.endswith(SUFFIX):
+        return False
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return DESCRIPTION in archive.namelist()
+    except UNREADABLE:
+        return False
+
+
 def read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
     """The content of one file. Expands no more than the size that the archive says, whatever is in it. Raises one of
     `UNREADABLE`."""

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from tidegate.contract.errors import PipelineError, TidegateError
-from tidegate.contract.packed_file import SITE_PACKAGES, check_unpacked
+from tidegate.contract.packed_file import SITE_PACKAGES, check_unpacked, is_packed_pipeline
 from tidegate.pipeline.arguments import call_with
 from tidegate.pipeline.columns import nearest
 from tidegate.pipeline.location import code_root, format_location, is_below
@@ -30,7 +30,8 @@ def load_pipeline(root_dir: str, target: str, arguments: Mapping[str, Any], *, c
     """Import the module from `root_dir`, call its function with the arguments, and build what it gives.
 
     `root_dir` is first on sys.path from then on, and behind it the packages of a packed pipeline, until another call;
-    modules that an earlier call took from its folder are forgotten, so that one process can load several versions. Not
+    modules that an earlier call took from its folder are forgotten, so that one process can load several versions. The
+    packages of packed pipelines that are on sys.path as they are, as Spark's --py-files puts them there, come last. Not
     safe for several threads.
 
     Args:
@@ -112,7 +113,9 @@ def _put_first(root_dir: str, top: str, where: str) -> None:
     root = os.path.realpath(root_dir)
     sys.path[:] = [entry for entry in sys.path if entry not in (root, *_loaded_roots)]
     added = [root, *(path for path in [os.path.join(root, SITE_PACKAGES)] if os.path.isdir(path))]
+    beside = [os.path.join(entry, SITE_PACKAGES) for entry in sys.path if is_packed_pipeline(entry)]
     sys.path[:0] = added
+    sys.path += [path for path in beside if path not in sys.path]
     _loaded_roots[:] = added
     importlib.invalidate_caches()
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tidegate.contract.errors import OptionError, PipelineError
+from tidegate.contract.packed_file import describe, packed
 from tidegate.pipeline.load import load_pipeline
 
 GOOD = """
@@ -181,3 +182,23 @@ def test_a_file_with_the_name_of_a_known_module_is_refused(name: str, tmp_path: 
 
     error = refusal(write(tmp_path, GOOD, f"{name}.py"), f"{name}:build")
     assert error.what == f"a pipeline's file cannot be named {name!r}"
+
+
+def test_packages_of_a_packed_pipeline_beside_it_are_found_last(tmp_path: Path) -> None:
+    """As Spark's --py-files puts it on sys.path: its code is there by itself. A zip that is none is left alone."""
+    files = (
+        ("flows_beside.py", b"from flows_words import WORD"),
+        ("site-packages/flows_words.py", b"WORD = 'numbers'"),
+    )
+    (tmp_path / "beside.zip").write_bytes(packed(describe("flows_beside:build", [], files), files))
+    other = tmp_path / "other.zip"
+    other.write_bytes(b"no zip")
+    sys.path[:0] = [str(tmp_path / "beside.zip"), str(other), str(tmp_path / "gone.zip")]
+    code = (
+        textwrap.dedent(GOOD)
+        .replace("def build", "from flows_beside import WORD\ndef build")
+        .replace('args["uid"]', "WORD")
+    )
+    for _ in range(2):
+        assert load_pipeline(write(tmp_path / "code", code), "flows:build", {}).nodes[0].uid == "numbers"
+    assert [entry for entry in sys.path if entry.endswith("site-packages") and ".zip" in entry] == [sys.path[-1]]
