@@ -32,11 +32,14 @@ from tidegate.operators.user_subtask import UserProcess
 from tidegate.pipeline import aggregates
 from tidegate.pipeline.connecting import ConnectedGroups, ConnectedStreams
 from tidegate.pipeline.grouping import GroupedStream, WindowedStream
+from tidegate.spark import batch_task
 from tidegate.testing.batch import InProcessBatch
 from tidegate.testing.collect import collected, forget_collected
 
 CASES = {**ROW_BY_ROW, **GROUPS, **JOINS, **PROCESSES}
 BACK_ENDS = ("heap", "memory", "rocksdb")
+FIXED_PARALLELISM = 2
+"""That of `run_with_accidents`, without rescales."""
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))]
 HOLDERS: tuple[Any, ...] = (
     Stream,
@@ -100,16 +103,20 @@ def test_streaming_with_accidents_gives_what_an_independent_calculation_gives(
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", CASES)
-def test_batch_gives_what_an_independent_calculation_gives(name: str, seed: int, tmp_path: Path) -> None:
-    case = CASES[name]
+def test_batch_gives_what_an_independent_calculation_gives(
+    name: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Operators with keys begin anew after blocks of a random size, too."""
+    case, rng = CASES[name], random.Random(seed)
+    monkeypatch.setattr(batch_task, "BLOCK_ROWS", rng.choice([rng.randint(10, 80), 100_000]))
     proof = Proof(case, seed, paced=False)
-    parallelism = 2 if not case.rescales else 1 + seed % 4
+    parallelism = rng.randint(1, 4) if case.rescales else FIXED_PARALLELISM
     options = {"parallelism": parallelism, "state_backend": BACK_ENDS[seed % len(BACK_ENDS)]}
     if case.depends_on_mode:
         with pytest.raises(PipelineError, match="may give other rows in batch"):
             InProcessBatch(proof.build, options, scratch=str(tmp_path)).run()
         options["allow_mode_dependent"] = True
-    job = InProcessBatch(proof.build, options, scratch=str(tmp_path), batch_rows=random.Random(seed).randint(1, 60))
+    job = InProcessBatch(proof.build, options, scratch=str(tmp_path), batch_rows=rng.randint(1, 60))
     job.run()
     job.commit()
     proof.check()
