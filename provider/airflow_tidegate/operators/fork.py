@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.identity import ask_id, asked_by
 from airflow_tidegate.kills import KillPolicy
-from airflow_tidegate.operators.arguments import flag
+from airflow_tidegate.operators.arguments import flag, optional_duration
 from airflow_tidegate.operators.restore import restore_from
 from airflow_tidegate.operators.start import ENDED, SubmittingOperator
 from airflow_tidegate.waits import Payload
@@ -39,6 +40,7 @@ class TidegateForkJobOperator(SubmittingOperator):
         pipeline: other code than the original's; without it, `arguments` have to say what is different.
         allow_non_restored_state, allow_drained: as for a restore. A source with another uid than in the snapshot begins
             at its beginning; the state of the one that is gone needs `allow_non_restored_state`.
+        max_snapshot_age: as for a restore, of the original's snapshot; a retry that finds its own fork goes on with it.
         on_kill: "cancel" by default: a killed backfill does not go on in the dark.
     """
 
@@ -48,6 +50,7 @@ class TidegateForkJobOperator(SubmittingOperator):
         "from_",
         "allow_non_restored_state",
         "allow_drained",
+        "max_snapshot_age",
     )
     waits_for = ENDED
 
@@ -58,6 +61,7 @@ class TidegateForkJobOperator(SubmittingOperator):
         from_: str | int | Mapping[str, Any] = "latest",
         allow_non_restored_state: bool | str = False,
         allow_drained: bool | str = False,
+        max_snapshot_age: timedelta | str | None = None,
         on_kill: KillPolicy = "cancel",
         **kwargs: Any,
     ) -> None:
@@ -66,6 +70,7 @@ class TidegateForkJobOperator(SubmittingOperator):
         self.from_ = from_
         self.allow_non_restored_state = allow_non_restored_state
         self.allow_drained = allow_drained
+        self.max_snapshot_age = max_snapshot_age
 
     def submit(self, client: JobClient, root: JobRoot, context: Any) -> Spec:
         """A fork of the original's snapshot."""
@@ -85,6 +90,7 @@ class TidegateForkJobOperator(SubmittingOperator):
             owner_dag=context["ti"].dag_id,
             submitted_by=asked_by(context),
             code_root=self.code_root,
+            max_snapshot_age=optional_duration(self.max_snapshot_age, "max_snapshot_age"),
         )
         return forking.fork(client, root.client(self.from_job), request)
 

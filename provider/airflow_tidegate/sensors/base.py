@@ -13,6 +13,7 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow_tidegate.deferring import TRIGGER_SLACK, deferrable_or_default
 from airflow_tidegate.failures import AirflowSensorTimeout, Failure, airflow_failures
 from airflow_tidegate.hooks.tidegate import DEFAULT_CONN_ID, TidegateHook
+from airflow_tidegate.links import TidegateJobLink, TidegateSparkUiLink
 from airflow_tidegate.triggers.waits import TRIGGERS
 from airflow_tidegate.waits import Payload, Wait
 from airflow_tidegate.watch import Watch
@@ -33,6 +34,7 @@ class JobSensor(BaseSensorOperator):
     """
 
     template_fields: Sequence[str] = ("job_id", "tidegate_conn_id")
+    operator_extra_links = (TidegateJobLink(), TidegateSparkUiLink())
 
     def __init__(
         self,

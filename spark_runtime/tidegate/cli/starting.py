@@ -85,6 +85,11 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
         help="the latest recovery point (default), a checkpoint's number, or a snapshot's folder or URL",
     )
     parser.add_argument(
+        "--max-snapshot-age",
+        metavar="DURATION",
+        help="refuse a snapshot that completed longer ago, before anything is submitted (default: any age)",
+    )
+    parser.add_argument(
         "--pipeline", metavar="PIPELINE", help="other code than before: file.py:function or module:function"
     )
     parser.add_argument(
@@ -156,21 +161,23 @@ def restore(args: argparse.Namespace, around: Surroundings) -> int:
         in_use = given if given is not None else before.arguments if before else {}
         validate(args.pipeline, args.code_root, in_use, in_effect)
     around.output.progress("submitting")
-    spec = client.submit(
+    request = submission.Request(
         pipeline=args.pipeline,
         arguments=given,
         options=checked,
-        submission_id=args.submission_id,
+        submission_id=args.submission_id or secrets.token_hex(16),
         master=args.master,
         spark_conf=_laid_over(before.spark_conf if before else {}, arguments.pairs(args.conf, "--conf") or None),
         restore=replace(
             restore_from(args.source, args.allow_non_restored_state, args.on_committed_after, args.allow_drained),
             claim_mode="claim" if args.claim else "no_claim",
         ),
+        owner_dag=None,
         submitted_by=around.caller,
         code_root=args.code_root,
+        max_snapshot_age=arguments.duration(args.max_snapshot_age, "--max-snapshot-age"),
     )
-    return run_submission(args, around, client, spec, timeout)
+    return run_submission(args, around, client, submission.submit(client, request), timeout)
 
 
 def fork(args: argparse.Namespace, around: Surroundings) -> int:
@@ -200,6 +207,7 @@ def fork(args: argparse.Namespace, around: Surroundings) -> int:
         owner_dag=None,
         submitted_by=around.caller,
         code_root=args.code_root,
+        max_snapshot_age=arguments.duration(args.max_snapshot_age, "--max-snapshot-age"),
     )
     return run_submission(args, around, client, forking.fork(client, original, request), timeout)
 

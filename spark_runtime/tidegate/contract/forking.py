@@ -14,6 +14,7 @@ from tidegate.contract import submission
 from tidegate.contract.errors import OptionError, SnapshotError
 from tidegate.contract.options import JobOptions
 from tidegate.contract.records import RestoreFrom, Spec
+from tidegate.contract.snapshot_age import refuse_older
 from tidegate.contract.snapshots import resolve_restore
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class Origin:
         checkpoint_id: None: not known.
         kind: "checkpoint", "savepoint", ...; a checkpoint is deleted when the original retains newer ones.
         spec: the original's submission that took it, or its newest.
+        name: of the snapshot, for people.
+        completed_at: as the original recorded it; None: not recorded.
     """
 
     job_id: str
@@ -37,6 +40,8 @@ class Origin:
     checkpoint_id: int | None
     kind: str
     spec: Spec
+    name: str
+    completed_at: str | None
 
 
 def find_origin(original: JobClient, wanted: RestoreFrom) -> Origin:
@@ -62,7 +67,8 @@ def find_origin(original: JobClient, wanted: RestoreFrom) -> Origin:
         path = point.path
     number = point.spec if point is not None and point.spec else view.spec_number
     kind = point.kind if point is not None else wanted.kind
-    return Origin(original.job_id, path, point.checkpoint_id if point is not None else None, kind, specs[number - 1])
+    n = point.checkpoint_id if point is not None else None
+    return Origin(original.job_id, path, n, kind, specs[number - 1], resolved.name, resolved.completed_at)
 
 
 def fork(client: JobClient, original: JobClient, request: submission.Request) -> Spec:
@@ -75,7 +81,8 @@ def fork(client: JobClient, original: JobClient, request: submission.Request) ->
 
     Raises:
         OptionError: it is the original itself, or the same code with the same arguments.
-        JobNotFoundError, SnapshotError: see `find_origin`. Others: see `JobClient.submit`.
+        JobNotFoundError, SnapshotError: see `find_origin`; or it is older than `max_snapshot_age`. Others: see
+            `JobClient.submit`.
     """
     for spec in client.specs():
         if spec.submission_id == request.submission_id:
@@ -83,6 +90,9 @@ def fork(client: JobClient, original: JobClient, request: submission.Request) ->
     check_differs(client, original, request.pipeline, request.arguments)
     assert request.restore is not None, "a fork begins with a snapshot"
     origin = find_origin(original, request.restore)
+    if request.max_snapshot_age is not None:
+        where = f"job {client.job_id}, fork of {original.job_id}"
+        refuse_older(origin.name, origin.completed_at, request.max_snapshot_age, client.now(), where=where)
     restore = replace(
         request.restore,
         kind="savepoint",
@@ -97,6 +107,7 @@ def fork(client: JobClient, original: JobClient, request: submission.Request) ->
         arguments=laid_over(origin.spec.arguments, request.arguments),
         options=request.options or JobOptions.from_mapping(origin.spec.options),
         like=origin.spec,
+        max_snapshot_age=None,
     )
     return submission.submit(client, made)
 

@@ -73,6 +73,14 @@ def test_what_cannot_be_forked_leaves_nothing_behind(
     assert beside(job).specs() == () and job.launches == []
 
 
+def test_a_snapshot_that_is_too_old_is_refused_and_a_retry_of_a_fork_is_not(job: Job, original: ScriptedDriver) -> None:
+    with pytest.raises(AirflowException, match="old at most"):
+        fork(max_snapshot_age="1 ms").execute(job.context("f"))
+    assert beside(job).specs() == () and job.launches == []
+    first = fork(max_snapshot_age="36500 d").execute(job.context("f"))
+    assert fork(max_snapshot_age="1 ms").execute(job.context("f")) == first
+
+
 def test_what_the_driver_refuses_is_told(job: Job, original: ScriptedDriver) -> None:
     """The provider cannot know the pipeline; its driver tells before anything runs, and no retry mends it."""
 

@@ -25,6 +25,11 @@ from airflow_tidegate.operators.stop import TidegateCancelJobOperator, TidegateS
 from airflow_tidegate.operators.supervise import TidegateSuperviseJobOperator
 from airflow_tidegate.operators.upgrade import TidegateUpgradeJobOperator
 from airflow_tidegate.operators.verdicts import TidegateCommitCheckpointOperator
+from airflow_tidegate.sensors.checkpoint import TidegateCheckpointSensor
+from airflow_tidegate.sensors.end_of_data import TidegateEndOfDataSensor
+from airflow_tidegate.sensors.job_status import TidegateJobStatusSensor
+from airflow_tidegate.sensors.staged import TidegateStagedCheckpointSensor
+from airflow_tidegate.sensors.watermark import TidegateWatermarkSensor
 
 SERIALIZATION = getattr(serialized_objects, "DagSerialization", None) or serialized_objects.SerializedDAG
 """What makes a DAG the JSON that all of Airflow but the worker reads; its second name is that of Airflow 3.1."""
@@ -79,9 +84,14 @@ def test_a_link_of_a_job_that_is_not_there_does_not_fail_the_task(job: Job) -> N
         TidegateRescaleJobOperator,
         TidegateCheckRestoreOperator,
         TidegateCollectGarbageOperator,
+        TidegateCheckpointSensor,
+        TidegateEndOfDataSensor,
+        TidegateJobStatusSensor,
+        TidegateStagedCheckpointSensor,
+        TidegateWatermarkSensor,
     ],
 )
-def test_every_operator_has_the_links_that_the_provider_registers(kind: Any) -> None:
+def test_every_operator_and_sensor_has_the_links_that_the_provider_registers(kind: Any) -> None:
     classes = [type(link) for link in kind.operator_extra_links]
     registered = get_provider_info()["extra-links"]
     assert [f"{c.__module__}.{c.__qualname__}" for c in classes] == registered
@@ -93,10 +103,11 @@ def test_a_dag_with_them_comes_back_from_its_serialised_form_with_its_links(job:
     with DAG("d", schedule=None) as dag:
         TidegateSuperviseJobOperator(task_id="s", job_id="j1")
         TidegateUpgradeJobOperator(task_id="u", job_id="j1", pipeline="pipe.py:build")
+        TidegateJobStatusSensor(task_id="w", job_id="j1", statuses="FINISHED")
         fork = TidegateForkJobOperator.partial(task_id="f", from_job="j1", arguments={"out": "x"})
         fork.expand(job_id=["one", "two"])
     again = SERIALIZATION.from_dict(SERIALIZATION.to_dict(dag))
-    for task_id in ("s", "u", "f"):
+    for task_id in ("s", "u", "w", "f"):
         links = again.task_dict[task_id].operator_extra_links
         assert [link.name for link in links] == ["Job page", "Spark UI"]
 

@@ -199,6 +199,22 @@ def test_restore_claims_a_snapshot_when_it_is_asked_to(tidegate: Caller, given: 
     assert spec.restore is not None and spec.restore.claim_mode == mode
 
 
+@pytest.mark.parametrize("words", [("restore", "flights"), ("fork", "flights", "--job-id", "backfill", "--arg", "n=2")])
+def test_a_snapshot_that_is_too_old_is_refused_before_anything_is_submitted(
+    tidegate: Caller, words: tuple[str, ...]
+) -> None:
+    """As by RestoreJob: of a restore and of a fork."""
+    driver = tidegate.submitted()
+    driver.complete(4, "stop-savepoint")
+    driver.status("STOPPED")
+    tidegate.script = running
+    refused = tidegate(*words, "--max-snapshot-age", "1 ms")
+    assert refused.code == 10 and "old at most" in refused.err and not tidegate.launched
+    wrong = tidegate(*words, "--max-snapshot-age", "12")
+    assert wrong.code == 2 and "--max-snapshot-age" in wrong.err
+    assert tidegate(*words, "--max-snapshot-age", "36500 days").code == 0
+
+
 def test_restore_of_an_unknown_checkpoint_lists_those_there(tidegate: Caller) -> None:
     driver = tidegate.submitted()
     driver.complete(4, "checkpoint")
