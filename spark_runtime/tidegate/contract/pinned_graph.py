@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from tidegate.contract.codec import decode, encode
@@ -24,6 +24,7 @@ class PinnedGraph:
         max_parallelism: of its options.
         graph: document of the JobGraph.
         pinned_at: time.
+        sinks: two-phase ones, uid -> what each says of itself; empty also in those of earlier versions.
     """
 
     RECORD: ClassVar[str] = "graph"
@@ -34,6 +35,7 @@ class PinnedGraph:
     max_parallelism: int
     graph: Mapping[str, Any]
     pinned_at: str
+    sinks: Mapping[str, str] = field(default_factory=dict)
 
 
 def pin_graph(store: Store, layout: JobLayout, pinned: PinnedGraph) -> None:

@@ -1,13 +1,20 @@
-"""What a fork's pipeline must be like, so that it ends and leaves its original's output alone (S7.4). Pure."""
+"""What a fork's pipeline must be like, so that it ends and leaves its original's output alone (S7.4). Pure, but for
+`live_sinks`."""
 
 from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Mapping
 
+from tidegate.connectors.contract import Sink
+from tidegate.contract.client import JobClient
 from tidegate.contract.errors import PipelineError
+from tidegate.contract.pinned_graph import pinned_graph
 from tidegate.contract.records import Spec
+from tidegate.contract.reigns import followed_by, may_have_run, submissions_of
+from tidegate.contract.rewinds import sinks_of
 from tidegate.contract.sink_places import is_same_place
+from tidegate.contract.store import Store
 from tidegate.plan.graph import JobGraph
 
 
@@ -37,8 +44,7 @@ def check_fork(
             remedy="Give the pipeline a bounded source, such as Files; under the same uid it goes on from the position "
             "in the snapshot, under another one it begins at its beginning",
         )
-    sinks = {node.uid: node.sink for node in graph.nodes if node.sink is not None and node.sink.two_phase}
-    for uid, sink in sinks.items():
+    for uid, sink in two_phase_sinks(graph).items():
         told = sink.describe()
         taken = next((other for other, text in live.items() if is_same_place(told, text, resolve)), None)
         if taken is not None:
@@ -48,3 +54,34 @@ def check_fork(
                 cause=f"its rows would mix with those of {live[taken]}",
                 remedy="Give the fork a place of its own; a sink class of your own names its place in describe()",
             )
+
+
+def two_phase_sinks(graph: JobGraph) -> dict[str, Sink]:
+    """The graph's, by uid."""
+    return {node.uid: node.sink for node in graph.nodes if node.sink is not None and node.sink.two_phase}
+
+
+def live_sinks(store: Store, job_id: str, fork_id: str) -> dict[str, str]:
+    """Two-phase sinks of another job of the root, and, is it a fork, of those that it stems from: uid -> what each last
+    said of itself. Of each those that have committed, and those of the newest submission that may have run, which may
+    have completed nothing yet. Blocks on the store.
+
+    Args:
+        store: the root.
+        fork_id: the job that asks.
+    """
+    found: dict[str, str] = {}
+    stems_from: str | None = job_id
+    seen = {fork_id}
+    while stems_from is not None and stems_from not in seen:
+        seen.add(stems_from)
+        client = JobClient(store, stems_from)
+        specs, entries = client.specs(), submissions_of(client.decisions())
+        told = dict(sinks_of(entries, (e.data["checkpoint_id"] for e in entries if e.kind == "complete")))
+        newest = followed_by(len(specs) + 1, may_have_run(entries))
+        pinned = pinned_graph(store, client.layout, newest) if newest else None
+        for uid, now in pinned.sinks.items() if pinned is not None else ():
+            told[uid if told.get(uid, now) == now else f"{uid} of submission {newest}"] = now
+        found |= {uid if stems_from == job_id else f"{uid} of {stems_from}": text for uid, text in told.items()}
+        stems_from = next((s.restore.fork_of for s in reversed(specs) if s.restore and s.restore.fork_of), None)
+    return found

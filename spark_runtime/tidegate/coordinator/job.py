@@ -11,14 +11,13 @@ from typing import Any
 from tidegate.connectors.contract import Sink, SinkContext, Source, Split
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.splits import split_documents, split_to_json
-from tidegate.contract.client import JobClient
 from tidegate.contract.errors import SnapshotError, StoreError, UnclearAnswerError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.log import DecisionLog, Reign
 from tidegate.contract.options import JobOptions, ProcessingTimeOnEnd
 from tidegate.contract.records import Decision, Spec
 from tidegate.contract.reigns import submissions_of
-from tidegate.contract.rewinds import sinks_of, taken_back
+from tidegate.contract.rewinds import taken_back
 from tidegate.contract.status import JobStatus, next_checkpoint_id
 from tidegate.contract.store import Store
 from tidegate.contract.verdicts import Verdicts, verdicts_of
@@ -26,7 +25,7 @@ from tidegate.coordinator.checkpoint_mode import check_checkpoint_mode, check_co
 from tidegate.coordinator.commit_gate import CommitGate
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.coordinator_options import CoordinatorOptions
-from tidegate.coordinator.forking import check_fork
+from tidegate.coordinator.forking import check_fork, live_sinks, two_phase_sinks
 from tidegate.coordinator.garbage import Garbage, claimed_savepoints, find_garbage, named_snapshots, restored_checkpoint
 from tidegate.coordinator.going_back import check_way_back
 from tidegate.coordinator.job_run import JobFacts
@@ -120,7 +119,8 @@ class Job:
             return None
         wanted = self.spec.restore
         if wanted is not None and wanted.fork_of is not None:
-            check_fork(self.graph, self.spec, self._live_sinks(wanted.fork_of), os.path.realpath)
+            live = live_sinks(self.store, wanted.fork_of, self.spec.job_id)
+            check_fork(self.graph, self.spec, live, os.path.realpath)
         verdicts = verdicts_of(self.specs(), decisions, self.spec.number)
         store, folder = open_location(self.store, self.spec, point.location)
         metadata = read_metadata(store, folder)
@@ -175,26 +175,10 @@ class Job:
         own = (e for e in submissions_of(self.reign.decisions) if e.spec == self.spec.number and e.kind == "complete")
         return point.checkpoint_id in {e.data["checkpoint_id"] for e in own}
 
-    def _live_sinks(self, job_id: str) -> Mapping[str, str]:
-        """Two-phase sinks of another job of the root, and, is it a fork, of those that it stems from: uid -> what
-        each last said of itself."""
-        found: dict[str, str] = {}
-        stems_from: str | None = job_id
-        seen = {self.spec.job_id}
-        while stems_from is not None and stems_from not in seen:
-            seen.add(stems_from)
-            entries = submissions_of(DecisionLog(self.store, JobLayout(stems_from), self.now_iso, str).read())
-            sinks = sinks_of(entries, (e.data["checkpoint_id"] for e in entries if e.kind == "complete"))
-            found |= {uid if stems_from == job_id else f"{uid} of {stems_from}": told for uid, told in sinks.items()}
-            specs = JobClient(self.root, stems_from, self.storage_options).specs()
-            stems_from = next((s.restore.fork_of for s in reversed(specs) if s.restore and s.restore.fork_of), None)
-        return found
-
     @property
     def two_phase_sinks(self) -> dict[str, Sink]:
         """The pipeline's, by uid."""
-        sinks = {node.uid: node.sink for node in self.graph.nodes}
-        return {uid: sink for uid, sink in sinks.items() if sink is not None and sink.two_phase}
+        return two_phase_sinks(self.graph)
 
     def go_back(self, restore: Restore | None, run_id: str) -> None:
         """Where `restore` goes back past what sinks committed and they are to take it back, they do (S9.3); past what

@@ -35,6 +35,7 @@ from tidegate.contract.records import Spec, decode
 from tidegate.contract.store import open_store
 from tidegate.coordinator.events import Answer
 from tidegate.coordinator.farewells import terminated_text
+from tidegate.coordinator.forking import two_phase_sinks
 from tidegate.coordinator.supervision import EXIT_TERMINATED
 from tidegate.coordinator.supervision_events import AnswerAllOpen
 from tidegate.pipeline.load import load_pipeline
@@ -132,7 +133,8 @@ class Driver:
             graph, execution = self._build(options, os.path.join(scratch, "artifact"))
             print(execution.explain(), flush=True)
             number, limits = self._spec.number, (options.parallelism, options.max_parallelism)
-            pin_graph(self._store, self._layout, PinnedGraph(number, *limits, graph_document(graph), now_iso()))
+            sinks = {uid: sink.describe() for uid, sink in two_phase_sinks(graph).items()}
+            pin_graph(self._store, self._layout, PinnedGraph(number, *limits, graph_document(graph), now_iso(), sinks))
             client = JobClient(self._root, self._spec.job_id, self._storage_options)
             materialising = Materialising(
                 store=self._store,

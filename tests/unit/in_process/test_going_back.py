@@ -19,6 +19,7 @@ from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.parquet import Parquet
 from tidegate.connectors.transactions import parse_transaction_id
 from tidegate.contract.errors import FencedError, PipelineError, SnapshotError, StoreError
+from tidegate.contract.pinned_graph import PinnedGraph, pin_graph
 from tidegate.contract.records import RestoreFrom, encode
 from tidegate.contract.status import derive
 from tidegate.coordinator import events as ev
@@ -407,6 +408,28 @@ class TestForkBeside:
     def test_the_live_sink_is_refused_before_a_slot_starts(self, original: Traveller) -> None:
         restore = self.beginning(original)
         with pytest.raises(PipelineError, match="sink 'out' of the fork writes to where sink 'out' of its original"):
+            self.fork(original, original.sinks["out"]).submit(restore)
+
+    @pytest.mark.parametrize("ended", [None, "refused"])
+    def test_a_sink_that_the_original_has_had_since_its_last_checkpoint_is_refused(
+        self, original: Traveller, ended: str | None
+    ) -> None:
+        """S7.4: it runs, and has completed nothing with that sink; unless it never ran."""
+        restore = self.beginning(original)
+        job, moved = original.job, CollectSink(f"{original.name}-moved")
+        later = replace(job.specs[-1], number=len(job.specs) + 1, submission_id="moved", restore=RestoreFrom("latest"))
+        for spec in (*job.specs, later):
+            job.store.create(job.layout.spec(spec.number), encode(spec))
+        pin_graph(job.store, job.layout, PinnedGraph(later.number, 2, 128, {}, "now", {"out": moved.describe()}))
+        reign = job.log.reign(spec=later.number, launch=9)
+        if ended is not None:
+            reign.append("failure", {"message": "no", "code": "snapshot"})
+            reign.append("status", {"status": "FAILED"})
+            assert isinstance(self.fork(original, moved).submit(restore).to_end(), RunEnded)
+            return
+        with pytest.raises(PipelineError, match=f"to where sink 'out of submission {later.number}' of its original"):
+            self.fork(original, moved).submit(restore)
+        with pytest.raises(PipelineError, match="to where sink 'out' of its original"):
             self.fork(original, original.sinks["out"]).submit(restore)
 
     def test_the_live_sink_is_refused_to_a_fork_of_a_fork(self, original: Traveller) -> None:
