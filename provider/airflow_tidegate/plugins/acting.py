@@ -8,17 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_tidegate.airflow_versions import conf
 from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.launchers import ensure_driver
-from airflow_tidegate.launchers.local import KINDS
 from airflow_tidegate.plugins.access import Right
 from airflow_tidegate.plugins.looking import Look
+from airflow_tidegate.plugins.restorable import refuse_foreign_code, refuse_without_launcher
 from tidegate.contract.client import JobClient
-from tidegate.contract.errors import CommandRefusedError, EnvironmentProblemError, OptionError, SnapshotError
-from tidegate.contract.launching import launched_processes
+from tidegate.contract.errors import CommandRefusedError, OptionError, SnapshotError
 from tidegate.contract.layout import stable_id
-from tidegate.contract.processes import host_name, process_space
 from tidegate.contract.records import RestoreFrom, Spec
 from tidegate.contract.submission import ON_COMMITTED_AFTER
 
@@ -127,8 +124,7 @@ def press(client: JobClient, root: JobRoot, look: Look, it: Press) -> dict[str, 
 
 def _restore(client: JobClient, root: JobRoot, look: Look, it: Press) -> dict[str, Any]:
     """A submission that continues the one before, with its code, options and owner DAG; then its driver."""
-    if root.launcher != "agent":
-        _refuse_foreign_code(f"job {client.job_id}")
+    refuse_foreign_code(client, root)
     spec = next((spec for spec in look.specs if spec.submission_id == it.command_id), None)
     if spec is None:
         spec = _submit(client, root, look, it)
@@ -139,20 +135,6 @@ def _restore(client: JobClient, root: JobRoot, look: Look, it: Press) -> dict[st
     return {"done": f"Submission {spec.number} restores {from_}; {starts}."}
 
 
-def _refuse_foreign_code(where: str) -> None:
-    """A driver runs the code of a DAG's author, with what the environment of the API server holds; and what the job
-    directory says of earlier launches and submissions, such an author may have written. So drivers are started here
-    only where Airflow itself runs tasks beside its servers."""
-    executors = [name.strip().rpartition(".")[2] for name in conf.get("core", "executor", fallback="").split(",")]
-    if executors != ["LocalExecutor"]:
-        raise EnvironmentProblemError(
-            "the page starts no driver here",
-            where=where,
-            cause=f"tasks run elsewhere ({', '.join(executors)}), and their code is kept off Airflow's API server",
-            remedy="Trigger a DAG with TidegateRestoreJobOperator",
-        )
-
-
 def _submit(client: JobClient, root: JobRoot, look: Look, it: Press) -> Spec:
     where = f"job {client.job_id}"
     if it.spec != look.view.spec_number:
@@ -161,7 +143,7 @@ def _submit(client: JobClient, root: JobRoot, look: Look, it: Press) -> Spec:
     known = look.view.checkpoint(chosen) if chosen is not None else None
     if chosen is not None and (known is None or known.status != "completed"):
         raise SnapshotError(f"there is no completed snapshot {chosen}", where=where)
-    _check_launchable(client, root, look)
+    refuse_without_launcher(client, root, look.specs)
     flags = {name: value for name, value in it.arguments.items() if name != "checkpoint_id"}
     return client.submit(
         submission_id=it.command_id,
@@ -172,24 +154,4 @@ def _submit(client: JobClient, root: JobRoot, look: Look, it: Press) -> Spec:
         ),
         owner_dag=look.spec.owner_dag,
         submitted_by=it.by,
-    )
-
-
-def _check_launchable(client: JobClient, root: JobRoot, look: Look) -> None:
-    """Before anything is submitted: a submission that nobody launches would leave the job waiting for ever. An agent
-    launches what is submitted anywhere. Otherwise the page starts a driver only where the job's last one was started,
-    and when that is this machine: an API server need not be a place for drivers."""
-    if root.launcher == "agent":
-        return
-    launches = (launched_processes(client.store, client.layout, spec.number) for spec in reversed(look.specs))
-    last = next((found[0] for found in launches if found), None)
-    here = (host_name(), process_space())
-    if root.launcher in KINDS and last is not None and (last.host, last.process_space) == here:
-        return
-    started = f"on {last.host}" if last is not None else "nowhere that the job directory knows of"
-    raise EnvironmentProblemError(
-        "the page cannot start this job's driver",
-        where=f"job {client.job_id}, launcher {root.launcher}",
-        cause=f"the last one was started {started}, and Airflow's API server runs on {here[0]}",
-        remedy="Trigger a DAG with TidegateRestoreJobOperator, or run `tidegate restore` where its drivers run",
     )

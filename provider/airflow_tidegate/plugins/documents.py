@@ -81,6 +81,7 @@ def job_document(conn_id: str, look: Look, now: datetime) -> Json:
         "staged": [_staged(data) for data in look.staged],
         "staged_problem": look.staged_problem,
         "points": [_checkpoint(point) for point in look.points],
+        "restore_problem": look.restore_problem,
         "latest_point": view.latest_recovery_point.checkpoint_id if view.latest_recovery_point else None,
         "events": _events(entries),
     }

@@ -14,6 +14,7 @@ from typing import Any
 from airflow.configuration import conf
 
 from airflow_tidegate.hooks.tidegate import DEFAULT_CONN_ID, JobRoot, TidegateHook
+from airflow_tidegate.plugins.restorable import why_not
 from tidegate.contract.client import JobClient, list_jobs
 from tidegate.contract.errors import JobNotFoundError, RecordError, SnapshotError, StoreError, TidegateError
 from tidegate.contract.layout import JobLayout
@@ -58,6 +59,7 @@ class Look:
         staged: what waits for a verdict, by checkpoint.
         staged_problem: why that cannot be told; "": it can.
         points: snapshots to restore from that are there, newest first; only looked up while no driver runs.
+        restore_problem: why the page cannot restore it then; "": it can.
     """
 
     view: JobView
@@ -69,6 +71,7 @@ class Look:
     staged: tuple[StagedData, ...] = ()
     staged_problem: str = ""
     points: tuple[CheckpointView, ...] = ()
+    restore_problem: str = ""
 
     @property
     def spec(self) -> Spec:
@@ -105,8 +108,10 @@ class _Watched:
         staged, problem = self._once_per_decision("staged", view, self._staged) if view.waiting else ((), "")
         free = view.is_terminal or is_silent or not view.is_active
         points = self._once_per_decision("points", view, self._points) if free else ()
+        why = self._once_per_decision("restorable", view, lambda _: why_not(client, self.root, specs)) if free else ""
         silent_s = self._watch.silent_s(view)
-        return Look(view, specs, decisions, self._rates(view, hint), silent_s, is_silent, staged, problem, points)
+        rates = self._rates(view, hint)
+        return Look(view, specs, decisions, rates, silent_s, is_silent, staged, problem, points, why)
 
     def _once_per_decision(self, name: str, view: JobView, find: Callable[[JobView], Any]) -> Any:
         known = self._known.get(name)

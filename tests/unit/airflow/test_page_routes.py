@@ -305,8 +305,13 @@ def ended(job: Job, launcher: str = "local", host: str | None = None) -> None:
     ScriptedDriver(job.client, launch=2).status("STOPPED")
 
 
-def test_a_restore_submits_what_was_submitted_before_and_launches_its_driver(page: Page, job: Job) -> None:
+def test_a_restore_submits_what_was_submitted_before_and_launches_its_driver(
+    page: Page, job: Job, clock: Clock
+) -> None:
+    assert page.viewer().get(JOB).json()["restore_problem"] == "", "nobody asks while a driver runs"
     ended(job)
+    clock.seconds += LOOK_S
+    assert page.viewer().get(JOB).json()["restore_problem"] == ""
     body = {"nonce": NONCE, "spec": 1, "checkpoint_id": 1, "allow_drained": True}
     for _ in range(2):
         answer = page.editor().post(f"{JOB}/restore", body)
@@ -331,6 +336,8 @@ def test_a_restore_whose_driver_the_page_cannot_start_submits_nothing(
 ) -> None:
     connect(job, monkeypatch, launcher)
     ended(job, launcher, host)
+    told = page.viewer().get(JOB).json()["restore_problem"]
+    assert (host or f"launcher {launcher!r}") in told and "TidegateRestoreJobOperator" in told
     answer = page.editor().post(f"{JOB}/restore")
     assert answer.status_code == 409
     assert "TidegateRestoreJobOperator" in answer.json()["error"]["remedy"]
@@ -357,6 +364,7 @@ def test_a_job_directory_cannot_make_the_api_server_run_code_where_tasks_run_els
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", executor)
     ended(job)
     editor = page.editor()
+    assert "tasks run elsewhere" in page.viewer().get(JOB).json()["restore_problem"]
     job.submit(stable_id("ui", "restore", "airflow-ui:otto", "forged-0123"), owner_dag="d")
     for nonce, spec in ((NONCE, 2), ("forged-0123", 2)):
         answer = editor.post(f"{JOB}/restore", {"nonce": nonce, "spec": spec})

@@ -53,9 +53,9 @@ function show(data) {
   unchanged = state === lastDecision ? unchanged + 1 : 0;
   lastDecision = state;
   const { may, spec, job_id, is_terminal, is_silent, status } = data;
-  const pressing = { may, spec, job_id, is_terminal, is_silent };
+  const pressing = { may, spec, job_id, is_terminal, is_silent, no_restore: data.restore_problem };
   parts.head.show({ ...pressing, status, owner_dag: data.owner_dag, conn, pipeline: data.pipeline, submissions: data.submissions, master: data.master });
-  parts.banners.show({ status, is_silent, reason: data.reason, failure: data.failures[0] ?? null, stop: data.stop, paused: data.sources_paused, silent: is_silent ? Math.round(data.silent_s / 10) * 10 : 0, slots: data.slots, waiting: data.waiting });
+  parts.banners.show({ status, is_silent, reason: data.reason, failure: data.failures[0] ?? null, stop: data.stop, paused: data.sources_paused, silent: is_silent ? Math.round(data.silent_s / 10) * 10 : 0, slots: data.slots, waiting: data.waiting, no_restore: is_terminal || is_silent ? data.restore_problem : "" });
   parts.facts.show({ rate: data.rate, records: data.records, watermark: data.watermark, lag: is_terminal ? null : Math.round(data.lag_s ?? 0), last: data.history.find((s) => s.status === "completed") ?? null, restarts: data.restarts, statistics: data.statistics, generation: data.generation, slots: data.slots, parallelism: data.parallelism, is_terminal });
   parts.gate.show(data.gated && (data.waiting.length || data.staged.length) ? { ...pressing, waiting: data.waiting, staged: data.staged, problem: data.staged_problem } : null);
   parts.sources.show({ sources: data.sources, is_terminal });
@@ -82,7 +82,7 @@ function drawHead(job) {
         " · submission ", String(last.number), last.restored ? ` (restored ${last.restored === "latest" ? "from the latest" : ""})`.replace(" )", ")") : "",
         " by ", who(last.by), ", ", since(last.at))),
     h("div", { class: "buttons", role: "group", "aria-label": "Actions" },
-      restores ? button("restore", context(), { kind: "solid" }) : [plain("savepoint", "solid"), plain("checkpoint")],
+      restores ? button("restore", context(), { kind: "solid", why: job.no_restore }) : [plain("savepoint", "solid"), plain("checkpoint")],
       plain("suspend"), plain("drain"), plain("cancel")),
   ];
 }
@@ -107,6 +107,7 @@ function drawBanners(job) {
   if (job.status === "WAITING_FOR_SLOTS" && job.slots.needed) told.push(banner("warning", `Waiting for slots: ${job.slots.registered ?? 0} of ${job.slots.needed} are there`, "They start together or not at all."));
   if (job.status === "CREATED") told.push(banner("quiet", "No driver has begun yet", "The job has been submitted. If this stays so, start it again."));
   if (job.status === "RESTARTING") told.push(banner("warning", "The job restarts", failure?.message ?? ""));
+  if (job.no_restore) told.push(banner("quiet", "It is not restored from this page", job.no_restore));
   if (job.paused) told.push(banner("warning", "The sources pause", `${job.waiting.length} checkpoints wait for a verdict, as many as max_uncommitted_checkpoints allows.`));
   return told;
 }
@@ -185,7 +186,7 @@ function drawPoints(job) {
     h("p", { class: "sub" }, job.latest === null ? "" : `The latest recovery point is #${job.latest}; savepoints and checkpoints that are still there can be named, too.`),
     table([["Id", "number id"], ["Kind"], ["Completed"], ["Size", "number"], ["Path"], ["", "act"]],
       job.points.map((s) => [`#${s.id}`, s.kind, since(s.completed_at), size(s.bytes), path(s.path),
-        button("restore", context(), { more: { checkpoint_id: s.id } })]), "Restore points, newest first"));
+        button("restore", context(), { more: { checkpoint_id: s.id }, why: job.no_restore })]), "Restore points, newest first"));
 }
 
 function drawFailures({ failures, recovered }) {
