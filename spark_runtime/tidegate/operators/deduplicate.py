@@ -12,12 +12,11 @@ from tidegate.operators.batches import MAX_BATCH_ROWS
 from tidegate.operators.contract import OperatorContext, Output, StreamOperator
 from tidegate.operators.deduplicate_specs import DeduplicateSpec
 from tidegate.operators.eventtime import EventTime
+from tidegate.operators.opened_back_end import opened_back_end
 from tidegate.operators.passed_watermarks import PASSED_STATE, PassedWatermarks
 from tidegate.operators.window import NULL_TIME_DROPPED, late_rows
-from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
-from tidegate.state.backends import new_backend
-from tidegate.state.contract import BackendContext, KeyedStateBackend, KeySet, Mask
+from tidegate.state.contract import KeyedStateBackend, KeySet, Mask
 from tidegate.state.evolving import evolved_parts
 from tidegate.state.keybytes import Int64s, valid_mask
 from tidegate.state.keysets import first_rows
@@ -45,19 +44,7 @@ class Deduplicate(StreamOperator):
         super().open(ctx)
         spec = self._spec
         self._passed = PassedWatermarks(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
-        self._back_end = new_backend(ctx.state_backend)
-        self._back_end.open(
-            BackendContext(
-                uid=ctx.uid,
-                key_schema=spec.key_schema,
-                key_columns=spec.keys,
-                max_parallelism=ctx.max_parallelism,
-                key_groups=key_group_range(ctx.subtask, ctx.parallelism, ctx.max_parallelism),
-                now_ms=ctx.processing_time_ms,
-                scratch=ctx.scratch,
-                memory_bytes=ctx.state_memory_bytes,
-            )
-        )
+        self._back_end = opened_back_end(ctx, spec.key_schema, columns=spec.keys)
         self._seen = self._back_end.value(spec.seen)
         self._timers = self._back_end.timers("event")
 

@@ -15,13 +15,12 @@ from tidegate.contract.errors import SnapshotError
 from tidegate.contract.state_shapes import StateShape
 from tidegate.operators.contract import OperatorContext
 from tidegate.operators.join_specs import RIGHT, Sessions, StreamJoinSpec
+from tidegate.operators.opened_back_end import opened_back_end
 from tidegate.operators.passed_watermarks import PASSED_STATE, PassedWatermarks
 from tidegate.snapshot.evolving import columns_of
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
-from tidegate.state.backends import new_backend
 from tidegate.state.contract import (
-    BackendContext,
     KeyedStateBackend,
     KeyNumbers,
     KeySet,
@@ -122,20 +121,7 @@ class JoinState:
         self._renamed_keys = {old: new for old, new in renamed if new in key_schema.names}
         self._groups = key_group_range(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
         self.passed = PassedWatermarks(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
-        self.back_end: KeyedStateBackend = new_backend(ctx.state_backend)
-        self.back_end.open(
-            BackendContext(
-                uid=ctx.uid,
-                key_schema=key_schema,
-                key_columns=tuple(key_schema.names),
-                max_parallelism=ctx.max_parallelism,
-                key_groups=self._groups,
-                now_ms=ctx.processing_time_ms,
-                scratch=ctx.scratch,
-                memory_bytes=ctx.state_memory_bytes,
-                namespace_columns=namespace_columns,
-            )
-        )
+        self.back_end: KeyedStateBackend = opened_back_end(ctx, key_schema, namespace_columns=namespace_columns)
         self.lists = {descriptor.name: self.back_end.list(descriptor) for descriptor in descriptors}
         self.timers = self.back_end.timers("event")
         self.back_end.timers("processing")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -14,24 +14,18 @@ from tidegate.operators.batches import MAX_BATCH_ROWS
 from tidegate.operators.contract import OperatorContext, Output, StreamOperator
 from tidegate.operators.eventtime import EventTime
 from tidegate.operators.given_batches import GivenBatches
+from tidegate.operators.opened_back_end import opened_back_end
 from tidegate.operators.own_states import OwnStates
 from tidegate.operators.passed_watermarks import PASSED_STATE, PassedWatermarks
 from tidegate.operators.process_inputs import ProcessInput, overrides
-from tidegate.operators.processing_window import PROCESSING_TIME_DROPPED
 from tidegate.operators.specs import KeyedProcessSpec
 from tidegate.operators.user_process import FiredTimers, KeyedRows, ProcessContext
 from tidegate.operators.user_states import checked_state
 from tidegate.operators.user_subtask import Rows
-from tidegate.operators.user_timers import Phase, UserTimers
+from tidegate.operators.user_timers import Phase, UserTimers, count_dropped
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
-from tidegate.state.backends import new_backend
-from tidegate.state.contract import BackendContext, KeyedStateBackend, TimerKind
+from tidegate.state.contract import KeyedStateBackend, TimerKind
 from tidegate.state.evolving import evolved_parts
-
-EVENT_TIMERS_DROPPED = "event_timers_dropped"
-"""Counter: event timers that were registered when the input had ended, and did not fire (S7.6)."""
-
-log = logging.getLogger(__name__)
 
 
 class KeyedProcessOperator(StreamOperator):
@@ -63,20 +57,8 @@ class KeyedProcessOperator(StreamOperator):
         self._passed = PassedWatermarks(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
         self._own = OwnStates(self._spec.subtask_states, self._inputs, self._process, ctx)
         self._given = GivenBatches(self._process, self._spec.schema, self._spec.side_outputs, self._where)
-        self._back_end = back_end = new_backend(ctx.state_backend)
         spec = self._spec
-        back_end.open(
-            BackendContext(
-                uid=ctx.uid,
-                key_schema=spec.key_schema,
-                key_columns=spec.keys,
-                max_parallelism=ctx.max_parallelism,
-                key_groups=self._own.key_groups,
-                now_ms=ctx.processing_time_ms,
-                scratch=ctx.scratch,
-                memory_bytes=ctx.state_memory_bytes,
-            )
-        )
+        self._back_end = back_end = opened_back_end(ctx, spec.key_schema, columns=spec.keys)
         states = {d.name: checked_state(back_end, d, self._where) for d in spec.descriptors}
         self._event, self._processing = self._timers(back_end, "event"), self._timers(back_end, "processing")
         self._context = ProcessContext(
@@ -189,11 +171,9 @@ class KeyedProcessOperator(StreamOperator):
     # ------------------------------------------------------------ timers
 
     def _timers(self, back_end: KeyedStateBackend, kind: TimerKind) -> UserTimers:
-        counter = EVENT_TIMERS_DROPPED if kind == "event" else PROCESSING_TIME_DROPPED
         answered = overrides(self._process, "on_timers")
-        return UserTimers(
-            kind, back_end.timers(kind), self._where, lambda n: self._dropped(counter, n), answered=answered
-        )
+        dropped = partial(count_dropped, self.ctx, kind)
+        return UserTimers(kind, back_end.timers(kind), self._where, dropped, answered=answered)
 
     def _fire(self, kind: TimerKind, until_us: int) -> Iterator[Output]:
         timers = self._event if kind == "event" else self._processing
@@ -208,22 +188,12 @@ class KeyedProcessOperator(StreamOperator):
             if self.ctx.processing_time_on_end == "fire":
                 yield from self._fire("processing", MAX_WATERMARK)
             while (due := self._processing.due(MAX_WATERMARK, MAX_BATCH_ROWS)) is not None:
-                self._dropped(PROCESSING_TIME_DROPPED, len(due.times_us))
+                count_dropped(self.ctx, "processing", len(due.times_us))
         self._turn("open")
 
     def _turn(self, phase: Phase) -> None:
         self._event.turn(phase)
         self._processing.turn(phase)
-
-    def _dropped(self, counter: str, timers: int) -> None:
-        if counter not in self.ctx.counters:
-            log.warning(
-                "Operator %r, subtask %d: the input has ended; timers that are left or new are dropped, counted as %s",
-                self.ctx.uid,
-                self.ctx.subtask,
-                counter,
-            )
-        self.ctx.count(counter, timers)
 
 
 def event_time(given: ProcessInput) -> EventTime | None:

@@ -16,13 +16,13 @@ import pyarrow as pa
 
 from tidegate.operators.contract import OperatorContext
 from tidegate.operators.keyed_window import WindowLayout
+from tidegate.operators.opened_back_end import opened_back_end
 from tidegate.operators.restoring import changed_rows
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.aggregation import Accumulating, ReadValues, Selection
-from tidegate.state.backends import new_backend
 from tidegate.state.columns import Cells, Entries
-from tidegate.state.contract import BackendContext, KeyedStateBackend, KeySet, Mask, StateDescriptor
+from tidegate.state.contract import KeySet, Mask, StateDescriptor
 from tidegate.state.keybytes import Int64s
 from tidegate.state.layout import KEY_PREFIX, VALUE_PREFIX
 from tidegate.state.rocks_rows import own_rows
@@ -30,25 +30,6 @@ from tidegate.state.rocks_rows import own_rows
 START_COLUMN = "window_start_us"
 
 Finish = Callable[[pa.Table], pa.Table]
-
-
-def opened_back_end(ctx: OperatorContext, keys: pa.Schema, namespace_columns: int = 0) -> KeyedStateBackend:
-    """That of an operator subtask. Args: keys: the key columns, the last of them namespaces."""
-    back_end = new_backend(ctx.state_backend)
-    back_end.open(
-        BackendContext(
-            uid=ctx.uid,
-            key_schema=keys,
-            key_columns=tuple(keys.names),
-            max_parallelism=ctx.max_parallelism,
-            key_groups=key_group_range(ctx.subtask, ctx.parallelism, ctx.max_parallelism),
-            now_ms=ctx.processing_time_ms,
-            scratch=ctx.scratch,
-            memory_bytes=ctx.state_memory_bytes,
-            namespace_columns=namespace_columns,
-        )
-    )
-    return back_end
 
 
 class Folding:
@@ -122,7 +103,7 @@ class StoredAggregates:
         columns = layout.state_fields()[len(self._keys) :]
         self._descriptor = StateDescriptor(name, "value", pa.schema(columns))
         stored_keys = self._keys if self._start is None else self._keys.append(pa.field(self._start, pa.int64()))
-        self._back_end = opened_back_end(ctx, stored_keys, int(by_start))
+        self._back_end = opened_back_end(ctx, stored_keys, namespace_columns=int(by_start))
         self._stored_keys = stored_keys
         self._state = self._back_end.value(self._descriptor)
         self.timers = self._back_end.timers("event")

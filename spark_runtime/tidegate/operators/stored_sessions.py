@@ -19,9 +19,9 @@ from tidegate.operators.batches import MAX_BATCH_ROWS
 from tidegate.operators.contract import OperatorContext
 from tidegate.operators.held_sessions import SESSIONS, RowsOfSessions
 from tidegate.operators.open_sessions import SessionTable
+from tidegate.operators.opened_back_end import opened_back_end
 from tidegate.operators.restoring import changed_rows
 from tidegate.operators.session_specs import SessionAggSpec
-from tidegate.operators.stored_aggregates import opened_back_end
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.contract import KeySet, StateDescriptor

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import get_args
 
@@ -17,21 +18,19 @@ from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark
 from tidegate.contract.errors import SnapshotError
 from tidegate.operators.contract import OperatorContext, Output, StreamOperator
 from tidegate.operators.eventtime import EventTime
-from tidegate.operators.keyed_process import EVENT_TIMERS_DROPPED
+from tidegate.operators.opened_back_end import opened_back_end
 from tidegate.operators.overlaid_timers import TimerOverlay
 from tidegate.operators.passed_watermarks import PASSED_STATE, PassedWatermarks
-from tidegate.operators.processing_window import PROCESSING_TIME_DROPPED
 from tidegate.operators.processor_calls import OutputTime, ProcessorCalls, TimesNow
 from tidegate.operators.processor_handle import ProcessorHandle
 from tidegate.operators.processor_rows import PandasFrames, RowObjects
 from tidegate.operators.processor_specs import INITIAL, StatefulProcessorSpec
 from tidegate.operators.processor_start import COMPLETE_STATE, WAITING_STATE, InitialState
-from tidegate.operators.user_timers import Phase, UserTimers
+from tidegate.operators.user_timers import Phase, UserTimers, count_dropped
 from tidegate.operators.window import LATE_DROPPED
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
-from tidegate.state.backends import new_backend
-from tidegate.state.contract import BackendContext, KeyedStateBackend, KeySet, TimerKind
+from tidegate.state.contract import KeyedStateBackend, KeySet, TimerKind
 from tidegate.state.evolving import evolved_parts
 
 log = logging.getLogger(__name__)
@@ -68,19 +67,8 @@ class TransformWithState(StreamOperator):
         groups = key_group_range(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
         self._passed = PassedWatermarks(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
         self._initial = InitialState(spec, groups, ctx.uid)
-        self._back_end = back_end = new_backend(ctx.state_backend)
-        back_end.open(
-            BackendContext(
-                uid=ctx.uid,
-                key_schema=spec.key_schema,
-                key_columns=spec.keys,
-                max_parallelism=ctx.max_parallelism,
-                key_groups=groups,
-                now_ms=ctx.processing_time_ms,
-                scratch=ctx.scratch,
-                memory_bytes=ctx.state_memory_bytes,
-                forgotten=frozenset(spec.deleted),
-            )
+        self._back_end = back_end = opened_back_end(
+            ctx, spec.key_schema, columns=spec.keys, forgotten=frozenset(spec.deleted)
         )
         self._timers = {kind: self._user_timers(back_end, kind) for kind in get_args(TimerKind)}
         own: TimerKind = "event" if spec.time_mode == "eventtime" else "processing"
@@ -302,7 +290,7 @@ class TransformWithState(StreamOperator):
                 yield from self._fire(self._kind, MAX_WATERMARK)
             if self._kind == "processing":
                 while (due := timers.due(MAX_WATERMARK, self._calls.limit)) is not None:
-                    self._dropped(PROCESSING_TIME_DROPPED, len(due.times_us))
+                    count_dropped(self.ctx, "processing", len(due.times_us))
         self._turn("open")
 
     def _turn(self, phase: Phase) -> None:
@@ -310,18 +298,8 @@ class TransformWithState(StreamOperator):
             timers.turn(phase)
 
     def _user_timers(self, back_end: KeyedStateBackend, kind: TimerKind) -> UserTimers:
-        counter = EVENT_TIMERS_DROPPED if kind == "event" else PROCESSING_TIME_DROPPED
-        return UserTimers(kind, back_end.timers(kind), self._where, lambda n: self._dropped(counter, n), answered=True)
-
-    def _dropped(self, counter: str, timers: int) -> None:
-        if counter not in self.ctx.counters:
-            log.warning(
-                "Operator %r, subtask %d: the input has ended; timers that are left or new are dropped, counted as %s",
-                self.ctx.uid,
-                self.ctx.subtask,
-                counter,
-            )
-        self.ctx.count(counter, timers)
+        dropped = partial(count_dropped, self.ctx, kind)
+        return UserTimers(kind, back_end.timers(kind), self._where, dropped, answered=True)
 
     def _values(self, fired_ms: int | None = None) -> TimerValues:
         """Time for the processor: as in Spark -1 without time mode, and 0 before the first watermark. At the end of

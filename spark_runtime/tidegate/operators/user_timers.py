@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Literal
 
@@ -9,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tidegate.contract.errors import PipelineError
+from tidegate.operators.contract import OperatorContext
+from tidegate.operators.processing_window import PROCESSING_TIME_DROPPED
 from tidegate.state.contract import DueTimers, Elements, KeyNumbers, KeySet, TimerKind, TimerService
 
 Phase = Literal["open", "ending", "over"]
@@ -16,6 +19,23 @@ Phase = Literal["open", "ending", "over"]
 ANSWERS_AT_END = 1_000
 """Event timers that are registered in answer to others once the input has ended, and fire, for each of those that fired
 at once; what comes beyond is dropped and counted. A timer that always registers the next would fire for ever."""
+EVENT_TIMERS_DROPPED = "event_timers_dropped"
+"""Counter: event timers that were registered when the input had ended, and did not fire (S7.6)."""
+
+log = logging.getLogger(__name__)
+
+
+def count_dropped(ctx: OperatorContext, kind: TimerKind, timers: int) -> None:
+    """So many timers do not fire, now that the input has ended (S7.6); the first time the log says so."""
+    counter = EVENT_TIMERS_DROPPED if kind == "event" else PROCESSING_TIME_DROPPED
+    if counter not in ctx.counters:
+        log.warning(
+            "Operator %r, subtask %d: the input has ended; timers that are left or new are dropped, counted as %s",
+            ctx.uid,
+            ctx.subtask,
+            counter,
+        )
+    ctx.count(counter, timers)
 
 
 class UserTimers:

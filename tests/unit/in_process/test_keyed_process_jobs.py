@@ -32,7 +32,7 @@ from tidegate.contract.records import RestoreFrom
 from tidegate.contract.state_shapes import StateShape
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.operators import keyed_process
+from tidegate.operators import opened_back_end
 from tidegate.pipeline.pipeline import Pipeline
 from tidegate.snapshot.metadata import read_metadata
 from tidegate.testing.collect import CollectSink, collected, forget_collected
@@ -67,7 +67,7 @@ def back_end(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Name of a back end for the option; the model stands in the place of the default."""
     if request.param != "model":
         return str(request.param)
-    monkeypatch.setattr(keyed_process, "new_backend", lambda name: ModelBackend())
+    monkeypatch.setattr(opened_back_end, "new_backend", lambda name: ModelBackend())
     return "heap"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.contract.errors import PipelineError, SnapshotError
-from tidegate.operators import keyed_process
+from tidegate.operators import opened_back_end
 from tidegate.operators.contract import OperatorContext, StreamOperator
 from tidegate.operators.specs import KeyedProcessSpec
 from tidegate.operators.user_process import FiredTimers, KeyedProcess, KeyedRows, ProcessContext
@@ -32,7 +32,7 @@ Answer = Callable[[FiredTimers, ProcessContext], None]
 @pytest.fixture(autouse=True)
 def model(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the operator adds is the same over every back end."""
-    monkeypatch.setattr(keyed_process, "new_backend", lambda name: ModelBackend())
+    monkeypatch.setattr(opened_back_end, "new_backend", lambda name: ModelBackend())
 
 
 class Alarms(KeyedProcess):
