@@ -27,23 +27,36 @@ def suspend(job: RealJob) -> str:
     return str(result.data["path"])
 
 
+def counted_with(job: RealJob, back_end: str) -> None:
+    """Windows with 2, 3 and 1 slots, a savepoint between any two."""
+    job.start(rows=ROWS, state_backend=back_end, rate=RATE)
+    job.completed(2)
+    path = suspend(job)
+    first = len(job.output())
+    job.master = "local[3]"
+    job.start(rows=ROWS, state_backend=back_end, rate=RATE, parallelism=3, restore=RestoreFrom("savepoint", path=path))
+    job.until_status("RUNNING", "FAILED")
+    job.until(lambda view: len(job.output()) > first, "a window that three slots have committed")
+    path = suspend(job)
+    second = len(job.output())
+    assert first < second < len(expected(ROWS)), "both stops should have come half-way"
+    job.start(
+        rows=ROWS, state_backend=back_end, rate=50_000.0, parallelism=1, restore=RestoreFrom("savepoint", path=path)
+    )
+    view = job.until_status("FINISHED", "FAILED")
+    assert view.status.value == "FINISHED", view.failure
+    assert job.output() == expected(ROWS)
+
+
 def test_a_job_suspended_with_two_slots_goes_on_with_three_and_then_with_one(local_job: RealJob) -> None:
     """S4.2, S5.5, S7.4: windows, splits and files that wait for their commit move to other slots."""
-    local_job.start(rows=ROWS, rate=RATE)
-    local_job.completed(2)
-    path = suspend(local_job)
-    first = len(local_job.output())
-    local_job.master = "local[3]"
-    local_job.start(rows=ROWS, rate=RATE, parallelism=3, restore=RestoreFrom("savepoint", path=path))
-    local_job.until_status("RUNNING", "FAILED")
-    local_job.until(lambda view: len(local_job.output()) > first, "a window that three slots have committed")
-    path = suspend(local_job)
-    second = len(local_job.output())
-    assert first < second < len(expected(ROWS)), "both stops should have come half-way"
-    local_job.start(rows=ROWS, rate=50_000.0, parallelism=1, restore=RestoreFrom("savepoint", path=path))
-    view = local_job.until_status("FINISHED", "FAILED")
-    assert view.status.value == "FINISHED", view.failure
-    assert local_job.output() == expected(ROWS)
+    counted_with(local_job, "heap")
+
+
+@pytest.mark.slow
+def test_windows_in_rocksdb_go_on_at_other_parallelisms(local_job: RealJob) -> None:
+    """S5.2, S5.5."""
+    counted_with(local_job, "rocksdb")
 
 
 def processed_with(job: RealJob, back_end: str) -> None:
