@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import pyarrow.dataset
 from airflow_home import Standalone
 from dag_run import DagRun
 
@@ -154,3 +155,14 @@ def clear(airflow: Standalone, run: DagRun, task_ids: list[str]) -> None:
         "reset_dag_runs": True,
     }
     airflow.call("POST", f"/api/v2/dags/{run.dag_id}/clearTaskInstances", body)
+
+
+def assert_windy_hours(airflow: Standalone, job_id: str) -> None:
+    """What `windy_hours` has written is what its source holds."""
+    flights = airflow.home.flights
+    out = pyarrow.dataset.dataset([str(p) for p in (flights / "out" / job_id).glob("*.parquet")]).to_table()
+    weather = pyarrow.dataset.dataset(str(flights / "data" / "weather.parquet")).to_table()
+    expected = weather.filter(pyarrow.dataset.field("wind_speed") > 20).select(out.column_names)
+    order = [("origin", "ascending"), ("time_hour", "ascending")]
+    assert out.num_rows > 0
+    assert out.sort_by(order).to_pylist() == expected.sort_by(order).to_pylist()

@@ -11,7 +11,7 @@ import pyarrow.dataset
 import pytest
 from airflow_home import Standalone
 from dag_run import DagRun
-from driving import RUN_TIMEOUT_S, ClientOf, launched, run_to_end, until
+from driving import RUN_TIMEOUT_S, ClientOf, assert_windy_hours, launched, run_to_end, until
 from pipelines.flight_audit import audit, verdict
 
 from tidegate.contract.client import JobClient
@@ -173,9 +173,4 @@ def test_a_bounded_job_runs_to_its_end_under_dag_test(airflow: Standalone, clien
     )
     assert "state success" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
     assert client_of("windy").view().status.value == "FINISHED"
-    out = pyarrow.dataset.dataset([str(p) for p in (home.flights / "out" / "windy").glob("*.parquet")]).to_table()
-    weather = pyarrow.dataset.dataset(str(home.flights / "data" / "weather.parquet")).to_table()
-    expected = weather.filter(pyarrow.dataset.field("wind_speed") > 20).select(out.column_names)
-    order = [("origin", "ascending"), ("time_hour", "ascending")]
-    assert out.num_rows > 0
-    assert out.sort_by(order).to_pylist() == expected.sort_by(order).to_pylist()
+    assert_windy_hours(airflow, "windy")

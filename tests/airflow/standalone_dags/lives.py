@@ -41,13 +41,16 @@ with DAG(dag_id="go_on", default_args=PATIENT, **COMMON):
         >> TidegateStopJobOperator(task_id="drain", mode="drain")
     )
 
+RUN = {"task_id": "run", "job_id": "{{ params.job_id }}", "master": "local[1]", "deferrable": True}
+OUT = f"{HOME}/out/{{{{ params.job_id }}}}"
+WINDY = {**RUN, "arguments": {"weather": f"{HOME}/data/weather.parquet", "out": OUT}}
 with DAG(dag_id="bounded", default_args={"retries": 0}, **COMMON) as bounded:
-    TidegateRunJobOperator(
-        task_id="run",
-        job_id="{{ params.job_id }}",
-        pipeline="pipelines/windy_hours.py:build",
-        arguments={"weather": f"{HOME}/data/weather.parquet", "out": f"{HOME}/out/{{{{ params.job_id }}}}"},
-        options={"parallelism": 1},
-        master="local[1]",
-        deferrable=True,
-    )
+    TidegateRunJobOperator(pipeline="pipelines/windy_hours.py:build", options={"parallelism": 1}, **WINDY)
+
+IN_BATCH = {"parallelism": 1, "execution_mode": "batch"}
+with DAG(dag_id="bounded_in_batch", default_args={"retries": 0}, **COMMON):
+    TidegateRunJobOperator(pipeline="pipelines/windy_hours.py:build", options=IN_BATCH, **WINDY)
+
+with DAG(dag_id="unbounded_in_batch", default_args={"retries": 0}, **COMMON):
+    ticking = {"rate": 10, "out": OUT}
+    TidegateRunJobOperator(pipeline="pipelines/ticking.py:build", options=IN_BATCH, arguments=ticking, **RUN)
