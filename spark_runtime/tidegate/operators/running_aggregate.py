@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.operators.batches import MAX_BATCH_ROWS
 from tidegate.operators.contract import OperatorContext, Output, StreamOperator
 from tidegate.operators.keyed_window import KeyedWindow, WindowLayout
@@ -35,8 +34,8 @@ class PartialAggregate(StreamOperator):
 class RunningAggregate(StreamOperator):
     """Aggregates of all rows of a key. With output "update" each batch gives a row for every key in it, with the
     aggregates so far; whoever reads it takes the last of equal keys. With "final" each key gives one row once the input
-    has really ended: at MAX_WATERMARK, and where rows come after it, which operators may emit that have no more to
-    wait for, again for their keys at `finish` (S7.1, S7.2).
+    has really ended, in `finish` (S7.1, S7.2): not at MAX_WATERMARK, since a checkpoint may come between the two, and
+    the groups do not tell who has been given.
 
     State: `groups` (keyed: a row for each). It grows with the number of keys; `state_backend` says where it is kept.
     """
@@ -44,7 +43,6 @@ class RunningAggregate(StreamOperator):
     def __init__(self, spec: RunningAggSpec) -> None:
         self._spec = spec
         self._groups: Groups | None = None
-        self._has_given = False
 
     def open(self, ctx: OperatorContext) -> None:
         """Make room for the groups."""
@@ -59,21 +57,12 @@ class RunningAggregate(StreamOperator):
         changed = self._groups.take(batch)
         if self._spec.output == "update":
             yield from self._groups.results(changed)
-        elif self._has_given:
-            self._groups.note(changed)
-
-    def on_watermark(self, watermark_us: int) -> Iterator[Output]:
-        """MAX_WATERMARK gives the final results."""
-        assert self._groups is not None
-        if watermark_us == MAX_WATERMARK and self._spec.output == "final" and not self._has_given:
-            self._has_given = True
-            yield from self._groups.every()
 
     def finish(self) -> Iterator[Output]:
-        """What changed after that."""
+        """The final results."""
         assert self._groups is not None
-        yield from self.on_watermark(MAX_WATERMARK)
-        yield from self._groups.noted()
+        if self._spec.output == "final":
+            yield from self._groups.every()
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
         """Freeze the groups."""

@@ -28,19 +28,13 @@ class Groups(Protocol):
     """The groups of one subtask, by key."""
 
     def take(self, batch: pa.RecordBatch) -> Any:
-        """Take rows; gives their groups, for `results` or `note` right afterwards. Raises SumOverflowError."""
+        """Take rows; gives their groups, for `results` right afterwards. Raises SumOverflowError."""
 
     def results(self, changed: Any) -> Iterator[pa.RecordBatch]:
         """What these groups have come to, one row for each."""
 
-    def note(self, changed: Any) -> None:
-        """These groups have changed since `every` was told."""
-
-    def noted(self) -> Iterator[pa.RecordBatch]:
-        """What all groups have come to that were noted; they are not noted any more."""
-
     def every(self) -> Iterator[pa.RecordBatch]:
-        """What every group has come to; none is noted any more."""
+        """What every group has come to."""
 
     def snapshot(self, checkpoint_id: int, *, portable: bool) -> AsyncSnapshot:
         """Freeze them."""
@@ -69,7 +63,6 @@ class GroupsInMemory:
         self._layout = WindowLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
         self._groups = KeyedWindow(self._layout, 1)
         self._schema = group_schema(spec)
-        self._late: list[Entries] = []
 
     def take(self, batch: pa.RecordBatch) -> Entries:
         """See `Groups`."""
@@ -86,19 +79,8 @@ class GroupsInMemory:
             columns = [*self._groups.keys_of(part).columns, *self._groups.result(part)]
             yield pa.RecordBatch.from_arrays(columns, schema=self._spec.schema)
 
-    def note(self, changed: Entries) -> None:
-        """See `Groups`."""
-        self._late.append(np.unique(changed))
-
-    def noted(self) -> Iterator[pa.RecordBatch]:
-        """See `Groups`."""
-        if self._late:
-            yield from self.results(np.concatenate(self._late))
-            self._late = []
-
     def every(self) -> Iterator[pa.RecordBatch]:
         """See `Groups`."""
-        self._late = []
         yield from self.results(np.arange(self._groups.size, dtype=np.int32))
 
     def snapshot(self, checkpoint_id: int, *, portable: bool) -> AsyncSnapshot:

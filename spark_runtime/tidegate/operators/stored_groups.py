@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import pyarrow as pa
 
 from tidegate.operators.batches import MAX_BATCH_ROWS
@@ -19,7 +18,7 @@ from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 
 
 class StoredGroups:
-    """See `Groups`. Which groups were noted is a set of timers, all at time 0: it may be as large as the state."""
+    """See `Groups`."""
 
     def __init__(self, spec: RunningAggSpec, ctx: OperatorContext) -> None:
         self._spec, self._uid = spec, ctx.uid
@@ -42,20 +41,8 @@ class StoredGroups:
             results = changed.folding.result(changed.places[start : start + MAX_BATCH_ROWS])
             yield pa.RecordBatch.from_arrays([*keys.columns, *results], schema=self._spec.schema)
 
-    def note(self, changed: Folded) -> None:
-        """See `Groups`."""
-        every = np.arange(changed.keys.size, dtype=np.int32)
-        self._store.timers.register(changed.keys, every, np.zeros(len(every), np.int64))
-
-    def noted(self) -> Iterator[pa.RecordBatch]:
-        """See `Groups`."""
-        while (due := self._store.timers.due(0, MAX_BATCH_ROWS)) is not None:
-            yield from self._told(due.keys.columns())
-
     def every(self) -> Iterator[pa.RecordBatch]:
         """See `Groups`. By key group, then in the order of the back end."""
-        while self._store.timers.due(0, MAX_BATCH_ROWS) is not None:
-            pass
         for keys in self._store.every(MAX_BATCH_ROWS):
             yield from self._told(keys.columns())
 

@@ -136,6 +136,12 @@ def final_groups(d: Drawing) -> Mapping[str, Result]:
         "everything": Result(
             d.left.agg(output="final", uid="e", **every), f"select {WANTED} from l", f"select {FOUND} from out"
         ),
+        "of groups": Result(
+            groups.agg(n=agg.count(), output="final", uid="sizes")
+            .group_by("n")
+            .agg(keys=agg.count(), output="final", uid="keys-of-sizes"),
+            "select n, count(*) from (select count(*) as n from l group by k) group by n",
+        ),
         "top": Result(
             groups.top_n(2, by="v", output="final", uid="top"),
             f"select k, rank, id from {BEST.format(by='k', rows='l')}",

@@ -107,7 +107,7 @@ def test_a_renamed_column_is_found_again_in_a_savepoint(tmp_path: Path) -> None:
     now = INPUT.set(0, pa.field("key", pa.string()))
     renamed = RunningAggSpec(("key",), AGGREGATES, now, pa.schema(fields), "final", (("k", "key"),))
     subtasks.restart(2, "rocksdb", spec=renamed)
-    ((_, key, n, *_),) = subtasks.watermark(MAX_WATERMARK)
+    ((_, key, n, *_),) = subtasks.finish()
     assert (key, n) == ("a", 1)
     subtasks.close()
 
@@ -121,7 +121,7 @@ def test_many_more_groups_than_the_memory_holds_are_kept_and_told(tmp_path: Path
             for first in range(0, KEYS, 5_000):
                 subtasks.feed(batch([(str(key), 1, 0.5, TEXT) for key in range(first, first + 5_000)]))
             held[back_end] = bytes_()
-            told = {key: n for _, key, n, *_ in subtasks.watermark(MAX_WATERMARK)}
+            told = {key: n for _, key, n, *_ in subtasks.finish()}
             assert told == {str(n): 1 for n in range(KEYS)}
         subtasks.close()
     assert held["rocksdb"] < STATE_MEMORY_BYTES < 10 * STATE_MEMORY_BYTES < held["heap"]
