@@ -9,6 +9,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tidegate.contract.argument_names import check_argument_names
 from tidegate.contract.artifact import copy_artifact, is_pinned, pack, resolve_pipeline, upload
 from tidegate.contract.clock import iso
 from tidegate.contract.errors import (
@@ -205,6 +206,9 @@ def _spec(
     client: JobClient, request: Request, number: int, before: Spec | None, resolved: ResolvedRestore | None
 ) -> tuple[Spec, Callable[[], object]]:
     """Spec `number`, its code pinned, and what pins that code again. Args: before: has what the request leaves open."""
+    arguments = _chosen(request.arguments, before.arguments if before is not None else None)
+    if request.pipeline is not None:
+        check_argument_names(request.pipeline, request.code_root, arguments)
     pipeline, artifact, pin = _pinned(client, request, before)
     lineage = resolved.lineage if resolved is not None else None
     options = request.options
@@ -216,7 +220,7 @@ def _spec(
         submission_id=request.submission_id,
         pipeline=pipeline,
         artifact=artifact,
-        arguments=_chosen(request.arguments, before.arguments if before is not None else None),
+        arguments=arguments,
         options=_checked(client, options).to_mapping(),
         master=request.master or (before.master if before is not None else DEFAULT_MASTER),
         spark_conf=_chosen(request.spark_conf, before.spark_conf if before is not None else None),
