@@ -21,7 +21,11 @@ from tidegate.plan.native_conditions import Among, Compare, Condition, Field, No
 Asked = Literal["all", "columns", "nothing"]
 """Of what a DataFrame is made of: whether it may be asked for some rows and columns, or for some columns."""
 _MADE_HERE = frozenset({"Range", "LocalRelation", "LogicalRDD", "InMemoryRelation", "OneRowRelation"})
-_COLUMNAR_FORMATS = frozenset({"ParquetFileFormat", "OrcFileFormat", "DeltaParquetFileFormat"})
+_ASKED_OF_FILES: dict[str, Asked] = {
+    "ParquetFileFormat": "all",
+    "OrcFileFormat": "columns",
+    "DeltaParquetFileFormat": "columns",
+}
 _CHAR = "__CHAR_VARCHAR_TYPE_STRING"
 """In the metadata of columns of type CHAR(n), which Spark compares padded."""
 _INTEGERS = {8: "tinyint", 16: "smallint", 32: "int", 64: "bigint"}
@@ -135,9 +139,9 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 def _may_be_asked(frame: DataFrame) -> Asked:
     """By what Spark's own plan says the rows come from.
 
-    All of columnar files and of what Spark makes itself. Other databases compare by rules of their own, so they are
-    asked for columns only. Readers of text find other lines malformed when fewer columns are read, and of a reader that
-    is not known nothing is known.
+    All of Parquet and of what Spark makes itself. Columns alone of databases, which compare by rules of their own, of
+    ORC, whose reader skips rows with text beyond U+E000, and of Delta, whose skipping of files has not been tried.
+    Nothing of readers of text, which find other lines malformed when fewer columns are read, and of those not known.
     """
     plan: Any = frame._jdf.queryExecution().optimizedPlan().collectLeaves()
     found = {_leaf(plan.apply(i)) for i in range(plan.size())}
@@ -155,5 +159,5 @@ def _leaf(leaf: Any) -> Asked:
     relation = leaf.relation()
     name = str(relation.getClass().getSimpleName())
     if name == "HadoopFsRelation":
-        return "all" if str(relation.fileFormat().getClass().getSimpleName()) in _COLUMNAR_FORMATS else "nothing"
+        return _ASKED_OF_FILES.get(str(relation.fileFormat().getClass().getSimpleName()), "nothing")
     return "columns" if name == "JDBCRelation" else "nothing"
