@@ -33,7 +33,8 @@ class WatermarkOperator(StreamOperator):
     An active split without a record yet holds it back; a finished one drops out. Outside a source's chain all input
     counts as one split. Watermarks from upstream stop here, but MAX_WATERMARK, which is never state (S4.4). State: the
     progress of each split, so that a restored run holds back as the old one did; at another parallelism outside a
-    source's chain as the furthest behind of the old subtasks did.
+    source's chain as the furthest behind of the old subtasks did. A restored run tells its watermark ahead of the first
+    batch: behind a drain nobody downstream remembers it (S7.5).
     """
 
     def __init__(self, spec: WatermarkSpec) -> None:
@@ -41,6 +42,7 @@ class WatermarkOperator(StreamOperator):
         self._delay_us = spec.delay_us
         self._progress: dict[str | None, int] = {}
         self._current_us = MIN_WATERMARK
+        self._is_to_tell = False
 
     def restore(self, parts: Sequence[StatePart]) -> None:
         """Take back the progress of each split; of a split told twice the earlier one."""
@@ -48,9 +50,13 @@ class WatermarkOperator(StreamOperator):
             for row in part.table.to_pylist():
                 known = self._progress.get(row["split"], MAX_WATERMARK)
                 self._progress[row["split"]] = min(known, row["time_us"])
+        self._is_to_tell = True
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """The batch, then a watermark when it advanced."""
+        if self._is_to_tell:
+            self._is_to_tell = False
+            yield from self._advance()
         yield batch
         times, nulls = self._time.times(batch)
         if nulls:

@@ -66,8 +66,8 @@ class WindowAggregate(StreamOperator):
     State: `windows` (keyed: a row for each pane and key; of tumbling windows panes are the windows) and `progress`
     (keyed: for each key group the watermark that decides what is late, never MAX, S4.4; after MAX none at all: inputs
     that are drained let the watermark run ahead of what they bring after a restore, S7.5; what had been late before it
-    is not, until watermarks come again). `snapshot` marks the columns, whatever their size; they are written by the
-    returned function, large panes in chunks (S5.2).
+    is not, until every source subtask has told its watermark again). `snapshot` marks the columns, whatever their size;
+    they are written by the returned function, large panes in chunks (S5.2).
 
     After a restore at another parallelism key groups may come from subtasks whose watermarks differed. The watermark is
     then the earliest of them, so that no row is called late that was not; and until it has caught up, rows are held

@@ -79,7 +79,9 @@ def test_a_restored_assigner_holds_back_for_the_splits_as_before(open_operator: 
     feed(operator, [100], "a", {"a", "b"})
     feed(operator, [50], "b", {"a", "b"})
     restored = open_operator(SPEC, operator.snapshot(1)())
-    assert feed(restored, [20], "a", {"a", "b"}) == [40]
+    restored.ctx.current_split, restored.ctx.active_splits = "a", frozenset({"a", "b"})
+    batch = pa.record_batch({"t": pa.array([20], pa.int64())})
+    assert list(restored.process(batch, 0)) == [Watermark(40), batch], "ahead of its first rows, which may be late"
     assert feed(restored, [200], "b", {"a", "b"}) == [90]
 
 
