@@ -209,8 +209,8 @@ def _states(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
 
 
 def as_stored(finding: Finding, formats: Sequence[str]) -> Finding:
-    """Columns and states change in rows alone: a back end's own files are restored as they are."""
-    if not formats or finding.code not in ("state", "lost_state") or finding.verdict != "changes":
+    """States are left behind in rows alone: a back end restores its own files with all that is in them."""
+    if not formats or finding.code != "lost_state" or finding.verdict != "changes":
         return finding
     cause = f"the operator's state is in files of {', '.join(formats)}"
     remedy = "Take a savepoint with the former pipeline and restore that: its states are rows"

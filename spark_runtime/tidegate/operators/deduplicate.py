@@ -44,7 +44,7 @@ class Deduplicate(StreamOperator):
         super().open(ctx)
         spec = self._spec
         self._passed = PassedWatermarks(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
-        self._back_end = opened_back_end(ctx, spec.key_schema, columns=spec.keys)
+        self._back_end = opened_back_end(ctx, spec.key_schema, columns=spec.keys, renamed=spec.renamed)
         self._seen = self._back_end.value(spec.seen)
         self._timers = self._back_end.timers("event")
 

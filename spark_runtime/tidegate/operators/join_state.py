@@ -121,7 +121,9 @@ class JoinState:
         self._renamed_keys = {old: new for old, new in renamed if new in key_schema.names}
         self._groups = key_group_range(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
         self.passed = PassedWatermarks(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
-        self.back_end: KeyedStateBackend = opened_back_end(ctx, key_schema, namespace_columns=namespace_columns)
+        self.back_end: KeyedStateBackend = opened_back_end(
+            ctx, key_schema, namespace_columns=namespace_columns, renamed=self._renamed_keys.items()
+        )
         self.lists = {descriptor.name: self.back_end.list(descriptor) for descriptor in descriptors}
         self.timers = self.back_end.timers("event")
         self.back_end.timers("processing")

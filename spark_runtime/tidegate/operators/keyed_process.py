@@ -58,7 +58,7 @@ class KeyedProcessOperator(StreamOperator):
         self._own = OwnStates(self._spec.subtask_states, self._inputs, self._process, ctx)
         self._given = GivenBatches(self._process, self._spec.schema, self._spec.side_outputs, self._where)
         spec = self._spec
-        self._back_end = back_end = opened_back_end(ctx, spec.key_schema, columns=spec.keys)
+        self._back_end = back_end = opened_back_end(ctx, spec.key_schema, columns=spec.keys, renamed=spec.renamed)
         states = {d.name: checked_state(back_end, d, self._where) for d in spec.descriptors}
         self._event, self._processing = self._timers(back_end, "event"), self._timers(back_end, "processing")
         self._context = ProcessContext(

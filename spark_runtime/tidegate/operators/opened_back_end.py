@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
@@ -19,6 +19,8 @@ def opened_back_end(
     columns: Sequence[str] = (),
     namespace_columns: int = 0,
     forgotten: frozenset[str] = frozenset(),
+    renamed: Iterable[tuple[str, str]] = (),
+    fills: bool = True,
 ) -> KeyedStateBackend:
     """That of the job's `state_backend`, for the subtask's key groups.
 
@@ -26,6 +28,8 @@ def opened_back_end(
         keys: the key columns, the last `namespace_columns` of them namespaces.
         columns: their names in batches; empty: the same.
         forgotten: states that a restore leaves behind.
+        renamed: (key column in older snapshots, its name now); others' names are passed over.
+        fills: a restore may fill a new nullable column of a state with null.
     """
     back_end = new_backend(ctx.state_backend)
     back_end.open(
@@ -40,6 +44,8 @@ def opened_back_end(
             memory_bytes=ctx.state_memory_bytes,
             namespace_columns=namespace_columns,
             forgotten=forgotten,
+            renamed_keys=dict(renamed),
+            fills=fills,
         )
     )
     return back_end

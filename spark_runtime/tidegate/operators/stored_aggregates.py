@@ -30,6 +30,16 @@ from tidegate.state.rocks_rows import own_rows
 START_COLUMN = "window_start_us"
 
 Finish = Callable[[pa.Table], pa.Table]
+Renamed = Sequence[tuple[str, str]]
+"""(Key or output column in older snapshots, its name now)."""
+
+
+def renamed_aggregates(columns: Sequence[str], renamed: Renamed) -> dict[str, str]:
+    """State column in older snapshots -> its name now, of aggregates whose output column was renamed. Args: columns:
+    those of now, as `sum:total`."""
+    old = {new: before for before, new in renamed}
+    parts = ((name, *name.partition(":")) for name in columns)
+    return {f"{function}:{old[output]}": name for name, function, _, output in parts if output in old}
 
 
 class Folding:
@@ -86,7 +96,14 @@ class StoredAggregates:
     """
 
     def __init__(
-        self, ctx: OperatorContext, name: str, layout: WindowLayout, rows: pa.Schema, *, by_start: bool
+        self,
+        ctx: OperatorContext,
+        name: str,
+        layout: WindowLayout,
+        rows: pa.Schema,
+        renamed: Renamed,
+        *,
+        by_start: bool,
     ) -> None:
         """Open the back end.
 
@@ -100,10 +117,13 @@ class StoredAggregates:
         self._keys = layout.keys.schema
         self._start = _unused_name(START_COLUMN, self._keys.names) if by_start else None
         self._groups = key_group_range(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
-        columns = layout.state_fields()[len(self._keys) :]
-        self._descriptor = StateDescriptor(name, "value", pa.schema(columns))
+        columns = pa.schema(layout.state_fields()[len(self._keys) :])
+        former = renamed_aggregates(columns.names, renamed)
+        self._descriptor = StateDescriptor(name, "value", columns, renamed=former)
         stored_keys = self._keys if self._start is None else self._keys.append(pa.field(self._start, pa.int64()))
-        self._back_end = opened_back_end(ctx, stored_keys, namespace_columns=int(by_start))
+        self._back_end = opened_back_end(
+            ctx, stored_keys, namespace_columns=int(by_start), renamed=renamed, fills=False
+        )
         self._stored_keys = stored_keys
         self._state = self._back_end.value(self._descriptor)
         self.timers = self._back_end.timers("event")

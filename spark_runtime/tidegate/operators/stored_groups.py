@@ -24,7 +24,7 @@ class StoredGroups:
         self._spec, self._uid = spec, ctx.uid
         self._layout = WindowLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
         self._schema = group_schema(spec)
-        self._store = StoredAggregates(ctx, GROUPS, self._layout, self._schema, by_start=False)
+        self._store = StoredAggregates(ctx, GROUPS, self._layout, self._schema, spec.renamed, by_start=False)
 
     def take(self, batch: pa.RecordBatch) -> Folded:
         """See `Groups`."""

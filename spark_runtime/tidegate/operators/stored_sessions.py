@@ -22,6 +22,7 @@ from tidegate.operators.open_sessions import SessionTable
 from tidegate.operators.opened_back_end import opened_back_end
 from tidegate.operators.restoring import changed_rows
 from tidegate.operators.session_specs import SessionAggSpec
+from tidegate.operators.stored_aggregates import renamed_aggregates
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.contract import KeySet, StateDescriptor
@@ -44,8 +45,9 @@ class StoredSessions:
         aggregates = self._rows.layout.state_fields()[len(self._keys) :]
         held = [*(pa.field(*bound) for bound in _BOUNDS), *aggregates]
         columns = pa.schema([pa.field(field.name, pa.list_(field.type)) for field in held])
-        self._descriptor = StateDescriptor(SESSIONS, "value", columns)
-        self._back_end = opened_back_end(ctx, self._keys)
+        former = renamed_aggregates(columns.names, spec.renamed)
+        self._descriptor = StateDescriptor(SESSIONS, "value", columns, renamed=former)
+        self._back_end = opened_back_end(ctx, self._keys, renamed=spec.renamed, fills=False)
         self._state = self._back_end.value(self._descriptor)
         self._timers = self._back_end.timers("event")
 

@@ -44,7 +44,7 @@ class StoredWindows:
         self._panes_per_window = spec.size_us // spec.pane_us
         self._panes_per_step = spec.step_us // spec.pane_us
         self._most_keys = max(1, MAX_BATCH_ROWS // self._panes_per_window)
-        self._store = StoredAggregates(ctx, name, self.layout, self.state_schema, by_start=True)
+        self._store = StoredAggregates(ctx, name, self.layout, self.state_schema, spec.renamed, by_start=True)
         self._timers = self._store.timers
 
     def __bool__(self) -> bool:

@@ -68,7 +68,7 @@ class TransformWithState(StreamOperator):
         self._passed = PassedWatermarks(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
         self._initial = InitialState(spec, groups, ctx.uid)
         self._back_end = back_end = opened_back_end(
-            ctx, spec.key_schema, columns=spec.keys, forgotten=frozenset(spec.deleted)
+            ctx, spec.key_schema, columns=spec.keys, forgotten=frozenset(spec.deleted), renamed=spec.renamed
         )
         self._timers = {kind: self._user_timers(back_end, kind) for kind in get_args(TimerKind)}
         own: TimerKind = "event" if spec.time_mode == "eventtime" else "processing"

@@ -43,7 +43,7 @@ def evolved(
             cause="; ".join(how.refused),
             remedy="Restore with the pipeline that made the snapshot, or give the operator a new uid",
         )
-    if how.sources == tuple(part.table.schema.names) and part.table.schema.types == wanted.types:
+    if part.table.schema.names == wanted.names and part.table.schema.types == wanted.types:
         return part
     if part.format != "rows":
         raise SnapshotError(

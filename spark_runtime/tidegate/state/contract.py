@@ -227,6 +227,8 @@ class BackendContext:
         namespace_columns: so many key columns, the last ones, have no part in the key group: they cut the state of one
             key, by window or span of time. At least one column is left.
         forgotten: states that a restore leaves behind, whatever they were: the operator wants them no more.
+        renamed_keys: key column in older snapshots -> its name now (S5.5).
+        fills: a restore may fill a new nullable column of a state with null.
     """
 
     uid: str
@@ -239,6 +241,8 @@ class BackendContext:
     memory_bytes: int = 256 * 2**20
     namespace_columns: int = 0
     forgotten: frozenset[str] = frozenset()
+    renamed_keys: Mapping[str, str] = field(default_factory=dict)
+    fills: bool = True
 
     @property
     def group_columns(self) -> list[str]:
@@ -300,7 +304,8 @@ class KeyedStateBackend(ABC):
 
         Raises:
             SnapshotError: a state has another kind or other columns than its descriptor, and names both; or a part is
-                of no state that was asked for before.
+                of no state that was asked for before. A back end's own files may have columns that can become those of
+                now (S5.5); rows have been changed before (`evolving`).
         """
 
     @abstractmethod

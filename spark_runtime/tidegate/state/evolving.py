@@ -29,6 +29,8 @@ def evolved_parts(
     key_schema: pa.Schema,
     uid: str,
     renamed_keys: Mapping[str, str] | None = None,
+    *,
+    fills: bool = True,
 ) -> list[StatePart]:
     """The parts with the columns that the descriptors declare; for `KeyedStateBackend.restore`, whose back ends take no
     others.
@@ -36,6 +38,7 @@ def evolved_parts(
     Args:
         descriptors: of all states of the operator.
         renamed_keys: key column in the snapshot -> key column now.
+        fills: a new nullable column is filled with null.
 
     Raises:
         SnapshotError: a state is of another kind, its columns cannot become those that are declared, or nobody declares
@@ -61,7 +64,7 @@ def evolved_parts(
                 cause=f"it was {was}, now {now}",
                 remedy="Give the state another name, or restore with the former declaration",
             )
-        out.append(evolved(part, declared, uid, renamed.get(part.name, keys)))
+        out.append(evolved(part, declared, uid, renamed.get(part.name, keys), fills=fills))
     return out
 
 

@@ -1,10 +1,11 @@
-"""The rows of states in files of RocksDB, for whoever looks into a checkpoint: the files are put into a database of
-their own, in a temporary folder, which gives rows as for a savepoint (S5.2)."""
+"""The rows of states in files of RocksDB, for whoever looks into a checkpoint, or restores it with other columns: the
+files are put into a database of their own, in a temporary folder, which gives rows as for a savepoint (S5.2)."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import pyarrow as pa
 
@@ -14,6 +15,8 @@ from tidegate.state.contract import BackendContext, KeyedKind, KeyedStateBackend
 from tidegate.state.layout import KEY_PREFIX, MAP_PREFIX, TTL_COLUMN, VALUE_PREFIX, form_of, timer_part
 from tidegate.state.rocks_checkpoint import FilesOfPart
 
+READING_BYTES = 32 * 2**20
+"""Memory of that database."""
 READING = "snapshot"
 """Stands for the operator in errors; the caller knows which."""
 
@@ -27,23 +30,38 @@ class RocksFiles(NativeFiles):
 
     def tables(self, part: StatePart, state: str, max_parallelism: int) -> Iterator[pa.Table]:
         """The rows of one state; writes the files to a temporary folder. Raises PipelineError without rocksdict."""
-        from tidegate.state.rocks_backend import RocksBackend
+        with rows_of_files(part, max_parallelism) as parts:
+            for rows in parts:
+                if rows.name == state:
+                    yield from rows.tables()
 
-        files = FilesOfPart.of(part, READING)
-        keys = _columns(next(iter(files.states.values())), KEY_PREFIX)
-        backend = RocksBackend()
-        with tempfile.TemporaryDirectory(prefix="tidegate-read-") as scratch:
-            place = (READING, keys, tuple(keys.names), max_parallelism, files.key_groups)
-            backend.open(BackendContext(*place, now_ms=lambda: 0, scratch=scratch))
-            try:
-                for name, schema in files.states.items():
-                    _declare(backend, name, schema)
-                backend.restore([part])
-                for rows in backend.snapshot(1, portable=True)():
-                    if rows.name == state:
-                        yield from rows.tables()
-            finally:
-                backend.close()
+
+@contextmanager
+def rows_of_files(part: StatePart, max_parallelism: int, folder: str | None = None) -> Iterator[Sequence[StatePart]]:
+    """The states and timers in a part of format "rocksdb" as parts of rows, to be read before it is left.
+
+    Args:
+        folder: where the temporary folder is made; None: the system's.
+
+    Raises:
+        PipelineError: `rocksdict` is not installed.
+        SnapshotError: the files are damaged.
+    """
+    from tidegate.state.rocks_backend import RocksBackend
+
+    files = FilesOfPart.of(part, READING)
+    keys = _columns(next(iter(files.states.values())), KEY_PREFIX)
+    backend = RocksBackend()
+    with tempfile.TemporaryDirectory(prefix="tidegate-read-", dir=folder) as scratch:
+        place = (READING, keys, tuple(keys.names), max_parallelism, files.key_groups)
+        backend.open(BackendContext(*place, now_ms=lambda: 0, scratch=scratch, memory_bytes=READING_BYTES))
+        try:
+            for name, schema in files.states.items():
+                _declare(backend, name, schema)
+            backend.restore([part])
+            yield backend.snapshot(1, portable=True)()
+        finally:
+            backend.close()
 
 
 def _declare(backend: KeyedStateBackend, name: str, schema: pa.Schema) -> None:

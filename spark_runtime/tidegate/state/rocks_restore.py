@@ -1,7 +1,8 @@
 """State of snapshots back into RocksDB: its own files where it can, rows of any back end otherwise (S5.5).
 
 Files of one subtask that covers all of this one's key groups become the database, cut to these; of further subtasks
-the rows in these key groups are copied into it, one subtask after the other.
+the rows in these key groups are copied into it, one subtask after the other. Where columns have changed since, the
+files are read as rows, which take the columns of now.
 """
 
 from __future__ import annotations
@@ -10,14 +11,13 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pyarrow as pa
-
 from tidegate.contract.errors import SnapshotError
 from tidegate.snapshot.parts import StatePart
 from tidegate.state.byterows import ByteRows, joined
 from tidegate.state.contract import BackendContext
+from tidegate.state.evolving import evolved_parts
 from tidegate.state.keyhash import MAX_KEY_GROUPS
-from tidegate.state.layout import require_same, unknown_state
+from tidegate.state.layout import form_of, require_same, unknown_state
 from tidegate.state.rocks_checkpoint import FilesOfPart
 from tidegate.state.rocks_database import RocksDatabase
 from tidegate.state.rocks_keys import group_key, read_keys
@@ -52,27 +52,55 @@ class Restore:
             SnapshotError: see `KeyedStateBackend.restore`; or files are damaged.
         """
         files = [FilesOfPart.of(part, self._ctx.uid) for part in parts if part.format == "rocksdb"]
-        for one in files:
-            for name, schema in one.states.items():
-                if name not in self._ctx.forgotten:
-                    self._require_same(name, schema)
-        inherited = self._restore_files(files) if files else {}
+        inherited: dict[str, str] = {}
+        if all(map(self._is_as_declared, files)):
+            inherited = self._restore_files(files)
+        else:
+            for one in files:
+                self._restore_changed(one)
         for part in parts:
             if part.format == "rows" and part.name not in self._ctx.forgotten:
                 self._restore_rows(part)
         return inherited
 
-    def _require_same(self, name: str, found: pa.Schema) -> None:
-        declared = self._declared(name)
+    def _is_as_declared(self, files: FilesOfPart) -> bool:
+        """They have the columns that the operator declares. Raises SnapshotError: a state that it does not declare."""
+        for name, schema in files.states.items():
+            if name not in self._ctx.forgotten:
+                declared = self._declared(name).schema
+                if (form_of(schema), schema.names, schema.types) != (form_of(declared), declared.names, declared.types):
+                    return False
+        return True
+
+    def _restore_changed(self, files: FilesOfPart) -> None:
+        """Files whose columns have changed since, as rows (S5.5). Raises SnapshotError: these cannot become those."""
+        from tidegate.state.rocks_reading import rows_of_files
+
+        ctx = self._ctx
+        for name, schema in files.states.items():
+            if name not in ctx.forgotten:
+                self._evolved(StatePart(name, "keyed", schema.empty_table()))
+        if files.key_groups.stop <= ctx.key_groups.start or ctx.key_groups.stop <= files.key_groups.start:
+            return
+        with rows_of_files(files.part, ctx.max_parallelism, str(self._scratch)) as parts:
+            for part in parts:
+                if part.name not in ctx.forgotten:
+                    self._restore_rows(self._evolved(part))
+
+    def _evolved(self, part: StatePart) -> StatePart:
+        """A part of rows with the columns of now. Raises SnapshotError: it cannot have them; names both, and why."""
+        ctx = self._ctx
+        descriptors = [stored.descriptor for stored in self._stored.values() if stored.descriptor is not None]
         try:
-            require_same(name, found, declared.schema, self._ctx.uid)
-        except SnapshotError as error:
-            raise SnapshotError(
-                error.what,
-                where=error.where,
-                cause=error.cause,
-                remedy="Restore a savepoint, whose states may grow, or a checkpoint with the former declaration",
-            ) from error
+            (changed,) = evolved_parts([part], descriptors, ctx.key_schema, ctx.uid, ctx.renamed_keys, fills=ctx.fills)
+        except SnapshotError as why:
+            try:
+                require_same(part.name, part.table.schema, self._declared(part.name).schema, ctx.uid)
+            except SnapshotError as both:
+                cause = f"{both.cause}: {why.cause}"
+                raise SnapshotError(both.what, where=both.where, cause=cause, remedy=why.remedy) from why
+            raise
+        return changed
 
     def _declared(self, name: str) -> StoredRows:
         if name not in self._stored:
@@ -80,6 +108,7 @@ class Restore:
         return self._stored[name]
 
     def _restore_files(self, files: Sequence[FilesOfPart]) -> dict[str, str]:
+        """Files whose columns are those of now; see `run`."""
         mine = self._ctx.key_groups
         theirs = [one for one in files if one.key_groups.start < mine.stop and mine.start < one.key_groups.stop]
         if not theirs:

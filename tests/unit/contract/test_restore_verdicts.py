@@ -124,7 +124,7 @@ def test_files_of_a_back_end_need_that_back_end() -> None:
     assert "format" not in {finding.code for finding in judged(OLD, ended, state_backend="heap").findings}
 
 
-def test_columns_change_and_states_are_dropped_in_rows_alone() -> None:
+def test_columns_change_in_files_too_and_states_are_dropped_in_rows_alone() -> None:
     """S5.5: the remedy is a savepoint."""
     grown = graph(
         operator("in"), operator("daily", ("in",), [state([*KEYED, ["sum:v", "double", True]])]), OLD["operators"][2]
@@ -132,8 +132,9 @@ def test_columns_change_and_states_are_dropped_in_rows_alone() -> None:
     gone = graph(operator("in"), operator("daily", ("in",)), OLD["operators"][2])
     for new, code in ((grown, "state"), (gone, "lost_state")):
         assert only(judged(new, allow_non_restored_state=True))[:2] == (code, "changes")
-        found = only(judged(new, native(), allow_non_restored_state=True))
-        assert found[:3] == (code, "refused", "daily") and "Take a savepoint" in found[3]
+    assert only(judged(grown, native(), state_backend="rocksdb"))[:2] == ("state", "changes")
+    found = only(judged(gone, native(), allow_non_restored_state=True))
+    assert found[:3] == ("lost_state", "refused", "daily") and "Take a savepoint" in found[3]
 
 
 def test_a_state_that_is_not_declared_any_more_is_refused() -> None:

@@ -28,9 +28,10 @@ class Remembers(td.KeyedProcess):
 
     def process(self, rows: td.KeyedRows, ctx: td.ProcessContext) -> None:
         newest = dict(zip(rows.owners.tolist(), rows.batch["n"].to_pylist(), strict=True))
-        column = pa.record_batch({"n": [newest[i] for i in range(rows.keys.size)]})
+        column = pa.array([newest[i] for i in range(rows.keys.size)])
         for state in self.states:
-            ctx.value(state.name).put(rows.keys, column)
+            columns = [column, *(pa.nulls(len(column), type_) for type_ in state.columns.types[1:])]
+            ctx.value(state.name).put(rows.keys, pa.record_batch(columns, schema=state.columns))
 
 
 def pipeline(*states: Any) -> td.Pipeline:
@@ -88,3 +89,16 @@ def test_what_a_checkpoint_in_files_of_rocksdb_cannot_become_the_driver_refuses(
         with pytest.raises(SnapshotError, match=told):
             job.submit(replace(fewer, kind="checkpoint", path=paths["checkpoint"]))
     assert isinstance(job.submit(fewer).to_end(), RunEnded)
+
+
+def test_a_checkpoint_in_files_of_rocksdb_is_gone_on_from_with_columns_that_have_grown(tmp_path: Path) -> None:
+    """S5.5: the preflight lets it pass, and the restore reads the files as rows."""
+    job = InProcessJob(lambda: pipeline(ONE, OTHER), {"state_backend": "rocksdb"}, scratch=str(tmp_path))
+    run = job.submit()
+    run.pump(6)
+    answer = run.ask(ev.Request("checkpoint", request_id="now"))
+    assert answer is not None and answer.ok
+    run.crash()
+    grown = td.value_state("other", {"number": pa.int64(), "text": pa.string()}, renamed={"n": "number"})
+    job.build = lambda: pipeline(ONE, grown)
+    assert isinstance(job.submit(RestoreFrom("checkpoint", path=str(answer.data["path"]))).to_end(), RunEnded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,17 +100,31 @@ def test_files_of_rocksdb_are_refused_in_memory_with_the_remedy(tmp_path: Path) 
         subtasks.restart(1, "heap", portable=False)
 
 
-def test_a_renamed_column_is_found_again_in_a_savepoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("portable", [True, False], ids=["savepoint", "files"])
+def test_renamed_columns_are_found_again(tmp_path: Path, portable: bool) -> None:
     """S5.5."""
     subtasks = Subtasks(spec(), tmp_path, "rocksdb")
     subtasks.feed(batch([("a", 1, 0.5, "x")]))
-    fields = [pa.field("key", pa.string()), *OUTPUT.remove(0)]
+    fields = [pa.field("key", pa.string()), *OUTPUT.remove(0).set(1, pa.field("amount", pa.int64()))]
     now = INPUT.set(0, pa.field("key", pa.string()))
-    renamed = RunningAggSpec(("key",), AGGREGATES, now, pa.schema(fields), "final", (("k", "key"),))
-    subtasks.restart(2, "rocksdb", spec=renamed)
-    ((_, key, n, *_),) = subtasks.finish()
-    assert (key, n) == ("a", 1)
+    aggregates = tuple(replace(agg, name="amount") if agg.name == "total" else agg for agg in AGGREGATES)
+    renames = (("k", "key"), ("total", "amount"))
+    renamed = RunningAggSpec(("key",), aggregates, now, pa.schema(fields), "final", renames)
+    subtasks.restart(2, "rocksdb", spec=renamed, portable=portable)
+    ((_, key, n, amount, *_),) = subtasks.finish()
+    assert (key, n, amount) == ("a", 1, 1)
     subtasks.close()
+
+
+@pytest.mark.parametrize("portable", [True, False], ids=["savepoint", "files"])
+def test_a_new_aggregate_is_refused_it_would_lack_the_rows_of_before(tmp_path: Path, portable: bool) -> None:
+    """S5.5."""
+    subtasks = Subtasks(spec(), tmp_path, "rocksdb")
+    subtasks.feed(batch([("a", 1, 0.5, "x")]))
+    output = pa.schema([*OUTPUT, ("high", pa.int64())])
+    more = RunningAggSpec(("k",), (*AGGREGATES, Agg("high", "max", "v")), INPUT, output, "final")
+    with pytest.raises(SnapshotError, match="'groups'.*'op'.*max:high' is new"):
+        subtasks.restart(1, "rocksdb", spec=more, portable=portable)
 
 
 def test_many_more_groups_than_the_memory_holds_are_kept_and_told(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,24 @@ def test_a_savepoint_is_the_same_rows_whatever_kept_the_sessions(tmp_path: Path)
         tables.append(pa.concat_tables(sessions.tables()).sort_by(order))
         subtasks.close()
     assert tables[0].equals(tables[1]) and tables[0]["fired"].to_pylist() == [True, False, False]
+
+
+@pytest.mark.parametrize("portable", [True, False], ids=["savepoint", "files"])
+def test_renamed_columns_are_found_again(tmp_path: Path, portable: bool) -> None:
+    """S5.5."""
+    subtasks = Subtasks(spec(), tmp_path, "rocksdb")
+    subtasks.feed(batch([("a", 1, 5, "x"), ("b", 40, 6, "y"), ("a", 3, 2, "z")]))
+    names = ["key", "window_start", "window_end", "n", "amount", *OUTPUT.names[5:]]
+    output = pa.schema([field.with_name(name) for field, name in zip(OUTPUT, names, strict=True)])
+    now = INPUT.set(0, pa.field("key", pa.string()))
+    aggregates = tuple(replace(agg, name="amount") if agg.name == "total" else agg for agg in AGGREGATES)
+    renames = (("k", "key"), ("total", "amount"))
+    subtasks.restart(
+        2, "rocksdb", portable=portable, spec=SessionAggSpec(("key",), "t", "us", 10, aggregates, now, output, renames)
+    )
+    told = subtasks.watermark(39) + subtasks.watermark(MAX_WATERMARK)
+    assert [(row[1], row[4], row[5]) for row in told] == [("a", 2, 7), ("b", 1, 6)]
+    subtasks.close()
 
 
 def test_files_of_rocksdb_are_refused_in_memory_with_the_remedy(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,27 @@ def test_the_files_of_a_checkpoint_can_be_looked_into(tmp_path: Path) -> None:
         "key:window_start_us": [0, 12],
         "value:sum:total": [5, 6],
     }
+    subtasks.close()
+
+
+@pytest.mark.parametrize("portable", [True, False], ids=["savepoint", "files"])
+def test_renamed_columns_are_found_again(tmp_path: Path, portable: bool) -> None:
+    """S5.5."""
+    subtasks = Subtasks(spec(), tmp_path, "rocksdb")
+    subtasks.feed(batch([("a", 1, 5, "x"), ("b", 40, 6, "y"), ("a", 3, 2, "z")]))
+    names = ["key", "window_start", "window_end", "n", "amount", *OUTPUT.names[5:]]
+    output = pa.schema([field.with_name(name) for field, name in zip(OUTPUT, names, strict=True)])
+    now = INPUT.set(0, pa.field("key", pa.string()))
+    aggregates = tuple(replace(agg, name="amount") if agg.name == "total" else agg for agg in AGGREGATES)
+    renames = (("k", "key"), ("total", "amount"))
+    subtasks.restart(
+        2,
+        "rocksdb",
+        portable=portable,
+        spec=WindowAggSpec(("key",), "t", "us", 12, 0, aggregates, now, output, renames),
+    )
+    told = subtasks.watermark(39) + subtasks.watermark(MAX_WATERMARK)
+    assert [(row[1], row[4], row[5]) for row in told] == [("a", 2, 7), ("b", 1, 6)]
     subtasks.close()
 
 

@@ -63,6 +63,15 @@ def test_timers_follow_the_key() -> None:
         assert found.table.column("key:id").type == pa.int64() and found.table.column("key:id").to_pylist()[0] == 10
 
 
+def test_a_column_that_was_renamed_and_nothing_else_has_its_new_name() -> None:
+    now = StateDescriptor(
+        "seen", "value", pa.schema([("number", pa.int32()), *list(OLD.columns)[1:]]), renamed={"n": "number"}
+    )
+    (found,) = evolved_parts([part(OLD)], [now], KEYS, "op")
+    assert found.table.schema.names == part_schema(now, KEYS).names
+    assert found.table.column("value:number").equals(part(OLD).table.column("value:n"))
+
+
 def test_a_state_of_another_kind_is_refused() -> None:
     now = StateDescriptor("seen", "list", OLD.columns)
     with pytest.raises(SnapshotError, match="'seen' of operator 'op'.*it was value, now list"):
