@@ -74,6 +74,14 @@ def _checked(client: JobClient) -> Verdicts:
     view = client.view()
     spec = client.spec(view.spec_number)
     where = f"job {client.job_id}"
+    if view.is_terminal and view.followed != spec.number and view.uncommitted:
+        raise CommandRefusedError(
+            f"checkpoints {list(view.uncommitted)} are of submission {view.followed}",
+            where=where,
+            cause=f"submission {spec.number} has come after it, and was refused before it ran",
+            remedy="Restore the latest with commit=on_request (`tidegate restore` takes it from there), and let that "
+            "run approve or reject them",
+        )
     if not is_gated(spec):
         raise CommandRefusedError("this job commits by itself", where=where, cause="its option commit is 'automatic'")
     if not view.is_terminal and (client.is_alive() or find_local(client, spec) is not None):

@@ -9,6 +9,7 @@ import pytest
 from cli_caller import Caller, Driver
 
 from tidegate.contract.client import JobClient
+from tidegate.contract.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.pipeline.load import load_pipeline
 from tidegate.testing.in_process import InProcessJob
@@ -113,3 +114,19 @@ def test_a_job_without_a_gate_commits_by_itself(tidegate: Caller) -> None:
     tidegate.submitted().status("STOPPED")
     answer = tidegate("commit-pending", "flights")
     assert answer.code == 7 and "commits by itself" in answer.err
+
+
+def test_behind_a_submission_that_was_refused_a_restore_is_named_that_can_commit(
+    tidegate: Caller, stopped: Stopped
+) -> None:
+    """S7.8, S9.3: it would have committed what waits, and came to nothing; the next takes the settings of before."""
+    refused = stopped.client.submit(restore=RestoreFrom("latest"), options={"commit": "automatic"})
+    driver = Driver(stopped.client, refused, stopped.client.log.reign(spec=refused.number, launch=9))
+    driver.reign.append("failure", {"message": "checkpoints wait for a verdict", "code": "snapshot"})
+    driver.status("FAILED", reason="checkpoints wait for a verdict")
+    assert stopped.client.view().uncommitted == (1, 2, 3)
+    answer = tidegate("commit-pending", "flights", "--approve")
+    assert answer.code == 7 and "[1, 2, 3] are of submission 1" in answer.err and "tidegate restore" in answer.err
+    assert not stopped.shown()
+    again = stopped.client.submit(restore=RestoreFrom("latest"))
+    assert again.options["commit"] == "on_request"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from test_commit_gate_jobs import Gated
 
 from tidegate.connectors.datagen import DataGen
+from tidegate.connectors.parquet import Parquet
 from tidegate.contract.errors import StoreError
 from tidegate.contract.records import RestoreFrom
 from tidegate.contract.staged import quarantined_data
@@ -235,6 +238,35 @@ def test_going_back_in_front_of_the_word_moves_first_what_no_run_had_moved(then:
     job.run.pump(40)
     job.approve(job.checkpoint())
     assert rows_of(job, "quarantined") == kept and set(kept) <= set(rows_of(job, "committed"))
+
+
+def test_files_that_no_run_had_moved_are_in_quarantine_with_their_notes(tmp_path: Path) -> None:
+    """S7.8: of both subtasks, at another parallelism too."""
+
+    def files(_: str) -> Pipeline:
+        p = Pipeline()
+        source = DataGen(lambda numbers: {"v": numbers}, pa.schema([("v", pa.int64())]), splits=2, batch_rows=8)
+        p.read(source, uid="numbers").write(Parquet(tmp_path / "out"), uid="out")
+        return p
+
+    job = Gated(files)
+    job.checkpoint(), job.checkpoint()
+    before = {
+        file: pq.read_table(file).column("v").to_pylist() for file in (tmp_path / "out").rglob("*--2--0.parquet.staged")
+    }
+    job.run.writers.held = True
+    assert to_quarantine(job, 2).ok and job.reject(1, "replay").ok
+    job.run.crash()
+    job.job.options = {**job.job.options, "parallelism": 1}
+    job.again(RestoreFrom("latest"))
+    (kept,) = quarantined_data(job.job.store, job.job.layout.quarantine, 2)
+    assert len(kept.files) == 2 and kept.rows is not None
+    contents = [job.job.store.read(file.path.removeprefix(f"{job.job.store.url}/")) for file in kept.files]
+    found = [pq.read_table(pa.BufferReader(content)).column("v").to_pylist() for content in contents]
+    assert sum(map(len, found)) == kept.rows and all(rows in before.values() for rows in found)
+    job.run.pump(200)
+    job.approve(job.checkpoint())
+    assert {n for rows in found for n in rows} <= set(pq.read_table(tmp_path / "out").column("v").to_pylist())
 
 
 def test_a_rejection_that_stops_the_job_and_a_restore_in_front_of_all_lose_nothing_of_it() -> None:
