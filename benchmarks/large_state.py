@@ -106,7 +106,7 @@ def submitted(client: JobClient, given: argparse.Namespace, out: str) -> Spec:
             "state_backend": given.back_end,
             "slot_memory": given.slot_memory,
             "checkpoint_interval": given.interval,
-            "checkpoint_timeout": "30 min",
+            "checkpoint_timeout": "2 min",  # what is retired stays on the disk for so long and 30 s
         },
         master="local[1]",
         submitted_by="benchmark",
