@@ -3,7 +3,8 @@
 The value of a key is its open sessions: a list for each column that a session has. What comes for some keys is put
 together with their sessions in a table in memory, which lasts for that step. A key has an event timer at or before the
 first time at which something is due for it: a session fires, or is over. A session that grows keeps its timer, which
-then finds nothing due and is registered again.
+then finds nothing due and is registered again. When a session is over may have changed with the lateness since its
+timer was registered: that one may come later, and no session that is to fire relies on it.
 """
 
 from __future__ import annotations
@@ -63,12 +64,12 @@ class StoredSessions:
         """See `HeldSessions`."""
         keys = self._back_end.keys(batch.select(self._keys.names))
         table = self._table_of(keys)
-        due_us = self._due_us(table, keys.size)
+        timed_us = self._due_us(table, keys.size, to_fire=True)
         table.close(closed_us)
         taken = table.take(batch, times_us, closed_us)
         again = table.ended(taken.sessions, fired_us)
         table.mark_fired(again)
-        self._write(keys, table, due_us)
+        self._write(keys, table, timed_us)
         return taken.late, self._rows.results(table, again)
 
     def fire(self, until_us: int) -> Iterator[pa.RecordBatch]:
@@ -103,10 +104,10 @@ class StoredSessions:
         for rows in own_rows(part, self._groups):
             keys = self._back_end.keys(self._rows.keys(rows))
             table = self._table_of(keys)
-            due_us = self._due_us(table, keys.size)
+            timed_us = self._due_us(table, keys.size, to_fire=True)
             self._rows.put(table, rows)
             table.close(closed_us)
-            self._write(keys, table, due_us)
+            self._write(keys, table, timed_us)
 
     def close(self) -> None:
         """Close the back end."""
@@ -128,11 +129,13 @@ class StoredSessions:
             table.put(columns.take(owners), starts.to_numpy(), lasts.to_numpy(), flags, state)
         return table
 
-    def _due_us(self, table: SessionTable, keys: int) -> Int64s:
-        """For each key when first something is due for one of its sessions; MAX_WATERMARK where it has none."""
+    def _due_us(self, table: SessionTable, keys: int, *, to_fire: bool = False) -> Int64s:
+        """For each key when first something is due for one of its sessions, or for one that is `to_fire`;
+        MAX_WATERMARK where it has none."""
         sessions = table.live()
         _, lasts, fired = table.bounds(sessions)
-        times_us = lasts + self._spec.gap_us + np.where(fired, self._spec.lateness_us, 0)
+        over_us = MAX_WATERMARK if to_fire else lasts + self._spec.gap_us + self._spec.lateness_us
+        times_us = np.where(fired, over_us, lasts + self._spec.gap_us)
         due_us = np.full(keys, MAX_WATERMARK)
         np.minimum.at(due_us, table.owners(sessions), times_us)
         return due_us

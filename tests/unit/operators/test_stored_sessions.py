@@ -139,6 +139,21 @@ def test_renamed_columns_are_found_again(tmp_path: Path, portable: bool) -> None
     subtasks.close()
 
 
+@pytest.mark.parametrize("portable", [True, False], ids=["savepoint", "files"])
+@pytest.mark.parametrize("restored_at", [12, 20])
+def test_a_session_fires_in_time_beside_one_that_was_kept_for_more_lateness(
+    tmp_path: Path, portable: bool, restored_at: int
+) -> None:
+    """S4.4: the timer of the one that has fired is where the former lateness put it."""
+    subtasks = Subtasks(spec(lateness=100), tmp_path, "rocksdb")
+    subtasks.feed(batch([("a", 0, 1, "x")]))
+    assert len(subtasks.watermark(restored_at)) == 1
+    subtasks.restart(1, "rocksdb", portable=portable, spec=spec(lateness=5))
+    subtasks.feed(batch([("a", 30, 1, "x")]))
+    assert [row[1:4] for row in subtasks.watermark(45)] == [("a", 30, 40)]
+    subtasks.close()
+
+
 def test_files_of_rocksdb_are_refused_in_memory_with_the_remedy(tmp_path: Path) -> None:
     subtasks = Subtasks(spec(), tmp_path, "rocksdb")
     subtasks.feed(batch([("a", 1, 5, "x")]))
