@@ -45,7 +45,7 @@ class Waiting:
 
 WAITING = Waiting()
 Output: TypeAlias = pa.RecordBatch | SideOutput | Watermark | Waiting
-"""What an operator may emit. Only a watermark assigner emits watermarks of its own; they go to all outputs."""
+"""What an operator may emit. Only one that does not forward watermarks emits its own; they go to all outputs."""
 
 
 @dataclass
@@ -165,7 +165,12 @@ class StreamOperator(ABC):
         yield from ()
 
     def forwards_watermarks(self) -> bool:
-        """False: incoming watermarks stop here (a watermark assigner makes its own); MAX_WATERMARK always passes."""
+        """False: incoming watermarks stop here (a watermark assigner makes its own), but for MAX_WATERMARK."""
+        return True
+
+    def forwards_end(self) -> bool:
+        """False: MAX_WATERMARK stops here, and `finish` gives it, behind rows that downstream waits for: joins and
+        windows would be over without them, or find them late (S4.4)."""
         return True
 
     def withholds(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
+from tidegate.channel.elements import MAX_WATERMARK, Watermark
 from tidegate.operators.batches import MAX_BATCH_ROWS
 from tidegate.operators.contract import OperatorContext, Output, StreamOperator
 from tidegate.operators.keyed_window import KeyedWindow, WindowLayout
@@ -35,7 +36,7 @@ class RunningAggregate(StreamOperator):
     """Aggregates of all rows of a key. With output "update" each batch gives a row for every key in it, with the
     aggregates so far; whoever reads it takes the last of equal keys. With "final" each key gives one row once the input
     has really ended, in `finish` (S7.1, S7.2): not at MAX_WATERMARK, since a checkpoint may come between the two, and
-    the groups do not tell who has been given.
+    the groups do not tell who has been given. MAX_WATERMARK waits for them.
 
     State: `groups` (keyed: a row for each). It grows with the number of keys; `state_backend` says where it is kept.
     """
@@ -63,6 +64,11 @@ class RunningAggregate(StreamOperator):
         assert self._groups is not None
         if self._spec.output == "final":
             yield from self._groups.every()
+            yield Watermark(MAX_WATERMARK)
+
+    def forwards_end(self) -> bool:
+        """Behind the final results."""
+        return self._spec.output != "final"
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
         """Freeze the groups."""

@@ -96,7 +96,8 @@ class Pipe:
             self._roused.clear()
         elif element.time_us == MAX_WATERMARK and place < len(self._operators):
             yield from self._after(place, self._operators[place].on_watermark(MAX_WATERMARK))
-            yield from self._through(place + 1, element)
+            if self._operators[place].forwards_end():
+                yield from self._through(place + 1, element)
 
     def _after(self, place: int, emission: Iterable[Output]) -> Iterator[Emitted]:
         elements = iter(emission)

@@ -176,7 +176,8 @@ class OperatorChain:
         if isinstance(element, Watermark):
             for out in self._guarded(index, operator.on_watermark(element.time_us)):
                 yield from self._through(index + 1, out)
-            if element.time_us == MAX_WATERMARK or operator.forwards_watermarks():
+            is_end = element.time_us == MAX_WATERMARK
+            if operator.forwards_end() if is_end else operator.forwards_watermarks():
                 yield from self._through(index + 1, element)
         else:
             for out in self._guarded(index, operator.process(element, 0)):

@@ -142,6 +142,12 @@ def final_groups(d: Drawing) -> Mapping[str, Result]:
             .agg(keys=agg.count(), output="final", uid="keys-of-sizes"),
             "select n, count(*) from (select count(*) as n from l group by k) group by n",
         ),
+        "beside rows": Result(
+            d.left.join(groups.agg(n=agg.count(), output="final", uid="totals"), "k", "left", uid="beside").select(
+                "id", "n"
+            ),
+            "select id, n from l left join (select k as of, count(*) as n from l group by k) on k = of",
+        ),
         "top": Result(
             groups.top_n(2, by="v", output="final", uid="top"),
             f"select k, rank, id from {BEST.format(by='k', rows='l')}",
