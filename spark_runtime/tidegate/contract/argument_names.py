@@ -17,6 +17,8 @@ Names = dict[str, bool]
 
 _PLAIN_TYPES = frozenset({"str", "int", "float", "bool"})
 _NO_FIELD = ("ClassVar", "InitVar", "KW_ONLY")
+_IN_A_CLASS = (ast.AnnAssign, ast.Assign, ast.Expr, ast.Pass, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+"""Of the statements of a class those behind which no other field can hide."""
 
 
 def check_argument_names(pipeline: str, code_root: str | None, arguments: Mapping[str, object]) -> None:
@@ -30,7 +32,7 @@ def check_argument_names(pipeline: str, code_root: str | None, arguments: Mappin
     if found is None:
         return
     file, function = found
-    with suppress(OSError, SyntaxError, ValueError), open(file, encoding="utf-8") as source:
+    with suppress(OSError, SyntaxError, ValueError, RecursionError), open(file, encoding="utf-8") as source:
         tree = ast.parse(source.read())
         defined = _definition(tree, function)
         taken = _names_taken(tree, defined) if defined is not None else None
@@ -66,20 +68,21 @@ def _source_of(artifact: str, target: str) -> tuple[str, str] | None:
     module, _, function = target.partition(":")
     if os.path.isfile(artifact):
         return (artifact, function) if artifact.endswith(".py") else None
-    for root in (artifact, os.path.dirname(artifact)):
-        base = os.path.join(root, *module.split("."))
-        for file in (f"{base}.py", os.path.join(base, "__init__.py")):
-            if os.path.isfile(file):
-                return file, function
+    is_package = os.path.isfile(os.path.join(artifact, "__init__.py"))  # which keeps its name when it is pinned
+    base = os.path.join(os.path.dirname(artifact) if is_package else artifact, *module.split("."))
+    for file in (os.path.join(base, "__init__.py"), f"{base}.py"):  # in the order of Python's imports
+        if os.path.isfile(file):
+            return file, function
     return None
 
 
 def _definition(tree: ast.Module, name: str) -> ast.FunctionDef | None:
-    """The one definition of the function, when nothing else has to do with its name."""
+    """The one definition of the function, when nothing else has to do with its name; "*" behind it may have."""
     bound = [node for node in tree.body if name in set(_bound(node))]
     if len(bound) != 1 or not isinstance(bound[0], ast.FunctionDef) or bound[0].decorator_list:
         return None
-    return bound[0]
+    behind = tree.body[tree.body.index(bound[0]) :]
+    return None if any("*" in _bound(node) for node in behind) else bound[0]
 
 
 def _bound(node: ast.stmt) -> Iterator[str]:
@@ -132,12 +135,15 @@ def _fields(tree: ast.Module, name: str) -> Names | None:
         return None
     found: Names = {}
     for node in classes[0].body:
+        if not isinstance(node, _IN_A_CLASS):
+            return None
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
             continue
         if any(word in ast.unparse(node.annotation) for word in _NO_FIELD):
             return None
         options: set[str | None] = set()
-        is_field = isinstance(node.value, ast.Call) and ast.unparse(node.value.func).endswith("field")
+        called = ast.unparse(node.value.func) if isinstance(node.value, ast.Call) else ""
+        is_field = {"field": "field", "dataclasses.field": "dataclasses"}.get(called) in imported
         if is_field and isinstance(node.value, ast.Call):
             options = {keyword.arg for keyword in node.value.keywords}
             if options & {"init", None}:

@@ -96,6 +96,8 @@ def refusal(check: Any) -> str:
         "class Own(Base):\n    a: int\n\ndef build(arguments: Own): ...",
         "@dataclass\nclass Own:\n    a: ClassVar[int]\n\ndef build(arguments: Own): ...",
         "@dataclass\nclass Own:\n    a: int = field(init=False)\n\ndef build(arguments: Own): ...",
+        "@dataclass\nclass Own:\n    if True:\n        lat: int = 5\n\ndef build(arguments: Own): ...",
+        "def build(sales: str, out: str): ...\nfrom elsewhere import *",
         "def build(sales: str, out: str:",
     ],
 )
@@ -128,3 +130,21 @@ def test_code_in_a_folder_is_read_too(tmp_path: Path) -> None:
     for pipeline, root in ((f"{package}/daily.py:build", None), ("flows.daily:build", str(tmp_path))):
         with pytest.raises(PipelineError, match="'sales' is missing"):
             check_argument_names(pipeline, root, {})
+
+
+def test_a_default_that_a_function_of_the_file_gives_is_one(tmp_path: Path) -> None:
+    own = (
+        "def optional_field():\n    return field(default=1)\n\n@dataclass\nclass Own:\n    lat: int = optional_field()"
+    )
+    check_argument_names(written(tmp_path, f"{own}\n\ndef build(arguments: Own): ..."), None, {})
+
+
+@pytest.mark.parametrize("beside", ["a module in the package has its name", "a module beside it has its name"])
+def test_the_file_that_is_read_is_the_one_that_would_be_imported(tmp_path: Path, beside: str) -> None:
+    package = tmp_path / "flows"
+    package.mkdir()
+    (package / "__init__.py").write_text("def build(sales: str): ...\n")
+    other = package if beside.startswith("a module in") else tmp_path
+    (other / "flows.py").write_text("def build(other: str): ...\n")
+    check_argument_names(f"{package}/__init__.py:build", None, {"sales": "s"})
+    check_argument_names(f"{package}/__init__.py:build", str(tmp_path), {"sales": "s"})
