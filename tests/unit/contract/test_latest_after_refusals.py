@@ -53,6 +53,27 @@ def test_a_restore_of_something_older_that_was_refused_hides_no_latest(client: J
     assert point is not None and point.checkpoint_id == 2
 
 
+def test_a_restore_that_took_rows_back_before_it_was_refused_is_what_the_latest_is_of(
+    client: JobClient, pipeline: str
+) -> None:
+    """S9.3: the state of what it went back past counts rows that are gone."""
+    first = ScriptedDriver(client, client.submit(pipeline=pipeline))
+    first.checkpoint(1)
+    first.checkpoint(2)
+    first.status("STOPPED")
+    back = RestoreFrom("checkpoint", checkpoint_id=1, on_committed_after="rewind")
+    second = ScriptedDriver(client, client.submit(restore=back))
+    second.status("WAITING_FOR_SLOTS")
+    second.reign.append("rewind", {"checkpoint_id": 1})
+    second.reign.append("failure", {"message": "refused", "code": "pipeline"})
+    second.status("FAILED", reason="refused")
+    latest = client.view().latest_recovery_point
+    assert latest is not None and latest.checkpoint_id == 1
+    third = client.submit(restore=RestoreFrom("latest"))
+    point = choose_restore_point(client.decisions(), client.specs(), third.number)
+    assert point is not None and point.checkpoint_id == 1
+
+
 @pytest.mark.parametrize("how", ["died", "failed in a slot", "refused after a run"])
 def test_a_fresh_start_that_may_have_run_is_what_the_latest_is_of(client: JobClient, pipeline: str, how: str) -> None:
     """S9.3: what was there before is not gone back to unasked."""
