@@ -74,11 +74,13 @@ def _checked(client: JobClient) -> Verdicts:
     view = client.view()
     spec = client.spec(view.spec_number)
     where = f"job {client.job_id}"
-    if view.is_terminal and view.followed != spec.number and view.uncommitted:
+    verdicts = verdicts_of(client.specs(), client.decisions(), spec.number)
+    beyond = sorted(set(view.uncommitted) - set(verdicts.uncommitted if verdicts.gated else ()))
+    if view.is_terminal and view.followed != spec.number and beyond:
         raise CommandRefusedError(
-            f"checkpoints {list(view.uncommitted)} are of submission {view.followed}",
+            f"checkpoints {beyond} are of submission {view.followed}",
             where=where,
-            cause=f"submission {spec.number} has come after it, and was refused before it ran",
+            cause=f"submission {spec.number} has come after it, was refused before it ran, and does not hold them",
             remedy="Restore the latest with commit=on_request (`tidegate restore` takes it from there), and let that "
             "run approve or reject them",
         )
@@ -90,4 +92,4 @@ def _checked(client: JobClient) -> Verdicts:
     if not view.is_terminal and not view.is_active:
         remedy = "Start it with `tidegate restore`, or end it with `tidegate cancel`"
         raise CommandRefusedError("its driver has not begun yet", where=where, remedy=remedy)
-    return verdicts_of(client.specs(), client.decisions(), spec.number)
+    return verdicts

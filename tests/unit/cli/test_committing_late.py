@@ -116,6 +116,24 @@ def test_a_job_without_a_gate_commits_by_itself(tidegate: Caller) -> None:
     assert answer.code == 7 and "commits by itself" in answer.err
 
 
+def test_behind_a_restore_of_the_latest_that_found_no_slots_it_is_approved_as_before(
+    tidegate: Caller, stopped: Stopped
+) -> None:
+    """S7.8, S9.3: that restore, too, holds what waits."""
+    refused = stopped.client.submit(restore=RestoreFrom("latest"))
+    driver = Driver(stopped.client, refused, stopped.client.log.reign(spec=refused.number, launch=9))
+    driver.status("WAITING_FOR_SLOTS")
+    driver.reign.append("failure", {"message": "no slots", "code": "slots"})
+    driver.status("FAILED", reason="no slots")
+    answer = tidegate("commit-pending", "flights", "--approve")
+    assert answer.code == 0, answer.err
+    assert stopped.shown() == list(range(len(stopped.shown())))
+    view = stopped.client.view()
+    assert stopped.shown() and view.uncommitted == () and view.followed == 1
+    again = stopped.client.submit(restore=RestoreFrom("latest"))
+    assert again.lineage == refused.lineage
+
+
 def test_behind_a_submission_that_was_refused_a_restore_is_named_that_can_commit(
     tidegate: Caller, stopped: Stopped
 ) -> None:
