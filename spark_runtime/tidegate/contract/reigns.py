@@ -70,7 +70,7 @@ def followed_by(number: int, ran: Collection[int]) -> int:
 
 
 def _came_to_nothing(reign: Sequence[Entry]) -> bool:
-    if any(entry.kind not in ("status", "failure") for entry in reign):
+    if any(entry.kind == "rewind" for entry in reign):
         return False  # sinks may have taken rows back
     told = {str(entry.data["status"]) for entry in reign if entry.kind == "status"}
     failures = {entry.data.get("code") for entry in reign if entry.kind == "failure"}
