@@ -44,6 +44,8 @@ def finish_moves(
         StoreError: a store or a sink could not this time.
     """
     for newest_first in unmoved.held_by:
+        if any(n >= unmoved.withheld.through and views[n].path == restored for n in newest_first):
+            continue  # that holds all of it: newer ones, which may lie anywhere, need not be read
         for checkpoint_id in newest_first:
             location = views[checkpoint_id].path
             if location == restored:

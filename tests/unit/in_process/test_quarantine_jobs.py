@@ -220,6 +220,21 @@ def held_in_the_staging_folder(job: Gated, n: int) -> None:
     assert rows_of(job, "staged") and not rows_of(job, "quarantined")
 
 
+def test_a_savepoint_that_cannot_be_read_any_more_keeps_no_run_from_going_on_behind_the_word() -> None:
+    """S7.8: what the run restores holds all of it."""
+    job = Gated()
+    job.checkpoint(), job.checkpoint()
+    held_in_the_staging_folder(job, 2)
+    job.run.writers.held = False
+    job.checkpoint()
+    saved = job.run.ask(ev.Request("savepoint", request_id="s"))
+    assert saved is not None and saved.ok, saved
+    job.job.store.replace(job.job.layout.metadata(saved.data["path"]), b"{")
+    job.crash()
+    assert rows_of(job, "quarantined")
+    until_all_is_accounted_for(job)
+
+
 @pytest.mark.parametrize("then", ["rerun", "relaunch"])
 def test_going_back_in_front_of_the_word_moves_first_what_no_run_had_moved(then: str) -> None:
     """S7.8, S7.4: the run restores no handle of it, and would remove it as what failed runs left."""
