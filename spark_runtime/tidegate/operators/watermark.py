@@ -33,8 +33,8 @@ class WatermarkOperator(StreamOperator):
     An active split without a record yet holds it back; a finished one drops out. Outside a source's chain all input
     counts as one split. Watermarks from upstream stop here, but MAX_WATERMARK, which is never state (S4.4). State: the
     progress of each split, so that a restored run holds back as the old one did; at another parallelism outside a
-    source's chain as the furthest behind of the old subtasks did. A restored run tells its watermark ahead of the first
-    batch: behind a drain nobody downstream remembers it (S7.5).
+    source's chain as the furthest behind of the old subtasks did. Behind a drain, where nobody downstream remembers its
+    watermark and no row is in flight, a run tells it ahead of the first batch (S7.5); elsewhere it would pass such rows.
     """
 
     def __init__(self, spec: WatermarkSpec) -> None:
@@ -50,7 +50,7 @@ class WatermarkOperator(StreamOperator):
             for row in part.table.to_pylist():
                 known = self._progress.get(row["split"], MAX_WATERMARK)
                 self._progress[row["split"]] = min(known, row["time_us"])
-        self._is_to_tell = True
+        self._is_to_tell = self.ctx.after_drain
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """The batch, then a watermark when it advanced."""
