@@ -171,7 +171,7 @@ class StreamOperator(ABC):
         return True
 
     def forwards_end(self) -> bool:
-        """False: MAX_WATERMARK stops here, and `finish` gives it, behind rows that downstream waits for: joins and
+        """False: MAX_WATERMARK is passed on behind `finish`, which gives rows that downstream waits for: joins and
         windows would be over without them, or find them late (S4.4)."""
         return True
 

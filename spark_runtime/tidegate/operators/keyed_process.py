@@ -115,6 +115,10 @@ class KeyedProcessOperator(StreamOperator):
             with self._own.processing(input_index):
                 yield from self._given.of(method, getattr(self._process, method)(self._context))
 
+    def forwards_end(self) -> bool:
+        """Behind what the process gives in `finish`."""
+        return False
+
     def finish(self) -> Iterator[Output]:
         """What is left fires, then the process may emit for the last time; no timer is taken any more (S7.6)."""
         yield from self._end()

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from tidegate.channel.elements import MAX_WATERMARK, Watermark
 from tidegate.operators.batches import MAX_BATCH_ROWS
 from tidegate.operators.contract import OperatorContext, Output, StreamOperator
 from tidegate.operators.keyed_window import KeyedWindow, WindowLayout
@@ -64,7 +63,6 @@ class RunningAggregate(StreamOperator):
         assert self._groups is not None
         if self._spec.output == "final":
             yield from self._groups.every()
-            yield Watermark(MAX_WATERMARK)
 
     def forwards_end(self) -> bool:
         """Behind the final results."""

@@ -96,6 +96,10 @@ class ProcessOperator(StreamOperator):
             with self._own.processing(input_index):
                 yield from self._given.of(method, getattr(self._process, method)(self._context))
 
+    def forwards_end(self) -> bool:
+        """Behind what the process gives in `finish`."""
+        return False
+
     def finish(self) -> Iterator[Output]:
         """The process may emit for the last time."""
         yield from self._given.of("finish", self._process.finish(self._context))

@@ -66,6 +66,8 @@ class Pipe:
             if place:
                 yield from self._after(place, operator.end_input(0))
             yield from self._after(place, operator.finish())
+            if not operator.forwards_end():
+                yield from self._through(place + 1, Watermark(MAX_WATERMARK))
 
     def close(self) -> None:
         """Close every operator; the first error is raised after all have been closed."""

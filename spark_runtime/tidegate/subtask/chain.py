@@ -99,13 +99,16 @@ class OperatorChain:
                     yield from self._through(index + 1, out)
 
     def finish(self) -> Iterator[Output]:
-        """All inputs have really ended: every operator's end_input (but the head's) and finish, in order (S7.2)."""
+        """All inputs have really ended: every operator's end_input (but the head's) and finish, in order, and
+        behind it MAX_WATERMARK where that has waited (S7.2)."""
         for index, operator in enumerate(self.operators):
             if index:
                 for out in self._guarded(index, operator.end_input(0)):
                     yield from self._through(index + 1, out)
             for out in self._guarded(index, operator.finish()):
                 yield from self._through(index + 1, out)
+            if not operator.forwards_end():
+                yield from self._through(index + 1, Watermark(MAX_WATERMARK))
 
     def prepare_snapshot(self, checkpoint_id: int) -> Iterator[Output]:
         """Flush pre-aggregates in front of the barrier, head first (S3.6)."""

@@ -1,14 +1,16 @@
-"""S4.4, S7.2 in whole jobs: final aggregates come when their input is over, and are in time for what is not."""
+"""S4.4, S7.2 in whole jobs: what comes when its input is over, final aggregates and what processes give in `finish`, is
+in time for what waits for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
-from fed_splits import Fed, FedReader, passed
+from fed_splits import SCHEMA, Fed, FedReader, passed
 
-from tidegate import count, tumbling
+from tidegate import KeyedProcess, KeyedRows, Process, ProcessContext, Stream, SubtaskContext, count, tumbling
 from tidegate import max as latest
 from tidegate.connectors.contract import Boundedness, Polled, SourceContext, SourceReader, Split
 from tidegate.coordinator import events as ev
@@ -46,14 +48,43 @@ def _forgotten() -> Iterator[None]:
     forget_collected(SINK)
 
 
-def test_final_aggregates_are_in_time_for_windows_that_wait_for_them() -> None:
+LAST = pa.record_batch([pa.array([1]), pa.array([5]).cast(pa.timestamp("ms"))], schema=SCHEMA)
+
+
+class KeyedLast(KeyedProcess):
+    """Gives a row when all is over."""
+
+    def process(self, rows: KeyedRows, ctx: ProcessContext) -> None: ...
+
+    def finish(self, ctx: ProcessContext) -> list[pa.RecordBatch]:
+        return [LAST]
+
+
+class Last(Process):
+    """The same."""
+
+    def process(self, rows: object, ctx: SubtaskContext) -> None: ...
+
+    def finish(self, ctx: SubtaskContext) -> list[pa.RecordBatch]:
+        return [LAST]
+
+
+LASTS: dict[str, Callable[[Stream], Stream]] = {
+    "aggregate": lambda s: s.group_by("k").agg(ts=latest("ts"), output="final", uid="last"),
+    "keyed process": lambda s: s.group_by("k").process(KeyedLast(), schema=SCHEMA, uid="last"),
+    "process": lambda s: s.process(Last(), schema=SCHEMA, uid="last"),
+}
+
+
+@pytest.mark.parametrize("last", LASTS)
+def test_what_comes_at_the_end_is_in_time_for_windows_that_wait_for_it(last: str) -> None:
     """Another stream is far ahead when their input ends."""
     ending, live = Ending("a"), Fed("b")
 
     def build() -> Pipeline:
         p = Pipeline()
-        last = p.read(ending, uid="ending").group_by("k").agg(ts=latest("ts"), output="final", uid="last")
-        both = last.with_watermark("ts", "0 s").union(p.read(live, uid="live").with_watermark("ts", "0 s"))
+        end = LASTS[last](p.read(ending, uid="ending"))
+        both = end.with_watermark("ts", "0 s").union(p.read(live, uid="live").with_watermark("ts", "0 s"))
         windows = both.group_by("k").window(tumbling("10 ms"))
         windows.agg(n=count(), uid="windows").write(CollectSink(SINK), uid="out")
         return p

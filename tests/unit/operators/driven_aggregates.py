@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from tidegate.channel.elements import MIN_WATERMARK, Watermark
+from tidegate.channel.elements import MIN_WATERMARK
 from tidegate.operators.contract import OperatorContext, OperatorSpec, SideOutput
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
@@ -119,8 +119,6 @@ class Subtasks:
     def plain(self, emission: Iterable[Any]) -> list[tuple[Any, ...]]:
         out = []
         for element in emission:
-            if isinstance(element, Watermark):
-                continue
             batch = element.batch if isinstance(element, SideOutput) else element
             assert batch.num_rows
             if batch is element:

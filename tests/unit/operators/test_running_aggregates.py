@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tidegate as td
-from tidegate.channel.elements import MAX_WATERMARK, Watermark
+from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.contract.errors import PipelineError, SnapshotError
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
@@ -48,7 +48,7 @@ def batch(rows: list[tuple[int | None, int]]) -> pa.RecordBatch:
 
 
 def given_by(out: Any) -> list[tuple[Any, ...]]:
-    return [tuple(row.values()) for b in out if isinstance(b, pa.RecordBatch) for row in b.to_pylist()]
+    return [tuple(row.values()) for b in out for row in b.to_pylist()]
 
 
 def test_updates_come_for_the_keys_of_each_batch_with_all_rows_so_far() -> None:
@@ -64,15 +64,6 @@ def test_final_results_come_once_with_what_comes_after_the_last_watermark() -> N
     assert given_by(operator.on_watermark(7)) == given_by(operator.on_watermark(MAX_WATERMARK)) == []
     assert given_by(operator.process(batch([(2, 6)]), 0)) == []
     assert given_by(operator.finish()) == [(1, 1, 1), (2, 2, 2)]
-
-
-def test_the_end_of_event_time_waits_for_final_results() -> None:
-    """S4.4: in front of them it would let joins and windows downstream be over without them."""
-    operator = opened(spec("final"))
-    list(operator.process(batch([(1, 5)]), 0))
-    assert not operator.forwards_end() and opened(spec("update")).forwards_end()
-    *rows, end = operator.finish()
-    assert given_by(rows) == [(1, 1, 1)] and end == Watermark(MAX_WATERMARK)
 
 
 def test_a_checkpoint_between_the_last_watermark_and_the_end_makes_no_result_come_twice() -> None:
