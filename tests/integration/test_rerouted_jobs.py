@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
 from conftest import RealJob
 from pipelines.counting import expected
 
@@ -13,6 +14,7 @@ from tidegate.contract.records import RestoreFrom
 ROWS = 60_000
 
 
+@pytest.mark.slow
 def test_rows_of_a_side_output_and_of_three_exchanges_are_counted_once_though_slot_and_driver_die(
     local_job: RealJob,
 ) -> None:

@@ -48,6 +48,7 @@ def counted_with(job: RealJob, back_end: str) -> None:
     assert job.output() == expected(ROWS)
 
 
+@pytest.mark.slow
 def test_a_job_suspended_with_two_slots_goes_on_with_three_and_then_with_one(local_job: RealJob) -> None:
     """S4.2, S5.5, S7.4: windows, splits and files that wait for their commit move to other slots."""
     counted_with(local_job, "heap")
@@ -92,6 +93,7 @@ def test_a_process_goes_on_at_other_parallelisms_with_every_back_end(local_job: 
     processed_with(local_job, back_end)
 
 
+@pytest.mark.slow
 def test_the_verb_rescales_a_job_and_a_preflight_agrees_with_its_restore(
     local_job: RealJob, capsys: pytest.CaptureFixture[str]
 ) -> None:

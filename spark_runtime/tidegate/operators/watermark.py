@@ -34,7 +34,7 @@ class WatermarkOperator(StreamOperator):
     counts as one split. Watermarks from upstream stop here, but MAX_WATERMARK, which is never state (S4.4). State: the
     progress of each split, so that a restored run holds back as the old one did; at another parallelism outside a
     source's chain as the furthest behind of the old subtasks did. Behind a drain, where nobody downstream remembers its
-    watermark and no row is in flight, a run tells it ahead of the first batch (S7.5); elsewhere it would pass such rows.
+    watermark and no row is in flight, a run tells it ahead of the first batch (S7.5); elsewhere it could pass such.
     """
 
     def __init__(self, spec: WatermarkSpec) -> None:
