@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import PATIENCE_S, RealJob
 from pipelines.stateful import CASES, INITIAL, INPUT, Case, pipeline
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from tidegate.coordinator.job_run import RunEnded
@@ -45,13 +46,20 @@ SAMPLE = ("sessions", "list and map", "initial state")
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    """One for this file. Its workers import the processors."""
+    """One for this file, in a JVM of its own: another test of this process may have one whose workers do not find the
+    processors."""
     changed = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     before = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
+    context: Any = SparkContext
+    others = context._gateway, context._jvm
+    context._gateway = context._jvm = None
     session = SparkSession.builder.master("local[1]").config(map=SETTINGS).getOrCreate()
     yield session
     session.stop()
+    context._gateway.shutdown()
+    context._gateway.proc.stdin.close()
+    context._gateway, context._jvm = others
     for name, value in before.items():
         os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
 
