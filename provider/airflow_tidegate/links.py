@@ -38,7 +38,8 @@ class TidegateSparkUiLink(BaseOperatorLink):
         """The URL that the driver has told; "" when it has told none."""
         try:
             client = TidegateHook(operator.tidegate_conn_id).get_client(operator.job_id)
-            hint = client.hint(client.view().generation)
+            generation = client.view().generation
+            hint = client.hint(generation) if generation else None  # 0: no driver has begun yet
         except TidegateError as error:
             _log.info("job %s: no link to Spark: %s", operator.job_id, error)
             return ""

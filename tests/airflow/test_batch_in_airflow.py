@@ -17,7 +17,7 @@ def test_a_task_waits_for_a_batch_job_and_tells_its_end(airflow: Standalone, cli
     client = client_of("windy-in-batch")
     view = client.view()
     assert [(c.kind, c.status, c.committed) for c in view.checkpoints] == [("final", "completed", True)]
-    assert effects(client) == {"submissions": 1, "launches": 1}
+    assert effects(client) == {"submissions": 1, "launches": 1, "decided fence": 1}
     assert_windy_hours(airflow, "windy-in-batch")
 
 

@@ -67,6 +67,11 @@ def test_spark_is_linked_when_the_driver_has_told_where_it_is(job: Job, driver: 
     assert link.get_link(savepoint(), ti_key=None) == "", "a click runs no script"
 
 
+def test_there_is_no_link_to_spark_before_a_driver_has_begun(job: Job) -> None:
+    job.submit()
+    assert TidegateSparkUiLink().get_link(savepoint(), ti_key=None) == ""
+
+
 def test_a_link_of_a_job_that_is_not_there_does_not_fail_the_task(job: Job) -> None:
     assert TidegateSparkUiLink().get_link(savepoint(job_id="nobody"), ti_key=None) == ""
 
