@@ -19,7 +19,7 @@ class OpenEncoding(Protocol):
         """Written to disk so far, about."""
 
     def close(self) -> None:
-        """Write what ends the file; may be called again."""
+        """Write what ends the file."""
 
 
 class FileEncoding(Protocol):
@@ -60,7 +60,7 @@ class EncodedFile:
         self._folder = folder
         self._schema = schema
         self._encoding = encoding
-        self._open = encoding.open(path, schema)
+        self._open: OpenEncoding | None = encoding.open(path, schema)
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
         self.waiting_bytes = 0
@@ -77,17 +77,22 @@ class EncodedFile:
     def write_group(self) -> None:
         """Encode what waits."""
         if self._waiting:
+            assert self._open is not None, "written to behind its end"
             self._open.write(pa.Table.from_batches(self._waiting, self._schema))
             self._waiting, self._waiting_rows, self.waiting_bytes = [], 0, 0
 
     def size_bytes(self) -> int:
-        """Written to disk so far, about; without what waits."""
+        """Written to disk so far, about; without what waits. Not after `close`."""
+        assert self._open is not None, "the file is closed"
         return self._open.size_bytes()
 
     def close(self) -> None:
-        """Encode what waits, and end the file; may be called again."""
-        self.write_group()
-        self._open.close()
+        """Encode what waits, and end the file; may be called again. Memory that the encoder held is free for the next
+        file: new memory costs more than encoding (benchmarks/end_of_job.py)."""
+        if self._open is not None:
+            self.write_group()
+            self._open.close()
+            self._open = None
 
     def entry(self) -> dict[str, Any]:
         """What the transaction's handle says of the file, after `close`."""
@@ -97,7 +102,9 @@ class EncodedFile:
     def drop(self) -> None:
         """Remove the file, whatever state it is in."""
         self._waiting = []
-        with suppress(OSError, ValueError, pa.ArrowException):
-            self._open.close()
+        if self._open is not None:
+            with suppress(OSError, ValueError, pa.ArrowException):
+                self._open.close()
+            self._open = None
         with suppress(OSError):
             os.remove(self.path)

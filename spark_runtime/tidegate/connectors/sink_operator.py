@@ -57,7 +57,7 @@ class _Preparation:
     def __init__(self, checkpoint_id: int, owner: int, work: Callable[[], Sequence[Committable]]) -> None:
         self.checkpoint_id = checkpoint_id
         self.owner = owner
-        self._work = work
+        self._work: Callable[[], Sequence[Committable]] | None = work
         self._lock = threading.Lock()
         self._made: tuple[Committable, ...] | None = None
         self._error: Exception | None = None
@@ -71,11 +71,13 @@ class _Preparation:
             if self._error is not None:
                 raise self._error
             if self._made is None:
+                assert self._work is not None, "it is let go of when it is done"
                 try:
                     self._made = tuple(self._work())
                 except Exception as e:
                     self._error = e
                     raise
+                self._work = None  # with the writers' files: what is not committed may wait long for its verdict
             return self._made
 
     def told(self, sink: Sink, ctx: SinkContext) -> tuple[Mapping[str, Any], ...]:
