@@ -183,7 +183,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     about = (
         f"Milliseconds from the last of {ROWS:,} records to the log's entry that all is committed: {where}, "
         f"{pipeline.SOURCES} source subtasks, medians of {args.rounds} jobs of each kind, alternating. "
-        f"waiting: a sink whose store takes {pipeline.WAIT_S * 1000:.0f} ms to stage and as much to commit."
+        f"parquet: on the local disk. distant: the same sink on a store whose requests take "
+        f"{pipeline.REQUEST_S * 1000:.0f} ms each. waiting: a sink that computes nothing, whose store takes "
+        f"{pipeline.WAIT_S * 1000:.0f} ms to stage and as much to commit."
     )
     print("\n".join(["", *lines, "", about, machine()]))
     if args.write:

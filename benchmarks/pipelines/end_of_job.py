@@ -1,8 +1,8 @@
 """The pipeline of `benchmarks/end_of_job.py`: two source subtasks and a chain of two-phase sinks.
 
-One file, so that it can be pinned as the job's artifact. Arguments: `stages`, `rows` (integers), `sink`: "parquet" or
-"waiting", `out`, a folder with one subfolder for each stage, and `report`, a local folder where each source subtask
-notes when it made its last record.
+One file, so that it can be pinned as the job's artifact. Arguments: `stages`, `rows` (integers), `sink`: one of
+`SINKS`, `out`, a folder with one subfolder for each stage, and `report`, a local folder where each source subtask notes
+when it made its last record.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
 import tidegate
 from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
@@ -22,6 +25,7 @@ SOURCES = 2
 ROWS_PER_S = 20_000
 """Over both subtasks."""
 WAIT_S = 0.05
+REQUEST_S = 0.02
 SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.float64())])
 
 
@@ -40,6 +44,38 @@ class Rows:
             with open(os.path.join(self._report, f"source-{self._last[int(numbers[-1])]}"), "w") as file:
                 file.write(str(now_ns))
         return made
+
+
+class Distant(DirFileSystem):
+    """This machine's disk as an object store across a network: every request takes `REQUEST_S` longer. To sinks it is
+    none of this machine: they upload, copy and remove, where on a local disk they rename and fsync."""
+
+    protocol = "distant"
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(path="/", fs=LocalFileSystem(auto_mkdir=True), **options)
+
+
+def _as_request(name: str) -> Callable[..., Any]:
+    asked = getattr(DirFileSystem, name)
+
+    def request(self: Distant, *args: Any, **options: Any) -> Any:
+        time.sleep(REQUEST_S)
+        return asked(self, *args, **options)
+
+    return request
+
+
+READING = ("exists", "isfile", "isdir", "info", "size", "ls", "find", "cat_file")
+WRITING = ("put_file", "pipe_file", "cp_file", "rm_file")
+for _name in (*READING, *WRITING):
+    setattr(Distant, _name, _as_request(_name))
+fsspec.register_implementation(Distant.protocol, Distant, clobber=True)
+
+
+def distant_parquet(folder: str) -> Sink:
+    """The Parquet sink, on `Distant`."""
+    return tidegate.Parquet(f"{Distant.protocol}://{folder}")
 
 
 class Waiting(Sink):
@@ -93,7 +129,7 @@ class WaitingWriter(SinkWriter):
         """Nothing is staged anywhere."""
 
 
-SINKS: dict[str, Callable[[str], Sink]] = {"parquet": tidegate.Parquet, "waiting": Waiting}
+SINKS: dict[str, Callable[[str], Sink]] = {"parquet": tidegate.Parquet, "distant": distant_parquet, "waiting": Waiting}
 
 
 def build(args: dict[str, Any]) -> tidegate.Pipeline:
