@@ -189,8 +189,7 @@ class Job:
             SnapshotError: a sink cannot; nothing was changed. What is to go to quarantine cannot be told.
             StoreError: it has not come off, and is to be repeated; FencedError, UnclearAnswerError: by another driver.
         """
-        if restore is None or not restore.is_fork:
-            self.finish_quarantine(restore.location if restore is not None else None, run_id)
+        self.finish_quarantine(restore, run_id)
         if restore is None or restore.way_back is None or not restore.way_back.takes_back:
             return
         way_back = restore.way_back
@@ -207,12 +206,13 @@ class Job:
         sinks = self._sinks_as_one_subtask(self.spec.lineage, run_id)
         take_back(sinks, held, way_back.checkpoint_id, before, record)
 
-    def finish_quarantine(self, restored: str | None, run_id: str) -> None:
+    def finish_quarantine(self, restore: Restore | None, run_id: str) -> None:
         """Move what verdicts withheld, and runs that ended too early have not, out of the way of whoever removes what
         they left staged. Blocks; idempotent. Raises as `go_back` does.
 
-        Args: restored: the snapshot that a run restores, whose own subtasks move what that one holds.
+        Args: restore: of the run, whose own subtasks move what that holds, unless its lineage is another.
         """
+        restored = restore.location if restore is not None and not restore.is_fork else None
         sinks_of = partial(self._sinks_as_one_subtask, run_id=run_id)
         read = partial(open_location, self.store, self.spec)
         verdicts, folder = self.verdicts, self.layout.quarantine

@@ -67,7 +67,7 @@ def commit_late(job: Job, run_id: str, ruling: Ruling | None = None) -> LateResu
     found = job.find_restore() if is_due else None
     if found is not None and not found[1].is_fork:
         settle(job, found[1], run_id)
-    job.finish_quarantine(found[1].location if found is not None else None, run_id)
+    job.finish_quarantine(found[1] if found is not None else None, run_id)
     newest = max((n for n in verdicts.line if n <= verdicts.approved), default=0)
     if newest > verdicts.committed:
         job.reign.append("committed", {"checkpoint_id": newest})

@@ -19,7 +19,7 @@ from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.pipeline.pipeline import Pipeline
 from tidegate.testing.collect import CollectSink, collected
-from tidegate.testing.in_process import InProcessRun
+from tidegate.testing.in_process import InProcessJob, InProcessRun
 
 
 def rows_of(job: Gated, where: str) -> list[int]:
@@ -172,8 +172,9 @@ def test_a_fork_takes_nothing_of_its_originals_quarantine() -> None:
     job.run.writers.held = True
     to_quarantine(job, 1)
     job.run.crash()
-    job.job.lineage = "lineage-2"
-    job.again(RestoreFrom("checkpoint", checkpoint_id=1))
+    path = job.job.layout.checkpoint(1, 1)
+    fork = InProcessJob(job.job.build, job.job.options, "fork", "lineage-2", job.job.root)
+    fork.submit(RestoreFrom("checkpoint", path=path)).pump(10)
     assert not rows_of(job, "quarantined") and rows_of(job, "staged")
 
 
