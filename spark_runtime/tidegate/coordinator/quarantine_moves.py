@@ -8,6 +8,7 @@ its slots start, the driver reads the handles from the newest snapshot that may 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from tidegate.connectors.contract import Committable, Sink, SinkContext
 from tidegate.connectors.quarantine import Quarantine
@@ -16,47 +17,113 @@ from tidegate.contract.checkpoints import CheckpointView
 from tidegate.contract.errors import SnapshotError, StoreError, TidegateError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.store import Store
-from tidegate.contract.verdicts import Unmoved
+from tidegate.contract.verdicts import Unmoved, Withheld
 from tidegate.coordinator.rewinding import held_by_sinks
 from tidegate.plan.graph import JobGraph
 from tidegate.snapshot.handles import StreamFactory
 from tidegate.snapshot.metadata import read_metadata
+
+OpenLocation = Callable[[str], tuple[Store, str]]
+"""Store and folder of a snapshot's location."""
+SinksOf = Callable[[str], Mapping[str, tuple[Sink, SinkContext]]]
+"""Lineage -> the pipeline's two-phase sinks by uid, with the place of a writer."""
 
 
 def finish_moves(
     unmoved: Unmoved,
     views: Mapping[int, CheckpointView],
     restored: str | None,
-    open_location: Callable[[str], tuple[Store, str]],
-    sinks_of: Callable[[str], Mapping[str, tuple[Sink, SinkContext]]],
+    open_location: OpenLocation,
+    sinks_of: SinksOf,
     into: Quarantine,
-) -> None:
+) -> tuple[int, ...]:
     """Move what `unmoved` tells and is still staged. Blocks; idempotent.
 
     Args:
         views: snapshots of the job by id.
         restored: location of the snapshot that the run restores: what that holds its subtasks move. None: fresh.
-        open_location: store and folder of a snapshot's location.
-        sinks_of: lineage -> the pipeline's two-phase sinks by uid, with the place of a writer.
+
+    Returns:
+        The rejected checkpoints of which no snapshot tells any more what sinks had staged: people have deleted them.
 
     Raises:
-        SnapshotError: a snapshot that holds it is damaged.
+        SnapshotError: of the snapshots that hold it none can be read; names them.
         StoreError: a store or a sink could not this time.
     """
+    through, told = unmoved.withheld.through, 0
     for newest_first in unmoved.held_by:
-        if any(n >= unmoved.withheld.through and views[n].path == restored for n in newest_first):
+        if any(n >= through and views[n].path == restored for n in newest_first):
+            told = through
             continue  # that holds all of it: newer ones, which may lie anywhere, need not be read
-        for checkpoint_id in newest_first:
-            location = views[checkpoint_id].path
-            if location == restored:
-                break
+        held = _find(unmoved.withheld, newest_first, views, restored, open_location)
+        if held is not None:
+            told = max(told, held.checkpoint_id)
+            _move(unmoved, held.by_uid, sinks_of(held.lineage), into)
+    return tuple(n for n in unmoved.withheld.checkpoints if n > told)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The handles of a snapshot by the uid of their sink."""
+
+    checkpoint_id: int
+    lineage: str
+    by_uid: Mapping[str, Sequence[Committable]]
+
+
+def _find(
+    withheld: Withheld,
+    newest_first: Sequence[int],
+    views: Mapping[int, CheckpointView],
+    restored: str | None,
+    open_location: OpenLocation,
+) -> _Held | None:
+    """What the newest snapshot of a submission holds, of those that can be read: any behind the last barrier tells all,
+    older ones do where people have deleted those. None: none is there."""
+    unreadable: dict[str, SnapshotError | StoreError] = {}
+    for checkpoint_id in newest_first:
+        location = views[checkpoint_id].path
+        if unreadable and checkpoint_id < withheld.through:
+            break  # it holds less than what is there and cannot be read
+        if location == restored:
+            return _Held(checkpoint_id, "", {})
+        try:
             store, folder = open_location(location)
             if not store.exists(JobLayout.metadata(folder)):
-                continue  # deleted; an older one holds it, too
+                continue
             metadata = read_metadata(store, folder)
-            held = held_by_sinks(location, metadata, StreamFactory(store, folder))
-            _move(unmoved, held, sinks_of(metadata.lineage), into)
-            break
+            by_uid = held_by_sinks(location, metadata, StreamFactory(store, folder))
+        except (SnapshotError, StoreError) as error:
+            unreadable[location] = error
+        else:
+            return _Held(checkpoint_id, metadata.lineage, by_uid)
+    if unreadable:
+        raise _cannot_tell(withheld, unreadable)
+    return None
+
+
+def _cannot_tell(
+    withheld: Withheld, unreadable: Mapping[str, SnapshotError | StoreError]
+) -> SnapshotError | StoreError:
+    """One that may be transient goes before one that is not."""
+    first = next((e for e in unreadable.values() if not isinstance(e, SnapshotError)), next(iter(unreadable.values())))
+    kind = SnapshotError if isinstance(first, SnapshotError) else StoreError
+    why = TidegateError(first.what, where=first.where, cause=first.cause)  # its remedy is that of a restore
+    again = "" if kind is SnapshotError else "It is tried again with the next run. "
+    return kind(
+        f"what sinks had staged for checkpoints {list(withheld.checkpoints)} cannot be moved to quarantine/",
+        where=f"snapshot {', '.join(unreadable)}",
+        cause=f"they were rejected with then=quarantine, no run moved it, and what holds it cannot be read: {why}",
+        remedy=f"{again}Bring the snapshot back as it was; or delete it, which gives that data up, and start again",
+    )
+
+
+def not_moved(lost: Sequence[int], folder: str) -> str:
+    """For the driver's log. Args: lost: as `finish_moves` gives them; folder: `quarantine` of the job."""
+    return (
+        f"checkpoints {list(lost)} were rejected with then=quarantine, and no snapshot is there any more that tells "
+        f"what sinks had staged for them: what is not in {folder} yet is given up, and removed with other leftovers"
+    )
 
 
 def cannot_quarantine(graph: JobGraph) -> tuple[str, ...]:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from test_commit_gate_jobs import Gated, endless
 from test_quarantine_jobs import held_in_the_staging_folder, rows_of
 
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.parquet import Parquet
+from tidegate.contract.errors import SnapshotError, StoreError
 from tidegate.contract.records import RestoreFrom
 from tidegate.contract.staged import quarantined_data
 from tidegate.coordinator import events as ev
@@ -85,3 +87,82 @@ def test_a_restore_in_a_lineage_that_was_left_moves_what_the_one_between_had_lef
     job.again(RestoreFrom("checkpoint", checkpoint_id=1, on_committed_after="accept_duplicates"))
     of_second = [t for t in collected(job.sink).quarantined if ",lineage-2," in t]
     assert of_second and not [t for t in collected(job.sink).staged if ",lineage-2," in t]
+
+
+def behind_the_word(**options: str) -> Gated:
+    """Checkpoint 2 is rejected into quarantine, nothing has moved, and then 1: the next run goes back past 2."""
+    job = Gated(**options)
+    job.checkpoint(), job.checkpoint()
+    held_in_the_staging_folder(job, 2)
+    return job
+
+
+def go_back(job: Gated) -> None:
+    assert job.reject(1, "replay").ok
+    job.run.crash()
+    job.run = job.job.relaunch()
+
+
+@pytest.mark.parametrize("file", ["_metadata", "state"])
+def test_a_damaged_snapshot_of_what_was_rejected_is_named_with_what_to_do(
+    file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """S7.8, S9.3: it is not given up in silence; deleted by people it is, with a word in the log, and the job runs."""
+    job = behind_the_word(state_size_threshold="0 B")
+    folder = job.job.layout.checkpoint(2, 1)
+    damaged = [n for n in job.job.store.list(folder) if (n == "_metadata") == (file == "_metadata")]
+    assert damaged
+    for name in damaged:
+        job.job.store.replace(f"{folder}/{name}", b"{")
+    with pytest.raises(SnapshotError) as refused:
+        go_back(job)
+    said = str(refused.value)
+    assert "[2] cannot be moved to quarantine/" in said and f"snapshot {folder}" in said
+    assert "was changed or cut" in said or "damaged" in said
+    assert "Restore another snapshot" not in said
+    assert "delete it, which gives that data up, and start again" in refused.value.remedy
+    assert rows_of(job, "staged"), "nothing has been cleaned up"
+    job.job.store.delete_folder(folder)
+    job.run = job.job.relaunch()
+    assert "checkpoints [2] were rejected" in capsys.readouterr().out
+    job.run.pump(10)
+    assert not rows_of(job, "quarantined")
+    job.approve(job.checkpoint())
+    assert rows_of(job, "committed")
+
+
+def test_any_snapshot_behind_the_word_tells_what_to_move(capsys: pytest.CaptureFixture[str]) -> None:
+    """S7.8: a savepoint is newer, and damaged; the checkpoint holds it too."""
+    job = behind_the_word()
+    job.run.writers.held = False
+    saved = job.run.ask(ev.Request("savepoint", request_id="s"))
+    assert saved is not None and saved.ok, saved
+    job.job.store.replace(job.job.layout.metadata(saved.data["path"]), b"{")
+    go_back(job)
+    assert rows_of(job, "quarantined") and "given up" not in capsys.readouterr().out
+
+
+def test_what_older_snapshots_tell_is_moved_when_the_newest_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
+    """S7.8: the log names what they do not tell."""
+    job = Gated(retained_checkpoints=3)
+    job.checkpoint(), job.checkpoint(), job.checkpoint()
+    held_in_the_staging_folder(job, 2)
+    job.job.store.delete_folder(job.job.layout.checkpoint(3, 1))
+    go_back(job)
+    kept = {int(t.split(",")[4]) for t in collected(job.sink).quarantined}
+    assert kept == {2} and "checkpoints [3] were rejected" in capsys.readouterr().out
+
+
+def test_a_store_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S7.8: not the job's own store, which nothing could be read from; that of a savepoint, say."""
+    job = behind_the_word()
+    with monkeypatch.context() as broken:
+        broken.setattr("tidegate.coordinator.quarantine_moves.held_by_sinks", _no_answer)
+        with pytest.raises(StoreError, match="tried again with the next run"):
+            go_back(job)
+    job.run = job.job.rerun()
+    assert rows_of(job, "quarantined")
+
+
+def _no_answer(*_: object) -> None:
+    raise StoreError("no route to host")
