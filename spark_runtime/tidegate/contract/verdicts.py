@@ -78,6 +78,7 @@ class Verdicts:
         gated: its option `commit` is "on_request".
         views: every snapshot of the job by id.
         line: ids of the completed recovery points of the line, oldest first.
+        begins_after: no snapshot of the line has this id or a lower one: they were claimed before its first submission.
         held: those of them, oldest first, that a gate holds until the log says that they are committed: all, or of a
             submission without a gate those of gated ones, while it has completed none itself.
         approved: what is <= this on the line may be committed; 0: nothing.
@@ -95,6 +96,7 @@ class Verdicts:
     gated: bool
     views: Mapping[int, CheckpointView]
     line: tuple[int, ...] = ()
+    begins_after: int = 0
     held: tuple[int, ...] = ()
     approved: int = 0
     approved_at: int = 0
@@ -150,6 +152,7 @@ def of_entries(
         return Verdicts(spec_number, False, by_id)
     points = RecoveryPoints(specs, entries, views)
     line = points.line(spec_number)
+    first = min(line)
     reached = {v.checkpoint_id: v for v in views if v.is_recovery_point and v.checkpoint_id not in points.rejected}
     of_line = tuple(n for n, view in reached.items() if n <= line.get(view.spec, 0))
     has_gate = gated.get(spec_number, False)
@@ -170,6 +173,7 @@ def of_entries(
         gated=has_gate,
         views=by_id,
         line=of_line,
+        begins_after=min((n for n, view in by_id.items() if view.spec == first), default=1) - 1,
         held=tuple(held)[::-1],
         approved=approved,
         approved_at=approved_at,

@@ -84,7 +84,7 @@ def _into_quarantine(ruling: Ruling, wanted: int, verdicts: Verdicts, cannot: Se
         text = "the job is ending; when it has, `tidegate commit-pending --quarantine` rejects what waits then"
         return _refuse(ruling, "job_ends", text)
     rejected = tuple(n for n in verdicts.waiting if n >= wanted)
-    after = max((n for n in verdicts.line if n < wanted), default=0)
+    after = max((n for n in verdicts.line if n < wanted), default=verdicts.begins_after)
     goes = "what sinks staged for it moves to quarantine/, and the job goes on"
     text = f"checkpoint {_listed(rejected)} is rejected; {goes}"
     data = {"checkpoint_id": wanted, "then": ruling.then, "rejected": list(rejected)}
