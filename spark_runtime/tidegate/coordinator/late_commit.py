@@ -62,8 +62,8 @@ def commit_late(job: Job, run_id: str, ruling: Ruling | None = None) -> LateResu
     """
     _judge(job, ruling)
     verdicts = job.verdicts
-    # With nothing to publish or to move away, the snapshots may have been deleted.
-    is_due = verdicts.withheld or any(n <= verdicts.approved for n in verdicts.uncommitted)
+    # With nothing to publish, the snapshots may have been deleted.
+    is_due = any(n <= verdicts.approved for n in verdicts.uncommitted)
     found = job.find_restore() if is_due else None
     if found is not None and not found[1].is_fork:
         settle(job, found[1], run_id)

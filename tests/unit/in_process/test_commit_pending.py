@@ -269,3 +269,18 @@ def test_a_status_that_says_so_already_is_not_said_again() -> None:
 def _verdicts(job: Gated) -> Verdicts:
 
     return verdicts_of(job.job.specs, job.job.log.read(), 1)
+
+
+def test_of_what_went_to_quarantine_long_ago_no_snapshot_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    """S7.8: as after a cancel with retention=delete; a run has moved it."""
+    job = Gated()
+    job.checkpoint()
+    assert job.say(False, 1, "quarantine").ok
+    job.crash()
+    job.checkpoint()
+    job.run.crash()
+    job.job.reign.append("status", {"status": "CANCELED"})
+    job.job.store.delete_folder(job.job.layout.checkpoints)
+    done = commit(job)
+    assert done.committed == 0 and done.quarantined == (1,) and view(job).status == "CANCELED"
+    assert "given up" not in capsys.readouterr().out
