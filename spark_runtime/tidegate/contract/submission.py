@@ -83,6 +83,8 @@ def submit(client: JobClient, request: Request) -> Spec:
         if view is not None:
             _refuse_if_taken(client, view, specs[-1], fresh=request.is_fresh)
         resolved = _resolved(client, request, specs, view)
+        if view is not None and resolved is not None and resolved.lineage is None:
+            _refuse_to_forget(client, view)
         before = specs[view.followed - 1] if view is not None and resolved is not None else None
         spec, pin = _spec(client, request, len(specs) + 1, request.like or before, resolved)
         path, written = client.layout.spec(spec.number), encode(spec)
@@ -162,11 +164,17 @@ def _refuse_if_taken(client: JobClient, view: JobView, last: Spec, *, fresh: boo
             cause="a fresh start would forget its state",
             remedy="Restore it (`tidegate restore`), or cancel it first (`tidegate cancel`)",
         )
-    if fresh and view.uncommitted:
+    if fresh:
+        _refuse_to_forget(client, view)
+
+
+def _refuse_to_forget(client: JobClient, view: JobView) -> None:
+    """Raise JobExistsError for a start in a new lineage while something waits for its commit."""
+    if view.uncommitted:
         raise JobExistsError(
             f"checkpoints {list(view.uncommitted)} of a job of this id are not committed yet",
-            where=where,
-            cause="a fresh start would forget what they have staged (S7.8)",
+            where=f"job {client.job_id}",
+            cause="a start that does not go on from them would forget what they have staged (S7.8)",
             remedy="Approve or reject them (`tidegate commit-pending --approve`, `--reject ID`), or restore the job",
         )
 

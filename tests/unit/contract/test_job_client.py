@@ -167,6 +167,21 @@ def test_a_fresh_start_does_not_forget_what_waits_for_its_commit(
     assert client.submit(restore=RestoreFrom("latest")).number == 2
 
 
+def test_a_start_from_another_jobs_snapshot_does_not_forget_it_either(
+    client: JobClient, driver: ScriptedDriver, pipeline: str
+) -> None:
+    """S7.8: it begins a lineage of its own, in which nobody commits or removes what the one before has staged."""
+    path = driver.checkpoint(1, "savepoint", "flights/savepoints/sp")
+    other = JobClient(client.root, "delays")
+    own = ScriptedDriver(other, other.submit(pipeline=pipeline, options={"commit": "on_request"}))
+    own.checkpoint(1)
+    own.status("FINISHED_COMMIT_PENDING")
+    with pytest.raises(JobExistsError, match=r"checkpoints \[1\] .* are not committed yet.*or restore the job"):
+        other.submit(restore=RestoreFrom("savepoint", path))
+    own.reign.append("reject", {"checkpoint_id": 1, "then": "stop", "by": "x", "command": "c"})
+    assert other.submit(restore=RestoreFrom("savepoint", path)).number == 2
+
+
 @pytest.mark.parametrize("commit", ["on_request", "automatic"])
 @pytest.mark.parametrize("ended", [None, "FAILED"])
 @pytest.mark.parametrize("approved", [False, True])
