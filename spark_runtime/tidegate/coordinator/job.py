@@ -30,7 +30,7 @@ from tidegate.coordinator.garbage import Garbage, claimed_savepoints, find_garba
 from tidegate.coordinator.going_back import check_way_back
 from tidegate.coordinator.job_run import JobFacts
 from tidegate.coordinator.locations import open_location
-from tidegate.coordinator.quarantine_moves import cannot_quarantine, finish_moves, not_moved
+from tidegate.coordinator.quarantine_moves import cannot_quarantine, finish_moves
 from tidegate.coordinator.recovery import (
     RestorePoint,
     check_abandoned,
@@ -219,9 +219,8 @@ class Job:
         for unmoved in verdicts.unmoved:
             self.reign.check()
             into = Quarantine(self.store, folder, unmoved.withheld)
-            lost = finish_moves(unmoved, verdicts.views, restored, read, sinks_of, into)
-            if lost:
-                print(f"tidegate: {not_moved(lost, folder)}", flush=True)
+            for remark in finish_moves(unmoved, verdicts.views, restored, read, sinks_of, into):
+                print(f"tidegate: {remark}", flush=True)
 
     def _sinks_as_one_subtask(self, lineage: str, run_id: str) -> dict[str, tuple[Sink, SinkContext]]:
         """The two-phase sinks by uid, each with the place of a writer that stands for all subtasks there ever were."""

@@ -36,7 +36,7 @@ def finish_moves(
     open_location: OpenLocation,
     sinks_of: SinksOf,
     into: Quarantine,
-) -> tuple[int, ...]:
+) -> tuple[str, ...]:
     """Move what `unmoved` tells and is still staged. Blocks; idempotent.
 
     Args:
@@ -44,13 +44,15 @@ def finish_moves(
         restored: location of the snapshot that the run restores: what that holds its subtasks move. None: fresh.
 
     Returns:
-        The rejected checkpoints of which no snapshot tells any more what sinks had staged: people have deleted them.
+        For the driver's log: what was not moved, since people have deleted the snapshots that tell it, or changed the
+        pipeline.
 
     Raises:
         SnapshotError: of the snapshots that hold it none can be read; names them.
         StoreError: a store or a sink could not this time.
     """
     through, told = unmoved.withheld.through, 0
+    remarks: list[str] = []
     for newest_first in unmoved.held_by:
         if any(n >= through and views[n].path == restored for n in newest_first):
             told = through
@@ -58,8 +60,11 @@ def finish_moves(
         held = _find(unmoved.withheld, newest_first, views, restored, open_location)
         if held is not None:
             told = max(told, held.checkpoint_id)
-            _move(unmoved, held.by_uid, sinks_of(held.lineage), into)
-    return tuple(n for n in unmoved.withheld.checkpoints if n > told)
+            sinks = sinks_of(held.lineage)
+            _move(unmoved, held.by_uid, sinks, into)
+            remarks += _stranded(unmoved.withheld, held.by_uid, sinks)
+    lost = [n for n in unmoved.withheld.checkpoints if n > told]
+    return (*remarks, _given_up(lost)) if lost else tuple(remarks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +123,28 @@ def _cannot_tell(
     )
 
 
-def not_moved(lost: Sequence[int], folder: str) -> str:
-    """For the driver's log. Args: lost: as `finish_moves` gives them; folder: `quarantine` of the job."""
+def _given_up(lost: Sequence[int]) -> str:
     return (
         f"checkpoints {list(lost)} were rejected with then=quarantine, and no snapshot is there any more that tells "
-        f"what sinks had staged for them: what is not in {folder} yet is given up, and removed with other leftovers"
+        "what sinks had staged for them: what is not in quarantine/ yet is given up"
     )
+
+
+def _stranded(
+    withheld: Withheld, held: Mapping[str, Sequence[Committable]], sinks: Mapping[str, tuple[Sink, SinkContext]]
+) -> list[str]:
+    """Of sinks that the pipeline has no more, or other ones in their place."""
+    able = {uid for uid, (sink, _) in sinks.items() if sink.can_quarantine}
+    return [
+        f"what sink {uid!r} had staged for {list(withheld.checkpoints)}, which were rejected with then=quarantine, "
+        "stays where it is: the pipeline has no sink of this uid that can move it"
+        for uid, handles in held.items()
+        if uid not in able and _withheld_of(withheld, handles)
+    ]
+
+
+def _withheld_of(withheld: Withheld, handles: Sequence[Committable]) -> list[Committable]:
+    return [h for h in handles if withheld.covers(parse_transaction_id(h.transaction_id).checkpoint_id)]
 
 
 def cannot_quarantine(graph: JobGraph) -> tuple[str, ...]:
@@ -139,11 +160,7 @@ def _move(
     into: Quarantine,
 ) -> None:
     for uid, (sink, ctx) in sinks.items():
-        gone = [
-            h
-            for h in held.get(uid, ())
-            if unmoved.withheld.covers(parse_transaction_id(h.transaction_id).checkpoint_id)
-        ]
+        gone = _withheld_of(unmoved.withheld, held.get(uid, ()))
         if not gone or not sink.can_quarantine:
             continue
         try:

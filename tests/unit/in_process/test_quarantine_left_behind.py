@@ -18,7 +18,7 @@ from tidegate.contract.records import RestoreFrom
 from tidegate.contract.staged import quarantined_data
 from tidegate.coordinator import events as ev
 from tidegate.pipeline.pipeline import Pipeline
-from tidegate.testing.collect import collected
+from tidegate.testing.collect import CollectSink, collected
 from tidegate.testing.in_process import InProcessJob
 
 
@@ -151,6 +151,23 @@ def test_what_older_snapshots_tell_is_moved_when_the_newest_is_gone(capsys: pyte
     go_back(job)
     kept = {int(t.split(",")[4]) for t in collected(job.sink).quarantined}
     assert kept == {2} and "checkpoints [3] were rejected" in capsys.readouterr().out
+
+
+def test_what_a_sink_had_staged_that_the_pipeline_has_no_more_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """S7.8: nobody moves it, and nobody removes it."""
+
+    def renamed(sink: str) -> Pipeline:
+        p = Pipeline()
+        source = DataGen(lambda numbers: {"v": numbers}, pa.schema([("v", pa.int64())]), splits=2, batch_rows=8)
+        p.read(source, uid="numbers").write(CollectSink(sink), uid="out-2")
+        return p
+
+    job = behind_the_word()
+    job.job.build = lambda: renamed(job.sink)
+    go_back(job)
+    said = capsys.readouterr().out
+    assert "what sink 'out' had staged for [2]" in said and "stays where it is" in said
+    assert rows_of(job, "staged") and not rows_of(job, "quarantined")
 
 
 def test_a_store_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
