@@ -71,6 +71,7 @@ class Restore:
             "shares": {uid: share.to_json() for uid, share in shares.items() if share is not None},
             "finished": [list(s) for s in self.finished if s[1] == index],
             "drained": list(self.metadata.drained_operators),
+            "after_drain": self.metadata.stop_mode == "drain",
             "withheld": [withheld.to_json() for withheld in self.withheld],
             "quarantine": self.quarantine,
             "may_share": self.may_share,

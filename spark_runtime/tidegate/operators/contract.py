@@ -75,7 +75,7 @@ class OperatorContext:
         processing_time_on_end: at the end of the input what waits for a processing time fires once, or is dropped and
             counted (S7.6).
         drained: this operator goes on from a snapshot of a drain, which had ended its input early (S7.5).
-        after_drain: some operator of the job does: no row is in flight, and how far time had come is forgotten there.
+        after_drain: the job does: no row is in flight, and how far time had come is forgotten everywhere.
         gated: the job commits nothing without an approval (S7.8).
         state_backend: what keeps keyed state (S5.2).
         state_memory_bytes: what it may hold in memory, where it can keep state elsewhere.

@@ -229,7 +229,7 @@ def _context(
         scratch=scratch,
         processing_time_on_end=deployment.processing_time_on_end,
         drained=deployment.restored is not None and node.uid in deployment.restored.drained,
-        after_drain=deployment.restored is not None and bool(deployment.restored.drained),
+        after_drain=deployment.restored is not None and deployment.restored.after_drain,
         gated=deployment.gated,
         state_backend=deployment.state_backend,
         state_memory_bytes=deployment.state_memory_bytes // (back_ends * len(deployment.indices)),

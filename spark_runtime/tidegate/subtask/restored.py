@@ -28,6 +28,7 @@ class Restored:
         parts: (uid, index) -> state parts of the new subtask.
         finished: (chain id, index) of subtasks that run no user code (S6.2).
         drained: uids of operators whose input a drain had ended early; it goes on now (S7.5).
+        after_drain: a drain took it, whether or not it made some operator fire early.
         files: (uid, index) -> files of blobs that checkpoints of this run may use again (S7.4), and inline ones.
         withheld: what is never committed, and moves to `quarantine`, a store and a folder in it (S7.8).
     """
@@ -36,6 +37,7 @@ class Restored:
     parts: Mapping[tuple[str, int], Sequence[StatePart]]
     finished: Collection[tuple[int, int]]
     drained: Collection[str] = ()
+    after_drain: bool = False
     files: Mapping[tuple[str, int], Sequence[BlobFile]] = field(default_factory=dict)
     withheld: Sequence[Withheld] = ()
     quarantine: Callable[[], tuple[Store, str]] | None = None
@@ -84,5 +86,13 @@ def load_restored(
     permit = CommitPermit(any_document["checkpoint_id"], any_document["generation"], any_document["log_number"])
     withheld = [Withheld.from_json(w) for w in any_document.get("withheld", ())]
     quarantine = partial(open_location, any_document["quarantine"]) if withheld else None
-    drained = frozenset(any_document["drained"])
-    return Restored(None if any_document["is_fork"] else permit, parts, finished, drained, files, withheld, quarantine)
+    return Restored(
+        None if any_document["is_fork"] else permit,
+        parts,
+        finished,
+        frozenset(any_document["drained"]),
+        any_document["after_drain"],
+        files,
+        withheld,
+        quarantine,
+    )

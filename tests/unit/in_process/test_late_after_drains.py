@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fed_splits import Fed, passed
 
-from tidegate import count, tumbling
+from tidegate import Stream, count, tumbling
 from tidegate.contract.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
@@ -23,6 +23,8 @@ _names = itertools.count()
 class Counting:
     """Counts the rows of 10 ms, of splits that a test feeds."""
 
+    asks_leave = True
+
     def __init__(self, sink: str, *splits: str, parallelism: int = 1, **options: Any) -> None:
         self.fed = Fed(*splits)
         self.sink = sink
@@ -32,9 +34,12 @@ class Counting:
     def build(self) -> Pipeline:
         p = Pipeline()
         timed = p.read(self.fed, uid="fed").with_watermark("ts", "0 s")
+        self.draw(timed)
+        return p
+
+    def draw(self, timed: Stream) -> None:
         windows = timed.group_by("k").window(tumbling("10 ms"))
         windows.agg(n=count(), uid="windows").write(CollectSink(self.sink), uid="out")
-        return p
 
     def feed(self, **times: int) -> None:
         for split, time_ms in times.items():
@@ -44,13 +49,22 @@ class Counting:
     def again(self, stop: Any) -> None:
         self.run.ask(ev.Request("stop-savepoint", request_id=f"s{next(_names)}", stop=stop))
         assert isinstance(self.run.outcome, RunEnded)
-        self.run = self.job.submit(RestoreFrom("latest", allow_drained=stop == "drain"))
+        self.run = self.job.submit(RestoreFrom("latest", allow_drained=stop == "drain" and self.asks_leave))
 
     def results(self) -> list[int]:
         """Counts of the window from 0 to 10 ms, in the end."""
         self.run.ask(ev.Request("stop-savepoint", request_id=f"s{next(_names)}", stop="drain"))
         rows = collected(self.sink).table().to_pylist()
         return sorted(row["n"] for row in rows if row["window_start"].microsecond == 0)
+
+
+class Deduplicating(Counting):
+    """Passes one of equal rows; a drain makes nothing early."""
+
+    asks_leave = False
+
+    def draw(self, timed: Stream) -> None:
+        timed.deduplicate(["k", "ts"], within="10 ms", uid="first").write(CollectSink(self.sink), uid="out")
 
 
 @pytest.fixture
@@ -94,3 +108,15 @@ def test_until_every_source_subtask_has_brought_a_row_nothing_is_late_after_a_dr
     counting.feed(b=101)
     counting.feed(a=8)
     assert counting.results() == [1, 2], "a further result of the row that came before b's first"
+
+
+@pytest.mark.parametrize("stop", ["suspend", "drain"])
+def test_a_key_that_was_forgotten_before_is_not_taken_for_a_new_one(sink: str, stop: Any) -> None:
+    """S7.5, S4.4: the source tells its watermark also where nobody is asked for leave, since nothing was early."""
+    job = Deduplicating(sink, "a")
+    job.feed(a=5)
+    job.feed(a=100)
+    job.again(stop)
+    job.feed(a=5)
+    job.run.ask(ev.Request("stop-savepoint", request_id="end", stop="suspend"))
+    assert sorted(row["ts"].microsecond for row in collected(sink).table().to_pylist()) == [5_000, 100_000]

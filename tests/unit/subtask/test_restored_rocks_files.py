@@ -64,6 +64,7 @@ class Run:
             "generation": 1,
             "log_number": 1,
             "drained": [],
+            "after_drain": False,
             "is_fork": False,
         }
         restored = load_restored({0: document}, self.open, PLAN)
