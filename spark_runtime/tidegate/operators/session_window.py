@@ -46,7 +46,6 @@ class SessionAggregate(StreamOperator):
         self._spec = spec
         self._schema = session_schema(spec)
         self._progress = WindowProgress(spec.shape, spec.lateness_us)
-        self._is_over = False
         self._time = None if spec.time_column is None else EventTime(spec.time_column, spec.time_unit)
 
     def open(self, ctx: OperatorContext) -> None:
@@ -78,7 +77,7 @@ class SessionAggregate(StreamOperator):
         if watermark_us < MAX_WATERMARK:
             self._progress.advance(watermark_us)
         else:
-            self._is_over = True
+            self._progress.begin_anew()
         yield from coalesced(self._sessions.fire(watermark_us))
 
     def finish(self) -> Iterator[Output]:
@@ -88,7 +87,7 @@ class SessionAggregate(StreamOperator):
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
         """Freeze the sessions."""
         write = self._sessions.snapshot(checkpoint_id, portable=self.portable)
-        progress = self._progress.part(self.ctx, is_over=self._is_over)
+        progress = self._progress.part(self.ctx)
         return lambda: [*write(), progress]
 
     def restore(self, parts: Sequence[StatePart]) -> None:

@@ -60,8 +60,9 @@ class WindowAggregate(StreamOperator):
     it in between make it fire again, after the batch that brought them, for their keys, with the result of all rows so
     far. Rows of which every window has closed are late: they go to the side output `late`, or are dropped and counted
     under `late_dropped` (S4.4). Null is a key like any other. MAX_WATERMARK fires all windows that have not fired, and
-    closes all; rows that come after it make windows of their own, which fire in `finish` (S7.2). Windows fire in order
-    of time; keys within one in order of first sight, or outside memory of the back end (`StoredWindows`).
+    closes all; time begins anew: rows that come after it make windows of their own, none of them late or fired, which
+    fire in `finish` (S7.2). Windows fire in order of time; keys within one in order of first sight, or outside memory
+    of the back end (`StoredWindows`).
 
     State: `windows` (keyed: a row for each pane and key; of tumbling windows panes are the windows) and `progress`
     (keyed: for each key group the watermark that decides what is late, never MAX, S4.4; after MAX none at all: inputs
@@ -86,7 +87,6 @@ class WindowAggregate(StreamOperator):
             (steps[0] // 1_000_000, steps[1] // 1_000_000) if self._whole_steps else (spec.pane_us, spec.offset_us)
         )
         self._progress = WindowProgress(spec.shape, spec.lateness_us)
-        self._is_over = False  # MAX_WATERMARK came
 
     def open(self, ctx: OperatorContext) -> None:
         """Make room for the windows."""
@@ -113,10 +113,12 @@ class WindowAggregate(StreamOperator):
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
         """Emit every window that ends at or before the watermark, in batches of at most `MAX_BATCH_ROWS`."""
         passed_us = self._progress.passed_us
-        if watermark_us < MAX_WATERMARK:
-            self._progress.advance(watermark_us)
-        else:
-            self._is_over = True
+        if watermark_us == MAX_WATERMARK:
+            yield from coalesced(self._windows.fire(watermark_us, passed_us))
+            self._progress.begin_anew()
+            self._windows.resume(self._progress.watermark_us)
+            return
+        self._progress.advance(watermark_us)
         if watermark_us >= self._windows.next_end_us:
             yield from coalesced(self._windows.fire(watermark_us, passed_us))
         else:
@@ -129,7 +131,7 @@ class WindowAggregate(StreamOperator):
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
         """Freeze every open window."""
         write = self._windows.snapshot(checkpoint_id, portable=self.portable)
-        progress = self._progress.part(self.ctx, is_over=self._is_over)
+        progress = self._progress.part(self.ctx)
         return lambda: [*write(), progress]
 
     def restore(self, parts: Sequence[StatePart]) -> None:

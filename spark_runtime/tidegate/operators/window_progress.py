@@ -48,6 +48,11 @@ class WindowProgress:
         if self.passed_us is not None and self.passed_us.max() <= self.watermark_us:
             self.passed_us = None
 
+    def begin_anew(self) -> None:
+        """MAX_WATERMARK has come, and is never part of a snapshot: nothing is late any more, and nothing that is opened
+        from now on has fired, neither here nor after a restore (S4.4, S7.5)."""
+        self.watermark_us, self.passed_us, self.closed_us = MIN_WATERMARK, None, MIN_WATERMARK
+
     def closed_at(self, fired_us: int) -> int:
         """Windows that end by it take no rows any more, of keys whose windows have fired up to `fired_us`."""
         return max(fired_us - self._lateness_us, min(self.closed_us, fired_us))
@@ -66,11 +71,11 @@ class WindowProgress:
             mine = marks == mark
             yield batch.filter(pa.array(mine)), times[mine], mark
 
-    def part(self, ctx: OperatorContext, *, is_over: bool = False) -> StatePart:
-        """As it is now; `is_over`: nothing is late any more (S7.5)."""
+    def part(self, ctx: OperatorContext) -> StatePart:
+        """As it is now."""
         groups = key_group_range(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
-        marks = np.full(len(groups), MIN_WATERMARK if is_over else self.watermark_us, np.int64)
-        if self.passed_us is not None and not is_over:
+        marks = np.full(len(groups), self.watermark_us, np.int64)
+        if self.passed_us is not None:
             marks = np.maximum(marks, self.passed_us[groups.start : groups.stop])
         columns: dict[str, pa.Array] = {
             KEY_GROUP_COLUMN: pa.array(np.array(groups, np.uint16)),

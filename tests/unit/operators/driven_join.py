@@ -120,15 +120,17 @@ class Subtasks:
             self.take(index, operator.end_input(side))
 
     def restart(self, parallelism: int, *, portable: bool = True) -> None:
-        streams = []
+        streams, blobs = [], {}
         for operator in self.operators:
             operator.portable = portable
-            streams.append(encode_parts(operator.snapshot(1)()))
+            parts = operator.snapshot(1)()
+            streams.append(encode_parts(parts))
+            blobs |= {blob.id: b"".join(map(bytes, blob.pieces())) for part in parts for blob in part.blobs}
         self.close()
         old, self.parallelism = self.parallelism, parallelism
         self.operators = self._opened(parallelism)
         for index, operator in enumerate(self.operators):
-            former = {i: decode_parts(stream) for i, stream in enumerate(streams)}
+            former = {i: decode_parts(stream, read_blob=blobs.__getitem__) for i, stream in enumerate(streams)}
             operator.restore(redistributed(former, 0, Rescale(old, parallelism, GROUPS, index)))
 
     def finish(self) -> list[tuple[Any, ...]]:

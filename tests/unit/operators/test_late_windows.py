@@ -198,6 +198,22 @@ def test_rows_that_come_after_the_last_watermark_fire_at_the_end(slide: int) -> 
     assert counts(operator.finish()) == []
 
 
+@pytest.mark.parametrize("slide", [0, 5])
+def test_a_closed_window_that_a_row_behind_the_end_of_time_opens_anew_fires_once_also_after_a_crash(slide: int) -> None:
+    """S7.2: it fired at once, since it was within the allowed lateness, and in the run behind the crash again."""
+    window = spec(slide, lateness=20)
+    operator = opened(window)
+    feed(operator, (1, 7))
+    list(operator.on_watermark(12))
+    list(operator.on_watermark(MAX_WATERMARK))
+    assert feed(operator, (1, 8)) == []
+    (again,) = restored(window, [operator], 1)
+    of_the_row = [(1, 0, 1), (1, 5, 1)] if slide else [(1, 0, 1)]
+    assert counts(operator.finish()) == of_the_row
+    assert counts(again.on_watermark(MAX_WATERMARK)) == of_the_row
+    assert counts(again.finish()) == []
+
+
 def test_another_slide_is_refused_with_what_changed() -> None:
     operator = opened(spec(slide=5))
     feed(operator, (1, 8))
