@@ -27,7 +27,8 @@ class AsOfJoin(StreamOperator):
 
     Of versions of one time the last to come counts. A left row whose key or time is null has no version; a version
     without a time is counted under `null_event_time_dropped`; what is late is counted under `late_dropped` and dropped
-    (S4.4). At MAX_WATERMARK all left rows come out, and in `finish` those that came between the two.
+    (S4.4). At MAX_WATERMARK all left rows come out, and in `finish` those that came between the two; versions stay: behind
+    a drain left rows go on from before the last of them (S7.5).
 
     State: `left`, the rows that wait, and `right`, of each key the version that is in force and those to come; a timer
     for each key at the next time that something is to be done. `watermark:passed` and `join:form` as of other joins.
@@ -130,7 +131,7 @@ class AsOfJoin(StreamOperator):
         needed[in_force[in_force >= 0]] = True
         if len(rows):
             self._replace(LEFT, keys, left, np.flatnonzero(waiting))
-        if not needed.all():
+        if until_us < MAX_WATERMARK and not needed.all():
             self._replace(RIGHT, keys, right, order[needed])
         self._state.register(keys, owners[waiting], left_times[waiting] + 1)
         self._state.register(keys, _owners(right)[to_come], right_times[to_come] + 1)

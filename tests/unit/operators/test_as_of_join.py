@@ -25,6 +25,7 @@ from driven_join import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.operators.join_specs import StreamJoinSpec
 
 
@@ -117,3 +118,21 @@ def test_late_rows_and_versions_are_counted_and_dropped_also_after_a_restore(scr
     subtasks.feed(0, [(1, 10 * SECOND, 1), (2, 9 * SECOND, 2)])
     assert subtasks.finish() == [(1, 10 * SECOND, 1, None, None)]
     assert subtasks.counters == {"late_dropped": 3}
+
+
+def test_versions_that_a_drain_ran_past_are_in_force_behind_it(scratches: Any) -> None:
+    """S7.5: only the last one was left, and rows of before it had none."""
+    subtasks = Subtasks(as_of_spec(how="left"), "heap", scratches())
+    subtasks.feed(1, [(1, 1 * SECOND, "a"), (1, 9 * SECOND, "b")])
+    subtasks.watermark(5 * SECOND)
+    subtasks.watermark(MAX_WATERMARK)
+    for operator in subtasks.operators:
+        subtasks.take(0, operator.finish())
+    subtasks.restart(1)
+    subtasks.watermark(5 * SECOND)
+    subtasks.feed(0, [(1, 6 * SECOND, 1), (1, 9 * SECOND, 2)])
+    subtasks.watermark(20 * SECOND)
+    assert [row[-1] for row in subtasks.out] == ["a", "b"]
+    parts = subtasks.operators[0].snapshot(2)()
+    assert [part.table.num_rows for part in parts if part.name == "right"] == [1], "the one that is in force"
+    subtasks.close()
