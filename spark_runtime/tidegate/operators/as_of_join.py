@@ -27,8 +27,8 @@ class AsOfJoin(StreamOperator):
 
     Of versions of one time the last to come counts. A left row whose key or time is null has no version; a version
     without a time is counted under `null_event_time_dropped`; what is late is counted under `late_dropped` and dropped
-    (S4.4). At MAX_WATERMARK all left rows come out, and in `finish` those that came between the two; versions stay: behind
-    a drain left rows go on from before the last of them (S7.5).
+    (S4.4). At MAX_WATERMARK all left rows come out, and in `finish` those that came between the two; versions stay:
+    behind a drain left rows go on from before the last of them (S7.5).
 
     State: `left`, the rows that wait, and `right`, of each key the version that is in force and those to come; a timer
     for each key at the next time that something is to be done. `watermark:passed` and `join:form` as of other joins.
