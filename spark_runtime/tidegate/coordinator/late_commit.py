@@ -7,14 +7,15 @@ another call, or by a run of the job, which does the same.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate.connectors.contract import Committable, Sink, SinkContext
+from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.sink_operator import held_handles
 from tidegate.connectors.transactions import parse_transaction_id
-from tidegate.contract.errors import CommandRefusedError
+from tidegate.contract.errors import CommandRefusedError, TidegateError
 from tidegate.contract.records import Decision
 from tidegate.contract.status import JobStatus
 from tidegate.contract.verdicts import Verdicts, Withheld
@@ -58,7 +59,7 @@ def commit_late(job: Job, run_id: str, ruling: Ruling | None = None) -> LateResu
         CommandRefusedError: the verdict cannot be given; nothing has changed.
         FencedError: a newer driver reigns, which commits itself.
         SnapshotError: the snapshot cannot be read, or does not fit the pinned pipeline.
-        TidegateError: a sink could not commit; call again.
+        TidegateError: a sink could not commit, whatever it raised; call again.
     """
     _judge(job, ruling)
     verdicts = job.verdicts
@@ -163,8 +164,7 @@ def _settle(job: Job, node: Node, sink: Sink, restore: Restore, run_id: str) -> 
         schema=job.graph.edge_schema(node.inputs[0]),
     )
     permitted = restore.metadata.checkpoint_id if restore.permitted is None else restore.permitted
-    writer = sink.create_writer(ctx)
-    try:
+    with _writer_of(sink, ctx) as writer:
         for withheld in restore.withheld:
             gone = [handle for n, handle in held if withheld.covers(n)]
             if gone and sink.can_quarantine:
@@ -173,8 +173,27 @@ def _settle(job: Job, node: Node, sink: Sink, restore: Restore, run_id: str) -> 
         if due:
             job.reign.check()
             writer.commit(due)
-    finally:
-        writer.close()
+
+
+@contextmanager
+def _writer_of(sink: Sink, ctx: SinkContext) -> Iterator[SinkWriter]:
+    """What a disk or a client library raises is no bug of ours: it becomes an error with its place and remedy."""
+    try:
+        writer = sink.create_writer(ctx)
+        try:
+            yield writer
+        finally:
+            writer.close()
+    except TidegateError:
+        raise
+    except Exception as error:
+        raise TidegateError(
+            "a sink could not commit what is approved, or move away what was rejected",
+            where=f"job {ctx.job_id}, sink {ctx.uid!r}",
+            cause=f"{type(error).__name__}: {error}",
+            remedy="Mend that, and call `tidegate commit-pending` again: what is done is not done twice, and verdicts "
+            "stay as they were given",
+        ) from error
 
 
 def _is_withheld(checkpoint_id: int, withheld: Sequence[Withheld]) -> bool:

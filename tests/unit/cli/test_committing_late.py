@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -82,6 +83,25 @@ def test_approved_after_the_end_and_committed_by_the_pinned_code(tidegate: Calle
     entries = len(stopped.client.decisions())
     assert tidegate("commit-pending", "flights").code == 0
     assert len(stopped.client.decisions()) == entries, "nothing to do takes no fence"
+
+
+def test_a_sink_that_cannot_commit_is_named_and_asked_again(
+    tidegate: Caller, stopped: Stopped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S7.8: what a full or read-only disk raises is no bug of ours."""
+
+    def read_only(source: object, target: object) -> None:
+        raise PermissionError(1, "Operation not permitted", str(source))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "replace", read_only)
+        answer = tidegate("commit-pending", "flights", "--approve", "2")
+    assert answer.code == 1 and "a bug in tidegate" not in answer.err, answer.err
+    for said in ("job flights, sink 'out'", "Operation not permitted", "call `tidegate commit-pending` again"):
+        assert said in answer.err
+    assert stopped.shown() == []
+    assert tidegate("commit-pending", "flights").code == 0
+    assert stopped.shown()
 
 
 def test_rejected_after_the_end_and_read_in_quarantine(tidegate: Caller, stopped: Stopped) -> None:
