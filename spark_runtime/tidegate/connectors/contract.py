@@ -143,7 +143,8 @@ class Committable:
     """Handle of one pre-committed transaction; lives in the snapshot.
 
     Attributes:
-        transaction_id: unique; carries job, lineage, sink uid, subtask and checkpoint (S7.4).
+        transaction_id: made by `connectors.transactions.transaction_id`; unique; carries job, lineage, sink uid,
+            subtask and checkpoint (S7.4), by which verdicts and late commits find it (S7.8).
         data: JSON-able: what commit needs, without secrets.
     """
 
@@ -188,7 +189,8 @@ class SinkWriter(ABC):
 
     @abstractmethod
     def commit(self, committables: Sequence[Committable]) -> None:
-        """Publish, idempotently. Neither commit marker nor staged data: raise, never "already done". Called only
+        """Publish, idempotently. Neither commit marker nor staged data: raise TidegateError, never take it for done; so
+        with transactions of another job, lineage or sink (`transactions.check_own`), as in `abort`. Called only
         while the caller holds a `CommitPermit` that covers them. What a restore permits is committed, by all subtasks,
         before the first of them runs, so before anything of a newer checkpoint; but for what waits for a verdict
         (S7.8): an approval covers that and newer ones, and subtasks commit side by side."""
@@ -204,8 +206,8 @@ class SinkWriter(ABC):
         """Called once at the start of a run, on a writer thread, perhaps beside new writes of this run; at restore
         after committing what the restored snapshot `checkpoint_id` held (0: fresh start): remove staged data that
         failed runs of the same job, lineage and uid left, of its own subtask index and, when they ran at a higher
-        parallelism, of the indices congruent to it (`transactions.looks_after`). `pending`: restored handles that still
-        await a permit (S7.8): keep. `commit` may be given handles of those indices, too."""
+        parallelism, of the indices congruent to it (`transactions.is_leftover` tells them). `pending`: restored handles
+        that still await a permit (S7.8): keep. `commit` may be given handles of those indices, too."""
 
     def quarantine(self, committables: Sequence[Committable], into: Quarantine) -> None:
         """Move staged data to where nobody will ever commit it, `recover` does not remove it, and people can read it

@@ -7,14 +7,29 @@ Names are imported when they are first used: the simulator needs less than `run`
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tidegate.testing.fed_source import Fed
     from tidegate.testing.script import Advance, Checkpoint, Crash, End, Watermark
+    from tidegate.testing.sink_conformance import SinkConformance
+    from tidegate.testing.source_conformance import SourceConformance
     from tidegate.testing.trial import Completed, Outcome, run
 
-__all__ = ["Advance", "Checkpoint", "Completed", "Crash", "End", "Fed", "Outcome", "Watermark", "run"]
+__all__ = [
+    "Advance",
+    "Checkpoint",
+    "Completed",
+    "Crash",
+    "End",
+    "Fed",
+    "Outcome",
+    "SinkConformance",
+    "SourceConformance",
+    "Watermark",
+    "run",
+]
 
 _HOMES = {
     "Advance": "script",
@@ -24,9 +39,22 @@ _HOMES = {
     "End": "script",
     "Fed": "fed_source",
     "Outcome": "trial",
+    "SinkConformance": "sink_conformance",
+    "SourceConformance": "source_conformance",
     "Watermark": "script",
     "run": "trial",
 }
+
+_SUITES = (
+    "sink_conformance",
+    "source_conformance",
+    "state_kinds_conformance",
+    "state_snapshot_conformance",
+    "state_time_conformance",
+    "store_conformance",
+)
+if "_pytest.assertion" in sys.modules:  # before they are imported; else a failed assertion would not show its values
+    importlib.import_module("pytest").register_assert_rewrite(*(f"{__name__}.{suite}" for suite in _SUITES))
 
 
 def __getattr__(name: str) -> Any:

@@ -19,6 +19,7 @@ from pyarrow import dataset
 
 from tidegate.connectors.contract import Committable, Sink, SinkWriter
 from tidegate.connectors.quarantine import Quarantine
+from tidegate.connectors.transactions import parse_transaction_id
 from tidegate.contract.errors import TidegateError
 from tidegate.contract.staged import StagedData, merged, quarantined_data
 from tidegate.contract.store import open_store
@@ -72,6 +73,19 @@ class SinkConformance(ABC):
         assert sorted(self.visible()) == [2, 3]
         writer.commit(stage())
         assert sorted(self.visible()) == [0, 1, 2, 3]
+
+    def test_a_handle_tells_who_wrote_it_for_which_checkpoint(self) -> None:
+        """S7.4, S7.8: by its id, which `transaction_id` makes: verdicts on a checkpoint find its transactions so."""
+        ctx = Reign().context(3, parallelism=4)
+        writer = self.make_sink(fresh=True).create_writer(ctx)
+        handles = [handle for n in (1, 2) for handle in self._prepared(writer, n, 10 * n, 2)]
+        told = [parse_transaction_id(handle.transaction_id) for handle in handles]
+        assert sorted({made.checkpoint_id for made in told}) == [1, 2]
+        assert {(made.job_id, made.lineage, made.uid, made.subtask) for made in told} == {
+            (ctx.job_id, ctx.lineage, ctx.uid, ctx.subtask)
+        }
+        assert {(made.generation, made.run_id) for made in told} == {(ctx.generation, ctx.run_id)}
+        assert len({handle.transaction_id for handle in handles}) == len(handles), "ids are unique"
 
     def test_an_empty_transaction_has_no_handle(self) -> None:
         """Idle checkpoints leave nothing behind."""
@@ -327,4 +341,6 @@ def _expect_refusal(call: Callable[[], Any]) -> None:
         call()
     except TidegateError:
         return
-    raise AssertionError("a TidegateError was expected")
+    except Exception as error:
+        raise AssertionError(f"a TidegateError was expected, not {type(error).__name__}: {error}") from error
+    raise AssertionError("a TidegateError was expected, but the call went through")
