@@ -156,6 +156,7 @@ def commit_pending(args: argparse.Namespace, around: Surroundings) -> int:
     view = client.view()
     committed = f"committed up to checkpoint {result.committed}" if result.committed else "nothing is committed"
     waiting = f"; waiting for a verdict: {', '.join(map(str, result.waiting))}" if result.waiting else ""
-    around.output.say(f"{client.job_id}: {view.status}; {committed}{waiting}")
+    gone = f"; in quarantine: {', '.join(map(str, result.quarantined))}" if result.quarantined else ""
+    around.output.say(f"{client.job_id}: {view.status}; {committed}{waiting}{gone}")
     around.output.document({"job_id": client.job_id, "status": str(view.status), **dataclasses.asdict(result)})
     return 0

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tidegate.cli.output import table
 from tidegate.contract.statistics import CheckpointStatistics
 from tidegate.contract.status import CheckpointView, FailureView, JobStatus, JobView, SourceView
-from tidegate.contract.stop_outcomes import COMMITTED, STOP_OUTCOMES, remark
+from tidegate.contract.stop_outcomes import COMMITS_PENDING, COMMITTED, STOP_OUTCOMES, remark
 
+MOST_IDS = 20
+"""Of checkpoints that a line names."""
 _SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -81,16 +83,36 @@ def view_lines(view: JobView, *, alive: bool | None = None) -> list[str]:
     if view.completed:
         newest = view.completed[-1]
         lines.append(f"  latest snapshot: {newest.kind} {newest.checkpoint_id}, {newest.path}")
-    if view.waiting:
-        pause = "; sources pause until there is one" if view.sources_paused else ""
-        lines.append(f"  waiting for a verdict: {', '.join(map(str, view.waiting))}{pause}")
+    lines += [f"  {words}" for words in _verdict_lines(view)]
     if view.latest_recovery_point is not None and not view.completed:
         lines.append(f"  restored from: {view.latest_recovery_point.path}")
     if view.stop is not None:
         lines += [f"  stop: {words}" for words in stop_lines(view.stop)]
+    elif _is_stopping(view):
+        lines.append("  stop: its savepoint is complete; the job ends when what that covers is committed")
     if view.failure is not None:
         lines += [f"  {line}" for line in failure_lines(view.failure, recovered=view.status is not JobStatus.FAILED)]
     return lines
+
+
+def _verdict_lines(view: JobView) -> list[str]:
+    """What is behind the commit gate, or was (S7.8)."""
+    lines = []
+    if view.waiting:
+        pause = "; sources pause until there is one" if view.sources_paused else ""
+        lines.append(f"waiting for a verdict: {_ids(view.waiting)}{pause}")
+    if approved := [c.checkpoint_id for c in view.checkpoints if c.verdict == "approved" and not c.committed]:
+        lines.append(f"approved, not committed yet: {_ids(approved)}")
+    if gone := [c.checkpoint_id for c in view.checkpoints if c.verdict == "quarantined"]:
+        lines.append(f"in quarantine: {_ids(gone)}")
+    if view.status is JobStatus.FINISHED_COMMIT_PENDING:
+        lines.append(f"next: {STOP_OUTCOMES[COMMITS_PENDING].next_action}")
+    return lines
+
+
+def _ids(checkpoint_ids: Sequence[int]) -> str:
+    more = len(checkpoint_ids) - MOST_IDS
+    return (f"{more} older, " if more > 0 else "") + ", ".join(map(str, checkpoint_ids[-MOST_IDS:]))
 
 
 def status_text(view: JobView) -> str:
@@ -101,6 +123,12 @@ def status_text(view: JobView) -> str:
         mode, outcome, path = (view.stop.get(name) for name in ("mode", "outcome", "path"))
         return f"{view.status} ({mode}, {outcome}) with savepoint {path}"
     return f"{view.status}: {view.reason}" if view.reason else str(view.status)
+
+
+def _is_stopping(view: JobView) -> bool:
+    newest = view.completed[-1] if view.completed else None
+    own = newest is not None and newest.kind == "stop-savepoint" and newest.spec == view.spec_number
+    return own and not view.is_terminal
 
 
 def stop_lines(stop: Mapping[str, Any]) -> list[str]:

@@ -51,7 +51,8 @@ STOP_OUTCOMES: Mapping[str, StopOutcome] = MappingProxyType(
         COMMITS_PENDING: StopOutcome(
             True,
             "the job has stopped with its savepoint; what waits for a verdict is not committed",
-            "Restore it with commit=on_request, and approve or reject what waits",
+            "Approve or reject what waits with `tidegate commit-pending`, which needs no running job; or restore it "
+            "with commit=on_request, and do so there",
         ),
         SAVEPOINT_OK: StopOutcome(
             False,
@@ -67,7 +68,7 @@ STOP_OUTCOMES: Mapping[str, StopOutcome] = MappingProxyType(
         CANCELED_IN_STOP: StopOutcome(
             False,
             "there is no savepoint; the job was cancelled as on_timeout=cancel wants it, and its checkpoints stay",
-            "Restore the job from the latest to go on",
+            "Restore the job from the latest to go on; one that had completed no checkpoint is to be started anew",
         ),
     }
 )

@@ -162,7 +162,7 @@ class JobRun:
         else:
             self._append("reject", {**data, "then": ruling.then, "reason": ruling.reason})
             self.answer(outcome.answer)
-            self.fail(RunRejected(rejection_text(n, ruling.by), then=ruling.then))
+            self.fail(RunRejected(rejection_text(n, ruling.by, ruling.reason), then=ruling.then))
 
     def on_slot_message(self, message: Mapping[str, Any]) -> None:
         """Take a message of a slot that concerns the protocol."""

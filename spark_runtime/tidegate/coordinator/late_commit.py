@@ -115,7 +115,8 @@ def last_status(decisions: Sequence[Decision], spec_number: int) -> tuple[Mappin
         elif decision.kind == "status":
             told, rejected = decision.data, ""
         elif decision.kind == "reject" and decision.data["then"] == "stop":
-            rejected = rejection_text(decision.data["checkpoint_id"], decision.data["by"])
+            data = decision.data
+            rejected = rejection_text(data["checkpoint_id"], data["by"], data.get("reason", ""))
     return told, rejected
 
 

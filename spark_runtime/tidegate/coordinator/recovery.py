@@ -239,12 +239,12 @@ def ended_as(decisions: Sequence[Decision], spec_number: int) -> tuple[str, Mapp
         return None
     n = stopped["checkpoint_id"]
     rejected = {"checkpoint_id": n, "command": stopped.get("command")}
-    return "STOPPED", {"reason": rejection_text(n, stopped["by"]), "rejected": rejected}
+    return "STOPPED", {"reason": rejection_text(n, stopped["by"], stopped.get("reason", "")), "rejected": rejected}
 
 
-def rejection_text(checkpoint_id: int, by: str) -> str:
-    """Why a job stopped, or goes back."""
-    return f"checkpoint {checkpoint_id} was rejected by {by}"
+def rejection_text(checkpoint_id: int, by: str, reason: str) -> str:
+    """Why a job stopped, or goes back. Args: reason: in the words of who rejected; may be empty."""
+    return f"checkpoint {checkpoint_id} was rejected by {by}" + (f": {reason}" if reason else "")
 
 
 def completed_snapshots(

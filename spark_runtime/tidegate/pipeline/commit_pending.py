@@ -85,7 +85,12 @@ def _checked(client: JobClient) -> Verdicts:
             "run approve or reject them",
         )
     if not is_gated(spec):
-        raise CommandRefusedError("this job commits by itself", where=where, cause="its option commit is 'automatic'")
+        raise CommandRefusedError(
+            "this job commits by itself",
+            where=where,
+            cause="its option commit is 'automatic'",
+            remedy="Restore it: before anything else that commits what its latest snapshot covers",
+        )
     if not view.is_terminal and (client.is_alive() or find_local(client, spec) is not None):
         remedy = "Approve or reject it with `tidegate approve` or `reject`; or wait for its end"
         raise CommandRefusedError("the driver is alive", where=where, remedy=remedy)

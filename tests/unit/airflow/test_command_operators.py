@@ -245,7 +245,7 @@ def test_a_stop_with_commits_pending_succeeds_with_a_warning(
     assert operator.execute(job.context("stop")) == facts
     assert operator.finish(job.client, facts) == facts
     words = remark(facts)
-    assert "checkpoints 3, 4" in words and "approve or reject" in words
+    assert "checkpoints 3, 4" in words and "Approve or reject" in words
 
 
 def test_an_unknown_mode_fails_at_once_and_sends_nothing(job: Job, driver: ScriptedDriver) -> None:

@@ -108,7 +108,8 @@ def test_rejected_after_the_end_and_read_in_quarantine(tidegate: Caller, stopped
     """S7.8: where it was staged it is no more; a note says whose word it was."""
     waits = stopped.client.staged(2)
     answer = tidegate("commit-pending", "flights", "--quarantine", "2", "--reason", "wrong prices")
-    assert answer.code == 0 and "waiting for a verdict: 1" in answer.out, answer.err
+    assert answer.code == 0 and "waiting for a verdict: 1; in quarantine: 2, 3\n" in answer.out, answer.err
+    assert "  in quarantine: 2, 3\n" in tidegate("status", "flights").out
     assert tidegate("commit-pending", "flights", "--approve").code == 0
     kept = [data for n in (2, 3) for data in stopped.client.staged(n)]
     assert {data.checkpoint_id for data in kept} == {2, 3} and not any(Path(p).exists() for p in waits[-1].paths)
@@ -133,7 +134,7 @@ def test_a_job_whose_driver_is_alive_is_left_alone(tidegate: Caller) -> None:
 def test_a_job_without_a_gate_commits_by_itself(tidegate: Caller) -> None:
     tidegate.submitted().status("STOPPED")
     answer = tidegate("commit-pending", "flights")
-    assert answer.code == 7 and "commits by itself" in answer.err
+    assert answer.code == 7 and "commits by itself" in answer.err and "Restore it" in answer.err
 
 
 def test_behind_a_restore_of_the_latest_that_found_no_slots_it_is_approved_as_before(

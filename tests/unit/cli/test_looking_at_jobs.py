@@ -56,6 +56,23 @@ def test_status_is_one_document_for_programs(tidegate: Caller, driver: Driver) -
     assert document["latest_recovery_point"]["checkpoint_id"] == 3 and document["latest_savepoint"] is None
 
 
+def test_status_tells_that_a_stop_commits_what_its_savepoint_covers(tidegate: Caller, driver: Driver) -> None:
+    """S7.7: also while runs fail over it; no other word would say that the job is about to end."""
+    driver.complete(3, "checkpoint")
+    assert "  stop: " not in tidegate("status", "flights").out
+    driver.complete(4, "stop-savepoint")
+    driver.status("RESTARTING", reason="PermissionError")
+    assert "  stop: its savepoint is complete; the job ends when" in tidegate("status", "flights").out
+
+
+def test_status_of_what_has_finished_behind_a_gate_tells_what_to_do(tidegate: Caller) -> None:
+    """S7.8."""
+    driver = tidegate.submitted("gated", options={"commit": "on_request"})
+    driver.complete(1, "final")
+    driver.status("FINISHED_COMMIT_PENDING", reason="checkpoints 1")
+    assert "  next: Approve or reject what waits with `tidegate commit-pending`" in tidegate("status", "gated").out
+
+
 def test_status_tells_what_waits_for_a_verdict_and_that_sources_pause(tidegate: Caller) -> None:
     """S7.8: visibly."""
     driver = tidegate.submitted("gated", options={"commit": "on_request", "max_uncommitted_checkpoints": 2})
@@ -65,6 +82,7 @@ def test_status_tells_what_waits_for_a_verdict_and_that_sources_pause(tidegate: 
         driver.complete(n, "checkpoint")
     assert "  waiting for a verdict: 3, 4; sources pause until there is one" in tidegate("status", "gated").out
     driver.reign.append("approve", {"checkpoint_id": 3, "by": "anna"})
+    assert "  waiting for a verdict: 4\n  approved, not committed yet: 3\n" in tidegate("status", "gated").out
     document = tidegate("status", "gated", "--json").document
     assert (document["waiting"], document["uncommitted"], document["sources_paused"]) == ([4], [3, 4], False)
     assert [row.split()[-2] for row in tidegate("checkpoints", "gated").out.splitlines()[1:3]] == [

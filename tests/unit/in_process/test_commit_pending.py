@@ -201,7 +201,7 @@ def test_what_is_rejected_late_and_for_good_stops_the_job_in_front_of_it() -> No
     job.stop()
     ended(job)
     commit(job, word(2, "stop"))
-    assert view(job).status == "STOPPED" and view(job).reason == "checkpoint 2 was rejected by anna"
+    assert view(job).status == "STOPPED" and view(job).reason == "checkpoint 2 was rejected by anna: wrong prices"
     assert view(job).latest_recovery_point.checkpoint_id == 1 and view(job).waiting == (1,)
 
 
@@ -232,7 +232,10 @@ def test_a_rejection_whose_call_died_before_it_said_so_stops_the_job_all_the_sam
     told, why = last_status(job.job._open_log().read(), 1)
     assert settled_status(told, verdicts_of(job.job.specs, job.job._open_log().read(), 1), why)
     commit(job, word(rejected, "stop") if again else None)
-    assert view(job).status == "STOPPED" and view(job).reason == f"checkpoint {rejected} was rejected by anna"
+    assert (
+        view(job).status == "STOPPED"
+        and view(job).reason == f"checkpoint {rejected} was rejected by anna: wrong prices"
+    )
     if rejected > 1:
         commit(job, word(None))
         assert view(job).status == "STOPPED" and view(job).uncommitted == () and 0 < job.shown < 2_000
