@@ -58,7 +58,7 @@ STOP_OUTCOMES: Mapping[str, StopOutcome] = MappingProxyType(
             False,
             "the savepoint is complete and valid; what it covers is not committed yet",
             "Mend what held up the commit; if the job has not ended by then, cancel it; then restore it from that "
-            "savepoint, which commits it",
+            "savepoint, which commits it, or commit without going on: `tidegate commit-pending`",
         ),
         SAVEPOINT_FAILED: StopOutcome(
             False,

@@ -1,4 +1,5 @@
-"""Commits with no job running: from the handles in a snapshot, behind a fence, what the log says is approved (S7.8).
+"""Commits with no job running: from the handles in a snapshot, behind a fence, what the log permits: what is approved
+(S7.8), or of a job that commits by itself what its newest snapshot covers (S7.4).
 
 Order: verdict, data, "committed", status. Every step may be repeated, so that whoever dies in between is followed by
 another call, or by a run of the job, which does the same.
@@ -16,15 +17,16 @@ from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.sink_operator import held_handles
 from tidegate.connectors.transactions import parse_transaction_id
 from tidegate.contract.errors import CommandRefusedError, TidegateError
-from tidegate.contract.records import Decision
-from tidegate.contract.status import JobStatus
+from tidegate.contract.records import Decision, Spec
+from tidegate.contract.status import CheckpointView, JobStatus
+from tidegate.contract.stop_outcomes import COMMITS_PENDING, COMMITTED, SAVEPOINT_OK
 from tidegate.contract.verdicts import Verdicts, Withheld
 from tidegate.coordinator.answers import uncommitted_text
 from tidegate.coordinator.events import Ruling
 from tidegate.coordinator.job import Job
 from tidegate.coordinator.locations import open_location
 from tidegate.coordinator.quarantine_moves import cannot_quarantine
-from tidegate.coordinator.recovery import rejection_text
+from tidegate.coordinator.recovery import choose_restore_point, rejection_text
 from tidegate.coordinator.restore import Restore
 from tidegate.coordinator.rulings import Decide, judge_ruling
 from tidegate.plan.graph import Node
@@ -63,6 +65,8 @@ def commit_late(job: Job, run_id: str, ruling: Ruling | None = None) -> LateResu
     """
     _judge(job, ruling)
     verdicts = job.verdicts
+    if not verdicts.gated:
+        return _commit_newest(job, run_id)
     # With nothing to publish, the snapshots may have been deleted.
     is_due = any(n <= verdicts.approved for n in verdicts.uncommitted)
     found = job.find_restore() if is_due else None
@@ -73,11 +77,45 @@ def commit_late(job: Job, run_id: str, ruling: Ruling | None = None) -> LateResu
     if newest > verdicts.committed:
         job.reign.append("committed", {"checkpoint_id": newest})
         verdicts = job.verdicts
+    _say_so(job, verdicts)
+    return LateResult(verdicts.committed, verdicts.waiting, verdicts.uncommitted, tuple(sorted(verdicts.quarantined)))
+
+
+def newest_uncommitted(
+    decisions: Sequence[Decision], specs: Sequence[Spec], verdicts: Verdicts
+) -> CheckpointView | None:
+    """What a job without a gate would be restored from, when its sinks have not committed all of that. Pure."""
+    point = choose_restore_point(decisions, specs, verdicts.spec)
+    view = None if point is None or point.checkpoint_id is None else verdicts.views.get(point.checkpoint_id)
+    return None if view is None or view.committed or view.taken_back or not view.sinks else view
+
+
+def committed_last(verdicts: Verdicts) -> int:
+    """The newest checkpoint that is committed, with a gate or without; 0: none."""
+    if verdicts.gated:
+        return verdicts.committed
+    return max((n for n, view in verdicts.views.items() if view.committed), default=0)
+
+
+def _commit_newest(job: Job, run_id: str) -> LateResult:
+    """A completed snapshot of a job without a gate permits its commit (S7.4)."""
+    pending = newest_uncommitted(job.reign.decisions, job.specs(), job.verdicts)
+    found = job.find_restore() if pending is not None else None
+    if pending is not None and found is not None and not found[1].is_fork:
+        settle(job, found[1], run_id)
+    job.finish_quarantine(found[1] if found is not None else None, run_id)
+    if pending is not None and found is not None and not found[1].is_fork:
+        job.reign.append("committed", {"checkpoint_id": pending.checkpoint_id})
+    verdicts = job.verdicts
+    _say_so(job, verdicts)
+    return LateResult(committed_last(verdicts), (), (), tuple(sorted(verdicts.quarantined)))
+
+
+def _say_so(job: Job, verdicts: Verdicts) -> None:
     told, rejected = last_status(job.reign.decisions, job.spec.number)
     status = settled_status(told, verdicts, rejected)
     if status is not None:
         job.reign.append("status", status)
-    return LateResult(verdicts.committed, verdicts.waiting, verdicts.uncommitted, tuple(sorted(verdicts.quarantined)))
 
 
 def settled_status(told: Mapping[str, Any], verdicts: Verdicts, rejected: str = "") -> dict[str, Any] | None:
@@ -96,11 +134,15 @@ def settled_status(told: Mapping[str, Any], verdicts: Verdicts, rejected: str = 
             return {"status": JobStatus.FINISHED.value}
         new = {"status": status, "reason": uncommitted_text(tuple(left)), "uncommitted": left}
         return None if told.get("uncommitted") == left else new
-    if status == JobStatus.STOPPED and stop is not None and stop.get("outcome") == "commits_pending":
+    if status == JobStatus.STOPPED and stop is not None and stop.get("outcome") == COMMITS_PENDING:
         if not left:
             done = {name: value for name, value in stop.items() if name != "uncommitted"}
-            return {"status": status, "stop": {**done, "outcome": "committed"}}
+            return {"status": status, "stop": {**done, "outcome": COMMITTED}}
         return None if stop.get("uncommitted") == left else {"status": status, "stop": {**stop, "uncommitted": left}}
+    if stop is not None and stop.get("outcome") == SAVEPOINT_OK:
+        savepoint = verdicts.views.get(stop.get("checkpoint_id", 0))
+        if savepoint is not None and savepoint.committed:
+            return {**told, "stop": {**stop, "outcome": COMMITTED}}
     return None
 
 

@@ -1,4 +1,4 @@
-"""`tidegate commit-pending`: what is approved and not committed, committed with no job running (S7.8)."""
+"""`tidegate commit-pending`: what is permitted and not committed, committed with no job running (S7.4, S7.8)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,24 @@ from tidegate.contract.errors import CommandRefusedError
 from tidegate.contract.launching import find_local
 from tidegate.contract.log import last_fence
 from tidegate.contract.options import JobOptions
-from tidegate.contract.verdicts import Verdicts, is_gated, verdicts_of
+from tidegate.contract.verdicts import Verdicts, verdicts_of
 from tidegate.coordinator.events import Ruling
 from tidegate.coordinator.job import Job
-from tidegate.coordinator.late_commit import LateResult, commit_late, last_status, settled_status
+from tidegate.coordinator.late_commit import (
+    LateResult,
+    commit_late,
+    committed_last,
+    last_status,
+    newest_uncommitted,
+    settled_status,
+)
 from tidegate.pipeline.load import load_pipeline
 from tidegate.plan.execution import plan
 
 
 def commit_pending(client: JobClient, ruling: Ruling | None = None) -> LateResult:
-    """Commit what is approved, after `ruling` if there is one, from the pinned pipeline and the latest recovery point.
+    """Commit what is approved, after `ruling` if there is one, from the pinned pipeline and the latest recovery point;
+    of a job that commits by itself what that point covers.
 
     It takes a fence in the decision log, so that no driver of before can decide anything any more, and is itself
     fenced off by the next. The job's status stays what it was until all is done. Idempotent; to be called again when it
@@ -33,18 +41,27 @@ def commit_pending(client: JobClient, ruling: Ruling | None = None) -> LateResul
 
     Raises:
         JobNotFoundError: no such job.
-        CommandRefusedError: a driver is alive, or has not begun yet; the job has no commit gate; or the verdict cannot
-            be given.
+        CommandRefusedError: a driver is alive, or has not begun yet; or the verdict cannot be given, as where there is
+            no commit gate.
         PipelineError, RecordError: the pinned pipeline cannot be built.
         See `commit_late` for others.
     """
     verdicts = _checked(client)
     spec = client.spec(verdicts.spec)  # another one may have been submitted since
-    due = [n for n in verdicts.uncommitted if n <= verdicts.approved]
+    if ruling is not None and not verdicts.gated:
+        raise CommandRefusedError(
+            "this job commits by itself: nothing of it waits for a verdict",
+            where=f"job {client.job_id}",
+            cause="its option commit is 'automatic'",
+            remedy="Leave the verdict out: then what its newest snapshot covers is committed",
+        )
+    due: object = [n for n in verdicts.uncommitted if n <= verdicts.approved]
+    if not verdicts.gated:
+        due = newest_uncommitted(client.decisions(), client.specs(), verdicts)
     told, rejected = last_status(client.decisions(), spec.number)
     unsaid = settled_status(told, verdicts, rejected) is not None  # by a call that died before it did
     if ruling is None and not due and not verdicts.withheld and not unsaid:
-        return LateResult(verdicts.committed, verdicts.waiting, verdicts.uncommitted, ())
+        return LateResult(committed_last(verdicts), verdicts.waiting, verdicts.uncommitted, ())
     fence = last_fence(client.decisions())
     assert fence is not None, "a job with checkpoints had a driver"
     with tempfile.TemporaryDirectory(prefix="tidegate-commit-") as scratch:
@@ -83,13 +100,6 @@ def _checked(client: JobClient) -> Verdicts:
             cause=f"submission {spec.number} has come after it, was refused before it ran, and does not hold them",
             remedy="Restore the latest with commit=on_request (`tidegate restore` takes it from there), and let that "
             "run approve or reject them",
-        )
-    if not is_gated(spec):
-        raise CommandRefusedError(
-            "this job commits by itself",
-            where=where,
-            cause="its option commit is 'automatic'",
-            remedy="Restore it: before anything else that commits what its latest snapshot covers",
         )
     if not view.is_terminal and (client.is_alive() or find_local(client, spec) is not None):
         remedy = "Approve or reject it with `tidegate approve` or `reject`; or wait for its end"

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from cli_caller import Caller, Driver
 
+from tidegate.connectors.file_writer import FileWriter
 from tidegate.contract.client import JobClient
 from tidegate.contract.records import RestoreFrom
 from tidegate.coordinator import events as ev
+from tidegate.coordinator.job import Job
 from tidegate.pipeline.load import load_pipeline
+from tidegate.subtask.chain import OperatorFailure
 from tidegate.testing.in_process import InProcessJob
 
 PINNED = """
@@ -27,15 +31,15 @@ def build(args):
 """
 
 
-class Stopped:
-    """A job that was stopped with three checkpoints waiting; its pipeline's file is gone."""
+class Pinned:
+    """A job that runs; its pipeline's file goes when it is dropped."""
 
-    def __init__(self, tidegate: Caller, folder: Path) -> None:
+    def __init__(self, tidegate: Caller, folder: Path, commit: str) -> None:
         self.out = folder / "out"
         self.file = folder / "pinned_job.py"
         self.file.write_text(PINNED)
         self.client: JobClient = tidegate.client(tidegate.root, "flights")
-        options = {"commit": "on_request", "parallelism": 2}
+        options = {"commit": commit, "parallelism": 2}
         arguments = {"out": str(self.out)}
         spec = self.client.submit(pipeline=f"{self.file}:build", arguments=arguments, options=options)
 
@@ -45,19 +49,26 @@ class Stopped:
 
         job = InProcessJob(Made, options, "flights", spec.lineage, tidegate.root)  # type: ignore[arg-type]
         job.specs, job._spec, job._spec_number = [spec], spec, 1
-        run = job.relaunch()
-        for n in (1, 2):
-            run.pump(10)
-            run.ask(ev.Request("checkpoint", request_id=f"c{n}"))
-        run.pump(10)
-        run.ask(ev.Request("stop-savepoint", request_id="s", stop="suspend"))
-        run.to_end()
-        stop = {"outcome": "commits_pending", "mode": "suspend", "uncommitted": [1, 2, 3]}
-        job.reign.append("status", {"status": "STOPPED", "stop": stop})
-        self.file.unlink()
+        self.job, self.run = job, job.relaunch()
 
     def shown(self) -> list[int]:
         return sorted(n for f in self.out.glob("*.parquet") for n in pq.read_table(f).column("v").to_pylist())
+
+
+class Stopped(Pinned):
+    """It was stopped with three checkpoints waiting; its pipeline's file is gone."""
+
+    def __init__(self, tidegate: Caller, folder: Path) -> None:
+        super().__init__(tidegate, folder, "on_request")
+        for n in (1, 2):
+            self.run.pump(10)
+            self.run.ask(ev.Request("checkpoint", request_id=f"c{n}"))
+        self.run.pump(10)
+        self.run.ask(ev.Request("stop-savepoint", request_id="s", stop="suspend"))
+        self.run.to_end()
+        stop = {"outcome": "commits_pending", "mode": "suspend", "uncommitted": [1, 2, 3]}
+        self.job.reign.append("status", {"status": "STOPPED", "stop": stop})
+        self.file.unlink()
 
 
 @pytest.fixture
@@ -89,10 +100,6 @@ def test_a_sink_that_cannot_commit_is_named_and_asked_again(
     tidegate: Caller, stopped: Stopped, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S7.8: what a full or read-only disk raises is no bug of ours."""
-
-    def read_only(source: object, target: object) -> None:
-        raise PermissionError(1, "Operation not permitted", str(source))
-
     with monkeypatch.context() as broken:
         broken.setattr(os, "replace", read_only)
         answer = tidegate("commit-pending", "flights", "--approve", "2")
@@ -131,10 +138,80 @@ def test_a_job_whose_driver_is_alive_is_left_alone(tidegate: Caller) -> None:
     assert not [d for d in driver.client.decisions() if d.kind == "approve"]
 
 
-def test_a_job_without_a_gate_commits_by_itself(tidegate: Caller) -> None:
-    tidegate.submitted().status("STOPPED")
+def read_only(source: object, target: object) -> None:
+    """Instead of os.replace."""
+    raise PermissionError(1, "Operation not permitted", str(source))
+
+
+def uncommitted(tidegate: Caller, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Pinned:
+    """A job without a gate, failed: its stop-savepoint is complete, and its sink could not commit that."""
+    failed = Pinned(tidegate, folder, "automatic")
+    failed.run.pump(10)
+    failed.run.ask(ev.Request("checkpoint", request_id="c1"))
+    failed.run.pump(10)
+    with monkeypatch.context() as broken, pytest.raises(OperatorFailure):
+        broken.setattr(FileWriter, "commit", read_only)
+        failed.run.ask(ev.Request("stop-savepoint", request_id="s", stop="suspend"))
+        failed.run.to_end()
+    stop = {"outcome": "savepoint_ok_stop_failed", "mode": "suspend", "checkpoint_id": 2}
+    failed.job.reign.append("status", {"status": "FAILED", "reason": "not permitted", "stop": stop})
+    failed.file.unlink()
+    return failed
+
+
+def test_what_a_job_without_a_gate_could_not_commit_is_committed(
+    tidegate: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S7.4, S7.7: its snapshot is complete, which permits it; the job stays as it is, and a restore repeats nothing."""
+    failed = uncommitted(tidegate, tmp_path, monkeypatch)
+    before = failed.shown()
+    assert "what it covers is not committed yet" in tidegate("status", "flights").out
     answer = tidegate("commit-pending", "flights")
-    assert answer.code == 7 and "commits by itself" in answer.err and "Restore it" in answer.err
+    assert (answer.code, answer.out) == (0, "flights: FAILED; committed up to checkpoint 2\n"), answer.err
+    shown, view = failed.shown(), failed.client.view()
+    assert len(shown) > len(before) and shown == list(range(len(shown)))
+    assert view.checkpoints[1].committed and view.stop is not None and view.stop["outcome"] == "committed"
+    entries = len(failed.client.decisions())
+    assert tidegate("commit-pending", "flights").code == 0
+    assert len(failed.client.decisions()) == entries, "nothing to do takes no fence"
+    failed.file.write_text(PINNED)
+    again = failed.job.submit(RestoreFrom("latest"))
+    again.pump(10)
+    again.ask(ev.Request("stop-savepoint", request_id="s2", stop="suspend"))
+    again.to_end()
+    assert len(failed.shown()) > len(shown) and failed.shown() == list(range(len(failed.shown())))
+
+
+def test_a_late_commit_that_was_interrupted_is_repeated(
+    tidegate: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S7.4: in front of its data, or between that and what the log says of it."""
+    failed = uncommitted(tidegate, tmp_path, monkeypatch)
+    before = failed.shown()
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "replace", read_only)
+        assert tidegate("commit-pending", "flights").code == 1
+    assert failed.shown() == before and not failed.client.view().checkpoints[1].committed
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken, suppress(KeyboardInterrupt):
+        broken.setattr(Job, "finish_quarantine", killed)
+        tidegate("commit-pending", "flights")
+    shown = failed.shown()
+    assert len(shown) > len(before) and not failed.client.view().checkpoints[1].committed
+    assert tidegate("commit-pending", "flights").code == 0
+    assert failed.shown() == shown and failed.client.view().checkpoints[1].committed
+
+
+def test_a_job_without_a_gate_takes_no_verdict(tidegate: Caller) -> None:
+    """S7.8."""
+    tidegate.submitted().status("STOPPED")
+    answer = tidegate("commit-pending", "flights", "--approve")
+    assert answer.code == 7 and "commits by itself" in answer.err and "Leave the verdict out" in answer.err
+    answer = tidegate("commit-pending", "flights")
+    assert (answer.code, answer.out) == (0, "flights: STOPPED; nothing is committed\n"), answer.err
 
 
 def test_behind_a_restore_of_the_latest_that_found_no_slots_it_is_approved_as_before(
