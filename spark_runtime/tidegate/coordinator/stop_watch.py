@@ -30,6 +30,7 @@ class StopWatch:
         deadline_ms: when its time is up; None: not now, as it has been, or as the second try waits for a run.
         given_up: its run was told to give it up.
         first: what became of the first try; None: this is it.
+        held: how it failed, which is told once the job is up again, or when its time is up; None: it has not.
     """
 
     command: Command
@@ -39,6 +40,7 @@ class StopWatch:
     deadline_ms: int | None
     given_up: bool = False
     first: Answer | None = None
+    held: Answer | None = None
 
     @classmethod
     def of(cls, command: Command, default: timedelta, now_ms: int) -> StopWatch:
@@ -74,7 +76,7 @@ class StopWatch:
 
     def again(self, told: Answer) -> Request:
         """The second try; its time begins when a run has it."""
-        self.first, self.given_up, self.deadline_ms = told, False, None
+        self.first, self.given_up, self.deadline_ms, self.held = told, False, None, None
         self.request = replace(self.request, stop="suspend")
         return self.request
 
@@ -82,6 +84,18 @@ class StopWatch:
         """A run is up that has it."""
         if self.deadline_ms is None and not self.given_up:
             self.deadline_ms = now_ms + self.request.timeout_ms
+
+    def hold(self, failed: Answer, now_ms: int) -> None:
+        """Its run is over. The job may be up again in the time that is left; when that is up already, in as much."""
+        self.held, self.given_up = failed, False
+        if self.deadline_ms is None or self.deadline_ms <= now_ms:
+            self.deadline_ms = now_ms + self.request.timeout_ms
+
+    def still_down(self) -> Answer:
+        """What is told of a stop that no run has when its time is up, if there is no savepoint of it."""
+        if self.held is None:
+            return self.without_run()
+        return replace(self.held, message=f"{self.held.message}; the job is not up again yet")
 
     def without_run(self) -> Answer:
         """What is told of a stop that no run has when its time is up."""

@@ -177,6 +177,7 @@ class Supervisor:
         if started.restored_from is not None:
             data["restored_from"] = started.restored_from
         held, self._held = self._held, []
+        self._watches = {n: watch for n, watch in self._watches.items() if watch.held is None}
         return [
             RecordStatus("RUNNING", data),
             *(AnswerCommand(answer) for answer in held if not started.commit_only),
@@ -189,16 +190,19 @@ class Supervisor:
         watch = self._watches.get(answer.request_id)
         if watch is not None and watch.is_late(now_ms) and answer.code in (SAVEPOINT_FAILED, SAVEPOINT_OK):
             return self._too_late(watch, answer, now_ms, run_over=run_over)
-        return self._tell(answer, run_over)
+        return self._tell(answer, now_ms, run_over=run_over)
 
-    def _tell(self, answer: Answer, run_over: bool) -> list[SupervisionAction]:
-        """That the job goes on is not said before it does."""
-        watch = self._watches.pop(answer.request_id, None)
-        answer = watch.told(answer) if watch is not None else answer
+    def _tell(self, answer: Answer, now_ms: int, *, run_over: bool) -> list[SupervisionAction]:
+        """That the job goes on is not said before it does; but runs may fail for ever, and a stop has its time."""
+        watch = self._watches.get(answer.request_id)
+        told = watch.told(answer) if watch is not None else answer
         if run_over and answer.code == SAVEPOINT_FAILED:
-            self._held.append(answer)
+            if watch is not None:
+                watch.hold(answer, now_ms)
+            self._held.append(told)
             return []
-        return [AnswerCommand(answer)]
+        self._watches.pop(answer.request_id, None)
+        return [AnswerCommand(told)]
 
     def _on_over(self, over: RunOver, now_ms: int) -> list[SupervisionAction]:
         self._carried += [wish for wish in over.again if not isinstance(wish, GiveUpStop)]
@@ -245,7 +249,8 @@ class Supervisor:
     def _time_is_up(self, watch: StopWatch, now_ms: int) -> list[SupervisionAction]:
         """A run says what has become of the stop so far. Without one the command may not be wanted any more."""
         if self._phase == "running":
-            return [Deliver(watch.give_up())]
+            given_up = watch.give_up()
+            return [Deliver(given_up)] if watch.held is None else []  # the run that comes up does not have it
         watch.deadline_ms = now_ms + ASK_AGAIN_MS
         return [JudgeStop(watch.command.command_id)]
 
@@ -256,7 +261,8 @@ class Supervisor:
         self._latest = judged.latest
         self._carried = [wish for wish in self._carried if wish.request_id != judged.command_id]
         if judged.wanted:
-            told = watch.without_run() if self._stop is None else watch.uncommitted(self._stop)
+            self._held = [answer for answer in self._held if answer.request_id != judged.command_id]
+            told = watch.still_down() if self._stop is None else watch.uncommitted(self._stop)
             return self._too_late(watch, told, now_ms, run_over=False)
         del self._watches[judged.command_id]
         return []
@@ -268,7 +274,7 @@ class Supervisor:
             self._overdue = told
             return self._on_cancel(watch.command, "by on_timeout=cancel")
         if not watch.tries_again or told.code == SAVEPOINT_OK:
-            return self._tell(told, run_over)
+            return self._tell(told, now_ms, run_over=run_over)
         request = watch.again(told)
         if self._phase == "running" and not run_over:
             watch.started(now_ms)

@@ -357,6 +357,72 @@ def test_a_stop_that_fails_before_its_time_is_up_is_not_timed_out() -> None:
     assert statuses(stopped.feed(RunOver(BOOM))) == ["RESTARTING"]
 
 
+def failed_and_down(on_timeout: str, restart_delay: str = "1 h") -> Stopped:
+    """A stop that failed with its run a second after it was asked for; the job waits for its next run."""
+    stopped = Stopped(restart_attempts="none", restart_delay=restart_delay)
+    stopped.to_running()
+    stopped.ask(on_timeout)
+    stopped.feed(Tick(), after_ms=1_000)
+    assert stopped.told() == []
+    stopped.feed(RunOver(BOOM))
+    return stopped
+
+
+@pytest.mark.parametrize("on_timeout", ["keep_running", "suspend", "cancel"])
+def test_a_stop_that_failed_with_its_run_has_its_time_all_the_same(on_timeout: str) -> None:
+    """S7.7: each run may fail in its turn, and the job never be up again to tell so."""
+    stopped = failed_and_down(on_timeout)
+    assert stopped.feed(Tick(), after_ms=8_999) == []
+    assert chosen(stopped.feed(Tick(), after_ms=1), JudgeStop) == [JudgeStop("stop")]
+    actions = stopped.feed(StopJudged("stop", True, None, (6, "job/chk-6")))
+    match on_timeout:
+        case "keep_running":
+            (told,) = actions
+            assert told.answer.code == SAVEPOINT_FAILED
+            assert told.answer.message == "held up by out; so what; the job is not up again yet"
+        case "suspend":
+            assert actions == []
+            stopped.feed(Tick(), after_ms=3_600_000)
+            (start,) = chosen(stopped.feed(SlotsThere()), StartRun)
+            assert [(wish.request_id, wish.stop) for wish in start.requests] == [("stop", "suspend")]
+        case "cancel":
+            assert statuses(actions) == ["CANCELED"]
+            assert farewell(actions, "stop", "stop").code == CANCELED_IN_STOP
+
+
+def test_a_stop_that_failed_is_told_once_when_the_job_is_up_in_time() -> None:
+    stopped = failed_and_down("cancel", "2 s")
+    stopped.feed(Tick(), after_ms=2_000)
+    stopped.feed(SlotsThere())
+    (told,) = chosen(stopped.feed(RunStarted("r2", "job/chk-6")), AnswerCommand)
+    assert told.answer.message == "held up by out; so what"
+    assert stopped.feed(Tick(), after_ms=9_000) == []
+
+
+def test_a_run_that_comes_up_as_the_time_of_a_failed_stop_is_up_is_waited_for() -> None:
+    """It does not have the stop; when it fails, too, the stop is told."""
+    stopped = failed_and_down("keep_running", "2 s")
+    stopped.feed(Tick(), after_ms=2_000)
+    stopped.feed(SlotsThere())
+    assert chosen(stopped.feed(Tick(), after_ms=7_000), Deliver) == []
+    stopped.feed(RunOver(BOOM))
+    assert chosen(stopped.feed(Tick()), JudgeStop) == [JudgeStop("stop")]
+    (told,) = stopped.feed(StopJudged("stop", True))
+    assert isinstance(told, AnswerCommand) and told.answer.code == SAVEPOINT_FAILED
+
+
+def test_a_stop_that_was_given_up_waits_as_long_again_for_the_job() -> None:
+    """S7.7."""
+    stopped = running("keep_running", restart_attempts="none", restart_delay="1 h")
+    stopped.time_up()
+    stopped.told()
+    stopped.feed(GIVEN_UP)
+    stopped.feed(SlotsThere())
+    stopped.feed(RunOver(BOOM))
+    assert stopped.feed(Tick(), after_ms=9_999) == []
+    assert chosen(stopped.feed(Tick(), after_ms=1), JudgeStop) == [JudgeStop("stop")]
+
+
 def test_a_stop_that_expires_with_its_time_is_timed_out() -> None:
     """S1.4, S7.7: the run noticed first."""
     stopped = running("cancel")
