@@ -106,10 +106,13 @@ class GiveUpStop:
     Attributes:
         request_id: of the stop; None: whichever is on its way.
         limit: how much time it had, in words: "10 min".
+        path, mode: of the stop's savepoint, where an earlier run completed it.
     """
 
     request_id: str | None
     limit: str
+    path: str | None = None
+    mode: StopMode | None = None
 
 
 Wish: TypeAlias = Request | Ruling | GiveUpStop

@@ -139,7 +139,7 @@ def savepoint_stays(
     took it; None: an earlier one did."""
     if event.request_id is None:
         return []
-    path, mode = (taken.path, taken.request.stop) if taken is not None else (None, None)
+    path, mode = (taken.path, taken.request.stop) if taken is not None else (event.path, event.mode)
     held = scene.not_finished(checkpoint_id)
     text = (
         f"savepoint {path or checkpoint_id} is complete and valid, but the job has not ended within {scene.limit}: "

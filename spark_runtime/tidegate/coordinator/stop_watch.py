@@ -69,10 +69,11 @@ class StopWatch:
         """Its time is up, or was when its run was told."""
         return self.given_up or (self.deadline_ms is not None and now_ms >= self.deadline_ms)
 
-    def give_up(self) -> GiveUpStop:
-        """What its run is told."""
+    def give_up(self, stop: StopPoint | None) -> GiveUpStop:
+        """What its run is told. Args: stop: the savepoint that an earlier run completed."""
         self.deadline_ms, self.given_up = None, True
-        return GiveUpStop(self.command.command_id, self.limit)
+        path, mode = (stop.path, stop.mode) if stop is not None else (None, None)
+        return GiveUpStop(self.command.command_id, self.limit, path, mode)
 
     def again(self, told: Answer) -> Request:
         """The second try; its time begins when a run has it."""

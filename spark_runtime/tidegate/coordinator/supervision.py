@@ -249,7 +249,7 @@ class Supervisor:
     def _time_is_up(self, watch: StopWatch, now_ms: int) -> list[SupervisionAction]:
         """A run says what has become of the stop so far. Without one the command may not be wanted any more."""
         if self._phase == "running":
-            given_up = watch.give_up()
+            given_up = watch.give_up(self._stop)
             return [Deliver(given_up)] if watch.held is None else []  # the run that comes up does not have it
         watch.deadline_ms = now_ms + ASK_AGAIN_MS
         return [JudgeStop(watch.command.command_id)]

@@ -110,8 +110,19 @@ def test_a_run_that_only_commits_a_stop_says_who_has_not() -> None:
     run = Driver(interval_ms=None, commit_only=7)
     run.start()
     assert run.ask("stop-savepoint", "stop", stop="drain") == []
-    (answer,) = run.send(GIVE_UP)
+    (answer,) = run.send(GiveUpStop("stop", "10 s", "/sp-7", "drain"))
     assert (answer.code, answer.data["checkpoint_id"]) == (SAVEPOINT_OK, 7)
+    assert answer.message.startswith("savepoint /sp-7 is complete and valid"), "it is to be restored"
+    assert (answer.data["path"], answer.data["mode"]) == ("/sp-7", "drain")
+
+
+def test_a_run_that_only_commits_a_stop_is_told_which_savepoint_that_is() -> None:
+    """S7.7: an earlier run took it."""
+    stopped = running("keep_running", restart_delay="1 s")
+    stopped.feed(RunOver(BOOM, stop=StopPoint(7, "/sp-7", "drain")))
+    stopped.feed(Tick(), after_ms=1_000)
+    stopped.feed(SlotsThere())
+    assert stopped.feed(Tick(), after_ms=9_000) == [Deliver(GiveUpStop("stop", "10 s", "/sp-7", "drain"))]
 
 
 def test_giving_up_a_stop_that_is_not_there_changes_nothing() -> None:
