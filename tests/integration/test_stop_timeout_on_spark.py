@@ -27,8 +27,8 @@ def test_a_drain_that_is_held_up_is_given_up_and_names_the_operator(local_job: R
     local_job.until(lambda view: view.status.value != "RUNNING", "the end of the stop's time")
     marker.unlink()
     result = local_job.client.wait_result(command.command_id, "300 s")
-    held_up_by = [uid for held in result.data["held_up_by"] for uid in held["operators"]]
-    assert "dawdle" in held_up_by and "dawdle" in result.message
+    assert {tuple(held["at_work"]) for held in result.data["held_up_by"]} == {("dawdle",)}
+    assert "operator dawdle of numbers -> dawdle" in result.message
     aborts = [d.data for d in local_job.client.decisions() if d.kind == "abort" and d.data["code"] == "stop_timeout"]
     assert len(aborts) == 1 and "dawdle" in aborts[0]["reason"]
     match on_timeout:

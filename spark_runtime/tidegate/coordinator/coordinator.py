@@ -424,7 +424,7 @@ class Coordinator:
 
     def _give_up_stop(self, event: ev.GiveUpStop) -> list[Action]:
         """The time of a stop is up. Once its savepoint is complete there is no way back (S7.7)."""
-        scene = Scene(self._topology, self._subtasks.by_subtask, event.limit)
+        scene = Scene(self._topology, self._subtasks.by_subtask, event.limit, event.at_work)
         if self._stop is not None:
             return savepoint_stays(event, scene, self._stop.checkpoint_id, self._stop)
         if self._commit_only is not None:

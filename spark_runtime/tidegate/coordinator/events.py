@@ -107,12 +107,14 @@ class GiveUpStop:
         request_id: of the stop; None: whichever is on its way.
         limit: how much time it had, in words: "10 min".
         path, mode: of the stop's savepoint, where an earlier run completed it.
+        at_work: of subtasks the uids of operators that have not done yet what they were asked for, as far as is known.
     """
 
     request_id: str | None
     limit: str
     path: str | None = None
     mode: StopMode | None = None
+    at_work: Mapping[Subtask, tuple[str, ...]] = field(default_factory=dict, compare=False)
 
 
 Wish: TypeAlias = Request | Ruling | GiveUpStop

@@ -23,18 +23,23 @@ class HoldUp:
         operators: uids of its chain.
         subtask: index.
         why: what it has not done.
+        at_work: those of the chain's operators that it waits for, as far as is known.
     """
 
     operators: tuple[str, ...]
     subtask: int
     why: str
+    at_work: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
-        return {"operators": list(self.operators), "subtask": self.subtask, "why": self.why}
+        document = {"operators": list(self.operators), "subtask": self.subtask, "why": self.why}
+        return {**document, "at_work": list(self.at_work)} if self.at_work else document
 
     def __str__(self) -> str:
-        return f"operator {' -> '.join(self.operators)}, subtask {self.subtask} ({self.why})"
+        chain = " -> ".join(self.operators)
+        who = f"{', '.join(self.at_work)} of {chain}" if self.at_work and len(self.operators) > 1 else chain
+        return f"operator {who}, subtask {self.subtask} ({self.why})"
 
 
 @dataclass(frozen=True)
@@ -45,11 +50,13 @@ class Scene:
         topology: of the run.
         states: of every subtask.
         limit: how much time there was, in words.
+        at_work: uids of the operators that subtasks wait for, as far as is known.
     """
 
     topology: Topology
     states: Mapping[Subtask, SubtaskState]
     limit: str
+    at_work: Mapping[Subtask, tuple[str, ...]]
 
     def not_up(self) -> list[HoldUp]:
         """Whom a stop waits for before its savepoint is triggered."""
@@ -98,7 +105,7 @@ class Scene:
         return [s for s in missing if not waits(s)] or missing
 
     def _of(self, subtask: Subtask, why: str) -> HoldUp:
-        return HoldUp(self.topology.chains[subtask[0]].operators, subtask[1], why)
+        return HoldUp(self.topology.chains[subtask[0]].operators, subtask[1], why, self.at_work.get(subtask, ()))
 
 
 def stop_failed(request: Request, reason: str) -> list[Action]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from tidegate.contract.errors import TidegateError
@@ -98,6 +98,7 @@ class JobRun:
         restored_from: location the run was restored from.
         watermark_us: a watermark that every subtask of this run has passed by now, microseconds since the epoch; None:
             not known. It goes into claims: what a snapshot triggered now holds has passed it too.
+        at_work: of subtasks the uids of operators that have not done yet what they were asked for; for people.
     """
 
     facts: JobFacts
@@ -113,6 +114,7 @@ class JobRun:
     on_completed: Callable[[], None]
     outcome: RunEnded | RunFailed | None = None
     watermark_us: Callable[[], int | None] = lambda: None
+    at_work: Callable[[], Mapping[ev.Subtask, tuple[str, ...]]] = dict
     _queue: deque[Event] = field(default_factory=deque)
     _alignment: SourceAlignment = field(default_factory=SourceAlignment)
     _last_path: str | None = None
@@ -135,7 +137,7 @@ class JobRun:
         if isinstance(wish, ev.Request):
             self.on_event(ev.SnapshotRequested(wish))
         elif isinstance(wish, ev.GiveUpStop):
-            self.on_event(wish)
+            self.on_event(replace(wish, at_work=self.at_work()))
         elif self.outcome is None:
             self._rule(wish)
 

@@ -84,6 +84,13 @@ class HintWriter:
             print(f"tidegate: the status hint could not be written: {error}", flush=True)
 
 
+def operators_at_work(slots: Mapping[int, SlotView]) -> dict[tuple[int, int], tuple[str, ...]]:
+    """Of subtasks (chain, index) the uids of operators that have not done what they were asked for, by the newest
+    heartbeats."""
+    told = (one for view in slots.values() for one in view.metrics.get("at_work", ()))
+    return {(chain, index): tuple(uids) for (chain, index), uids in told}
+
+
 def job_metrics(graph: JobGraph, slots: Mapping[int, SlotView]) -> dict[str, Any]:
     """Sources, watermark and rows of the whole job, from the slots' heartbeats."""
     sources: dict[str, dict[str, Any]] = {}

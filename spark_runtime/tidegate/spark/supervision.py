@@ -36,7 +36,7 @@ from tidegate.coordinator.job_run import JobRun, RunFailed
 from tidegate.coordinator.recovery import RestorePoint, choose_restore_point, ended_as
 from tidegate.coordinator.supervision import Supervisor
 from tidegate.spark.attempt import Attempt, SlotView
-from tidegate.spark.hint import job_metrics, job_watermark_us
+from tidegate.spark.hint import job_metrics, job_watermark_us, operators_at_work
 from tidegate.spark.job import Job, Splits, assign, fresh_splits
 from tidegate.spark.retiring import ZOMBIE_LIFE_S
 from tidegate.spark.session import SlotWait, start_session, ui_url
@@ -314,6 +314,7 @@ class Supervision:
                 retire=job.retiring.add,
                 on_completed=lambda: self._inbox.put(sv.Progress),
                 watermark_us=lambda: job_watermark_us(attempt.slots),
+                at_work=lambda: operators_at_work(attempt.slots),
             )
             return run
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -14,6 +15,8 @@ from tidegate.contract.store import Store
 from tidegate.contract.verdicts import Withheld
 from tidegate.operators.contract import CommitPermit, Output, SideOutput, StreamOperator, Waiting
 from tidegate.snapshot.parts import AsyncSnapshot
+
+T = TypeVar("T")
 
 SIDE_OUTPUT_DROPPED = "side_output_dropped"
 """Counter: rows that an operator gave to a side output which nothing reads."""
@@ -45,6 +48,14 @@ class OperatorChain:
             if type(operator).next_processing_time_ms is not StreamOperator.next_processing_time_ms
         ]
         self._idling = [o for o in self.operators if type(o).idles is not StreamOperator.idles]
+        self._at: int | None = None
+        self._writing: list[str] = []
+
+    def at_work(self) -> tuple[str, ...]:
+        """Uids of the operators that have not done yet what they were asked for: one that is called on the loop or that
+        keeps it waiting, and those whose state is being written or committed. From any thread."""
+        at, writing = self._at, tuple(self._writing)
+        return tuple(dict.fromkeys((*(() if at is None else (self._uids[at],)), *writing)))
 
     def batch(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """Push a batch in at the head."""
@@ -126,7 +137,7 @@ class OperatorChain:
             except Exception as error:  # of a user's code that writes raw state
                 raise OperatorFailure(uid, self._subtask, error) from error
             if part is not None:
-                found.append((uid, part))
+                found.append((uid, partial(self._noted, uid, part)))
         return found
 
     def commits(self, permit: CommitPermit) -> list[Callable[[], None]]:
@@ -146,9 +157,16 @@ class OperatorChain:
 
     def _do(self, uid: str, work: Callable[[], None]) -> None:
         try:
-            work()
+            self._noted(uid, work)
         except Exception as error:
             raise OperatorFailure(uid, self._subtask, error) from error
+
+    def _noted(self, uid: str, work: Callable[[], T]) -> T:
+        self._writing.append(uid)
+        try:
+            return work()
+        finally:
+            self._writing.remove(uid)
 
     def close(self) -> None:
         """Close every operator; the first error is raised after all have been closed."""
@@ -187,9 +205,13 @@ class OperatorChain:
                 yield from self._through(index + 1, out)
 
     def _guarded(self, index: int, emission: Iterable[Output]) -> Iterator[Output]:
+        before, self._at = self._at, index
         try:
-            yield from emission
+            for out in emission:
+                yield out
+                self._at = index  # others downstream have been at work meanwhile
         except OperatorFailure:
             raise
         except Exception as error:
             raise OperatorFailure(self._uids[index], self._subtask, error) from error
+        self._at = before

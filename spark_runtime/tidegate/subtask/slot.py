@@ -333,7 +333,7 @@ class Slot:
                 traceback.print_exc()
 
     def metrics(self) -> dict[str, Any]:
-        """For the heartbeat: loop progress, rows and watermark per subtask, progress per source."""
+        """For the heartbeat: loop progress, rows and watermark per subtask, progress per source, operators at work."""
         return {
             "progress": self.progress,
             "subtasks": [[list(s.subtask), s.rows_in, s.rows_out, str(s.watermark_us)] for s in self._subtasks],
@@ -347,6 +347,7 @@ class Slot:
                 for s in self._subtasks
                 if s.source_input is not None
             ],
+            "at_work": [[list(s.subtask), list(uids)] for s in self._subtasks if (uids := s.at_work())],
             "counters": [
                 [uid, s.subtask[1], dict(context.counters)]
                 for s in self._subtasks

@@ -64,7 +64,7 @@ EMISSION_BUDGET = 32
 
 class Subtask:
     """See the module. `step` is called by the slot's loop. `watermark_us` is the one last sent on; `watermarks`
-    are those of its inputs. `commits` takes what is said of transactions."""
+    are those of its inputs. `commits` takes what is said of transactions. `at_work`: see OperatorChain."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Subtask:
         """Args: unaligned_after_ms: from a checkpoint's first barrier to overtaking what is queued; None: never (S3.7).
         replay: (number of the port, element) to process before anything from the ports."""
         self.subtask = subtask
-        self._chain = chain
+        self._chain, self.at_work = chain, chain.at_work
         self._uids = tuple(uids)
         head_uid = self._uids[0] if self._uids else ""
         self._captures = Captures(inputs, subtask[1], parallelism, head_uid, self._give_up)

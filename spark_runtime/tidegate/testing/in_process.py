@@ -183,6 +183,7 @@ class InProcessRun:
             now_ms=lambda: owner.now_ms,
             retire=self._retire,
             on_completed=lambda: None,
+            at_work=lambda: {s.subtask: s.at_work() for s in self.slot._subtasks},
         )
         self.slot = Slot(
             run_id=run_id,

@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -76,6 +77,21 @@ def test_a_stop_that_is_given_up_names_who_has_not_written_its_part() -> None:
         run.ack(subtask, 1)
     (abort,) = of(run.send(GIVE_UP), ev.SendAbort)
     assert "held up by operator win -> out, subtask 1 (has not acknowledged savepoint 1);" in abort.reason
+
+
+def test_of_a_chain_the_operators_that_are_at_work_are_named() -> None:
+    """S7.7: as the slot tells; not those of subtasks that hold nobody up."""
+    run = stopping()
+    run.end_data(natural=False)
+    for subtask in ALL[:3]:
+        run.ack(subtask, 1)
+    at_work = {(WINDOW, 1): ("out",), (WINDOW, 0): ("win",)}
+    actions = run.send(replace(GIVE_UP, at_work=at_work))
+    (abort,) = of(actions, ev.SendAbort)
+    assert "held up by operator out of win -> out, subtask 1 (has not acknowledged" in abort.reason
+    (answer,) = of(actions, ev.Answer)
+    (held,) = answer.data["held_up_by"]
+    assert (held["operators"], held["at_work"], held["subtask"]) == (["win", "out"], ["out"], 1)
 
 
 def test_a_stop_that_was_not_triggered_ends_nothing_when_it_is_given_up() -> None:
