@@ -256,16 +256,19 @@ def test_going_back_in_front_of_the_word_moves_first_what_no_run_had_moved(then:
     assert rows_of(job, "quarantined") == kept and set(kept) <= set(rows_of(job, "committed"))
 
 
-def test_files_that_no_run_had_moved_are_in_quarantine_with_their_notes(tmp_path: Path) -> None:
-    """S7.8: of both subtasks, at another parallelism too."""
-
-    def files(_: str) -> Pipeline:
+def files_into(folder: Path) -> Callable[[str], Pipeline]:
+    def build(_: str) -> Pipeline:
         p = Pipeline()
         source = DataGen(lambda numbers: {"v": numbers}, pa.schema([("v", pa.int64())]), splits=2, batch_rows=8)
-        p.read(source, uid="numbers").write(Parquet(tmp_path / "out"), uid="out")
+        p.read(source, uid="numbers").write(Parquet(folder), uid="out")
         return p
 
-    job = Gated(files)
+    return build
+
+
+def test_files_that_no_run_had_moved_are_in_quarantine_with_their_notes(tmp_path: Path) -> None:
+    """S7.8: of both subtasks, at another parallelism too."""
+    job = Gated(files_into(tmp_path / "out"))
     job.checkpoint(), job.checkpoint()
     before = {
         file: pq.read_table(file).column("v").to_pylist() for file in (tmp_path / "out").rglob("*--2--0.parquet.staged")

@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from test_commit_gate_jobs import Gated, endless
-from test_quarantine_jobs import held_in_the_staging_folder, rows_of
+from test_quarantine_jobs import files_into, held_in_the_staging_folder, rows_of
 
 from tidegate.connectors.datagen import DataGen
-from tidegate.connectors.parquet import Parquet
 from tidegate.contract.errors import SnapshotError, StoreError
 from tidegate.contract.records import RestoreFrom
 from tidegate.contract.staged import quarantined_data
@@ -51,14 +50,7 @@ def test_a_restore_of_another_jobs_snapshot_moves_what_its_own_had_left() -> Non
 
 def test_files_of_a_lineage_that_is_left_go_to_quarantine_with_their_notes(tmp_path: Path) -> None:
     """S7.8."""
-
-    def files(_: str) -> Pipeline:
-        p = Pipeline()
-        source = DataGen(lambda numbers: {"v": numbers}, pa.schema([("v", pa.int64())]), splits=2, batch_rows=8)
-        p.read(source, uid="numbers").write(Parquet(tmp_path / "out"), uid="out")
-        return p
-
-    job = Gated(files)
+    job = Gated(files_into(tmp_path / "out"))
     job.checkpoint()
     job.run.writers.held = True
     assert job.reject(1, "quarantine").ok
