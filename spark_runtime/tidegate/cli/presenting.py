@@ -80,8 +80,8 @@ def view_lines(view: JobView, *, alive: bool | None = None) -> list[str]:
         lines.append(f"  source {source.uid}: {_source_text(source)}")
     for uid, counts in sorted(view.counters.items()):
         lines.append(f"  counted by {uid}: {', '.join(f'{n:,} {name}' for name, n in sorted(counts.items()))}")
-    if view.completed:
-        newest = view.completed[-1]
+    newest = next((c for c in reversed(view.completed) if c.verdict != "rejected" and not c.taken_back), None)
+    if newest is not None:
         lines.append(f"  latest snapshot: {newest.kind} {newest.checkpoint_id}, {newest.path}")
     lines += [f"  {words}" for words in _verdict_lines(view)]
     if view.latest_recovery_point is not None and not view.completed:

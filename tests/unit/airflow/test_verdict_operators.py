@@ -208,7 +208,9 @@ def test_the_process_that_commits_tells_its_refusal_in_its_own_words(job: Job) -
     driver = ScriptedDriver(job.client)
     driver.checkpoint(1)
     driver.status("FINISHED")
-    with pytest.raises(AirflowException, match=r"this job commits by itself: nothing of it waits for a verdict \[job j1\]"):
+    with pytest.raises(
+        AirflowException, match=r"this job commits by itself: nothing of it waits for a verdict \[job j1\]"
+    ):
         commit(checkpoint_id=1).execute(job.context("publish"))
 
 

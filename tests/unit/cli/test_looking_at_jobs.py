@@ -91,6 +91,7 @@ def test_status_tells_what_waits_for_a_verdict_and_that_sources_pause(tidegate: 
     ]
     driver.reign.append("reject", {"checkpoint_id": 4, "by": "anna", "then": "stop"})
     driver.status("STOPPED")
+    assert "  latest snapshot: checkpoint 3, " in tidegate("status", "gated").out
     refused = tidegate("restore", "gated", "--from", "4")
     assert refused.code != 0 and "checkpoint 4 was rejected" in refused.err
 
