@@ -42,6 +42,7 @@ def test_suspend_and_restore_lose_and_repeat_nothing(local_job: RealJob) -> None
     assert local_job.output() == expected(ROWS)
 
 
+@pytest.mark.slow
 def test_a_job_that_needs_no_final_snapshot_can_be_stopped_and_ends_without_one(local_job: RealJob) -> None:
     """S7.3, S7.7: no interval, nothing to commit; the stop does not race with the end of its subtasks."""
     local_job.start(rows=0, rate=RATE, function="discarding", checkpoint_interval=None)
