@@ -108,12 +108,7 @@ def checkpoint_views(entries: Sequence[Entry], *, ended: bool) -> tuple[Checkpoi
                     if settled.status == "aborted" or settled.kind == "savepoint":
                         done.append(views.pop(settled.checkpoint_id))
             case "committed":
-                done += _mark_committed(views, entry, entry.data["checkpoint_id"], entry.spec)
-            case "status" if entry.data.get("restored_from") is not None:
-                # The job runs: before the first subtask did, all had committed what the snapshot covers (S7.4).
-                restored = next((v for v in views.values() if v.path == entry.data["restored_from"]), None)
-                if restored is not None:
-                    done += _mark_committed(views, entry, restored.checkpoint_id, restored.spec)
+                done += _mark_committed(views, entry)
     if ended:
         done += _abort_pending(views, "job_ended", "the job ended", None)
     return tuple(sorted([*done, *views.values()], key=lambda view: view.checkpoint_id))
@@ -157,13 +152,14 @@ def _settled(pending: CheckpointView, entry: Entry) -> CheckpointView:
     )
 
 
-def _mark_committed(views: dict[int, CheckpointView], entry: Entry, newest: int, spec: int) -> list[CheckpointView]:
-    """What covers `newest` covers also what submission `spec` completed before it (S7.4). Takes them out of `views`."""
+def _mark_committed(views: dict[int, CheckpointView], entry: Entry) -> list[CheckpointView]:
+    """ "committed n" covers n, and what the same submission completed before it (S7.4). Takes them out of `views`."""
+    newest = entry.data["checkpoint_id"]
     covered = [
         view.checkpoint_id
         for view in views.values()
         if view.status == "completed"
-        and (view.checkpoint_id == newest or (view.checkpoint_id < newest and view.spec == spec))
+        and (view.checkpoint_id == newest or (view.checkpoint_id < newest and view.spec == entry.spec))
     ]
     by = entry.decision.number
     return [replace(views.pop(checkpoint_id), committed=True, committed_by=by) for checkpoint_id in covered]

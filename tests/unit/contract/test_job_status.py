@@ -153,24 +153,6 @@ def test_a_commit_does_not_cover_an_abandoned_timeline() -> None:
     assert [checkpoint.committed for checkpoint in story.view.checkpoints] == [False, False, True]
 
 
-def test_what_a_job_is_restored_from_is_committed_when_it_runs() -> None:
-    """S7.4: before any subtask runs; its own entry tells it, also when a run dies before it commits anything else."""
-    story = running().complete(1).complete(2).complete(3, "stop-savepoint").status("FAILED", reason="no disk")
-    story.submit(RestoreFrom("latest")).fence().status("WAITING_FOR_SLOTS")
-    assert not any(checkpoint.committed for checkpoint in story.view.checkpoints)
-    story.status("RUNNING", run_id="r", restored_from="job/savepoints/3").status("FAILED", reason="no disk")
-    assert [checkpoint.committed for checkpoint in story.view.checkpoints] == [True, True, True]
-    assert story.view.checkpoints[2].committed_by == len(story.decisions) - 1
-
-
-def test_what_another_job_was_restored_from_commits_nothing_here() -> None:
-    """S7.4: a fork leaves its original's transactions alone."""
-    story = running().complete(1).status("FAILED", reason="no disk")
-    story.submit(RestoreFrom("savepoint", path="other/savepoints/1")).fence()
-    story.status("RUNNING", run_id="r", restored_from="other/savepoints/1")
-    assert [checkpoint.committed for checkpoint in story.view.checkpoints] == [False]
-
-
 def test_the_latest_recovery_point_is_no_intermediate_savepoint() -> None:
     """S2.4."""
     view = running().complete(1).complete(2, "savepoint").view
