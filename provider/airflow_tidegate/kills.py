@@ -54,6 +54,36 @@ def kill_command(policy: str, context: Any, spec: int | None = None) -> dict[str
     }
 
 
+def triggers_hear(context: Any) -> bool:
+    """Whether a triggerer may end the deferred wait of this run's tasks in a user's name.
+
+    Not of `dag.test`, which runs each trigger by itself and then takes its task back: a triggerer on the same database,
+    as of `airflow standalone`, takes up the same trigger and tells it that its task was killed.
+    """
+    return getattr(context.get("dag_run"), "triggering_user_name", None) != "dag_test"
+
+
+def still_deferred(instance: Any) -> bool:
+    """Whether a task waits on in a triggerer. Then nobody killed it, but another triggerer has taken it over: Airflow
+    3.3 tells a trigger that was taken away from a late triggerer that its task was killed.
+
+    Args:
+        instance: the trigger's `task_instance`; None: unknown, False.
+    """
+    if instance is None:
+        return False
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance  # slow, and of no use where DAGs are parsed
+
+    try:
+        states = RuntimeTaskInstance.get_task_states(
+            instance.dag_id, map_index=instance.map_index, task_ids=[instance.task_id], run_ids=[instance.run_id]
+        )
+    except Exception as error:  # whatever Airflow raises: a kill is passed on when in doubt
+        _log.warning("task %s: its state is not known, so it counts as killed: %s", instance.task_id, error)
+        return False
+    return "deferred" in states.get(instance.run_id, {}).values()
+
+
 def send_kill_command(client: JobClient, command: Mapping[str, Any]) -> None:
     """Send what `kill_command` made, or withdraw a command ("verb": "withdraw"). A job that is over is left alone."""
     if command["verb"] == "withdraw":

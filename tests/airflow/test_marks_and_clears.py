@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -42,6 +44,42 @@ def test_a_task_that_is_marked_as_failed_leaves_a_started_job_running_and_cancel
     assert len(client.specs()) == len(client.launches()) == 1
     if driver := driver_of(client):
         driver.kill()
+
+
+def another_triggerer_takes_over(airflow: Standalone, run: DagRun, task_id: str) -> None:
+    """What a triggerer does with the triggers of one whose heartbeat is late; it dies at once, without a heartbeat."""
+    with closing(sqlite3.connect(airflow.home.folder / "airflow.db", timeout=30)) as database, database:
+        columns = [name for _, name, *_ in database.execute("PRAGMA table_info(job)") if name != "id"]
+        running = "job_type = 'TriggererJob' AND state = 'running'"
+        other = database.execute(
+            f"INSERT INTO job ({', '.join(columns)}) SELECT {', '.join(columns)} FROM job WHERE {running}"
+            " ORDER BY latest_heartbeat DESC LIMIT 1"
+        ).lastrowid
+        found = database.execute(
+            "UPDATE trigger SET triggerer_id = ? WHERE id = (SELECT trigger_id FROM task_instance"
+            " WHERE run_id = ? AND dag_id = ? AND task_id = ?)",
+            (other, run.run_id, run.dag_id, task_id),
+        )
+        assert found.rowcount == 1
+
+
+def test_a_run_whose_trigger_goes_to_another_triggerer_goes_on(airflow: Standalone, client_of: ClientOf) -> None:
+    """Airflow 3.3 tells the late triggerer's copy that its task was killed (apache/airflow, pull request 73454)."""
+    client = client_of("taken-over")
+    run = DagRun(airflow, "triggerer_run", client.job_id)
+    run.trigger({"job_id": client.job_id})
+    thaw = launch_and_freeze(client)
+    try:
+        until("the triggerer to wait", lambda: is_held(airflow, run, "run"))
+        another_triggerer_takes_over(airflow, run, "run")
+        [log] = (airflow.home.folder / "logs").glob(f"dag_id={run.dag_id}/run_id={run.run_id}/**/*.trigger.*")
+        if TRIGGERS_HEAR_KILLS:
+            until("the trigger to be told of a kill", lambda: "invoking on_kill" in log.read_text(), 60)
+            until("it to see that nobody killed the task", lambda: "another triggerer waits on" in log.read_text(), 30)
+    finally:
+        thaw()
+    assert run_to_end(run) == {"run": "success"}
+    assert (client.view().status.value, effects(client)["cancel"]) == ("FINISHED", 0)
 
 
 @pytest.fixture(scope="module")

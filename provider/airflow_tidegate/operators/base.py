@@ -14,7 +14,7 @@ from airflow_tidegate.airflow_versions import TRIGGERS_HEAR_KILLS
 from airflow_tidegate.deferring import TRIGGER_SLACK, deferrable_or_default
 from airflow_tidegate.failures import Failure, airflow_failures
 from airflow_tidegate.hooks.tidegate import DEFAULT_CONN_ID, JobRoot, TidegateHook
-from airflow_tidegate.kills import send_kill_command
+from airflow_tidegate.kills import send_kill_command, triggers_hear
 from airflow_tidegate.lineage import lineage_of
 from airflow_tidegate.links import TidegateJobLink, TidegateSparkUiLink
 from airflow_tidegate.operators.arguments import duration, optional_duration
@@ -102,7 +102,8 @@ class JobOperator(BaseOperator):
         """`timeout`, parsed. Raises OptionError."""
         return optional_duration(self.timeout, "timeout")
 
-    def _defer(self, root: JobRoot, watch: Watch, limit_s: float | None, poll_s: float) -> None:
+    def _defer(self, context: Any, root: JobRoot, watch: Watch, limit_s: float | None, poll_s: float) -> None:
+        kill_command = self._kill_command if triggers_hear(context) else None
         trigger = STEP_TRIGGERS[watch.wait.kind](
             root=root.root,
             job_id=self.job_id,
@@ -111,10 +112,10 @@ class JobOperator(BaseOperator):
             deadline_at=watch.deadline_at,
             timeout_s=limit_s or 0.0,
             poll_s=poll_s,
-            kill_command=self._kill_command,
+            kill_command=kill_command,
         )
-        if self._kill_command is not None and not TRIGGERS_HEAR_KILLS:
-            self.log.warning(NOT_KEPT_WHILE_DEFERRED, self._kill_command["verb"])
+        if kill_command is not None and not TRIGGERS_HEAR_KILLS:
+            self.log.warning(NOT_KEPT_WHILE_DEFERRED, kill_command["verb"])
         self.defer(
             trigger=trigger,
             method_name="execute_complete",
@@ -150,7 +151,7 @@ class AskingOperator(JobOperator):
             try:
                 found = watch.step()
                 if found is None and self.deferrable:
-                    self._defer(root, watch, timeout.total_seconds() if timeout else None, poll_s)
+                    self._defer(context, root, watch, timeout.total_seconds() if timeout else None, poll_s)
                 if found is None:
                     self.sleep(poll_s)
                     found = watch.run(poll_s, self.sleep)

@@ -75,7 +75,8 @@ class SteppingOperator(JobOperator):
                 try:
                     found = watch.step()
                     if found is None and self.deferrable:
-                        self._defer(root, watch, step.limit_s if step.deadline_at is not None else None, poll_s)
+                        limit_s = step.limit_s if step.deadline_at is not None else None
+                        self._defer(context, root, watch, limit_s, poll_s)
                     if found is None:
                         self.sleep(poll_s)
                         found = watch.run(poll_s, self.sleep)

@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, ClassVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
+from asgiref.sync import sync_to_async
 
 from airflow_tidegate.event_time import WatermarkWait
 from airflow_tidegate.failures import Failure
-from airflow_tidegate.kills import send_kill_command
+from airflow_tidegate.kills import send_kill_command, still_deferred
 from airflow_tidegate.shared_reads import shared_job
 from airflow_tidegate.waits import (
     CancelWait,
@@ -126,8 +127,12 @@ class JobWaitTrigger(BaseTrigger):
 
     async def on_kill(self) -> None:
         """A user ended the deferred task: send the command that the operator's policy asks for, if any."""
-        if self.kill_command is not None:
-            await asyncio.to_thread(self._send_kill_command, self.kill_command)
+        if self.kill_command is None:
+            return
+        if await sync_to_async(still_deferred)(self.task_instance):
+            self.log.info("job %s: another triggerer waits on; nothing is sent", self.job_id)
+            return
+        await asyncio.to_thread(self._send_kill_command, self.kill_command)
 
     def _send_kill_command(self, command: Mapping[str, Any]) -> None:
         send_kill_command(self.client(), command)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from scripted_job import PIPELINE, Job, ScriptedDriver
 
 from airflow_tidegate.airflow_versions import TaskDeferred
@@ -29,10 +31,12 @@ def drivers(job: Job) -> list[ScriptedDriver]:
     return made
 
 
-def defer(operator: Any, job: Job) -> Any:
-    """The trigger that a triggerer makes of what the operator defers to."""
+def defer(operator: Any, job: Job, *, by: str | None = None) -> Any:
+    """The trigger that a triggerer makes of what the operator defers to; `by` triggered the DAG run."""
+    context = job.context(operator.task_id)
+    context["dag_run"].triggering_user_name = by
     with pytest.raises(TaskDeferred) as caught:
-        operator.execute(job.context(operator.task_id))
+        operator.execute(context)
     trigger: Any = caught.value.trigger
     path, arguments = trigger.serialize()
     [found] = [t for t in TRIGGERS.values() if t.__name__ == path.rpartition(".")[2]]
@@ -96,3 +100,37 @@ def test_a_kill_when_the_job_is_over_sends_nothing_and_does_not_fail(job: Job, d
 def test_a_kill_before_anything_was_submitted_sends_nothing(job: Job) -> None:
     TidegateRunJobOperator(task_id="t", **START).on_kill()
     assert not any(p.is_file() for p in job.root.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("state", "sent"),
+    [("deferred", 0), ("failed", 1), ("success", 1), ("scheduled", 1), (None, 1), (RuntimeError("no API"), 1)],
+)
+def test_a_trigger_whose_task_waits_on_elsewhere_was_taken_over_not_killed(
+    job: Job, drivers: list[ScriptedDriver], monkeypatch: pytest.MonkeyPatch, state: str | Exception | None, sent: int
+) -> None:
+    """Airflow 3.3 tells the one by the other: a triggerer that was late, and lost its triggers to another one."""
+    asked: list[Any] = []
+
+    def states(dag_id: str, **which: Any) -> dict[str, dict[str, str | None]]:
+        asked.append((dag_id, which))
+        if isinstance(state, Exception):
+            raise state
+        return {"r1": {"t_3": state}}
+
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(states))
+    trigger = defer(TidegateRunJobOperator(task_id="t", **START), job)
+    trigger.task_instance = SimpleNamespace(dag_id="d", run_id="r1", task_id="t", map_index=3)
+    asyncio.run(trigger.on_kill())
+    assert asked == [("d", {"map_index": 3, "task_ids": ["t"], "run_ids": ["r1"]})]
+    assert len(drivers[-1].commands()) == sent
+
+
+@pytest.mark.parametrize(("by", "sent"), [("dag_test", 0), ("admin", 1), (None, 1)])
+def test_a_triggerer_beside_dag_test_does_not_end_the_job_when_the_task_goes_on(
+    job: Job, drivers: list[ScriptedDriver], by: str | None, sent: int
+) -> None:
+    """`dag.test` runs the trigger by itself, takes the task back, and the triggerer's copy hears of a kill."""
+    trigger = defer(TidegateRunJobOperator(task_id="t", **START), job, by=by)
+    asyncio.run(trigger.on_kill())
+    assert len(drivers[-1].commands()) == sent
