@@ -14,7 +14,7 @@ from scripted_job import Job, ScriptedDriver
 
 from airflow_tidegate.assets import checkpoint_asset, end_of_data_asset, watermark_asset
 from airflow_tidegate.happenings import EVENTS_AT_ONCE
-from airflow_tidegate.looks import JobReader
+from airflow_tidegate.looks import JobReader, Look
 from airflow_tidegate.triggers import events
 from airflow_tidegate.triggers.events import (
     JobEventTrigger,
@@ -36,12 +36,32 @@ except ImportError:  # 3.1
 HOUR_US = 3600 * 1_000_000
 SIX_US = 1357020000 * 1_000_000
 """2013-01-01 06:00 UTC."""
+PATIENCE_S = 60
+"""For what comes at once; only a defect makes a test wait so long."""
+
+
+_looks: list[str] = []
+LOOKS = 4
+"""So many looks begun after a change: the first may have been under way, and the last one's answer is not out yet."""
 
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "RETRY_S", 0.01)
     monkeypatch.setattr(events, "HANDED_OVER_S", 0.0)
+
+
+@pytest.fixture(autouse=True)
+def looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts the looks that a trigger begins."""
+    real = JobReader.look
+    _looks.clear()
+
+    def look(self: JobReader) -> Look:
+        _looks.append(self.client.job_id)
+        return real(self)
+
+    monkeypatch.setattr(JobReader, "look", look)
 
 
 @pytest.fixture
@@ -77,6 +97,12 @@ def cursor(job: Job, trigger: JobEventTrigger) -> Any:
     return None if found is None else dict(found.data)
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
 def watch(
     job: Job, trigger: JobEventTrigger, steps: list[Callable[[], None]], count: int, *, linger: bool = False
 ) -> list[Any]:
@@ -94,16 +120,18 @@ def watch(
                     return
 
         collecting = asyncio.create_task(collect())
-        while cursor(job, trigger) is None and not collecting.done():
-            await asyncio.sleep(0.01)
+        await until(lambda: cursor(job, trigger) is not None or collecting.done())
         for step in steps:
             step()
-        if count and not linger:
-            await asyncio.wait_for(collecting, 20)
-        else:
-            await asyncio.sleep(0.3)
-            collecting.cancel()
-            await asyncio.gather(collecting, return_exceptions=True)
+        async with asyncio.timeout(PATIENCE_S):
+            if count and not linger:
+                await collecting
+            else:
+                await until(lambda: len(told) >= count)
+                begun = len(_looks)
+                await until(lambda: len(_looks) >= begun + LOOKS)
+                collecting.cancel()
+                await asyncio.gather(collecting, return_exceptions=True)
         await stream.aclose()
 
     asyncio.run(live())
@@ -302,12 +330,11 @@ def test_a_job_that_is_not_there_yet_is_waited_for_and_a_failing_store_too(
         await asyncio.sleep(0.05)
         job.submit()
         monkeypatch.setattr(store, "read", failing)
-        while not job.client.store.exists(job.client.layout.watch_cursor(trigger.cursor_id)):
-            await asyncio.sleep(0.01)
+        await until(lambda: job.client.store.exists(job.client.layout.watch_cursor(trigger.cursor_id)))
         driver = ScriptedDriver(job.client)
         driver.status("RUNNING")
         driver.checkpoint(1)
-        told.append((await asyncio.wait_for(first, 20)).payload)
+        told.append((await asyncio.wait_for(first, PATIENCE_S)).payload)
         await stream.aclose()
 
     asyncio.run(live())

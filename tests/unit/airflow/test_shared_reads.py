@@ -23,6 +23,8 @@ from tidegate.contract.client import JobClient
 from tidegate.contract.errors import StoreError
 
 POLL_S = 0.01
+PATIENCE_S = 60
+"""For what comes at once; only a defect makes a test wait so long."""
 
 
 @pytest.fixture
@@ -67,7 +69,7 @@ class Ask:
 
 
 def run(work: Any) -> Any:
-    return asyncio.run(asyncio.wait_for(work, 20))
+    return asyncio.run(asyncio.wait_for(work, PATIENCE_S))
 
 
 def first(job: Job, *observers: Ask, job_id: str = "j1") -> list[Any]:
@@ -194,7 +196,7 @@ def test_there_is_one_look_at_a_job_at_a_time_and_never_more_than_the_limit_over
             most["all"] = max(most["all"], sum(now.values()))
             if most["all"] == LOOKS_AT_ONCE:
                 full.set()
-        assert full.wait(10), "looks at several jobs are not taken side by side"
+        assert full.wait(PATIENCE_S), "looks at several jobs are not taken side by side"
         try:
             return real(self)
         finally:
@@ -254,7 +256,7 @@ def test_each_wait_notices_a_dead_driver_although_looks_are_shared_and_rare(job:
         return [await fire(checkpoint_trigger(job, count=1)), await late]
 
     for event in run(both()):
-        assert "no heartbeat for 0." in event.payload["failure"]["message"]
+        assert "no heartbeat for " in event.payload["failure"]["message"]
 
 
 def test_a_wait_that_is_cancelled_leaves_the_others_alone_and_the_last_one_ends_the_looking(
@@ -386,7 +388,7 @@ def test_a_store_that_hangs_holds_up_neither_another_root_nor_the_loops_own_thre
     def look(self: JobReader) -> Look:
         if self.client.job_id.startswith("stuck"):
             hanging.release()
-            released.wait(20)
+            released.wait(PATIENCE_S)
         return real(self)
 
     monkeypatch.setattr(JobReader, "look", look)
@@ -402,7 +404,7 @@ def test_a_store_that_hangs_holds_up_neither_another_root_nor_the_loops_own_thre
         while sum(hanging.acquire(blocking=False) for _ in stuck) == 0:
             await asyncio.sleep(0.01)
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S / 2):
                 return await ask(job.root, "j1"), await asyncio.to_thread(lambda: 7)
         finally:
             released.set()

@@ -20,6 +20,8 @@ from tidegate.spark.commands import CommandDesk
 
 _roots = itertools.count()
 LAYOUT = JobLayout("job")
+PATIENCE_S = 60
+"""For what another thread does at once; only a defect makes a test wait so long."""
 NOW = "2026-01-01T00:00:00+00:00"
 
 
@@ -95,7 +97,7 @@ def rig() -> Iterator[Rig]:
 
 
 def wait_for(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if found := condition():
             return found

@@ -30,6 +30,8 @@ from tidegate.spark.supervision import Supervision
 NOW = "2026-01-01T00:00:00+00:00"
 LATER = "2999-01-01T00:00:00+00:00"
 LAYOUT = JobLayout("job")
+PATIENCE_S = 60
+"""For what another thread does at once; only a defect makes a test wait so long."""
 _names = itertools.count(1)
 Script = Callable[["FakeAttempt"], RunEnded | RunFailed]
 
@@ -47,7 +49,7 @@ class FakeJob:
     def __init__(self, **options: Any) -> None:
         self.root, self.storage_options = f"memory://supervision-{next(_names)}", {}
         self.store, self.layout = open_store(self.root), LAYOUT
-        given = {"restart_delay": "10 ms", "sigterm_timeout": "5 s", **options}
+        given = {"restart_delay": "10 ms", "sigterm_timeout": "1 min", **options}
         self.options = JobOptions(**given)
         self.spec = Spec("job", 1, "s", "m:f", "", {}, {}, "local", {}, {}, None, "l", None, NOW, "test")
         nonces = map(str, itertools.count())
@@ -151,7 +153,7 @@ class FakeAttempt:
         return [r for r in self.job_run.requests if r.request_id is not None]
 
     def until(self, condition: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < deadline, "not in time"
             self.given["on_round"]()
@@ -300,9 +302,10 @@ def test_sigterm_while_waiting_for_slots_ends_the_driver_with_a_status() -> None
     assert job.statuses() == ["WAITING_FOR_SLOTS", "FAILED"]
 
 
-def test_a_stop_whose_time_is_up_as_the_slots_come_is_given_up_by_the_run() -> None:
+def test_a_stop_whose_time_is_up_as_the_slots_come_is_given_up_by_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """S7.7: between the slots and the run there is nobody yet who could be told."""
-    job = FakeJob()
+    job, now_ms = FakeJob(), [time.time_ns() // 1_000_000]
+    monkeypatch.setattr(supervision, "steady_clock", lambda: lambda: now_ms[0])
     taken: list[Any] = []
 
     def look() -> bool:
@@ -310,7 +313,7 @@ def test_a_stop_whose_time_is_up_as_the_slots_come_is_given_up_by_the_run() -> N
             job.send("st", "stop", timeout="100 ms")
         if not supervised.supervision._supervisor._watches:
             return False
-        time.sleep(0.15)
+        now_ms[0] += 150
         return True
 
     def script(attempt: FakeAttempt) -> RunEnded:
