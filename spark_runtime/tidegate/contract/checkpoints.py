@@ -153,13 +153,15 @@ def _settled(pending: CheckpointView, entry: Entry) -> CheckpointView:
 
 
 def _mark_committed(views: dict[int, CheckpointView], entry: Entry) -> list[CheckpointView]:
-    """ "committed n" covers n, and what the same submission completed before it (S7.4). Takes them out of `views`."""
+    """ "committed n" covers n, and what the submission that took it completed before it (S7.4). Takes them out of
+    `views`."""
     newest = entry.data["checkpoint_id"]
+    spec = views[newest].spec if newest in views else entry.spec
     covered = [
         view.checkpoint_id
         for view in views.values()
         if view.status == "completed"
-        and (view.checkpoint_id == newest or (view.checkpoint_id < newest and view.spec == entry.spec))
+        and (view.checkpoint_id == newest or (view.checkpoint_id < newest and view.spec == spec))
     ]
     by = entry.decision.number
     return [replace(views.pop(checkpoint_id), committed=True, committed_by=by) for checkpoint_id in covered]

@@ -16,6 +16,7 @@ from tidegate.contract.checkpoints import (
 )
 from tidegate.contract.records import Decision, Spec, StatusHint
 from tidegate.contract.reigns import Entry, followed_by, may_have_run, submissions_of
+from tidegate.contract.restore_commits import with_restores
 from tidegate.contract.rewinds import taken_back, with_rewinds
 from tidegate.contract.statistics import CheckpointStatistics, checkpoint_statistics
 from tidegate.contract.verdicts import of_entries, with_verdicts
@@ -230,7 +231,8 @@ def derive_durable(specs: Sequence[Spec], decisions: Sequence[Decision]) -> JobV
     views = checkpoint_views(entries, ended=status.is_terminal)
     followed = followed_by(spec.number + 1, may_have_run(entries))
     verdicts = of_entries(specs, entries, views, followed)
-    views = with_rewinds(with_verdicts(views, verdicts), taken_back(specs, entries))
+    views = with_restores(with_verdicts(views, verdicts), specs, entries)
+    views = with_rewinds(views, taken_back(specs, entries))
     points = RecoveryPoints(specs, entries, views)
     most = _optional_int(spec.options.get("max_uncommitted_checkpoints"))
     full = verdicts.gated and most is not None and len(verdicts.waiting) >= most

@@ -24,6 +24,7 @@ from airflow_tidegate.triggers.events import (
     TidegateWatermarkEventTrigger,
 )
 from tidegate.contract.errors import OptionError, StoreError
+from tidegate.contract.records import RestoreFrom
 from tidegate.contract.watch_cursors import read_cursor
 
 try:  # since 3.2
@@ -223,6 +224,26 @@ def test_a_published_checkpoint_is_told_when_its_output_is_committed(job: Job, d
     committed = lambda: driver.reign.append("committed", {"checkpoint_id": 1})  # noqa: E731
     [told] = watch(job, trigger, [committed], 1)
     assert (told["event"], told["checkpoint_id"]) == ("published_checkpoint", 1)
+
+
+def test_a_stop_savepoint_that_the_next_submission_commits_is_told_as_published_when_that_runs(
+    job: Job, driver: ScriptedDriver
+) -> None:
+    """S7.4: the driver ended before its sinks had committed; the next one's restore did, which no other entry tells."""
+    trigger = checkpoints(published=True)
+
+    def stop() -> None:
+        driver.checkpoint(1, "stop-savepoint", sinks=("out",))
+        driver.status("FAILED", reason="no disk")
+
+    assert watch(job, trigger, [stop], 0) == []
+    path = job.client.view().checkpoints[0].path
+    job.submit("again", restore=RestoreFrom("latest"))
+    second = ScriptedDriver(job.client, spec=2)
+    assert watch(job, trigger, [lambda: second.status("WAITING_FOR_SLOTS")], 0) == []
+    [told] = watch(job, trigger, [lambda: second.status("RUNNING", run_id="r", restored_from=path)], 1, linger=True)
+    assert (told["event"], told["checkpoint_id"]) == ("published_checkpoint", 1)
+    assert watch(job, trigger, [lambda: second.reign.append("committed", {"checkpoint_id": 1})], 0) == []
 
 
 def test_with_a_least_interval_what_happens_in_between_is_told_as_one(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -41,35 +41,35 @@ class Story:
         self.decisions: list[Decision] = []
         self.hint: StatusHint | None = None
 
-    def submit(self, restore: RestoreFrom | None = None) -> Story:
+    def submit(self, restore: RestoreFrom | None = None) -> Self:
         self.specs.append(spec(len(self.specs) + 1, restore))
         return self
 
-    def fence(self, launch: int = 1) -> Story:
+    def fence(self, launch: int = 1) -> Self:
         return self.add("fence", spec=len(self.specs), launch=launch)
 
-    def status(self, status: str, **data: Any) -> Story:
+    def status(self, status: str, **data: Any) -> Self:
         return self.add("status", status=status, **data)
 
-    def claim(self, checkpoint_id: int, kind: str = "checkpoint") -> Story:
+    def claim(self, checkpoint_id: int, kind: str = "checkpoint") -> Self:
         path = (
             f"job/checkpoints/chk-{checkpoint_id}-g1" if "savepoint" not in kind else f"job/savepoints/{checkpoint_id}"
         )
         return self.add("claim", checkpoint_id=checkpoint_id, kind=kind, path=path, triggered_at=AT.format(0))
 
-    def complete(self, checkpoint_id: int, kind: str = "checkpoint", **metrics: Any) -> Story:
+    def complete(self, checkpoint_id: int, kind: str = "checkpoint", **metrics: Any) -> Self:
         self.claim(checkpoint_id, kind)
         path = self.decisions[-1].data["path"]
         return self.add("complete", checkpoint_id=checkpoint_id, kind=kind, path=path, metrics=metrics, parent=None)
 
-    def add(self, kind: DecisionKind, /, **data: Any) -> Story:
+    def add(self, kind: DecisionKind, /, **data: Any) -> Self:
         generation = self.decisions[-1].generation if self.decisions else 0
         generation += kind == "fence"
         number = len(self.decisions) + 1
         self.decisions.append(Decision(number, kind, generation, "r", AT.format(2), f"n{number}", data))
         return self
 
-    def hinted(self, data: Mapping[str, Any], generation: int | None = None) -> Story:
+    def hinted(self, data: Mapping[str, Any], generation: int | None = None) -> Self:
         self.hint = StatusHint(generation or self.decisions[-1].generation, 7, "r", AT.format(3), data)
         return self
 
