@@ -54,18 +54,14 @@ class IdlingWatermarkOperator(WatermarkOperator):
 
     def idles(self) -> bool:
         """Every split is idle."""
-        return all(self._is_idle(split) for split in self._splits())
+        return all(self._is_idle(split) for split in self._heeded())
 
     def _is_idle(self, split: str | None) -> bool:
         return self._silent_ms.get(split, 0) >= self._idle_after_ms
 
-    def _splits(self) -> frozenset[str | None]:
-        """Those that matter; outside a source's chain all input is one."""
-        return frozenset(self.ctx.active_splits) or frozenset((self.ctx.current_split,))
-
     def _count(self, now_ms: int) -> None:
         past_ms = min(now_ms - self._counted_ms, self._tick_ms)
         self._counted_ms = now_ms
-        splits = self._splits()
+        splits = self._heeded()
         if past_ms > 0 and not self.ctx.input_held:
             self._silent_ms = {split: self._silent_ms.get(split, 0) + past_ms for split in splits}

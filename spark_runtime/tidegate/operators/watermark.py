@@ -19,11 +19,13 @@ PROGRESS_SCHEMA = pa.schema(
     [
         pa.field("split", pa.string()),
         pa.field("time_us", pa.int64(), nullable=False),
+        pa.field("untold", pa.bool_(), nullable=False),
         pa.field(OWNER_COLUMN, pa.int32()),
     ]
 )
-"""State `progress`: the latest time seen in each split; split null: outside a source's chain. No row has an owner: at
-another parallelism every subtask learns the times of all splits, and heeds those of its own."""
+"""State `progress`: the latest time seen in each split; split null: outside a source's chain; `untold`: nothing of it
+has been emitted since a drain (ADR 0020; absent in snapshots of before: told). No row has an owner: at another
+parallelism every subtask learns the times of all splits, and heeds those of its own."""
 
 
 class WatermarkOperator(StreamOperator):
@@ -35,6 +37,7 @@ class WatermarkOperator(StreamOperator):
     progress of each split, so that a restored run holds back as the old one did; at another parallelism outside a
     source's chain as the furthest behind of the old subtasks did. Behind a drain, where nobody downstream remembers its
     watermark and no row is in flight, a run tells it ahead of the first batch (S7.5); elsewhere it could pass such.
+    What a run owes that has not come to its first batch, the next one owes: it is state.
     """
 
     def __init__(self, spec: WatermarkSpec) -> None:
@@ -42,21 +45,26 @@ class WatermarkOperator(StreamOperator):
         self._delay_us = spec.delay_us
         self._progress: dict[str | None, int] = {}
         self._current_us = MIN_WATERMARK
-        self._is_to_tell = False
+        self._untold: frozenset[str | None] = frozenset()
 
     def restore(self, parts: Sequence[StatePart]) -> None:
-        """Take back the progress of each split; of a split told twice the earlier one."""
-        for part in parts:
-            for row in part.table.to_pylist():
-                known = self._progress.get(row["split"], MAX_WATERMARK)
-                self._progress[row["split"]] = min(known, row["time_us"])
-        self._is_to_tell = self.ctx.after_drain
+        """Take back the progress of each split; of one that the state tells twice the earlier time, and untold only
+        where both say so."""
+        told: set[str | None] = set()
+        for row in (row for part in parts for row in part.table.to_pylist()):
+            known = self._progress.get(row["split"], MAX_WATERMARK)
+            self._progress[row["split"]] = min(known, row["time_us"])
+            if not (self.ctx.after_drain or row.get("untold", False)):
+                told.add(row["split"])
+        self._untold = frozenset(self._progress) - told
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """The batch, then a watermark when it advanced."""
-        if self._is_to_tell:
-            self._is_to_tell = False
-            yield from self._advance()
+        if self._untold:
+            is_due = self._untold.issuperset(split for split in self._heeded() if split in self._progress)
+            self._untold = frozenset()
+            if is_due:
+                yield from self._advance()
         yield batch
         times, nulls = self._time.times(batch)
         if nulls:
@@ -84,9 +92,14 @@ class WatermarkOperator(StreamOperator):
         kept = {split: time_us for split, time_us in self._progress.items() if split is None or split in active}
         if not active:
             kept.setdefault(None, MIN_WATERMARK)
-        columns = {"split": list(kept), "time_us": list(kept.values()), OWNER_COLUMN: [None] * len(kept)}
+        untold = [split in self._untold for split in kept]
+        columns = [list(kept), list(kept.values()), untold, [None] * len(kept)]
         table = pa.table(columns, schema=PROGRESS_SCHEMA)
         return lambda: [StatePart("progress", "list", table)]
+
+    def _heeded(self) -> frozenset[str | None]:
+        """Splits that matter; outside a source's chain all input is one."""
+        return frozenset(self.ctx.active_splits) or frozenset((self.ctx.current_split,))
 
     def _is_idle(self, split: str | None) -> bool:
         """It is left out of the minimum."""

@@ -51,6 +51,14 @@ class Counting:
         assert isinstance(self.run.outcome, RunEnded)
         self.run = self.job.submit(RestoreFrom("latest", allow_drained=stop == "drain" and self.asks_leave))
 
+    def dies(self, **options: Any) -> None:
+        """Behind a checkpoint; with options it is a new submission that comes after it."""
+        answer = self.run.ask(ev.Request("checkpoint", request_id=f"c{next(_names)}"))
+        assert answer is not None and answer.ok
+        self.run.crash()
+        self.job.options = {**self.job.options, **options}
+        self.run = self.job.submit(RestoreFrom("latest")) if options else self.job.relaunch()
+
     def results(self) -> list[int]:
         """Counts of the window from 0 to 10 ms, in the end."""
         self.run.ask(ev.Request("stop-savepoint", request_id=f"s{next(_names)}", stop="drain"))
@@ -120,3 +128,47 @@ def test_a_key_that_was_forgotten_before_is_not_taken_for_a_new_one(sink: str, s
     job.feed(a=5)
     job.run.ask(ev.Request("stop-savepoint", request_id="end", stop="suspend"))
     assert sorted(row["ts"].microsecond for row in collected(sink).table().to_pylist()) == [5_000, 100_000]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("splits", [("a",), ("a", "b")])
+def test_what_was_late_before_is_late_again_when_runs_die_before_their_first_row(
+    sink: str, splits: tuple[str, ...], times: int
+) -> None:
+    """S7.5: that the watermark is still to be told is state."""
+    counting = Counting(sink, *splits)
+    counting.feed(**dict.fromkeys(splits, 5))
+    counting.feed(**dict.fromkeys(splits, 100))
+    counting.again("drain")
+    for _ in range(times):
+        counting.dies()
+    counting.feed(a=7)
+    counting.feed(a=8)
+    assert counting.results() == [len(splits)]
+
+
+def test_each_source_subtask_has_its_own_first_row(sink: str) -> None:
+    """S7.5: one has had it when the run dies, the other tells its watermark in the next."""
+    counting = Counting(sink, "a", "b", parallelism=2)
+    counting.feed(a=5, b=5)
+    counting.feed(a=100, b=100)
+    counting.again("drain")
+    counting.feed(a=101)
+    counting.dies()
+    counting.feed(a=102)
+    counting.feed(b=7)
+    assert counting.results() == [2]
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_it_is_told_at_another_parallelism_too(sink: str, before: int, after: int) -> None:
+    """S7.5, S5.5."""
+    counting = Counting(sink, "a", "b", parallelism=before)
+    counting.feed(a=5, b=5)
+    counting.feed(a=100, b=100)
+    counting.again("drain")
+    counting.dies(parallelism=after)
+    if after == 2:
+        counting.feed(a=101)
+    counting.feed(b=7)
+    assert counting.results() == [2]

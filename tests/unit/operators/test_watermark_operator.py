@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -9,8 +10,10 @@ import pytest
 
 from tidegate.channel.elements import Watermark
 from tidegate.operators.specs import WatermarkSpec
-from tidegate.snapshot.parts import OWNER_COLUMN
+from tidegate.snapshot.parts import OWNER_COLUMN, StatePart
+from tidegate.snapshot.streams import decode_parts
 
+GOLDEN = Path(__file__).parent / "golden"
 SPEC = WatermarkSpec("t", delay_us=10, unit="us")
 
 
@@ -103,4 +106,63 @@ def test_finished_splits_are_not_in_the_state(open_operator: Any) -> None:
     feed(operator, [100], "a", {"a", "b"})
     feed(operator, [50], "b", {"b"})
     (part,) = operator.snapshot(1)()
-    assert (part.kind, part.table.to_pylist()) == ("list", [{"split": "b", "time_us": 50, OWNER_COLUMN: None}])
+    row = {"split": "b", "time_us": 50, "untold": False, OWNER_COLUMN: None}
+    assert (part.kind, part.table.to_pylist()) == ("list", [row])
+
+
+def behind_a_drain(open_operator: Any, *splits: str) -> Any:
+    """Restored behind a drain with these splits at 50, and no row yet."""
+    operator, restored = open_operator(SPEC), open_operator(SPEC)
+    for split in splits:
+        feed(operator, [50], split, set(splits))
+    restored.ctx.after_drain = True
+    restored.restore(operator.snapshot(1)())
+    restored.ctx.active_splits = frozenset(splits)
+    return restored
+
+
+def tells_first(operator: Any, split: str | None, active: set[str]) -> bool:
+    """Whether its watermark goes ahead of a late row of `split`."""
+    operator.ctx.current_split, operator.ctx.active_splits = split, frozenset(active)
+    return isinstance(next(iter(operator.process(pa.record_batch({"t": pa.array([20], pa.int64())}), 0))), Watermark)
+
+
+def test_what_is_still_to_be_told_is_state_until_the_first_rows(open_operator: Any) -> None:
+    """S7.5."""
+    operator = behind_a_drain(open_operator, "a")
+    restored = open_operator(SPEC, operator.snapshot(2)())
+    assert tells_first(open_operator(SPEC, restored.snapshot(3)()), "a", {"a"}) is False, "it does not read a any more"
+    restored.ctx.active_splits = frozenset({"a"})
+    again = open_operator(SPEC, restored.snapshot(3)())
+    assert tells_first(again, "a", {"a"}) and not tells_first(again, "a", {"a"})
+    assert not tells_first(open_operator(SPEC, again.snapshot(4)()), "a", {"a"})
+
+
+def test_at_another_parallelism_it_is_told_by_who_has_only_splits_without_a_row(open_operator: Any) -> None:
+    """S7.5: of the others rows may be in flight."""
+    silent, heard = behind_a_drain(open_operator, "a"), behind_a_drain(open_operator, "b")
+    assert tells_first(heard, "b", {"b"})
+    parts = [*silent.snapshot(2)(), *heard.snapshot(2)()]
+    assert tells_first(open_operator(SPEC, merged(parts)), "a", {"a"})
+    assert not tells_first(open_operator(SPEC, merged(parts)), "b", {"b"})
+    assert not tells_first(open_operator(SPEC, merged(parts)), "a", {"a", "b"})
+
+
+def merged(parts: list[StatePart]) -> list[StatePart]:
+    """As every subtask gets them at another parallelism."""
+    return [StatePart("progress", "list", pa.concat_tables([part.table for part in parts]))]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_progress_of_every_version_is_read(open_operator: Any, version: int) -> None:
+    """ADR 0020: version 1 did not know what is still to be told."""
+    parts = decode_parts((GOLDEN / f"watermark-progress-v{version}.bin").read_bytes())
+    operator = open_operator(SPEC, parts)
+    assert tells_first(operator, "a", {"a"}) is (version == 2)
+    assert feed(operator, [70], "a", {"a"}) == [60]
+
+
+def test_progress_is_written_as_in_its_golden_file(open_operator: Any) -> None:
+    (golden,) = decode_parts((GOLDEN / "watermark-progress-v2.bin").read_bytes())
+    (part,) = behind_a_drain(open_operator, "a").snapshot(1)()
+    assert (part.name, part.kind, part.table) == (golden.name, golden.kind, golden.table)
