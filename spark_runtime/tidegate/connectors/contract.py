@@ -182,6 +182,11 @@ class SinkWriter(ABC):
     def write(self, batch: pa.RecordBatch) -> None:
         """Write to where readers do not see it."""
 
+    def end_input(self) -> None:  # noqa: B027 - nothing by default
+        """No write follows in this run: what `prepare_commit` would begin may begin now, on threads of the writer's own;
+        the job's last snapshot comes some milliseconds later. On the loop, does not block; never called when a run
+        ends in another way."""
+
     @abstractmethod
     def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
         """Close the running transaction; later writes belong to the next. The returned function (called once) makes

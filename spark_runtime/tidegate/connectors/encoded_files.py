@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any, Protocol
 
 import pyarrow as pa
+
+from tidegate.connectors.encoder_thread import begin_on_encoder_thread
 
 
 class OpenEncoding(Protocol):
@@ -64,6 +67,7 @@ class EncodedFile:
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
         self.waiting_bytes = 0
+        self._ending: Future[None] | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add records."""
@@ -94,13 +98,27 @@ class EncodedFile:
             self._open.close()
             self._open = None
 
+    def begin_end(self) -> None:
+        """Have the encoder thread `close` the file; nothing is written to it from now on. Does not block; may be called
+        again."""
+        if self._ending is None:
+            self._ending = begin_on_encoder_thread(self.close)
+
+    def end(self) -> None:
+        """Wait until the encoder thread has closed the file; raises what that raised. Not from that thread."""
+        self.begin_end()
+        assert self._ending is not None
+        self._ending.result()
+
     def entry(self) -> dict[str, Any]:
-        """What the transaction's handle says of the file, after `close`."""
+        """What the transaction's handle says of the file, after `end`."""
         folder = {"folder": self._folder} if self._folder else {}
         return {"staged": self.name, "rows": self.rows, "bytes": os.stat(self.path).st_size, **folder}
 
     def drop(self) -> None:
-        """Remove the file, whatever state it is in."""
+        """Remove the file, whatever state it is in; waits for the encoder thread, should it be at it."""
+        if self._ending is not None and not self._ending.cancel():
+            wait([self._ending])
         self._waiting = []
         if self._open is not None:
             with suppress(OSError, ValueError, pa.ArrowException):

@@ -16,7 +16,6 @@ from fsspec import AbstractFileSystem
 
 from tidegate.connectors.contract import Committable, SinkContext, SinkWriter
 from tidegate.connectors.encoded_files import EncodedFile, FileEncoding
-from tidegate.connectors.encoder_thread import on_encoder_thread
 from tidegate.connectors.file_layout import FileLayout, parse_staged_name, target_name
 from tidegate.connectors.file_staged import staged_files, suffix_of
 from tidegate.connectors.partitions import PartitionValues, by_partition, hive_folder
@@ -51,7 +50,8 @@ class FileWriter(SinkWriter):
 
     - `write`: encodes to a file that no reader looks at: in the staging folder of a local target, else in scratch
       space; one file for each partition at a time.
-    - pre-commit (asynchronous): the files' ends, then fsync or upload to the staging folder.
+    - pre-commit (asynchronous): the files' ends, then fsync or upload to the staging folder. Behind the last record
+      the files are ended at once: while the job agrees on its last snapshot, slots have nothing else to do.
     - `commit`: every file is renamed into place (local: atomic) or copied and its staged copy removed (object stores:
       an object appears whole); the transaction's marker follows. Repeating any part is harmless. With a marker:
       nothing to do, also when readers have moved the files since. Without marker: a staged file is published, a
@@ -129,6 +129,12 @@ class FileWriter(SinkWriter):
             self._scratch = tempfile.mkdtemp(prefix="files-", dir=self._ctx.scratch or None)
         return os.path.join(self._scratch, name)
 
+    def end_input(self) -> None:
+        """Encode what waits on the encoder thread, ahead of the pre-commit."""
+        self._open = {}
+        for file in self._files:
+            file.begin_end()
+
     def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
         """Close the running transaction; the returned function makes its files durable in the staging folder."""
         files, self._files, self._open = self._files, [], {}
@@ -140,7 +146,9 @@ class FileWriter(SinkWriter):
         def stage() -> Sequence[Committable]:
             entries = []
             for file in files:
-                on_encoder_thread(file.close)
+                file.begin_end()
+            for file in files:
+                file.end()
                 entries.append(file.entry())
                 self._make_durable(file)
             if self._local:

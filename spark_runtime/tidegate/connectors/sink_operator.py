@@ -148,6 +148,11 @@ class SinkOperator(StreamOperator):
         if self._passes_on:
             yield batch
 
+    def finish(self) -> Iterator[Output]:
+        """Nothing more will be written: the writer may begin with the end."""
+        self.writer.end_input()
+        yield from ()
+
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
         """Close the running transaction; the returned function stages it durably and gives every uncommitted handle up
         to `checkpoint_id`. A one-phase sink has no state."""
