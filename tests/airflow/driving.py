@@ -15,7 +15,6 @@ from airflow_home import Standalone
 from dag_run import DagRun
 
 from tidegate.contract.client import JobClient
-from tidegate.contract.errors import JobNotFoundError
 from tidegate.contract.launching import RunningDriver, find_local
 
 RUN_TIMEOUT_S = 300.0
@@ -56,14 +55,6 @@ def driver_of(client: JobClient) -> RunningDriver | None:
     """The process of the job's newest submission; None: no job, or none alive."""
     specs = client.specs()
     return find_local(client, specs[-1]) if specs else None
-
-
-def launched(client: JobClient) -> bool:
-    """A driver of submission 1 has been launched and its process recorded."""
-    try:
-        return find_local(client, client.spec(1)) is not None
-    except JobNotFoundError:
-        return False
 
 
 def launch_and_freeze(client: JobClient, launches: int = 0) -> Callable[[], object]:

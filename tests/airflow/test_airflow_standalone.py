@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import pyarrow.dataset
 import pytest
 from airflow_home import Standalone
 from dag_run import DagRun
-from driving import RUN_TIMEOUT_S, ClientOf, assert_windy_hours, launched, run_to_end, until
+from driving import RUN_TIMEOUT_S, ClientOf, assert_windy_hours, kill_task, launch_and_freeze, run_to_end, until
 from pipelines.flight_audit import audit, verdict
 
 from tidegate.contract.client import JobClient
@@ -55,10 +54,11 @@ def test_one_job_survives_the_death_of_its_airflow_worker_and_then_of_its_driver
     client = client_of("survivor")
     run = DagRun(airflow, "begin", "killed-worker")
     run.trigger({"job_id": "survivor"})
-    until("the driver to be launched", lambda: launched(client))
-    task = run.tasks()["start"]
-    assert (task["state"], task["try_number"]) == ("running", 1), "the worker was to be killed while it waits"
-    os.kill(task["pid"], signal.SIGKILL)
+    thaw = launch_and_freeze(client)
+    try:
+        kill_task(run, "start")
+    finally:
+        thaw()
     states = run_to_end(run)
     assert states == {"start": "success", "checkpointed": "success"}, run.log("start", 2)
     assert run.tasks()["start"]["try_number"] == 2

@@ -32,7 +32,7 @@ from driving import (
 
 from tidegate.contract.client import JobClient
 
-pytestmark = [pytest.mark.standalone, pytest.mark.slow, pytest.mark.gate, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.standalone, pytest.mark.slow, pytest.mark.gate, pytest.mark.timeout(1200)]
 
 ROWS = 60_000
 """Of a job that the tests stop before its end, ten minutes at its rate; its fork has no rate to speak of."""
