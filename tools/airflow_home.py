@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import secrets
 import signal
 import socket
@@ -29,6 +30,8 @@ READY_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 40.0
 """How long `airflow standalone` may take to end its processes after SIGINT."""
 REQUEST_TIMEOUT_S = 30.0
+PORTS_FROM, PORTS_TO = 15_000, 32_768
+"""Ports of Airflow lie in between, where Linux by default gives none away."""
 DATABASE_BUSY_TRIES = 8
 """Of a request that Airflow's API server answers with 500, a second apart: two that write at the same time may wait for
 each other there, until SQLite gives up one of them."""
@@ -243,11 +246,25 @@ def _is_triggerer(command: list[str]) -> bool:
     return "triggerer" in command or " ".join(command).startswith("airflow triggerer")
 
 
-def free_ports(count: int = 3) -> tuple[int, int, int]:
-    """Three ports that nobody listens on now."""
+def free_ports() -> tuple[int, int, int]:
+    """Three ports that nobody uses now, and that the system gives to nobody who asks for any: it is some time until
+    Airflow listens on them, and Spark opens many of those meanwhile."""
+    candidates = random.sample(range(PORTS_FROM, min(PORTS_TO, _first_given_port())), 300)
+    found: list[int] = []
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        first, second, third = (s.getsockname()[1] for s in sockets)
+        for port in candidates:
+            s = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                s.bind(("127.0.0.1", port))
+                found.append(port)
+            if len(found) == 3:
+                break
+    first, second, third = found
     return first, second, third
+
+
+def _first_given_port() -> int:
+    """The lowest port of those that the system gives to who asks for any."""
+    with contextlib.suppress(OSError, ValueError):
+        return max(PORTS_FROM + 300, int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]))
+    return PORTS_TO
