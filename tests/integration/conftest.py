@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -137,12 +137,6 @@ def local_job(tmp_path: Path) -> Iterator[RealJob]:
     job.end()
 
 
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 @pytest.fixture(scope="session")
 def standalone_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Spark standalone cluster from pip's pyspark: one Master, two Workers of one core, on loopback."""
@@ -150,8 +144,6 @@ def standalone_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
 
     home = Path(pyspark.__file__).parent
     logs = tmp_path_factory.mktemp("cluster")
-    port = _free_port()
-    url = f"spark://127.0.0.1:{port}"
     environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
     processes: list[subprocess.Popen[bytes]] = []
 
@@ -166,18 +158,19 @@ def standalone_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
 
     master = "org.apache.spark.deploy.master.Master"
     worker = "org.apache.spark.deploy.worker.Worker"
-    launch("master", master, "--host", "127.0.0.1", "--port", str(port), "--webui-port", str(_free_port()))
+    launch("master", master, "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+    [url] = _told(logs / "master.log", r"Starting Spark master at (spark://\S+)", 1)
     for i in range(2):
         folder = str(logs / f"work{i}")
         launch(
             f"worker{i}", worker, "--host", "127.0.0.1", "-c", "1", "-m", "2g", "-d", folder, "--webui-port", "0", url
         )
-    _wait_for_workers(logs / "master.log", 2)
+    _told(logs / "master.log", "Registering worker", 2)
     yield url
     for process in reversed(processes):
         os.killpg(process.pid, signal.SIGTERM)
     for process in processes:
-        process.wait(20)
+        process.wait(PATIENCE_S)
 
 
 @pytest.fixture(scope="session")
@@ -191,11 +184,13 @@ def postgres() -> Iterator[PostgresServer]:
         server.stop()
 
 
-def _wait_for_workers(log: Path, n: int) -> None:
-    deadline = time.monotonic() + 60
+def _told(log: Path, words: str, n: int) -> list[str]:
+    """What a log says, once it does so `n` times. Args: words: a regular expression."""
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
-        if log.exists() and log.read_text().count("Registering worker") >= n:
-            return
+        found: list[str] = re.findall(words, log.read_text())
+        if len(found) >= n:
+            return found
         time.sleep(0.2)
     raise AssertionError(f"the cluster did not come up: {log.read_text()}")
 

@@ -12,7 +12,8 @@ from tidegate.contract.launching import launch_local
 from tidegate.contract.records import CommandResult, RestoreFrom
 from tidegate.contract.status import JobView
 
-ROWS = 8_000
+ROWS = 24_000
+"""More than play while two checkpoints complete on a busy machine; what is due when the sources go on comes at once."""
 ENDS = ("FINISHED_COMMIT_PENDING", "FINISHED", "FAILED")
 
 

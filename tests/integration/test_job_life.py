@@ -13,6 +13,8 @@ from pipelines.counting import expected, expected_of
 from tidegate.contract.records import RestoreFrom
 
 ROWS = 24_000
+MANY_ROWS = 80_000
+"""Of a job that is stopped half-way: they play for 20 s, also when the machine stands still for some."""
 RATE = 4_000.0
 
 
@@ -26,7 +28,7 @@ def test_a_bounded_job_ends_by_itself_with_complete_output(local_job: RealJob) -
 
 def test_suspend_and_restore_lose_and_repeat_nothing(local_job: RealJob) -> None:
     """S4.2, S7.5."""
-    local_job.start(rows=ROWS, rate=RATE)
+    local_job.start(rows=MANY_ROWS, rate=RATE)
     local_job.until_status("RUNNING")
     local_job.completed(2)
     saved = local_job.client.send("savepoint", issued_by="test")
@@ -35,11 +37,11 @@ def test_suspend_and_restore_lose_and_repeat_nothing(local_job: RealJob) -> None
     result = local_job.client.wait_result(command.command_id, "60 s")
     assert result.ok and result.data["outcome"] == "committed"
     view = local_job.until_status("STOPPED")
-    assert len(local_job.output()) < len(expected(ROWS)), "the job should have been stopped half-way"
-    local_job.start(rows=ROWS, rate=50_000.0, restore=RestoreFrom("savepoint", path=result.data["path"]))
+    assert len(local_job.output()) < len(expected(MANY_ROWS)), "the job should have been stopped half-way"
+    local_job.start(rows=MANY_ROWS, rate=100_000.0, restore=RestoreFrom("savepoint", path=result.data["path"]))
     view = local_job.until_status("FINISHED", "FAILED")
     assert view.status.value == "FINISHED", view.failure
-    assert local_job.output() == expected(ROWS)
+    assert local_job.output() == expected(MANY_ROWS)
 
 
 @pytest.mark.slow
@@ -116,15 +118,16 @@ def test_a_restart_reads_state_from_the_slots_own_disk_and_leaves_nothing_there(
 
 
 def test_a_job_on_a_standalone_cluster_survives_the_kill_of_a_worker(cluster_job: RealJob) -> None:
-    cluster_job.start(rows=ROWS, rate=RATE)
-    cluster_job.completed(3)
+    rows = 10 * int(RATE)  # the processes are told some seconds after the start
+    cluster_job.start(rows=rows, rate=RATE)
+    cluster_job.completed(1)
     pids = cluster_job.slot_pids()
     assert len(set(pids)) == 2
     os.kill(pids[1], signal.SIGKILL)
     view = cluster_job.until_status("FINISHED", "FAILED")
     assert view.status.value == "FINISHED", view.failure
     assert view.restarts == 1
-    assert cluster_job.output() == expected(ROWS)
+    assert cluster_job.output() == expected(rows)
 
 
 def test_sigterm_suspends_the_job_with_a_savepoint(local_job: RealJob) -> None:
