@@ -164,9 +164,11 @@ class BatchAttempt:
         if goes_on:
             thread.join(CANCEL_WAIT_S)
         by_s = time.monotonic() + CANCEL_WAIT_S
-        while thread.is_alive() and time.monotonic() < by_s:  # between two of Spark's jobs there is none to cancel
+        while thread.is_alive():  # between two of Spark's jobs there is none to cancel
             self._context.cancelJobGroup(self._group)
             thread.join(CANCEL_AGAIN_S)
+            if time.monotonic() >= by_s:
+                break
         return self._taken_late() if goes_on else None
 
     def _taken_late(self) -> Any:
