@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidegate.connectors.contract import Committable, Sink, SinkContext
 from tidegate.contract.errors import PipelineError
 from tidegate.contract.records import Decision
 from tidegate.contract.reigns import submissions_of
 from tidegate.coordinator.job import Job, Splits
-from tidegate.coordinator.late_commit import held_transactions, settle
+from tidegate.coordinator.late_commit import recover_sink, remove_uncounted, settle
 from tidegate.coordinator.locations import open_location
 from tidegate.plan.execution import graph_document
 from tidegate.snapshot.handles import StateHandle
@@ -73,7 +72,7 @@ class BatchCommit:
     def clean(self) -> None:
         """Remove what runs that failed have staged (S7.4)."""
         for uid, sink in self._job.two_phase_sinks.items():
-            self._recover(uid, sink, self.run_id, 0, ())
+            recover_sink(self._job, uid, sink, self.run_id, 0, ())
 
     def complete(self, told: Sequence[Told], splits: Splits, duration_ms: int) -> None:
         """Everything is staged: from now on it is certain that it will be committed (S2.1)."""
@@ -116,16 +115,12 @@ class BatchCommit:
         self._append("complete", data)
 
     def publish(self) -> None:
-        """Commit what is complete and permitted, then remove what tasks have staged that do not count: of those that
-        Spark ran again, or twice (speculation), nobody else would. Idempotent."""
+        """Commit what is complete and permitted, then remove what tasks have staged that does not count. Idempotent."""
         found = self._job.find_restore()
         assert found is not None, "a checkpoint has completed"
         behind_all_tasks = f"{self.run_id}~"
         settle(self._job, found[1], behind_all_tasks)
-        waits = self._job.verdicts.gated and self.checkpoint_id > self._job.verdicts.approved
-        for uid, sink in self._job.two_phase_sinks.items():
-            kept = [handle for _, handle in held_transactions(self._job, uid, found[1])] if waits else []
-            self._recover(uid, sink, behind_all_tasks, self.checkpoint_id, kept)
+        remove_uncounted(self._job, found[1], behind_all_tasks)
 
     def committed(self) -> tuple[int, ...]:
         """Say what is committed; gives checkpoints that are not, since they wait for a verdict (S7.8)."""
@@ -142,19 +137,6 @@ class BatchCommit:
 
     def _append(self, kind: str, data: Mapping[str, Any]) -> None:
         self._job.reign.append(kind, data, self.run_id)
-
-    def _recover(self, uid: str, sink: Sink, run_id: str, checkpoint_id: int, kept: Sequence[Committable]) -> None:
-        """Remove what tasks before `run_id` left staged; the writer stands for all subtasks there ever were."""
-        job = self._job
-        node = job.graph.by_uid(uid)
-        generation = job.reign.generation
-        writer = sink.create_writer(
-            SinkContext(job.spec.job_id, job.spec.lineage, uid, 0, 1, generation, run_id, node.schema)
-        )
-        try:
-            writer.recover(checkpoint_id, kept)
-        finally:
-            writer.close()
 
 
 def completed_before(decisions: Sequence[Decision], spec_number: int) -> tuple[int, str] | None:

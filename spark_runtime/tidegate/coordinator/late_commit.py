@@ -8,7 +8,7 @@ another call, or by a run of the job, which does the same.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,8 +70,8 @@ def commit_late(job: Job, run_id: str, ruling: Ruling | None = None) -> LateResu
     # With nothing to publish, the snapshots may have been deleted.
     is_due = any(n <= verdicts.approved for n in verdicts.uncommitted)
     found = job.find_restore() if is_due else None
-    if found is not None and not found[1].is_fork:
-        settle(job, found[1], run_id)
+    if found is not None:
+        _publish(job, found[1], run_id)
     job.finish_quarantine(found[1] if found is not None else None, run_id)
     newest = max((n for n in verdicts.line if n <= verdicts.approved), default=0)
     if newest > verdicts.committed:
@@ -101,8 +101,8 @@ def _commit_newest(job: Job, run_id: str) -> LateResult:
     """A completed snapshot of a job without a gate permits its commit (S7.4)."""
     pending = newest_uncommitted(job.reign.decisions, job.specs(), job.verdicts)
     found = job.find_restore() if pending is not None else None
-    if pending is not None and found is not None and not found[1].is_fork:
-        settle(job, found[1], run_id)
+    if found is not None:
+        _publish(job, found[1], run_id)
     job.finish_quarantine(found[1] if found is not None else None, run_id)
     if pending is not None and found is not None and not found[1].is_fork:
         job.reign.append("committed", {"checkpoint_id": pending.checkpoint_id})
@@ -183,6 +183,41 @@ def _judge(job: Job, ruling: Ruling | None) -> None:
     job.reign.append("reject", {**data, "then": ruling.then, **more})
 
 
+def _publish(job: Job, restore: Restore, run_id: str) -> None:
+    """A fork has nothing to publish that is its own. Of a batch job nobody else comes who would remove the rest."""
+    if restore.is_fork:
+        return
+    settle(job, restore, run_id)
+    if job.options.execution_mode == "batch":
+        remove_uncounted(job, restore, run_id)
+
+
+def remove_uncounted(job: Job, restore: Restore, run_id: str) -> None:
+    """Remove what tasks of a batch job have staged that does not count: of those that Spark ran again, or twice
+    (speculation). Behind `settle`; blocks; idempotent.
+
+    Args:
+        restore: its checkpoint.
+        run_id: of a writer behind all tasks.
+    """
+    checkpoint_id, verdicts = restore.metadata.checkpoint_id, job.verdicts
+    waits = verdicts.gated and checkpoint_id > verdicts.approved
+    for uid, sink in job.two_phase_sinks.items():
+        kept = [handle for _, handle in held_transactions(job, uid, restore)] if waits else []
+        job.reign.check()
+        with _told_with_its_place(job.spec.job_id, uid):
+            recover_sink(job, uid, sink, run_id, checkpoint_id, kept)
+
+
+def recover_sink(job: Job, uid: str, sink: Sink, run_id: str, checkpoint_id: int, kept: Sequence[Committable]) -> None:
+    """Remove what writers before `run_id` left staged, but for `kept`; one writer stands for all subtasks there ever
+    were. Args: checkpoint_id: see `SinkWriter.recover`."""
+    generation, schema = job.reign.generation, job.graph.by_uid(uid).schema
+    ctx = SinkContext(job.spec.job_id, job.spec.lineage, uid, 0, 1, generation, run_id, schema)
+    with closing(sink.create_writer(ctx)) as writer:
+        writer.recover(checkpoint_id, kept)
+
+
 def settle(job: Job, restore: Restore, run_id: str) -> None:
     """Publish what the restored snapshot holds of all sinks and may be published, and move away what is withheld.
     Blocks; idempotent. Raises as `commit_late` does."""
@@ -220,19 +255,21 @@ def _settle(job: Job, node: Node, sink: Sink, restore: Restore, run_id: str) -> 
 
 @contextmanager
 def _writer_of(sink: Sink, ctx: SinkContext) -> Iterator[SinkWriter]:
+    with _told_with_its_place(ctx.job_id, ctx.uid), closing(sink.create_writer(ctx)) as writer:
+        yield writer
+
+
+@contextmanager
+def _told_with_its_place(job_id: str, uid: str) -> Iterator[None]:
     """What a disk or a client library raises is no bug of ours: it becomes an error with its place and remedy."""
     try:
-        writer = sink.create_writer(ctx)
-        try:
-            yield writer
-        finally:
-            writer.close()
+        yield
     except TidegateError:
         raise
     except Exception as error:
         raise TidegateError(
             "a sink could not commit what is approved, or move away what was rejected",
-            where=f"job {ctx.job_id}, sink {ctx.uid!r}",
+            where=f"job {job_id}, sink {uid!r}",
             cause=f"{type(error).__name__}: {error}",
             remedy="Mend that, and call `tidegate commit-pending` again: what is done is not done twice, and verdicts "
             "stay as they were given",

@@ -2,116 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
+from batch_drivers import Drivers
 
-from tidegate import DataGen, Pipeline, PipelineError, SparkWriter
-from tidegate.connectors.splits import assign
+from tidegate import PipelineError, SparkWriter
 from tidegate.contract.errors import FencedError
-from tidegate.contract.layout import JobLayout
-from tidegate.contract.log import DecisionLog
 from tidegate.contract.options import JobOptions
-from tidegate.contract.records import RestoreFrom, Spec
-from tidegate.contract.status import derive_durable
-from tidegate.contract.store import open_store
-from tidegate.coordinator.batch_commit import BatchCommit, Told, completed_before, refuse_restore
+from tidegate.contract.records import RestoreFrom
+from tidegate.coordinator.batch_commit import completed_before, refuse_restore
 from tidegate.coordinator.events import Ruling
-from tidegate.coordinator.job import Job
 from tidegate.coordinator.late_commit import commit_late
-from tidegate.plan.batch import plan_batch
-from tidegate.plan.execution import plan
-from tidegate.snapshot.handles import StateHandle, StreamFactory
-from tidegate.snapshot.parts import StatePart
-from tidegate.snapshot.streams import encode_parts
-from tidegate.spark.batch_compiler import compile_batch
-from tidegate.spark.batch_task import BatchJob
-from tidegate.testing.batch import LocalFrames, told_of
-from tidegate.testing.collect import CollectSink, collected
-
-AT = "2026-01-01T00:00:00+00:00"
-SCHEMA = pa.schema([("v", pa.int64())])
-_names = itertools.count(1)
-
-
-def rows(numbers: np.ndarray) -> dict[str, Any]:
-    """Rows by number."""
-    return {"v": numbers}
-
-
-@dataclass
-class Drivers:
-    """A batch job of three subtasks, and one driver after the other."""
-
-    options: dict[str, Any] = field(default_factory=dict)
-    restore: RestoreFrom | None = None
-    sink: Callable[[str], Any] = CollectSink
-
-    def __post_init__(self) -> None:
-        self.name = f"batch-commit-{next(_names)}"
-        self.store, self.layout = open_store(f"memory://{self.name}"), JobLayout("job")
-        self.given = JobOptions(parallelism=3, execution_mode="batch", **self.options)
-        options = self.given.to_mapping()
-        self.spec = Spec("job", 1, "s", "m:f", "", {}, options, "local", {}, {}, self.restore, "l", None, AT, "test")
-        self._nonces = map(str, itertools.count())
-        self._runs = itertools.count(1)
-
-    def build(self) -> Pipeline:
-        p = Pipeline()
-        p.read(DataGen(rows, SCHEMA, rows=100, splits=3), uid="numbers").write(self.sink(self.name), uid="out")
-        return p
-
-    def driver(self) -> tuple[Job, BatchCommit]:
-        """The next one, with a run that has not begun."""
-        log = DecisionLog(self.store, self.layout, now_iso=lambda: AT, nonce=lambda: next(self._nonces))
-        graph = self.build().build()
-        job = Job(
-            root=self.store.url,
-            storage_options={},
-            store=self.store,
-            layout=self.layout,
-            spec=self.spec,
-            options=self.given,
-            graph=graph,
-            plan=plan(graph, 3, 128),
-            log=log,
-            reign=log.reign(spec=1, launch=1),
-            now_iso=lambda: AT,
-            specs=lambda: [self.spec],
-        )
-        return job, BatchCommit(job, f"{next(self._runs):06d}r")
-
-    def staged(self, job: Job, commit: BatchCommit, attempt: int = 1) -> Sequence[Told]:
-        """What the stages of a run leave. Args: attempt: of their tasks; from the second on beside the first."""
-        if attempt == 1:
-            commit.clean()
-        batch_plan = plan_batch(job.graph, 3, 128)
-        factory = StreamFactory(self.store, commit.path)
-        generation = job.reign.generation
-
-        def store(uid: str, subtask: int, parts: Sequence[StatePart]) -> StateHandle:
-            return factory.store(f"{uid}-{subtask}-g{generation}-{attempt}.state", encode_parts(parts))
-
-        run_id = f"{commit.run_id}-{attempt:04d}"
-        place = BatchJob(batch_plan, self.given, "job", "l", generation, run_id, commit.checkpoint_id, 0, store)
-        splits = job.splits(None)
-        return [
-            Told.from_json(told) for told in told_of(compile_batch(batch_plan, assign(splits, 3), LocalFrames(place)))
-        ]
-
-    def visible(self) -> list[int]:
-        """What readers see."""
-        return sorted(value for (value,) in collected(self.name).rows())  # type: ignore[misc]
-
-    def view(self) -> Any:
-        """Of the job."""
-        log = DecisionLog(self.store, self.layout, now_iso=lambda: AT, nonce=lambda: "x")
-        return derive_durable([self.spec], log.read())
+from tidegate.testing.collect import collected
 
 
 def test_output_is_visible_when_the_checkpoint_is_complete_and_published_and_not_before() -> None:
@@ -182,6 +85,32 @@ def test_a_gated_batch_job_waits_for_its_verdict_and_is_committed_without_runnin
     assert drivers.view().status.value == "FINISHED"
 
 
+def test_what_a_driver_left_behind_its_completion_is_committed_without_running() -> None:
+    """S7.4: the snapshot is complete, which permits it; a driver that comes after all finds nothing to do."""
+    drivers = Drivers()
+    job, commit = drivers.driver()
+    commit.claim()
+    told = drivers.staged(job, commit)
+    drivers.staged(job, commit, attempt=2)
+    commit.complete(told, job.splits(None), 5)
+    job.status("FAILED", reason="no disk")
+    result = commit_late(drivers.driver(only_commits=True)[0], "late")
+    assert (result.committed, result.waiting, result.uncommitted) == (1, (), ())
+    collected(drivers.name).assert_exactly([(n,) for n in range(100)])
+    view = drivers.view()
+    assert view.status.value == "FAILED" and view.checkpoints[0].committed
+    assert not collected(drivers.name).staged, "what a task had staged that Spark ran twice"
+    entries = len(drivers.decisions())
+    assert commit_late(drivers.driver(only_commits=True)[0], "again") == result
+    assert len(drivers.decisions()) == entries + 1, "but for its fence"
+    second, again = drivers.driver()
+    found = completed_before(second.log.read(), 1)
+    assert found is not None
+    again.checkpoint_id, again.path = found
+    again.publish()
+    assert again.committed() == () and drivers.visible() == list(range(100))
+
+
 @pytest.mark.parametrize("options", [{}, {"commit": "on_request"}], ids=["at once", "gated"])
 def test_what_a_task_staged_that_spark_ran_twice_goes_with_the_commit_and_what_counts_stays(
     options: dict[str, Any],
@@ -223,5 +152,5 @@ def test_a_batch_job_starts_from_no_snapshot() -> None:
 def test_a_writer_of_spark_is_refused_where_it_cannot_commit(options: dict[str, Any]) -> None:
     drivers = Drivers(sink=lambda name: SparkWriter(format="parquet", path=f"/tmp/{name}"))
     drivers.given = JobOptions(**{"parallelism": 3, "execution_mode": "batch", **options})
-    with pytest.raises(PipelineError, match="sink 'out' at .*test_batch_commit.py"):
+    with pytest.raises(PipelineError, match="sink 'out' at .*batch_drivers.py"):
         drivers.driver()

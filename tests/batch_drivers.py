@@ -1,0 +1,113 @@
+"""A batch job and its drivers, one after the other, without Spark (S8.1)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate import DataGen, Pipeline
+from tidegate.connectors.splits import assign
+from tidegate.contract.layout import JobLayout
+from tidegate.contract.log import DecisionLog
+from tidegate.contract.options import JobOptions
+from tidegate.contract.records import Decision, RestoreFrom, Spec
+from tidegate.contract.status import derive_durable
+from tidegate.contract.store import open_store
+from tidegate.coordinator.batch_commit import BatchCommit, Told
+from tidegate.coordinator.job import Job
+from tidegate.plan.batch import plan_batch
+from tidegate.plan.execution import plan
+from tidegate.snapshot.handles import StateHandle, StreamFactory
+from tidegate.snapshot.parts import StatePart
+from tidegate.snapshot.streams import encode_parts
+from tidegate.spark.batch_compiler import compile_batch
+from tidegate.spark.batch_task import BatchJob
+from tidegate.testing.batch import LocalFrames, told_of
+from tidegate.testing.collect import CollectSink, collected
+
+AT = "2026-01-01T00:00:00+00:00"
+SCHEMA = pa.schema([("v", pa.int64())])
+_names = itertools.count(1)
+
+
+def rows(numbers: np.ndarray) -> dict[str, Any]:
+    """Rows by number."""
+    return {"v": numbers}
+
+
+@dataclass
+class Drivers:
+    """A batch job of three subtasks, and one driver after the other."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    restore: RestoreFrom | None = None
+    sink: Callable[[str], Any] = CollectSink
+
+    def __post_init__(self) -> None:
+        self.name = f"batch-commit-{next(_names)}"
+        self.store, self.layout = open_store(f"memory://{self.name}"), JobLayout("job")
+        self.given = JobOptions(parallelism=3, execution_mode="batch", **self.options)
+        options = self.given.to_mapping()
+        self.spec = Spec("job", 1, "s", "m:f", "", {}, options, "local", {}, {}, self.restore, "l", None, AT, "test")
+        self._nonces = map(str, itertools.count())
+        self._runs = itertools.count(1)
+
+    def build(self) -> Pipeline:
+        p = Pipeline()
+        p.read(DataGen(rows, SCHEMA, rows=100, splits=3), uid="numbers").write(self.sink(self.name), uid="out")
+        return p
+
+    def driver(self, *, only_commits: bool = False) -> tuple[Job, BatchCommit]:
+        """The next one, with a run that has not begun; or whoever only commits."""
+        log = DecisionLog(self.store, self.layout, now_iso=lambda: AT, nonce=lambda: next(self._nonces))
+        graph = self.build().build()
+        job = Job(
+            root=self.store.url,
+            storage_options={},
+            store=self.store,
+            layout=self.layout,
+            spec=self.spec,
+            options=self.given,
+            graph=graph,
+            plan=plan(graph, 3, 128),
+            log=log,
+            reign=log.reign(spec=1, launch=1, only_commits=only_commits),
+            now_iso=lambda: AT,
+            specs=lambda: [self.spec],
+        )
+        return job, BatchCommit(job, f"{next(self._runs):06d}r")
+
+    def staged(self, job: Job, commit: BatchCommit, attempt: int = 1) -> Sequence[Told]:
+        """What the stages of a run leave. Args: attempt: of their tasks; from the second on beside the first."""
+        if attempt == 1:
+            commit.clean()
+        batch_plan = plan_batch(job.graph, 3, 128)
+        factory = StreamFactory(self.store, commit.path)
+        generation = job.reign.generation
+
+        def store(uid: str, subtask: int, parts: Sequence[StatePart]) -> StateHandle:
+            return factory.store(f"{uid}-{subtask}-g{generation}-{attempt}.state", encode_parts(parts))
+
+        run_id = f"{commit.run_id}-{attempt:04d}"
+        place = BatchJob(batch_plan, self.given, "job", "l", generation, run_id, commit.checkpoint_id, 0, store)
+        splits = job.splits(None)
+        return [
+            Told.from_json(told) for told in told_of(compile_batch(batch_plan, assign(splits, 3), LocalFrames(place)))
+        ]
+
+    def visible(self) -> list[int]:
+        """What readers see."""
+        return sorted(value for (value,) in collected(self.name).rows())  # type: ignore[misc]
+
+    def view(self) -> Any:
+        """Of the job."""
+        return derive_durable([self.spec], self.decisions())
+
+    def decisions(self) -> Sequence[Decision]:
+        """The whole log."""
+        return DecisionLog(self.store, self.layout, now_iso=lambda: AT, nonce=lambda: "x").read()
