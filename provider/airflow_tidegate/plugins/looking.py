@@ -22,7 +22,7 @@ from tidegate.contract.options import JobOptions
 from tidegate.contract.records import Decision, Spec, StatusHint
 from tidegate.contract.snapshots import open_snapshot
 from tidegate.contract.staged import StagedData
-from tidegate.contract.status import CheckpointView, JobView, derive
+from tidegate.contract.status import CheckpointView, JobView, derive_durable, with_hint
 from tidegate.contract.waiting import HeartbeatWatch
 
 LOOK_S = 1.5
@@ -101,8 +101,9 @@ class _Watched:
         if not specs:
             raise JobNotFoundError("there is no job of this id", where=f"job {client.job_id}")
         decisions = client.decisions()
-        hint = client.hint(decisions[-1].generation) if decisions else None
-        view = derive(specs, decisions, hint)
+        durable = derive_durable(specs, decisions)
+        hint = client.hint(durable.driver_generation) if durable.driver_generation else None
+        view = with_hint(durable, hint)
         self._watch.silence_s = JobOptions.from_mapping(specs[-1].options).heartbeat_timeout.total_seconds()
         is_silent = self._watch.is_silent(view)
         staged, problem = self._once_per_decision("staged", view, self._staged) if view.waiting else ((), "")

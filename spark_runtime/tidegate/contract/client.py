@@ -188,7 +188,7 @@ class JobClient:
         durable = self._durable
         if durable is None or (durable.spec_number, durable.last_decision) != (len(specs), len(decisions)):
             durable = self._durable = derive_durable(specs, decisions)
-        return with_hint(durable, self.hint(durable.generation) if decisions else None)
+        return with_hint(durable, self.hint(durable.driver_generation) if durable.driver_generation else None)
 
     def decisions(self) -> tuple[Decision, ...]:
         """The decision log, oldest first."""

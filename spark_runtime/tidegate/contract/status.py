@@ -127,7 +127,9 @@ class JobView:
         failure: last one of the current submission, also when the job has recovered since.
         watermark_us: of the whole job, event time in microseconds since the epoch.
         heartbeat: the driver's counter, None without a hint of the current reign.
-        hint_generation: reign of the hint used.
+        hint_generation: reign of the hint used, where that is the current one.
+        driver_generation: newest reign that ran the current submission, whose hint counts; 0: none has. One that only
+            commits ran nothing: what the one before it told of sources stays.
         slots_registered: free or taken slots the driver has counted.
         slots_needed: slots the job needs.
         stop: {"outcome", "mode", "checkpoint_id", "path"} of the stop that ended the job, or was cut short by its end
@@ -174,6 +176,7 @@ class JobView:
     uncommitted: tuple[int, ...] = ()
     sources_paused: bool = False
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    driver_generation: int = 0
 
     @property
     def completed(self) -> tuple[CheckpointView, ...]:
@@ -215,7 +218,7 @@ def derive(specs: Sequence[Spec], decisions: Sequence[Decision], hint: StatusHin
     Args:
         specs: its submissions, ascending; at least one.
         decisions: its log, oldest first.
-        hint: of the newest generation; ignored when it is of another one.
+        hint: of the newest generation that ran the job; ignored when it is of another one.
     """
     return with_hint(derive_durable(specs, decisions), hint)
 
@@ -262,23 +265,25 @@ def derive_durable(specs: Sequence[Spec], decisions: Sequence[Decision]) -> JobV
         waiting=verdicts.waiting,
         uncommitted=verdicts.uncommitted,
         sources_paused=full and status is JobStatus.RUNNING,
+        driver_generation=max((e.decision.generation for e in current if _begins_to_run(e)), default=0),
     )
 
 
 def with_hint(view: JobView, hint: StatusHint | None) -> JobView:
-    """A view of `derive_durable` with what the driver tells of itself; unchanged when the hint is of another reign, or
-    of a submission before."""
-    if hint is None or hint.generation != view.generation or view.status is JobStatus.CREATED:
+    """A view of `derive_durable` with what the driver tells of itself; unchanged when the hint is of another reign than
+    `driver_generation`. Behind a fence that only commits it is no sign of life."""
+    if hint is None or hint.generation != view.driver_generation:
         return view
     told = hint.data
+    reigns = hint.generation == view.generation
     return replace(
         view,
         run_id=hint.run_id,
         restarts=_int(told.get("restarts"), view.restarts),
         sources=_sources({source.uid for source in view.sources}, told),
         watermark_us=_optional_int(told.get("watermark_us")),
-        heartbeat=hint.heartbeat,
-        hint_generation=hint.generation,
+        heartbeat=hint.heartbeat if reigns else None,
+        hint_generation=hint.generation if reigns else None,
         slots_registered=_optional_int(told.get("slots_registered")),
         slots_needed=_optional_int(told.get("slots_needed")),
         refused_requests=_counts(told.get("refused_requests")),
@@ -292,12 +297,16 @@ def _status(current: Sequence[Entry]) -> tuple[JobStatus, Mapping[str, Any]]:
     status = JobStatus.CREATED
     data: Mapping[str, Any] = {}
     for entry in current:
-        if entry.kind == "fence" and not entry.data.get("only_commits"):
+        if _begins_to_run(entry):
             fences += 1
             status, data = (JobStatus.WAITING_FOR_SLOTS if fences == 1 else JobStatus.RESTARTING), {}
         elif entry.kind == "status":
             status, data = JobStatus(entry.data["status"]), entry.data
     return status, data
+
+
+def _begins_to_run(entry: Entry) -> bool:
+    return entry.kind == "fence" and not entry.data.get("only_commits")
 
 
 def _failure(current: Sequence[Entry]) -> FailureView | None:

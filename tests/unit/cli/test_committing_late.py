@@ -12,7 +12,7 @@ from cli_caller import Caller, Driver
 
 from tidegate.connectors.file_writer import FileWriter
 from tidegate.contract.client import JobClient
-from tidegate.contract.records import RestoreFrom
+from tidegate.contract.records import RestoreFrom, StatusHint, encode
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job import Job
 from tidegate.pipeline.load import load_pipeline
@@ -29,6 +29,9 @@ def build(args):
     p.read(numbers, uid="numbers").write(Parquet(args["out"]), uid="out")
     return p
 """
+
+
+AT = "2026-01-01T00:00:00.000+00:00"
 
 
 class Pinned:
@@ -94,6 +97,17 @@ def test_approved_after_the_end_and_committed_by_the_pinned_code(tidegate: Calle
     entries = len(stopped.client.decisions())
     assert tidegate("commit-pending", "flights").code == 0
     assert len(stopped.client.decisions()) == entries, "nothing to do takes no fence"
+
+
+def test_status_tells_the_sources_of_the_last_run_behind_a_late_commit(tidegate: Caller, stopped: Stopped) -> None:
+    """S7.8."""
+    told = {"sources": {"numbers": {"boundedness": "unbounded", "records": 40}}}
+    client, generation = stopped.client, stopped.job.reign.generation
+    client.store.replace(client.layout.status(generation), encode(StatusHint(generation, 3, "r", AT, told)))
+    before = tidegate("status", "flights", "--json").document["sources"]
+    assert tidegate("commit-pending", "flights", "--approve").code == 0
+    assert tidegate("status", "flights", "--json").document["sources"] == before
+    assert [(s["uid"], s["boundedness"], s["records"]) for s in before] == [("numbers", "unbounded", 40)]
 
 
 def test_a_sink_that_cannot_commit_is_named_and_asked_again(

@@ -255,6 +255,30 @@ def test_a_hint_of_another_generation_is_not_believed() -> None:
     assert (view.sources, view.heartbeat, view.slots_registered) == ((), None, None)
 
 
+def test_who_only_commits_knows_nothing_of_sources_and_what_the_last_driver_told_stays() -> None:
+    """S7.8: it runs nothing; but that driver's counter is no sign of life any more."""
+    story = running().add("end_of_data", source="airlines").status("FINISHED_COMMIT_PENDING", reason="1 waits")
+    told = {"boundedness": "bounded", "records": 3, "end_of_data": True}
+    sources = {"airlines": told, "flights": {**told, "boundedness": "unbounded", "end_of_data": False}}
+    hint = {"sources": sources, "watermark_us": 4, "restarts": 2, "counters": {"daily": {"late_dropped": 1}}}
+    before = story.hinted(hint).view
+    generation = before.generation
+    story.add("fence", spec=1, launch=1, only_commits=True).status("FINISHED")
+    view = story.view
+    assert (view.generation, view.driver_generation) == (generation + 1, generation)
+    assert view.sources == before.sources and [s.end_of_data for s in view.sources] == [True, False]
+    assert (view.watermark_us, view.counters, view.restarts) == (4, before.counters, 2)
+    assert (before.heartbeat, view.heartbeat, view.hint_generation) == (7, None, None)
+    story.submit(RestoreFrom("latest"))
+    assert story.view.sources == () and story.view.driver_generation == 0
+
+
+def test_a_driver_after_one_that_only_committed_tells_for_itself() -> None:
+    story = running().hinted({"sources": {"a": {"records": 1}}})
+    story.add("fence", spec=1, launch=1, only_commits=True).fence(2)
+    assert story.view.sources == () and story.view.driver_generation == story.view.generation
+
+
 def test_slots_are_told_while_waiting() -> None:
     view = Story().submit().fence().hinted({"slots_registered": 6, "slots_needed": 8}).view
     assert (view.slots_registered, view.slots_needed) == (6, 8)
