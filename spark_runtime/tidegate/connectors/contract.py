@@ -182,10 +182,10 @@ class SinkWriter(ABC):
     def write(self, batch: pa.RecordBatch) -> None:
         """Write to where readers do not see it."""
 
-    def end_input(self) -> None:  # noqa: B027 - nothing by default
-        """No write follows in this run: what `prepare_commit` would begin may begin now, on threads of the writer's own;
-        the job's last snapshot comes some milliseconds later. On the loop, does not block; never called when a run
-        ends in another way."""
+    def end_input(self) -> None:
+        """No write follows in this run: what the function of `prepare_commit` would do first may begin now, on threads
+        of the writer's own; the last snapshot comes some milliseconds later. On the loop, does not block; not called
+        when a run ends in another way than with its data (S7.2)."""
 
     @abstractmethod
     def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:

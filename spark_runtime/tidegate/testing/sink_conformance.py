@@ -87,6 +87,32 @@ class SinkConformance(ABC):
         assert {(made.generation, made.run_id) for made in told} == {(ctx.generation, ctx.run_id)}
         assert len({handle.transaction_id for handle in handles}) == len(handles), "ids are unique"
 
+    def test_what_was_written_before_the_end_of_the_input_is_committed_as_ever(self) -> None:
+        """S7.2: also when nothing but the last snapshot comes behind it, and nothing of it is seen before."""
+        writer = self.make_sink(fresh=True).create_writer(Reign().context())
+        writer.commit(self._prepared(writer, 1, 0, 2))
+        writer.write(numbers(2, 3))
+        writer.end_input()
+        assert sorted(self.visible()) == [0, 1]
+        handles = writer.prepare_commit(2)()
+        assert list(writer.prepare_commit(3)()) == []
+        writer.commit(handles)
+        writer.close()
+        assert sorted(self.visible()) == [0, 1, 2, 3, 4]
+
+    def test_what_was_written_before_the_end_of_the_input_is_dropped_without_a_snapshot(self) -> None:
+        """S7.4: the run has failed, and the next one writes it again."""
+        reign = Reign()
+        writer = self.make_sink(fresh=True).create_writer(reign.context())
+        writer.write(numbers(0, 3))
+        writer.end_input()
+        writer.close()
+        reign.run = 2
+        again = self.make_sink(fresh=False).create_writer(reign.context())
+        again.recover(0)
+        again.commit(self._prepared(again, 1, 0, 3))
+        assert sorted(self.visible()) == [0, 1, 2]
+
     def test_an_empty_transaction_has_no_handle(self) -> None:
         """Idle checkpoints leave nothing behind."""
         writer = self.make_sink(fresh=True).create_writer(Reign().context())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable
 from datetime import date
@@ -15,6 +16,8 @@ import pytest
 
 from tidegate.connectors import file_writer
 from tidegate.connectors.contract import SinkContext, SinkWriter
+from tidegate.connectors.encoded_files import EncodedFile
+from tidegate.connectors.encoder_thread import begin_on_encoder_thread
 from tidegate.connectors.file_sink import FileSink
 from tidegate.connectors.parquet import Parquet
 from tidegate.connectors.partitions import hive_folder
@@ -169,6 +172,67 @@ def test_every_new_folder_is_made_durable_before_the_marker(tmp_path: Path, monk
     markers = synced.index(f"{tmp_path}/_tidegate/commits")
     needed = {str(tmp_path), *(f"{tmp_path}/{folder}" for folder in folders(tmp_path))}
     assert needed | {str(Path(folder).parent) for folder in needed} - {str(tmp_path.parent)} <= set(synced[:markers])
+
+
+def test_files_are_ended_behind_the_last_record_before_the_pre_commit(tmp_path: Path) -> None:
+    for kind in SINKS:
+        writer = writer_of(kind(tmp_path / kind.__name__, partition_by="day"))
+        writer.write(TABLE.to_batches()[0])
+        writer.end_input()
+        begin_on_encoder_thread(lambda: None).result(20)  # what was begun before is done
+        staged = list((tmp_path / kind.__name__).rglob("*.staged"))
+        before = {path: path.stat() for path in staged}
+        assert len(staged) == 3 and all(status.st_size > 0 for status in before.values())
+        handles = writer.prepare_commit(1)()
+        after = {path: path.stat() for path in staged}
+        assert {p: s.st_mtime_ns for p, s in before.items()} == {p: s.st_mtime_ns for p, s in after.items()}
+        assert sorted(f["bytes"] for f in handles[0].data["files"]) == sorted(s.st_size for s in after.values())
+
+
+def test_a_file_that_could_not_be_ended_ahead_fails_the_pre_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once and for all: its rows may be in it in part."""
+    tries: list[str] = []
+
+    def full(file: EncodedFile) -> None:
+        tries.append(file.name)
+        raise OSError("disk full")
+
+    writer = writer_of(Parquet(tmp_path))
+    writer.write(TABLE.to_batches()[0])
+    with monkeypatch.context() as patched:
+        patched.setattr(EncodedFile, "close", full)
+        writer.end_input()
+        begin_on_encoder_thread(lambda: None).result(20)
+    with pytest.raises(OSError, match="disk full"):
+        writer.prepare_commit(1)()
+    assert len(tries) == 1
+
+
+def test_a_writer_that_is_closed_waits_for_files_that_are_being_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, gone = threading.Event(), threading.Event(), threading.Event()
+    close = EncodedFile.close
+
+    def slowly(file: EncodedFile) -> None:
+        begun.set()
+        assert go_on.wait(20)
+        assert not gone.is_set(), "it was dropped meanwhile"
+        close(file)
+
+    monkeypatch.setattr(EncodedFile, "close", slowly)
+    writer = writer_of(Parquet(tmp_path))
+    writer.write(TABLE.to_batches()[0])
+    writer.end_input()
+    assert begun.wait(20)
+    closing = threading.Thread(target=lambda: (writer.close(), gone.set()))
+    closing.start()
+    assert not gone.wait(0.05)
+    go_on.set()
+    closing.join(20)
+    assert gone.is_set() and list(tmp_path.rglob("*.staged")) == []
 
 
 def test_a_sink_says_how_it_is_partitioned(tmp_path: Path) -> None:

@@ -320,3 +320,21 @@ def test_what_is_withheld_is_not_published_on_its_way_and_held_until_it_is_there
     assert job.published() == [1, 3], "recovery before the move publishes nothing of it"
     run(again)
     assert ids(job.snapshot(6)()) == []
+
+
+def test_the_writer_is_told_that_nothing_more_comes() -> None:
+    """S7.2: before the last snapshot is asked for."""
+    told: list[str] = []
+
+    class Writer(DiscardWriter):
+        def end_input(self) -> None:
+            told.append("end")
+
+    class Target(Discard):
+        def create_writer(self, ctx: SinkContext) -> SinkWriter:
+            return Writer()
+
+    operator = SinkSpec(Target()).create()
+    operator.open(Reign().operator_context())
+    assert list(operator.process(numbers(0, 1), 0)) == [] and told == []
+    assert list(operator.finish()) == [] and told == ["end"]
