@@ -175,6 +175,8 @@ class FileWriter(SinkWriter):
             check_own(self._ctx, handle)
             if not self._fs.exists(self._marker(handle)):
                 self._commit(handle)
+                if self._local:
+                    continue  # files that were renamed are staged no more
             self._remove_staged(handle)
 
     def _marker(self, handle: Committable) -> str:
@@ -182,13 +184,22 @@ class FileWriter(SinkWriter):
 
     def _commit(self, handle: Committable) -> None:
         """Publish the transaction, which has no marker, and write its marker."""
-        targets = self._publish_files(handle)
+        targets = self._move_files(handle)
         rows = [file["rows"] for file in handle.data["files"]]
         files = [{"path": target, "rows": n} for target, n in zip(targets, rows, strict=True)]
-        self._write_marker(self._marker(handle), {"transaction_id": handle.transaction_id, "files": files})
+        told = {"transaction_id": handle.transaction_id, "files": files}
+        self._write_marker(self._marker(handle), told, self._layout.folders_of(targets))
 
     def _publish_files(self, handle: Committable) -> Sequence[str]:
-        """Bring every staged file to its place; the paths there, relative to the sink's folder."""
+        """Bring every staged file to its place, durably; the paths there, relative to the sink's folder."""
+        targets = self._move_files(handle)
+        if self._local:
+            for folder in self._layout.folders_of(targets):
+                sync_to_disk(folder)
+        return targets
+
+    def _move_files(self, handle: Committable) -> Sequence[str]:
+        """See `_publish_files`; durable only when the folders have been synchronised."""
         made = parse_transaction_id(handle.transaction_id)
         files = handle.data["files"]
         targets = [file.get("folder", "") + target_name(made, n, file["staged"]) for n, file in enumerate(files)]
@@ -198,9 +209,6 @@ class FileWriter(SinkWriter):
         for file, target in zip(files, targets, strict=True):
             staged = self._layout.staged(file["staged"], made.subtask)
             self._publish(staged, self._layout.target(target), handle.transaction_id)
-        if self._local:
-            for folder in self._layout.folders_of(targets):
-                sync_to_disk(folder)
         return targets
 
     def _publish(self, staged: str, target: str, transaction: str) -> None:
@@ -232,7 +240,9 @@ class FileWriter(SinkWriter):
                     remedy="Bring the staged file back, or restore an earlier snapshot",
                 ) from e
 
-    def _write_marker(self, marker: str, what: Mapping[str, Any]) -> None:
+    def _write_marker(self, marker: str, what: Mapping[str, Any], published: Sequence[str] = ()) -> None:
+        """Durably, behind the entries of the folders `published`. Those are synchronised when the marker's bytes have
+        been: with these a journaling file system wrote the renames, too, and has nothing left to do."""
         record = {"version": MARKER_VERSION, **what}
         content = json.dumps(record, sort_keys=True).encode()
         if not self._local:
@@ -243,6 +253,8 @@ class FileWriter(SinkWriter):
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        for folder in published:
+            sync_to_disk(folder)
         os.replace(unfinished, marker)
         sync_to_disk(self._layout.commits)
 
