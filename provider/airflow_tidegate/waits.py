@@ -18,13 +18,14 @@ from tidegate.contract.clock import parse_iso
 from tidegate.contract.errors import CommandRefusedError, OptionError
 from tidegate.contract.records import CommandResult
 from tidegate.contract.status import CheckpointView, JobStatus, JobView, SourceView
-from tidegate.contract.stop_outcomes import STOP_OUTCOMES
+from tidegate.contract.stop_outcomes import NEXT_OF_REFUSED, STOP_OUTCOMES
 from tidegate.contract.waiting import ended_error
 
 Payload = dict[str, Any]
 """What was found, JSON-able."""
 NEXT_ACTIONS = {
     **{code: outcome.next_action for code, outcome in STOP_OUTCOMES.items() if not outcome.stopped},
+    **NEXT_OF_REFUSED,
     "superseded": "Retry the task, to ask the job's current submission",
     "expired": "No driver saw the command in time; see that one runs, then retry the task",
     "job_failed": "Restore the job from its latest snapshot",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from tidegate.contract.errors import OptionError
 from tidegate.contract.units import format_duration, parse_duration
@@ -24,6 +24,8 @@ COMMITS_PENDING = "commits_pending"
 SAVEPOINT_OK = "savepoint_ok_stop_failed"
 SAVEPOINT_FAILED = "savepoint_failed_job_continues"
 CANCELED_IN_STOP = "savepoint_failed_job_canceled"
+CLAIM_FAILED: Final = "claim_failed"
+"""Code of the answer to a savepoint that could not be begun, since nothing can be written to its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,14 @@ STOP_OUTCOMES: Mapping[str, StopOutcome] = MappingProxyType(
 )
 """Code of the answer to a stop -> what it means. The same text is the `outcome` in its data and in the log."""
 
+NEXT_OF_REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        CLAIM_FAILED: "The job goes on as before: name a folder that its driver can write to, as the command's path or "
+        "in the option savepoint_directory, and ask again",
+    }
+)
+"""Code of the refusal of a snapshot -> what to do next."""
+
 
 def stop_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a stop as they stand in its command: `mode`, and where given `path`, `timeout` (a duration as text)
@@ -103,9 +113,9 @@ ANSWER_SLACK = timedelta(minutes=5)
 
 
 def next_action(outcome: str) -> str:
-    """What to do after a stop that ended so; "" for what is no outcome of a stop."""
+    """What to do after a stop that ended so, or a snapshot that was refused with this code; "" for others."""
     known = STOP_OUTCOMES.get(outcome)
-    return known.next_action if known is not None else ""
+    return known.next_action if known is not None else NEXT_OF_REFUSED.get(outcome, "")
 
 
 def remark(data: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tidegate.channel.elements import StopMode
-from tidegate.contract.stop_outcomes import COMMITS_PENDING, COMMITTED, SAVEPOINT_FAILED
+from tidegate.contract.stop_outcomes import CLAIM_FAILED, COMMITS_PENDING, COMMITTED, SAVEPOINT_FAILED
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.events import Action, Request
 
@@ -13,11 +13,13 @@ from tidegate.coordinator.events import Action, Request
 def answer_to(
     request: Request, ok: bool, code: str, message: str, data: dict[str, object] | None = None
 ) -> list[Action]:
-    """The answer, when somebody waits for one."""
+    """The answer, when somebody waits for one. A stop whose savepoint was not even triggered is one whose savepoint
+    failed, whatever refused that: nothing has ended (S7.7)."""
     if request.request_id is None:
         return []
-    if request.kind == "stop-savepoint" and code in ("claim_failed", "too_many_requests"):  # nothing has ended
+    if request.kind == "stop-savepoint" and code in (CLAIM_FAILED, "too_many_requests"):
         data = {"outcome": SAVEPOINT_FAILED, "mode": request.stop, "reason": message, **(data or {})}
+        code, message = SAVEPOINT_FAILED, f"{message}; the job goes on"
     return [ev.Answer(request.request_id, ok, code, message, data or {})]
 
 

@@ -56,6 +56,17 @@ def test_a_savepoint_gives_its_path_and_id(job: Job, driver: ScriptedDriver, bet
     assert (command.verb, command.arguments, command.issued_by) == ("savepoint", {"path": "/s"}, "airflow:d/r1/save")
 
 
+def test_a_savepoint_that_cannot_be_begun_fails_with_where_why_and_what_to_do(
+    job: Job, driver: ScriptedDriver, between_looks: Steps
+) -> None:
+    """S1.4: the same words as the command line's."""
+    why = "no savepoint can be written to '/ro': Read-only file system"
+    between_looks.append(answer_newest(driver, ok=False, code="claim_failed", message=why))
+    with pytest.raises(AirflowException) as raised:
+        savepoint(path="/ro").execute(job.context("save"))
+    assert why in str(raised.value) and next_action("claim_failed") in str(raised.value)
+
+
 def test_a_checkpoint_gives_its_id(job: Job, driver: ScriptedDriver, between_looks: Steps) -> None:
     between_looks.append(answer_newest(driver, checkpoint_id=4, path="p"))
     operator = TidegateTriggerCheckpointOperator(task_id="chk", job_id="j1")

@@ -124,6 +124,20 @@ def test_a_stop_lives_as_long_as_it_may_take(tidegate: Caller, driver: Driver) -
     assert elapsed_ms(command.issued_at, command.expires_at) == (2 * 3 * 60 + 5) * 60_000
 
 
+def test_a_savepoint_that_cannot_be_begun_says_where_why_and_what_to_do(tidegate: Caller, driver: Driver) -> None:
+    """S1.4: nothing has ended; an unwritable `--path` is what people meet."""
+    why = "the savepoint could not be started: no savepoint can be written to '/ro': Read-only file system"
+
+    def refusing(driver: Driver) -> None:
+        for command in driver.waiting_commands():
+            driver.answer(command, False, "claim_failed", why)
+
+    tidegate.script = refusing
+    answer = tidegate("savepoint", "flights", "--path", "/ro")
+    assert answer.code == 7 and why in answer.err
+    assert "name a folder that its driver can write to" in answer.err.lower()
+
+
 @pytest.mark.parametrize(
     "code", ["savepoint_ok_stop_failed", "savepoint_failed_job_continues", "savepoint_failed_job_canceled"]
 )

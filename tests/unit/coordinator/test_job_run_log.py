@@ -18,6 +18,7 @@ from tidegate.contract.memory_store import MemoryStore
 from tidegate.contract.records import Decision, Spec
 from tidegate.contract.reigns import submissions_of
 from tidegate.contract.status import derive
+from tidegate.contract.stop_outcomes import CLAIM_FAILED, SAVEPOINT_FAILED, next_action
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.coordinator_options import CoordinatorOptions
@@ -25,6 +26,8 @@ from tidegate.coordinator.job_run import JobFacts, JobRun, RunFailed
 from tidegate.coordinator.locations import probe_location
 
 LAYOUT = JobLayout("job")
+REFUSED = {"savepoint": CLAIM_FAILED, "stop-savepoint": SAVEPOINT_FAILED}
+"""Kind -> code of the answer where nothing can be written to its place."""
 NOW = "2026-11-21T09:25:00.000Z"
 _names = itertools.count()
 
@@ -243,7 +246,8 @@ def test_a_place_where_no_savepoint_can_be_is_refused_before_anything_ends(
     run = Run(savepoint_directory=place if by_option else None, tolerable_failures=0)
     run.ask(kind, path=None if by_option else place, stop="suspend" if kind == "stop-savepoint" else None)
     (answer,) = run.answers
-    assert (answer.ok, answer.code) == (False, "claim_failed")
+    assert (answer.ok, answer.code) == (False, REFUSED[kind])
+    assert next_action(answer.code), "which says what to do"
     assert answer.message.startswith(f"the {kind} could not be started: no savepoint can be written to '{place}'")
     assert ("option savepoint_directory" in answer.message) == by_option
     assert run.sent == [] and run.entries("claim") == [] and run.run.outcome is None
@@ -259,7 +263,7 @@ def test_no_savepoint_goes_where_the_job_deletes(by_option: bool, place: str, ki
     run = Run(savepoint_directory=place if by_option else None)
     run.ask(kind, path=None if by_option else place, stop="suspend" if kind == "stop-savepoint" else None)
     (answer,) = run.answers
-    assert (answer.ok, answer.code) == (False, "claim_failed")
+    assert (answer.ok, answer.code) == (False, REFUSED[kind])
     assert "lies in the job's folder of checkpoints" in answer.message
     assert run.entries("claim") == []
     assert answer.data.get("outcome") == ("savepoint_failed_job_continues" if kind == "stop-savepoint" else None)
