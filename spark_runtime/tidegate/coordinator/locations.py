@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tidegate.contract.errors import StoreError
 from tidegate.contract.records import Spec
 from tidegate.contract.store import Store, checked_path, open_store
 
@@ -20,4 +21,8 @@ def probe_location(root: Store, spec: Spec, location: str) -> None:
     Blocks for some ten calls of the store."""
     store, folder = open_location(root, spec, location)
     parent, _, _ = folder.rpartition("/")
-    (store.child(parent) if parent else store).probe()
+    try:
+        (store.child(parent) if parent else store).probe()
+    except StoreError as error:  # which speaks of a root, and what to do about one
+        found = error.__cause__ if isinstance(error.__cause__, StoreError) else error
+        raise StoreError(found.what, where=found.where or error.where, cause=found.cause) from error

@@ -250,6 +250,7 @@ def test_a_place_where_no_savepoint_can_be_is_refused_before_anything_ends(
     assert next_action(answer.code), "which says what to do"
     assert answer.message.startswith(f"the {kind} could not be started: no savepoint can be written to '{place}'")
     assert ("option savepoint_directory" in answer.message) == by_option
+    assert "the root" not in answer.message.replace("below the root", "")
     assert run.sent == [] and run.entries("claim") == [] and run.run.outcome is None
     run.ask()
     assert [message["type"] for message in run.sent] == ["trigger"]
