@@ -24,29 +24,34 @@ class TidegateCollectGarbageOperator(JobOperator):
     and whatever can be reached, stay. For jobs that run and jobs that have ended.
 
     A short process of the worker does it, `tidegate gc`, with the connection's interpreter. It may be killed at any
-    point; a retry and a clear go on with what is left. XCom: `{"job_id", "dry_run", "collected", "freed_bytes",
-    "too_young", "kept_back", "rows_kept"}`, the third and the fifth being numbers, the last two texts or None.
+    point; a retry and a clear go on with what is left. XCom: `{"job_id", "dry_run", "collected", "in_sinks",
+    "freed_bytes", "too_young", "kept_back", "rows_kept", "sinks_kept"}`: numbers from the third to the sixth, then two
+    texts or None, and a list of texts.
 
     Args:
         older_than: only what was last written so long ago; longer than the job's `checkpoint_timeout`.
+        sinks: also what sinks keep for nobody: data staged before a fresh start, commit markers. Runs the pinned
+            pipeline's code in that process, which needs the sinks' packages, network and secrets.
         keep: newest recovery points that stay; None: the job's option `retained_checkpoints`.
         dry_run: delete nothing, but tell what would go.
         timeout: how long it may take.
     """
 
-    template_fields: Sequence[str] = (*JobOperator.template_fields, "older_than", "keep", "only_tell")
+    template_fields: Sequence[str] = (*JobOperator.template_fields, "older_than", "keep", "sinks", "only_tell")
 
     def __init__(
         self,
         *,
         older_than: timedelta | str = "1 h",
         keep: int | str | None = None,
+        sinks: bool | str = False,
         dry_run: bool | str = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.older_than = older_than
         self.keep = keep
+        self.sinks = sinks
         self.only_tell = dry_run
 
     def execute(self, context: Any) -> Payload:
@@ -55,12 +60,15 @@ class TidegateCollectGarbageOperator(JobOperator):
             words = ["--older-than", format_duration(duration(self.older_than, "older_than"))]
             if self.keep not in NOTHING:
                 words += ["--keep", str(whole_number(self.keep, "keep", 1))]
+            if flag(self.sinks, "sinks"):
+                words.append("--sinks")
             if flag(self.only_tell, "dry_run"):
                 words.append("--dry-run")
             timeout = self.wait_limit()
             limit_s = None if timeout is None else timeout.total_seconds()
             found = run_verb(self.job_root(), "gc", self.job_id, words, asked_by=asked_by(context), timeout_s=limit_s)
-        collected = found["collected"]
+        in_sinks = found.get("in_sinks", [])
+        collected = [*found["collected"], *in_sinks]
         for one in collected[:MOST_LOGGED]:
             self.log.info("job %s: %s, %s, %s bytes", self.job_id, one["why"], one["path"], one["size_bytes"])
         if len(collected) > MOST_LOGGED:
@@ -68,4 +76,6 @@ class TidegateCollectGarbageOperator(JobOperator):
         for name in ("kept_back", "rows_kept"):
             if found.get(name):
                 self.log.info("job %s: %s: %s", self.job_id, name, found[name])
-        return {**found, "collected": len(collected)}
+        for kept in found.get("sinks_kept", []):
+            self.log.info("job %s: what sinks keep stays: %s", self.job_id, kept)
+        return {**found, "collected": len(found["collected"]), "in_sinks": len(in_sinks)}

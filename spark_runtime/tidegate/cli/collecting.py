@@ -1,12 +1,12 @@
-"""`tidegate gc`: delete what no submission, snapshot or claim needs any more (S2.3)."""
+"""`tidegate gc`: delete what no submission, snapshot or claim needs any more, in sinks too when asked (S2.3)."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 from collections.abc import Mapping
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
 from tidegate.cli import arguments
 from tidegate.cli.output import table
@@ -18,6 +18,11 @@ from tidegate.contract.clock import utc_now
 from tidegate.contract.errors import OptionError, TidegateError
 from tidegate.contract.layout import JobLayout, job_ids
 from tidegate.contract.store import open_store
+
+if TYPE_CHECKING:
+    from tidegate.connectors.leftovers import Leftover
+    from tidegate.coordinator.offline_garbage import Freed
+    from tidegate.coordinator.sink_leftovers import SinkLeftovers
 
 DEFAULT_AGE = "1 h"
 
@@ -41,6 +46,12 @@ def add(verbs: Verbs) -> None:
     )
     parser.add_argument(
         "--keep", type=int, metavar="N", help="newest recovery points that stay (default: retained_checkpoints)"
+    )
+    parser.add_argument(
+        "--sinks",
+        action="store_true",
+        help="also what sinks keep for nobody: data that failed runs staged before a fresh start goes, commit markers "
+        "are put together. Runs the pinned pipeline's code here, and needs the sinks' packages, network and secrets",
     )
     parser.add_argument("--dry-run", action="store_true", help="delete nothing, but tell what would go")
     parser.set_defaults(run=collect_garbage)
@@ -87,34 +98,56 @@ def _of_job(
 ) -> Mapping[str, Any]:
     """Collect one job's garbage and say so; gives the document."""
     from tidegate.coordinator.offline_garbage import collect
+    from tidegate.coordinator.sink_leftovers import SinkLeftovers
 
+    started = utc_now()
     around.output.progress(f"{client.job_id}: looking for what nobody needs")
     found = collect(
         client.store,
         client.layout,
         client.decisions,
         client.specs,
-        now=utc_now(),
+        now=started,
         older_than=older_than,
         keep=args.keep,
         dry_run=args.dry_run,
     )
-    rows = [(one.path, one.why, size(one.size_bytes)) for one in found.collected]
+    sinks = _of_sinks(client, started, older_than, found, args) if args.sinks else SinkLeftovers()
+    rows: list[tuple[str, str, str]] = [(one.path, one.why, size(one.size_bytes)) for one in found.collected]
+    rows += [(_many(one), one.why, size(one.size_bytes)) for _, one in sinks.found]
     if rows:
         for line in table(("path", "why", "size"), rows, right=frozenset({"size"})):
             around.output.say(line)
-    young = f"; {found.too_young} more are not older than {args.older_than}" if found.too_young else ""
-    around.output.say(f"{client.job_id}: {size(found.size_bytes)} {_verb(args)}{young}")
+    too_young, freed_bytes = found.too_young + sinks.too_young, found.size_bytes + sinks.size_bytes
+    young = f"; {too_young} more are not older than {args.older_than}" if too_young else ""
+    around.output.say(f"{client.job_id}: {size(freed_bytes)} {_verb(args)}{young}")
     if found.kept_back:
         around.output.note(f"shared files stay: {found.kept_back}; call again later")
     if found.rows_kept:
         around.output.note(f"rows of DataFrames stay: {found.rows_kept}")
+    for kept in sinks.kept:
+        around.output.note(f"what sinks keep stays: {kept}")
     return {
         "job_id": client.job_id,
         "dry_run": args.dry_run,
         "collected": [dataclasses.asdict(one) for one in found.collected],
-        "freed_bytes": found.size_bytes,
-        "too_young": found.too_young,
+        "in_sinks": [{"sink": sink, **dataclasses.asdict(one)} for sink, one in sinks.found],
+        "freed_bytes": freed_bytes,
+        "too_young": too_young,
         "kept_back": found.kept_back or None,
         "rows_kept": found.rows_kept or None,
+        "sinks_kept": list(sinks.kept),
     }
+
+
+def _of_sinks(
+    client: JobClient, now: datetime, older_than: timedelta, found: Freed, args: argparse.Namespace
+) -> SinkLeftovers:
+    from tidegate.pipeline.collect_sinks import collect_sinks
+
+    deleted = {one.path for one in found.collected}
+    return collect_sinks(client, now=now, older_than=older_than, dry_run=args.dry_run, deleted=deleted)
+
+
+def _many(one: Leftover) -> str:
+    return one.path if one.files == 1 else f"{one.path} ({one.files} files)"

@@ -14,6 +14,7 @@ from tidegate.contract.errors import TidegateError
 from tidegate.contract.staged import StagedData
 
 if TYPE_CHECKING:
+    from tidegate.connectors.leftovers import Leftovers, StillNeeded
     from tidegate.connectors.quarantine import Quarantine
 
 Boundedness = Literal["bounded", "unbounded"]
@@ -240,6 +241,9 @@ class Sink(ABC):
     can_rewind: bool = False
     """Whether `rewind_to` is there."""
 
+    can_collect: bool = False
+    """Whether `collect` is there; without it `tidegate gc` leaves alone what it keeps."""
+
     def check(self, schema: pa.Schema) -> None:
         """Raise PipelineError when records of this schema cannot be written, or the target cannot be used."""
 
@@ -275,6 +279,18 @@ class Sink(ABC):
             where=f"sink {ctx.uid!r}",
             remedy="Restore the latest snapshot, or set on_committed_after=accept_duplicates",
         )
+
+    def collect(self, ctx: SinkContext, needed: StillNeeded, *, dry_run: bool = False) -> Leftovers:
+        """Remove what one lineage of a job left here and `needed` does not name, such as data that failed runs staged
+        before a fresh start, and commit markers, without forgetting what these tell of checkpoints from
+        `needed.markers_from` on (S2.3). Blocks; idempotent. May be broken off anywhere, run twice at once, and beside a
+        running job, of this lineage too. Only with `can_collect`.
+
+        Args:
+            ctx: of the lineage, with `subtask` 0 and `parallelism` 1: it stands for all subtasks there ever were.
+            dry_run: change nothing, but tell.
+        """
+        raise NotImplementedError(type(self).__name__)
 
     def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:
         """Where the staged data of one transaction can be read before it is committed (S7.8): paths of whole files that

@@ -13,8 +13,10 @@ from tidegate.connectors.delta_log import DeltaLog, log_options, require_deltala
 from tidegate.connectors.delta_types import stored_schema
 from tidegate.connectors.delta_writer import DeltaWriter
 from tidegate.connectors.file_layout import FileLayout
+from tidegate.connectors.file_leftovers import FileLeftovers
 from tidegate.connectors.file_sink import DEFAULT_TARGET_FILE_ROWS, DEFAULT_TARGET_FILE_SIZE, file_cut
 from tidegate.connectors.file_staged import staged_files
+from tidegate.connectors.leftovers import Leftovers, StillNeeded
 from tidegate.connectors.partitions import partition_columns
 from tidegate.connectors.storage import absolute, check_target_folder, is_local, list_folder, open_filesystem
 from tidegate.contract.errors import PipelineError
@@ -90,6 +92,11 @@ class Delta(Sink):
         location = root if is_local(filesystem) else self._url
         log = DeltaLog(self._url, location, options, stored, self._partition_by)
         return DeltaWriter(filesystem, FileLayout(root, ctx), ctx, self._cut, log, stored, self._partition_by)
+
+    def collect(self, ctx: SinkContext, needed: StillNeeded, *, dry_run: bool = False) -> Leftovers:
+        """Removes staged files, and packs commit markers."""
+        filesystem, root = open_filesystem(self._url, self._storage_options)
+        return FileLeftovers(filesystem, FileLayout(root, ctx), needed).collect(dry_run=dry_run)
 
     def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:
         """The Parquet files in the staging folder."""

@@ -88,7 +88,7 @@ class DeltaWriter(FileWriter):
             last = table.transaction_version(application_id(made))
             if last == made.checkpoint_id:
                 break
-            if self._fs.exists(self._marker(handle)):  # asked after the reading: somebody was quicker by two
+            if self._is_marked(handle):  # asked after the reading: somebody was quicker by two
                 return
             if last is not None:
                 self._mark(made, last)

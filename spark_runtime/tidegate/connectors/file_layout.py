@@ -3,6 +3,7 @@
     <path>/[<column>=<value>/...]part-<job>--<lineage>--<uid>--<subtask>--<checkpoint>--<n>.<suffix>  published
     <path>/_tidegate/staging/<job>/<lineage>/<uid>/<subtask>/<name>.<suffix>.staged   pre-committed or being written
     <path>/_tidegate/commits/<transaction id>.json                                    commit markers
+    <path>/_tidegate/committed/<job>/<lineage>/<uid>/...                              those that were packed
 
 Readers (Spark, pandas, pyarrow datasets, DuckDB on `<path>/*.parquet`) pass over `_tidegate`. A staged name carries
 generation, run, transaction number and file number, so that a zombie never writes to its successor's file (S9.2).
@@ -14,6 +15,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from tidegate.connectors.contract import SinkContext
 from tidegate.connectors.transactions import TransactionId
@@ -21,6 +23,7 @@ from tidegate.contract.errors import TidegateError
 
 PRIVATE_FOLDER = "_tidegate"
 STAGED_SUFFIX = ".staged"
+MARKER_SUFFIX = ".json"
 
 _SEPARATOR = "--"
 _PLAIN = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
@@ -65,6 +68,8 @@ class FileLayout:
         staging: folder of this subtask's staged files.
         staging_of_all: its parent: one folder for each subtask of this sink, named by index.
         commits: folder of the markers.
+        committed: folder of the sink's packed markers.
+        markers_begin: what names of the sink's markers begin with.
     """
 
     def __init__(self, root: str, ctx: SinkContext) -> None:
@@ -76,6 +81,8 @@ class FileLayout:
         self.staging_of_all = "/".join([self.root, PRIVATE_FOLDER, "staging", *names])
         self.staging = f"{self.staging_of_all}/{ctx.subtask}"
         self.commits = f"{self.root}/{PRIVATE_FOLDER}/commits"
+        self.committed = "/".join([self.root, PRIVATE_FOLDER, "committed", *names])
+        self.markers_begin = "".join(f"{quote(name, safe='')}," for name in (ctx.job_id, ctx.lineage, ctx.uid))
 
     def left_before(self, name: StagedName) -> bool:
         """Whether a run before this one wrote the staged file."""
@@ -101,15 +108,22 @@ class FileLayout:
             found.update(self.target("/".join(parts[:depth])) for depth in range(1, len(parts) + 1))
         return sorted(found, reverse=True)
 
-    def checkpoint_of(self, name: str) -> int | None:
-        """The checkpoint for which a subtask of this sink, in this lineage, published the file of this name; None: it
-        is none of theirs."""
+    def published_by(self, name: str) -> tuple[int, int] | None:
+        """The subtask of this sink, in this lineage, that published the file of this name, and for which checkpoint;
+        None: it is none of theirs."""
         match = _PUBLISHED_NAME.fullmatch(name)
-        return int(match[3]) if match and match[1] == self._writers else None
+        return (int(match[2]), int(match[3])) if match and match[1] == self._writers else None
+
+    def marked_by(self, name: str) -> tuple[int, int] | None:
+        """Subtask and checkpoint of the transaction whose marker has this name; None: it is no marker of this sink."""
+        if not (name.startswith(self.markers_begin) and name.endswith(MARKER_SUFFIX)):
+            return None
+        parts = name[len(self.markers_begin) :].removesuffix(MARKER_SUFFIX).split(",")
+        return int(parts[0]), int(parts[1])
 
     def marker(self, transaction_id: str) -> str:
         """Path of a transaction's commit marker."""
-        return f"{self.commits}/{transaction_id}.json"
+        return f"{self.commits}/{transaction_id}{MARKER_SUFFIX}"
 
     def unfinished(self, marker: str) -> str:
         """Path under which this run writes a marker before it renames it."""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
+import pyarrow.compute as pc
 from fsspec import AbstractFileSystem
 
 from tidegate.connectors.contract import SinkContext
 from tidegate.connectors.file_layout import FileLayout
+from tidegate.connectors.marker_packs import MarkerPacks
 from tidegate.connectors.storage import is_local, list_folder, sync_to_disk
-from tidegate.connectors.transactions import parse_transaction_id
 from tidegate.contract.errors import TidegateError
 
-MARKER_SUFFIX = ".json"
 NAMED_FILES = 3
 """In an error."""
 
@@ -25,7 +26,8 @@ class FileRewind:
     all its subtasks, in `ctx`'s job and lineage; of other jobs, lineages and sinks in the same folder none.
 
     Markers go first, then files. So one that still has its marker has all its files, unless a reader took some; and
-    what a crash leaves has no marker and is found by its name, as is a transaction whose commit a crash cut short.
+    what a crash leaves has no marker and is found by its name, as is a transaction whose commit a crash cut short. Of
+    markers that were packed a note says that they count no more.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class FileRewind:
         self._ctx = ctx
         self._checkpoint_id = checkpoint_id
         self._before = before
+        self._packs = MarkerPacks(filesystem, layout.committed)
 
     def check(self) -> None:
         """Whether everything can be taken back.
@@ -45,6 +48,7 @@ class FileRewind:
         """
         there = set(self._files())
         gone = [path for marker in self._markers() for path in self._files_of(marker) if path not in there]
+        gone += self._gone_of_packed(there)
         if gone:
             raise TidegateError(
                 f"The sink cannot take back what it published behind checkpoint {self._checkpoint_id}",
@@ -55,7 +59,10 @@ class FileRewind:
 
     def take_back(self) -> None:
         """Remove markers, then files. Idempotent; to be repeated after a failure."""
-        for marker in self._markers():
+        markers = self._markers()
+        if (newest := self._newest(markers, self._files())) is not None:
+            self._packs.rewind(self._checkpoint_id, newest + 1)
+        for marker in markers:
             self._remove(marker)
         if is_local(self._fs) and os.path.isdir(self._layout.commits):
             sync_to_disk(self._layout.commits)
@@ -68,16 +75,30 @@ class FileRewind:
 
     def _markers(self) -> list[str]:
         """Paths of the markers of transactions to take back."""
-        found = []
-        for path in list_folder(self._fs, self._layout.commits)[0]:
-            name = path.rsplit("/", 1)[-1]
-            if not name.endswith(MARKER_SUFFIX):
-                continue
-            made = parse_transaction_id(name.removesuffix(MARKER_SUFFIX))
-            own = (made.job_id, made.lineage, made.uid) == (self._ctx.job_id, self._ctx.lineage, self._ctx.uid)
-            if own and self._checkpoint_id < made.checkpoint_id < self._before:
-                found.append(path)
-        return found
+        found = list_folder(self._fs, self._layout.commits)[0]
+        return [path for path in found if self._is_between(self._layout.marked_by(path.rsplit("/", 1)[-1]))]
+
+    def _is_between(self, made: tuple[int, int] | None) -> bool:
+        return made is not None and self._checkpoint_id < made[1] < self._before
+
+    def _newest(self, markers: Iterable[str], files: Iterable[str]) -> int | None:
+        """Checkpoint of the newest transaction to take back; None: there is none."""
+        packed = pc.max(self._packs.between(self._checkpoint_id, self._before)["checkpoint_id"]).as_py()
+        marked = [self._layout.marked_by(path.rsplit("/", 1)[-1]) for path in markers]
+        published = [self._layout.published_by(path.rsplit("/", 1)[-1]) for path in files]
+        ids = [made[1] for made in (*marked, *published) if made is not None]
+        return max([*ids, *([] if packed is None else [packed])], default=None)
+
+    def _gone_of_packed(self, there: Iterable[str]) -> list[str]:
+        """What is missing of transactions whose markers are packed: these tell no names, but how many files."""
+        counted = Counter(self._layout.published_by(path.rsplit("/", 1)[-1]) for path in there)
+        marked = {self._layout.marked_by(path.rsplit("/", 1)[-1]) for path in self._markers()}
+        lacking = []
+        for row in self._packs.between(self._checkpoint_id, self._before).to_pylist():
+            made = row["subtask"], row["checkpoint_id"]
+            missing = 0 if made in marked else row["files"] - counted[made]
+            lacking += [f"of subtask {made[0]}, checkpoint {made[1]}"] * max(0, missing)
+        return lacking
 
     def _files_of(self, marker: str) -> list[str]:
         record = json.loads(self._fs.cat_file(marker))
@@ -93,8 +114,7 @@ class FileRewind:
                 yield from filter(self._is_behind, self._fs.find(folder))
 
     def _is_behind(self, path: str) -> bool:
-        checkpoint_id = self._layout.checkpoint_of(path.rsplit("/", 1)[-1])
-        return checkpoint_id is not None and self._checkpoint_id < checkpoint_id < self._before
+        return self._is_between(self._layout.published_by(path.rsplit("/", 1)[-1]))
 
     def _remove(self, path: str) -> None:
         with suppress(FileNotFoundError):

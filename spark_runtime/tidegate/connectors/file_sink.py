@@ -13,9 +13,11 @@ from fsspec import AbstractFileSystem
 from tidegate.connectors.contract import NO_CHECKPOINT, Committable, Sink, SinkContext, SinkWriter
 from tidegate.connectors.encoded_files import FileEncoding
 from tidegate.connectors.file_layout import FileLayout
+from tidegate.connectors.file_leftovers import FileLeftovers
 from tidegate.connectors.file_rewind import FileRewind
 from tidegate.connectors.file_staged import staged_files
 from tidegate.connectors.file_writer import FileCut, FileWriter
+from tidegate.connectors.leftovers import Leftovers, StillNeeded
 from tidegate.connectors.partitions import check_partition_columns, partition_columns
 from tidegate.connectors.storage import absolute, check_target_folder, list_folder, open_filesystem
 from tidegate.contract.errors import OptionError, PipelineError
@@ -36,6 +38,7 @@ class FileSink(Sink):
 
     can_rewind = True
     can_quarantine = True
+    can_collect = True
 
     def __init__(
         self,
@@ -133,6 +136,11 @@ class FileSink(Sink):
             rewind.take_back()
 
         return take_back
+
+    def collect(self, ctx: SinkContext, needed: StillNeeded, *, dry_run: bool = False) -> Leftovers:
+        """Removes staged files, and packs commit markers."""
+        filesystem, root = open_filesystem(self._url, self._storage_options)
+        return FileLeftovers(filesystem, FileLayout(root, ctx), needed).collect(dry_run=dry_run)
 
     def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:
         """The files in the staging folder."""

@@ -18,6 +18,7 @@ from tidegate.connectors.contract import Committable, SinkContext, SinkWriter
 from tidegate.connectors.encoded_files import EncodedFile, FileEncoding
 from tidegate.connectors.file_layout import FileLayout, parse_staged_name, target_name
 from tidegate.connectors.file_staged import staged_files, suffix_of
+from tidegate.connectors.marker_packs import MarkerPacks
 from tidegate.connectors.partitions import PartitionValues, by_partition, hive_folder
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.storage import is_local, sync_to_disk
@@ -53,8 +54,8 @@ class FileWriter(SinkWriter):
     - pre-commit (asynchronous): the files' ends, then fsync or upload to the staging folder. Behind the last record
       the files are ended at once: while the job agrees on its last snapshot, slots have nothing else to do.
     - `commit`: every file is renamed into place (local: atomic) or copied and its staged copy removed (object stores:
-      an object appears whole); the transaction's marker follows. Repeating any part is harmless. With a marker:
-      nothing to do, also when readers have moved the files since. Without marker: a staged file is published, a
+      an object appears whole); the transaction's marker follows. Repeating any part is harmless. With a marker, be it
+      packed: nothing to do, also when readers have moved the files since. Without marker: a staged file is published, a
       published one accepted;
       neither there: `TidegateError`.
     - `recover`: removes what earlier runs of this subtask, and of those of a higher parallelism that it looks after,
@@ -85,6 +86,7 @@ class FileWriter(SinkWriter):
         self._files: list[EncodedFile] = []
         self._open: dict[PartitionValues, EncodedFile] = {}
         self._scratch: str | None = None
+        self._packs = MarkerPacks(filesystem, layout.committed)
         if self._local:
             os.makedirs(layout.staging, exist_ok=True)
             os.makedirs(layout.commits, exist_ok=True)
@@ -173,11 +175,16 @@ class FileWriter(SinkWriter):
         """
         for handle in committables:
             check_own(self._ctx, handle)
-            if not self._fs.exists(self._marker(handle)):
+            if not self._is_marked(handle):
                 self._commit(handle)
                 if self._local:
                     continue  # files that were renamed are staged no more
             self._remove_staged(handle)
+
+    def _is_marked(self, handle: Committable) -> bool:
+        # In this order: a marker is packed before it is removed.
+        made = parse_transaction_id(handle.transaction_id)
+        return self._fs.exists(self._marker(handle)) or self._packs.holds(made.subtask, made.checkpoint_id)
 
     def _marker(self, handle: Committable) -> str:
         return self._layout.marker(handle.transaction_id)

@@ -121,7 +121,7 @@ def plan_collection(
     if fence is None:
         return Plan({}, 0, (), "no driver has ever run" if files else "")
     spec = next(spec for spec in specs if spec.number == fence.data["spec"])
-    is_over = _has_ended(decisions)
+    is_over = has_ended(decisions)
     generation = fence.generation + 1 if is_over else fence.generation
     garbage = find_garbage(
         decisions,
@@ -231,7 +231,7 @@ def collect(
     return Freed(tuple(collected), too_young, kept_back, rows.kept)
 
 
-def _has_ended(decisions: Sequence[Decision]) -> bool:
+def has_ended(decisions: Sequence[Decision]) -> bool:
     """The newest reign's driver has said that the job is over."""
     last = next((d for d in reversed(decisions) if d.kind in ("status", "fence")), None)
     return last is not None and last.kind == "status" and JobStatus(last.data["status"]).is_terminal

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 
 import pyarrow as pa
 
 from tidegate.connectors.contract import Sink, SinkContext
+from tidegate.connectors.leftovers import ALL_CHECKPOINTS, StillNeeded
 from tidegate.connectors.sink_operator import SinkOperator, held_handles
+from tidegate.connectors.transactions import parse_transaction_id
 from tidegate.operators.contract import CommitPermit, OperatorContext
 from tidegate.snapshot.parts import StatePart
 
 CRASH_ACTIONS = ("write", "write", "checkpoint", "late", "abort", "complete then crash", "commit then crash", "crash")
 REWIND_ACTIONS = (*CRASH_ACTIONS, "checkpoint", "rewind")
+COLLECT_ACTIONS = ("collect", "collect then commit again")
 
 
 class Reign:
@@ -85,6 +89,9 @@ class OneSinkJob:
             assert [*self._operator.process(batch, 0)] == [batch], "`write` must leave the batch as it is"
             self.position += number
             return
+        if action in COLLECT_ACTIONS:
+            self._collect(number, again=action != "collect")
+            return
         if action in ("crash", "rewind"):
             self._crash(number, back=action == "rewind")
             return
@@ -136,6 +143,21 @@ class OneSinkJob:
         if claimed:
             sink, everybody = self._make_sink(), self._reign.context(0, parallelism=1)
             sink.rewind_to(everybody, claimed, held_handles(parts))()
+
+    def _collect(self, number: int, again: bool) -> None:
+        """Beside the run; first old snapshots go, others may be restored. `again`: then one of these is, by a zombie
+        that commits and knows of nothing newer."""
+        if number:
+            del self._history[1 : max(1, len(self._history) - 2 * number)]
+        snapshots = [(claimed, held_handles(parts)) for claimed, _, parts in self._history if claimed]
+        asked = [parse_transaction_id(h.transaction_id).checkpoint_id for _, held in snapshots for h in held]
+        oldest = min((*(claimed + 1 for claimed, _ in snapshots), *asked), default=ALL_CHECKPOINTS)
+        everybody = self._reign.context(0, parallelism=1)
+        self._make_sink().collect(everybody, StillNeeded(None, oldest, datetime.max.replace(tzinfo=UTC)))
+        if again and snapshots:
+            writer = self._make_sink().create_writer(self._reign.context())
+            writer.commit(snapshots[number % len(snapshots)][1])
+            writer.close()
 
     def _start(self) -> SinkOperator:
         operator = SinkOperator(self._make_sink(), passes_on=True)  # a sink may stand in the midst of a graph

@@ -9,6 +9,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,21 @@ from hypothesis import strategies as st
 from pyarrow import dataset
 
 from tidegate.connectors.contract import Committable, Sink, SinkWriter
+from tidegate.connectors.leftovers import StillNeeded
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.transactions import parse_transaction_id
 from tidegate.contract.errors import TidegateError
 from tidegate.contract.staged import StagedData, merged, quarantined_data
 from tidegate.contract.store import open_store
 from tidegate.contract.verdicts import Withheld
-from tidegate.testing.one_sink_job import CRASH_ACTIONS, REWIND_ACTIONS, OneSinkJob, Reign, numbers
+from tidegate.testing.one_sink_job import (
+    COLLECT_ACTIONS,
+    CRASH_ACTIONS,
+    REWIND_ACTIONS,
+    OneSinkJob,
+    Reign,
+    numbers,
+)
 
 _settings = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -345,12 +354,40 @@ class SinkConformance(ABC):
         newer.commit([*committed, *staged])
         assert sorted(self.visible()) == [0, 1, 4, 5, 6, 7]
 
+    def test_collecting_removes_what_no_snapshot_needs(self) -> None:
+        """S2.3, S7.4: what one holds is committed as ever, what is committed never again; nor is another lineage
+        touched."""
+        reign = Reign()
+        sink = self.make_sink(fresh=True)
+        if not sink.can_collect:
+            return
+        first, second = (sink.create_writer(reign.context(subtask)) for subtask in (0, 1))
+        fork = sink.create_writer(Reign("lineage-2").context())
+        done = self._prepared(first, 1, 0, 2)
+        first.commit(done)
+        held, lost = self._prepared(second, 2, 2, 2), self._prepared(first, 3, 4, 2)
+        other = self._prepared(fork, 3, 6, 2)
+        needed = StillNeeded(held, 1, datetime.max.replace(tzinfo=UTC))
+        everybody = reign.context(0, parallelism=1)
+        assert sink.collect(everybody, StillNeeded(held, 1, datetime.min.replace(tzinfo=UTC))).found == ()
+        would = sink.collect(everybody, needed, dry_run=True)
+        assert sum(one.size_bytes for one in would.found if one.why == "staged") > 0
+        assert sink.collect(everybody, needed) == would
+        assert sink.collect(everybody, needed).found == ()
+        _expect_refusal(lambda: first.commit(lost))
+        first.commit(done)
+        second.commit(held)
+        fork.commit(other)
+        assert sorted(self.visible()) == [0, 1, 2, 3, 6, 7]
+
     @_settings
     @given(st.data())
     def test_whatever_crashes_each_record_is_published_once(self, data: st.DataObject) -> None:
         """S7.4, S9.3: a job of one sink subtask, replayed from its latest completed checkpoint after every crash; from
-        an older one where the sink can rewind."""
-        actions = REWIND_ACTIONS if self.make_sink(fresh=True).can_rewind else CRASH_ACTIONS
+        an older one where the sink can rewind. What nobody needs may be collected at any time (S2.3)."""
+        sink = self.make_sink(fresh=True)
+        actions: tuple[str, ...] = REWIND_ACTIONS if sink.can_rewind else CRASH_ACTIONS
+        actions += COLLECT_ACTIONS if sink.can_collect else ()
         script = data.draw(st.lists(st.tuples(st.sampled_from(actions), st.integers(0, 3)), max_size=25))
         job = OneSinkJob(lambda: self.make_sink(fresh=False))
         for action, number in script:

@@ -34,10 +34,12 @@ def test_gc_lists_what_goes_and_deletes_it(tidegate: Caller, orphan: str) -> Non
         "job_id": "flights",
         "dry_run": False,
         "collected": [{"path": "flights/checkpoints/chk-1-g1", "why": "unfinished", "size_bytes": 5}],
+        "in_sinks": [],
         "freed_bytes": 5,
         "too_young": 0,
         "kept_back": None,
         "rows_kept": None,
+        "sinks_kept": [],
     }
     assert not Path(orphan).exists()
     assert "0 B freed" in tidegate("gc", "flights").out

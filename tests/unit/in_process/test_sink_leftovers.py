@@ -1,0 +1,290 @@
+"""S2.3, S7.4: nobody asks for what `tidegate gc --sinks` removes: after it every restore publishes what it would
+have."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tidegate.connectors.contract import SinkContext
+from tidegate.connectors.datagen import DataGen
+from tidegate.connectors.parquet import Parquet
+from tidegate.contract.checkpoints import CheckpointView, checkpoint_views
+from tidegate.contract.errors import TidegateError
+from tidegate.contract.records import RestoreFrom
+from tidegate.contract.reigns import submissions_of
+from tidegate.contract.rewinds import taken_back
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.garbage import claimed_savepoints
+from tidegate.coordinator.sink_leftovers import SinkLeftovers, asked_of, collect_leftovers, lineages_of
+from tidegate.pipeline.pipeline import Pipeline
+from tidegate.subtask.chain import OperatorFailure
+from tidegate.testing.in_process import InProcessJob, InProcessRun
+
+SCHEMA = pa.schema([("v", pa.int64())])
+EVER = datetime.max.replace(tzinfo=UTC)
+PHASES = (Phase.explicit, Phase.generate)
+ROWS = 600
+ACTIONS = (
+    "pump",
+    "checkpoint",
+    "checkpoint",
+    "savepoint",
+    "crash",
+    "staged only",
+    "fresh",
+    "restore",
+    "forget",
+    "collect",
+)
+
+
+@dataclass
+class World:
+    """A job, its root and its output, all below one folder."""
+
+    folder: Path
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.job = InProcessJob(self.build, {"parallelism": 2, **self.options}, root=str(self.folder / "root"))
+        self._requests = 0
+
+    def build(self) -> Pipeline:
+        p = Pipeline()
+        source = DataGen(lambda numbers: {"v": numbers}, SCHEMA, rows=ROWS, splits=2, batch_rows=4)
+        p.read(source, uid="numbers").write(Parquet(self.folder / "out", target_file_rows=8), uid="out")
+        return p
+
+    def start(self) -> World:
+        self.run: InProcessRun = self.job.submit()
+        return self
+
+    def copy(self, name: str) -> World:
+        """As it is now, elsewhere; no run goes on in it."""
+        folder = self.folder.parent / name
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(self.folder, folder)
+        made = World(folder, self.options)
+        made.job.specs[:], made.job._spec_number = self.job.specs, self.job._spec_number
+        made.job.lineage, made.job.now_ms = self.job.lineage, self.job.now_ms
+        made.job.log = made.job._open_log()
+        made._requests = self._requests
+        return made
+
+    def snapshot(self, kind: Any = "checkpoint") -> int:
+        self._requests += 1
+        request = ev.Request(kind, request_id=f"r{self._requests}")
+        self.run.run.take(request)
+        self.run.until(lambda: request.request_id in self.job.answers or self.run.outcome is not None)
+        answer = self.job.answers.get(request.request_id)
+        self.run.pump(4)
+        return int(answer.data["checkpoint_id"]) if answer is not None and answer.ok else 0
+
+    def fresh(self) -> None:
+        self.run.crash()
+        self.job.lineage = f"lineage-{len(self.job.specs) + 1}"
+        self.start()
+
+    def restore(self, view: CheckpointView, how: Any = "accept_duplicates") -> None:
+        """In the lineage that took the snapshot."""
+        self.job.lineage = next(spec.lineage for spec in self.job.specs if spec.number == view.spec)
+        kind: Any = "savepoint" if view.kind == "savepoint" else "checkpoint"
+        restore = RestoreFrom(kind, path=view.path, checkpoint_id=view.checkpoint_id, on_committed_after=how)
+        self.run = self.job.submit(restore)
+
+    def there(self) -> list[CheckpointView]:
+        """Snapshots that can be restored, if nothing else is in the way."""
+        entries = submissions_of(self.job.log.read())
+        gone = taken_back(self.job.specs, entries)
+        views = [v for v in checkpoint_views(entries, ended=False) if v.status == "completed"]
+        there = [v for v in views if self.job.store.exists(f"{v.path}/_metadata")]
+        return [v for v in there if v.checkpoint_id not in gone]
+
+    def collect(self, *, dry_run: bool = False) -> SinkLeftovers:
+        """As `tidegate gc --sinks` does, of any age."""
+        specs, decisions = list(self.job.specs), self.job._open_log().read()
+        graph = self.build().build()
+        ctx = SinkContext("job", "", "out", 0, 1, 0, "gc", SCHEMA)
+        (sink,) = [node.sink for node in graph.nodes if node.sink is not None]
+        owned = claimed_savepoints(decisions, specs)
+        return collect_leftovers(
+            [(sink, ctx)],
+            lineages_of(decisions, specs),
+            lambda lineage: asked_of(lineage, self.job.store, specs, owned, ()),
+            EVER,
+            dry_run=dry_run,
+        )
+
+    @property
+    def staged(self) -> list[Path]:
+        return sorted((self.folder / "out").rglob("*.staged"))
+
+    @property
+    def rows(self) -> list[int]:
+        return sorted(n for f in (self.folder / "out").glob("*.parquet") for n in pq.read_table(f)["v"].to_pylist())
+
+
+def outcome(world: World, view: CheckpointView, how: str) -> tuple[str, list[int]]:
+    """What a restore, run to its end, shows in the end; or says."""
+    try:
+        world.restore(view, how)
+        world.run.to_end()
+    except (TidegateError, OperatorFailure) as error:
+        return str(error).replace(str(world.folder), ""), world.rows
+    return str(type(world.run.outcome).__name__), world.rows
+
+
+def test_what_was_rejected_goes_behind_a_fresh_start_and_nothing_of_the_run(tmp_path: Path) -> None:
+    """S7.8: then=stop leaves it staged, for a restore that never comes."""
+    world = World(tmp_path / "w", {"commit": "on_request"}).start()
+    world.run.pump(6)
+    assert world.snapshot() == 1
+    world.run.run.take(ev.Ruling("no", False, 1, "the auditor", "stop"))
+    world.run.pump(20)
+    world.job.reign.append("status", {"status": "STOPPED", "reason": "rejected"})
+    world.job.store.delete_folder(world.there()[0].path)
+    world.fresh()
+    world.run.pump(6)
+    world.snapshot()
+    rejected = [file for file in world.staged if "lineage-1" in file.parts]
+    own = [file for file in world.staged if file not in rejected]
+    assert rejected and own
+    would = world.collect(dry_run=True)
+    assert {one.path for _, one in would.found} == {str(file) for file in rejected} and world.staged
+    assert world.collect() == would and world.staged == own and would.size_bytes > 0
+    assert would.found[0][0].startswith("Parquet(")
+    world.run.run.take(ev.Ruling("yes", True, None, "the auditor", "stop"))
+    world.run.pump(20)
+    assert world.rows and len(world.rows) == len(set(world.rows))
+
+
+def savepoint_before_a_crash(world: World) -> CheckpointView:
+    """Of data that no run has committed since; then the job is started fresh."""
+    world.run.pump(6)
+    n = world.snapshot("savepoint")
+    world.fresh()
+    return next(view for view in world.there() if view.checkpoint_id == n)
+
+
+def test_what_a_savepoint_holds_stays_and_is_committed_when_it_is_restored(tmp_path: Path) -> None:
+    """S7.4: by id or by path, in its own lineage, long after a fresh start."""
+    world = World(tmp_path / "w").start()
+    view = savepoint_before_a_crash(world)
+    held = world.staged
+    world.run.pump(6)
+    world.snapshot()
+    assert held and world.collect() != SinkLeftovers() and set(held) <= set(world.staged)
+    world.run.crash()
+    world.restore(view)
+    world.run.to_end()
+    assert set(range(ROWS)) <= set(world.rows)
+
+
+def test_a_savepoint_that_is_not_in_its_place_keeps_all_that_it_may_hold(tmp_path: Path) -> None:
+    """S7.4: it may have been moved, and be restored from there; gc says so. One that cannot be read, too."""
+    world = World(tmp_path / "w").start()
+    view = savepoint_before_a_crash(world)
+    held = world.staged
+    (tmp_path / "kept").mkdir()
+    shutil.move(tmp_path / "w" / "root" / view.path, tmp_path / "kept" / "sp")
+    told = world.collect()
+    assert world.staged == held and told.kept == (
+        f"lineage lineage-1: savepoint {view.checkpoint_id} is not in its place, and a copy may be restored",
+    )
+    world.job.store.create(f"{view.path}/_metadata", b"{")
+    assert "cannot be read" in world.collect().kept[0] and world.staged == held
+    world.run.crash()
+    world.job.lineage = "lineage-1"
+    world.run = world.job.submit(RestoreFrom("savepoint", path=str(tmp_path / "kept" / "sp")))
+    world.run.to_end()
+    assert world.rows == list(range(ROWS))
+
+
+def test_a_job_that_has_ended_keeps_only_what_a_snapshot_holds(tmp_path: Path) -> None:
+    """S2.3: also of its last lineage; nothing comes to clean it up, and a restore would."""
+    world = World(tmp_path / "w", {"commit": "on_request"}).start()
+    world.run.pump(6)
+    world.snapshot()
+    world.run.pump(6)
+    newest = world.snapshot()
+    world.run.crash()
+    assert world.staged and not any(one.why == "staged" for _, one in world.collect().found)
+    world.job.reign.append("status", {"status": "FAILED", "reason": "x"})
+    held = world.staged
+    assert world.collect() == SinkLeftovers() and world.staged == held, "both wait for a verdict"
+    world.job.store.delete_folder(world.job.layout.checkpoint(newest, 1))
+    assert [one.why for _, one in world.collect().found] == ["staged"] * len({*held} - {*world.staged})
+    assert world.staged and world.staged != held
+
+
+def act(world: World, action: str, number: int) -> None:
+    """One step of a history."""
+    there = world.there()
+    if world.run.outcome is not None and action not in ("fresh", "restore", "collect"):
+        return
+    match action:
+        case "pump":
+            world.run.pump(1 + number)
+        case "checkpoint" | "savepoint":
+            world.run.pump(1 + number)
+            world.snapshot(action)
+        case "staged only":
+            world.run.pump(3)
+            world.run.run.take(ev.Request("checkpoint", request_id=f"half-{world.job.log.read()[-1].number}"))
+            world.run.pump(number)
+            world.run.crash()
+            world.run = world.job.relaunch()
+        case "crash":
+            world.run.crash()
+            world.run = world.job.relaunch()
+        case "fresh":
+            world.fresh()
+        case "restore" if there:
+            world.run.crash()
+            world.restore(there[number % len(there)])
+        case "forget" if len(there) > 1:
+            world.job.store.delete_folder(there[0].path)
+        case "collect":
+            world.collect()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("leftovers")
+
+
+@settings(max_examples=12, deadline=None, phases=PHASES, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 5)), min_size=3, max_size=14), st.integers(0, 20))
+def test_after_a_collection_every_restore_publishes_what_it_would_have(
+    place: Path, script: list[tuple[str, int]], which: int
+) -> None:
+    """S2.3, S7.4, S9.3: random histories of checkpoints, savepoints, failures, fresh starts, restores and collections
+    beside the run; then a snapshot is restored, with a rewind or without, as it is and behind a collection."""
+    shutil.rmtree(place / "w", ignore_errors=True)
+    world = World(place / "w", {"retained_checkpoints": 2}).start()
+    try:
+        for action, number in script:
+            act(world, action, number)
+    except (TidegateError, OperatorFailure):
+        pass  # what it would go on from has been deleted: so be it, from here
+    if world.run.outcome is None:
+        world.run.crash()
+    there = world.there()
+    if not there:
+        return
+    view = there[which % len(there)]
+    how = ("rewind", "accept_duplicates")[which % 2]
+    plain, collected = world.copy("plain"), world.copy("collected")
+    collected.collect()
+    collected.collect()
+    assert outcome(collected, view, how) == outcome(plain, view, how)
