@@ -12,14 +12,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tidegate.connectors.contract import SinkContext
 from tidegate.connectors.datagen import DataGen
+from tidegate.connectors.marker_packs import MarkerPacks
 from tidegate.connectors.parquet import Parquet
 from tidegate.contract.checkpoints import CheckpointView, checkpoint_views
-from tidegate.contract.errors import TidegateError
+from tidegate.contract.errors import SnapshotError, TidegateError
 from tidegate.contract.records import RestoreFrom
 from tidegate.contract.reigns import submissions_of
 from tidegate.contract.rewinds import taken_back
@@ -208,6 +210,23 @@ def test_a_savepoint_that_is_not_in_its_place_keeps_all_that_it_may_hold(tmp_pat
     world.run = world.job.submit(RestoreFrom("savepoint", path=str(tmp_path / "kept" / "sp")))
     world.run.to_end()
     assert world.rows == list(range(ROWS))
+
+
+def test_a_rewind_behind_a_collection_still_finds_what_readers_took(tmp_path: Path) -> None:
+    """S9.3: markers of all that a snapshot may go back past are known; older ones are not."""
+    world = World(tmp_path / "w", {"retained_checkpoints": 1}).start()
+    for kind in ("checkpoint", "savepoint", "checkpoint", "checkpoint"):
+        world.run.pump(6)
+        world.snapshot(kind)
+    saved = next(view for view in world.there() if view.kind == "savepoint")
+    assert world.collect().found and not list((tmp_path / "w" / "out" / "_tidegate" / "commits").iterdir())
+    world.run.crash()
+    packs = MarkerPacks(LocalFileSystem(), str(tmp_path / "w/out/_tidegate/committed/job/lineage-1/out"))
+    known = set(packs.between(0, 99)["checkpoint_id"].to_pylist())
+    assert known == {n for n in (1, 2, 3, 4) if n >= saved.checkpoint_id}
+    next((tmp_path / "w" / "out").glob("part-*--4--0.parquet")).unlink()
+    with pytest.raises(SnapshotError, match=r"1 published files were moved or removed"):
+        world.restore(saved, "rewind")
 
 
 def test_a_job_that_has_ended_keeps_only_what_a_snapshot_holds(tmp_path: Path) -> None:
