@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
 
@@ -17,6 +18,7 @@ from tidegate.connectors.contract import SourceContext
 from tidegate.connectors.delta import Delta
 from tidegate.connectors.delta_log import DeltaLog, log_options
 from tidegate.connectors.files import Files
+from tidegate.connectors.leftovers import StillNeeded
 from tidegate.connectors.parquet import Parquet
 from tidegate.connectors.text_files import JsonLines
 from tidegate.contract.errors import PipelineError
@@ -96,7 +98,15 @@ def test_a_partitioned_folder_on_s3_is_taken_back_to_a_snapshot(options: Mapping
     assert len(files.glob(f"{bucket}/out/p=*/*.jsonl.zst")) == 6
     sink.rewind_to(replace(Reign().context(0, 1), generation=2), 1)()
     left = files.find(f"{bucket}/out")
-    assert sorted(path.split("/")[2] for path in left) == ["_tidegate", "p=a b", "p=ü%2F"]
+    marked, noted = sorted(path.split("/", 3)[3] for path in left if "/_tidegate/" in path)
+    assert noted.endswith("/rewound-1-4.json") and marked.startswith("commits/")
+    assert sorted(path.split("/")[2] for path in left) == ["_tidegate", "_tidegate", "p=a b", "p=ü%2F"]
+    everybody, now = replace(Reign().context(0, 1), generation=2), datetime.now(UTC)
+    assert sink.collect(everybody, StillNeeded((), 0, now - timedelta(hours=1))).found == ()
+    (one,) = sink.collect(everybody, StillNeeded((), 0, now + timedelta(hours=1))).found
+    assert (one.why, one.files) == ("markers", 1) and one.size_bytes > 0
+    assert [path for path in files.find(f"{bucket}/out/_tidegate/committed") if path.endswith(".parquet")]
+    assert not files.find(f"{bucket}/out/_tidegate/commits")
     source = Files(f"s3://{bucket}/out", storage_options=options)
     assert len(source.discover(1)) == 2
     with pytest.raises(PipelineError, match="partitioned in another way"):
