@@ -11,8 +11,9 @@ Works with no job running, and beside a running one, without a fence. Why that i
   what it may hold nothing goes. A snapshot that cannot be read keeps everything of its lineage, too.
 - Of commit markers nothing is forgotten that a snapshot which may be there can ask for: its own transactions, and what
   a rewind to it would have to take back; these are packed.
-- Only what is older than a grace goes. It covers what the log cannot tell: zombies, what is on its way, a restore that
-  is submitted meanwhile.
+- The log is read again behind the snapshots: what a run that begins meanwhile has taken over is not in those that it
+  left there (`asked_steadily`). What begins still later finds all that these hold.
+- Only what is older than a grace goes. It covers what the log cannot tell: zombies, and what is on its way.
 - Quarantine is not touched: its data has left the sink's staging, and what has not is held by a snapshot that stays.
 """
 
@@ -38,6 +39,9 @@ from tidegate.coordinator.offline_garbage import has_ended
 from tidegate.coordinator.rewinding import held_by_sinks
 from tidegate.snapshot.handles import StreamFactory
 from tidegate.snapshot.metadata import read_metadata
+
+READINGS = 10
+"""Of a lineage's snapshots, until none is completed meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +148,34 @@ def asked_of(
         barriers = (parse_transaction_id(h.transaction_id).checkpoint_id for of in held.values() for h in of)
         oldest = min(oldest, view.checkpoint_id + 1, *barriers)
     return Asked(handles, oldest)
+
+
+def asked_steadily(lineage: Lineage, now: Callable[[], Sequence[Lineage]], ask: Callable[[Lineage], Asked]) -> Asked:
+    """What the snapshots of a lineage hold, all of which are there at one time. A run deletes snapshots when newer ones
+    hold the same; so none may be completed while they are read, nor a run begin in a lineage where none was. Blocks.
+
+    Args:
+        lineage: as it was when the collection began.
+        now: reads the log, for all lineages as they are by now.
+        ask: `asked_of`.
+    """
+
+    def as_it_is() -> Lineage:
+        return next(one for one in now() if one.name == lineage.name)
+
+    current = as_it_is()
+    for _ in range(READINGS):
+        if current.goes_on and not lineage.goes_on:
+            return Asked({}, kept="a run has begun in it meanwhile; call again later")
+        answer = ask(current)
+        before, current = current, as_it_is()
+        if answer.kept or (_ids(current), current.goes_on) == (_ids(before), before.goes_on):
+            return answer
+    return Asked({}, kept=f"snapshots were completed {READINGS} times while they were read; call again later")
+
+
+def _ids(lineage: Lineage) -> frozenset[int]:
+    return frozenset(view.checkpoint_id for view in lineage.snapshots)
 
 
 def collect_leftovers(

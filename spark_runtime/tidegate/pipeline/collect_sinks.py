@@ -15,7 +15,7 @@ from tidegate.contract.pinned_graph import pinned_graph
 from tidegate.contract.records import Spec
 from tidegate.contract.reigns import followed_by, may_have_run, submissions_of
 from tidegate.coordinator.garbage import claimed_savepoints
-from tidegate.coordinator.sink_leftovers import SinkLeftovers, asked_of, collect_leftovers, lineages_of
+from tidegate.coordinator.sink_leftovers import SinkLeftovers, asked_of, asked_steadily, collect_leftovers, lineages_of
 from tidegate.pipeline.load import load_pipeline
 
 
@@ -53,7 +53,11 @@ def collect_sinks(
             found = collect_leftovers(
                 sinks,
                 lineages,
-                lambda lineage: asked_of(lineage, client.store, specs, owned, deleted),
+                lambda lineage: asked_steadily(
+                    lineage,
+                    lambda: lineages_of(client.decisions(), client.specs()),
+                    lambda now: asked_of(now, client.store, client.specs(), owned, deleted),
+                ),
                 now - older_than,
                 dry_run=dry_run,
             )

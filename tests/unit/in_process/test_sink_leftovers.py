@@ -4,6 +4,7 @@ have."""
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +28,15 @@ from tidegate.contract.reigns import submissions_of
 from tidegate.contract.rewinds import taken_back
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.garbage import claimed_savepoints
-from tidegate.coordinator.sink_leftovers import SinkLeftovers, asked_of, collect_leftovers, lineages_of
+from tidegate.coordinator.sink_leftovers import (
+    Asked,
+    Lineage,
+    SinkLeftovers,
+    asked_of,
+    asked_steadily,
+    collect_leftovers,
+    lineages_of,
+)
 from tidegate.pipeline.pipeline import Pipeline
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.testing.in_process import InProcessJob, InProcessRun
@@ -112,17 +121,33 @@ class World:
         there = [v for v in views if self.job.store.exists(f"{v.path}/_metadata")]
         return [v for v in there if v.checkpoint_id not in gone]
 
-    def collect(self, *, dry_run: bool = False) -> SinkLeftovers:
-        """As `tidegate gc --sinks` does, of any age."""
+    def collect(
+        self,
+        *,
+        dry_run: bool = False,
+        begun: Callable[[], None] = lambda: None,
+        asking: Callable[[], None] = lambda: None,
+    ) -> SinkLeftovers:
+        """As `tidegate gc --sinks` does, of any age. `begun`, `asking`: what others do when it has read the log, and
+        while it reads snapshots."""
         specs, decisions = list(self.job.specs), self.job._open_log().read()
         graph = self.build().build()
         ctx = SinkContext("job", "", "out", 0, 1, 0, "gc", SCHEMA)
         (sink,) = [node.sink for node in graph.nodes if node.sink is not None]
         owned = claimed_savepoints(decisions, specs)
+        lineages = lineages_of(decisions, specs)
+        begun()
+
+        def ask(lineage: Lineage) -> Asked:
+            asking()
+            return asked_of(lineage, self.job.store, list(self.job.specs), owned, ())
+
         return collect_leftovers(
             [(sink, ctx)],
-            lineages_of(decisions, specs),
-            lambda lineage: asked_of(lineage, self.job.store, specs, owned, ()),
+            lineages,
+            lambda lineage: asked_steadily(
+                lineage, lambda: lineages_of(self.job._open_log().read(), list(self.job.specs)), ask
+            ),
             EVER,
             dry_run=dry_run,
         )
@@ -244,6 +269,53 @@ def test_a_job_that_has_ended_keeps_only_what_a_snapshot_holds(tmp_path: Path) -
     world.job.store.delete_folder(world.job.layout.checkpoint(newest, 1))
     assert [one.why for _, one in world.collect().found] == ["staged"] * len({*held} - {*world.staged})
     assert world.staged and world.staged != held
+
+
+def test_what_a_run_takes_over_while_it_is_collected_stays(tmp_path: Path) -> None:
+    """S7.8: behind the first reading of the log a run begins, and deletes what it was restored from, since its own
+    checkpoint holds the same."""
+    world = World(tmp_path / "w", {"commit": "on_request"}).start()
+    world.run.pump(6)
+    first = world.snapshot()
+    world.run.crash()
+    world.job.reign.append("status", {"status": "FAILED", "reason": "x"})
+    world.collect()
+    held = world.staged
+    assert held
+
+    def restart() -> None:
+        view = next(view for view in world.there() if view.checkpoint_id == first)
+        world.restore(view)
+        world.run.pump(6)
+        assert world.snapshot() > first
+        world.job.store.delete_folder(view.path)
+
+    told = world.collect(begun=restart)
+    assert set(held) <= set(world.staged)
+    assert told.kept == ("lineage lineage-1: a run has begun in it meanwhile; call again later",)
+
+
+def test_snapshots_are_read_again_when_a_run_completes_one_meanwhile(tmp_path: Path) -> None:
+    """S7.4: those read have gone, and what is there asks for markers that they would have kept."""
+    world = World(tmp_path / "w").start()
+    world.run.pump(6)
+    world.snapshot()
+    steps = iter((True,))
+
+    def go_on() -> None:
+        if next(steps, False):
+            old = world.there()
+            world.run.pump(6)
+            world.snapshot("savepoint")
+            world.snapshot()
+            for view in old:
+                world.job.store.delete_folder(view.path)
+
+    world.collect(asking=go_on)
+    packs = MarkerPacks(LocalFileSystem(), str(tmp_path / "w/out/_tidegate/committed/job/lineage-1/out"))
+    saved = next(view for view in world.there() if view.kind == "savepoint").checkpoint_id
+    world.run.crash()
+    assert set(packs.between(0, 99)["checkpoint_id"].to_pylist()) >= {saved}
 
 
 def act(world: World, action: str, number: int) -> None:
