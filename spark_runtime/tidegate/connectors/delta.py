@@ -47,6 +47,7 @@ class Delta(Sink):
     """
 
     can_quarantine = True
+    can_collect = True
 
     def __init__(
         self,

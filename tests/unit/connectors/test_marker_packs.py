@@ -250,6 +250,7 @@ def test_packs_that_a_rival_replaces_are_looked_for_again(url: str, monkeypatch:
 def test_a_delta_table_takes_no_entry_twice_whose_marker_is_packed(tmp_path: Path) -> None:
     """S7.4: of all but the last one the table's log itself does not tell. From a savepoint that somebody kept."""
     sink = Delta(tmp_path)
+    assert sink.can_collect
     handles = published(sink, 1, 2, 3)
     packed(sink)
     assert below(str(tmp_path), "commits") == []
