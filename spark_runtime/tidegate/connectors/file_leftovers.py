@@ -74,7 +74,7 @@ class FileLeftovers:
         kept = {
             (parse_transaction_id(handle.transaction_id).subtask, file["staged"])
             for handle in self._needed.handles
-            for file in handle.data["files"]
+            for file in handle.data.get("files", ())
         }
         found: list[_Stored] = []
         for folder in list_folder(self._fs, self._layout.staging_of_all)[1]:

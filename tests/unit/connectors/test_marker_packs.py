@@ -247,6 +247,16 @@ def test_packs_that_a_rival_replaces_are_looked_for_again(url: str, monkeypatch:
     assert rows_in(url) == before
 
 
+def test_what_a_sink_of_another_kind_had_staged_under_the_uid_is_none_of_its_files(tmp_path: Path) -> None:
+    """S2.3: an old savepoint holds transactions of what stood there before."""
+    sink = Parquet(tmp_path)
+    (own,) = staged(sink.create_writer(Reign().context()), 1)
+    (lost,) = staged(sink.create_writer(Reign().context(1)), 2)
+    other = Committable(lost.transaction_id, {"rows": 2, "staging": "a_table"})
+    found = sink.collect(EVERYBODY, StillNeeded([own, other], 0, EVER)).found
+    assert [one.path.rsplit("/", 1)[-1] for one in found] == [lost.data["files"][0]["staged"]]
+
+
 def test_a_delta_table_takes_no_entry_twice_whose_marker_is_packed(tmp_path: Path) -> None:
     """S7.4: of all but the last one the table's log itself does not tell. From a savepoint that somebody kept."""
     sink = Delta(tmp_path)
