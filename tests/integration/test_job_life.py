@@ -101,6 +101,7 @@ def test_a_job_whose_worker_is_killed_recovers_by_itself_with_exact_output(local
     assert local_job.output() == expected(ROWS)
 
 
+@pytest.mark.slow
 def test_a_restart_reads_state_from_the_slots_own_disk_and_leaves_nothing_there(
     local_job: RealJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +131,7 @@ def test_a_job_on_a_standalone_cluster_survives_the_kill_of_a_worker(cluster_job
     assert cluster_job.output() == expected(rows)
 
 
+@pytest.mark.slow
 def test_sigterm_suspends_the_job_with_a_savepoint(local_job: RealJob) -> None:
     local_job.start(rows=ROWS, rate=RATE)
     local_job.completed(2)
@@ -157,6 +159,7 @@ def kill_the_driver_and_restore(job: RealJob) -> None:
     assert reigns == sorted(reigns), "an entry of the dead generation came after the fence"
 
 
+@pytest.mark.slow
 def test_a_killed_driver_is_replaced_and_the_dead_generation_can_write_nothing(local_job: RealJob) -> None:
     """S9.2."""
     kill_the_driver_and_restore(local_job)

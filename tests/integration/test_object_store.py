@@ -51,6 +51,7 @@ def s3_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealJob]
     server.stop()
 
 
+@pytest.mark.slow
 def test_a_job_in_an_object_store_survives_a_kill_a_stop_and_a_restore(s3_job: RealJob) -> None:
     s3_job.start(rows=ROWS, rate=3_000.0)
     s3_job.completed(2)
