@@ -56,7 +56,7 @@ def collect_sinks(
                 lambda lineage: asked_steadily(
                     lineage,
                     lambda: lineages_of(client.decisions(), client.specs()),
-                    lambda now: asked_of(now, client.store, client.specs(), owned, deleted),
+                    lambda as_it_is: asked_of(as_it_is, client.store, client.specs(), owned, deleted),
                 ),
                 now - older_than,
                 dry_run=dry_run,

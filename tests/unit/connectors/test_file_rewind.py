@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
+from published_rows import rows_in
 
 from tidegate.connectors.contract import Committable, SinkWriter
 from tidegate.connectors.parquet import Parquet
@@ -37,21 +37,6 @@ def everybody(generation: int = 2) -> Any:
     reign = Reign()
     reign.generation = generation
     return reign.context(0, parallelism=1)
-
-
-def rows_in(url: str) -> list[int]:
-    filesystem, root = fsspec.core.url_to_fs(url)
-    found = []
-    for path in filesystem.glob(f"{root}/*.parquet"):
-        with filesystem.open(path, "rb") as file:
-            found += pq.read_table(file).column("n").to_pylist()
-    return sorted(found)
-
-
-@pytest.fixture(params=["local", "memory"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    yield str(tmp_path) if request.param == "local" else f"memory://{tmp_path.name}"
-    MemoryFileSystem.store.clear()
 
 
 def test_files_that_readers_took_cannot_be_taken_back_and_nothing_is_changed(tmp_path: Path) -> None:

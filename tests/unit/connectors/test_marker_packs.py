@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,6 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from published_rows import rows_in
 
 from tidegate.connectors.contract import Committable, Sink, SinkWriter
 from tidegate.connectors.delta import Delta
@@ -56,21 +57,6 @@ def below(url: str, folder: str) -> list[str]:
     filesystem, root = fsspec.core.url_to_fs(url)
     found = filesystem.find(f"{root}/_tidegate/{folder}")
     return sorted(path.rsplit("/", 1)[-1] for path in found)
-
-
-def rows_in(url: str) -> list[int]:
-    filesystem, root = fsspec.core.url_to_fs(url)
-    found = []
-    for path in filesystem.glob(f"{root}/*.parquet"):
-        with filesystem.open(path, "rb") as file:
-            found += pq.read_table(file).column("n").to_pylist()
-    return sorted(found)
-
-
-@pytest.fixture(params=["local", "memory"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    yield str(tmp_path) if request.param == "local" else f"memory://{tmp_path.name}"
-    MemoryFileSystem.store.clear()
 
 
 def test_markers_go_into_one_file_and_nothing_is_published_again(url: str) -> None:
