@@ -74,6 +74,8 @@ class InProcessJob:
         root: where the job directory lies; by default a memory store of its own.
         scratch: local folder for state that is kept on disk; empty: operators get none.
         requests: how `map_async` asks; by default at once, on this thread.
+        input_steps: elements a subtask takes from its inputs in one round; by default one, so that a test can stop the
+            job between any two.
     """
 
     build: Callable[[], Pipeline]
@@ -83,6 +85,7 @@ class InProcessJob:
     root: str = ""
     scratch: str = ""
     requests: StartRequests = InlineRequests
+    input_steps: int = 1
     answers: dict[str, ev.Answer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -195,6 +198,7 @@ class InProcessRun:
             now_ms=lambda: owner.now_ms,
             wake=Wake(),
             compression=options.snapshot_compression,
+            input_steps=owner.input_steps,
         )
         self._to_driver: list[Mapping[str, Any]] = []
         indices = tuple(range(options.parallelism))
