@@ -102,9 +102,18 @@ class SubmittingOperator(AskingOperator):
 class TidegateStartJobOperator(SubmittingOperator):
     """Start a job; succeeds once it is RUNNING.
 
-    A retry whose driver has died goes on from the job's latest recovery point (S9.1); a clear starts afresh, without
-    the state of the job before. XCom: `{"job_id", "spec", "generation", "status"}`.
+    A retry whose driver has died resumes from the job's latest recovery point (S9.1). A new run of the task, or a
+    clear, under the id of a job that is over is refused unless `fresh` is true. XCom: `{"job_id", "spec", "generation",
+    "status"}`.
+
+    Args:
+        fresh: start also under the id of a job that is over, without its state: all input is read again. What happens
+            to output that exists, the `if_exists` of each file sink decides. Default: False.
     """
+
+    def __init__(self, *, fresh: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.fresh = fresh
 
     def submit(self, client: JobClient, root: JobRoot, context: Any) -> Spec:
         """A fresh submission: a new lineage (S9.3)."""
@@ -124,13 +133,15 @@ class TidegateStartJobOperator(SubmittingOperator):
             owner_dag=context["ti"].dag_id,
             submitted_by=asked_by(context),
             code_root=self.code_root,
+            fresh=self.fresh,
         )
 
 
 class TidegateRunJobOperator(TidegateStartJobOperator):
     """Run a bounded job; succeeds when it has FINISHED.
 
-    A retry goes on from the job's latest recovery point (S9.1); a clear starts afresh, from the beginning of its input.
+    A retry resumes from the job's latest recovery point (S9.1). A new run of the task, or a clear, under the id of a
+    job that is over is refused unless `fresh` is true; then it reads its input from the beginning.
     XCom: `{"job_id", "spec", "generation", "status"}`.
 
     Args:

@@ -17,10 +17,20 @@ if TYPE_CHECKING:
     from tidegate.plan.graph import JobGraph
 
 
-def validate(pipeline: str, code_root: str | None, arguments: Mapping[str, Any], options: JobOptions) -> None:
-    """Build the pipeline from what would be pinned of it, and plan it, as the driver will. See `built`."""
-    with built(pipeline, code_root, arguments, options):
-        pass
+def validate(
+    pipeline: str, code_root: str | None, arguments: Mapping[str, Any], options: JobOptions, *, starts: str = ""
+) -> None:
+    """Build the pipeline from what would be pinned of it, and plan it, as the driver will. See `built`.
+
+    Args:
+        starts: id of the job that is to start afresh with it: its sinks are asked whether they may write to what is
+            there. Empty: nothing starts afresh.
+    """
+    from tidegate.coordinator.fresh_start import check_fresh_start
+
+    with built(pipeline, code_root, arguments, options) as (graph, _):
+        if starts:
+            check_fresh_start(graph, starts)
 
 
 @contextlib.contextmanager

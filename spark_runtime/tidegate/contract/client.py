@@ -110,6 +110,7 @@ class JobClient:
         owner_dag: str | None = None,
         submitted_by: str = "cli",
         code_root: str | None = None,
+        fresh: bool = False,
     ) -> Spec:
         """Create a submission: the job directory then says what is to run; `launching` starts it.
 
@@ -126,11 +127,13 @@ class JobClient:
             owner_dag: Airflow DAG that owns the job.
             submitted_by: for people.
             code_root: folder to pin as a whole.
+            fresh: start although the job has had a submission: its state is not used, and `if_exists` of file sinks
+                says what happens to output. Without it such a start is refused. Not used with a restore.
 
         Raises:
             OptionError: a wrong option, or a secret in plain text.
             PipelineError: the pipeline's file or module is not there.
-            JobExistsError: the job is active; it is alive, or a fresh start would forget its state.
+            JobExistsError: the job is active; or it is over, and neither `restore` nor `fresh` is given.
             SnapshotError: nothing to restore.
             StoreError: the root does not work.
         """
@@ -147,6 +150,7 @@ class JobClient:
             owner_dag=owner_dag,
             submission_id=submission_id or secrets.token_hex(16),
             submitted_by=submitted_by,
+            fresh=fresh,
         )
         return submission.submit(self, request)
 

@@ -24,6 +24,7 @@ from tidegate.contract.launching import find_local
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.options import JobOptions
 from tidegate.contract.records import RestoreFrom, Spec, canonical, decode, encode
+from tidegate.contract.reigns import left_nothing, submissions_of
 from tidegate.contract.savepoint_places import check_savepoint_place
 from tidegate.contract.secrets import check_no_plain_secrets
 from tidegate.contract.snapshot_age import refuse_older
@@ -49,6 +50,7 @@ class Request:
         like: submission to take from what is not given, of this or of another job of the root; None: the newest, but
             for those that came to nothing (`JobView.followed`).
         max_snapshot_age: of what a restore would start from now, by its recorded completion; None: any.
+        fresh: a start under an id that has had a submission is meant: their state is not used.
     """
 
     pipeline: str | None
@@ -63,6 +65,7 @@ class Request:
     submitted_by: str
     max_snapshot_age: timedelta | None = None
     like: Spec | None = None
+    fresh: bool = False
 
     @property
     def is_fresh(self) -> bool:
@@ -82,6 +85,8 @@ def submit(client: JobClient, request: Request) -> Spec:
         view = client.view() if specs else None
         if view is not None:
             _refuse_if_taken(client, view, specs[-1], fresh=request.is_fresh)
+            if request.restore is None and not request.fresh:
+                _refuse_second_start(client, view)
         resolved = _resolved(client, request, specs, view)
         if view is not None and resolved is not None and resolved.lineage is None:
             _refuse_to_forget(client, view)
@@ -166,6 +171,37 @@ def _refuse_if_taken(client: JobClient, view: JobView, last: Spec, *, fresh: boo
         )
     if fresh:
         _refuse_to_forget(client, view)
+
+
+def check_start(client: JobClient, submission_id: str | None, *, fresh: bool) -> bool:
+    """Whether a start would create a submission; False when the one of this id exists.
+
+    Raises:
+        JobExistsError: it would be refused for what the job is or was.
+    """
+    specs = client.specs()
+    if any(spec.submission_id == submission_id for spec in specs):
+        return False
+    if specs:
+        view = client.view()
+        _refuse_if_taken(client, view, specs[-1], fresh=True)
+        if not fresh:
+            _refuse_second_start(client, view)
+    return True
+
+
+def _refuse_second_start(client: JobClient, view: JobView) -> None:
+    """Raise JobExistsError for a start under the id of a job that is over, unless no submission of it ever ran: in
+    silence it would begin without its state, and add its whole output once more."""
+    if left_nothing(submissions_of(client.decisions()), view.spec_number):
+        return
+    raise JobExistsError(
+        f"a job of this id is {view.status} already",
+        where=f"job {client.job_id}, submission {view.spec_number}",
+        cause="a start does not use its state, and reads and writes everything again",
+        remedy="Restore it (`tidegate restore`), choose another job id, or start it with --fresh (fresh=True); what "
+        "happens to output that exists, each file sink then decides by if_exists (error, append, overwrite)",
+    )
 
 
 def _refuse_to_forget(client: JobClient, view: JobView) -> None:

@@ -26,6 +26,7 @@ from tidegate.coordinator.commit_gate import CommitGate
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.coordinator_options import CoordinatorOptions
 from tidegate.coordinator.forking import check_fork, live_sinks, two_phase_sinks
+from tidegate.coordinator.fresh_start import check_fresh_start
 from tidegate.coordinator.garbage import Garbage, claimed_savepoints, find_garbage, named_snapshots, restored_checkpoint
 from tidegate.coordinator.going_back import check_way_back
 from tidegate.coordinator.job_run import JobFacts
@@ -116,6 +117,7 @@ class Job:
         decisions = self.log.read()
         point = choose_restore_point(decisions, self.specs(), self.spec.number)
         if point is None:
+            self.check_fresh_start(decisions)
             return None
         wanted = self.spec.restore
         if wanted is not None and wanted.fork_of is not None:
@@ -163,6 +165,13 @@ class Job:
         if restore.rescales:
             restore = replace(restore, moved_splits=self._splits_of_readers(restore, store, folder))
         return point, restore
+
+    def check_fresh_start(self, decisions: Sequence[Decision]) -> None:
+        """Ask every sink whether it may write to what its target holds, until the submission has run: from then on what
+        is there may be its own doing, or that of a job beside it. Raises PipelineError."""
+        own = (entry for entry in submissions_of(decisions) if entry.spec == self.spec.number)
+        if self.spec.restore is None and not any(e.kind == "status" and e.data["status"] == "RUNNING" for e in own):
+            check_fresh_start(self.graph, self.spec.job_id, self.spec.lineage, self.reign.generation)
 
     def _may_share(self, point: RestorePoint, metadata: SnapshotMetadata) -> bool:
         """Whether checkpoints may use the restored snapshot's files: it is a checkpoint of this job, and has not been

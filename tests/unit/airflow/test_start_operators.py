@@ -10,7 +10,7 @@ from scripted_job import PIPELINE, Job, ScriptedDriver
 from airflow_tidegate.airflow_versions import AirflowException, AirflowFailException
 from airflow_tidegate.operators.restore import TidegateRestoreJobOperator
 from airflow_tidegate.operators.start import TidegateRunJobOperator, TidegateStartJobOperator
-from tidegate.contract.errors import SnapshotError
+from tidegate.contract.errors import JobExistsError, SnapshotError
 from tidegate.coordinator.going_back import check_way_back
 from tidegate.coordinator.recovery import choose_restore_point
 from tidegate.testing.collect import CollectSink
@@ -97,7 +97,9 @@ def test_a_clear_submits_anew_once_the_job_has_ended(job: Job) -> None:
     drivers = runs_at_once(job)
     start().execute(job.context())
     drivers[0].status("FINISHED")
-    start().execute(job.context(clear_number=1))
+    with pytest.raises(JobExistsError, match="FINISHED already.*fresh=True"):
+        start().execute(job.context(clear_number=1))
+    start(fresh=True).execute(job.context(clear_number=1))
     assert [s.number for s in job.client.specs()] == [1, 2]
 
 
@@ -177,7 +179,7 @@ def test_a_killed_run_cancels_its_job_and_a_killed_start_does_not(job: Job, betw
         run.execute(job.context("run"))
     [command] = drivers[0].commands()
     assert command.startswith("cancel-run-")
-    keep = start()
+    keep = start(fresh=True)
     keep.execute(job.context(clear_number=1))
     keep.on_kill()
     assert drivers[0].commands() == [command]
@@ -201,7 +203,7 @@ def test_restore_takes_what_is_not_given_from_the_last_submission(job: Job) -> N
 def test_a_cleared_run_starts_afresh_and_a_retried_one_goes_on(job: Job, between_looks: list[Any]) -> None:
     """S9.3: what docs/airflow.md says of a clear."""
     drivers = runs_at_once(job)
-    run = TidegateRunJobOperator(task_id="run", job_id="j1", pipeline=PIPELINE)
+    run = TidegateRunJobOperator(task_id="run", job_id="j1", pipeline=PIPELINE, fresh=True)
     for clear_number in (0, 0, 1):
         between_looks.append(lambda: drivers[-1].status("FAILED", reason="boom"))
         with pytest.raises(AirflowException, match="boom"):
