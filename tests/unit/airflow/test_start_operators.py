@@ -10,7 +10,7 @@ from scripted_job import PIPELINE, Job, ScriptedDriver
 from airflow_tidegate.airflow_versions import AirflowException, AirflowFailException
 from airflow_tidegate.operators.restore import TidegateRestoreJobOperator
 from airflow_tidegate.operators.start import TidegateRunJobOperator, TidegateStartJobOperator
-from tidegate.contract.errors import JobExistsError, SnapshotError
+from tidegate.contract.errors import SnapshotError
 from tidegate.coordinator.going_back import check_way_back
 from tidegate.coordinator.recovery import choose_restore_point
 from tidegate.testing.collect import CollectSink
@@ -97,7 +97,7 @@ def test_a_clear_submits_anew_once_the_job_has_ended(job: Job) -> None:
     drivers = runs_at_once(job)
     start().execute(job.context())
     drivers[0].status("FINISHED")
-    with pytest.raises(JobExistsError, match="FINISHED already.*fresh=True"):
+    with pytest.raises(AirflowException, match="FINISHED already.*fresh=True"):
         start().execute(job.context(clear_number=1))
     start(fresh=True).execute(job.context(clear_number=1))
     assert [s.number for s in job.client.specs()] == [1, 2]
