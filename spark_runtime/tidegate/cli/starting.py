@@ -168,7 +168,7 @@ def restore(args: argparse.Namespace, around: Surroundings) -> int:
         around.output.progress("checking the pipeline")
         in_effect = checked or JobOptions.from_mapping(before.options if before else None)
         in_use = given if given is not None else before.arguments if before else {}
-        validate(args.pipeline, args.code_root, in_use, in_effect)
+        validate(args.pipeline, args.code_root, in_use, in_effect, paths=before.relative_paths if before else None)
     around.output.progress("submitting")
     request = submission.Request(
         pipeline=args.pipeline,
@@ -203,7 +203,8 @@ def fork(args: argparse.Namespace, around: Surroundings) -> int:
     timeout = arguments.duration(args.timeout, "--timeout")
     if args.pipeline is not None:
         around.output.progress("checking the pipeline")
-        validate(args.pipeline, args.code_root, {**before.arguments, **(given or {})}, options)
+        in_use = {**before.arguments, **(given or {})}
+        validate(args.pipeline, args.code_root, in_use, options, paths=before.relative_paths)
     around.output.progress("submitting")
     request = submission.Request(
         pipeline=args.pipeline,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from tidegate.contract.errors import (
 from tidegate.contract.launching import find_local
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.options import JobOptions
-from tidegate.contract.records import RestoreFrom, Spec, canonical, decode, encode
+from tidegate.contract.records import RelativePaths, RestoreFrom, Spec, canonical, decode, encode
 from tidegate.contract.reigns import left_nothing, submissions_of
 from tidegate.contract.savepoint_places import check_savepoint_place
 from tidegate.contract.secrets import check_no_plain_secrets
@@ -51,6 +52,9 @@ class Request:
             for those that came to nothing (`JobView.followed`).
         max_snapshot_age: of what a restore would start from now, by its recorded completion; None: any.
         fresh: a start under an id that has had a submission is meant: their state is not used.
+        relative_paths: of the pipeline, if `pipeline` or `arguments` is given. None: as in the submission that a
+            restore follows, so that a path means the same place for the life of a job; of a fresh start this process's
+            working directory.
     """
 
     pipeline: str | None
@@ -66,6 +70,7 @@ class Request:
     max_snapshot_age: timedelta | None = None
     like: Spec | None = None
     fresh: bool = False
+    relative_paths: RelativePaths | None = None
 
     @property
     def is_fresh(self) -> bool:
@@ -274,8 +279,16 @@ def _spec(
         owner_dag=request.owner_dag,
         submitted_at=iso(client.now()),
         submitted_by=request.submitted_by,
+        relative_paths=_relative_paths(request, before),
     )
     return spec, pin
+
+
+def _relative_paths(request: Request, before: Spec | None) -> RelativePaths | None:
+    changes = request.pipeline is not None or request.arguments is not None
+    if request.relative_paths is not None and (before is None or changes):
+        return request.relative_paths
+    return RelativePaths(os.getcwd()) if before is None else before.relative_paths
 
 
 def _checked(client: JobClient, options: JobOptions) -> JobOptions:

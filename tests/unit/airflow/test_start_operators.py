@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from airflow_tidegate.airflow_versions import AirflowException, AirflowFailExcep
 from airflow_tidegate.operators.restore import TidegateRestoreJobOperator
 from airflow_tidegate.operators.start import TidegateRunJobOperator, TidegateStartJobOperator
 from tidegate.contract.errors import SnapshotError
+from tidegate.contract.records import RelativePaths
 from tidegate.coordinator.going_back import check_way_back
 from tidegate.coordinator.recovery import choose_restore_point
 from tidegate.testing.collect import CollectSink
@@ -279,3 +282,20 @@ def test_a_wrong_value_of_an_argument_is_the_drivers_to_tell_and_no_retry_mends_
     with pytest.raises(AirflowFailException) as failed:
         start().execute(job.context())
     assert told in str(failed.value)
+
+
+def test_relative_paths_lie_beside_the_dag_file_and_within_its_bundle(job: Job) -> None:
+    runs_at_once(job)
+    context = job.context()
+    context["dag"] = SimpleNamespace(fileloc="/bundle/dags/flights.py")
+    context["ti"].bundle_instance = SimpleNamespace(path=Path("/bundle"))
+    start(pipeline=str(job.dag_file.parent / PIPELINE)).execute(context)
+    assert job.client.spec(1).relative_paths == RelativePaths("/bundle/dags", "/bundle")
+
+
+def test_without_a_dag_file_relative_paths_are_refused(job: Job) -> None:
+    runs_at_once(job)
+    context = job.context()
+    context["dag"] = None
+    start(pipeline=str(job.dag_file.parent / PIPELINE)).execute(context)
+    assert job.client.spec(1).relative_paths == RelativePaths(None)
