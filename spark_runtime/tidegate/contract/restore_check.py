@@ -24,6 +24,7 @@ class OperatorFacts:
         has_state: some subtask of it wrote a state stream.
         tells_kinds: all its streams tell what kinds of state they hold; the first version's do not.
         formats: of a state back end's own in which state of it lies; since version 3 of the metadata.
+        ended: numbers of its subtasks that had finished.
     """
 
     uid: str
@@ -31,6 +32,7 @@ class OperatorFacts:
     has_state: bool
     tells_kinds: bool
     formats: tuple[str, ...] = ()
+    ended: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,9 @@ class SnapshotFacts:
             handles = [s["handle"] for s in operator["subtasks"] if s["handle"] is not None]
             tells = all(handle.get("kinds") is not None for handle in handles)
             formats = sorted({name for handle in handles for name in handle.get("formats", ())})
-            operators.append(OperatorFacts(operator["uid"], operator["status"], bool(handles), tells, tuple(formats)))
+            ended = frozenset(s["index"] for s in operator["subtasks"] if s["finished"])
+            uid, status = operator["uid"], operator["status"]
+            operators.append(OperatorFacts(uid, status, bool(handles), tells, tuple(formats), ended))
         drained = tuple(body.get("drained_operators", ()))
         return cls(body["parallelism"], body["max_parallelism"], tuple(operators), body["graph"], drained)
 
@@ -262,7 +266,12 @@ def _finished(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
         return
     status = {operator.uid: operator.status for operator in snapshot.operators}
     remedy = "Restore a snapshot from before the end of that operator, or put new operators elsewhere"
-    for uid, what in [*_running_before_finished(status, target.graph), *_mixed_chains(status, target.graph)]:
+    refused = [
+        *_running_before_finished(status, target.graph),
+        *_running_before_ended_subtasks(snapshot, target.graph),
+        *_mixed_chains(status, target.graph),
+    ]
+    for uid, what in refused:
         cause = "the pipeline is not the one that the snapshot was taken of"
         yield Finding("finished", "refused", what, cause, remedy, uid)
 
@@ -279,6 +288,39 @@ def _running_before_finished(status: Mapping[str, str], graph: Graph) -> Iterato
             elif status.get(uid) == "partially_finished" and exchange != "forward":
                 feeds = f"operator {feeder!r}, which has not finished, feeds by {exchange} all subtasks of {uid!r}"
                 yield uid, f"{feeds}, some of which have"
+
+
+def _running_before_ended_subtasks(snapshot: SnapshotFacts, graph: Graph) -> Iterator[tuple[str, str]]:
+    """By forward, too: the state of a subtask that had finished is dropped (S6.2), and must not be needed again."""
+    facts = {operator.uid: operator for operator in snapshot.operators}
+    operators = {operator["uid"]: operator for operator in graph["operators"]}
+
+    def sends_on(uid: str, subtasks: frozenset[int]) -> str | None:
+        """The operator, `uid` or upstream of it, that still has rows for one of these subtasks."""
+        operator, fact = operators[uid], facts.get(uid)
+        if operator["inputs"] and not operator["stateful"]:  # passes on: its own record does not matter, nor its name
+            for feeder, exchange in zip(operator["inputs"], operator["exchanges"], strict=True):
+                whole = facts[feeder].status == "finished" if feeder in facts else False
+                found = sends_on(feeder, subtasks) if exchange == "forward" else None if whole else feeder
+                if found is not None:
+                    return found
+            return None
+        if fact is None or fact.status == "running":
+            return uid
+        return None if fact.status == "finished" or subtasks <= fact.ended else uid
+
+    for uid, operator in operators.items():
+        fact = facts.get(uid)
+        if fact is None or fact.status != "partially_finished" or operator["kind"] == "sink":
+            continue  # what a sink has staged stays (`coordinator.restore.of_running`), and it takes rows again
+        if not (fact.has_state or operator["stateful"]):
+            continue
+        for feeder, exchange in zip(operator["inputs"], operator["exchanges"], strict=True):
+            sender = sends_on(feeder, fact.ended) if exchange == "forward" else None
+            if sender is not None:
+                through = "" if sender == feeder else f" through {feeder!r}"
+                feeds = f"operator {sender!r}, which has not finished, feeds{through} subtasks of {uid!r} that have"
+                yield uid, f"{feeds}, and whose state is dropped"
 
 
 def _mixed_chains(status: Mapping[str, str], graph: Graph) -> Iterator[tuple[str, str]]:
