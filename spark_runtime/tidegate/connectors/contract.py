@@ -112,6 +112,9 @@ class SourceContext:
 class Source(ABC):
     """A description of input: frozen, cheap to make, no I/O in its constructor."""
 
+    former_names: tuple[str, ...] = ()
+    """Names that its class had: snapshots taken under these are restored, too (S5.5)."""
+
     @property
     @abstractmethod
     def boundedness(self) -> Boundedness:
@@ -228,6 +231,9 @@ class SinkWriter(ABC):
 
 class Sink(ABC):
     """A description of output: frozen, cheap to make, no I/O in its constructor."""
+
+    former_names: tuple[str, ...] = ()
+    """Names that its class had: snapshots taken under these are restored, too (S5.5)."""
 
     two_phase: bool = True
     """False: nothing to commit (a discarding or printing sink); then no final checkpoint is forced."""
