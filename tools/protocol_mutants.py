@@ -180,6 +180,13 @@ MUTANTS = (
         "done = True",
     ),
     Mutant(
+        "a subtask closes while it writes its part of another snapshot",
+        "S7.3",
+        "tidegate.subtask.lifecycle",
+        "done and self.all_partitions_ended and not self._unwritten",
+        "done and self.all_partitions_ended",
+    ),
+    Mutant(
         "without an interval a subtask ends without waiting, so that a stop races with it",
         "S7.3",
         "tidegate.coordinator.checkpoint_mode",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -337,6 +337,11 @@ class Checkers:
         last_us = self._watermarks.get((run_id, channel_id), -(2**63) - 1)
         self._demand("watermarks", time_us > last_us, f"channel {channel_id}: {time_us} after {last_us}")
         self._watermarks[run_id, channel_id] = time_us
+
+    def closed(self, run_id: str, subtask: tuple[int, int], unwritten: Collection[int]) -> None:
+        """A subtask has closed; `unwritten`: snapshots of which it has taken a part that is neither durable nor
+        aborted."""
+        self._demand("closed", not unwritten, f"{subtask} of {run_id} closed while it wrote its part of {unwritten}")
 
     # ------------------------------------------------------------ the end
 
