@@ -44,6 +44,7 @@ from tidegate.coordinator.restore import Restore, check_restore
 from tidegate.coordinator.rewinding import held_by_sinks, take_back
 from tidegate.coordinator.shared_files import SharedFiles
 from tidegate.coordinator.topology import ChainShape, FiresAtEnd, Topology
+from tidegate.coordinator.unfinished_savepoints import delete_unfinished, existing, unfinished_savepoints
 from tidegate.operators.contract import GivesResultsAtEnd
 from tidegate.plan.execution import ExecutionPlan, graph_document
 from tidegate.plan.graph import JobGraph
@@ -307,9 +308,14 @@ class Job:
 
     def garbage(self) -> tuple[Garbage, ...]:
         """Checkpoint folders that nobody needs any more, as this reign begins (S2.3)."""
+        decisions = self.reign.decisions
+        earlier = [d for d in decisions if d.generation < self.reign.generation]
+        left, problems = existing(self.store, self.spec, [*unfinished_savepoints(earlier)])
+        for problem in problems:
+            print(f"tidegate: {problem}", flush=True)
         return find_garbage(
-            self.reign.decisions,
-            self._owned_folders(claimed_savepoints(self.reign.decisions, self.specs())),
+            decisions,
+            self._owned_folders(claimed_savepoints(decisions, self.specs())) | left,
             self.specs(),
             spec_number=self.spec.number,
             generation=self.reign.generation,
@@ -336,14 +342,21 @@ class Job:
         return SharedFiles(self.store, self.layout, generation, decisions=decisions, required=required, check=check)
 
     def delete_snapshot(self, location: str) -> None:
-        """Delete a snapshot that nobody needs, with what only that one used. From any thread.
+        """Delete a snapshot that nobody needs, with what only that one used. From any thread. Of a savepoint that was
+        never completed only what its run wrote is deleted, of any other that the job does not own nothing.
 
         Raises:
             FencedError, UnclearAnswerError: the reign is over.
             StoreError: not everything may be deleted; to be repeated.
         """
         store, folder = open_location(self.store, self.spec, location)
-        store.delete_folder(folder)
+        if location.startswith(f"{self.layout.checkpoints}/"):
+            store.delete_folder(folder)
+        elif savepoint := unfinished_savepoints(self.reign.decisions).get(location):
+            delete_unfinished(store, folder, savepoint)
+            return
+        elif location in claimed_savepoints(self.reign.decisions, self.specs(), running=self.spec.number):
+            store.delete_folder(folder)
         self.shared_files.deleted(location)
         self.shared_files.sweep_or_tell()
 

@@ -260,8 +260,8 @@ class Supervisor:
             return []
         self._latest = judged.latest
         self._carried = [wish for wish in self._carried if wish.request_id != judged.command_id]
+        self._held = [answer for answer in self._held if answer.request_id != judged.command_id]
         if judged.wanted:
-            self._held = [answer for answer in self._held if answer.request_id != judged.command_id]
             told = watch.still_down() if self._stop is None else watch.uncommitted(self._stop)
             return self._too_late(watch, told, now_ms, run_over=False)
         del self._watches[judged.command_id]

@@ -74,6 +74,7 @@ class InProcessJob:
         root: where the job directory lies; by default a memory store of its own.
         scratch: local folder for state that is kept on disk; empty: operators get none.
         requests: how `map_async` asks; by default at once, on this thread.
+        deletes: False: the store is so slow that retired snapshots stay; the next `tick` with True deletes them.
     """
 
     build: Callable[[], Pipeline]
@@ -84,6 +85,7 @@ class InProcessJob:
     scratch: str = ""
     requests: StartRequests = InlineRequests
     answers: dict[str, ev.Answer] = field(default_factory=dict)
+    deletes: bool = True
 
     def __post_init__(self) -> None:
         self.root = self.root or f"memory://in-process-{next(_names)}"
@@ -197,6 +199,7 @@ class InProcessRun:
             compression=options.snapshot_compression,
         )
         self._to_driver: list[Mapping[str, Any]] = []
+        self._retired: list[str] = []
         indices = tuple(range(options.parallelism))
         deployment = Deployment(
             job_id=spec.job_id,
@@ -242,7 +245,12 @@ class InProcessRun:
         return any_delivered
 
     def _retire(self, _id: int, path: str) -> None:
-        self._job.delete_snapshot(path)
+        self._retired.append(path)
+        self._delete_retired()
+
+    def _delete_retired(self) -> None:
+        while self._retired and self.owner.deletes:
+            self._job.delete_snapshot(self._retired.pop(0))
 
     # ------------------------------------------------------------ looking
 
@@ -280,6 +288,8 @@ class InProcessRun:
     def tick(self, ms: int) -> None:
         """Let time pass."""
         self.owner.now_ms += ms
+        self._delete_retired()
+        self.run.note_overdue_deletions(len(self._retired))
         self.run.on_event(ev.Tick())
 
     def until(self, condition: Callable[[], bool]) -> None:
