@@ -361,7 +361,7 @@ class Job:
         self.shared_files.sweep_or_tell()
 
     def delete_checkpoints(self) -> None:
-        """All of them, since the job was cancelled and keeps none; but for those that submissions which have come since
+        """All of them, since the job has ended and keeps none; but for those that submissions which have come since
         start from, and those that wait for a verdict or, approved, for their commit (S2.3). Only the current generation
         deletes: the reign is asked before every folder.
 
