@@ -83,7 +83,8 @@ class JobOptions:
         max_queued_requests: checkpoint requests that may wait (S1.2).
         tolerable_checkpoint_failures: failures in a row before the job fails over (S2.2).
         retained_checkpoints: newest completed checkpoints kept (S2.3).
-        retention: "keep" or "delete" checkpoints when the job is cancelled (S2.3).
+        retention: "keep" or "delete" checkpoints when the job is FINISHED or CANCELED; after any other end they stay,
+            and savepoints always do (S2.3).
         state_size_threshold: smaller state streams live in the snapshot's metadata (S5.4).
         snapshot_compression: of large states that are written as rows, which are all but the files of "rocksdb":
             "none": as fast as a local disk; "lz4", "zstd": fewer bytes for more of the processor. A restore reads any.

@@ -260,8 +260,8 @@ class Supervisor:
             return []
         self._latest = judged.latest
         self._carried = [wish for wish in self._carried if wish.request_id != judged.command_id]
+        self._held = [answer for answer in self._held if answer.request_id != judged.command_id]
         if judged.wanted:
-            self._held = [answer for answer in self._held if answer.request_id != judged.command_id]
             told = watch.still_down() if self._stop is None else watch.uncommitted(self._stop)
             return self._too_late(watch, told, now_ms, run_over=False)
         del self._watches[judged.command_id]
@@ -410,10 +410,7 @@ class Supervisor:
         if stop is not None:
             farewell = replace(farewell, by_verb={**farewell.by_verb, "stop": stop})
             data["stop"] = dict(stop.data)
-        status, *rest = self._over("CANCELED", data, farewell, 0)
-        # A stop was to keep the state: nothing of it goes, whatever the option says of a cancellation.
-        deletes = self._options.retention == "delete" and self._overdue is None
-        return [status, DeleteCheckpoints(), *rest] if deletes else [status, *rest]
+        return self._over("CANCELED", data, farewell, 0)
 
     def _given_up(self, reason: str, stop: StopPoint | None) -> list[SupervisionAction]:
         return self._failed([RunFailed(terminated_text(reason, stop))], EXIT_TERMINATED, "", stop)
@@ -445,4 +442,8 @@ class Supervisor:
             text = f"{answer.message}; but it did not run again: {otherwise.message}"
             told = {**answer.data, "outcome": otherwise.code}
             held.append(AnswerCommand(replace(answer, code=otherwise.code, message=text, data=told)))
+        # A stop was to keep the state, also one of an earlier driver: nothing is deleted, whatever the option says.
+        stopping = self._overdue is not None or (self._stop is None and "stop" in data)
+        if self._options.retention == "delete" and status in ("FINISHED", "CANCELED") and not stopping:
+            held.insert(0, DeleteCheckpoints())
         return [RecordStatus(status, data), *held, farewell, EndDriver(exit_code)]

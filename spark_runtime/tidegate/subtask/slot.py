@@ -125,15 +125,17 @@ class Slot:
         parts: Sequence[tuple[str, AsyncSnapshot]],
         metrics: dict[str, float],
         finished: bool,
+        over: Callable[[int], None],
     ) -> None:
         """Hand the asynchronous phase to a writer; a barrier that overtook its trigger message waits for the place."""
 
         def submit(place: SnapshotPlace) -> None:
-            self._write(subtask, place, parts, metrics, finished)
+            self._write(subtask, place, parts, metrics, finished, over)
 
         place = self._places.get(checkpoint_id)
         if place is None and checkpoint_id <= self._newest_trigger:
-            return  # aborted since: triggers come in order, and this one's place has been forgotten
+            over(checkpoint_id)  # aborted since: triggers come in order, and this one's place has been forgotten
+            return
         if place is None:
             self._held.setdefault(checkpoint_id, []).append(submit)
         else:
@@ -182,6 +184,7 @@ class Slot:
         parts: Sequence[tuple[str, AsyncSnapshot]],
         metrics: dict[str, float],
         finished: bool,
+        over: Callable[[int], None],
     ) -> None:
         checkpoint_id = place.checkpoint_id
 
@@ -197,10 +200,12 @@ class Slot:
                     "finished": finished,
                 }
             )
+            self.tell(partial(over, checkpoint_id))
 
         def failed(error: Exception) -> None:
             traceback.print_exception(error)
             self.decline(subtask, checkpoint_id, f"state could not be written: {type(error).__name__}: {error}")
+            self.tell(partial(over, checkpoint_id))
 
         self._writer.write(subtask[1], place, parts, written, failed)
 

@@ -91,8 +91,7 @@ class Subtask:
         head_uid = self._uids[0] if self._uids else ""
         self._captures = Captures(inputs, subtask[1], parallelism, head_uid, self._give_up)
         self._inputs = Inputs(inputs, self._captures, replay)
-        self._router = router
-        self._host = host
+        self._router, self._host = router, host
         self._source = source
         self._mode = mode
         self._aligner = BarrierAligner(len(inputs), mode, unaligned_after_ms)
@@ -383,6 +382,7 @@ class Subtask:
     def _forget(self, checkpoint_id: int) -> None:
         self._captures.drop(checkpoint_id)
         self._alignment_bytes.pop(checkpoint_id, None)
+        self._lifecycle.part_over(checkpoint_id)
 
     # ------------------------------------------------------------ snapshot and end
 
@@ -418,7 +418,8 @@ class Subtask:
 
     def _write(self, done: Capture) -> None:
         done.metrics["alignment_bytes"] = float(self._alignment_bytes.pop(done.checkpoint_id, 0))
-        self._host.write_snapshot(self.subtask, done.checkpoint_id, done.parts, done.metrics, done.finished)
+        over = self._lifecycle.part_over
+        self._host.write_snapshot(self.subtask, done.checkpoint_id, done.parts, done.metrics, done.finished, over)
 
     def _end(self, *, drain: bool, natural: bool) -> Iterator[Emitted]:
         """The end of this subtask's data (S7.2): MAX_WATERMARK, end_input, finish, EndOfData."""

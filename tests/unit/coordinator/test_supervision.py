@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tidegate.contract.options import JobOptions
 from tidegate.contract.records import Command, Decision
-from tidegate.contract.stop_outcomes import ON_TIMEOUT, SAVEPOINT_FAILED, SAVEPOINT_OK
+from tidegate.contract.stop_outcomes import CANCELED_IN_STOP, ON_TIMEOUT, SAVEPOINT_FAILED, SAVEPOINT_OK
 from tidegate.coordinator.events import Answer, GiveUpStop, Request
 from tidegate.coordinator.job_run import RunEnded, RunFailed, StopGivenUp
 from tidegate.coordinator.recovery import ended_as
@@ -413,7 +413,35 @@ def test_checkpoints_go_on_cancellation_when_the_job_says_so(retention: str, del
     assert [type(action) for action in actions][:2] == expected
 
 
-@pytest.mark.parametrize("ending", [RunOver(BOOM), RunOver(STOPPED)])
+@pytest.mark.parametrize(("retention", "deletes"), [("keep", False), ("delete", True)])
+def test_checkpoints_of_a_finished_job_go_when_the_job_says_so(retention: str, deletes: bool) -> None:
+    """S2.3: after the status is recorded, which proves that this driver still reigns."""
+    actions = Driven(retention=retention).to_running().feed(RunOver(RunEnded(None, None, None, None)))
+    expected = [RecordStatus, DeleteCheckpoints] if deletes else [RecordStatus, AnswerAllOpen]
+    assert statuses(actions) == ["FINISHED"] and [type(action) for action in actions][:2] == expected
+
+
+@pytest.mark.parametrize(
+    ("status", "data", "deletes"),
+    [
+        ("FINISHED", {}, True),
+        ("CANCELED", {}, True),
+        ("CANCELED", {"stop": {"outcome": CANCELED_IN_STOP}, "reason": "too late"}, False),
+        ("FINISHED_COMMIT_PENDING", {"uncommitted": [1]}, False),
+    ],
+)
+def test_a_driver_that_finds_the_job_ended_deletes_what_the_one_before_it_may_have_left(
+    status: str, data: dict[str, Any], deletes: bool
+) -> None:
+    """S2.3: that one may have died between the status and the deletion."""
+    actions = Supervisor(JobOptions(retention="delete")).handle(Begin((status, data)), 0)
+    assert bool(of(actions, DeleteCheckpoints)) == deletes
+
+
+PENDING = RunOver(RunEnded(None, None, None, None, (3,)))
+
+
+@pytest.mark.parametrize("ending", [RunOver(BOOM), RunOver(STOPPED), PENDING])
 def test_a_job_that_ends_otherwise_keeps_its_checkpoints(ending: RunOver) -> None:
     """S2.3."""
     driven = Driven(retention="delete", restart_strategy="none").to_running()
