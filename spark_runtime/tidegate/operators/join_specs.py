@@ -50,9 +50,14 @@ class Windows:
 
 @dataclass(frozen=True)
 class Sessions:
-    """Rows match that are in one session of both sides: rows of a key that are less than a gap apart."""
+    """Rows match that are in one session of both sides: rows of a key that are at most a gap apart."""
 
     gap_us: int
+
+    @property
+    def reach_us(self) -> int:
+        """How long after its last row a session is over: a row at exactly `gap_us` still belongs to it (S4.4)."""
+        return self.gap_us + 1
 
     def __str__(self) -> str:
         return f"in sessions, gap {self.gap_us / 1e6:g} s"

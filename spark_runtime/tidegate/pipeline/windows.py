@@ -55,7 +55,7 @@ class Sliding:
 
 @dataclass(frozen=True)
 class Session:
-    """Windows of rows that are less than a gap apart; made by `session`.
+    """Windows of rows that are at most a gap apart; made by `session`.
 
     Attributes:
         gap_us: microseconds, > 0.
@@ -140,8 +140,9 @@ def sliding(
 
 
 def session(gap: str | timedelta, *, time: WindowTime = "event") -> Session:
-    """For each key, windows of records that follow one another less than `gap` apart: from the time of the first to
-    that of the last plus `gap`. A record may join two windows to one.
+    """For each key, windows of records that follow one another at most `gap` apart: from the time of the first to
+    the time of the last plus `gap`. A record may join two windows to one. A window is over when the watermark has
+    passed its end: a record at its end still belongs to it (S4.4).
 
     Args:
         gap: such as "30 min".

@@ -39,7 +39,7 @@ PIPELINES: dict[str, tuple[Draw, str]] = {
         lambda s: s.group_by("k").window(session("20 s")).agg(n=count(), top=max("v"), uid="w"),
         """select k, min(ts), max(ts) + interval 20 second, count(*), max(v) from (select *, count(*) filter (where new)
         over (partition by k order by ts rows unbounded preceding) g from (select *, coalesce(ts - lag(ts) over (
-        partition by k order by ts) >= interval 20 second, true) as new from events)) group by k, g""",
+        partition by k order by ts) > interval 20 second, true) as new from events)) group by k, g""",
     ),
     "of the whole stream": (
         lambda s: s.window_all(tumbling("1 min")).agg(n=count(), keys=count_distinct("k"), uid="w"),
