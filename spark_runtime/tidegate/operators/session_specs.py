@@ -45,7 +45,7 @@ class SessionAggSpec:
         return self.gap_us + 1
 
     @property
-    def shape(self) -> dict[str, int]:
+    def shape(self) -> dict[str, int | str]:
         """What tells the sessions from others, in snapshots."""
         return {"gap_us": self.gap_us}
 
