@@ -11,8 +11,8 @@ from tidegate.plan.graph import JobGraph
 
 
 def check_first_run(graph: JobGraph, spec: Spec, decisions: Sequence[Decision], generation: int) -> None:
-    """`check_fresh_start` of a submission that restores nothing, until it has run: from then on what is there may be its
-    own output, or that of a job beside it. Raises PipelineError."""
+    """`check_fresh_start` of a submission that restores nothing, until it has run: from then on what is there may be
+    its own output, or that of a job beside it. Raises PipelineError."""
     own = (entry for entry in submissions_of(decisions) if entry.spec == spec.number)
     if spec.restore is None and not any(e.kind == "status" and e.data["status"] == "RUNNING" for e in own):
         check_fresh_start(graph, spec.job_id, spec.lineage, generation)
