@@ -134,7 +134,10 @@ def start(args: argparse.Namespace, around: Surroundings) -> int:
     timeout = arguments.duration(args.timeout, "--timeout")
     is_new = submission.check_start(client, args.submission_id, fresh=args.fresh)
     around.output.progress("checking the pipeline")
-    validate(args.pipeline, args.code_root, given, options, starts=client.job_id if is_new else "")
+    effects = validate(args.pipeline, args.code_root, given, options, starts=client.job_id if is_new else "")
+    if args.fresh and client.specs():
+        for uid, effect in effects:
+            around.output.note(f"fresh start: sink {uid!r}: {effect}")
     around.output.progress("submitting")
     spec = client.submit(
         pipeline=args.pipeline,

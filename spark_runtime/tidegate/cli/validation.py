@@ -26,19 +26,23 @@ def validate(
     *,
     starts: str = "",
     paths: RelativePaths | None = None,
-) -> None:
+) -> tuple[tuple[str, str], ...]:
     """Build the pipeline from what would be pinned of it, and plan it, as the driver will. See `built`.
 
     Args:
         starts: id of the job that is to start afresh with it: its sinks are asked whether they may write to what is
             there. Empty: nothing starts afresh.
         paths: where relative paths lie; None: in the working directory.
+
+    Returns:
+        (uid, text) of each file sink: what a fresh start does with the files that are there.
     """
-    from tidegate.coordinator.fresh_start import check_fresh_start
+    from tidegate.coordinator.fresh_start import check_fresh_start, existing_output
 
     with built(pipeline, code_root, arguments, options, paths) as (graph, _):
         if starts:
             check_fresh_start(graph, starts)
+        return tuple(existing_output(graph))
 
 
 @contextlib.contextmanager

@@ -58,7 +58,7 @@ class FileSink(Sink):
         self._partition_by = partition_columns(partition_by, f"{name}(partition_by=...)")
         self._storage_options = dict(storage_options or {})
         self._cut = file_cut(target_file_rows, target_file_size, name)
-        self._if_exists = check_if_exists(if_exists, name)
+        self.if_exists = check_if_exists(if_exists, name)
 
     def check(self, schema: pa.Schema) -> None:
         """Whether the format has these types and the folder can be used, before anything runs. Changes nothing.
@@ -73,7 +73,7 @@ class FileSink(Sink):
         self._check_types(in_files)
         filesystem, root = open_filesystem(self._url, self._storage_options)
         check_target_folder(filesystem, root, self._url)
-        if self._if_exists == "overwrite":
+        if self.if_exists == "overwrite":
             return
         found = self._file_there(filesystem, root)
         if found is not None:
@@ -81,7 +81,7 @@ class FileSink(Sink):
 
     def check_fresh_start(self, ctx: SinkContext) -> None:
         """With `if_exists="error"`: whether the folder and its partitions are free of files of others."""
-        if self._if_exists == "error":
+        if self.if_exists == "error":
             filesystem, root = open_filesystem(self._url, self._storage_options)
             ExistingOutput(filesystem, FileLayout(root, ctx), ctx, self._suffixes).check_absent()
 
@@ -125,7 +125,7 @@ class FileSink(Sink):
         """A writer into this subtask's staging folder."""
         filesystem, root = open_filesystem(self._url, self._storage_options)
         layout, existing = FileLayout(root, ctx), None
-        if self._if_exists == "overwrite":
+        if self.if_exists == "overwrite":
             existing = ExistingOutput(filesystem, layout, ctx, self._suffixes)
         return FileWriter(filesystem, layout, ctx, self._encoding, self._cut, self._partition_by, existing)
 
