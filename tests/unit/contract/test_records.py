@@ -71,7 +71,7 @@ GRAPH = {
 }
 
 RECORDS: dict[str, DurableRecord] = {
-    "graph": PinnedGraph(2, 4, 128, GRAPH, AT, {"out": "Parquet('/lake/daily')"}),
+    "graph": PinnedGraph(2, 4, 128, GRAPH, AT, {"out": "Parquet('/lake/daily')"}, {"checkpoint_interval": "1 min"}),
     "spec": Spec(
         job_id="flights",
         number=2,
@@ -134,6 +134,15 @@ def test_a_record_is_written_exactly_as_in_its_golden_file(name: str) -> None:
 def test_a_golden_file_is_read_back_as_its_record(name: str) -> None:
     record = RECORDS[name]
     assert decode((GOLDEN / f"{name}.v1.json").read_bytes(), type(record)) == record
+
+
+def test_a_graph_that_was_pinned_without_options_is_read() -> None:
+    """As versions before this wrote it."""
+    record = RECORDS["graph"]
+    assert isinstance(record, PinnedGraph)
+    document = json.loads((GOLDEN / "graph.v1.json").read_bytes())
+    del document["options"]
+    assert decode(json.dumps(document).encode(), PinnedGraph) == replace(record, options={})
 
 
 def test_a_graph_that_was_pinned_without_its_sinks_is_read() -> None:
