@@ -183,9 +183,8 @@ class JobRun:
             if answer is not None:
                 self.slots.broadcast(answer)
         elif message["type"] == "failed" and self.outcome is None:
-            self.fail(
-                RunFailed(message["message"], message.get("operator"), message.get("subtask"), message.get("traceback"))
-            )
+            operator, subtask, trace = (message.get(name) for name in ("operator", "subtask", "traceback"))
+            self.fail(RunFailed(message["message"], operator, subtask, trace, message.get("code", "")))
 
     def fail(self, failure: RunFailed) -> None:
         """Give the run up; the first failure is the root cause."""

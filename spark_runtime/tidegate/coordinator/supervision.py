@@ -30,6 +30,7 @@ from tidegate.contract.records import Command
 from tidegate.contract.stop_outcomes import SAVEPOINT_FAILED, SAVEPOINT_OK
 from tidegate.contract.units import format_duration
 from tidegate.coordinator.answers import stop_answer, uncommitted_text
+from tidegate.coordinator.curability import CurableRestarts
 from tidegate.coordinator.events import Answer, GiveUpStop, Request, Ruling, Then, Wish
 from tidegate.coordinator.farewells import CANCELED, cut_short, refusal, terminated_text
 from tidegate.coordinator.job_run import RunEnded, RunFailed, RunRejected, StopGivenUp
@@ -86,7 +87,7 @@ class Supervisor:
     def __init__(self, options: JobOptions) -> None:
         self.restarts = 0
         self._options = options
-        self._strategy = restart_strategy(options)
+        self._strategy = CurableRestarts(restart_strategy(options))
         self._phase: Phase = "new"
         self._carried: list[Wish] = []
         self._cancel: Command | None = None
@@ -220,7 +221,7 @@ class Supervisor:
         if isinstance(outcome, RunRejected | StopGivenUp):  # no failure: it goes back at once, and uses up no restart
             self.restarts += 1
             return [RecordStatus("RESTARTING", {"reason": outcome.message}), *self._wait(now_ms)]
-        delay_ms = self._strategy.on_failure(now_ms - self._waited_ms, over.draw)
+        delay_ms = self._strategy.on_failure(outcome, now_ms - self._waited_ms, over.draw)
         self._failures = [*self._failures, outcome][-max(1, self._strategy.streak) :]
         if delay_ms is None:
             return self._failed(self._failures, EXIT_JOB_FAILED, self._strategy.exhausted, over.stop)

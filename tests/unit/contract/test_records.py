@@ -72,7 +72,7 @@ GRAPH = {
 }
 
 RECORDS: dict[str, DurableRecord] = {
-    "graph": PinnedGraph(2, 4, 128, GRAPH, AT, {"out": "Parquet('/lake/daily')"}),
+    "graph": PinnedGraph(2, 4, 128, GRAPH, AT, {"out": "Parquet('/lake/daily')"}, {"checkpoint_interval": "1 min"}),
     "spec": Spec(
         job_id="flights",
         number=2,
@@ -148,6 +148,15 @@ def test_a_submission_of_the_version_before_is_read(name: str) -> None:
     record = RECORDS[name]
     assert isinstance(record, Spec)
     assert decode((GOLDEN / f"{name}.v1.json").read_bytes(), Spec) == replace(record, relative_paths=None)
+
+
+def test_a_graph_that_was_pinned_without_options_is_read() -> None:
+    """As versions before this wrote it."""
+    record = RECORDS["graph"]
+    assert isinstance(record, PinnedGraph)
+    document = json.loads((GOLDEN / "graph.v1.json").read_bytes())
+    del document["options"]
+    assert decode(json.dumps(document).encode(), PinnedGraph) == replace(record, options={})
 
 
 def test_a_graph_that_was_pinned_without_its_sinks_is_read() -> None:
