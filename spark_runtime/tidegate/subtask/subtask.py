@@ -259,9 +259,10 @@ class Subtask:
         self._router.tell_turn(self._source.turn)
         self._poll_at_ms = polled.retry_at_ms if polled.state == "nothing_now" else None
         self._silent = self._source.is_idle(polled, now_ms)
-        if polled.batch is not None:
-            self.rows_in += polled.batch.num_rows
-            self._emission = self._batch(polled.batch, 0)
+        sides, rows = self._source.sides(polled), polled.batch
+        if rows is not None or sides:
+            self.rows_in += 0 if rows is None else rows.num_rows
+            self._emission = one_after_another(sides, () if rows is None else self._batch(rows, 0))
         elif polled.state == "end":
             self._emission = self._end(drain=True, natural=True)
         elif told := tuple(self._idle_change()):
