@@ -22,7 +22,6 @@ from tidegate.coordinator.job_run import RunEnded
 from tidegate.operators.contract import MAIN_OUTPUT
 from tidegate.pipeline.aggregates import count
 from tidegate.pipeline.pipeline import Pipeline
-from tidegate.subtask.chain import OperatorFailure
 from tidegate.testing.batch import InProcessBatch
 from tidegate.testing.collect import CollectSink, collected, forget_collected
 from tidegate.testing.in_process import InProcessJob
@@ -142,14 +141,6 @@ def test_batch_counts_what_a_stage_without_a_sink_has_skipped(folder: Path, sink
     batch.commit()
     assert column(f"{sink}-main", "n") == GOOD
     assert batch.counters["numbers"] == {"bad_records": len(BAD)}
-
-
-def test_a_bad_record_fails_the_job_with_file_and_offset(tmp_path: Path, sink: str) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("n\n" + "1\n" * 10_000_000 + "oops\n")
-    run = InProcessJob(lambda: drawn(Files(path), sink, letters=False)).submit()
-    with pytest.raises(OperatorFailure, match=r"'numbers' subtask 0: PipelineError.*a\.csv, offset 20,000,002"):
-        run.to_end()
 
 
 def test_dead_letters_that_nobody_reads_are_refused_when_the_pipeline_is_built(folder: Path, sink: str) -> None:
