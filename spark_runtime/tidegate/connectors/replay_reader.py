@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.connectors.bad_records import BAD_RECORDS, bad_batch
 from tidegate.connectors.contract import Polled, SourceReader, Split
 from tidegate.connectors.file_listing import FoundFile
 from tidegate.connectors.file_set import FileSet
@@ -66,6 +67,7 @@ class _Playing:
         position = split.position or {"loop": 0, "rows": 0}
         self.loop: int = position["loop"]
         self.rows: int = position["rows"]
+        self.bad: int = position.get("bad", 0)
         self.pacer = None if rate is None else RowPacer(rate / split.data["of"])
         self.tick = Tick()
 
@@ -101,6 +103,8 @@ class ReplayReader(SourceReader):
         self._ends = at_end == "end"
         self._batch_rows = batch_rows
         self._all: list[_Playing] = []
+        self._bad: list[pa.RecordBatch] = []
+        self._noted: Counter[str] = Counter()
         self._turn: deque[_Playing] = deque()
         self._start: tuple[int, int] | None = None
 
@@ -115,7 +119,7 @@ class ReplayReader(SourceReader):
     def _load(self, splits: Sequence[Split]) -> list[_Recording]:
         schema = self._files.schema()
         files = [FoundFile(*entry) for entry in splits[0].data["files"]]
-        table = pa.Table.from_batches([b for f in files for b in self._files.batches(f)], schema)
+        table = pa.Table.from_batches([batch for file in files for batch in self._read(file)], schema)
         times = table.column(self._time_column)
         order = pc.sort_indices(times)
         recordings = []
@@ -129,8 +133,34 @@ class ReplayReader(SourceReader):
             recordings.append(_Recording(own, self._time_column, times_us, column.null_count, last_us - first_us))
         return recordings
 
+    def _read(self, file: FoundFile) -> Iterator[pa.RecordBatch]:
+        for chunk in self._files.chunks(file, noted=self._note):
+            if chunk.bad:
+                self._bad.append(bad_batch(file.path, chunk.bad))
+            yield chunk.batch
+
+    def _note(self, *, missing: Sequence[str], new: Sequence[str]) -> None:
+        self._noted.update(missing_fields=len(missing), new_fields=len(new))
+
+    def _bad_polled(self) -> Polled | None:
+        """Every reader reads every file, so the first split alone has the bad records, before its others."""
+        first = next((p for p in self._all if p.split.data["index"] == 0), None)
+        if first is None:
+            return None
+        begin = 0
+        for batch in self._bad:
+            begin += batch.num_rows
+            if begin > first.bad:
+                rest = batch.slice(batch.num_rows - (begin - first.bad))
+                first.bad = begin
+                emits = self._files.policy.on_bad_record == "dead_letter"
+                return Polled(sides={BAD_RECORDS: rest} if emits else {})
+        return None
+
     def poll(self, now_ms: int) -> Polled:
         """The records that are due, of the split whose turn it is."""
+        if self._bad and (bad := self._bad_polled()) is not None:
+            return bad
         turn = self._turn
         if not turn and self._ends:
             return Polled(state="end")
@@ -197,11 +227,14 @@ class ReplayReader(SourceReader):
         return [
             replace(
                 p.split,
-                position={"loop": p.loop, "rows": p.rows},
-                finished=p.recording.rows == (p.rows if self._ends else 0),
+                position={"loop": p.loop, "rows": p.rows, **({"bad": p.bad} if p.bad else {})},
+                finished=p.recording.rows == (p.rows if self._ends else 0) and not self._has_bad_for(p),
             )
             for p in self._all
         ]
+
+    def _has_bad_for(self, playing: _Playing) -> bool:
+        return playing.split.data["index"] == 0 and playing.bad < sum(batch.num_rows for batch in self._bad)
 
     def active_splits(self) -> frozenset[str]:
         """Splits that go on to bring event times: not those that have played all, nor those without any time."""
@@ -215,6 +248,13 @@ class ReplayReader(SourceReader):
             "rows": sum(p.loop * p.recording.rows + p.rows for p in self._all),
             "null_times": sum(p.recording.null_times for p in self._all),
         }
+
+    def counters(self) -> Mapping[str, int]:
+        """`bad_records`; `missing_fields` and `new_fields`: columns, once for each file, by the reader of the first
+        split."""
+        first = [p for p in self._all if p.split.data["index"] == 0]
+        counts = {"bad_records": sum(p.bad for p in first), **(self._noted if first else {})}
+        return {name: n for name, n in counts.items() if n}
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:

@@ -84,11 +84,26 @@ def is_local(filesystem: AbstractFileSystem) -> bool:
 
 def sync_to_disk(path: str) -> None:
     """Make a local file's bytes, or a local folder's entries, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
+    with naming_path(path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def naming_path(path: str) -> Iterator[None]:
+    """An error of the operating system says which file it is about: what comes of a full disk (ENOSPC) does not, nor
+    what Arrow makes of it."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        yield
+    except OSError as error:
+        if path in str(error):
+            raise
+        if error.errno is None:
+            raise type(error)(f"{error}: {path!r}") from error
+        raise OSError(error.errno, error.strerror or os.strerror(error.errno), path) from error
 
 
 def check_target_folder(filesystem: AbstractFileSystem, root: str, url: str) -> None:

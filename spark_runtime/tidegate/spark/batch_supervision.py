@@ -15,6 +15,7 @@ from tidegate.coordinator import supervision_events as sv
 from tidegate.coordinator.batch_commit import BatchCommit, Told, completed_before, refuse_restore
 from tidegate.plan.batch import BatchPlan, plan_batch
 from tidegate.spark.batch_run import BatchAttempt, BatchRun, Calculation
+from tidegate.spark.batch_task import summed
 from tidegate.spark.batch_worker import WorkerPlace
 from tidegate.spark.job import Job, Splits
 from tidegate.spark.session import SlotWait, start_session
@@ -111,12 +112,7 @@ class BatchSupervision(Supervision):
 
     def _show(self, told: Sequence[Told]) -> None:
         """In the status hint: the sources, and what operators have counted."""
-        counters: dict[str, dict[str, int]] = {}
-        for one in told:
-            for uid, counts in one.counters.items():
-                mine = counters.setdefault(uid, {})
-                for name, n in counts.items():
-                    mine[name] = mine.get(name, 0) + n
+        counters = summed(one.counters for one in told)
         sources: Mapping[str, Any] = {
             node.uid: {"boundedness": "bounded", "records": 0}
             for node in self._plan.graph.nodes

@@ -272,6 +272,9 @@ class InProcessRun:
         found: dict[str, Counter[str]] = {}
         for uid, context in (known for subtask in self._subtasks for known in subtask.contexts()):
             found.setdefault(uid, Counter()).update(context.counters)
+        for source in (subtask.source_input for subtask in self._subtasks):
+            if source is not None:
+                found.setdefault(source.uid, Counter()).update(source.counters())
         return {uid: dict(counts) for uid, counts in found.items() if counts}
 
     # ------------------------------------------------------------ driving
