@@ -165,3 +165,13 @@ def test_subtasks_that_commit_at_once_replace_the_folder_together(tmp_path: Path
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda one: one[0].commit(one[1]), handles))
     assert numbers_in(tmp_path, "parquet") == list(subtasks)
+
+
+def test_a_restore_with_overwrite_removes_nothing_of_a_job_that_appended(tmp_path: Path) -> None:
+    """The files were accepted when the job started."""
+    job(tmp_path, "parquet", "l1", rows=90).submit().to_end()
+    appending = job(tmp_path, "parquet", "l2", if_exists="append")
+    committed_once(appending).crash()
+    appending.build = job(tmp_path, "parquet", "l2", if_exists="overwrite").build
+    appending.rerun().to_end()
+    assert numbers_in(tmp_path, "parquet") == sorted([*range(90), *range(60)])
