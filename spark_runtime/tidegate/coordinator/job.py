@@ -26,6 +26,7 @@ from tidegate.coordinator.commit_gate import CommitGate
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.coordinator_options import CoordinatorOptions
 from tidegate.coordinator.forking import check_fork, live_sinks, two_phase_sinks
+from tidegate.coordinator.fresh_start import check_first_run
 from tidegate.coordinator.garbage import Garbage, claimed_savepoints, find_garbage, named_snapshots, restored_checkpoint
 from tidegate.coordinator.going_back import check_way_back
 from tidegate.coordinator.job_run import JobFacts
@@ -117,6 +118,7 @@ class Job:
         decisions = self.log.read()
         point = choose_restore_point(decisions, self.specs(), self.spec.number)
         if point is None:
+            self.check_fresh_start(decisions)
             return None
         wanted = self.spec.restore
         if wanted is not None and wanted.fork_of is not None:
@@ -164,6 +166,10 @@ class Job:
         if restore.rescales:
             restore = replace(restore, moved_splits=self._splits_of_readers(restore, store, folder))
         return point, restore
+
+    def check_fresh_start(self, decisions: Sequence[Decision]) -> None:
+        """See `fresh_start.check_first_run`. Raises PipelineError."""
+        check_first_run(self.graph, self.spec, decisions, self.reign.generation)
 
     def _may_share(self, point: RestorePoint, metadata: SnapshotMetadata) -> bool:
         """Whether checkpoints may use the restored snapshot's files: it is a checkpoint of this job, and has not been

@@ -176,7 +176,9 @@ class Driver:
             if self._terminated.is_set():
                 raise _TerminatedError
             materialise(self._store, self._layout, self._spec.artifact, code)
-            graph = load_pipeline(code, self._spec.pipeline, dict(self._spec.arguments))
+            graph = load_pipeline(
+                code, self._spec.pipeline, dict(self._spec.arguments), paths=self._spec.relative_paths
+            )
             return graph, plan(graph, options.parallelism, options.max_parallelism)
         finally:
             self._is_building = False

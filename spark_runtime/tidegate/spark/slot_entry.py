@@ -173,7 +173,13 @@ class SlotProcess:
         """The pipeline, rebuilt from the pinned artifact: nothing is unpickled."""
         code = os.path.join(self._scratch.path, "artifact")
         materialise(self._store, self._layout, self._spec.artifact, code)
-        graph = load_pipeline(code, self._spec.pipeline, dict(self._spec.arguments), check_sinks=False)
+        graph = load_pipeline(
+            code,
+            self._spec.pipeline,
+            dict(self._spec.arguments),
+            check_sinks=False,
+            paths=self._spec.relative_paths,
+        )
         execution = plan(graph, self._options.parallelism, self._options.max_parallelism)
         if execution.digest != self._parameters.digest:
             raise TidegateError(

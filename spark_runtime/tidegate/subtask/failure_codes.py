@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sysconfig
+from types import TracebackType
+
+import tidegate
 from tidegate.contract.errors import TidegateError
 
 MISSING_FILE = "missing_file"
@@ -12,6 +17,11 @@ USER_ERROR = "user_error"
 _ABOUT_DATA = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError, NameError)
 _OWN_MODULES = ("builtins", "pyarrow.lib")
 """Where such an error must be defined: packages derive errors of networks and services from ValueError, too."""
+_INSTALLED = tuple(
+    os.path.realpath(folder) + os.sep
+    for folder in (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), *tidegate.__path__)
+)
+"""Code that is not the user's."""
 
 
 def failure_code(error: BaseException) -> str:
@@ -24,4 +34,17 @@ def failure_code(error: BaseException) -> str:
         if isinstance(found, FileNotFoundError):
             return MISSING_FILE
         found = found.__cause__
-    return USER_ERROR if isinstance(error, _ABOUT_DATA) and type(error).__module__ in _OWN_MODULES else ""
+    about_data = isinstance(error, _ABOUT_DATA) and type(error).__module__ in _OWN_MODULES
+    return USER_ERROR if about_data or _is_raised_by_user(error) else ""
+
+
+def _is_raised_by_user(error: BaseException) -> bool:
+    """Whether a line of the pipeline's own code raised it, whatever its class. What a client of a network or a database
+    raises comes from an installed package; OSError from anywhere may pass."""
+    if isinstance(error, OSError):
+        return False
+    frame: TracebackType | None = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    file = "" if frame is None else os.path.realpath(frame.tb_frame.f_code.co_filename)
+    return os.path.isfile(file) and not file.startswith(_INSTALLED)

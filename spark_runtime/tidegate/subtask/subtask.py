@@ -1,8 +1,7 @@
 """One subtask: takes elements and triggers one at a time, emits resumably, snapshots as one atomic step (S3, S4, S7).
 
-No clock, thread or socket: channels, clock and the host that makes snapshots durable are given. Everything a subtask
-does is an *emission*, a generator; the loop pulls it while the outputs have capacity, and starts nothing else before it
-is exhausted. That makes records, barriers, watermarks and snapshots serial (S4.1).
+Channels, clock and the host that makes snapshots durable are passed in. Everything a subtask does is an *emission*, a
+generator: the loop pulls it while the outputs have capacity, and nothing else meanwhile; so all is serial (S4.1).
 
 Unaligned checkpoints (S3.7) rest on one fact of the channels: nothing waits with the sender for room, so that all that
 was sent before a barrier arrives without being consumed. In-flight data is therefore found in the receiver's queues
@@ -258,9 +257,10 @@ class Subtask:
         self._router.tell_turn(self._source.turn)
         self._poll_at_ms = polled.retry_at_ms if polled.state == "nothing_now" else None
         self._silent = self._source.is_idle(polled, now_ms)
-        if polled.batch is not None:
-            self.rows_in += polled.batch.num_rows
-            self._emission = self._batch(polled.batch, 0)
+        sides, rows = self._source.sides(polled), polled.batch
+        if rows is not None or sides:
+            self.rows_in += 0 if rows is None else rows.num_rows
+            self._emission = one_after_another(sides, () if rows is None else self._batch(rows, 0))
         elif polled.state == "end":
             self._emission = self._end(drain=True, natural=True)
         elif told := tuple(self._idle_change()):

@@ -74,6 +74,8 @@ class InProcessJob:
         root: where the job directory lies; by default a memory store of its own.
         scratch: local folder for state that is kept on disk; empty: operators get none.
         requests: how `map_async` asks; by default at once, on this thread.
+        input_steps: elements a subtask takes from its inputs in one round; by default one, so that a test can stop the
+            job between any two.
         deletes: False: the store is so slow that retired snapshots stay; the next `tick` with True deletes them.
     """
 
@@ -84,6 +86,7 @@ class InProcessJob:
     root: str = ""
     scratch: str = ""
     requests: StartRequests = InlineRequests
+    input_steps: int = 1
     answers: dict[str, ev.Answer] = field(default_factory=dict)
     deletes: bool = True
 
@@ -197,6 +200,7 @@ class InProcessRun:
             now_ms=lambda: owner.now_ms,
             wake=Wake(),
             compression=options.snapshot_compression,
+            input_steps=owner.input_steps,
         )
         self._to_driver: list[Mapping[str, Any]] = []
         self._retired: list[str] = []
@@ -268,6 +272,9 @@ class InProcessRun:
         found: dict[str, Counter[str]] = {}
         for uid, context in (known for subtask in self._subtasks for known in subtask.contexts()):
             found.setdefault(uid, Counter()).update(context.counters)
+        for source in (subtask.source_input for subtask in self._subtasks):
+            if source is not None:
+                found.setdefault(source.uid, Counter()).update(source.counters())
         return {uid: dict(counts) for uid, counts in found.items() if counts}
 
     # ------------------------------------------------------------ driving

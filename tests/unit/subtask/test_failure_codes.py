@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 
 from tidegate.contract.errors import NotFoundError, SnapshotError, StoreError, TidegateError
 from tidegate.subtask.chain import OperatorFailure
-from tidegate.subtask.failure_codes import failure_code
+from tidegate.subtask.failure_codes import USER_ERROR, failure_code
 
 
 class DatabaseAwayError(ValueError):
@@ -55,3 +56,29 @@ def test_the_cause_counts() -> None:
     outer.__cause__ = SnapshotError("damaged")
     outer.__cause__.__cause__ = NotFoundError("no object")
     assert failure_code(outer) == "snapshot"
+
+
+class BadOrderError(Exception):
+    """As a pipeline defines one."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError("order 17 has no lines"), BadOrderError("order 17")])
+def test_what_a_line_of_the_pipeline_raises_is_a_user_error_whatever_its_class(error: Exception) -> None:
+    try:
+        raise error
+    except Exception as caught:
+        assert failure_code(caught) == USER_ERROR
+
+
+def test_what_a_package_raises_in_the_pipelines_call_is_none() -> None:
+    try:
+        queue.Queue[int]().get_nowait()
+    except Exception as caught:
+        assert failure_code(caught) == ""
+
+
+def test_a_lost_connection_is_none_wherever_it_is_raised() -> None:
+    try:
+        raise ConnectionResetError("the service went away")
+    except Exception as caught:
+        assert failure_code(caught) == ""

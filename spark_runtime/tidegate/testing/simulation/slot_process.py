@@ -16,7 +16,7 @@ from tidegate.snapshot.handles import OpenLocation
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.subtask.deployment import Deployment, deploy
-from tidegate.subtask.slot import Slot, Wake
+from tidegate.subtask.slot import INPUT_STEPS_PER_ROUND, Slot, Wake
 from tidegate.testing.simulation.faults import Faults
 from tidegate.testing.simulation.network import ControlLink, DataChannel
 from tidegate.testing.simulation.scheduler import Crashed, Process, Scheduler
@@ -66,6 +66,10 @@ class _Wake(Wake):
     def set(self) -> None:
         self._call(0)
 
+
+INPUT_STEPS = (1, 4, INPUT_STEPS_PER_ROUND)
+"""How many elements a subtask takes from its inputs in one round; each slot has one of these. One leaves room for a
+fault between any two elements, the last is what a slot on Spark does."""
 
 OnSnapshot = Callable[[str, int, tuple[int, int], Sequence[str], bool], None]
 """(run id, checkpoint id, subtask, operator uids, unaligned): a subtask has taken its part of a snapshot."""
@@ -185,6 +189,7 @@ class SlotProcess:
                     writers=self._writer,
                     now_ms=lambda: self._scheduler.now_ms,
                     wake=_Wake(self.wake),
+                    input_steps=INPUT_STEPS[self._phase_ms % len(INPUT_STEPS)],
                 )
                 self._deployed = deploy(graph, plan, deployment, self._slot, channels)
             except Exception as error:
