@@ -71,6 +71,7 @@ def job_document(conn_id: str, look: Look, now: datetime) -> Json:
         "slots": {"registered": slots_there(view), "needed": view.slots_needed},
         "sources": [_source(source, look.rates, now) for source in view.sources],
         "sources_paused": view.sources_paused,
+        "waits_for_deletions": view.waits_for_deletions,
         "counters": {uid: dict(counts) for uid, counts in view.counters.items()},
         "stop": _stop(view.stop),
         "failures": _failures(entries, view),

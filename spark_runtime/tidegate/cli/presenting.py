@@ -48,6 +48,7 @@ def view_document(view: JobView, *, alive: bool | None = None) -> dict[str, Any]
         "waiting": list(view.waiting),
         "uncommitted": list(view.uncommitted),
         "sources_paused": view.sources_paused,
+        "waits_for_deletions": view.waits_for_deletions,
         "counters": {uid: dict(counts) for uid, counts in view.counters.items()},
     }
 
@@ -93,6 +94,11 @@ def view_lines(view: JobView, *, alive: bool | None = None) -> list[str]:
     newest = next((c for c in reversed(view.completed) if c.verdict != "rejected" and not c.taken_back), None)
     if newest is not None:
         lines.append(f"  latest snapshot: {newest.kind} {newest.checkpoint_id}, {newest.path}")
+    if view.waits_for_deletions:
+        lines.append(
+            f"  no new checkpoint starts: the store has not deleted {view.waits_for_deletions} retired ones yet; "
+            "see the driver's log, and lengthen checkpoint_interval if the store stays this slow"
+        )
     lines += [f"  {words}" for words in _verdict_lines(view)]
     if view.restored_from is not None:
         lines.append(f"  restored from: {view.restored_from}")

@@ -153,6 +153,8 @@ class JobView:
         counters: what operators counted since the current run began: uid -> name -> number, such as `late_dropped` and
             `processing_time_dropped`.
         sources_paused: the job runs, and reads nothing because `max_uncommitted_checkpoints` wait.
+        waits_for_deletions: retired checkpoints that the store has not deleted, while no new checkpoint starts because
+            there are so many (S2.3); else 0.
     """
 
     job_id: str
@@ -181,6 +183,7 @@ class JobView:
     waiting: tuple[int, ...] = ()
     uncommitted: tuple[int, ...] = ()
     sources_paused: bool = False
+    waits_for_deletions: int = 0
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     driver_generation: int = 0
 
@@ -295,6 +298,7 @@ def with_hint(view: JobView, hint: StatusHint | None) -> JobView:
         slots_needed=_optional_int(told.get("slots_needed")),
         refused_requests=_counts(told.get("refused_requests")),
         counters=_counters(told.get("counters")),
+        waits_for_deletions=0 if view.is_terminal else _int(told.get("waits_for_deletions"), 0),
     )
 
 
