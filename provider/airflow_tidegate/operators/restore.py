@@ -95,6 +95,7 @@ class TidegateRestoreJobOperator(SubmittingOperator):
             owner_dag=context["ti"].dag_id,
             submitted_by=asked_by(context),
             code_root=self.code_root,
+            relative_paths=self.relative_paths_of(context),
             max_snapshot_age=optional_duration(self.max_snapshot_age, "max_snapshot_age"),
         )
         return submission.submit(client, request)

@@ -17,7 +17,7 @@ from airflow_tidegate.waits import StatusWait, Wait
 from tidegate.contract.client import JobClient
 from tidegate.contract.errors import OptionError
 from tidegate.contract.options import JobOptions
-from tidegate.contract.records import Spec
+from tidegate.contract.records import RelativePaths, Spec
 
 STARTED = ("RUNNING", "FINISHED", "FINISHED_COMMIT_PENDING", "STOPPED")
 ENDED = ("FINISHED", "FINISHED_COMMIT_PENDING")
@@ -32,7 +32,8 @@ class SubmittingOperator(AskingOperator):
     Args:
         pipeline: `path/to/file.py:function` or `package.module:function`; a relative path is looked for beside the DAG
             file, or below `code_root`.
-        arguments: given to the function; JSON-able, secrets as references.
+        arguments: given to the function; JSON-able, secrets as references. Relative paths in it lie beside the DAG
+            file; one that leads out of the DAG bundle is refused.
         options: names and values of `JobOptions`; checked before anything is submitted.
         master: Spark master; default: the connection's.
         spark_conf: Spark properties, over the connection's.
@@ -98,13 +99,32 @@ class SubmittingOperator(AskingOperator):
             return self.pipeline
         return os.path.join(os.path.dirname(fileloc), self.pipeline)
 
+    def relative_paths_of(self, context: Any) -> RelativePaths:
+        """Relative paths in the pipeline and its arguments lie beside the DAG file, and not outside of its bundle; the
+        working directory of an Airflow task does not last."""
+        fileloc = getattr(context.get("dag"), "fileloc", None)
+        if not fileloc:
+            return RelativePaths(None)
+        folder = os.path.dirname(os.path.abspath(fileloc))
+        bundle = getattr(getattr(context["ti"], "bundle_instance", None), "path", None)
+        return RelativePaths(folder, folder if bundle is None else os.path.abspath(bundle))
+
 
 class TidegateStartJobOperator(SubmittingOperator):
     """Start a job; succeeds once it is RUNNING.
 
-    A retry whose driver has died goes on from the job's latest recovery point (S9.1); a clear starts afresh, without
-    the state of the job before. XCom: `{"job_id", "spec", "generation", "status"}`.
+    A retry whose driver has died resumes from the job's latest recovery point (S9.1). A new run of the task, or a
+    clear, under the id of a job that is over is refused unless `fresh` is true. XCom: `{"job_id", "spec", "generation",
+    "status"}`.
+
+    Args:
+        fresh: start also under the id of a job that is over, without its state: all input is read again. What happens
+            to output that exists, the `if_exists` of each file sink decides. Default: False.
     """
+
+    def __init__(self, *, fresh: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.fresh = fresh
 
     def submit(self, client: JobClient, root: JobRoot, context: Any) -> Spec:
         """A fresh submission: a new lineage (S9.3)."""
@@ -124,13 +144,16 @@ class TidegateStartJobOperator(SubmittingOperator):
             owner_dag=context["ti"].dag_id,
             submitted_by=asked_by(context),
             code_root=self.code_root,
+            fresh=self.fresh,
+            relative_paths=self.relative_paths_of(context),
         )
 
 
 class TidegateRunJobOperator(TidegateStartJobOperator):
     """Run a bounded job; succeeds when it has FINISHED.
 
-    A retry goes on from the job's latest recovery point (S9.1); a clear starts afresh, from the beginning of its input.
+    A retry resumes from the job's latest recovery point (S9.1). A new run of the task, or a clear, under the id of a
+    job that is over is refused unless `fresh` is true; then it reads its input from the beginning.
     XCom: `{"job_id", "spec", "generation", "status"}`.
 
     Args:

@@ -256,6 +256,7 @@ class TidegateUpgradeJobOperator(SteppingOperator, SubmittingOperator):
             owner_dag=context["ti"].dag_id,
             submitted_by=asked_by(context),
             code_root=self.code_root,
+            relative_paths=self.relative_paths_of(context),
             like=like,
         )
 

@@ -94,6 +94,12 @@ def _of_source(reader: SnapshotReader, node: Node) -> Iterator[Finding]:
     except TidegateError as error:
         yield Finding("source", "refused", str(error), uid=node.uid)
         return
+    except (LookupError, TypeError, AttributeError) as error:
+        what = f"source {node.uid!r} cannot read its positions as a {type(node.source).__name__}"
+        cause = f"another source class or version wrote them: {type(error).__name__}: {error}"
+        remedy = "Restore with the class that wrote them, or give the source a new uid"
+        yield Finding("source", "refused", what, cause, remedy, node.uid)
+        return
     if gone is None:
         yield Finding(
             "source", "unknown", f"source {node.uid!r} cannot tell whether its positions are there", uid=node.uid

@@ -40,6 +40,13 @@ def add(verbs: Verbs) -> None:
     )
     parser.add_argument("pipeline", metavar="PIPELINE", help="path/to/file.py:function or package.module:function")
     arguments.add_job(parser, positional=False)
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="start under the id of a job that is over, without its state: all input is read again. What happens to "
+        "output that exists, the if_exists of each file sink decides: error (default) refuses the start, append adds "
+        "to it, overwrite removes it with the first commit",
+    )
     _add_settings(parser)
     parser.set_defaults(run=start)
     parser = verbs.add_parser(
@@ -125,8 +132,12 @@ def start(args: argparse.Namespace, around: Surroundings) -> int:
     options = JobOptions.from_mapping(given_options(args) or {})
     given = given_arguments(args) or {}
     timeout = arguments.duration(args.timeout, "--timeout")
+    is_new = submission.check_start(client, args.submission_id, fresh=args.fresh)
     around.output.progress("checking the pipeline")
-    validate(args.pipeline, args.code_root, given, options)
+    effects = validate(args.pipeline, args.code_root, given, options, starts=client.job_id if is_new else "")
+    if args.fresh and client.specs():
+        for uid, effect in effects:
+            around.output.note(f"fresh start: sink {uid!r}: {effect}")
     around.output.progress("submitting")
     spec = client.submit(
         pipeline=args.pipeline,
@@ -137,6 +148,7 @@ def start(args: argparse.Namespace, around: Surroundings) -> int:
         spark_conf=arguments.pairs(args.conf, "--conf"),
         submitted_by=around.caller,
         code_root=args.code_root,
+        fresh=args.fresh,
     )
     return run_submission(args, around, client, spec, timeout)
 
@@ -159,7 +171,7 @@ def restore(args: argparse.Namespace, around: Surroundings) -> int:
         around.output.progress("checking the pipeline")
         in_effect = checked or JobOptions.from_mapping(before.options if before else None)
         in_use = given if given is not None else before.arguments if before else {}
-        validate(args.pipeline, args.code_root, in_use, in_effect)
+        validate(args.pipeline, args.code_root, in_use, in_effect, paths=before.relative_paths if before else None)
     around.output.progress("submitting")
     request = submission.Request(
         pipeline=args.pipeline,
@@ -194,7 +206,8 @@ def fork(args: argparse.Namespace, around: Surroundings) -> int:
     timeout = arguments.duration(args.timeout, "--timeout")
     if args.pipeline is not None:
         around.output.progress("checking the pipeline")
-        validate(args.pipeline, args.code_root, {**before.arguments, **(given or {})}, options)
+        in_use = {**before.arguments, **(given or {})}
+        validate(args.pipeline, args.code_root, in_use, options, paths=before.relative_paths)
     around.output.progress("submitting")
     request = submission.Request(
         pipeline=args.pipeline,

@@ -118,6 +118,9 @@ class SourceContext:
 class Source(ABC):
     """A description of input: frozen, cheap to make, no I/O in its constructor."""
 
+    former_names: tuple[str, ...] = ()
+    """Names that its class had: snapshots taken under these are restored, too (S5.5)."""
+
     @property
     @abstractmethod
     def boundedness(self) -> Boundedness:
@@ -243,6 +246,9 @@ class SinkWriter(ABC):
 class Sink(ABC):
     """A description of output: frozen, cheap to make, no I/O in its constructor."""
 
+    former_names: tuple[str, ...] = ()
+    """Names that its class had: snapshots taken under these are restored, too (S5.5)."""
+
     two_phase: bool = True
     """False: nothing to commit (a discarding or printing sink); then no final checkpoint is forced."""
 
@@ -260,6 +266,15 @@ class Sink(ABC):
 
     def check(self, schema: pa.Schema) -> None:
         """Raise PipelineError when records of this schema cannot be written, or the target cannot be used."""
+
+    def check_fresh_start(self, ctx: SinkContext) -> None:
+        """Raise PipelineError when a job that starts afresh may not write to what its target holds already. In the
+        driver, before the submission's first run waits for slots, and by the command line before it submits; changes
+        nothing. Not called for restores. By default every target is accepted.
+
+        Args:
+            ctx: of the run to come, with `subtask` 0 and `parallelism` 1. Output of this job and lineage is its own.
+        """
 
     @abstractmethod
     def create_writer(self, ctx: SinkContext) -> SinkWriter:

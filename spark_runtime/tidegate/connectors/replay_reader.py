@@ -17,7 +17,7 @@ from tidegate.connectors.bad_records import BAD_RECORDS, bad_batch
 from tidegate.connectors.contract import Polled, SourceReader, Split
 from tidegate.connectors.file_listing import FoundFile
 from tidegate.connectors.file_set import FileSet
-from tidegate.connectors.pacing import PACING_TICK_MS, RowPacer
+from tidegate.connectors.pacing import PACING_TICK_MS, RowPacer, Tick
 
 AtEnd = Literal["idle", "loop", "end"]
 IDLE_RETRY_MS = 1_000
@@ -69,6 +69,7 @@ class _Playing:
         self.rows: int = position["rows"]
         self.bad: int = position.get("bad", 0)
         self.pacer = None if rate is None else RowPacer(rate / split.data["of"])
+        self.tick = Tick()
 
     def time_us(self) -> int:
         """Time of the next record."""
@@ -174,7 +175,7 @@ class ReplayReader(SourceReader):
             playing = turn[0]
             due, again_ms = self._due(playing, now_ms)
             if due:
-                return self._emit(playing, due)
+                return self._emit(playing, due, now_ms)
             turn.rotate(-1)
             retry_at_ms = again_ms if retry_at_ms is None else min(retry_at_ms, again_ms)
         return Polled(state="nothing_now", retry_at_ms=now_ms if retry_at_ms is None else retry_at_ms)
@@ -189,25 +190,34 @@ class ReplayReader(SourceReader):
         if playing.pacer is not None:
             due = playing.pacer.due(now_ms)
             return min(left, due), playing.pacer.next_due_ms(now_ms)
-        if self._speedup is not None:
-            assert self._start is not None, "pace asked before the first poll"
-            start_ms, start_us = self._start
-            due = playing.due_by(start_us + int((now_ms - start_ms) * 1_000 * self._speedup))
-            again_ms = start_ms + math.ceil((playing.time_us() - start_us) / (1_000 * self._speedup))
-            return min(left, max(0, due)), max(now_ms + PACING_TICK_MS, again_ms)
-        return left, now_ms
+        if self._speedup is None:
+            return left, now_ms
+        assert self._start is not None, "pace asked before the first poll"
+        start_ms, start_us = self._start
+        again_ms = start_ms + math.ceil((playing.time_us() - start_us) / (1_000 * self._speedup))
+        if not playing.tick.is_open(now_ms):
+            return 0, max(playing.tick.opens_ms, again_ms)
+        return min(left, self._played(playing, now_ms)), max(now_ms + PACING_TICK_MS, again_ms)
 
-    def _emit(self, playing: _Playing, rows: int) -> Polled:
+    def _played(self, playing: _Playing, now_ms: int) -> int:
+        """Records of this loop whose time has come at the speed of `speedup`."""
+        assert self._start is not None and self._speedup is not None, "asked of a replay without `speedup`"
+        start_ms, start_us = self._start
+        return max(0, playing.due_by(start_us + int((now_ms - start_ms) * 1_000 * self._speedup)))
+
+    def _emit(self, playing: _Playing, rows: int, now_ms: int) -> Polled:
         batch = playing.recording.cut(playing.rows, rows, playing.loop)
         playing.rows += rows
         if playing.pacer is not None:
-            playing.pacer.emitted(rows)
+            playing.pacer.emitted(rows, now_ms)
         if playing.rows == playing.recording.rows:
             if self._loops:
                 self._begin_loop(playing)
             else:
                 self._turn.popleft()
                 return Polled(batch, playing.split.split_id)
+        if self._speedup is not None:
+            playing.tick.emitted(now_ms, rows_left=self._played(playing, now_ms) > 0)
         self._turn.rotate(-1)
         return Polled(batch, playing.split.split_id)
 

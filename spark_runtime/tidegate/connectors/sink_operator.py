@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
 from tidegate.connectors.quarantine import Quarantine
+from tidegate.contract.errors import SnapshotError
 from tidegate.contract.store import Store
 from tidegate.contract.verdicts import Withheld
 from tidegate.operators.contract import CommitPermit, OperatorContext, Output, StreamOperator
@@ -205,7 +206,7 @@ class SinkOperator(StreamOperator):
             waiting = [p for p in self._pending if p not in covered]
 
         def work() -> None:
-            self._publish(covered)
+            self._settle(covered, self._commit_restored)
             if self._sink.two_phase:
                 kept = [handle for p in waiting for handle in p.made()]
                 self.writer.recover(permit.checkpoint_id if permit is not None else 0, kept)
@@ -225,6 +226,18 @@ class SinkOperator(StreamOperator):
                 do(handles)
             with self._lock:
                 self._pending = [p for p in self._pending if p not in open_still]
+
+    def _commit_restored(self, handles: Sequence[Committable]) -> None:
+        try:
+            self.writer.commit(handles)
+        except (LookupError, TypeError, AttributeError) as error:
+            sink = type(self._sink).__name__
+            raise SnapshotError(
+                f"{sink} cannot commit transaction {handles[0].transaction_id}",
+                where=f"sink {self.ctx.uid!r} subtask {self.ctx.subtask}",
+                cause=f"another sink class or version may have written it: {type(error).__name__}: {error}",
+                remedy="Restore with the class that wrote it, or give the sink a new uid",
+            ) from error
 
     def _as_parts(self, covered: Sequence[_Preparation]) -> Sequence[StatePart]:
         made = [(p, h) for p in covered for h in p.made()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from fsspec import AbstractFileSystem
@@ -12,15 +13,48 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from tidegate.contract.errors import PipelineError
+from tidegate.contract.records import RelativePaths
 from tidegate.contract.secrets import resolve_secrets
+
+_relative_paths: ContextVar[RelativePaths | None] = ContextVar("relative paths", default=None)
+
+
+@contextmanager
+def relative_paths(paths: RelativePaths | None) -> Iterator[None]:
+    """Within the context `absolute` follows `paths`; None: the working directory of this process."""
+    token = _relative_paths.set(paths)
+    try:
+        yield
+    finally:
+        _relative_paths.reset(token)
+
+
+def _resolved(text: str, paths: RelativePaths) -> str:
+    if paths.folder is None:
+        raise PipelineError(
+            f"the path {text!r} is relative",
+            cause="the Airflow task that submitted the job has no working directory that lasts",
+            remedy="Write an absolute path or a URL",
+        )
+    path = os.path.normpath(os.path.join(paths.folder, text))
+    if paths.within is not None and os.path.commonpath([path, paths.within]) != os.path.normpath(paths.within):
+        raise PipelineError(
+            f"the relative path {text!r} leads out of the DAG bundle",
+            where=path,
+            cause=f"relative paths of a job from Airflow lie below {paths.within}",
+            remedy="Write an absolute path or a URL",
+        )
+    return path
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """A URL as it is; a local path made absolute in the folder of this process, so that `explain()` shows what is
-    meant and slots that run elsewhere are found to build another pipeline instead of reading or writing another
-    place."""
+    """A URL as it is; a local path made absolute: in the folder that the submission recorded, so that every driver,
+    slot and restore means the same place, wherever it runs; without a submission in the folder of this process."""
     text = os.fspath(path)
-    return text if "://" in text or "::" in text else os.path.abspath(text)
+    if "://" in text or "::" in text:
+        return text
+    paths = _relative_paths.get()
+    return os.path.abspath(text) if paths is None or os.path.isabs(text) else _resolved(text, paths)
 
 
 def open_filesystem(url: str, storage_options: Mapping[str, Any] | None) -> tuple[AbstractFileSystem, str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 KEY_GROUP_COLUMN = "__key_group"
 KEY_PREFIXES = ("key:", "map:")
+VALUE_PREFIX = "value:"
 TTL_COLUMN = "ttl_ms"
 _PREFIXES = frozenset({"key", "map", "value", "count", "sum", "min", "max", "mean", "mean_count"})
 
@@ -48,15 +49,22 @@ class Evolution:
         sources: for each new column the name of the old one; None: its rows are null.
         changes: what changes, in words; empty: nothing.
         refused: what cannot be, in words; empty: it can.
+        dropped: old columns that are left behind.
     """
 
     sources: tuple[str | None, ...]
     changes: tuple[str, ...]
     refused: tuple[str, ...]
+    dropped: tuple[str, ...] = ()
 
 
 def evolution(
-    old: Sequence[Column], new: Sequence[Column], renamed: Mapping[str, str] | None = None, *, fills: bool = True
+    old: Sequence[Column],
+    new: Sequence[Column],
+    renamed: Mapping[str, str] | None = None,
+    *,
+    fills: bool = True,
+    drops: bool = False,
 ) -> Evolution:
     """How `old` becomes `new`.
 
@@ -64,6 +72,7 @@ def evolution(
         renamed: old name -> new name, as the user knows them, without the prefix of a state's column. One that has been
             applied, or that concerns another state, is passed over.
         fills: whether a new nullable column may be filled with null.
+        drops: whether a value column that is gone may be left behind.
     """
     before = {column.name: column for column in old}
     becomes, refused = _renames(before, renamed or {})
@@ -71,7 +80,9 @@ def evolution(
     wanted = {column.name for column in new}
     changes = [f"{source!r} is now {target!r}" for source, target in becomes.items() if target in wanted]
     gone = [name for name in before if becomes.get(name, name) not in wanted]
-    refused += [f"{name!r} is no longer there" for name in gone]
+    dropped = [name for name in gone if drops and name.startswith(VALUE_PREFIX)]
+    changes += [f"{name!r} is no longer there, and dropped" for name in dropped]
+    refused += [f"{name!r} is no longer there" for name in gone if name not in dropped]
     sources: list[str | None] = []
     for column in new:
         source = origin.get(column.name, column.name)
@@ -87,7 +98,7 @@ def evolution(
     keys = [becomes.get(column.name, column.name) for column in old if is_key(column.name)]
     if not refused and keys != [column.name for column in new if is_key(column.name)]:
         refused.append("its key columns have another order")
-    return Evolution(tuple(sources), tuple(changes), tuple(refused))
+    return Evolution(tuple(sources), tuple(changes), tuple(refused), tuple(dropped))
 
 
 def is_key(name: str) -> bool:

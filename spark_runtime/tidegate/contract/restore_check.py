@@ -12,6 +12,7 @@ from tidegate.contract.state_shapes import StateShape, compare_states
 Graph = Mapping[str, Any]
 """The document of a JobGraph (`plan.text.graph_document`)."""
 _DROPPED = ": it is dropped"
+_KEPT_BY = {"source": "positions", "sink": "transactions"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class OperatorFacts:
         has_state: some subtask of it wrote a state stream.
         tells_kinds: all its streams tell what kinds of state they hold; the first version's do not.
         formats: of a state back end's own in which state of it lies; since version 3 of the metadata.
+        ended: numbers of its subtasks that had finished.
     """
 
     uid: str
@@ -31,6 +33,7 @@ class OperatorFacts:
     has_state: bool
     tells_kinds: bool
     formats: tuple[str, ...] = ()
+    ended: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,9 @@ class SnapshotFacts:
             handles = [s["handle"] for s in operator["subtasks"] if s["handle"] is not None]
             tells = all(handle.get("kinds") is not None for handle in handles)
             formats = sorted({name for handle in handles for name in handle.get("formats", ())})
-            operators.append(OperatorFacts(operator["uid"], operator["status"], bool(handles), tells, tuple(formats)))
+            ended = frozenset(s["index"] for s in operator["subtasks"] if s["finished"])
+            uid, status = operator["uid"], operator["status"]
+            operators.append(OperatorFacts(uid, status, bool(handles), tells, tuple(formats), ended))
         drained = tuple(body.get("drained_operators", ()))
         return cls(body["parallelism"], body["max_parallelism"], tuple(operators), body["graph"], drained)
 
@@ -82,8 +87,8 @@ class Finding:
     """One thing that was looked at.
 
     Attributes:
-        code: "max_parallelism", "parallelism", "lost_operator", "rescale", "finished", "state", "lost_state",
-            "format", "drained", "new_operator" or "source".
+        code: "max_parallelism", "parallelism", "lost_operator", "rescale", "connector", "operator", "finished",
+            "state", "lost_state", "format", "drained", "new_operator" or "source".
         verdict: "fits", "changes" (it fits, and something is another), "refused" or "unknown" (told at the restore).
         what: one sentence.
         cause: the likely cause, of what is refused.
@@ -136,7 +141,7 @@ def judged(findings: Sequence[Finding]) -> RestoreVerdict:
 def judge_restore(snapshot: SnapshotFacts, target: Target) -> RestoreVerdict:
     """Everything that documents tell. What was staged, verdicts of a commit gate and positions of sources are looked at
     elsewhere."""
-    looks = (_numbers, _operators, _states, _finished, _drained)
+    looks = (_numbers, _operators, _connectors, _states, _finished, _drained)
     return judged([finding for look in looks for finding in look(snapshot, target)])
 
 
@@ -186,6 +191,30 @@ def _operators(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
             yield Finding("new_operator", "changes", what, uid=operator["uid"])
 
 
+def _connectors(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
+    """S5.5: positions of one source class mean nothing to another, nor do a sink's transactions."""
+    old = {operator["uid"]: operator for operator in snapshot.graph.get("operators", ())}
+    new = {operator["uid"]: operator for operator in target.graph["operators"]}
+    for operator in snapshot.operators:
+        uid = operator.uid
+        if uid not in old or uid not in new or not operator.has_state:
+            continue
+        kind, before, now = old[uid]["kind"], old[uid].get("connector"), new[uid].get("connector")
+        if kind != new[uid]["kind"] or not before or not now or before[0] in now or now[0] in before:
+            continue
+        if kind == "source" and operator.status == "finished":
+            continue  # nothing of it is read again
+        yield Finding(
+            "connector",
+            "refused",
+            f"{kind} {uid!r} was a {before[0]} in the snapshot, and is a {now[0]} in the pipeline",
+            f"{_KEPT_BY.get(kind, 'its state')} of a {before[0]} cannot become those of a {now[0]}",
+            f"Use {before[0]} again or a class derived from it, name it in {now[0]}.former_names if it was renamed, "
+            f"or give the {kind} a new uid and set allow_non_restored_state",
+            uid,
+        )
+
+
 def _states(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
     if target.commit_only:
         return
@@ -200,11 +229,18 @@ def _states(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
             yield _other_back_end(operator, str(target.state_backend))
             continue
         before, now = old.get(uid, {}).get("states"), new[uid].get("states")
+        kinds = old.get(uid, {}).get("kind", new[uid]["kind"]), new[uid]["kind"]
+        if (before is None or now is None) and kinds[0] != kinds[1]:
+            yield _other_kind(uid, *kinds)
+            continue
         if before is None or now is None:
             yield Finding("state", "unknown", f"what state operator {uid!r} keeps is told at the restore", uid=uid)
             continue
         shapes = [*map(StateShape.from_json, before)], [*map(StateShape.from_json, now)]
         for finding in _states_of(uid, *shapes, may_drop=target.allow_non_restored_state):
+            became = f"operator {uid!r} was a {kinds[0]} and is a {kinds[1]}"
+            if finding.verdict == "refused" and kinds[0] != kinds[1]:
+                finding = replace(finding, cause=f"{became}: {finding.cause}")
             yield as_stored(finding, operator.formats)
 
 
@@ -216,6 +252,17 @@ def as_stored(finding: Finding, formats: Sequence[str]) -> Finding:
     remedy = "Take a savepoint with the former pipeline and restore that: its states are rows"
     what = finding.what.removesuffix(_DROPPED)
     return replace(finding, verdict="refused", what=what, cause=cause, remedy=remedy)
+
+
+def _other_kind(uid: str, before: str, now: str) -> Finding:
+    return Finding(
+        "operator",
+        "refused",
+        f"operator {uid!r} was a {before} in the snapshot, and is a {now} in the pipeline",
+        f"what a {before} keeps cannot become the state of a {now}",
+        f"Make {uid!r} a {before} again, or give the operator a new uid and set allow_non_restored_state",
+        uid,
+    )
 
 
 def _other_back_end(operator: OperatorFacts, state_backend: str) -> Finding:
@@ -262,7 +309,12 @@ def _finished(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
         return
     status = {operator.uid: operator.status for operator in snapshot.operators}
     remedy = "Restore a snapshot from before the end of that operator, or put new operators elsewhere"
-    for uid, what in [*_running_before_finished(status, target.graph), *_mixed_chains(status, target.graph)]:
+    refused = [
+        *_running_before_finished(status, target.graph),
+        *_running_before_ended_subtasks(snapshot, target.graph),
+        *_mixed_chains(status, target.graph),
+    ]
+    for uid, what in refused:
         cause = "the pipeline is not the one that the snapshot was taken of"
         yield Finding("finished", "refused", what, cause, remedy, uid)
 
@@ -279,6 +331,39 @@ def _running_before_finished(status: Mapping[str, str], graph: Graph) -> Iterato
             elif status.get(uid) == "partially_finished" and exchange != "forward":
                 feeds = f"operator {feeder!r}, which has not finished, feeds by {exchange} all subtasks of {uid!r}"
                 yield uid, f"{feeds}, some of which have"
+
+
+def _running_before_ended_subtasks(snapshot: SnapshotFacts, graph: Graph) -> Iterator[tuple[str, str]]:
+    """By forward, too: the state of a subtask that had finished is dropped (S6.2), and must not be needed again."""
+    facts = {operator.uid: operator for operator in snapshot.operators}
+    operators = {operator["uid"]: operator for operator in graph["operators"]}
+
+    def sends_on(uid: str, subtasks: frozenset[int]) -> str | None:
+        """The operator, `uid` or upstream of it, that still has rows for one of these subtasks."""
+        operator, fact = operators[uid], facts.get(uid)
+        if operator["inputs"] and not operator["stateful"]:  # passes on: its own record does not matter, nor its name
+            for feeder, exchange in zip(operator["inputs"], operator["exchanges"], strict=True):
+                whole = facts[feeder].status == "finished" if feeder in facts else False
+                found = sends_on(feeder, subtasks) if exchange == "forward" else None if whole else feeder
+                if found is not None:
+                    return found
+            return None
+        if fact is None or fact.status == "running":
+            return uid
+        return None if fact.status == "finished" or subtasks <= fact.ended else uid
+
+    for uid, operator in operators.items():
+        fact = facts.get(uid)
+        if fact is None or fact.status != "partially_finished" or operator["kind"] == "sink":
+            continue  # what a sink has staged stays (`coordinator.restore.of_running`), and it takes rows again
+        if not (fact.has_state or operator["stateful"]):
+            continue
+        for feeder, exchange in zip(operator["inputs"], operator["exchanges"], strict=True):
+            sender = sends_on(feeder, fact.ended) if exchange == "forward" else None
+            if sender is not None:
+                through = "" if sender == feeder else f" through {feeder!r}"
+                feeds = f"operator {sender!r}, which has not finished, feeds{through} subtasks of {uid!r} that have"
+                yield uid, f"{feeds}, and whose state is dropped"
 
 
 def _mixed_chains(status: Mapping[str, str], graph: Graph) -> Iterator[tuple[str, str]]:

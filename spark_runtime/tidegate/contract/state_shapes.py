@@ -24,6 +24,7 @@ class StateShape:
         form: what else must stay: "value", "map", "tumbling of 10 us"; "": nothing.
         renamed: old column -> new column, as the user knows them.
         fills: a new nullable column is filled with null.
+        drops: a value column that is no longer declared is dropped.
     """
 
     name: str
@@ -32,19 +33,20 @@ class StateShape:
     form: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict)
     fills: bool = True
+    drops: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As in a graph's document."""
         columns = [[column.name, column.type, column.nullable] for column in self.columns]
         document = {"name": self.name, "kind": self.kind, "columns": columns, "form": self.form}
-        return {**document, "renamed": dict(self.renamed), "fills": self.fills}
+        return {**document, "renamed": dict(self.renamed), "fills": self.fills, "drops": self.drops}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> StateShape:
         """Inverse of `to_json`."""
         columns = tuple(Column(name, type_, nullable) for name, type_, nullable in document["columns"])
         name, kind, form = document["name"], document["kind"], document["form"]
-        return cls(name, kind, columns, form, document["renamed"], document["fills"])
+        return cls(name, kind, columns, form, document["renamed"], document["fills"], document.get("drops", False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def compare_states(old: Sequence[StateShape], new: Sequence[StateShape]) -> Stat
         elif was.form and now.form and was.form != now.form:
             refused.append((was.name, f"it was {was.form}, now {now.form}"))
         elif was.columns and now.columns:
-            found = evolution(_compared(was), _compared(now), now.renamed, fills=now.fills)
+            found = evolution(_compared(was), _compared(now), now.renamed, fills=now.fills, drops=now.drops)
             refused += [(was.name, why) for why in found.refused]
             changes += [(was.name, what) for what in found.changes]
     return StateVerdict(tuple(refused), tuple(undeclared), tuple(changes))

@@ -140,6 +140,7 @@ def facts_of(metadata: SnapshotMetadata) -> SnapshotFacts:
         handles = [state.handle for state in operator.subtasks if state.handle is not None]
         tells_kinds = all(handle.kinds is not None for handle in handles)
         formats = tuple(sorted({name for handle in handles for name in handle.formats}))
-        operators.append(OperatorFacts(operator.uid, operator.status, bool(handles), tells_kinds, formats))
+        ended = frozenset(state.index for state in operator.subtasks if state.finished)
+        operators.append(OperatorFacts(operator.uid, operator.status, bool(handles), tells_kinds, formats, ended))
     drained = metadata.drained_operators
     return SnapshotFacts(metadata.parallelism, metadata.max_parallelism, tuple(operators), metadata.graph, drained)

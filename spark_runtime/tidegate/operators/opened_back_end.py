@@ -21,6 +21,7 @@ def opened_back_end(
     forgotten: frozenset[str] = frozenset(),
     renamed: Iterable[tuple[str, str]] = (),
     fills: bool = True,
+    drops: bool = False,
 ) -> KeyedStateBackend:
     """That of the job's `state_backend`, for the subtask's key groups.
 
@@ -30,6 +31,7 @@ def opened_back_end(
         forgotten: states that a restore leaves behind.
         renamed: (key column in older snapshots, its name now); others' names are passed over.
         fills: a restore may fill a new nullable column of a state with null.
+        drops: a restore leaves behind value columns that a state does not declare any more.
     """
     back_end = new_backend(ctx.state_backend)
     back_end.open(
@@ -46,6 +48,7 @@ def opened_back_end(
             forgotten=forgotten,
             renamed_keys=dict(renamed),
             fills=fills,
+            drops=drops,
         )
     )
     return back_end

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from pyspark.sql import Row
@@ -11,7 +11,7 @@ from pyspark.sql.streaming.stateful_processor import ListState, MapState, Statef
 from tidegate.contract.errors import PipelineError
 from tidegate.operators.overlaid_states import ListOverlay, MapOverlay, Overlay, ValueOverlay
 from tidegate.operators.overlaid_timers import LEAST_MS, MOST_MS, TimerOverlay
-from tidegate.operators.processor_states import DeclaredState, Schema, state_of
+from tidegate.operators.processor_states import DeclaredState, Keyless, Schema, state_of
 from tidegate.operators.user_place import calling_line
 from tidegate.state.contract import KeyedKind, KeyedStateBackend, StateDescriptor
 
@@ -160,8 +160,10 @@ class ProcessorHandle(StatefulProcessorHandle):
         timers: TimerOverlay | None,
         time_mode: str,
         where: str,
+        deleted: Collection[str] = (),
     ) -> None:
-        """Args: declared: by name, as they were when the pipeline was built."""
+        """Args: declared: by name, as they were when the pipeline was built. deleted: names of `deleteIfExists`."""
+        self._deleted = deleted
         self.key = KeyInHand(where)
         self.timers = timers
         self.overlays: list[Overlay[Any]] = []
@@ -191,8 +193,10 @@ class ProcessorHandle(StatefulProcessorHandle):
         return self._state("map", stateName, userKeySchema, valueSchema, ttlDurationMs)
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Was seen to at the restore."""
+        """Was done at the restore."""
         self._require_init("deleteIfExists")
+        if stateName not in self._deleted:
+            raise self._otherwise(stateName)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """See PySpark. PipelineError with timeMode None, or when it is no time."""
@@ -226,15 +230,27 @@ class ProcessorHandle(StatefulProcessorHandle):
     def _state(self, kind: KeyedKind, name: str, key: Schema | None, schema: Schema, ttl_ms: int | None) -> Any:
         self._require_init(f"get{kind.title()}State")
         given = state_of(kind, name, key, schema, ttl_ms, self._time_mode, self._where).descriptor
+        if name in self._deleted:
+            return Keyless(lambda call: self._of_deleted(name, call))
         before = self._declared.get(name)
         if before is None or _shape(before.descriptor) != _shape(given):
-            raise PipelineError(
-                f"init declares state {name!r} otherwise than where the pipeline was built",
-                where=self._where,
-                cause="what init declares depends on more than the processor",
-                remedy="Declare the same states in every call of init",
-            )
+            raise self._otherwise(name)
         return self._states[name]
+
+    def _otherwise(self, name: str) -> PipelineError:
+        return PipelineError(
+            f"init declares state {name!r} otherwise than where the pipeline was built",
+            where=self._where,
+            cause="what init declares depends on more than the processor",
+            remedy="Declare the same states in every call of init",
+        )
+
+    def _of_deleted(self, name: str, call: str) -> PipelineError:
+        return PipelineError(
+            f"{call} {name!r}, which deleteIfExists has deleted",
+            where=f"{self._where}, {calling_line()}",
+            remedy=f"Do not delete {name!r} in init, or do not use it; clear() empties a key's state",
+        )
 
     def _require_init(self, call: str) -> None:
         if not self._open:

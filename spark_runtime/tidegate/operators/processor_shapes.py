@@ -22,7 +22,7 @@ def processor_shapes(spec: StatefulProcessorSpec) -> tuple[StateShape, ...]:
     own = [StateShape(name, "keyed") for name in (PASSED_STATE, COMPLETE_STATE, WAITING_STATE, *spec.deleted)]
     states = [part_schema(state.descriptor, keys) for state in spec.declared]
     named = [
-        StateShape(state.descriptor.name, "keyed", columns_of(schema), form_of(schema), of_keys)
+        StateShape(state.descriptor.name, "keyed", columns_of(schema), form_of(schema), of_keys, drops=True)
         for state, schema in zip(spec.declared, states, strict=True)
     ]
     timers = timer_schema(keys)

@@ -151,14 +151,10 @@ class DeclaringHandle(StatefulProcessorHandle):
         return self._declare("map", stateName, userKeySchema, valueSchema, ttlDurationMs)
 
     def deleteIfExists(self, stateName: str) -> None:
-        """The state of this name, where a snapshot holds one, is dropped."""
-        if stateName in self.states:
-            raise self._refused(
-                f"state {stateName!r} is declared and deleted",
-                "Spark would empty it with every micro-batch",
-                "Declare it, or delete it; with clear() a key's state goes",
-            )
-        self.deleted.append(stateName)
+        """The state of this name, where a snapshot holds one, is dropped; one that was declared before is not kept."""
+        self.states.pop(stateName, None)
+        if stateName not in self.deleted:
+            self.deleted.append(stateName)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Not in `init`."""

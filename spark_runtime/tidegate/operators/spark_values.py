@@ -120,13 +120,14 @@ class RowCodec:
         self._as_is = not any(self._give)
 
     def accepted(self, value: Any) -> Kept:
-        """The kept form of a row that the processor gives: a tuple, list or Row, by position.
+        """The kept form of a row that the processor gives: a tuple, list, Row or array, by position; a text stands for
+        the row of a single text column.
 
         Raises:
             PipelineError: it does not fit, naming the column and the processor's line.
         """
         if not isinstance(value, tuple | list):
-            raise self._refused(f"it is a {type(value).__name__}", "Give a tuple, such as (count,)")
+            value = self._as_row(value)
         if len(value) != len(self._accept):
             names = ", ".join(self.schema.names)
             raise self._refused(f"it has {len(value)} values", f"Give a tuple of one value for each of: {names}")
@@ -144,6 +145,14 @@ class RowCodec:
                     "Convert the value, or declare the column of another type",
                 ) from None
         raise AssertionError("the values fit one by one")
+
+    def _as_row(self, value: Any) -> tuple[Any, ...]:
+        """Of what else PySpark takes: it walks through a text, and so takes one of a single character."""
+        if isinstance(value, str) and self.schema.types == [pa.string()]:
+            return (value,)
+        if hasattr(value, "__iter__") and not isinstance(value, str | bytes | bytearray | dict | set | frozenset):
+            return tuple(value)
+        raise self._refused(f"it is a {type(value).__name__}", "Give a tuple, such as (count,)")
 
     def accepted_list(self, values: Any) -> list[Kept]:
         """The kept form of several rows; PipelineError when one does not fit, or there is none, as in Spark."""

@@ -68,7 +68,12 @@ class TransformWithState(StreamOperator):
         self._passed = PassedWatermarks(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
         self._initial = InitialState(spec, groups, ctx.uid)
         self._back_end = back_end = opened_back_end(
-            ctx, spec.key_schema, columns=spec.keys, forgotten=frozenset(spec.deleted), renamed=spec.renamed
+            ctx,
+            spec.key_schema,
+            columns=spec.keys,
+            forgotten=frozenset(spec.deleted),
+            renamed=spec.renamed,
+            drops=True,
         )
         self._timers = {kind: self._user_timers(back_end, kind) for kind in get_args(TimerKind)}
         own: TimerKind = "event" if spec.time_mode == "eventtime" else "processing"
@@ -76,7 +81,7 @@ class TransformWithState(StreamOperator):
         self._overlaid = TimerOverlay(self._timers[own])
         declared = {state.descriptor.name: state for state in spec.declared}
         timers = None if spec.time_mode == "none" else self._overlaid
-        self._handle = ProcessorHandle(declared, back_end, timers, spec.time_mode, self._where)
+        self._handle = ProcessorHandle(declared, back_end, timers, spec.time_mode, self._where, spec.deleted)
         name = type(self._processor).__name__
         rows = (PandasFrames if spec.pandas else RowObjects)(spec.schema, name, self._where)
         self._calls = ProcessorCalls(self._processor, self._handle, self._overlaid, rows)
@@ -166,7 +171,7 @@ class TransformWithState(StreamOperator):
         states = [part for part in parts if part.name not in own and part.name not in spec.deleted]
         rows = [part for part in states if part.format == "rows"]
         descriptors = [state.descriptor for state in spec.declared]
-        changed = evolved_parts(rows, descriptors, spec.key_schema, self.ctx.uid, dict(spec.renamed))
+        changed = evolved_parts(rows, descriptors, spec.key_schema, self.ctx.uid, dict(spec.renamed), drops=True)
         self._back_end.restore([*changed, *(part for part in states if part.format != "rows")])
         if self._output is not None:
             self._output.passed_us = self._passed.watermark_us

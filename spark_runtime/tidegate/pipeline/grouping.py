@@ -24,7 +24,7 @@ from tidegate.pipeline.location import user_location
 from tidegate.pipeline.processing import keyed_spec
 from tidegate.pipeline.side_outputs import checked_side_outputs, declared_schemas
 from tidegate.pipeline.stateful_processor_calls import StatefulProcessorCalls
-from tidegate.pipeline.windows import Session, Sliding, Window, lateness_us
+from tidegate.pipeline.windows import Session, Sliding, Tumbling, Window, lateness_us
 from tidegate.plan.graph import Edge
 from tidegate.state.keytypes import stored_field
 
@@ -323,4 +323,5 @@ class WindowedStream:
             renamed,
             window.slide_us if isinstance(window, Sliding) else 0,
             self._lateness_us,
+            window.calendar if isinstance(window, Tumbling) else None,
         )

@@ -7,6 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from tidegate.connectors.contract import Sink, Source
+from tidegate.connectors.push import PushSource
 from tidegate.connectors.sink_operator import COMMITTABLES
 from tidegate.connectors.spark_source import SparkSource
 from tidegate.connectors.splits import SPLITS
@@ -14,8 +16,12 @@ from tidegate.contract.state_shapes import StateShape
 from tidegate.operators.contract import MAIN_OUTPUT, DeclaresStates
 from tidegate.plan.graph import Edge, JobGraph, Node
 
-GRAPH_DOCUMENT_VERSION = 3
-"""Of the document that `graph_document` makes. Version 1 has no `states`; neither it nor version 2 has `outputs`."""
+GRAPH_DOCUMENT_VERSION = 4
+"""Of the document that `graph_document` makes. Version 1 has no `states`; neither it nor version 2 has `outputs`; none
+of them has `connector`."""
+
+
+_NO_CONNECTORS = ("ABC", "Generic", "Protocol", "object")
 
 
 def schema_text(schema: pa.Schema) -> str:
@@ -88,8 +94,8 @@ def graph_document(graph: JobGraph) -> dict[str, Any]:
     """The graph as a JSON document: pinned in snapshots, compared by a preflight without any runtime (S5.5, S6.4).
 
     Per operator, in topological order: uid, kind, stateful, schema (text), inputs (uids), their exchanges and which
-    outputs of those operators they read, and `states` as `contract.state_shapes.StateShape` documents; null: it does
-    not tell.
+    outputs of those operators they read, `states` as `contract.state_shapes.StateShape` documents; null: it does
+    not tell; and `connector`: of a source or sink the names of its class, of those it is derived from, and former ones.
     """
     return {
         "version": GRAPH_DOCUMENT_VERSION,
@@ -103,10 +109,20 @@ def graph_document(graph: JobGraph) -> dict[str, Any]:
                 "exchanges": [edge.exchange for edge in node.inputs],
                 "outputs": [edge.output for edge in node.inputs],
                 "states": _states(node),
+                "connector": _connector(node),
             }
             for node in graph.nodes
         ],
     }
+
+
+def _connector(node: Node) -> list[str] | None:
+    """Whose snapshots it restores: names without modules, which may move; the first is its own."""
+    connector = node.source or node.sink
+    if connector is None:
+        return None
+    classes = [cls.__name__ for cls in type(connector).__mro__ if cls not in (Source, PushSource, Sink)]
+    return [*(name for name in classes if name not in _NO_CONNECTORS), *connector.former_names]
 
 
 def _states(node: Node) -> list[dict[str, Any]] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,8 @@ import pyarrow as pa
 from tidegate.contract.errors import SnapshotError
 from tidegate.contract.evolution import Column, Evolution, evolution
 from tidegate.snapshot.parts import Blob, StatePart
+
+log = logging.getLogger(__name__)
 
 Renamed = Mapping[str, str]
 """Old column -> new column, as the user knows them."""
@@ -22,7 +25,13 @@ def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
 
 
 def evolved(
-    part: StatePart, wanted: pa.Schema, uid: str, renamed: Renamed | None = None, *, fills: bool = True
+    part: StatePart,
+    wanted: pa.Schema,
+    uid: str,
+    renamed: Renamed | None = None,
+    *,
+    fills: bool = True,
+    drops: bool = False,
 ) -> StatePart:
     """The part with the columns of `wanted`, in their order; the part itself when it has them. Pieces are changed one
     at a time, when they are read.
@@ -30,11 +39,12 @@ def evolved(
     Args:
         uid: of the operator, for errors.
         fills: a new nullable column is filled with null.
+        drops: a value column that is gone is dropped, and named in the log.
 
     Raises:
         SnapshotError: they cannot become those; names the operator, the state and each column.
     """
-    how = evolution(columns_of(part.table.schema), columns_of(wanted), renamed, fills=fills)
+    how = evolution(columns_of(part.table.schema), columns_of(wanted), renamed, fills=fills, drops=drops)
     where = f"operator {uid!r}, state {part.name!r}"
     if how.refused:
         raise SnapshotError(
@@ -43,6 +53,8 @@ def evolved(
             cause="; ".join(how.refused),
             remedy="Restore with the pipeline that made the snapshot, or give the operator a new uid",
         )
+    if how.dropped:
+        log.warning("%s: columns that are no longer declared are dropped: %s", where, ", ".join(how.dropped))
     if part.table.schema.names == wanted.names and part.table.schema.types == wanted.types:
         return part
     if part.format != "rows":

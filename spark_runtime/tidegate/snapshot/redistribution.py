@@ -7,8 +7,8 @@ it loaded. By kind of part, p being the new parallelism:
 - list: at the same parallelism each subtask its own; else rows split evenly in the order of the old subtasks, or by
   `OWNER_COLUMN`.
 - union: all rows to every subtask.
-- broadcast: the rows of one old subtask: of its own number modulo the old parallelism, or the next that has state,
-  running ones first.
+- broadcast: the rows of one old subtask that holds the state: of its own number modulo the old parallelism, or the
+  next, running ones first.
 - keyed, and not in rows: untouched, a part for each old subtask; the back end takes from it what its key groups are.
 - channel: at the same parallelism each subtask its own; else all rows to every subtask, which picks from them
   (`channel_state.replay_for`).
@@ -95,8 +95,9 @@ class Share:
 def share_of(operator: OperatorState, place: Rescale) -> Share | None:
     """The streams the new subtask needs; None: no state of this operator concerns it."""
     held = {state.index: state.handle for state in operator.subtasks if state.handle is not None}
-    running = [state.index for state in operator.subtasks if state.handle is not None and not state.finished]
-    source = _broadcast_source(running or list(held), place)
+    replicas = [index for index, handle in held.items() if "broadcast" in (handle.kinds or KINDS_BEFORE_RESCALE)]
+    running = [state.index for state in operator.subtasks if state.index in replicas and not state.finished]
+    source = _broadcast_source(running or replicas, place)
     needed: list[tuple[int, StateHandle]] = []
     for former_index, handle in sorted(held.items()):
         if any(place.takes(kind, former_index, source) for kind in handle.kinds or KINDS_BEFORE_RESCALE):
@@ -118,19 +119,28 @@ def redistributed(
     Raises:
         SnapshotError: a state has one kind or type here and another there.
     """
+    replicas: dict[str, list[int]] = {}
+    for former_index in sorted(former):
+        for part in former[former_index]:
+            if part.kind == "broadcast":
+                replicas.setdefault(part.name, []).append(former_index)
+    first = place.index if broadcast_from is None else broadcast_from
+    sources = {name: _next_from(first, holders, place) for name, holders in replicas.items()}
     by_name: dict[str, list[StatePart]] = {}
     for former_index in sorted(former):
         for part in former[former_index]:
-            if place.takes(part.kind, former_index, broadcast_from):
+            if place.takes(part.kind, former_index, sources.get(part.name)):
                 by_name.setdefault(part.name, []).append(part)
     return [part for name, found in by_name.items() for part in _merged(name, found, place, where)]
 
 
-def _broadcast_source(candidates: Sequence[int], place: Rescale) -> int | None:
-    if not candidates:
-        return None
-    wanted = place.index % place.former
-    return min(candidates, key=lambda former_index: (former_index - wanted) % place.former)
+def _broadcast_source(replicas: Sequence[int], place: Rescale) -> int | None:
+    return _next_from(place.index, replicas, place) if replicas else None
+
+
+def _next_from(first: int, replicas: Sequence[int], place: Rescale) -> int:
+    """The old subtask that many new ones spread over: number `first`, or the next that holds the state."""
+    return min(replicas, key=lambda former_index: (former_index - first) % place.former)
 
 
 def _merged(name: str, found: Sequence[StatePart], place: Rescale, where: str) -> list[StatePart]:

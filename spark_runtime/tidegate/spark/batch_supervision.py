@@ -52,7 +52,11 @@ class BatchSupervision(Supervision):
         self._found: Splits = {}
 
     def _look_ahead(self) -> None:
-        """Sources that cannot be read are told before anybody waits for Spark."""
+        """Sources that cannot be read, and sinks that may not be written to, are reported before anybody waits for
+        Spark."""
+        decisions = self._job.log.read()
+        if completed_before(decisions, self._job.spec.number) is None:
+            self._job.check_fresh_start(decisions)
         self._found = {
             node.uid: [split_to_json(split) for split in node.source.discover(self._plan.parallelism)]
             for node in self._plan.graph.nodes

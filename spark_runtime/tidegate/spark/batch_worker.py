@@ -157,7 +157,7 @@ def _built(place: WorkerPlace, index: int) -> _Built:
         scratch = Scratch(index)
         code = os.path.join(scratch.path, "artifact")
         materialise(store, layout, spec.artifact, code)
-        graph = load_pipeline(code, spec.pipeline, dict(spec.arguments), check_sinks=False)
+        graph = load_pipeline(code, spec.pipeline, dict(spec.arguments), check_sinks=False, paths=spec.relative_paths)
         allowed = options.allow_mode_dependent
         plan = plan_batch(graph, options.parallelism, options.max_parallelism, allow_mode_dependent=allowed)
         _built_before[key] = _Built(store, spec, options, plan, scratch)

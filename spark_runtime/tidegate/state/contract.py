@@ -229,6 +229,7 @@ class BackendContext:
         forgotten: states that a restore leaves behind, whatever they were: the operator wants them no more.
         renamed_keys: key column in older snapshots -> its name now (S5.5).
         fills: a restore may fill a new nullable column of a state with null.
+        drops: a restore leaves behind value columns that a state does not declare any more.
     """
 
     uid: str
@@ -243,6 +244,7 @@ class BackendContext:
     forgotten: frozenset[str] = frozenset()
     renamed_keys: Mapping[str, str] = field(default_factory=dict)
     fills: bool = True
+    drops: bool = False
 
     @property
     def group_columns(self) -> list[str]:

@@ -31,6 +31,7 @@ def evolved_parts(
     renamed_keys: Mapping[str, str] | None = None,
     *,
     fills: bool = True,
+    drops: bool = False,
 ) -> list[StatePart]:
     """The parts with the columns that the descriptors declare; for `KeyedStateBackend.restore`, whose back ends take no
     others.
@@ -39,6 +40,7 @@ def evolved_parts(
         descriptors: of all states of the operator.
         renamed_keys: key column in the snapshot -> key column now.
         fills: a new nullable column is filled with null.
+        drops: a value column that is no longer declared is dropped.
 
     Raises:
         SnapshotError: a state is of another kind, its columns cannot become those that are declared, or nobody declares
@@ -64,7 +66,7 @@ def evolved_parts(
                 cause=f"it was {was}, now {now}",
                 remedy="Give the state another name, or restore with the former declaration",
             )
-        out.append(evolved(part, declared, uid, renamed.get(part.name, keys), fills=fills))
+        out.append(evolved(part, declared, uid, renamed.get(part.name, keys), fills=fills, drops=drops))
     return out
 
 

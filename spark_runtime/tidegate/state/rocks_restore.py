@@ -91,8 +91,9 @@ class Restore:
         """A part of rows with the columns of now. Raises SnapshotError: it cannot have them; names both, and why."""
         ctx = self._ctx
         descriptors = [stored.descriptor for stored in self._stored.values() if stored.descriptor is not None]
+        how = {"fills": ctx.fills, "drops": ctx.drops}
         try:
-            (changed,) = evolved_parts([part], descriptors, ctx.key_schema, ctx.uid, ctx.renamed_keys, fills=ctx.fills)
+            (changed,) = evolved_parts([part], descriptors, ctx.key_schema, ctx.uid, ctx.renamed_keys, **how)
         except SnapshotError as why:
             try:
                 require_same(part.name, part.table.schema, self._declared(part.name).schema, ctx.uid)

@@ -8,6 +8,7 @@ from typing import Any
 from tidegate.channel.elements import SplitTurn
 from tidegate.connectors.contract import Polled, SourceReader, Split
 from tidegate.connectors.splits import splits_part
+from tidegate.contract.errors import SnapshotError
 from tidegate.operators.contract import OperatorContext, SideOutput
 from tidegate.operators.specs import AlignmentGroup
 from tidegate.snapshot.parts import AsyncSnapshot
@@ -62,11 +63,13 @@ class SourceInput:
         self._contexts = tuple(contexts)
         self._subtask = subtask
         self._split: str | None = None
+        self._restored: str | None = None
         self.turn = SplitTurn(None, frozenset())
         self._idle = False
 
     def start(self, splits: Sequence[Split]) -> None:
         """Give the reader its splits, once."""
+        self._restored = next((split.split_id for split in splits if split.position is not None), None)
         self._guard(lambda: self._reader.add_splits(splits))
         self._learn_splits(None)
 
@@ -141,5 +144,20 @@ class SourceInput:
     def _guard(self, call: Any) -> Any:
         try:
             return call()
+        except (LookupError, TypeError, AttributeError) as error:
+            if self._restored is None or self.records:
+                raise OperatorFailure(self.uid, self._subtask, error) from error
+            foreign = self._foreign(error)
+            foreign.__cause__ = error
+            raise OperatorFailure(self.uid, self._subtask, foreign) from foreign
         except Exception as error:
             raise OperatorFailure(self.uid, self._subtask, error) from error
+
+    def _foreign(self, error: Exception) -> SnapshotError:
+        """Snapshots of earlier versions do not name the source's class: a reader is the first to find out."""
+        return SnapshotError(
+            f"{type(self._reader).__name__} of source {self.uid!r} cannot read on from split {self._restored!r}",
+            where=f"source {self.uid!r} subtask {self._subtask}",
+            cause=f"another source class or version may have written it: {type(error).__name__}: {error}",
+            remedy="Restore with the class that wrote it, or give the source a new uid",
+        )

@@ -211,7 +211,7 @@ def test_a_graph_explains_itself_from_the_sinks_and_a_shared_node_once() -> None
 def test_a_graph_document_names_operators_and_their_inputs_in_json() -> None:
     document = graph_document(join_and_window())
     assert json.loads(json.dumps(document)) == document
-    assert document["version"] == 3
+    assert document["version"] == 4
     assert document["operators"][3] == {
         "uid": "names",
         "kind": "join",
@@ -221,7 +221,13 @@ def test_a_graph_document_names_operators_and_their_inputs_in_json() -> None:
         "exchanges": ["forward", "broadcast"],
         "outputs": ["main", "main"],
         "states": [],
+        "connector": None,
     }
+    assert [operator["connector"] for operator in document["operators"] if operator["kind"] in ("source", "sink")] == [
+        ["DataGen"],
+        ["DataGen"],
+        ["Discard"],
+    ]
 
 
 def split_in_two() -> JobGraph:

@@ -271,3 +271,33 @@ def test_rows_of_a_list_in_blobs_are_shared_out_as_those_of_a_table() -> None:
     old = StatePart("s", "list", part("list", []).table, (), pieces)
     found = [redistributed({0: [old]}, None, Rescale(1, 3, GROUPS, i))[0].table["v"].to_pylist() for i in range(3)]
     assert found == [[0], [1], [2]]
+
+
+@given(st.data(), st.integers(1, 6), st.integers(1, 6))
+@settings(max_examples=200, deadline=None)
+def test_every_subtask_gets_broadcast_state_whichever_replicas_hold_it(
+    data: st.DataObject, before: int, after: int
+) -> None:
+    """S5.5, S6.3: a stream that holds other states alone is no replica."""
+    holders = data.draw(st.sets(st.integers(0, before - 1), min_size=1))
+    others = data.draw(st.sets(st.integers(0, before - 1)))
+    ended = data.draw(st.sets(st.integers(0, before - 1)))
+    kinds = st.sampled_from(["list", "union", "keyed"])
+    parts: dict[int, list[StatePart]] = {}
+    for index in sorted(others):
+        kind = data.draw(kinds)
+        own = keyed(list(key_group_range(index, before, GROUPS))) if kind == "keyed" else part(kind, [index])
+        parts[index] = [StatePart(f"of {kind}", own.kind, own.table)]
+    for index in holders:
+        parts.setdefault(index, []).append(part("broadcast", [1, 2, 3, index], "b"))
+    found = Snapshot(parts, before, ended=tuple(ended)).of_all(after, "b")
+    assert [values[:3] for values in found] == [[1, 2, 3]] * after
+    running = holders - ended
+    assert {values[3] for values in found} <= (running or holders)
+
+
+def test_each_broadcast_state_comes_from_a_replica_that_holds_it() -> None:
+    """S5.5: the streams are read anyhow, for their list state."""
+    parts = {i: [part("broadcast", [i], f"b{i}"), part("list", [i], "l")] for i in range(2)}
+    snapshot = Snapshot(parts, 2)
+    assert snapshot.of_all(3, "b0") == [[0]] * 3 and snapshot.of_all(3, "b1") == [[1]] * 3
