@@ -134,6 +134,8 @@ def _first_lost(texts: pa.Array) -> str | None:
 def loses_digits(text: str) -> bool:
     """A 64-bit float does not keep this number: it is further from the float than half of its last digit's place. What
     a float was printed as, to however many digits, is kept."""
+    if len(text) < _LARGE_EXPONENT:
+        return False
     try:
         exact = Decimal(text.strip())
     except InvalidOperation:
