@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.identity import ask_id, asked_by
 from airflow_tidegate.kills import KillPolicy, check_policy, kill_command
-from airflow_tidegate.launchers import ensure_driver
+from airflow_tidegate.launchers import check_machine, ensure_driver
 from airflow_tidegate.operators.base import AskingOperator
 from airflow_tidegate.owning import claim
 from airflow_tidegate.waits import StatusWait, Wait
@@ -89,6 +89,10 @@ class SubmittingOperator(AskingOperator):
         after_generation = ensure_driver(client, spec, root)
         return StatusWait(spec=spec.number, statuses=self.waits_for, after_generation=after_generation, owner=owner)
 
+    def is_submitted(self, client: JobClient, context: Any) -> bool:
+        """An earlier try of this task instance has written the spec: its driver may live."""
+        return any(spec.submission_id == ask_id(context, "submit") for spec in client.specs())
+
     def pipeline_of(self, context: Any) -> str | None:
         """The pipeline, a relative path to a file that lies beside the DAG file made absolute."""
         if self.pipeline is None or self.code_root:
@@ -134,13 +138,17 @@ class TidegateStartJobOperator(SubmittingOperator):
                 where=f"Airflow task {self.task_id}",
                 remedy='set pipeline="path/to/file.py:build"',
             )
+        options = JobOptions.from_mapping(self.options or {})
+        master, spark_conf = self.master or root.master, {**root.spark_conf, **(self.spark_conf or {})}
+        if not self.is_submitted(client, context):
+            check_machine(root, master, spark_conf, options)
         return client.submit(
             pipeline=self.pipeline_of(context),
             arguments=dict(self.arguments or {}),
-            options=JobOptions.from_mapping(self.options or {}),
+            options=options,
             submission_id=ask_id(context, "submit"),
-            master=self.master or root.master,
-            spark_conf={**root.spark_conf, **(self.spark_conf or {})},
+            master=master,
+            spark_conf=spark_conf,
             owner_dag=context["ti"].dag_id,
             submitted_by=asked_by(context),
             code_root=self.code_root,

@@ -21,6 +21,7 @@ from tidegate.contract.errors import (
     OptionError,
     RecordError,
 )
+from tidegate.contract.job_names import LIST_REMEDY, job_remedy
 from tidegate.contract.launching import find_local, launched_processes, local_death
 from tidegate.contract.layout import JobLayout, job_ids
 from tidegate.contract.log import DecisionLog
@@ -188,7 +189,8 @@ class JobClient:
         """The job now: three requests, and one more for each new entry of the log. Raises JobNotFoundError."""
         specs = self.specs()
         if not specs:
-            raise self._not_found("there is no job of this id")
+            other = job_remedy(self.store, self.job_id, LIST_REMEDY)
+            raise self._not_found("there is no job of this id", other)
         decisions = self.decisions()
         durable = self._durable
         if durable is None or (durable.spec_number, durable.last_decision) != (len(specs), len(decisions)):
@@ -438,10 +440,8 @@ class JobClient:
             monotonic=self._monotonic,
         )
 
-    def _not_found(self, what: str) -> JobNotFoundError:
-        return JobNotFoundError(
-            what, where=f"job {self.job_id}, root {self.root}", remedy="`tidegate list` shows the jobs of a root"
-        )
+    def _not_found(self, what: str, remedy: str = LIST_REMEDY) -> JobNotFoundError:
+        return JobNotFoundError(what, where=f"job {self.job_id}, root {self.root}", remedy=remedy)
 
 
 def list_jobs(root: str | Store, storage_options: Mapping[str, Any] | None = None) -> list[str]:

@@ -13,6 +13,7 @@ from airflow_tidegate.airflow_versions import AirflowException, AirflowFailExcep
 from airflow_tidegate.operators.restore import TidegateRestoreJobOperator
 from airflow_tidegate.operators.start import TidegateRunJobOperator, TidegateStartJobOperator
 from tidegate.contract.errors import SnapshotError
+from tidegate.contract.machine import require_machine
 from tidegate.contract.records import RelativePaths
 from tidegate.coordinator.going_back import check_way_back
 from tidegate.coordinator.recovery import choose_restore_point
@@ -49,6 +50,25 @@ def test_start_returns_once_the_job_runs(job: Job, between_looks: list[Any]) -> 
     assert spec.arguments == {"out": "o"}
     assert (spec.master, spec.owner_dag) == ("local[2]", "d")
     assert between_looks == []
+
+
+def test_what_this_host_lacks_is_said_before_anything_is_submitted(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection's master is local[2]."""
+    monkeypatch.setattr("airflow_tidegate.launchers.ensuring.require_machine", require_machine)
+    with pytest.raises(AirflowException, match=r"local\[2\] has 2 of the 3 slots that parallelism 3 needs"):
+        start(options={"parallelism": 3}).execute(job.context())
+    monkeypatch.setenv("JAVA_HOME", str(job.root))
+    with pytest.raises(AirflowException, match="cannot be run; Spark needs Java 17 or newer"):
+        start().execute(job.context())
+    assert job.client.specs() == () and job.launches == []
+
+
+def test_a_job_that_is_restored_under_a_mistyped_id_gets_the_nearest_name(job: Job) -> None:
+    runs_at_once(job)
+    start().execute(job.context())
+    mistyped = TidegateRestoreJobOperator(task_id="restore", job_id="j11")
+    with pytest.raises(AirflowException, match=r"Did you mean 'j1'\?"):
+        mistyped.execute(job.context())
 
 
 def test_a_retry_finds_its_own_submission_and_driver(job: Job) -> None:
