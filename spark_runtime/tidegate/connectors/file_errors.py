@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import gzip
 import lzma
 import zipfile
 import zlib
@@ -12,10 +14,13 @@ import pyarrow as pa
 
 from tidegate.contract.errors import PipelineError
 
+_LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, gzip.BadGzipFile)
+
 
 @contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Turns errors of opening, decompressing and reading into ones that name the file."""
+    """Turns errors of opening, decompressing and reading into ones that name the file: a PipelineError, or an OSError
+    where another try may go well."""
     try:
         yield
     except EOFError as e:
@@ -31,9 +36,21 @@ def naming(path: str) -> Iterator[None]:
             "Cannot read this file", where=path, cause=line_of(e), remedy="Check format=, schema= and columns="
         ) from e
     except OSError as e:
-        raise PipelineError(
-            "Cannot open this file", where=path, cause=line_of(e), remedy="Check that it is there, whole and readable"
-        ) from e
+        raise of_system(path, e) from e
+
+
+def of_system(path: str, error: OSError) -> PipelineError | OSError:
+    """What an error of the operating system, or of a client of an object store, becomes. One that may pass stays what
+    it is, with the name of the file: another try may go well (S9.1)."""
+    is_plain = type(error) is OSError and error.errno is None  # as decompressors raise it
+    if is_plain or isinstance(error, _LASTING):
+        return PipelineError(
+            "Cannot open this file",
+            where=path,
+            cause=line_of(error),
+            remedy="Check that it is there, whole and readable",
+        )
+    return OSError(error.errno or errno.EIO, f"{type(error).__name__}: {line_of(error)}", path)
 
 
 def line_of(error: BaseException) -> str:
