@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 LOCK_EXTRAS := --extra airflow --extra s3 --extra postgres --extra rocksdb --extra demo --extra dev
 
-.PHONY: help setup preflight demo up test test-unit test-airflow test-ui test-all check rules sim sim-mutants crash-matrix format bench-w1 bench-state bench-large-state \
+.PHONY: help setup preflight demo up test test-unit test-airflow test-ui test-all check rules sim sim-mutants crash-matrix format bench-w1 bench-latency bench-state bench-large-state \
   bench-coordinator bench-end bench-waiters nexmark-check flink-endings yarn lock clean
 
 help:  ## this list
@@ -105,6 +105,10 @@ bench-coordinator: setup  ## cost of a checkpoint's bookkeeping at 100, 1,000 an
 bench-w1: preflight  ## benchmark W1 beside Structured Streaming; writes benchmarks/RESULTS.md
 	@$(MAKE) --no-print-directory setup
 	@$(PY) benchmarks/w1.py --write
+
+bench-latency: preflight  ## time from a row to its result at 2,000 to 200,000 rows/s, beside Structured Streaming
+	@$(MAKE) --no-print-directory setup
+	@$(PY) benchmarks/latency.py --write
 
 bench-state: setup  ## keyed state of each back end at 100k, 1M and 4M keys: speed, snapshots full and incremental, restore
 	@$(PY) benchmarks/state.py --write

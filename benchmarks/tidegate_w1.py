@@ -63,7 +63,7 @@ def run(root: str, rows: int, keys: int, checkpoint_interval: str | None) -> Mea
             master="local[2]",
             submitted_by="benchmark",
         )
-        with _driver(client, spec) as pid, CpuTimeline(pid) as timeline:
+        with driver(client, spec) as pid, CpuTimeline(pid) as timeline:
             view = client.wait_status({"FINISHED"}, RUN_TIMEOUT, POLL_S)
         start_s, end_s, totals = _reports(Path(report))
         if view.restarts:
@@ -81,7 +81,7 @@ def run(root: str, rows: int, keys: int, checkpoint_interval: str | None) -> Mea
 
 
 @contextmanager
-def _driver(client: JobClient, spec: Spec) -> Iterator[int]:
+def driver(client: JobClient, spec: Spec) -> Iterator[int]:
     """A running driver's pid; gone afterwards, also when the benchmark is interrupted."""
     launch = launch_local(client, spec, env={"PYSPARK_PYTHON": sys.executable})
     assert launch.pid is not None

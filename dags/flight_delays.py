@@ -62,6 +62,7 @@ with DAG(
         },
         options={"parallelism": "{{ params.parallelism }}", "checkpoint_interval": "2 s", "retained_checkpoints": 3},
         master="{{ params.master }}",
+        fresh=True,  # a cleared run starts over, into a folder of its own
     )
     two_checkpoints = TidegateCheckpointSensor(task_id="two_checkpoints", count=2, poke_interval=1, timeout=300)
     airlines_read = TidegateEndOfDataSensor(

@@ -60,6 +60,7 @@ with DAG(
         },
         options={"checkpoint_interval": "5 s"},
         master="{{ params.master }}",
+        fresh=True,  # each run of this DAG has a folder of its own
         timeout="10 min",
     )
 
@@ -105,6 +106,7 @@ with DAG(
         pipeline="pipelines/hourly_report.py:build",
         arguments={name: INTERVAL % name for name in ("table", "start", "end", "out")},
         master="local[1]",
+        fresh=True,  # a cleared run reads its hours again and overwrites their report
         timeout="30 min",
         deferrable=True,
     )

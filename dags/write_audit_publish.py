@@ -99,6 +99,7 @@ with DAG(
         },
         options={"commit": "on_request", "max_uncommitted_checkpoints": 3},
         master="{{ params.master }}",
+        fresh=True,  # a cleared run starts over, into a folder of its own
     )
     airlines_read = TidegateEndOfDataSensor(task_id="airlines_read", sources=["airlines"], poke_interval=1, timeout=300)
     checkpoint = TidegateTriggerCheckpointOperator(task_id="checkpoint", timeout="5 min")

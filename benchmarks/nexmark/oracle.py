@@ -51,7 +51,7 @@ QUERIES = {
         SELECT bidder, count(*) AS n, min(date_time) AS window_start, max(date_time) + INTERVAL 10 SECONDS AS window_end
         FROM (SELECT bidder, date_time, sum(begins) OVER (PARTITION BY bidder ORDER BY date_time) AS session FROM (
           SELECT bidder, date_time, CASE WHEN date_time - lag(date_time) OVER (PARTITION BY bidder ORDER BY date_time)
-            < INTERVAL 10 SECONDS THEN 0 ELSE 1 END AS begins FROM bid))
+            <= INTERVAL 10 SECONDS THEN 0 ELSE 1 END AS begins FROM bid))
         GROUP BY bidder, session""",
     "q17": """
         SELECT auction, time_bucket(INTERVAL 1 DAY, date_time) AS day, count(*) AS total_bids,

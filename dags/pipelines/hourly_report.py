@@ -30,6 +30,6 @@ def build(args: Mapping[str, Any]) -> Pipeline:
         .group_by("origin")
         .window(tumbling("1 hour"))
         .agg(flights=count(), latest=max("dep_delay"), uid="hours")
-        .write(Parquet(args["out"]), uid="report")
+        .write(Parquet(args["out"], if_exists="overwrite"), uid="report")
     )
     return p

@@ -23,6 +23,7 @@ from tidegate.contract.logs import output_tail
 from tidegate.contract.options import JobOptions
 from tidegate.contract.records import Launch, Spec
 from tidegate.contract.status import JobStatus, JobView
+from tidegate.contract.status_words import waiting_words
 from tidegate.contract.waiting import HeartbeatWatch, lost_error
 
 LAUNCH_GRACE_S = 180.0
@@ -155,6 +156,5 @@ def deadline(timeout: timedelta | None, now: Callable[[], float] = time.time) ->
 
 def _slots(view: JobView) -> str:
     """How far a job that waits for slots is."""
-    if view.status is not JobStatus.WAITING_FOR_SLOTS or view.slots_needed is None:
-        return ""
-    return f", {view.slots_registered or 0} of {view.slots_needed} slots"
+    words = waiting_words(view)
+    return f", {words}" if words else ""

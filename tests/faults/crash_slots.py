@@ -208,6 +208,7 @@ class SlotProcess:
                 writers=self._writer,
                 now_ms=lambda: owner.now_ms,
                 wake=Wake(),
+                input_steps=1,  # a kill may come between any two elements
             )
             self._subtasks = self._make(self._slot)
             self.send({"type": "deployed"})

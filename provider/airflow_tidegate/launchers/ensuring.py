@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.launchers import local
@@ -10,11 +12,29 @@ from tidegate.contract.client import JobClient
 from tidegate.contract.errors import JobFailedError
 from tidegate.contract.launchers.choosing import find_driver, launchers
 from tidegate.contract.launchers.contract import Launcher
+from tidegate.contract.machine import require_machine, without_ports
+from tidegate.contract.options import JobOptions
 from tidegate.contract.records import Launch, Spec
 from tidegate.contract.status import JobStatus, JobView
 from tidegate.contract.wishes import want_running
 
 _log = logging.getLogger(__name__)
+
+
+def check_machine(
+    root: JobRoot, master: str | None, spark_conf: Mapping[str, Any], options: JobOptions, *, replaces: bool = False
+) -> None:
+    """Look at what a driver needs of this host, where it would be started here; before a job is submitted, or another
+    one stopped for it.
+
+    Args:
+        replaces: the job runs, and its driver still has its ports.
+
+    Raises:
+        EnvironmentProblemError, SlotsUnavailableError: see `require_machine`.
+    """
+    if root.launcher_settings().kind in local.KINDS:
+        require_machine(master or root.master, without_ports(spark_conf) if replaces else spark_conf, options)
 
 
 def ensure_driver(client: JobClient, spec: Spec, root: JobRoot) -> int:

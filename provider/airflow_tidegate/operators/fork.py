@@ -9,6 +9,7 @@ from typing import Any
 from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.identity import ask_id, asked_by
 from airflow_tidegate.kills import KillPolicy
+from airflow_tidegate.launchers import check_machine
 from airflow_tidegate.operators.arguments import flag, optional_duration
 from airflow_tidegate.operators.restore import restore_from
 from airflow_tidegate.operators.start import ENDED, SubmittingOperator
@@ -90,9 +91,16 @@ class TidegateForkJobOperator(SubmittingOperator):
             owner_dag=context["ti"].dag_id,
             submitted_by=asked_by(context),
             code_root=self.code_root,
+            relative_paths=self.relative_paths_of(context),
             max_snapshot_age=optional_duration(self.max_snapshot_age, "max_snapshot_age"),
         )
-        return forking.fork(client, root.client(self.from_job), request)
+        original = root.client(self.from_job)
+        if not self.is_submitted(client, context) and request.restore is not None:
+            like = forking.find_origin(original, request.restore).spec
+            given = like.spark_conf if self.spark_conf is None else self.spark_conf
+            options = request.options or JobOptions.from_mapping(like.options)
+            check_machine(root, self.master or like.master, given, options)
+        return forking.fork(client, original, request)
 
     def finish(self, client: JobClient, found: Payload) -> Payload:
         """The job, and where it began."""

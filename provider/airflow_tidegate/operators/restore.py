@@ -8,11 +8,13 @@ from typing import Any
 
 from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.identity import ask_id, asked_by
+from airflow_tidegate.launchers import check_machine
 from airflow_tidegate.operators.arguments import flag, optional_duration
 from airflow_tidegate.operators.start import SubmittingOperator
 from tidegate.contract import submission
 from tidegate.contract.client import JobClient
 from tidegate.contract.errors import JobNotFoundError, OptionError
+from tidegate.contract.job_names import job_remedy
 from tidegate.contract.options import JobOptions
 from tidegate.contract.records import RestoreFrom, Spec
 
@@ -76,7 +78,7 @@ class TidegateRestoreJobOperator(SubmittingOperator):
             raise JobNotFoundError(
                 "there is no such job",
                 where=f"job {client.job_id} under {client.root}",
-                remedy="Start it first, or mend the job id",
+                remedy=job_remedy(client.store, client.job_id, "Start it first, or correct the job id"),
             )
         request = submission.Request(
             pipeline=self.pipeline_of(context),
@@ -95,8 +97,14 @@ class TidegateRestoreJobOperator(SubmittingOperator):
             owner_dag=context["ti"].dag_id,
             submitted_by=asked_by(context),
             code_root=self.code_root,
+            relative_paths=self.relative_paths_of(context),
             max_snapshot_age=optional_duration(self.max_snapshot_age, "max_snapshot_age"),
         )
+        if not self.is_submitted(client, context):
+            before = client.spec(client.view().followed)
+            given = before.spark_conf if self.spark_conf is None else self.spark_conf
+            options = request.options or JobOptions.from_mapping(before.options)
+            check_machine(root, self.master or before.master, given, options)
         return submission.submit(client, request)
 
 

@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.identity import ask_id, asked_by
 from airflow_tidegate.kills import KillPolicy, check_policy, kill_command
-from airflow_tidegate.launchers import ensure_driver
+from airflow_tidegate.launchers import check_machine, ensure_driver
 from airflow_tidegate.operators.base import AskingOperator
 from airflow_tidegate.owning import claim
 from airflow_tidegate.waits import StatusWait, Wait
 from tidegate.contract.client import JobClient
 from tidegate.contract.errors import OptionError
 from tidegate.contract.options import JobOptions
-from tidegate.contract.records import Spec
+from tidegate.contract.records import RelativePaths, Spec
 
 STARTED = ("RUNNING", "FINISHED", "FINISHED_COMMIT_PENDING", "STOPPED")
 ENDED = ("FINISHED", "FINISHED_COMMIT_PENDING")
@@ -32,7 +32,8 @@ class SubmittingOperator(AskingOperator):
     Args:
         pipeline: `path/to/file.py:function` or `package.module:function`; a relative path is looked for beside the DAG
             file, or below `code_root`.
-        arguments: given to the function; JSON-able, secrets as references.
+        arguments: given to the function; JSON-able, secrets as references. Relative paths in it lie beside the DAG
+            file; one that leads out of the DAG bundle is refused.
         options: names and values of `JobOptions`; checked before anything is submitted.
         master: Spark master; default: the connection's.
         spark_conf: Spark properties, over the connection's.
@@ -88,6 +89,10 @@ class SubmittingOperator(AskingOperator):
         after_generation = ensure_driver(client, spec, root)
         return StatusWait(spec=spec.number, statuses=self.waits_for, after_generation=after_generation, owner=owner)
 
+    def is_submitted(self, client: JobClient, context: Any) -> bool:
+        """An earlier try of this task instance has written the spec: its driver may live."""
+        return any(spec.submission_id == ask_id(context, "submit") for spec in client.specs())
+
     def pipeline_of(self, context: Any) -> str | None:
         """The pipeline, a relative path to a file that lies beside the DAG file made absolute."""
         if self.pipeline is None or self.code_root:
@@ -98,13 +103,32 @@ class SubmittingOperator(AskingOperator):
             return self.pipeline
         return os.path.join(os.path.dirname(fileloc), self.pipeline)
 
+    def relative_paths_of(self, context: Any) -> RelativePaths:
+        """Relative paths in the pipeline and its arguments lie beside the DAG file, and not outside of its bundle; the
+        working directory of an Airflow task does not last."""
+        fileloc = getattr(context.get("dag"), "fileloc", None)
+        if not fileloc:
+            return RelativePaths(None)
+        folder = os.path.dirname(os.path.abspath(fileloc))
+        bundle = getattr(getattr(context["ti"], "bundle_instance", None), "path", None)
+        return RelativePaths(folder, folder if bundle is None else os.path.abspath(bundle))
+
 
 class TidegateStartJobOperator(SubmittingOperator):
     """Start a job; succeeds once it is RUNNING.
 
-    A retry whose driver has died goes on from the job's latest recovery point (S9.1); a clear starts afresh, without
-    the state of the job before. XCom: `{"job_id", "spec", "generation", "status"}`.
+    A retry whose driver has died resumes from the job's latest recovery point (S9.1). A new run of the task, or a
+    clear, under the id of a job that is over is refused unless `fresh` is true. XCom: `{"job_id", "spec", "generation",
+    "status"}`.
+
+    Args:
+        fresh: start also under the id of a job that is over, without its state: all input is read again. What happens
+            to output that exists, the `if_exists` of each file sink decides. Default: False.
     """
+
+    def __init__(self, *, fresh: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.fresh = fresh
 
     def submit(self, client: JobClient, root: JobRoot, context: Any) -> Spec:
         """A fresh submission: a new lineage (S9.3)."""
@@ -114,23 +138,30 @@ class TidegateStartJobOperator(SubmittingOperator):
                 where=f"Airflow task {self.task_id}",
                 remedy='set pipeline="path/to/file.py:build"',
             )
+        options = JobOptions.from_mapping(self.options or {})
+        master, spark_conf = self.master or root.master, {**root.spark_conf, **(self.spark_conf or {})}
+        if not self.is_submitted(client, context):
+            check_machine(root, master, spark_conf, options)
         return client.submit(
             pipeline=self.pipeline_of(context),
             arguments=dict(self.arguments or {}),
-            options=JobOptions.from_mapping(self.options or {}),
+            options=options,
             submission_id=ask_id(context, "submit"),
-            master=self.master or root.master,
-            spark_conf={**root.spark_conf, **(self.spark_conf or {})},
+            master=master,
+            spark_conf=spark_conf,
             owner_dag=context["ti"].dag_id,
             submitted_by=asked_by(context),
             code_root=self.code_root,
+            fresh=self.fresh,
+            relative_paths=self.relative_paths_of(context),
         )
 
 
 class TidegateRunJobOperator(TidegateStartJobOperator):
     """Run a bounded job; succeeds when it has FINISHED.
 
-    A retry goes on from the job's latest recovery point (S9.1); a clear starts afresh, from the beginning of its input.
+    A retry resumes from the job's latest recovery point (S9.1). A new run of the task, or a clear, under the id of a
+    job that is over is refused unless `fresh` is true; then it reads its input from the beginning.
     XCom: `{"job_id", "spec", "generation", "status"}`.
 
     Args:

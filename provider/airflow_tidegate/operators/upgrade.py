@@ -13,7 +13,7 @@ from airflow_tidegate.failures import AirflowFailException, Failure
 from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.identity import ask_id, asked_by
 from airflow_tidegate.kills import check_policy, kill_command
-from airflow_tidegate.launchers import ensure_driver
+from airflow_tidegate.launchers import check_machine, ensure_driver
 from airflow_tidegate.operators.arguments import duration, flag, optional_duration
 from airflow_tidegate.operators.commands import ask
 from airflow_tidegate.operators.start import STARTED, SubmittingOperator
@@ -191,6 +191,9 @@ class TidegateUpgradeJobOperator(SteppingOperator, SubmittingOperator):
         duration(self.first_checkpoint_timeout, "first_checkpoint_timeout")
         request = self._request(context, "new", like, RestoreFrom("latest"))
         submission.check_settings(client, request)
+        conf = like.spark_conf if self.spark_conf is None else self.spark_conf
+        options = request.options or JobOptions.from_mapping(like.options)
+        check_machine(self.job_root(), self.master or like.master, conf, options, replaces=True)
         if request.pipeline is not None:
             pack(resolve_pipeline(request.pipeline, self.code_root)[0])
 
@@ -256,6 +259,7 @@ class TidegateUpgradeJobOperator(SteppingOperator, SubmittingOperator):
             owner_dag=context["ti"].dag_id,
             submitted_by=asked_by(context),
             code_root=self.code_root,
+            relative_paths=self.relative_paths_of(context),
             like=like,
         )
 

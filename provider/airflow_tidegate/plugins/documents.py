@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from airflow_tidegate.plugins.looking import Look
 from tidegate.contract.records import Spec
 from tidegate.contract.reigns import Entry, submissions_of
 from tidegate.contract.staged import StagedData
-from tidegate.contract.status import CheckpointView, JobStatus, SourceView
+from tidegate.contract.status import CheckpointView, JobStatus, JobView, SourceView, failure_views
+from tidegate.contract.status_words import event_time, failure_words, slots_there, was_restored
 from tidegate.contract.stop_outcomes import STOP_OUTCOMES, remark
 
 NEWEST_CHECKPOINTS = 60
@@ -42,7 +43,7 @@ def summary_document(conn_id: str, job_id: str, look: Look, now: datetime) -> Js
         "restarts": view.restarts,
         "records": sum(source.records for source in view.sources),
         "rate": sum(look.rates.values()) if look.rates else None,
-        "watermark": _event_time(view.watermark_us),
+        "watermark": event_time(view.watermark_us),
         "lag_s": _lag_s(view.watermark_us, now),
         "checkpoints": len(view.completed),
         "last_checkpoint_at": last.completed_at if last is not None else None,
@@ -61,18 +62,19 @@ def job_document(conn_id: str, look: Look, now: datetime) -> Json:
         "reason": view.reason,
         "is_active": view.is_active,
         "silent_s": round(look.silent_s, 1),
-        "submissions": [_submission(spec) for spec in look.specs[-5:]],
+        "submissions": [_submission(spec, was_restored(entries, spec.number)) for spec in look.specs[-5:]],
         "spec": view.spec_number,
         "generation": view.generation,
         "pipeline": look.spec.pipeline,
         "master": look.spec.master,
         "parallelism": look.spec.options.get("parallelism"),
-        "slots": {"registered": view.slots_registered, "needed": view.slots_needed},
+        "slots": {"registered": slots_there(view), "needed": view.slots_needed},
         "sources": [_source(source, look.rates, now) for source in view.sources],
         "sources_paused": view.sources_paused,
+        "waits_for_deletions": view.waits_for_deletions,
         "counters": {uid: dict(counts) for uid, counts in view.counters.items()},
         "stop": _stop(view.stop),
-        "failures": _failures(entries),
+        "failures": _failures(entries, view),
         "statistics": asdict(view.statistics),
         "history": [_checkpoint(checkpoint) for checkpoint in reversed(newest)],
         "history_total": len(view.checkpoints),
@@ -87,12 +89,13 @@ def job_document(conn_id: str, look: Look, now: datetime) -> Json:
     }
 
 
-def _submission(spec: Spec) -> Json:
+def _submission(spec: Spec, was_restored: bool) -> Json:
     return {
         "number": spec.number,
         "by": spec.submitted_by,
         "at": spec.submitted_at,
         "restored": None if spec.restore is None else spec.restore.checkpoint_id or spec.restore.path or "latest",
+        "was_restored": was_restored,
     }
 
 
@@ -104,7 +107,7 @@ def _source(source: SourceView, rates: Mapping[str, float], now: datetime) -> Js
         "rate": rates.get(source.uid),
         "end_of_data": source.end_of_data,
         "played_all": source.played_all,
-        "watermark": _event_time(source.watermark_us),
+        "watermark": event_time(source.watermark_us),
         "lag_s": _lag_s(source.watermark_us, now),
     }
 
@@ -159,19 +162,19 @@ def _stop(stop: Mapping[str, Any] | None) -> Json | None:
     }
 
 
-def _failures(entries: Iterable[Entry]) -> list[Json]:
+def _failures(entries: Sequence[Entry], view: JobView) -> list[Json]:
     """Newest first."""
     told = [
         {
-            "at": entry.decision.at,
-            "spec": entry.spec,
-            "message": str(entry.data.get("message") or ""),
-            "operator": entry.data.get("operator"),
-            "subtask": entry.data.get("subtask"),
-            "traceback": entry.data.get("traceback"),
+            "at": failure.at,
+            "spec": spec,
+            "message": failure.message,
+            "operator": failure.operator,
+            "subtask": failure.subtask,
+            "traceback": failure.traceback,
+            "words": failure_words(failure, view.status if spec == view.spec_number else JobStatus.FAILED),
         }
-        for entry in entries
-        if entry.kind == "failure"
+        for spec, failure in failure_views(entries)
     ]
     return told[-NEWEST_FAILURES:][::-1]
 
@@ -213,15 +216,6 @@ def _words(entry: Entry) -> str:
             return f"Failure: {data.get('message') or ''}"
         case _:
             return ""
-
-
-def _event_time(time_us: int | None) -> str | None:
-    if time_us is None:
-        return None
-    try:
-        return _iso(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time_us))
-    except OverflowError:
-        return None
 
 
 def _lag_s(watermark_us: int | None, now: datetime) -> float | None:

@@ -32,10 +32,10 @@ def add(verbs: Verbs) -> None:
     parser = verbs.add_parser(
         "gc",
         help="delete checkpoints and files that nobody needs",
-        description="Deletes what dead drivers left: checkpoints that were never completed or are not needed any more, "
-        "shared files that no checkpoint uses, rows of DataFrames that no snapshot has positions in, and code that no "
-        "submission names; of one job, or without JOB of every "
-        "job below the root. Savepoints, and whatever can be reached, stay. Jobs may run meanwhile.",
+        description="Deletes what dead drivers left: checkpoints and savepoints that were never completed, checkpoints "
+        "that are not needed any more, shared files that no checkpoint uses, rows of DataFrames that no snapshot has "
+        "positions in, and code that no submission names; of one job, or without JOB of every "
+        "job below the root. Completed savepoints, and whatever can be reached, stay. Jobs may run meanwhile.",
     )
     arguments.add_job(parser)
     parser.add_argument(
@@ -125,6 +125,8 @@ def _of_job(
         around.output.note(f"shared files stay: {found.kept_back}; call again later")
     if found.rows_kept:
         around.output.note(f"rows of DataFrames stay: {found.rows_kept}")
+    for problem in found.savepoints_kept:
+        around.output.note(problem)
     for kept in sinks.kept:
         around.output.note(f"what sinks keep stays: {kept}")
     return {
@@ -136,6 +138,7 @@ def _of_job(
         "too_young": too_young,
         "kept_back": found.kept_back or None,
         "rows_kept": found.rows_kept or None,
+        "savepoints_kept": list(found.savepoints_kept) or None,
         "sinks_kept": list(sinks.kept),
     }
 

@@ -1,5 +1,5 @@
 """What tidegate needs of a machine, and whether this one has it. Each check is a function from what it looked at to a
-Finding; `examine` does the looking."""
+Finding; `examine` does the looking. Java and ports are checked before a job is submitted, too (`contract.machine`)."""
 
 from __future__ import annotations
 
@@ -7,42 +7,19 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tidegate.contract.errors import TidegateError
+from tidegate.contract.machine import COMMAND_TIMEOUT_S, Finding, check_java, check_loopback, java_of, said
 from tidegate.contract.store import open_store
 
-LEAST_JAVA = 17
 LEAST_PYTHON = (3, 11)
 MOST_PYTHON = (3, 14)
-JAVA_REMEDY = "Install it, for example `apt-get install openjdk-17-jre-headless`, or set JAVA_HOME"
 KERNEL_CACHE_VARIABLE = "NUMBA_CACHE_DIR"
-COMMAND_TIMEOUT_S = 60.0
-"""How long `java -version` or another interpreter may take, seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the doctor's.
-
-    Attributes:
-        name: what was looked at.
-        ok: nothing needs to be done.
-        detail: what was found.
-        remedy: what to do about a problem.
-    """
-
-    name: str
-    ok: bool
-    detail: str
-    remedy: str = ""
 
 
 def check_python(version: tuple[int, int], executable: str) -> Finding:
@@ -51,23 +28,6 @@ def check_python(version: tuple[int, int], executable: str) -> Finding:
     if LEAST_PYTHON <= version <= MOST_PYTHON:
         return Finding("python", True, detail)
     return Finding("python", False, detail, "Use Python 3.11, 3.12, 3.13 or 3.14")
-
-
-def check_java(said: str | None, executable: str) -> Finding:
-    """Java 17 or newer. `said`: output of `java -version`, None when it could not be run."""
-    if said is None:
-        return Finding(
-            "java", False, f"{executable} cannot be run; Spark needs Java {LEAST_JAVA} or newer", JAVA_REMEDY
-        )
-    match = re.search(r'version "(\d+)(?:\.(\d+))?', said)
-    if match is None:
-        first = said.strip().splitlines()[0] if said.strip() else "nothing"
-        return Finding("java", False, f"{executable} does not tell its version but: {first}", JAVA_REMEDY)
-    major = int(match[2] or 0) if match[1] == "1" else int(match[1])
-    detail = f"{major} at {executable}"
-    if major >= LEAST_JAVA:
-        return Finding("java", True, detail)
-    return Finding("java", False, f"{detail}; Spark needs {LEAST_JAVA} or newer", JAVA_REMEDY)
 
 
 def check_pyspark(installed: Mapping[str, str | None], has_jars: bool) -> Finding:
@@ -115,32 +75,18 @@ def check_slot_python(named: str | None, said: str | None, version: tuple[int, i
 def examine(root: str | None, storage_options: Mapping[str, Any], environment: Mapping[str, str]) -> list[Finding]:
     """Look at everything. Never raises for what it finds."""
     version = (sys.version_info.major, sys.version_info.minor)
-    java = _java(environment)
+    java = java_of(environment)
     named = environment.get("PYSPARK_PYTHON")
     return [
         check_python(version, sys.executable),
-        check_java(_said(java, "-version"), java),
+        check_java(said(java, "-version"), java),
         check_pyspark({name: _version(name) for name in ("pyspark", "pyspark-client")}, _has_jars()),
         check_slot_python(named, None if named is None else _slot_python_said(named), version),
         *[_package(name) for name in ("pyarrow", "numpy", "numba", "fsspec")],
-        _loopback(),
+        check_loopback(),
         _kernel_cache(environment),
         _root(root, storage_options),
     ]
-
-
-def _java(environment: Mapping[str, str]) -> str:
-    home = environment.get("JAVA_HOME")
-    return os.path.join(home, "bin", "java") if home else (shutil.which("java", path=environment.get("PATH")) or "java")
-
-
-def _said(*command: str) -> str | None:
-    """What a command prints to either stream; None when it cannot be run or fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stderr + done.stdout if done.returncode == 0 else None
 
 
 def _slot_python_said(python: str) -> str | None:
@@ -178,22 +124,6 @@ def _package(name: str) -> Finding:
     if version is None:
         return Finding(name, False, "not installed for this interpreter", "Install tidegate with its dependencies")
     return Finding(name, True, version)
-
-
-def _loopback() -> Finding:
-    try:
-        with (
-            socket.create_server(("127.0.0.1", 0)) as server,
-            socket.create_connection(server.getsockname(), timeout=5),
-        ):
-            return Finding("ports", True, "loopback ports can be bound and reached")
-    except OSError as error:
-        return Finding(
-            "ports",
-            False,
-            f"no loopback port can be bound and reached: {error}",
-            "Allow TCP on 127.0.0.1 for this user",
-        )
 
 
 def _kernel_cache(environment: Mapping[str, str]) -> Finding:

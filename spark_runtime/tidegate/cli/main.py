@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import sys
 import traceback
@@ -42,11 +43,20 @@ def parser() -> Parser:
         epilog="`tidegate VERB --help` tells more. Exit codes: 0 done, 2 wrong option, 3 pipeline, 4 job exists, 5 no "
         "such job, 6 job failed, 7 refused, 8 timeout, 9 slots, 10 snapshot, 11 store, 12 environment, 13 fenced.",
     )
+    whole.add_argument("--version", action="version", version=f"tidegate {version()}")
     added = whole.add_subparsers(title="verbs", metavar="VERB", required=True, parser_class=Parser)
     for family in (starting, packing, looking, commanding, rescaling, judging, snapshots, collecting, agent, doctor):
         family.add(cast(Verbs, added))
     whole.verbs = tuple(added.choices)
     return whole
+
+
+def version() -> str:
+    """Of the installed distribution."""
+    try:
+        return importlib.metadata.version("tidegate")
+    except importlib.metadata.PackageNotFoundError:  # a source tree on the path
+        return "unknown"
 
 
 def main(
@@ -59,7 +69,7 @@ def main(
         make_surroundings: the world for an output; None: the real one.
 
     Returns:
-        The exit code. Only `--help` leaves by SystemExit(0).
+        The exit code. Only `--help` and `--version` leave by SystemExit(0).
     """
     words = list(sys.argv[1:] if argv is None else argv)
     output = Output(sys.stdout, sys.stderr, as_json="--json" in words)

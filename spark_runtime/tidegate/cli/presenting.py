@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tidegate.cli.output import table
 from tidegate.contract.statistics import CheckpointStatistics
 from tidegate.contract.status import CheckpointView, FailureView, JobStatus, JobView, SourceView
+from tidegate.contract.status_words import (
+    OF_THIS_RUN,
+    event_time,
+    failure_words,
+    records_words,
+    slots_there,
+    waiting_words,
+)
 from tidegate.contract.stop_outcomes import COMMITS_PENDING, COMMITTED, STOP_OUTCOMES, remark
 
 MOST_IDS = 20
@@ -28,18 +35,20 @@ def view_document(view: JobView, *, alive: bool | None = None) -> dict[str, Any]
         "generation": view.generation,
         "run_id": view.run_id,
         "restarts": view.restarts,
-        "slots": {"registered": view.slots_registered, "needed": view.slots_needed},
+        "slots": {"registered": slots_there(view), "needed": view.slots_needed},
         "watermark": event_time(view.watermark_us),
         "watermark_us": view.watermark_us,
         "sources": [_source_document(source) for source in view.sources],
         "latest_checkpoint": _optional(view.completed[-1] if view.completed else None),
         "latest_recovery_point": _optional(view.latest_recovery_point),
         "latest_savepoint": _optional(view.latest_savepoint),
+        "restored_from": view.restored_from,
         "failure": _failure_document(view.failure),
         "stop": dict(view.stop) if view.stop is not None else None,
         "waiting": list(view.waiting),
         "uncommitted": list(view.uncommitted),
         "sources_paused": view.sources_paused,
+        "waits_for_deletions": view.waits_for_deletions,
         "counters": {uid: dict(counts) for uid, counts in view.counters.items()},
     }
 
@@ -79,19 +88,26 @@ def view_lines(view: JobView, *, alive: bool | None = None) -> list[str]:
     for source in view.sources:
         lines.append(f"  source {source.uid}: {_source_text(source)}")
     for uid, counts in sorted(view.counters.items()):
-        lines.append(f"  counted by {uid}: {', '.join(f'{n:,} {name}' for name, n in sorted(counts.items()))}")
+        lines.append(
+            f"  counted by {uid} {OF_THIS_RUN}: {', '.join(f'{n:,} {name}' for name, n in sorted(counts.items()))}"
+        )
     newest = next((c for c in reversed(view.completed) if c.verdict != "rejected" and not c.taken_back), None)
     if newest is not None:
         lines.append(f"  latest snapshot: {newest.kind} {newest.checkpoint_id}, {newest.path}")
+    if view.waits_for_deletions:
+        lines.append(
+            f"  no new checkpoint starts: the store has not deleted {view.waits_for_deletions} retired ones yet; "
+            "see the driver's log, and lengthen checkpoint_interval if the store stays this slow"
+        )
     lines += [f"  {words}" for words in _verdict_lines(view)]
-    if view.latest_recovery_point is not None and not view.completed:
-        lines.append(f"  restored from: {view.latest_recovery_point.path}")
+    if view.restored_from is not None:
+        lines.append(f"  restored from: {view.restored_from}")
     if view.stop is not None:
         lines += [f"  stop: {words}" for words in stop_lines(view.stop)]
     elif _is_stopping(view):
         lines.append("  stop: its savepoint is complete; the job ends when what that covers is committed")
     if view.failure is not None:
-        lines += [f"  {line}" for line in failure_lines(view.failure, recovered=view.status is not JobStatus.FAILED)]
+        lines += [f"  {line}" for line in failure_lines(view.failure, view.status)]
     return lines
 
 
@@ -117,8 +133,8 @@ def _ids(checkpoint_ids: Sequence[int]) -> str:
 
 def status_text(view: JobView) -> str:
     """Status with what explains it, on one line."""
-    if view.status is JobStatus.WAITING_FOR_SLOTS and view.slots_needed is not None:
-        return f"{view.status} ({view.slots_registered or 0} of {view.slots_needed} slots)"
+    if words := waiting_words(view):
+        return f"{view.status} ({words})"
     if view.stop is not None and view.status is JobStatus.STOPPED:
         mode, outcome, path = (view.stop.get(name) for name in ("mode", "outcome", "path"))
         return f"{view.status} ({mode}, {outcome}) with savepoint {path}"
@@ -145,7 +161,7 @@ def progress_text(view: JobView) -> str:
     parts = [f"{view.job_id} {status_text(view)}"]
     if view.status is JobStatus.RUNNING:
         records = sum(source.records for source in view.sources)
-        parts += [f"{records:,} records", f"{len(view.completed)} snapshots"]
+        parts += [records_words(records), f"{len(view.completed)} snapshots"]
         if view.watermark_us is not None:
             parts.append(f"watermark {event_time(view.watermark_us)}")
     if view.restarts:
@@ -200,27 +216,15 @@ def _by_code(count: int, what: str, by_code: Mapping[str, int]) -> str:
     return f"{count} {what}{f' ({codes})' if codes else ''}"
 
 
-def failure_lines(failure: FailureView, *, recovered: bool) -> list[str]:
+def failure_lines(failure: FailureView, status: JobStatus) -> list[str]:
     """A failure with its place and the traceback of the user's code."""
     place = failure.operator or ""
     if failure.subtask is not None:
         place += f"{', ' if place else ''}subtask {failure.subtask}"
-    head = "last failure, since recovered" if recovered else "failure"
-    lines = [f"{head}{f' [{place}]' if place else ''}: {failure.message}"]
-    if failure.traceback and not recovered:
+    lines = [f"{failure_words(failure, status)}{f' [{place}]' if place else ''}: {failure.message}"]
+    if failure.traceback and not failure.recovered:
         lines += [f"  {line}" for line in failure.traceback.rstrip().splitlines()]
     return lines
-
-
-def event_time(time_us: int | None) -> str | None:
-    """Microseconds since the epoch as ISO 8601; None stays None."""
-    if time_us is None:
-        return None
-    try:
-        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time_us)
-    except OverflowError:
-        return f"{time_us} us"
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def size(size_bytes: object) -> str:
@@ -255,7 +259,7 @@ def _source_document(source: SourceView) -> dict[str, Any]:
 
 
 def _source_text(source: SourceView) -> str:
-    parts = [source.boundedness, f"{source.records:,} records"]
+    parts = [source.boundedness, records_words(source.records)]
     if source.end_of_data:
         parts.append("ended")
     elif source.played_all:
@@ -272,4 +276,5 @@ def _failure_document(failure: FailureView | None) -> dict[str, Any] | None:
         "subtask": failure.subtask,
         "traceback": failure.traceback,
         "at": failure.at,
+        "recovered": failure.recovered,
     }

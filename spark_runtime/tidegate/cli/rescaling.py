@@ -11,6 +11,7 @@ from tidegate.cli.starting import add_waiting, run_submission
 from tidegate.cli.surroundings import Surroundings, Verbs
 from tidegate.contract.client import JobClient
 from tidegate.contract.errors import CommandRefusedError, OptionError
+from tidegate.contract.machine import without_ports
 from tidegate.contract.options import JobOptions
 from tidegate.contract.records import RestoreFrom
 from tidegate.contract.status import JobStatus, JobView
@@ -43,11 +44,14 @@ def rescale(args: argparse.Namespace, around: Surroundings) -> int:
         around.output.say(f"{client.job_id}: runs at parallelism {args.parallelism} already")
         around.output.document({"job_id": client.job_id, "spec": view.spec_number, "parallelism": args.parallelism})
         return 0
+    options = JobOptions.from_mapping({**before.options, "parallelism": args.parallelism})
+    conf = before.spark_conf if view.is_terminal else without_ports(before.spark_conf)
+    around.require(before.master, conf, options, around.environment)
     path = _suspended(args, around, client, view)
     around.output.note(f"{client.job_id}: suspended with savepoint {path}")
     spec = client.submit(
         pipeline=None,
-        options=JobOptions.from_mapping({**before.options, "parallelism": args.parallelism}),
+        options=options,
         restore=RestoreFrom("savepoint", path=path),
         submission_id=args.submission_id,
         submitted_by=around.caller,

@@ -10,8 +10,9 @@ import pyarrow.compute as pc
 
 from tidegate.channel.elements import MIN_WATERMARK
 from tidegate.cli.output import table
-from tidegate.cli.presenting import event_time, size
+from tidegate.cli.presenting import size
 from tidegate.cli.snapshot_path import current_splits
+from tidegate.contract.status_words import event_time
 from tidegate.snapshot.metadata import OperatorState
 from tidegate.snapshot.reading import SnapshotReader, StateShape
 
@@ -93,7 +94,7 @@ def summary_lines(document: Mapping[str, Any]) -> list[str]:
     lines = [
         f"{kind} {document['checkpoint_id']} of job {document['job_id']}, {document['created_at']}",
         f"  {document['path']}",
-        f"  lineage {document['lineage']}, restored from {document['parent'] or 'nothing'}",
+        f"  lineage {document['lineage']}, previous snapshot {document['parent'] or 'none'}",
         f"  generation {document['generation']}, run {document['run_id']}",
         f"  parallelism {document['parallelism']} of at most {document['max_parallelism']}, state "
         f"{size(document['size_bytes'])}",

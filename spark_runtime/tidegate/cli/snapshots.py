@@ -19,10 +19,20 @@ from tidegate.cli.snapshot_path import add_path, reader_of
 from tidegate.cli.snapshot_summary import summary_document, summary_lines
 from tidegate.cli.surroundings import Surroundings, Verbs
 from tidegate.contract.errors import OptionError, StoreError
+from tidegate.contract.status_words import event_time
 from tidegate.state.read_state import state_batches
 
 DEFAULT_LIMIT = 20
 """Rows that `read` shows when neither --limit nor --out is given."""
+TIME_COLUMNS = frozenset(
+    f"{prefix}{name}"
+    for prefix in ("", "key:", "value:")
+    for name in (
+        *("window_start_us", "window_end_us", "span_start_us", "first_us", "last_us", "start_us", "end_us"),
+        *("time_us", "watermark_us"),
+    )
+)
+"""Columns of the runtime's own states that hold times, microseconds since the epoch; `read` shows them as such."""
 
 
 def add(verbs: Verbs) -> None:
@@ -102,11 +112,19 @@ def _say_table(
 ) -> None:
     names = batches.schema.names
     right = frozenset(f.name for f in batches.schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type))
-    cells = [tuple("" if row[name] is None else str(plain(row[name])) for name in names) for row in rows]
+    times = frozenset(f.name for f in batches.schema if f.name in TIME_COLUMNS and pa.types.is_integer(f.type))
+    cells = [
+        tuple("" if row[name] is None else _cell(row[name], is_time=name in times) for name in names) for row in rows
+    ]
     for line in table(names, cells, right=right):
         around.output.say(line)
     if limit is not None and len(rows) == limit and any(batch.num_rows for batch in batches):
         around.output.note("there are more rows; --limit N shows more, --out FILE.parquet writes all")
+
+
+def _cell(value: Any, *, is_time: bool) -> str:
+    """A value as text; of a column that the runtime keeps times in, the time."""
+    return (event_time(value) or "") if is_time else str(plain(value))
 
 
 def at_most(batches: pa.RecordBatchReader, limit: int | None) -> Iterator[pa.RecordBatch]:

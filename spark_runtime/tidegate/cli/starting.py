@@ -19,6 +19,7 @@ from tidegate.cli.validation import validate
 from tidegate.contract import forking, submission
 from tidegate.contract.client import JobClient
 from tidegate.contract.errors import CommandRefusedError, JobNotFoundError, OptionError
+from tidegate.contract.job_names import job_remedy
 from tidegate.contract.options import JobOptions
 from tidegate.contract.records import Launch, RestoreFrom, Spec
 from tidegate.contract.status import JobStatus, JobView
@@ -40,6 +41,13 @@ def add(verbs: Verbs) -> None:
     )
     parser.add_argument("pipeline", metavar="PIPELINE", help="path/to/file.py:function or package.module:function")
     arguments.add_job(parser, positional=False)
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="start under the id of a job that is over, without its state: all input is read again. What happens to "
+        "output that exists, the if_exists of each file sink decides: error (default) refuses the start, append adds "
+        "to it, overwrite removes it with the first commit",
+    )
     _add_settings(parser)
     parser.set_defaults(run=start)
     parser = verbs.add_parser(
@@ -125,8 +133,15 @@ def start(args: argparse.Namespace, around: Surroundings) -> int:
     options = JobOptions.from_mapping(given_options(args) or {})
     given = given_arguments(args) or {}
     timeout = arguments.duration(args.timeout, "--timeout")
+    is_new = submission.check_start(client, args.submission_id, fresh=args.fresh)
     around.output.progress("checking the pipeline")
-    validate(args.pipeline, args.code_root, given, options)
+    effects = validate(args.pipeline, args.code_root, given, options, starts=client.job_id if is_new else "")
+    if args.fresh and client.specs():
+        for uid, effect in effects:
+            around.output.note(f"fresh start: sink {uid!r}: {effect}")
+    spark_conf = arguments.pairs(args.conf, "--conf")
+    if is_new:
+        around.require(args.master, spark_conf, options, around.environment)
     around.output.progress("submitting")
     spec = client.submit(
         pipeline=args.pipeline,
@@ -134,9 +149,10 @@ def start(args: argparse.Namespace, around: Surroundings) -> int:
         options=options,
         submission_id=args.submission_id,
         master=args.master,
-        spark_conf=arguments.pairs(args.conf, "--conf"),
+        spark_conf=spark_conf,
         submitted_by=around.caller,
         code_root=args.code_root,
+        fresh=args.fresh,
     )
     return run_submission(args, around, client, spec, timeout)
 
@@ -149,7 +165,11 @@ def restore(args: argparse.Namespace, around: Surroundings) -> int:
         raise JobNotFoundError(
             "there is no job of this id",
             where=f"job {client.job_id}, root {client.root}",
-            remedy="To fork another job's savepoint under a new id, name the code: --pipeline file.py:build",
+            remedy=job_remedy(
+                client.store,
+                client.job_id,
+                "To fork another job's savepoint under a new id, name the code: --pipeline file.py:build",
+            ),
         )
     options = _laid_over(before.options if before else {}, given_options(args))
     checked = None if options is None else JobOptions.from_mapping(options)
@@ -159,7 +179,9 @@ def restore(args: argparse.Namespace, around: Surroundings) -> int:
         around.output.progress("checking the pipeline")
         in_effect = checked or JobOptions.from_mapping(before.options if before else None)
         in_use = given if given is not None else before.arguments if before else {}
-        validate(args.pipeline, args.code_root, in_use, in_effect)
+        validate(args.pipeline, args.code_root, in_use, in_effect, paths=before.relative_paths if before else None)
+    spark_conf = _laid_over(before.spark_conf if before else {}, arguments.pairs(args.conf, "--conf") or None)
+    _require(args, around, before, spark_conf, checked or JobOptions.from_mapping(before.options if before else None))
     around.output.progress("submitting")
     request = submission.Request(
         pipeline=args.pipeline,
@@ -167,7 +189,7 @@ def restore(args: argparse.Namespace, around: Surroundings) -> int:
         options=checked,
         submission_id=args.submission_id or secrets.token_hex(16),
         master=args.master,
-        spark_conf=_laid_over(before.spark_conf if before else {}, arguments.pairs(args.conf, "--conf") or None),
+        spark_conf=spark_conf,
         restore=replace(
             restore_from(args.source, args.allow_non_restored_state, args.on_committed_after, args.allow_drained),
             claim_mode="claim" if args.claim else "no_claim",
@@ -194,7 +216,10 @@ def fork(args: argparse.Namespace, around: Surroundings) -> int:
     timeout = arguments.duration(args.timeout, "--timeout")
     if args.pipeline is not None:
         around.output.progress("checking the pipeline")
-        validate(args.pipeline, args.code_root, {**before.arguments, **(given or {})}, options)
+        in_use = {**before.arguments, **(given or {})}
+        validate(args.pipeline, args.code_root, in_use, options, paths=before.relative_paths)
+    spark_conf = _laid_over(before.spark_conf, arguments.pairs(args.conf, "--conf") or None)
+    _require(args, around, before, spark_conf, options)
     around.output.progress("submitting")
     request = submission.Request(
         pipeline=args.pipeline,
@@ -202,7 +227,7 @@ def fork(args: argparse.Namespace, around: Surroundings) -> int:
         options=options,
         submission_id=args.submission_id or secrets.token_hex(16),
         master=args.master,
-        spark_conf=_laid_over(before.spark_conf, arguments.pairs(args.conf, "--conf") or None),
+        spark_conf=spark_conf,
         restore=wanted,
         owner_dag=None,
         submitted_by=around.caller,
@@ -210,6 +235,21 @@ def fork(args: argparse.Namespace, around: Surroundings) -> int:
         max_snapshot_age=arguments.duration(args.max_snapshot_age, "--max-snapshot-age"),
     )
     return run_submission(args, around, client, forking.fork(client, original, request), timeout)
+
+
+def _require(
+    args: argparse.Namespace,
+    around: Surroundings,
+    before: Spec | None,
+    spark_conf: Mapping[str, Any] | None,
+    options: JobOptions,
+) -> None:
+    """What a driver needs here, with what is as before. Args: spark_conf: None: as before."""
+    if before is not None and before.submission_id == args.submission_id:
+        return  # it is there already, and its driver may have the ports
+    master = args.master or (before.master if before else None)
+    conf = spark_conf if spark_conf is not None else before.spark_conf if before else {}
+    around.require(master, conf, options, around.environment)
 
 
 def restore_from(

@@ -13,6 +13,8 @@ from tidegate.cli.arguments import Parser
 from tidegate.cli.output import Output
 from tidegate.contract.client import JobClient
 from tidegate.contract.launching import CALLER_VARIABLE, launch_local
+from tidegate.contract.machine import require_machine
+from tidegate.contract.options import JobOptions
 from tidegate.contract.processes import host_name
 from tidegate.contract.records import Launch, Spec
 
@@ -36,6 +38,7 @@ class Surroundings:
         environment: variables.
         connect: root, job id and storage options to a client; OptionError for a bad job id, StoreError for a bad root.
         launch: starts the driver of a submission.
+        require: looks at what a driver needs of this machine, before a submission (`require_machine`).
         sleep: pause, seconds.
         poll_s: pause between two looks at a job, seconds.
     """
@@ -44,6 +47,7 @@ class Surroundings:
     environment: Mapping[str, str]
     connect: Callable[[str, str, Mapping[str, Any]], JobClient] = JobClient
     launch: Callable[[JobClient, Spec], Launch] = launch_local
+    require: Callable[[str | None, Mapping[str, Any], JobOptions, Mapping[str, str]], None] = require_machine
     sleep: Callable[[float], None] = time.sleep
     poll_s: float = POLL_S
 

@@ -11,24 +11,53 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.contract.artifact import pack, resolve_pipeline
 from tidegate.contract.options import JobOptions
+from tidegate.contract.records import RelativePaths
 
 if TYPE_CHECKING:
     from tidegate.plan.execution import ExecutionPlan
     from tidegate.plan.graph import JobGraph
 
 
-def validate(pipeline: str, code_root: str | None, arguments: Mapping[str, Any], options: JobOptions) -> None:
-    """Build the pipeline from what would be pinned of it, and plan it, as the driver will. See `built`."""
-    with built(pipeline, code_root, arguments, options):
-        pass
+def validate(
+    pipeline: str,
+    code_root: str | None,
+    arguments: Mapping[str, Any],
+    options: JobOptions,
+    *,
+    starts: str = "",
+    paths: RelativePaths | None = None,
+) -> tuple[tuple[str, str], ...]:
+    """Build the pipeline from what would be pinned of it, and plan it, as the driver will. See `built`.
+
+    Args:
+        starts: id of the job that is to start afresh with it: its sinks are asked whether they may write to what is
+            there. Empty: nothing starts afresh.
+        paths: where relative paths lie; None: in the working directory.
+
+    Returns:
+        (uid, text) of each file sink: what a fresh start does with the files that are there.
+    """
+    from tidegate.coordinator.fresh_start import check_fresh_start, existing_output
+
+    with built(pipeline, code_root, arguments, options, paths) as (graph, _):
+        if starts:
+            check_fresh_start(graph, starts)
+        return tuple(existing_output(graph))
 
 
 @contextlib.contextmanager
 def built(
-    pipeline: str, code_root: str | None, arguments: Mapping[str, Any], options: JobOptions
+    pipeline: str,
+    code_root: str | None,
+    arguments: Mapping[str, Any],
+    options: JobOptions,
+    paths: RelativePaths | None = None,
 ) -> Iterator[tuple[JobGraph, ExecutionPlan]]:
     """The pipeline, built from what would be pinned of it, and planned, as the driver will; its code is there within
     the context. What the user's code prints goes to standard error.
+
+    Args:
+        paths: where relative paths lie; None: in the working directory.
 
     Raises:
         PipelineError: the code is not there, or the pipeline cannot be built or planned from it, or needs snapshots
@@ -46,7 +75,7 @@ def built(
             os.makedirs(os.path.dirname(file), exist_ok=True)
             with open(file, "wb") as copy:
                 copy.write(content)
-        graph = load_pipeline(folder, target, arguments)
+        graph = load_pipeline(folder, target, arguments, paths=paths)
         execution = plan(graph, options.parallelism, options.max_parallelism)
         if options.execution_mode == "batch":
             allowed = options.allow_mode_dependent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -54,6 +54,7 @@ class Polled:
         retry_at_ms: with `nothing_now`: processing time in milliseconds at which to poll again.
         idle: the reader has nothing for an indefinite time: leave it out of the watermark (S4.4).
         splits_changed: a split ended apart from a batch of its own: ask `active_splits` anew.
+        sides: rows of side outputs, by name; with or without a batch. The position is behind them, too.
     """
 
     batch: pa.RecordBatch | None = None
@@ -62,6 +63,7 @@ class Polled:
     retry_at_ms: int = 0
     idle: bool = False
     splits_changed: bool = False
+    sides: Mapping[str, pa.RecordBatch] = field(default_factory=dict)
 
 
 class SourceReader(ABC):
@@ -87,6 +89,10 @@ class SourceReader(ABC):
 
     def progress(self) -> Mapping[str, Any]:
         """Small JSON-able facts for the status, such as `{"played_all": true}`."""
+        return {}
+
+    def counters(self) -> Mapping[str, int]:
+        """Named counts for the status, such as `bad_records`; over all runs, so from positions (S4.2)."""
         return {}
 
     def close(self) -> None:
@@ -123,6 +129,14 @@ class Source(ABC):
     @abstractmethod
     def schema(self) -> pa.Schema:
         """Schema of the records. May read a file's header; raises PipelineError naming the path when it is missing."""
+
+    def side_outputs(self) -> Mapping[str, pa.Schema]:
+        """Name -> schema of what `Polled.sides` may hold."""
+        return {}
+
+    def must_be_read(self) -> Mapping[str, str]:
+        """Side outputs without a reader of which the pipeline is not built -> why."""
+        return {}
 
     @abstractmethod
     def discover(self, parallelism: int) -> Sequence[Split]:
@@ -252,6 +266,15 @@ class Sink(ABC):
 
     def check(self, schema: pa.Schema) -> None:
         """Raise PipelineError when records of this schema cannot be written, or the target cannot be used."""
+
+    def check_fresh_start(self, ctx: SinkContext) -> None:
+        """Raise PipelineError when a job that starts afresh may not write to what its target holds already. In the
+        driver, before the submission's first run waits for slots, and by the command line before it submits; changes
+        nothing. Not called for restores. By default every target is accepted.
+
+        Args:
+            ctx: of the run to come, with `subtask` 0 and `parallelism` 1. Output of this job and lineage is its own.
+        """
 
     @abstractmethod
     def create_writer(self, ctx: SinkContext) -> SinkWriter:

@@ -183,15 +183,15 @@ class DataGenReader(SourceReader):
                     retry_at_ms = due_ms if retry_at_ms is None else min(retry_at_ms, due_ms)
                     turn.rotate(-1)
                     continue
-            return self._emit(current, wanted)
+            return self._emit(current, wanted, now_ms)
         return Polled(state="nothing_now", retry_at_ms=retry_at_ms or now_ms)
 
-    def _emit(self, current: _OpenSplit, wanted: int) -> Polled:
+    def _emit(self, current: _OpenSplit, wanted: int, now_ms: int) -> Polled:
         start = current.first + current.emitted * current.step
         batch = self._make(np.arange(start, start + wanted * current.step, current.step, dtype=np.int64))
         current.emitted += wanted
         if current.pacer is not None:
-            current.pacer.emitted(wanted)
+            current.pacer.emitted(wanted, now_ms)
         if current.emitted == current.rows:
             self._turn.popleft()
         elif len(self._turn) > 1:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from tidegate.connectors.encoder_thread import begin_on_encoder_thread
+from tidegate.connectors.storage import naming_path
 
 
 class OpenEncoding(Protocol):
@@ -63,7 +64,8 @@ class EncodedFile:
         self._folder = folder
         self._schema = schema
         self._encoding = encoding
-        self._open: OpenEncoding | None = encoding.open(path, schema)
+        with naming_path(path):
+            self._open: OpenEncoding | None = encoding.open(path, schema)
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
         self.waiting_bytes = 0
@@ -82,7 +84,8 @@ class EncodedFile:
         """Encode what waits."""
         if self._waiting:
             assert self._open is not None, "written to behind its end"
-            self._open.write(pa.Table.from_batches(self._waiting, self._schema))
+            with naming_path(self.path):
+                self._open.write(pa.Table.from_batches(self._waiting, self._schema))
             self._waiting, self._waiting_rows, self.waiting_bytes = [], 0, 0
 
     def size_bytes(self) -> int:
@@ -95,7 +98,8 @@ class EncodedFile:
         file: new memory costs more than encoding (benchmarks/end_of_job.py)."""
         if self._open is not None:
             self.write_group()
-            self._open.close()
+            with naming_path(self.path):
+                self._open.close()
             self._open = None
 
     def begin_end(self) -> None:

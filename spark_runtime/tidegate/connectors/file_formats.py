@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-import re
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import pyarrow as pa
-import pyarrow.csv as pa_csv
-import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 
+from tidegate.connectors.bad_records import BadRecord, refused
+from tidegate.connectors.csv_records import CsvHead, CsvParser, header_names, infer_csv
+from tidegate.connectors.file_errors import line_of, naming, shorter_than_before
+from tidegate.connectors.file_schema import FilePolicy, FileSchema, differences
+from tidegate.connectors.json_records import JsonHead, JsonParser, disagreeing_row, infer_json
+from tidegate.connectors.record_blocks import MAX_BLOCK_RECORDS, ByteStream, blocks, csv_ends
 from tidegate.connectors.storage import is_local
+from tidegate.connectors.text_encoding import Decoder, RecordError
+from tidegate.connectors.text_records import Chunk, TextParser, text_chunks
+from tidegate.connectors.text_streams import COMPRESSIONS, after_mark, open_text
 from tidegate.contract.errors import PipelineError
 
 FormatName = Literal["parquet", "csv", "json"]
 
-MAX_BATCH_ROWS = 65_536
-READ_BLOCK_BYTES = 2**20
-"""Text is parsed in blocks of this size, so that one poll takes a few milliseconds."""
+MAX_BATCH_ROWS = MAX_BLOCK_RECORDS
 INFER_BLOCK_BYTES = 4 * 2**20
 """Column types of text are found in the first block of this size."""
+HEADER_BLOCK_BYTES = 16 * 2**10
 
 _SUFFIXES: dict[str, FormatName] = {
     "parquet": "parquet",
@@ -33,13 +39,12 @@ _SUFFIXES: dict[str, FormatName] = {
     "jsonl": "json",
     "ndjson": "json",
 }
-_COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "xz": "xz", "zip": "zip", "zst": "zstd"}
 
 
 def format_of(path: str) -> FormatName | None:
     """The format a file's name tells (`x.csv.gz` is CSV), or None."""
     parts = path.rsplit("/", 1)[-1].lower().split(".")
-    if parts[-1] in _COMPRESSIONS:
+    if parts[-1] in COMPRESSIONS:
         parts.pop()
     return _SUFFIXES.get(parts[-1]) if len(parts) > 1 else None
 
@@ -58,27 +63,38 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 class FileFormat(Protocol):
     """How files of one format are read. Stateless; errors are PipelineErrors naming the file."""
 
-    def infer(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema:
-        """The plain schema: from the footer, or from the head of a text file."""
+    def infer(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema | None:
+        """The plain schema: from the footer, or from the head of a text file; None: it has no record."""
 
-    def differs(self, filesystem: AbstractFileSystem, path: str, schema: pa.Schema, exact: bool) -> str:
-        """Why the file does not have `schema` (as far as its head tells), or an empty string. `exact`: a column more
-        is a difference too."""
+    def fields(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema | None:
+        """The columns of a file, as far as its head tells, to compare with those of another; None: it has no record
+        that would tell. CSV: names alone, all as strings."""
 
     def row_groups(self, filesystem: AbstractFileSystem, path: str) -> Sequence[int]:
         """Rows of each part that can be read by itself; empty: the file is one part of unknown length."""
 
-    def batches(
+    def chunks(
         self,
         filesystem: AbstractFileSystem,
         path: str,
-        schema: pa.Schema,
+        columns: FileSchema,
         groups: tuple[int, int] | None,
-        skip_rows: int,
-    ) -> Iterator[pa.RecordBatch]:
-        """The records from number `skip_rows` on, of row groups [first, last) or the whole file, in batches of exactly
-        `schema` and at most `MAX_BATCH_ROWS` rows. The columns of `schema` are taken by name; others are passed
-        over."""
+        at: int,
+        told: ToldFields,
+    ) -> Iterator[Chunk]:
+        """What follows position `at` (`Chunk.at`, 0: the start) of row groups [first, last) or the whole file, in
+        batches of exactly `columns.emitted` and at most `MAX_BATCH_ROWS` rows. Columns are taken by name.
+
+        Args:
+            told: what the file lacks or has beyond the schema; may raise. Before the chunk in which that shows.
+        """
+
+
+class ToldFields(Protocol):
+    """Is told where a file differs from the schema."""
+
+    def __call__(self, path: str, *, missing: Sequence[str] = (), new: Sequence[str] = ()) -> None:
+        """Raise where that is not allowed."""
 
 
 @dataclass(frozen=True)
@@ -87,148 +103,183 @@ class ParquetFormat:
 
     def infer(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema:
         """From the footer."""
-        with _naming(path, all_errors=True), _parquet(filesystem, path) as file:
+        with naming(path), _parquet(filesystem, path) as file:
             return plain_schema(file.schema_arrow)
 
-    def differs(self, filesystem: AbstractFileSystem, path: str, schema: pa.Schema, exact: bool) -> str:
-        """Columns missing or of another type."""
-        there = self.infer(filesystem, path)
-        missing = [f.name for f in schema if f.name not in there.names]
-        if missing:
-            return f"it has no column {missing[0]!r}"
-        extra = [name for name in there.names if name not in schema.names]
-        if exact and extra:
-            return f"it has a column {extra[0]!r} more"
-        for f in schema:
-            kind = there.field(f.name).type
-            if kind != f.type:
-                return f"column {f.name!r} is {kind} there and {f.type} here"
-        return ""
+    def fields(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema | None:
+        """Those of the footer."""
+        return self.infer(filesystem, path)
 
     def row_groups(self, filesystem: AbstractFileSystem, path: str) -> Sequence[int]:
         """Rows of each row group."""
-        with _naming(path, all_errors=True), _parquet(filesystem, path) as file:
+        with naming(path), _parquet(filesystem, path) as file:
             return [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
 
-    def batches(
+    def chunks(
         self,
         filesystem: AbstractFileSystem,
         path: str,
-        schema: pa.Schema,
+        columns: FileSchema,
         groups: tuple[int, int] | None,
-        skip_rows: int,
-    ) -> Iterator[pa.RecordBatch]:
-        """Row groups in order; those wholly skipped are not read."""
-        with _naming(path, all_errors=True), _parquet(filesystem, path) as file:
+        at: int,
+        told: ToldFields,
+    ) -> Iterator[Chunk]:
+        """Row groups in order; those before `at`, a number of rows, are not read."""
+        with naming(path), _parquet(filesystem, path) as file:
             first, last = groups if groups is not None else (0, file.metadata.num_row_groups)
-            while first < last and file.metadata.row_group(first).num_rows <= skip_rows:
-                skip_rows -= file.metadata.row_group(first).num_rows
+            before = sum(file.metadata.row_group(i).num_rows for i in range(first))
+            row = 0
+            while first < last and row + file.metadata.row_group(first).num_rows <= at:
+                row += file.metadata.row_group(first).num_rows
                 first += 1
-            missing = [name for name in schema.names if name not in file.schema_arrow.names]
-            if missing:
-                raise _lacks(path, missing, file.schema_arrow.names)
-            read = file.iter_batches(MAX_BATCH_ROWS, row_groups=list(range(first, last)), columns=schema.names)
-            yield from _skipping(read, schema, skip_rows, path, _RowCount())
+            unlike = differences(plain_schema(file.schema_arrow), columns)
+            if unlike.types:
+                name, there, here = unlike.types[0]
+                raise PipelineError(
+                    "the columns of this file have other types than the schema",
+                    where=path,
+                    cause=f"column {name!r} is {there} there and {here} here",
+                    remedy="Give schema= that fits all files, or read them as two sources",
+                )
+            if groups is None or groups[0] == 0:  # once a file
+                told(path, missing=unlike.missing, new=unlike.new)
+            present = [name for name in columns.emitted.names if name in file.schema_arrow.names]
+            read = file.iter_batches(MAX_BATCH_ROWS, row_groups=list(range(first, last)), columns=present)
+            for batch in read:
+                begin = min(batch.num_rows, max(0, at - row))
+                rows = batch.num_rows - begin
+                row += batch.num_rows
+                if rows:
+                    wanted = _conform(batch.slice(begin), columns.emitted)
+                    yield _checked(wanted, row, before + row - rows)
+            if row < at:
+                raise shorter_than_before(path, row, at)
 
 
 @dataclass(frozen=True)
 class CsvFormat:
-    """CSV with a header line. `null_values`: texts that mean null, in every type."""
+    """CSV with a header line."""
 
-    null_values: tuple[str, ...]
+    policy: FilePolicy
 
-    def _open(self, filesystem: AbstractFileSystem, path: str, schema: pa.Schema | None, block_bytes: int) -> Any:
-        convert = pa_csv.ConvertOptions(null_values=list(self.null_values), strings_can_be_null=True)
-        if schema is not None:
-            convert.column_types = schema
-            convert.include_columns = schema.names
-        return pa_csv.open_csv(
-            _text(filesystem, path),
-            read_options=pa_csv.ReadOptions(block_size=block_bytes, use_threads=False),
-            parse_options=pa_csv.ParseOptions(newlines_in_values=True),
-            convert_options=convert,
-        )
+    def infer(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema | None:
+        """From the head of the file."""
+        decode = self.policy.text.to_utf8
+        with naming(path):
+            names, begin = self._header(filesystem, path, decode)
+            if not names:
+                return None
+            parser = CsvHead(names, self.policy.null_values)
+            with open_text(filesystem, path, self.policy.text, begin) as stream:
+                text = _head(stream, begin, path, parser, decode, stop_at_bad=self.policy.stops_at_bad)
+            return plain_schema(infer_csv(text, names, self.policy.null_values)) if text.strip() else None
 
-    def infer(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema:
-        """From the first block."""
-        with _naming(path, all_errors=True), self._open(filesystem, path, None, INFER_BLOCK_BYTES) as reader:
-            return plain_schema(reader.schema)
-
-    def differs(self, filesystem: AbstractFileSystem, path: str, schema: pa.Schema, exact: bool) -> str:
-        """Columns missing in the header; wrong values show when they are read."""
-        names = self.infer(filesystem, path).names
-        missing = [name for name in schema.names if name not in names]
-        if missing:
-            return f"it has no column {missing[0]!r}"
-        extra = [name for name in names if name not in schema.names]
-        return f"it has a column {extra[0]!r} more" if exact and extra else ""
+    def fields(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema | None:
+        """Those of the header."""
+        with naming(path):
+            names = self._header(filesystem, path, self.policy.text.to_utf8)[0]
+        return pa.schema([pa.field(name, pa.string()) for name in names]) if names else None
 
     def row_groups(self, filesystem: AbstractFileSystem, path: str) -> Sequence[int]:
         """Unknown."""
         return ()
 
-    def batches(
+    def chunks(
         self,
         filesystem: AbstractFileSystem,
         path: str,
-        schema: pa.Schema,
+        columns: FileSchema,
         groups: tuple[int, int] | None,
-        skip_rows: int,
-    ) -> Iterator[pa.RecordBatch]:
-        """Read block by block; skipped rows are read and dropped."""
-        count = _RowCount()
-        try:
-            with _naming(path), self._open(filesystem, path, schema, READ_BLOCK_BYTES) as reader:
-                yield from _skipping(reader, schema, skip_rows, path, count)
-        except pa.ArrowInvalid as e:
-            names = self.infer(filesystem, path).names
-            raise _bad_value(path, count.rows, _NUMBERED_COLUMN.sub(lambda m: _name_of(m, names), str(e))) from e
+        at: int,
+        told: ToldFields,
+    ) -> Iterator[Chunk]:
+        """Block by block, from byte `at`."""
+        decode = self.policy.text.to_utf8
+        with naming(path):
+            names, begin = self._header(filesystem, path, decode)
+            if not names:
+                return
+            told(
+                path,
+                missing=[name for name in columns.emitted.names if name not in names],
+                new=[name for name in names if name not in columns.known.names],
+            )
+            at = max(at, begin)
+            parser = CsvParser(names, columns.emitted, self.policy.null_values, keeps_digits=columns.inferred)
+            with open_text(filesystem, path, self.policy.text, at) as stream:
+                yield from text_chunks(stream, parser, at, decode, stop_at_bad=self.policy.stops_at_bad)
+
+    def _header(self, filesystem: AbstractFileSystem, path: str, decode: Decoder) -> tuple[list[str], int]:
+        """The names in the first line with something on it, and where the next one begins; no names: there is none."""
+        with open_text(filesystem, path, self.policy.text) as stream:
+            for block in blocks(*after_mark(stream), csv_ends, HEADER_BLOCK_BYTES):
+                for first, last in itertools.pairwise([0, *block.ends.tolist()]):
+                    line = block.data[first:last]
+                    if not line.strip(b"\r\n"):
+                        continue
+                    try:
+                        return header_names(decode(line)), block.offset + last
+                    except RecordError as error:
+                        raise refused(path, BadRecord(block.offset + first, line, f"its header: {error}")) from None
+        return [], 0
 
 
 @dataclass(frozen=True)
 class JsonLinesFormat:
-    """One JSON object a line. `strict`: an unknown member is an error instead of being passed over."""
+    """One JSON object a line."""
 
-    strict: bool
+    policy: FilePolicy
 
-    def _open(self, filesystem: AbstractFileSystem, path: str, schema: pa.Schema | None, block_bytes: int) -> Any:
-        unexpected = "infer" if schema is None else "error" if self.strict else "ignore"
-        return pa_json.open_json(
-            _text(filesystem, path),
-            read_options=pa_json.ReadOptions(block_size=block_bytes, use_threads=False),
-            parse_options=pa_json.ParseOptions(
-                explicit_schema=schema, newlines_in_values=False, unexpected_field_behavior=unexpected
-            ),
-        )
+    def infer(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema | None:
+        """From the head of the file."""
+        return self.fields(filesystem, path)
 
-    def infer(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema:
-        """From the first block."""
-        with _naming(path, all_errors=True), self._open(filesystem, path, None, INFER_BLOCK_BYTES) as reader:
-            return plain_schema(reader.schema)
+    def fields(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema | None:
+        """Those that any object in the head of the file has."""
+        decode = self.policy.text.to_utf8
+        with naming(path):
+            with open_text(filesystem, path, self.policy.text) as stream:
+                rest, begin = after_mark(stream)
+                text = _head(rest, begin, path, JsonHead(), decode, stop_at_bad=self.policy.stops_at_bad)
+            while text.strip():
+                try:
+                    return plain_schema(infer_json(text))
+                except pa.ArrowInvalid as error:
+                    text = self._that_agree(text, path, begin, error)
+        return None
 
-    def differs(self, filesystem: AbstractFileSystem, path: str, schema: pa.Schema, exact: bool) -> str:
-        """Nothing: any member may be missing from an object."""
-        return ""
+    def _that_agree(self, text: bytes, path: str, begin: int, error: Exception) -> bytes:
+        """The objects before the first that has a member of another type than those before it: that one is bad."""
+        row = disagreeing_row(error)
+        if row is None:
+            raise error
+        lines = [line for line in text.splitlines(keepends=True) if line.strip()]
+        other = lines[min(row, len(lines) - 1)]
+        if self.policy.stops_at_bad:
+            why = f"{line_of(error).removeprefix('JSON parse error: ')} of the file; schema= can declare the type"
+            raise refused(path, BadRecord(begin + text.index(other), other.strip(), why)) from None
+        return b"".join(lines[: min(row, len(lines) - 1)])
 
     def row_groups(self, filesystem: AbstractFileSystem, path: str) -> Sequence[int]:
         """Unknown."""
         return ()
 
-    def batches(
+    def chunks(
         self,
         filesystem: AbstractFileSystem,
         path: str,
-        schema: pa.Schema,
+        columns: FileSchema,
         groups: tuple[int, int] | None,
-        skip_rows: int,
-    ) -> Iterator[pa.RecordBatch]:
-        """Read block by block; skipped rows are read and dropped."""
-        count = _RowCount()
-        try:
-            with _naming(path), self._open(filesystem, path, schema, READ_BLOCK_BYTES) as reader:
-                yield from _skipping(reader, schema, skip_rows, path, count)
-        except pa.ArrowInvalid as e:
-            raise _bad_value(path, count.rows, str(e)) from e
+        at: int,
+        told: ToldFields,
+    ) -> Iterator[Chunk]:
+        """Block by block, from byte `at`. New fields are looked for where all are read, or none is allowed."""
+        looks = columns.emitted.equals(columns.known) or self.policy.on_new_field == "fail"
+        parser = JsonParser(columns, (lambda new: told(path, new=new)) if looks else None)
+        with naming(path):
+            with open_text(filesystem, path, self.policy.text, at) as stream:
+                rest, at = (stream, at) if at else after_mark(stream)
+                yield from text_chunks(rest, parser, at, self.policy.text.to_utf8, stop_at_bad=self.policy.stops_at_bad)
 
 
 @contextmanager
@@ -241,39 +292,18 @@ def _parquet(filesystem: AbstractFileSystem, path: str) -> Iterator[pq.ParquetFi
         yield file
 
 
-def _text(filesystem: AbstractFileSystem, path: str) -> Any:
-    """An Arrow stream over the file's text; closing the reader closes it."""
-    suffix = path.rsplit(".", 1)[-1].lower()
-    if suffix == "zst":
-        # fsspec needs a package of its own for it.
-        return pa.CompressedInputStream(pa.PythonFile(filesystem.open(path, "rb"), mode="r"), "zstd")
-    return pa.PythonFile(filesystem.open(path, "rb", compression=_COMPRESSIONS.get(suffix)), mode="r")
-
-
-@dataclass
-class _RowCount:
-    """Rows of the file decoded so far, for messages."""
-
-    rows: int = 0
-
-
-def _skipping(
-    read: Iterator[pa.RecordBatch], schema: pa.Schema, skip_rows: int, path: str, count: _RowCount
-) -> Iterator[pa.RecordBatch]:
-    for batch in read:
-        begin = min(batch.num_rows, max(0, skip_rows - count.rows))
-        count.rows += batch.num_rows
-        if begin < batch.num_rows:
-            batch = _conform(batch, schema)
-        for start in range(begin, batch.num_rows, MAX_BATCH_ROWS):
-            yield batch.slice(start, MAX_BATCH_ROWS)
-    if count.rows < skip_rows:
-        raise PipelineError(
-            f"The file has {count.rows:,} rows where {skip_rows:,} had been read",
-            where=path,
-            cause="it was changed since",
-            remedy="Bring the file back, or start without the snapshot",
-        )
+def _head(
+    stream: ByteStream, offset: int, path: str, parser: TextParser, decode: Decoder, *, stop_at_bad: bool
+) -> bytes:
+    """The first records that can be read, as UTF-8 text. Raises PipelineError for a bad one with `stop_at_bad`."""
+    texts: list[bytes] = []
+    for chunk in text_chunks(stream, parser, offset, decode, stop_at_bad=stop_at_bad, block_bytes=INFER_BLOCK_BYTES):
+        if stop_at_bad and chunk.bad:
+            raise refused(path, chunk.bad[0])
+        texts += chunk.batch.column(0).to_pylist()
+        if chunk.at - offset >= INFER_BLOCK_BYTES // 2:
+            break
+    return b"".join(texts)
 
 
 def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -281,55 +311,47 @@ def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         return batch
     columns = []
     for field in schema:
-        column = batch.column(field.name)
+        place = batch.schema.get_field_index(field.name)
+        column = batch.column(place) if place >= 0 else pa.nulls(batch.num_rows, field.type)
         columns.append(column if column.type == field.type else column.cast(field.type))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-@contextmanager
-def _naming(path: str, *, all_errors: bool = False) -> Iterator[None]:
-    """Turns errors of opening and reading into ones that name the file; ArrowInvalid (wrong values) only with
-    `all_errors`, for the text readers know the row and the column."""
+def _checked(batch: pa.RecordBatch, at: int, first_row: int) -> Chunk:
+    """Rows of a Parquet file from number `first_row` on, without those that hold text that is none: writers other than
+    Arrow's do not look."""
     try:
-        yield
-    except (pa.ArrowException, KeyError) as e:
-        if isinstance(e, pa.ArrowInvalid) and not all_errors:
-            raise
-        raise PipelineError(
-            "Cannot read this file", where=path, cause=_line(e), remedy="Check format=, schema= and columns="
-        ) from e
-    except OSError as e:
-        raise PipelineError(
-            "Cannot open this file", where=path, cause=_line(e), remedy="Check that it is there and readable"
-        ) from e
+        batch.validate(full=True)
+        return Chunk(batch, (), at)
+    except pa.ArrowInvalid:
+        pass
+    good: list[pa.RecordBatch] = []
+    bad: list[BadRecord] = []
+
+    def halves(begin: int, end: int) -> None:
+        part = batch.slice(begin, end - begin)
+        try:
+            part.validate(full=True)
+            good.append(part)
+        except pa.ArrowInvalid as error:
+            if end - begin == 1:
+                bad.append(BadRecord(first_row + begin, _undecoded(part), line_of(error)))
+                return
+            middle = (begin + end) // 2
+            halves(begin, middle)
+            halves(middle, end)
+
+    halves(0, batch.num_rows)
+    return Chunk(pa.concat_batches(good) if good else batch.slice(0, 0), tuple(bad), at)
 
 
-def _lacks(path: str, missing: Sequence[str], there: Sequence[str]) -> PipelineError:
-    return PipelineError(
-        f"The file has no column {missing[0]!r}",
-        where=path,
-        cause=f"its columns are {', '.join(there)}",
-        remedy="Check columns= and schema=",
-    )
-
-
-def _bad_value(path: str, rows: int, cause: str) -> PipelineError:
-    return PipelineError(
-        "A value in this file does not fit its column's type",
-        where=f"{path}, rows from {rows + 1:,} on",
-        cause=cause,
-        remedy="Give the right types with schema=, or mend the file",
-    )
-
-
-_NUMBERED_COLUMN = re.compile(r"In CSV column #(\d+)")
-"""How Arrow names a column of the file."""
-
-
-def _name_of(match: re.Match[str], names: Sequence[str]) -> str:
-    number = int(match[1])
-    return f"column {names[number]!r}" if number < len(names) else match[0]
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+def _undecoded(row: pa.RecordBatch) -> bytes:
+    """The first value of a row that is no text."""
+    for column in row.columns:
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            value: bytes = column.cast(pa.binary())[0].as_py() or b""
+            try:
+                value.decode()
+            except UnicodeDecodeError:
+                return value
+    return b""

@@ -4,6 +4,7 @@
     <path>/_tidegate/staging/<job>/<lineage>/<uid>/<subtask>/<name>.<suffix>.staged   pre-committed or being written
     <path>/_tidegate/commits/<transaction id>.json                                    commit markers
     <path>/_tidegate/committed/<job>/<lineage>/<uid>/...                              those that were packed
+    <path>/_tidegate/replaced/<job>--<lineage>--<uid>.json      this sink has removed what was there before
 
 Readers (Spark, pandas, pyarrow datasets, DuckDB on `<path>/*.parquet`) pass over `_tidegate`. A staged name carries
 generation, run, transaction number and file number, so that a zombie never writes to its successor's file (S9.2).
@@ -70,18 +71,23 @@ class FileLayout:
         commits: folder of the markers.
         committed: folder of the sink's packed markers.
         markers_begin: what names of the sink's markers begin with.
+        own_files_begin: what names of published files of this job and lineage begin with, whichever sink's.
+        replaced: path of the record that what was there before has been removed.
     """
 
     def __init__(self, root: str, ctx: SinkContext) -> None:
         self.root = root.rstrip("/")
         self._run = token(ctx.run_id)
         self._generation = ctx.generation
+        self._subtask = ctx.subtask
         names = [token(ctx.job_id), token(ctx.lineage), token(ctx.uid)]
         self._writers = _SEPARATOR.join(names)
         self.staging_of_all = "/".join([self.root, PRIVATE_FOLDER, "staging", *names])
         self.staging = f"{self.staging_of_all}/{ctx.subtask}"
         self.commits = f"{self.root}/{PRIVATE_FOLDER}/commits"
         self.committed = "/".join([self.root, PRIVATE_FOLDER, "committed", *names])
+        self.own_files_begin = f"part-{_SEPARATOR.join(names[:2])}{_SEPARATOR}"
+        self.replaced = f"{self.root}/{PRIVATE_FOLDER}/replaced/{self._writers}{MARKER_SUFFIX}"
         self.markers_begin = "".join(f"{quote(name, safe='')}," for name in (ctx.job_id, ctx.lineage, ctx.uid))
 
     def left_before(self, name: StagedName) -> bool:
@@ -126,8 +132,8 @@ class FileLayout:
         return f"{self.commits}/{transaction_id}{MARKER_SUFFIX}"
 
     def unfinished(self, marker: str) -> str:
-        """Path under which this run writes a marker before it renames it."""
-        return f"{marker}.g{self._generation}-{self._run}.tmp"
+        """Path under which this run's subtask writes a marker before it renames it."""
+        return f"{marker}.g{self._generation}-{self._run}-{self._subtask}.tmp"
 
 
 def target_name(made: TransactionId, file: int, staged: str) -> str:

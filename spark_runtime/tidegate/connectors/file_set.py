@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
+from fsspec import AbstractFileSystem
 
+from tidegate.connectors.bad_records import BAD_RECORDS, BAD_RECORDS_SCHEMA, refused
 from tidegate.connectors.file_formats import (
     CsvFormat,
     FileFormat,
@@ -17,14 +19,32 @@ from tidegate.connectors.file_formats import (
     format_of,
 )
 from tidegate.connectors.file_listing import FoundFile, find_files
-from tidegate.connectors.storage import absolute, open_filesystem
+from tidegate.connectors.file_schema import (
+    FilePolicy,
+    FileSchema,
+    differences,
+    missing_columns,
+    new_columns,
+)
+from tidegate.connectors.storage import absolute, is_local, open_filesystem
+from tidegate.connectors.text_records import Chunk
 from tidegate.contract.errors import OptionError, PipelineError
 
-DEFAULT_NULL_VALUES = ("", "NA")
 _FORMATS = ("parquet", "csv", "json")
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A file, folder, glob or fsspec URL, or several."""
+
+
+CHECKED_CHUNKS = 64
+"""A file that is not local is looked at for changes once in so many chunks, and at its end."""
+
+
+class Noted(Protocol):
+    """Is told what a file lacks, or has beyond the schema, where that is allowed."""
+
+    def __call__(self, *, missing: Sequence[str], new: Sequence[str]) -> None:
+        """By path of the column."""
 
 
 class FileSet:
@@ -35,10 +55,11 @@ class FileSet:
         format: None: by the suffix, which all files must then share (`.parquet`, `.csv`, `.json`, `.jsonl`, `.ndjson`;
             text also
             compressed: `.csv.gz`).
-        schema: None: from the first file: a footer, or the types of a text file's first block.
+        schema: None: from the first file with a record: its footer, or the types in a text file's first 4 MiB. Numbers
+            that would lose digits there, such as `007` or 2**63, make their column a string.
         columns: names to read, in this order; None: all.
         storage_options: fsspec options; values may be references to secrets.
-        null_values: texts that mean null in CSV.
+        policy: how files are read.
 
     Raises:
         OptionError: an argument is empty or unknown.
@@ -52,7 +73,7 @@ class FileSet:
         schema: pa.Schema | None,
         columns: Sequence[str] | None,
         storage_options: Mapping[str, Any] | None,
-        null_values: Sequence[str],
+        policy: FilePolicy,
     ) -> None:
         given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
         if not given:
@@ -61,19 +82,18 @@ class FileSet:
             raise OptionError(
                 f"format={format!r} is unknown", where="format", remedy=f"Use one of {', '.join(_FORMATS)}"
             )
-        if isinstance(columns, str) or isinstance(null_values, str):
-            raise OptionError(
-                "A list of texts is needed, not one text", where="columns, null_values", remedy="Use [...]"
-            )
+        if isinstance(columns, str):
+            raise OptionError("A list of texts is needed, not one text", where="columns", remedy="Use [...]")
         self.urls = tuple(absolute(path) for path in given)
         self._format_name = format
         self._given_schema = schema
         self._columns = None if columns is None else tuple(columns)
         self._storage_options = dict(storage_options or {})
-        self._null_values = tuple(null_values)
-        self._exact = schema is None and columns is None
+        self.policy = policy
+        self._fails_on_missing = (policy.on_missing_field or ("fail" if schema is None else "null")) == "fail"
         self._known_files: list[FoundFile] | None = None
-        self._known_schema: pa.Schema | None = None
+        self._known_columns: FileSchema | None = None
+        self._from = "schema="
 
     def describe(self) -> str:
         """The paths."""
@@ -85,26 +105,55 @@ class FileSet:
         Raises:
             PipelineError: no file, an unreadable first file, or a name in `columns` that it lacks.
         """
-        if self._known_schema is None:
-            self._known_schema = self._find_schema()
-        return self._known_schema
+        return self._columns_known().emitted
 
-    def _find_schema(self) -> pa.Schema:
-        first = self._listed()[0]
+    def _columns_known(self) -> FileSchema:
+        if self._known_columns is None:
+            self._known_columns = self._find_columns()
+        return self._known_columns
+
+    def _find_columns(self) -> FileSchema:
         whole = self._given_schema
         if whole is None:
-            whole = self.format(first.path).infer(*self._at(first))
-        if self._columns is None:
-            return whole
-        missing = [name for name in self._columns if name not in whole.names]
-        if missing:
+            whole = self._inferred()
+        emitted = whole
+        if self._columns is not None:
+            missing = [name for name in self._columns if name not in whole.names]
+            if missing:
+                raise PipelineError(
+                    f"There is no column {missing[0]!r}",
+                    where=self._listed()[0].path if self._given_schema is not None else self._from,
+                    cause=f"the columns are {', '.join(whole.names)}",
+                    remedy="Check columns=",
+                )
+            emitted = pa.schema([whole.field(name) for name in self._columns])
+        return FileSchema(emitted, whole, inferred=self._given_schema is None)
+
+    def _inferred(self) -> pa.Schema:
+        """Of the first file that has a record."""
+        listed = self._listed()
+        for file in listed:
+            found = self.format(file.path).infer(*self._at(file))
+            if found is not None:
+                self._from = file.path
+                return found
+        self._from = listed[0].path
+        names = self.format(self._from).fields(*self._at(listed[0]))
+        if names is None:
             raise PipelineError(
-                f"There is no column {missing[0]!r}",
-                where=first.path,
-                cause=f"the columns are {', '.join(whole.names)}",
-                remedy="Check columns=",
+                "no file has a record, so that there is no schema",
+                where=self._from,
+                remedy="Declare schema=, or wait for data",
             )
-        return pa.schema([whole.field(name) for name in self._columns])
+        return names
+
+    def side_outputs(self) -> Mapping[str, pa.Schema]:
+        """See `Source.side_outputs`."""
+        return {BAD_RECORDS: BAD_RECORDS_SCHEMA} if self.policy.on_bad_record == "dead_letter" else {}
+
+    def must_be_read(self) -> Mapping[str, str]:
+        """See `Source.must_be_read`."""
+        return dict.fromkeys(self.side_outputs(), 'on_bad_record="dead_letter" sends bad records there')
 
     def files(self) -> Sequence[FoundFile]:
         """All files now there, each checked to have the schema.
@@ -114,18 +163,39 @@ class FileSet:
         """
         self._known_files = None
         listed = self._listed()
-        schema = self.schema()
-        for file in listed if self._given_schema is not None else listed[1:]:
-            why = self.format(file.path).differs(*self._at(file), schema, self._exact)
-            if why:
-                against = "schema=" if self._given_schema is not None else listed[0].path
-                raise PipelineError(
-                    "Files of one source differ in their schema",
-                    where=f"{file.path}, compared with {against}",
-                    cause=why,
-                    remedy="Read them as two sources, or give schema= or columns= that fit both",
-                )
+        columns = self._columns_known()
+        for file in listed:
+            if file.path != self._from and self._is_compared(file):
+                self._compare(file, columns)
         return listed
+
+    def _is_compared(self, file: FoundFile) -> bool:
+        """Of JSON lines a good part must be read for it."""
+        is_json = isinstance(self.format(file.path), JsonLinesFormat)
+        return not is_json or self._fails_on_missing or self.policy.on_new_field == "fail"
+
+    def _compare(self, file: FoundFile, columns: FileSchema) -> None:
+        kind = self.format(file.path)
+        there = kind.fields(*self._at(file))
+        if there is None:
+            return
+        unlike = differences(there, columns)
+        if unlike.types and isinstance(kind, ParquetFormat):
+            name, other, own = unlike.types[0]
+            raise PipelineError(
+                "Files of one source differ in their schema",
+                where=f"{file.path}, compared with {self._from}",
+                cause=f"column {name!r} is {other} there and {own} here",
+                remedy="Read them as two sources, or give schema= or columns= that fit both",
+            )
+        self._tell(file.path, missing=unlike.missing, new=unlike.new)
+
+    def _tell(self, path: str, *, missing: Sequence[str] = (), new: Sequence[str] = ()) -> None:
+        """Raises where that is not allowed."""
+        if missing and self._fails_on_missing:
+            raise missing_columns(path, self._from, missing)
+        if new and self.policy.on_new_field == "fail":
+            raise new_columns(path, self._from, new)
 
     def _listed(self) -> list[FoundFile]:
         if self._known_files is None:
@@ -148,51 +218,72 @@ class FileSet:
         """How `path` is read."""
         name = self._format_name or format_of(path)
         if name == "csv":
-            return CsvFormat(self._null_values)
+            return CsvFormat(self.policy)
         if name == "json":
-            return JsonLinesFormat(strict=self._exact)
+            return JsonLinesFormat(self.policy)
         return ParquetFormat()
 
     def row_groups(self, file: FoundFile) -> Sequence[int]:
         """See `FileFormat.row_groups`."""
         return self.format(file.path).row_groups(*self._at(file))
 
-    def batches(
-        self, file: FoundFile, *, groups: tuple[int, int] | None = None, skip_rows: int = 0
-    ) -> Iterator[pa.RecordBatch]:
-        """The file's records, see `FileFormat.batches`; opened at the first `next`.
+    def chunks(
+        self, file: FoundFile, *, groups: tuple[int, int] | None = None, at: int = 0, noted: Noted | None = None
+    ) -> Iterator[Chunk]:
+        """The file's records from position `at` on, see `FileFormat.chunks`; opened at the first `next`.
 
         Raises:
-            PipelineError: the file is gone, or has another size than when it was listed.
+            PipelineError: the file is gone, or was changed since it was listed; a record is bad and fails the job.
         """
-        refused = self._refused(file)
-        if refused is not None:
-            raise refused
+
+        def told(path: str, *, missing: Sequence[str] = (), new: Sequence[str] = ()) -> None:
+            self._tell(path, missing=missing, new=new)
+            if noted is not None:
+                noted(missing=missing, new=new)
+
         filesystem, path = self._at(file)
-        yield from self.format(path).batches(filesystem, path, self.schema(), groups, skip_rows)
+
+        def refuse_changed() -> None:
+            refusal = _refused(filesystem, file)
+            if refusal is not None:
+                raise refusal
+
+        every = 1 if is_local(filesystem) else CHECKED_CHUNKS
+        refuse_changed()
+        read = self.format(path).chunks(filesystem, path, self._columns_known(), groups, at, told)
+        for number, chunk in enumerate(read, 1):
+            if number % every == 0:
+                refuse_changed()
+            if chunk.bad and self.policy.stops_at_bad:
+                raise refused(path, chunk.bad[0])
+            yield chunk
+        refuse_changed()
 
     def why_unreadable(self, file: FoundFile) -> str:
         """Why the file is not there as it was listed; "": it is."""
-        refused = self._refused(file)
-        return "" if refused is None else f"{refused.what}: {refused.cause}"
-
-    def _refused(self, file: FoundFile) -> PipelineError | None:
-        filesystem, path = self._at(file)
-        try:
-            size_bytes = filesystem.size(path)
-        except OSError as e:
-            return PipelineError(
-                "An input file is gone", where=path, cause=str(e), remedy="Bring it back, or start without the snapshot"
-            )
-        if size_bytes == file.size_bytes:
-            return None
-        return PipelineError(
-            "An input file was changed while the job was using it",
-            where=path,
-            cause=f"{file.size_bytes:,} bytes when the job started, {size_bytes:,} now",
-            remedy="Write new data to new files; bring the old file back, or start without the snapshot",
-        )
+        refusal = _refused(self._at(file)[0], file)
+        return "" if refusal is None else f"{refusal.what}: {refusal.cause}"
 
     def _at(self, file: FoundFile) -> tuple[Any, str]:
         url = self.urls[min(file.given, len(self.urls) - 1)]
         return open_filesystem(url, self._storage_options)[0], file.path
+
+
+def _refused(filesystem: AbstractFileSystem, file: FoundFile) -> PipelineError | None:
+    try:
+        change = file.change(filesystem.info(file.path))
+    except OSError as e:
+        return PipelineError(
+            "An input file is gone",
+            where=file.path,
+            cause=str(e),
+            remedy="Bring it back, or start without the snapshot",
+        )
+    if not change:
+        return None
+    return PipelineError(
+        "An input file was changed while the job was using it",
+        where=file.path,
+        cause=change,
+        remedy="Write new data to new files; bring the old file back, or start without the snapshot",
+    )

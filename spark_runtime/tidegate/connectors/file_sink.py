@@ -12,6 +12,7 @@ from fsspec import AbstractFileSystem
 
 from tidegate.connectors.contract import NO_CHECKPOINT, Committable, Sink, SinkContext, SinkWriter
 from tidegate.connectors.encoded_files import FileEncoding
+from tidegate.connectors.existing_output import ExistingOutput, IfExists, check_if_exists, is_output
 from tidegate.connectors.file_layout import FileLayout
 from tidegate.connectors.file_leftovers import FileLeftovers
 from tidegate.connectors.file_rewind import FileRewind
@@ -49,6 +50,7 @@ class FileSink(Sink):
         storage_options: Mapping[str, Any] | None,
         target_file_rows: int,
         target_file_size: str | ByteSize,
+        if_exists: IfExists,
     ) -> None:
         name = type(self).__name__
         self._url = absolute(path)
@@ -56,6 +58,7 @@ class FileSink(Sink):
         self._partition_by = partition_columns(partition_by, f"{name}(partition_by=...)")
         self._storage_options = dict(storage_options or {})
         self._cut = file_cut(target_file_rows, target_file_size, name)
+        self.if_exists = check_if_exists(if_exists, name)
 
     def check(self, schema: pa.Schema) -> None:
         """Whether the format has these types and the folder can be used, before anything runs. Changes nothing.
@@ -70,9 +73,17 @@ class FileSink(Sink):
         self._check_types(in_files)
         filesystem, root = open_filesystem(self._url, self._storage_options)
         check_target_folder(filesystem, root, self._url)
+        if self.if_exists == "overwrite":
+            return
         found = self._file_there(filesystem, root)
         if found is not None:
             self._check_same(filesystem, found, in_files)
+
+    def check_fresh_start(self, ctx: SinkContext) -> None:
+        """With `if_exists="error"`: whether the folder and its partitions are free of files of others."""
+        if self.if_exists == "error":
+            filesystem, root = open_filesystem(self._url, self._storage_options)
+            ExistingOutput(filesystem, FileLayout(root, ctx), ctx, self._suffixes).check_absent()
 
     @property
     @abstractmethod
@@ -91,7 +102,7 @@ class FileSink(Sink):
         folder = root
         for column in (*self._partition_by, None):
             files, folders = list_folder(filesystem, folder)
-            files = [path for path in files if path.endswith(self._suffixes)]
+            files = [path for path in files if is_output(path, self._suffixes)]
             parts = [path for path in folders if "=" in path.rsplit("/", 1)[-1]]
             strange = [p for p in parts if column is None or not p.rsplit("/", 1)[-1].startswith(f"{column}=")]
             if column is not None:
@@ -113,7 +124,10 @@ class FileSink(Sink):
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
         """A writer into this subtask's staging folder."""
         filesystem, root = open_filesystem(self._url, self._storage_options)
-        return FileWriter(filesystem, FileLayout(root, ctx), ctx, self._encoding, self._cut, self._partition_by)
+        layout, existing = FileLayout(root, ctx), None
+        if self.if_exists == "overwrite":
+            existing = ExistingOutput(filesystem, layout, ctx, self._suffixes)
+        return FileWriter(filesystem, layout, ctx, self._encoding, self._cut, self._partition_by, existing)
 
     def rewind_to(
         self,

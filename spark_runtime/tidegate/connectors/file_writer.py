@@ -16,6 +16,7 @@ from fsspec import AbstractFileSystem
 
 from tidegate.connectors.contract import Committable, SinkContext, SinkWriter
 from tidegate.connectors.encoded_files import EncodedFile, FileEncoding
+from tidegate.connectors.existing_output import ExistingOutput
 from tidegate.connectors.file_layout import FileLayout, parse_staged_name, target_name
 from tidegate.connectors.file_staged import staged_files, suffix_of
 from tidegate.connectors.marker_packs import MarkerPacks
@@ -72,8 +73,11 @@ class FileWriter(SinkWriter):
         encoding: FileEncoding,
         cut: FileCut,
         partition_by: Sequence[str] = (),
+        existing: ExistingOutput | None = None,
     ) -> None:
+        """Args: existing: files that the first commit replaces; None: none are."""
         self._fs = filesystem
+        self._existing = existing
         self._local = is_local(filesystem)
         self._layout = layout
         self._ctx = ctx
@@ -141,7 +145,9 @@ class FileWriter(SinkWriter):
         """Close the running transaction; the returned function makes its files durable in the staging folder."""
         files, self._files, self._open = self._files, [], {}
         number, self._number = self._number, self._number + 1
-        if not files:
+        # Without rows, too: the first commit removes what was there before, also of a job that has no results.
+        replaces = self._existing is not None and not self._existing.is_replaced
+        if not files and not replaces:
             return tuple
         transaction = transaction_id(self._ctx, checkpoint_id, number)
 
@@ -155,7 +161,7 @@ class FileWriter(SinkWriter):
                 self._make_durable(file)
             if self._local:
                 sync_to_disk(self._layout.staging)
-            return [Committable(transaction, {"files": entries})]
+            return [Committable(transaction, {"files": entries, **({"replaces": True} if replaces else {})})]
 
         return stage
 
@@ -192,6 +198,11 @@ class FileWriter(SinkWriter):
     def _commit(self, handle: Committable) -> None:
         """Publish the transaction, which has no marker, and write its marker."""
         targets = self._move_files(handle)
+        if handle.data.get("replaces") and self._existing is not None:
+            if self._local:
+                for folder in self._layout.folders_of(targets):
+                    sync_to_disk(folder)
+            self._existing.replace(self._write_marker)
         rows = [file["rows"] for file in handle.data["files"]]
         files = [{"path": target, "rows": n} for target, n in zip(targets, rows, strict=True)]
         told = {"transaction_id": handle.transaction_id, "files": files}
@@ -263,7 +274,7 @@ class FileWriter(SinkWriter):
         for folder in published:
             sync_to_disk(folder)
         os.replace(unfinished, marker)
-        sync_to_disk(self._layout.commits)
+        sync_to_disk(os.path.dirname(marker))
 
     def abort(self, committables: Sequence[Committable]) -> None:
         """Remove staged files; published ones stay."""

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pyarrow as pa
 
+from tidegate.connectors.bad_records import BAD_RECORDS, OnBadRecord, bad_batch
 from tidegate.connectors.contract import Boundedness, Polled, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.file_errors import shorter_than_before
 from tidegate.connectors.file_formats import FormatName
 from tidegate.connectors.file_listing import FoundFile
-from tidegate.connectors.file_set import DEFAULT_NULL_VALUES, FileSet, Paths
+from tidegate.connectors.file_position import FilePosition
+from tidegate.connectors.file_schema import DEFAULT_NULL_VALUES, FilePolicy, OnMissingField, OnNewField
+from tidegate.connectors.file_set import FileSet, Paths
+from tidegate.connectors.text_records import Chunk
 
 MIN_SPLIT_ROWS = 65_536
 """A Parquet file is cut into splits of whole row groups, of at least this many rows."""
@@ -21,12 +26,27 @@ MIN_SPLIT_ROWS = 65_536
 class Files(Source):
     """Reads the files that are there when the job starts, each record once; bounded.
 
-    A split is a file, or some row groups of a Parquet file; its position is the number of records emitted (S4.2).
-    Files must not
-    change while the job, or a snapshot of it, uses them: one of another size is refused. A restored text file is read
-    again up to its position. `key=value` folders add no columns.
+    A split is a file, or some row groups of a Parquet file; its position (S4.2) is the place behind the last record,
+    with the counts of what has been read. Files must not change while the job, or a snapshot of it, uses them: their
+    size, time of change and ETag are kept with the split, and one that differs fails the job. `key=value` folders add
+    no columns.
 
-    Args: see `FileSet`.
+    Args:
+        paths: files, folders, globs or fsspec URLs.
+        format: "parquet", "csv" or "json" (JSON lines); None: by the suffix.
+        schema: of the records; None: found in the first file that has a record. Integers with leading zeros or beyond
+            64 bits, and floats of too many digits, are then strings.
+        columns: names to read, in this order; None: all.
+        storage_options: of fsspec; values may be references to secrets.
+        null_values: texts that mean null in CSV; a string in quotes is never null. Default: nothing.
+        encoding: of text. Default: UTF-8.
+        on_missing_field: a file lacks a column: "fail", or "null"; default: "fail", unless `schema` is given.
+        on_new_field: a file has a column beyond the schema: "ignore" it and count the files, or "fail".
+        on_bad_record: a record cannot be read: "fail" the job, "skip" and count it (`bad_records`), or "dead_letter":
+            count it, and emit it to the side output `bad_records` (file, offset, raw, reason), which must be read.
+
+    Raises:
+        OptionError: an argument is unknown, or `encoding` is no encoding of text.
     """
 
     def __init__(
@@ -38,6 +58,10 @@ class Files(Source):
         columns: Sequence[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
         null_values: Sequence[str] = DEFAULT_NULL_VALUES,
+        encoding: str = "utf-8",
+        on_missing_field: OnMissingField | None = None,
+        on_new_field: OnNewField = "ignore",
+        on_bad_record: OnBadRecord = "fail",
     ) -> None:
         self._files = FileSet(
             paths,
@@ -45,7 +69,7 @@ class Files(Source):
             schema=schema,
             columns=columns,
             storage_options=storage_options,
-            null_values=null_values,
+            policy=FilePolicy(null_values, encoding, on_missing_field, on_new_field, on_bad_record),
         )
 
     @property
@@ -56,6 +80,14 @@ class Files(Source):
     def schema(self) -> pa.Schema:
         """Given, or found in the first file; see `FileSet.schema`."""
         return self._files.schema()
+
+    def side_outputs(self) -> Mapping[str, pa.Schema]:
+        """`bad_records`, with `on_bad_record="dead_letter"`."""
+        return self._files.side_outputs()
+
+    def must_be_read(self) -> Mapping[str, str]:
+        """The same: a dead letter that nobody reads would be skipped in silence."""
+        return self._files.must_be_read()
 
     def discover(self, parallelism: int) -> Sequence[Split]:
         """One split per file, several for a Parquet file with many rows; in the order of the paths.
@@ -68,7 +100,7 @@ class Files(Source):
         wanted_rows = max(MIN_SPLIT_ROWS, -(-sum(map(sum, groups)) // parallelism))
         splits = []
         for file, rows in zip(files, groups, strict=True):
-            where = {"given": file.given, "path": file.path, "size_bytes": file.size_bytes}
+            where = asdict(file)
             cuts = _cut(rows, wanted_rows)
             for cut in cuts:
                 name = file.path if len(cuts) == 1 else f"{file.path}#{cut[0]}-{cut[1]}"
@@ -83,10 +115,8 @@ class Files(Source):
         return FilesReader(self._files)
 
     def unavailable(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]]:
-        """Those whose file is gone, or has another size."""
-        files = {
-            split.split_id: FoundFile(s["given"], s["path"], s["size_bytes"]) for split in splits for s in [split.data]
-        }
+        """Those whose file is gone, or was changed."""
+        files = {split.split_id: file_of(split) for split in splits}
         found = {split_id: self._files.why_unreadable(file) for split_id, file in files.items()}
         return [(split_id, why) for split_id, why in found.items() if why]
 
@@ -110,6 +140,12 @@ def _cut(rows: Sequence[int], wanted_rows: int) -> list[tuple[int, int]]:
     return [*cuts, (first, len(rows))]
 
 
+def file_of(split: Split) -> FoundFile:
+    """The file of a split, as it was when it was listed."""
+    data = split.data
+    return FoundFile(data["given"], data["path"], data["size_bytes"], data.get("mtime"), data.get("etag"))
+
+
 class FilesReader(SourceReader):
     """Reader of `Files`: one split after the other, in the order given."""
 
@@ -117,8 +153,8 @@ class FilesReader(SourceReader):
         self._files = files
         self._splits: dict[str, Split] = {}
         self._left: deque[str] = deque()
-        self._rows = 0
-        self._reading: Iterator[pa.RecordBatch] | None = None
+        self._at = FilePosition()
+        self._reading: Iterator[Chunk] | None = None
 
     def add_splits(self, splits: Sequence[Split]) -> None:
         """Take splits; nothing is opened yet."""
@@ -128,40 +164,65 @@ class FilesReader(SourceReader):
     def poll(self, now_ms: int) -> Polled:
         """The next batch of the split being read, or the first of the next."""
         while self._left:
-            split_id = self._left[0]
+            split = self._splits[self._left[0]]
             if self._reading is None:
-                split = self._splits[split_id]
-                self._rows = split.position or 0
+                self._at = FilePosition.from_json(split.position, is_text=split.data["groups"] is None)
                 self._reading = self._open(split)
-            batch = next(self._reading, None)
-            if batch is not None:
-                self._rows += batch.num_rows
-                return Polled(batch, split_id)
-            self._splits[split_id] = self._current(finished=True)
-            self._left.popleft()
-            self._reading = None
+            chunk = next(self._reading, None)
+            if chunk is None:
+                self._refuse_shorter(split)
+                self._splits[split.split_id] = self._current(finished=True)
+                self._left.popleft()
+                self._reading = None
+                continue
+            self._at, batch, bad = self._at.after(chunk)
+            sides = {}
+            if bad and self._files.policy.on_bad_record == "dead_letter":
+                sides = {BAD_RECORDS: bad_batch(split.data["path"], bad)}
+            if batch.num_rows:
+                return Polled(batch, split.split_id, sides=sides)
+            if chunk.bad:  # one poll is not to go through a whole file of them
+                return Polled(sides=sides, splits_changed=True)
         return Polled(state="end")
 
-    def _open(self, split: Split) -> Iterator[pa.RecordBatch]:
-        data = split.data
-        file = FoundFile(data["given"], data["path"], data["size_bytes"])
-        groups = None if data["groups"] is None else (data["groups"][0], data["groups"][1])
-        return self._files.batches(file, groups=groups, skip_rows=self._rows)
+    def _open(self, split: Split) -> Iterator[Chunk]:
+        groups = None if split.data["groups"] is None else (split.data["groups"][0], split.data["groups"][1])
+        return self._files.chunks(file_of(split), groups=groups, at=self._at.at, noted=self._note)
+
+    def _note(self, *, missing: Sequence[str], new: Sequence[str]) -> None:
+        self._at = self._at.noting(missing, new)
+
+    def _refuse_shorter(self, split: Split) -> None:
+        if self._at.skip:
+            raise shorter_than_before(split.data["path"], self._at.rows - self._at.skip, self._at.rows)
 
     def _current(self, *, finished: bool) -> Split:
-        return replace(self._splits[self._left[0]], position=self._rows, finished=finished)
+        return replace(self._splits[self._left[0]], position=self._at.to_json(), finished=finished)
 
     def snapshot(self) -> Sequence[Split]:
         """All splits; the one being read with its position."""
         now = dict(self._splits)
-        if self._reading is not None:
+        if self._reading is not None and not self._at.skip:
             now[self._left[0]] = self._current(finished=False)
         return list(now.values())
 
+    def _positions(self) -> list[FilePosition]:
+        return [FilePosition.from_json(split.position, is_text=True) for split in self.snapshot()]
+
     def progress(self) -> Mapping[str, Any]:
         """Records emitted over all runs, splits in all and left."""
-        rows = sum(split.position or 0 for split in self.snapshot())
+        rows = sum(position.rows for position in self._positions())
         return {"rows": rows, "splits": len(self._splits), "splits_left": len(self._left)}
+
+    def counters(self) -> Mapping[str, int]:
+        """`bad_records`; `missing_fields` and `new_fields`: columns, once for each file."""
+        positions = self._positions()
+        counts = {
+            "bad_records": sum(position.bad for position in positions),
+            "missing_fields": sum(len(position.missing) for position in positions),
+            "new_fields": sum(len(position.new) for position in positions),
+        }
+        return {name: n for name, n in counts.items() if n}
 
     def close(self) -> None:
         """Close the open file."""

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.connectors.contract import Polled, SourceReader, Split
-from tidegate.connectors.file_listing import FoundFile
-from tidegate.connectors.file_set import DEFAULT_NULL_VALUES, FileSet
-from tidegate.connectors.files import Files, FilesReader
+from tidegate.connectors.file_schema import FilePolicy
+from tidegate.connectors.file_set import FileSet
+from tidegate.connectors.files import Files, FilesReader, file_of
 from tidegate.contract.errors import PipelineError
 
 
@@ -26,7 +26,8 @@ def splits_of_files(
     if not urls:
         return []
     source = Files(list(urls), format="parquet", schema=schema, storage_options=storage_options)
-    place = {"storage_options": dict(storage_options)}
+    # Their names are never written again, and a job directory may be copied: only the size is compared.
+    place = {"storage_options": dict(storage_options), "mtime": None, "etag": None}
     return [
         replace(split, data={**split.data, "url": urls[split.data["given"]], **place})
         for split in source.discover(parallelism)
@@ -58,6 +59,10 @@ class MaterialisedReader(SourceReader):
         """As of `FilesReader`."""
         return {} if self._reader is None else self._reader.progress()
 
+    def counters(self) -> Mapping[str, int]:
+        """As of `FilesReader`."""
+        return {} if self._reader is None else self._reader.counters()
+
     def close(self) -> None:
         """Close the open file."""
         if self._reader is not None:
@@ -68,9 +73,7 @@ def unavailable_files(schema: pa.Schema, splits: Sequence[Split]) -> list[tuple[
     """(split id, why) of those whose file is gone, or has another size."""
     found = []
     for split in splits:
-        data = split.data
-        file = FoundFile(data["given"], data["path"], data["size_bytes"])
-        found.append((split.split_id, _file_set(schema, [split]).why_unreadable(file)))
+        found.append((split.split_id, _file_set(schema, [split]).why_unreadable(file_of(split))))
     return [(split_id, why) for split_id, why in found if why]
 
 
@@ -99,5 +102,5 @@ def _file_set(schema: pa.Schema, splits: Sequence[Split]) -> FileSet:
         schema=schema,
         columns=None,
         storage_options=data["storage_options"],
-        null_values=DEFAULT_NULL_VALUES,
+        policy=FilePolicy(on_missing_field="fail"),
     )

@@ -5,12 +5,34 @@ from __future__ import annotations
 import math
 
 PACING_TICK_MS = 5
-"""A paced source emits at most one batch per tick, so that a low rate makes few batches and a high one adds little
-latency."""
+"""Least time between two batches of one paced split, milliseconds. A batch has a fixed cost in every operator and every
+channel; without the tick a busy loop polls so often that batches shrink to single rows, and that cost keeps it busy."""
+
+
+class Tick:
+    """Keeps the batches of one paced split apart by `PACING_TICK_MS`, however often the source is polled.
+
+    Attributes:
+        opens_ms: no batch before this time.
+    """
+
+    __slots__ = ("opens_ms",)
+
+    def __init__(self) -> None:
+        self.opens_ms = 0
+
+    def is_open(self, now_ms: int) -> bool:
+        """A batch may be emitted at `now_ms`."""
+        return now_ms >= self.opens_ms
+
+    def emitted(self, now_ms: int, *, rows_left: bool) -> None:
+        """A batch was emitted. `rows_left`: more rows were due than it could hold; a backlog does not wait."""
+        if not rows_left:
+            self.opens_ms = now_ms + PACING_TICK_MS
 
 
 class RowPacer:
-    """Rows that are due at a steady rate since the first question asked.
+    """Rows that are due at a steady rate since the first question asked, at most one batch per tick.
 
     A source that was held up (full output, alignment) catches up: due rows are counted from the start, not from the
     last batch. Not durable: after a restore the count starts anew with the first poll.
@@ -19,25 +41,34 @@ class RowPacer:
         rows_per_s: rate, > 0.
     """
 
-    __slots__ = ("_emitted", "_per_ms", "_start_ms")
+    __slots__ = ("_emitted", "_per_ms", "_start_ms", "_tick")
 
     def __init__(self, rows_per_s: float) -> None:
         self._per_ms = rows_per_s / 1000.0
         self._start_ms: int | None = None
         self._emitted = 0
+        self._tick = Tick()
 
     def due(self, now_ms: int) -> int:
         """Rows that may be emitted at `now_ms`; the first call starts the clock and gives one row."""
         if self._start_ms is None:
             self._start_ms = now_ms
-        return max(0, 1 + math.floor((now_ms - self._start_ms) * self._per_ms) - self._emitted)
+        return self._rows_due(self._start_ms, now_ms) if self._tick.is_open(now_ms) else 0
 
-    def emitted(self, rows: int) -> None:
-        """`rows` were emitted."""
+    def emitted(self, rows: int, now_ms: int) -> None:
+        """`rows` were emitted at `now_ms`."""
+        assert self._start_ms is not None, "emitted before the first question"
         self._emitted += rows
+        self._tick.emitted(now_ms, rows_left=self._rows_due(self._start_ms, now_ms) > 0)
 
     def next_due_ms(self, now_ms: int) -> int:
         """When to ask again: the time of the next row, at least one tick from now."""
         if self._start_ms is None:
             return now_ms
-        return max(now_ms + PACING_TICK_MS, self._start_ms + math.ceil(self._emitted / self._per_ms))
+        next_row_ms = self._start_ms + math.ceil(self._emitted / self._per_ms)
+        if self._tick.is_open(now_ms):
+            return max(now_ms + PACING_TICK_MS, next_row_ms)
+        return max(self._tick.opens_ms, next_row_ms)
+
+    def _rows_due(self, start_ms: int, now_ms: int) -> int:
+        return max(0, 1 + math.floor((now_ms - start_ms) * self._per_ms) - self._emitted)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 
+from tidegate.connectors.existing_output import IfExists
 from tidegate.connectors.file_sink import (
     DEFAULT_TARGET_FILE_ROWS,
     DEFAULT_TARGET_FILE_SIZE,
@@ -31,15 +32,21 @@ class Parquet(FileSink):
 
     Args:
         path: folder or fsspec URL of one; made when missing. Several jobs may share it, with one schema and
-            partitioning.
+            partitioning and `if_exists="append"`.
         partition_by: columns whose values become folders (`day=2026-11-21/`) and are left out of the files: strings,
             integers, booleans or dates.
         storage_options: fsspec options; values may be references to secrets.
         target_file_rows: a file is closed, and the next begun, at about this many rows,
         target_file_size: or at about this size on disk, as text: "256 MiB".
+        if_exists: what a fresh start does where the folder holds Parquet files already: "error" refuses it before
+            anything runs; "append" keeps them; "overwrite" removes them with the first commit, so that a start that
+            fails removes nothing. It spares what the job published itself, before a restore or a restart. What was
+            removed does not come back with a restore to an earlier snapshot. With "overwrite" the files may have
+            another schema or partitioning.
 
     Raises:
-        OptionError: `target_file_rows` or `target_file_size` < 1, or a column twice in `partition_by`.
+        OptionError: `target_file_rows` or `target_file_size` < 1, a column twice in `partition_by`, or an unknown
+            `if_exists`.
     """
 
     def __init__(
@@ -50,6 +57,7 @@ class Parquet(FileSink):
         storage_options: Mapping[str, Any] | None = None,
         target_file_rows: int = DEFAULT_TARGET_FILE_ROWS,
         target_file_size: str | ByteSize = DEFAULT_TARGET_FILE_SIZE,
+        if_exists: IfExists = "error",
     ) -> None:
         super().__init__(
             path,
@@ -58,6 +66,7 @@ class Parquet(FileSink):
             storage_options=storage_options,
             target_file_rows=target_file_rows,
             target_file_size=target_file_size,
+            if_exists=if_exists,
         )
 
     @property

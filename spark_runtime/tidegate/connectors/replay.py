@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import pyarrow as pa
 
+from tidegate.connectors.bad_records import OnBadRecord
 from tidegate.connectors.contract import Boundedness, Source, SourceContext, SourceReader, Split
 from tidegate.connectors.file_formats import MAX_BATCH_ROWS, FormatName
 from tidegate.connectors.file_listing import FoundFile
-from tidegate.connectors.file_set import DEFAULT_NULL_VALUES, FileSet, Paths
+from tidegate.connectors.file_schema import DEFAULT_NULL_VALUES, FilePolicy, OnMissingField, OnNewField
+from tidegate.connectors.file_set import FileSet, Paths
 from tidegate.connectors.replay_reader import AtEnd, ReplayReader
 from tidegate.contract.errors import OptionError, PipelineError
 
@@ -28,7 +31,8 @@ class Replay(Source):
     (records without a time).
 
     Args:
-        paths, format, schema, columns, storage_options, null_values: see `FileSet`.
+        paths, format, schema, columns, storage_options, null_values, encoding, on_missing_field, on_new_field,
+            on_bad_record: see `Files`.
         time_column: event time: a timestamp, or int64 microseconds since the epoch.
         rate: records per second over all splits, from the first poll after each start.
         speedup: seconds of event time per second, from each start's first record. Neither: as fast as downstream takes
@@ -56,6 +60,10 @@ class Replay(Source):
         columns: Sequence[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
         null_values: Sequence[str] = DEFAULT_NULL_VALUES,
+        encoding: str = "utf-8",
+        on_missing_field: OnMissingField | None = None,
+        on_new_field: OnNewField = "ignore",
+        on_bad_record: OnBadRecord = "fail",
     ) -> None:
         if rate is not None and speedup is not None:
             raise OptionError("rate and speedup exclude each other", where="Replay(...)", remedy="Give one of them")
@@ -74,7 +82,7 @@ class Replay(Source):
             schema=schema,
             columns=columns,
             storage_options=storage_options,
-            null_values=null_values,
+            policy=FilePolicy(null_values, encoding, on_missing_field, on_new_field, on_bad_record),
         )
         self._time_column = time_column
         self._rate = rate
@@ -112,13 +120,21 @@ class Replay(Source):
             )
         return schema
 
+    def side_outputs(self) -> Mapping[str, pa.Schema]:
+        """As of `Files`."""
+        return self._files.side_outputs()
+
+    def must_be_read(self) -> Mapping[str, str]:
+        """As of `Files`."""
+        return self._files.must_be_read()
+
     def discover(self, parallelism: int) -> Sequence[Split]:
         """`splits` splits, each knowing all files.
 
         Raises:
             PipelineError: no file matches, or the files differ.
         """
-        files = [[f.given, f.path, f.size_bytes] for f in self._files.files()]
+        files = [list(astuple(file)) for file in self._files.files()]
         count = self._splits or parallelism
         return [
             Split(f"replay-{s:05d}-of-{count:05d}", {"index": s, "of": count, "files": files}) for s in range(count)
@@ -136,7 +152,7 @@ class Replay(Source):
         )
 
     def unavailable(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]]:
-        """All, when a file is gone or has another size: every split reads every file."""
+        """All, when a file is gone or was changed: every split reads every file."""
         files = {tuple(file): FoundFile(*file) for split in splits for file in split.data["files"]}
         why = next(filter(None, map(self._files.why_unreadable, files.values())), "")
         return [(split.split_id, why) for split in splits if why]

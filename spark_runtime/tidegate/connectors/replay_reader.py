@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -13,10 +13,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.connectors.bad_records import BAD_RECORDS, bad_batch
 from tidegate.connectors.contract import Polled, SourceReader, Split
 from tidegate.connectors.file_listing import FoundFile
 from tidegate.connectors.file_set import FileSet
-from tidegate.connectors.pacing import PACING_TICK_MS, RowPacer
+from tidegate.connectors.pacing import PACING_TICK_MS, RowPacer, Tick
 
 AtEnd = Literal["idle", "loop", "end"]
 IDLE_RETRY_MS = 1_000
@@ -66,7 +67,9 @@ class _Playing:
         position = split.position or {"loop": 0, "rows": 0}
         self.loop: int = position["loop"]
         self.rows: int = position["rows"]
+        self.bad: int = position.get("bad", 0)
         self.pacer = None if rate is None else RowPacer(rate / split.data["of"])
+        self.tick = Tick()
 
     def time_us(self) -> int:
         """Time of the next record."""
@@ -100,6 +103,8 @@ class ReplayReader(SourceReader):
         self._ends = at_end == "end"
         self._batch_rows = batch_rows
         self._all: list[_Playing] = []
+        self._bad: list[pa.RecordBatch] = []
+        self._noted: Counter[str] = Counter()
         self._turn: deque[_Playing] = deque()
         self._start: tuple[int, int] | None = None
 
@@ -114,7 +119,7 @@ class ReplayReader(SourceReader):
     def _load(self, splits: Sequence[Split]) -> list[_Recording]:
         schema = self._files.schema()
         files = [FoundFile(*entry) for entry in splits[0].data["files"]]
-        table = pa.Table.from_batches([b for f in files for b in self._files.batches(f)], schema)
+        table = pa.Table.from_batches([batch for file in files for batch in self._read(file)], schema)
         times = table.column(self._time_column)
         order = pc.sort_indices(times)
         recordings = []
@@ -128,8 +133,34 @@ class ReplayReader(SourceReader):
             recordings.append(_Recording(own, self._time_column, times_us, column.null_count, last_us - first_us))
         return recordings
 
+    def _read(self, file: FoundFile) -> Iterator[pa.RecordBatch]:
+        for chunk in self._files.chunks(file, noted=self._note):
+            if chunk.bad:
+                self._bad.append(bad_batch(file.path, chunk.bad))
+            yield chunk.batch
+
+    def _note(self, *, missing: Sequence[str], new: Sequence[str]) -> None:
+        self._noted.update(missing_fields=len(missing), new_fields=len(new))
+
+    def _bad_polled(self) -> Polled | None:
+        """Every reader reads every file, so the first split alone has the bad records, before its others."""
+        first = next((p for p in self._all if p.split.data["index"] == 0), None)
+        if first is None:
+            return None
+        begin = 0
+        for batch in self._bad:
+            begin += batch.num_rows
+            if begin > first.bad:
+                rest = batch.slice(batch.num_rows - (begin - first.bad))
+                first.bad = begin
+                emits = self._files.policy.on_bad_record == "dead_letter"
+                return Polled(sides={BAD_RECORDS: rest} if emits else {})
+        return None
+
     def poll(self, now_ms: int) -> Polled:
         """The records that are due, of the split whose turn it is."""
+        if self._bad and (bad := self._bad_polled()) is not None:
+            return bad
         turn = self._turn
         if not turn and self._ends:
             return Polled(state="end")
@@ -144,7 +175,7 @@ class ReplayReader(SourceReader):
             playing = turn[0]
             due, again_ms = self._due(playing, now_ms)
             if due:
-                return self._emit(playing, due)
+                return self._emit(playing, due, now_ms)
             turn.rotate(-1)
             retry_at_ms = again_ms if retry_at_ms is None else min(retry_at_ms, again_ms)
         return Polled(state="nothing_now", retry_at_ms=now_ms if retry_at_ms is None else retry_at_ms)
@@ -159,25 +190,34 @@ class ReplayReader(SourceReader):
         if playing.pacer is not None:
             due = playing.pacer.due(now_ms)
             return min(left, due), playing.pacer.next_due_ms(now_ms)
-        if self._speedup is not None:
-            assert self._start is not None, "pace asked before the first poll"
-            start_ms, start_us = self._start
-            due = playing.due_by(start_us + int((now_ms - start_ms) * 1_000 * self._speedup))
-            again_ms = start_ms + math.ceil((playing.time_us() - start_us) / (1_000 * self._speedup))
-            return min(left, max(0, due)), max(now_ms + PACING_TICK_MS, again_ms)
-        return left, now_ms
+        if self._speedup is None:
+            return left, now_ms
+        assert self._start is not None, "pace asked before the first poll"
+        start_ms, start_us = self._start
+        again_ms = start_ms + math.ceil((playing.time_us() - start_us) / (1_000 * self._speedup))
+        if not playing.tick.is_open(now_ms):
+            return 0, max(playing.tick.opens_ms, again_ms)
+        return min(left, self._played(playing, now_ms)), max(now_ms + PACING_TICK_MS, again_ms)
 
-    def _emit(self, playing: _Playing, rows: int) -> Polled:
+    def _played(self, playing: _Playing, now_ms: int) -> int:
+        """Records of this loop whose time has come at the speed of `speedup`."""
+        assert self._start is not None and self._speedup is not None, "asked of a replay without `speedup`"
+        start_ms, start_us = self._start
+        return max(0, playing.due_by(start_us + int((now_ms - start_ms) * 1_000 * self._speedup)))
+
+    def _emit(self, playing: _Playing, rows: int, now_ms: int) -> Polled:
         batch = playing.recording.cut(playing.rows, rows, playing.loop)
         playing.rows += rows
         if playing.pacer is not None:
-            playing.pacer.emitted(rows)
+            playing.pacer.emitted(rows, now_ms)
         if playing.rows == playing.recording.rows:
             if self._loops:
                 self._begin_loop(playing)
             else:
                 self._turn.popleft()
                 return Polled(batch, playing.split.split_id)
+        if self._speedup is not None:
+            playing.tick.emitted(now_ms, rows_left=self._played(playing, now_ms) > 0)
         self._turn.rotate(-1)
         return Polled(batch, playing.split.split_id)
 
@@ -187,11 +227,14 @@ class ReplayReader(SourceReader):
         return [
             replace(
                 p.split,
-                position={"loop": p.loop, "rows": p.rows},
-                finished=p.recording.rows == (p.rows if self._ends else 0),
+                position={"loop": p.loop, "rows": p.rows, **({"bad": p.bad} if p.bad else {})},
+                finished=p.recording.rows == (p.rows if self._ends else 0) and not self._has_bad_for(p),
             )
             for p in self._all
         ]
+
+    def _has_bad_for(self, playing: _Playing) -> bool:
+        return playing.split.data["index"] == 0 and playing.bad < sum(batch.num_rows for batch in self._bad)
 
     def active_splits(self) -> frozenset[str]:
         """Splits that go on to bring event times: not those that have played all, nor those without any time."""
@@ -205,6 +248,13 @@ class ReplayReader(SourceReader):
             "rows": sum(p.loop * p.recording.rows + p.rows for p in self._all),
             "null_times": sum(p.recording.null_times for p in self._all),
         }
+
+    def counters(self) -> Mapping[str, int]:
+        """`bad_records`; `missing_fields` and `new_fields`: columns, once for each file, by the reader of the first
+        split."""
+        first = [p for p in self._all if p.split.data["index"] == 0]
+        counts = {"bad_records": sum(p.bad for p in first), **(self._noted if first else {})}
+        return {name: n for name, n in counts.items() if n}
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:

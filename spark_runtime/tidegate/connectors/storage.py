@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from fsspec import AbstractFileSystem
@@ -11,15 +13,48 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from tidegate.contract.errors import PipelineError
+from tidegate.contract.records import RelativePaths
 from tidegate.contract.secrets import resolve_secrets
+
+_relative_paths: ContextVar[RelativePaths | None] = ContextVar("relative paths", default=None)
+
+
+@contextmanager
+def relative_paths(paths: RelativePaths | None) -> Iterator[None]:
+    """Within the context `absolute` follows `paths`; None: the working directory of this process."""
+    token = _relative_paths.set(paths)
+    try:
+        yield
+    finally:
+        _relative_paths.reset(token)
+
+
+def _resolved(text: str, paths: RelativePaths) -> str:
+    if paths.folder is None:
+        raise PipelineError(
+            f"the path {text!r} is relative",
+            cause="the Airflow task that submitted the job has no working directory that lasts",
+            remedy="Write an absolute path or a URL",
+        )
+    path = os.path.normpath(os.path.join(paths.folder, text))
+    if paths.within is not None and os.path.commonpath([path, paths.within]) != os.path.normpath(paths.within):
+        raise PipelineError(
+            f"the relative path {text!r} leads out of the DAG bundle",
+            where=path,
+            cause=f"relative paths of a job from Airflow lie below {paths.within}",
+            remedy="Write an absolute path or a URL",
+        )
+    return path
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """A URL as it is; a local path made absolute in the folder of this process, so that `explain()` shows what is
-    meant and slots that run elsewhere are found to build another pipeline instead of reading or writing another
-    place."""
+    """A URL as it is; a local path made absolute: in the folder that the submission recorded, so that every driver,
+    slot and restore means the same place, wherever it runs; without a submission in the folder of this process."""
     text = os.fspath(path)
-    return text if "://" in text or "::" in text else os.path.abspath(text)
+    if "://" in text or "::" in text:
+        return text
+    paths = _relative_paths.get()
+    return os.path.abspath(text) if paths is None or os.path.isabs(text) else _resolved(text, paths)
 
 
 def open_filesystem(url: str, storage_options: Mapping[str, Any] | None) -> tuple[AbstractFileSystem, str]:
@@ -49,11 +84,26 @@ def is_local(filesystem: AbstractFileSystem) -> bool:
 
 def sync_to_disk(path: str) -> None:
     """Make a local file's bytes, or a local folder's entries, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
+    with naming_path(path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def naming_path(path: str) -> Iterator[None]:
+    """An error of the operating system says which file it is about: what comes of a full disk (ENOSPC) does not, nor
+    what Arrow makes of it."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        yield
+    except OSError as error:
+        if path in str(error):
+            raise
+        if error.errno is None:
+            raise type(error)(f"{error}: {path!r}") from error
+        raise OSError(error.errno, error.strerror or os.strerror(error.errno), path) from error
 
 
 def check_target_folder(filesystem: AbstractFileSystem, root: str, url: str) -> None:

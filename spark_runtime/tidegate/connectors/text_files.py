@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 from fsspec import AbstractFileSystem
 
+from tidegate.connectors.existing_output import IfExists
 from tidegate.connectors.file_sink import (
     DEFAULT_TARGET_FILE_ROWS,
     DEFAULT_TARGET_FILE_SIZE,
@@ -44,6 +45,7 @@ class TextSink(FileSink):
         storage_options: Mapping[str, Any] | None = None,
         target_file_rows: int = DEFAULT_TARGET_FILE_ROWS,
         target_file_size: str | ByteSize = DEFAULT_TARGET_FILE_SIZE,
+        if_exists: IfExists = "error",
     ) -> None:
         if compression not in COMPRESSION_SUFFIXES:
             raise OptionError(
@@ -58,6 +60,7 @@ class TextSink(FileSink):
             storage_options=storage_options,
             target_file_rows=target_file_rows,
             target_file_size=target_file_size,
+            if_exists=if_exists,
         )
 
     @property
@@ -82,7 +85,8 @@ class TextSink(FileSink):
 class Csv(TextSink):
     """Writes records to `<path>/part-*.csv`, each file with a header line.
 
-    Guarantee, files, `path`, `partition_by`, `storage_options`, `target_file_rows`, `target_file_size`: as `Parquet`.
+    Guarantee, files, `path`, `partition_by`, `storage_options`, `target_file_rows`, `target_file_size`,
+    `if_exists`: as `Parquet`.
 
     Values (RFC 4180, UTF-8, lines end with a line feed): strings, dates and times in quotes, `""` for a quotation mark
     in a string; null is nothing between two commas, an empty string is `""`; in a file of one column both are `""`.
@@ -125,7 +129,8 @@ class Csv(TextSink):
 class JsonLines(TextSink):
     """Writes records to `<path>/part-*.jsonl`, one JSON object a line, members in the order of the columns.
 
-    Guarantee, files, `path`, `partition_by`, `storage_options`, `target_file_rows`, `target_file_size`: as `Parquet`.
+    Guarantee, files, `path`, `partition_by`, `storage_options`, `target_file_rows`, `target_file_size`,
+    `if_exists`: as `Parquet`.
 
     Values (RFC 8259, UTF-8): null is written, not left out. Lists and structs as arrays and objects. Integers and
     decimals as numbers with all their digits, also where a reader's own numbers have fewer. Floats to the last digit,

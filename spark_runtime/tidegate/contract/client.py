@@ -21,6 +21,7 @@ from tidegate.contract.errors import (
     OptionError,
     RecordError,
 )
+from tidegate.contract.job_names import LIST_REMEDY, job_remedy
 from tidegate.contract.launching import find_local, launched_processes, local_death
 from tidegate.contract.layout import JobLayout, job_ids
 from tidegate.contract.log import DecisionLog
@@ -32,6 +33,7 @@ from tidegate.contract.records import (
     Decision,
     Launch,
     Owner,
+    RelativePaths,
     RestoreFrom,
     Spec,
     StatusHint,
@@ -110,27 +112,29 @@ class JobClient:
         owner_dag: str | None = None,
         submitted_by: str = "cli",
         code_root: str | None = None,
+        fresh: bool = False,
+        relative_paths: RelativePaths | None = None,
     ) -> Spec:
         """Create a submission: the job directory then says what is to run; `launching` starts it.
 
         Args:
-            pipeline: `path/to/file.py:function` or `package.module:function`, pinned now. With a restore, None is the
-                pinned code, arguments, options, master and Spark settings of the submission before, each unless given.
-            arguments: JSON values for the function; secrets as references.
-            options: see `JobOptions`.
-            submission_id: submitting again under one gives the existing spec, whatever else is asked for; None: a new
-                one.
-            master: Spark master URL; None: local[*].
-            spark_conf: Spark settings; secrets as references.
+            pipeline: `path/to/file.py:function` or `package.module:function`, pinned now. With a restore, what is None
+                of code, arguments, options, master and Spark settings is as in the submission before.
+            arguments: JSON values for the function; secrets as references. options: see `JobOptions`.
+            submission_id: submitting again under one gives the existing spec, whatever else is given; None: a new one.
+            master: Spark master URL; None: local[*]. spark_conf: Spark settings; secrets as references.
             restore: what to start from; None: fresh, in a lineage of its own.
             owner_dag: Airflow DAG that owns the job.
             submitted_by: for people.
             code_root: folder to pin as a whole.
+            fresh: start although the job has had a submission, without its state; `if_exists` of file sinks says what
+                happens to output. Without it such a start is refused.
+            relative_paths: see `submission.Request`.
 
         Raises:
             OptionError: a wrong option, or a secret in plain text.
             PipelineError: the pipeline's file or module is not there.
-            JobExistsError: the job is active; it is alive, or a fresh start would forget its state.
+            JobExistsError: the job is active; or it is over, and neither `restore` nor `fresh` is given.
             SnapshotError: nothing to restore.
             StoreError: the root does not work.
         """
@@ -147,6 +151,8 @@ class JobClient:
             owner_dag=owner_dag,
             submission_id=submission_id or secrets.token_hex(16),
             submitted_by=submitted_by,
+            fresh=fresh,
+            relative_paths=relative_paths,
         )
         return submission.submit(self, request)
 
@@ -183,7 +189,8 @@ class JobClient:
         """The job now: three requests, and one more for each new entry of the log. Raises JobNotFoundError."""
         specs = self.specs()
         if not specs:
-            raise self._not_found("there is no job of this id")
+            other = job_remedy(self.store, self.job_id, LIST_REMEDY)
+            raise self._not_found("there is no job of this id", other)
         decisions = self.decisions()
         durable = self._durable
         if durable is None or (durable.spec_number, durable.last_decision) != (len(specs), len(decisions)):
@@ -239,8 +246,7 @@ class JobClient:
     def staged(self, checkpoint_id: int | None = None) -> tuple[StagedData, ...]:
         """What approving a checkpoint of the commit gate would publish, for an audit (S7.8): of every sink all that
         waits for a verdict up to it, each with the oldest checkpoint whose approval publishes it. () for one that was
-        approved; of one in quarantine its own data, where it lies now, as far as it has moved. What is
-        read from it may be published or taken away by a verdict of somebody else meanwhile.
+        approved; of one in quarantine its own data, where it lies now. A verdict of somebody else may move it.
 
         Args:
             checkpoint_id: None: the newest that waits; () when none does.
@@ -434,10 +440,8 @@ class JobClient:
             monotonic=self._monotonic,
         )
 
-    def _not_found(self, what: str) -> JobNotFoundError:
-        return JobNotFoundError(
-            what, where=f"job {self.job_id}, root {self.root}", remedy="`tidegate list` shows the jobs of a root"
-        )
+    def _not_found(self, what: str, remedy: str = LIST_REMEDY) -> JobNotFoundError:
+        return JobNotFoundError(what, where=f"job {self.job_id}, root {self.root}", remedy=remedy)
 
 
 def list_jobs(root: str | Store, storage_options: Mapping[str, Any] | None = None) -> list[str]:

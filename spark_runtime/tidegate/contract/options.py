@@ -11,12 +11,14 @@ from typing import Any, Literal
 
 from tidegate.contract.errors import OptionError
 from tidegate.contract.settings import (
+    AUTO,
     Choice,
     Count,
     Duration,
     Factor,
     Flag,
-    OptionalCount,
+    OpenCount,
+    OpenDuration,
     OptionalDuration,
     OptionalSize,
     OptionalText,
@@ -39,6 +41,9 @@ STATE_SHARE = 4
 
 MEMORY_STREAM_BYTES = 6 * 2**20
 """With state_backend="memory" streams below so many bytes are part of the metadata: its snapshots have up to 5 MiB."""
+
+DEFAULT_ATTEMPTS = 3
+"""`restart_attempts` where it is not named and restarts have a limit."""
 
 ExecutionMode = Literal["streaming", "batch"]
 CheckpointMode = Literal["exactly_once", "at_least_once", "off"]
@@ -76,23 +81,28 @@ class JobOptions:
             forward or broadcast input align (S3.7).
         aligned_checkpoint_timeout: with `unaligned_checkpoints`: how long a checkpoint aligns at an operator, from its
             first barrier there, before it overtakes.
-        checkpoint_interval: time between periodic checkpoints; None: no periodic ones (S1.1).
+        checkpoint_interval: time between periodic checkpoints; None or "off": no periodic ones (S1.1). Where it is not
+            named, the driver of a submission takes 1 min for a streaming pipeline with an unbounded source, and none
+            for others.
         min_pause_between_checkpoints: least time from a completion to the next periodic trigger (S1.2).
         checkpoint_timeout: a pending checkpoint older than this is aborted (S1.4).
         max_concurrent_checkpoints: pending at once (S1.2).
         max_queued_requests: checkpoint requests that may wait (S1.2).
         tolerable_checkpoint_failures: failures in a row before the job fails over (S2.2).
         retained_checkpoints: newest completed checkpoints kept (S2.3).
-        retention: "keep" or "delete" checkpoints when the job is cancelled (S2.3).
+        retention: "keep" or "delete" checkpoints when the job is FINISHED or CANCELED; after any other end they stay,
+            and savepoints always do (S2.3).
         state_size_threshold: smaller state streams live in the snapshot's metadata (S5.4).
         snapshot_compression: of large states that are written as rows, which are all but the files of "rocksdb":
             "none": as fast as a local disk; "lz4", "zstd": fewer bytes for more of the processor. A restore reads any.
         local_recovery: state files of checkpoints are kept on the slot's own disk, too; a restart on the same machine
             reads them there, where they are whole (S5.4).
-        restart_strategy: "fixed_delay", "exponential_delay", "failure_rate", or "none": the first failure is the last
-            (S9.1). Waiting for slots uses up no restart and no time of these options.
+        restart_strategy: "exponential_delay", "fixed_delay", "failure_rate", or "none": the first failure is the last
+            (S9.1). Waiting for slots uses up no restart and no time of these options. A failure that no restart can
+            cure fails the job at once, whatever the strategy.
         restart_attempts: restarts since the last completed checkpoint before the job fails; None: no limit. With
-            "failure_rate": failures in any `restart_failure_interval`, whatever completes.
+            "failure_rate": failures in any `restart_failure_interval`, whatever completes. Where it is not named: no
+            limit with "exponential_delay" in streaming, else 3.
         restart_delay: pause before a restart; with "exponential_delay" the first one.
         restart_max_delay: longest pause with "exponential_delay".
         restart_backoff_multiplier: with "exponential_delay" each pause is so many times the one before, give or take a
@@ -135,19 +145,19 @@ class JobOptions:
     checkpoint_mode: Choice[CheckpointMode] = Choice("exactly_once", "at_least_once", "off")
     unaligned_checkpoints: Flag = Flag(False)
     aligned_checkpoint_timeout: Duration = Duration("0 s")
-    checkpoint_interval: OptionalDuration = OptionalDuration(None)
+    checkpoint_interval: OpenDuration = OpenDuration(AUTO)
     min_pause_between_checkpoints: Duration = Duration("0 s")
     checkpoint_timeout: Duration = Duration("10 min", least="1 ms")
     max_concurrent_checkpoints: Count = Count(1, 1, 100)
     max_queued_requests: Count = Count(1000, 1, 100_000)
-    tolerable_checkpoint_failures: Count = Count(0, 0)
+    tolerable_checkpoint_failures: Count = Count(3, 0)
     retained_checkpoints: Count = Count(1, 1, 10_000)
     retention: Choice[Retention] = Choice("keep", "delete")
     state_size_threshold: Size = Size("20 KiB")
     snapshot_compression: Choice[SnapshotCompression] = Choice("none", "lz4", "zstd")
     local_recovery: Flag = Flag(False)
-    restart_strategy: Choice[Restart] = Choice("fixed_delay", "exponential_delay", "failure_rate", "none")
-    restart_attempts: OptionalCount = OptionalCount(3, 0)
+    restart_strategy: Choice[Restart] = Choice("exponential_delay", "fixed_delay", "failure_rate", "none")
+    restart_attempts: OpenCount = OpenCount(AUTO, 0)
     restart_delay: Duration = Duration("1 s")
     restart_max_delay: Duration = Duration("1 min")
     restart_backoff_multiplier: Factor = Factor(2.0, 1.0)
@@ -189,6 +199,8 @@ class JobOptions:
                 cause="a slot needs memory for its buffers and for Python, too",
                 remedy="Lower state_memory, or raise slot_memory",
             )
+        forever = self.restart_strategy == "exponential_delay" and self.execution_mode == "streaming"
+        vars(JobOptions)["restart_attempts"].settle(self, None if forever else DEFAULT_ATTEMPTS)
         self._check_restarts()
         if self.checkpoint_mode == "off" and self.checkpoint_interval is not None:
             raise OptionError(
@@ -228,13 +240,13 @@ class JobOptions:
                 "exponential_delay cannot begin with restart_delay 0 s",
                 where="option restart_delay",
                 cause="every delay would be 0 s",
-                remedy="Give the first delay, such as 1 s",
+                remedy="Give the first delay, such as 1 s, or set restart_strategy=fixed_delay",
             )
         if self.restart_strategy == "exponential_delay" and self.restart_delay > self.restart_max_delay:
             raise OptionError(
                 f"restart_delay is longer than restart_max_delay {format_duration(self.restart_max_delay)}",
                 where="option restart_max_delay",
-                remedy=f"Give at least {format_duration(self.restart_delay)}",
+                remedy=f"Give at least {format_duration(self.restart_delay)}, or set restart_strategy=fixed_delay",
             )
         if self.restart_strategy == "failure_rate" and self.restart_attempts is None:
             raise OptionError(
@@ -242,6 +254,11 @@ class JobOptions:
                 where="option restart_attempts",
                 remedy="Give a number, or use fixed_delay with restart_attempts=none to restart for ever",
             )
+
+    @property
+    def leaves_interval_open(self) -> bool:
+        """Nobody has named a `checkpoint_interval`: the driver chooses when it knows the pipeline (S1.1)."""
+        return bool(vars(JobOptions)["checkpoint_interval"].is_open(self))
 
     @property
     def unaligned_after_ms(self) -> int | None:
@@ -294,5 +311,5 @@ class JobOptions:
         mapping: dict[str, str | float | None] = {}
         for field in dataclasses.fields(self):
             setting: Any = vars(type(self))[field.name]
-            mapping[field.name] = setting.plain(getattr(self, field.name))
+            mapping[field.name] = setting.plain(vars(self)[field.name])
         return mapping

@@ -25,6 +25,7 @@ class PinnedGraph:
         graph: document of the JobGraph.
         pinned_at: time.
         sinks: two-phase ones, uid -> what each says of itself; empty also in those of earlier versions.
+        options: in effect, with what the submission left open; empty in those of earlier versions.
     """
 
     RECORD: ClassVar[str] = "graph"
@@ -36,6 +37,7 @@ class PinnedGraph:
     graph: Mapping[str, Any]
     pinned_at: str
     sinks: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def pin_graph(store: Store, layout: JobLayout, pinned: PinnedGraph) -> None:

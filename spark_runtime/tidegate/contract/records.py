@@ -18,6 +18,7 @@ __all__ = [
     "Desired",
     "Launch",
     "Owner",
+    "RelativePaths",
     "RestoreFrom",
     "Spec",
     "StatusHint",
@@ -79,6 +80,20 @@ class RestoreFrom:
 
 
 @dataclass(frozen=True, slots=True)
+class RelativePaths:
+    """Where relative paths of a pipeline lie, whoever builds it, in whatever working directory.
+
+    Attributes:
+        folder: absolute path of the folder that they are relative to; None: there is none that lasts, so that they are
+            refused.
+        within: absolute path of a folder that they must not lead out of; None: they may lead anywhere.
+    """
+
+    folder: str | None
+    within: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Spec:
     """One submission; create-only, by the submitter.
 
@@ -98,10 +113,12 @@ class Spec:
         owner_dag: Airflow DAG that owns the job.
         submitted_at: time.
         submitted_by: for people.
+        relative_paths: of the pipeline; None: in the working directory of whoever builds it, as in submissions from
+            before this was recorded.
     """
 
     RECORD: ClassVar[str] = "spec"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
 
     job_id: str
     number: int
@@ -118,6 +135,7 @@ class Spec:
     owner_dag: str | None
     submitted_at: str
     submitted_by: str
+    relative_paths: RelativePaths | None = None
 
 
 @dataclass(frozen=True, slots=True)

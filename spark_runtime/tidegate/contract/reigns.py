@@ -63,6 +63,15 @@ def may_have_run(entries: Sequence[Entry]) -> frozenset[int]:
     return frozenset(fences[generation] for generation, own in reigns.items() if not _came_to_nothing(own))
 
 
+def left_nothing(entries: Sequence[Entry], submissions: int) -> bool:
+    """Whether none of the first `submissions` submissions has state or output: each had no driver, or was refused by
+    its drivers before a slot ran, for a reason that no slot reports."""
+    ran = may_have_run(entries)
+    refused = {e.spec for e in entries if e.kind == "failure" and e.data.get("code") in REFUSALS}
+    driven = {e.spec for e in entries if e.kind == "fence"}
+    return all(n not in ran and (n in refused or n not in driven) for n in range(1, submissions + 1))
+
+
 def followed_by(number: int, ran: Collection[int]) -> int:
     """The submission that a restore which is submission `number` goes on from, with its "latest" and its settings: the
     newest before it that may have run; the one before it when none has; 0: there is none. Args: ran: `may_have_run`."""

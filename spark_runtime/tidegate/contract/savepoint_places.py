@@ -24,7 +24,7 @@ def check_savepoint_place(root: str, layout: JobLayout, place: str, *, where: st
         raise OptionError(
             f"{place!r} lies in the job's folder of checkpoints",
             where=where,
-            cause="what is there the job deletes, with retention=delete all of it when it is cancelled",
+            cause="what is there the job deletes, with retention=delete all of it when it has finished or is cancelled",
             remedy=f"Name another folder, or none: then savepoints go to {root}/{layout.savepoints}",
         )
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 import math
 from datetime import timedelta
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Final, Generic, TypeVar, overload
 
 from tidegate.contract.errors import OptionError
 from tidegate.contract.units import (
@@ -16,6 +16,9 @@ from tidegate.contract.units import (
     parse_duration,
     parse_size,
 )
+
+AUTO: Final[Any] = "auto"
+"""The value of a setting that nobody has named, where the choice is left to later."""
 
 T = TypeVar("T")
 G = TypeVar("G")
@@ -38,8 +41,7 @@ class _Setting(Generic[T, G]):
     def __get__(self, options: object | None, owner: type) -> T:
         if options is None:
             return self.default
-        value: T = vars(options)[self.name]
-        return value
+        return self.used(vars(options)[self.name])
 
     def __set__(self, options: object, value: G) -> None:
         vars(options)[self.name] = self.parse(value)
@@ -50,6 +52,10 @@ class _Setting(Generic[T, G]):
 
     def plain(self, value: T) -> Any:
         """JSON form that `parse` takes back."""
+        return value
+
+    def used(self, value: T) -> T:
+        """What programs get of a stored value."""
         return value
 
     def refuse(self, value: object, allowed: str) -> OptionError:
@@ -164,6 +170,42 @@ class OptionalDuration(_Setting[timedelta | None, timedelta | str | None]):
     def plain(self, value: timedelta | None) -> Any:
         """See `_Setting.plain`."""
         return None if value is None else format_duration(value)
+
+
+class OpenDuration(OptionalDuration):
+    """An optional duration that users may leave open, "auto": then it is None to programs that do not ask `is_open`."""
+
+    def parse(self, value: timedelta | str | None) -> timedelta | None:
+        """See `_Setting.parse`."""
+        word = value.strip().lower() if isinstance(value, str) else ""
+        if word == AUTO:
+            return AUTO
+        return None if word == "off" else super().parse(value)
+
+    def used(self, value: timedelta | None) -> timedelta | None:
+        """See `_Setting.used`."""
+        return None if value == AUTO else value
+
+    def plain(self, value: timedelta | None) -> Any:
+        """See `_Setting.plain`."""
+        return AUTO if value == AUTO else super().plain(value)
+
+    def is_open(self, options: object) -> bool:
+        """Nobody has named a value."""
+        return bool(vars(options)[self.name] == AUTO)
+
+
+class OpenCount(OptionalCount):
+    """An optional count that users may leave open, "auto": the options choose by others of theirs (`settle`)."""
+
+    def parse(self, value: int | str | None) -> int | None:
+        """See `_Setting.parse`."""
+        return AUTO if isinstance(value, str) and value.strip().lower() == AUTO else super().parse(value)
+
+    def settle(self, options: object, value: int | None) -> None:
+        """Take `value` where nobody has named one."""
+        if vars(options)[self.name] == AUTO:
+            vars(options)[self.name] = value
 
 
 class Size(_Setting[ByteSize, ByteSize | str]):

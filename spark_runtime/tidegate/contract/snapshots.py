@@ -11,7 +11,7 @@ from tidegate.contract.errors import NotFoundError, OptionError, SnapshotError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.materialised import submissions_read
 from tidegate.contract.records import RestoreFrom, Spec
-from tidegate.contract.status import CheckpointView, JobView
+from tidegate.contract.status import CheckpointView, JobStatus, JobView
 from tidegate.contract.store import Store, open_store
 
 
@@ -61,7 +61,7 @@ def resolve_restore(
                 cause="the job was not started from a snapshot, and has completed no checkpoint that was not rejected",
                 remedy="Start it anew, or name a savepoint",
             )
-        document = _metadata(store, storage_options, point.path, where)
+        document = _metadata(store, storage_options, point.path, where, specs, view)
         latest = replace(restore, path=None, checkpoint_id=None)
         assert view is not None, "a snapshot was found in it"
         lineage = _lineage_of(specs, point.spec or view.followed)
@@ -70,7 +70,7 @@ def resolve_restore(
         return _by_id(store, storage_options, restore, specs, view, where)
     path = _relative(store, restore.path)
     known = next((c for c in (view.completed if view is not None else ()) if c.path == path), None)
-    document = _metadata(store, storage_options, path, where)
+    document = _metadata(store, storage_options, path, where, specs, view)
     restore = replace(
         restore, path=path, checkpoint_id=known.checkpoint_id if known is not None else restore.checkpoint_id
     )
@@ -118,7 +118,7 @@ def _by_id(
             remedy="`tidegate checkpoints` lists what can be restored",
         )
     _refuse_gone(known, where)
-    document = _metadata(store, storage_options, known.path, where)
+    document = _metadata(store, storage_options, known.path, where, specs, view)
     named = replace(restore, path=known.path)
     lineage = _lineage_of(specs, known.spec)
     return ResolvedRestore(named, lineage, _name(known, known.path), _completed_at(known, document))
@@ -183,12 +183,21 @@ def _relative(store: Store, path: str) -> str:
     return path
 
 
-def _metadata(store: Store, storage_options: Mapping[str, Any], path: str, where: str) -> Mapping[str, Any]:
+def _metadata(
+    store: Store,
+    storage_options: Mapping[str, Any],
+    path: str,
+    where: str,
+    specs: Sequence[Spec],
+    view: JobView | None,
+) -> Mapping[str, Any]:
     """Body of a snapshot's metadata as far as its job and lineage are concerned; the driver checks all of it."""
     try:
         holder, folder = open_snapshot(store, storage_options, path)
         body = json.loads(holder.read(JobLayout.metadata(folder))).get("body", {})
     except NotFoundError as error:
+        if view is not None and path.startswith(f"{JobLayout(view.job_id).checkpoints}/"):
+            _refuse_deleted(path, where, specs[-1], view)
         raise SnapshotError(
             f"{path} is not a complete snapshot",
             where=where,
@@ -200,3 +209,14 @@ def _metadata(store: Store, storage_options: Mapping[str, Any], path: str, where
             f"the metadata of {path} is damaged", where=where, remedy="Restore another snapshot"
         ) from error
     return body if isinstance(body, Mapping) else {}
+
+
+def _refuse_deleted(path: str, where: str, last: Spec, view: JobView) -> None:
+    """Checkpoints go with the job that ended, when it says so (S2.3)."""
+    if view.status in (JobStatus.FINISHED, JobStatus.CANCELED) and last.options.get("retention") == "delete":
+        raise SnapshotError(
+            f"{path} was deleted when the job ended",
+            where=where,
+            cause=f"submission {last.number} is {view.status}, and its option retention is 'delete'",
+            remedy="Restore a savepoint, or start the job again; with retention=keep checkpoints stay",
+        )

@@ -30,6 +30,7 @@ __all__ = [
     "SourceView",
     "derive",
     "derive_durable",
+    "failure_views",
     "next_checkpoint_id",
     "with_hint",
 ]
@@ -100,6 +101,7 @@ class FailureView:
         traceback: of the user's code, where there is one.
         at: time.
         code: class of the error, as `TidegateError.code`; empty when a user function or a slot failed.
+        recovered: the job has run since.
     """
 
     message: str
@@ -108,6 +110,7 @@ class FailureView:
     traceback: str | None = None
     at: str = ""
     code: str = ""
+    recovered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +144,8 @@ class JobView:
         restored: the snapshot that the current submission starts from; None: it starts fresh.
         followed: the submission that a restore goes on from: the newest, but for those that came to nothing, since they
             were refused or never had a driver.
+        restored_from: folder of the snapshot that the newest run of the current submission began from; None: it began
+            fresh, or none has begun.
         restored_runs: runs, of all submissions, that began from a snapshot.
         refused_requests: requests for snapshots that were refused since the current run began, by code.
         waiting: checkpoints that wait for a verdict of the commit gate, oldest first (S7.8).
@@ -148,6 +153,8 @@ class JobView:
         counters: what operators counted since the current run began: uid -> name -> number, such as `late_dropped` and
             `processing_time_dropped`.
         sources_paused: the job runs, and reads nothing because `max_uncommitted_checkpoints` wait.
+        waits_for_deletions: retired checkpoints that the store has not deleted, while no new checkpoint starts because
+            there are so many (S2.3); else 0.
     """
 
     job_id: str
@@ -170,11 +177,13 @@ class JobView:
     latest_recovery_point: CheckpointView | None
     restored: CheckpointView | None = None
     followed: int = 0
+    restored_from: str | None = None
     restored_runs: int = 0
     refused_requests: Mapping[str, int] = field(default_factory=dict)
     waiting: tuple[int, ...] = ()
     uncommitted: tuple[int, ...] = ()
     sources_paused: bool = False
+    waits_for_deletions: int = 0
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     driver_generation: int = 0
 
@@ -261,6 +270,7 @@ def derive_durable(specs: Sequence[Spec], decisions: Sequence[Decision]) -> JobV
         latest_recovery_point=points.latest(followed),
         restored=points.restored(spec.number),
         followed=followed,
+        restored_from=_restored_from(current),
         restored_runs=sum(1 for e in entries if e.kind == "status" and e.data.get("restored_from")),
         waiting=verdicts.waiting,
         uncommitted=verdicts.uncommitted,
@@ -288,6 +298,7 @@ def with_hint(view: JobView, hint: StatusHint | None) -> JobView:
         slots_needed=_optional_int(told.get("slots_needed")),
         refused_requests=_counts(told.get("refused_requests")),
         counters=_counters(told.get("counters")),
+        waits_for_deletions=0 if view.is_terminal else _int(told.get("waits_for_deletions"), 0),
     )
 
 
@@ -309,19 +320,39 @@ def _begins_to_run(entry: Entry) -> bool:
     return entry.kind == "fence" and not entry.data.get("only_commits")
 
 
-def _failure(current: Sequence[Entry]) -> FailureView | None:
-    for entry in reversed(current):
-        if entry.kind == "failure":
-            data = entry.data
-            return FailureView(
-                message=str(data.get("message", "")),
-                operator=data.get("operator"),
-                subtask=data.get("subtask"),
-                traceback=data.get("traceback"),
+def _restored_from(current: Sequence[Entry]) -> str | None:
+    newest = next((e for e in reversed(current) if _has_started(e)), None)
+    path = None if newest is None else newest.data.get("restored_from")
+    return None if path is None else str(path)
+
+
+def _has_started(entry: Entry) -> bool:
+    return entry.kind == "status" and entry.data.get("status") == JobStatus.RUNNING
+
+
+def failure_views(entries: Sequence[Entry]) -> tuple[tuple[int, FailureView], ...]:
+    """Every failure with its submission, oldest first."""
+    started = {entry.spec: at for at, entry in enumerate(entries) if _has_started(entry)}
+    return tuple(
+        (
+            entry.spec,
+            FailureView(
+                message=str(entry.data.get("message", "")),
+                operator=entry.data.get("operator"),
+                subtask=entry.data.get("subtask"),
+                traceback=entry.data.get("traceback"),
                 at=entry.decision.at,
-                code=str(data.get("code") or ""),
-            )
-    return None
+                code=str(entry.data.get("code") or ""),
+                recovered=started.get(entry.spec, -1) > at,
+            ),
+        )
+        for at, entry in enumerate(entries)
+        if entry.kind == "failure"
+    )
+
+
+def _failure(current: Sequence[Entry]) -> FailureView | None:
+    return next((failure for _, failure in reversed(failure_views(current))), None)
 
 
 def _sources(ended: Collection[str], told: Mapping[str, Any]) -> tuple[SourceView, ...]:

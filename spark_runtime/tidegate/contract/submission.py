@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +24,8 @@ from tidegate.contract.errors import (
 from tidegate.contract.launching import find_local
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.options import JobOptions
-from tidegate.contract.records import RestoreFrom, Spec, canonical, decode, encode
+from tidegate.contract.records import RelativePaths, RestoreFrom, Spec, canonical, decode, encode
+from tidegate.contract.reigns import left_nothing, submissions_of
 from tidegate.contract.savepoint_places import check_savepoint_place
 from tidegate.contract.secrets import check_no_plain_secrets
 from tidegate.contract.snapshot_age import refuse_older
@@ -49,6 +51,10 @@ class Request:
         like: submission to take from what is not given, of this or of another job of the root; None: the newest, but
             for those that came to nothing (`JobView.followed`).
         max_snapshot_age: of what a restore would start from now, by its recorded completion; None: any.
+        fresh: a start under an id that has had a submission is meant: their state is not used.
+        relative_paths: of the pipeline, if `pipeline` or `arguments` is given. None: as in the submission that a
+            restore follows, so that a path means the same place for the life of a job; of a fresh start this process's
+            working directory.
     """
 
     pipeline: str | None
@@ -63,6 +69,8 @@ class Request:
     submitted_by: str
     max_snapshot_age: timedelta | None = None
     like: Spec | None = None
+    fresh: bool = False
+    relative_paths: RelativePaths | None = None
 
     @property
     def is_fresh(self) -> bool:
@@ -82,6 +90,8 @@ def submit(client: JobClient, request: Request) -> Spec:
         view = client.view() if specs else None
         if view is not None:
             _refuse_if_taken(client, view, specs[-1], fresh=request.is_fresh)
+            if request.restore is None and not request.fresh:
+                _refuse_second_start(client, view)
         resolved = _resolved(client, request, specs, view)
         if view is not None and resolved is not None and resolved.lineage is None:
             _refuse_to_forget(client, view)
@@ -168,6 +178,37 @@ def _refuse_if_taken(client: JobClient, view: JobView, last: Spec, *, fresh: boo
         _refuse_to_forget(client, view)
 
 
+def check_start(client: JobClient, submission_id: str | None, *, fresh: bool) -> bool:
+    """Whether a start would create a submission; False when the one of this id exists.
+
+    Raises:
+        JobExistsError: it would be refused for what the job is or was.
+    """
+    specs = client.specs()
+    if any(spec.submission_id == submission_id for spec in specs):
+        return False
+    if specs:
+        view = client.view()
+        _refuse_if_taken(client, view, specs[-1], fresh=True)
+        if not fresh:
+            _refuse_second_start(client, view)
+    return True
+
+
+def _refuse_second_start(client: JobClient, view: JobView) -> None:
+    """Raise JobExistsError for a start under the id of a job that is over, unless no submission of it ever ran: in
+    silence it would begin without its state, and add its whole output once more."""
+    if left_nothing(submissions_of(client.decisions()), view.spec_number):
+        return
+    raise JobExistsError(
+        f"a job of this id is {view.status} already",
+        where=f"job {client.job_id}, submission {view.spec_number}",
+        cause="a start does not use its state, and reads and writes everything again",
+        remedy="Restore it (`tidegate restore`), choose another job id, or start it with --fresh (fresh=True); what "
+        "happens to output that exists, each file sink then decides by if_exists (error, append, overwrite)",
+    )
+
+
 def _refuse_to_forget(client: JobClient, view: JobView) -> None:
     """Raise JobExistsError for a start in a new lineage while something waits for its commit."""
     if view.uncommitted:
@@ -238,8 +279,16 @@ def _spec(
         owner_dag=request.owner_dag,
         submitted_at=iso(client.now()),
         submitted_by=request.submitted_by,
+        relative_paths=_relative_paths(request, before),
     )
     return spec, pin
+
+
+def _relative_paths(request: Request, before: Spec | None) -> RelativePaths | None:
+    changes = request.pipeline is not None or request.arguments is not None
+    if request.relative_paths is not None and (before is None or changes):
+        return request.relative_paths
+    return RelativePaths(os.getcwd()) if before is None else before.relative_paths
 
 
 def _checked(client: JobClient, options: JobOptions) -> JobOptions:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 from fractions import Fraction
+from typing import Literal, get_args
 
 from tidegate.contract.errors import OptionError
+
+CalendarUnit = Literal["hour", "day", "week", "month", "quarter", "year"]
+"""Units whose length depends on a time zone, a month or a year."""
 
 _MICROSECONDS = {
     "us": 1,
@@ -16,6 +20,8 @@ _MICROSECONDS = {
     "h": 3_600_000_000,
     "d": 86_400_000_000,
 }
+_WEEK = "w"
+_UNFIXED = ("month", "quarter", "year")
 _DURATION_NAMES = {
     **{name: name for name in _MICROSECONDS},
     "microsecond": "us",
@@ -31,7 +37,14 @@ _DURATION_NAMES = {
     "hours": "h",
     "day": "d",
     "days": "d",
+    _WEEK: _WEEK,
+    "week": _WEEK,
+    "weeks": _WEEK,
+    **{name: name for name in _UNFIXED},
+    **{f"{name}s": name for name in _UNFIXED},
 }
+_FIXED = {**_MICROSECONDS, _WEEK: 7 * _MICROSECONDS["d"]}
+_CALENDAR: dict[str, CalendarUnit] = {"h": "hour", "d": "day", _WEEK: "week"}
 _SIZES = {
     "B": 1,
     "KiB": 2**10,
@@ -47,7 +60,14 @@ _SIZES = {
 _BINARY_SIZES = ("TiB", "GiB", "MiB", "KiB", "B")
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
-DURATION_FORM = 'a duration with its unit, such as "500 ms", "10 min" or "2 h 30 min" (us, ms, s, min, h, d)'
+_ISO = re.compile(r"P(?=.*\d)[0-9A-Z.,]+")
+_ISO_WEEKS = re.compile(r"P[\d.,]+W")
+_TOO_FINE = re.compile(r"[.,]\d{7,}")
+
+DURATION_FORM = (
+    'a duration with its unit, such as "500 ms", "10 min" or "2 h 30 min" (us, ms, s, min, h, d, w), or in ISO 8601, '
+    'such as "PT10M"'
+)
 SIZE_FORM = 'a size with its unit, such as "20 KiB", "4 MiB" or "1 GiB"'
 
 
@@ -60,27 +80,56 @@ class ByteSize(int):
         return repr(format_size(self))
 
 
-def parse_duration(value: str | timedelta, *, where: str = "") -> timedelta:
-    """`value` as a duration of zero or more, exact to the microsecond.
+def parse_duration(value: str | timedelta, *, where: str = "", signed: bool = False) -> timedelta:
+    """`value` as a fixed duration, exact to the microsecond: a day has 24 hours, a week 7 days.
 
     Args:
-        value: timedelta, or text: numbers with units, added up.
+        value: timedelta (pendulum's too), or text: numbers with units, added up, or ISO 8601 ("PT10S", "P1D", "P2W").
         where: what to name in errors.
+        signed: a sign may stand before the text ("-5 min", "-PT5M"), and a timedelta may be negative; else the
+            duration is zero or more.
 
     Raises:
-        OptionError: anything else; bare numbers too.
+        OptionError: anything else; bare numbers too, and months, quarters and years, which have no fixed length.
     """
-    if isinstance(value, timedelta):
-        if value < timedelta(0):
-            raise OptionError(f"{value} is negative", where=where, remedy=f"Give {DURATION_FORM}")
-        return value
-    total = sum((number * _MICROSECONDS[unit] for number, unit in _parts(value, where)), Fraction(0))
+    sign, amounts = _amounts(value, where)
+    for number, unit in amounts:
+        if unit in _UNFIXED and number:
+            raise OptionError(
+                f"{value!r} is not a fixed duration",
+                where=where,
+                cause=f"a {unit} has no fixed length",
+                remedy=f"Give {DURATION_FORM}; days for a {unit}",
+            )
+    total = sign * sum((number * _FIXED[unit] for number, unit in amounts if unit in _FIXED), Fraction(0))
+    if total < 0 and not signed:
+        raise OptionError(f"{value!r} is negative", where=where, remedy=f"Give {DURATION_FORM}")
     if total.denominator != 1:
         raise OptionError(f"{value!r} is finer than a microsecond", where=where, remedy=f"Give {DURATION_FORM}")
     try:
         return timedelta(microseconds=int(total))
     except OverflowError as error:
         raise OptionError(f"{value!r} is too long", where=where, remedy=f"Give {DURATION_FORM}") from error
+
+
+def parse_calendar_span(value: str | timedelta, *, where: str = "") -> tuple[int, CalendarUnit]:
+    """`value` as a whole number of one calendar unit: "1 day", "2 weeks", "P3M", timedelta(days=1).
+
+    Raises:
+        OptionError: anything else, such as "1 month 2 days", "1.5 days" or "10 min".
+    """
+    sign, amounts = _amounts(value, where)
+    amounts = [(number, unit) for number, unit in amounts if number]
+    if len(amounts) == 1 and sign > 0:
+        ((number, short),) = amounts
+        unit = next((unit for unit in get_args(CalendarUnit) if unit in (short, _CALENDAR.get(short))), None)
+        if unit is not None and number.denominator == 1:
+            return int(number), unit
+    raise OptionError(
+        f"{value!r} is not a whole number of one calendar unit",
+        where=where,
+        remedy=f'Give a number of one of {", ".join(get_args(CalendarUnit))}, such as "1 day" or "3 months"',
+    )
 
 
 def format_duration(duration: timedelta) -> str:
@@ -115,9 +164,27 @@ def format_size(size_bytes: int) -> str:
     return "0 B"
 
 
-def _parts(value: object, where: str) -> list[tuple[Fraction, str]]:
-    parts: list[tuple[Fraction, str]] = []
+def _amounts(value: object, where: str) -> tuple[int, list[tuple[Fraction, str]]]:
+    """The sign, and numbers of units."""
+    if isinstance(value, timedelta):
+        return _of_timedelta(value)
     text = value.strip() if isinstance(value, str) else ""
+    sign = -1 if text.startswith("-") else 1
+    text = text[1:].strip() if text[:1] in ("+", "-") else text
+    if _ISO.fullmatch(text):
+        import pendulum  # not with the module: clients that read a job directory alone have no use for it
+
+        try:
+            parsed = pendulum.parse(text) if "W" not in text or _ISO_WEEKS.fullmatch(text) else None
+        except ValueError:
+            parsed = None
+        if isinstance(parsed, pendulum.Duration):
+            if _TOO_FINE.search(text):
+                raise OptionError(f"{value!r} is finer than a microsecond", where=where, remedy=f"Give {DURATION_FORM}")
+            amounts = _of_timedelta(parsed)[1]
+            in_weeks = text.endswith("W")  # a Duration holds weeks as days
+            return sign, [(n / 7, _WEEK) for n, _ in amounts] if in_weeks and amounts[0][1] == "d" else amounts
+    parts: list[tuple[Fraction, str]] = []
     position = 0
     while position < len(text):
         match = _PART.match(text, position)
@@ -127,4 +194,16 @@ def _parts(value: object, where: str) -> list[tuple[Fraction, str]]:
         position = match.end()
     if not parts or position < len(text):
         raise OptionError(f"{value!r} is not a duration", where=where, remedy=f"Give {DURATION_FORM}")
-    return parts
+    return sign, parts
+
+
+def _of_timedelta(value: timedelta) -> tuple[int, list[tuple[Fraction, str]]]:
+    """The sign, and numbers of units: of a timedelta whole days or hours as these; pendulum's know months and years."""
+    total_us = timedelta.__floordiv__(value, timedelta(microseconds=1))  # pendulum's own takes only durations
+    months, years = (int(getattr(value, name, 0)) for name in ("months", "years"))
+    if months or years:
+        rest_us = total_us - (months * 30 + years * 365) * _MICROSECONDS["d"]  # what pendulum counts for them
+        found = [(Fraction(abs(months + 12 * years)), "month"), (Fraction(abs(rest_us)), "us")]
+        return (-1 if total_us < 0 else 1), found
+    unit = next(unit for unit in ("d", "h", "us") if total_us % _MICROSECONDS[unit] == 0)
+    return (-1 if total_us < 0 else 1), [(Fraction(abs(total_us), _MICROSECONDS[unit]), unit)]

@@ -17,6 +17,7 @@ from tidegate.contract.errors import (
 )
 from tidegate.contract.records import Launch
 from tidegate.contract.status import JobStatus, JobView
+from tidegate.contract.status_words import waiting_words
 
 T = TypeVar("T")
 
@@ -186,6 +187,5 @@ def lost_error(view: JobView, cause: str, tail: str) -> DriverLostError:
 
 
 def _slots(view: JobView) -> str:
-    if view.status is not JobStatus.WAITING_FOR_SLOTS or view.slots_needed is None:
-        return ""
-    return f", {view.slots_registered or 0} of {view.slots_needed} slots"
+    words = waiting_words(view)
+    return f", {words}" if words else ""

@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
 from tidegate.contract.errors import PipelineError
-from tidegate.contract.options import JobOptions
+from tidegate.contract.options import JobOptions, format_duration
 from tidegate.plan.graph import JobGraph
+
+DEFAULT_INTERVAL = timedelta(minutes=1)
+"""Between checkpoints of an unbounded job that names no interval: little work to repeat after a failure, and seldom
+enough to cost next to nothing."""
+
+
+def options_in_effect(options: JobOptions, graph: JobGraph, recorded: Mapping[str, Any]) -> JobOptions:
+    """The options that a submission runs with, once its pipeline is known: what it leaves open is chosen (S1.1).
+
+    Args: recorded: what an earlier driver of the submission has chosen; empty: there was none.
+    """
+    if not options.leaves_interval_open:
+        return options
+    unbounded = any(node.source is not None and node.source.boundedness == "unbounded" for node in graph.nodes)
+    takes_any = options.checkpoint_mode != "off" and options.execution_mode == "streaming"
+    chosen = format_duration(DEFAULT_INTERVAL) if unbounded and takes_any else None
+    interval = recorded.get("checkpoint_interval", chosen)
+    return JobOptions.from_mapping({**options.to_mapping(), "checkpoint_interval": interval})
 
 
 def check_checkpoint_mode(graph: JobGraph, options: JobOptions) -> None:

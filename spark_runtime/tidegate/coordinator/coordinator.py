@@ -13,12 +13,13 @@ from tidegate.coordinator.commit_gate import CommitGate
 from tidegate.coordinator.completed_snapshots import CompletedSnapshots
 from tidegate.coordinator.coordinator_options import CoordinatorOptions
 from tidegate.coordinator.events import AbortCode, Action, Event, Request, Subtask
+from tidegate.coordinator.failure_count import FailureCount
 from tidegate.coordinator.final_snapshot import FinalSnapshot
 from tidegate.coordinator.finished_operators import union_refusal
 from tidegate.coordinator.giving_up import Scene, savepoint_stays, stop_failed, stop_given_up, stop_untouched
-from tidegate.coordinator.pending import COUNTED, PendingCheckpoint
+from tidegate.coordinator.pending import COUNTED, PendingCheckpoint, PendingSnapshots
 from tidegate.coordinator.requests import RequestQueue
-from tidegate.coordinator.retention import Completed
+from tidegate.coordinator.retention import MAX_OVERDUE_DELETIONS, Completed
 from tidegate.coordinator.subtask_states import SubtaskStates
 from tidegate.coordinator.topology import Topology
 from tidegate.coordinator.triggering import FORCED, Drop, Refuse, Situation, Start, admit, judge
@@ -59,7 +60,7 @@ class Coordinator:
         finished = tuple(finished)
         self._subtasks = SubtaskStates(topology, finished)
         self._queue = RequestQueue(options.max_queued)
-        self._pending: dict[int, PendingCheckpoint] = {}
+        self._pending = PendingSnapshots()
         self._claiming: Request | None = None
         self._shelf = CompletedSnapshots(
             topology, completed, retained=options.retained, last_committed=last_committed, restored=restored, gate=gate
@@ -69,10 +70,11 @@ class Coordinator:
         self._commit_only = commit_only
         self._next_periodic_ms: int | None = None
         self._last_completed_ms: int | None = None
-        self._failures = 0
+        self._failures = FailureCount(options.tolerable_failures)
         needed = options.interval_ms is not None or topology.commits
         self._final = FinalSnapshot(needed=needed and not (gate is not None and gate.at_end))
         self._stop: PendingCheckpoint | None = None
+        self._overdue = 0
         self._over = False
         self._refused: Counter[str] = Counter()
 
@@ -112,15 +114,16 @@ class Coordinator:
                 actions = self._shelf.judged(event)
             case ev.GiveUpStop():
                 actions = self._give_up_stop(event)
-        if not self._over:
-            actions += self._start_next(now_ms)
-        return actions
+            case ev.DeletionsOverdue(folders):
+                self._overdue, actions = folders, []
+        self._over = self._over or any(isinstance(action, ev.FailRun) for action in actions)
+        return actions if self._over else actions + self._start_next(now_ms)
 
     def next_wake_ms(self) -> int | None:
         """When the next Tick can change something."""
         if self._over:
             return None
-        times = [p.deadline_ms for p in self._pending.values() if not p.completing]
+        times = self._pending.deadlines_ms
         times += [t for t in (self._next_periodic_ms, self._final.due_ms) if t is not None]
         return min(times, default=None)
 
@@ -136,9 +139,7 @@ class Coordinator:
         for pending in self._pending.values():
             if pending.completing:
                 continue
-            actions.append(ev.SendAbort(pending.checkpoint_id, reason, "shutdown"))
-            if pending.request.kind in ("checkpoint", "final"):
-                actions.append(ev.Retire(pending.checkpoint_id, pending.path))
+            actions += pending.give_up(reason, "shutdown")
             again.append(pending.request)
         if self._claiming is not None:
             again.append(self._claiming)
@@ -168,6 +169,12 @@ class Coordinator:
         return self._gate is not None and self._gate.paused
 
     @property
+    def waits_for_deletions(self) -> int:
+        """Retired checkpoints that wait for their deletion, when they hold up new ones (S2.3); else 0. May be asked
+        from any thread."""
+        return self._overdue if self._overdue >= MAX_OVERDUE_DELETIONS else 0
+
+    @property
     def refused(self) -> dict[str, int]:
         """How many requests were refused, by code (S1.2); a copy. May be asked from any thread."""
         return dict(self._refused)
@@ -192,8 +199,6 @@ class Coordinator:
         reason = f"subtask {subtask} finished before it could take part"
         for pending in [p for p in self._pending.values() if p.waits_for(subtask)]:
             actions += self._abort(pending, "subtask_finished", reason, now_ms)
-        if self._over:
-            return actions
         if self._subtasks.all_finished:
             return actions + self._end()
         self._ask_for_final(now_ms)
@@ -204,7 +209,7 @@ class Coordinator:
         self._over = True
         actions: list[Action] = []
         for pending in self._pending.values():
-            actions.append(ev.SendAbort(pending.checkpoint_id, "the job ended", "job_ended"))
+            actions += pending.give_up("the job ended", "job_ended")
         waiting = [self._claiming] if self._claiming is not None else []
         actions += job_ended([p.request for p in self._pending.values()], waiting + self._queue.drain())
         self._pending.clear()
@@ -235,7 +240,7 @@ class Coordinator:
     def _ending_is_served(self) -> bool:
         """A snapshot that lets every ended subtask finish is on its way or has completed."""
         on_its_way = {"stop-savepoint", "final"}
-        kinds = {p.request.kind for p in self._pending.values()} | {r.kind for r in self._queue.savepoints()}
+        kinds = self._pending.kinds | {r.kind for r in self._queue.savepoints()}
         if self._claiming is not None:
             kinds.add(self._claiming.kind)
         return self._final.done or self._stop is not None or not kinds.isdisjoint(on_its_way)
@@ -247,14 +252,14 @@ class Coordinator:
         for pending in list(self._pending.values()):
             if now_ms >= pending.deadline_ms and not pending.completing:
                 actions += self._abort(pending, "expired", pending.expiry(now_ms), now_ms)
-        if not self._over and self._next_periodic_ms is not None and now_ms >= self._next_periodic_ms:
+        if self._next_periodic_ms is not None and now_ms >= self._next_periodic_ms:
             assert self._options.interval_ms is not None
             self._next_periodic_ms = now_ms + self._options.interval_ms
             actions += self._request(Request("checkpoint", periodic=True))
         return actions
 
     def _situation(self) -> Situation:
-        kinds = {p.request.kind for p in self._pending.values()}
+        kinds = self._pending.kinds
         stopping = self._stop is not None or "stop-savepoint" in kinds
         last_ms = self._last_completed_ms
         return Situation(
@@ -265,8 +270,10 @@ class Coordinator:
             periodic_queued=self._queue.has_periodic(),
             claiming=self._claiming is not None,
             ending=stopping or self._final.done or "final" in kinds,
+            only_final=not stopping and not self._final.done and bool(self._pending.finals()),
             all_up=self._subtasks.all_up,
             all_ended=self._subtasks.all_ended,
+            deletes_too_slowly=bool(self.waits_for_deletions),
             pending=len(self._pending),
             max_concurrent=self._options.max_concurrent,
             pause_ends_ms=None if last_ms is None else last_ms + self._options.min_pause_ms,
@@ -335,16 +342,19 @@ class Coordinator:
         deadline_ms = now_ms + max(self._options.timeout_ms, request.timeout_ms)
         pending = PendingCheckpoint(checkpoint_id, request, path, now_ms, deadline_ms, plan)
         self._pending[checkpoint_id] = pending
+        self._failures.claimed(checkpoint_id)
         pending.after_all_data = self._subtasks.all_ended
         if not plan.wait_for:
             return self._abort(pending, "subtask_finished", "every subtask has finished", now_ms)
-        return [ev.SendTrigger(checkpoint_id, request.kind, request.stop, path, now_ms, plan.to_trigger)]
+        actions: list[Action] = []
+        for final in self._pending.finals() if request.kind == "stop-savepoint" else ():
+            actions += self._abort(final, "job_stops", f"the job stops with savepoint {checkpoint_id} instead", now_ms)
+        return [*actions, ev.SendTrigger(checkpoint_id, request.kind, request.stop, path, now_ms, plan.to_trigger)]
 
     def _on_claim_failed(self, reason: str, now_ms: int) -> list[Action]:
         request, self._claiming = self._claiming, None
         assert request is not None, "ClaimFailed without Claim"
         if request.data_ended:
-            self._over = True
             return stop_failed(request, reason)
         text = f"the {request.kind} could not be started: {reason}"
         actions = self._refuse(request, Refuse("claim_failed", text))
@@ -352,7 +362,7 @@ class Coordinator:
             self._final.failed(now_ms)
         elif request.kind == "stop-savepoint":
             self._ask_for_final(now_ms)  # in its stead
-        return actions + (self._count_failure(reason) if request.kind not in FORCED else [])
+        return actions + (self._failures.failed(None, reason) if request.kind not in FORCED else [])
 
     # ------------------------------------------------------------ collecting
 
@@ -380,7 +390,7 @@ class Coordinator:
             return []
         request = pending.request
         actions: list[Action] = []
-        self._failures = 0
+        self._failures.completed(checkpoint_id, request)
         self._last_completed_ms = now_ms
         if request.kind != "savepoint":
             self._final.done = self._final.done or pending.after_all_data
@@ -406,21 +416,18 @@ class Coordinator:
             return []
         request = pending.request
         counts = code in COUNTED and request.kind not in FORCED
-        actions: list[Action] = [ev.SendAbort(pending.checkpoint_id, reason, code, counts)]
+        actions = pending.give_up(reason, code, counts)
         if request.kind in ("checkpoint", "savepoint"):
             actions += answer_to(request, False, "aborted", f"{request.kind} {pending.checkpoint_id} aborted: {reason}")
-        if request.kind in ("checkpoint", "final"):
-            actions.append(ev.Retire(pending.checkpoint_id, pending.path))
         if request.kind == "final" and code == "subtask_finished":
             self._ask_for_final(now_ms)
         elif request.kind == "final" and code not in ("subsumed", "job_stops"):
             self._final.failed(now_ms)
         if request.kind == "stop-savepoint":
             afresh = code == "subtask_finished"  # a plan that came too late: what has ended ends with the next (S1.5)
-            self._over = not afresh
             again = replace(request, data_ended=True)
             return actions + (self._enqueue(again) if afresh else stop_failed(request, reason))
-        return actions + (self._count_failure(reason) if counts else [])
+        return actions + (self._failures.failed(pending.checkpoint_id, reason) if counts else [])
 
     def _give_up_stop(self, event: ev.GiveUpStop) -> list[Action]:
         """The time of a stop is up. Once its savepoint is complete there is no way back (S7.7)."""
@@ -437,13 +444,4 @@ class Coordinator:
         if pending is None:
             return stop_untouched(request, scene)
         del self._pending[pending.checkpoint_id]
-        self._over = True
         return stop_given_up(pending, scene)
-
-    def _count_failure(self, reason: str) -> list[Action]:
-        self._failures += 1
-        limit = self._options.tolerable_failures
-        if self._failures <= limit:
-            return []
-        self._over = True
-        return [ev.FailRun(f"more than tolerable_checkpoint_failures={limit} checkpoints failed in a row: {reason}")]

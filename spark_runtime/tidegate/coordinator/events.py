@@ -42,8 +42,8 @@ AbortCode = Literal[
 """Why a pending snapshot was aborted. The first three are failures and count, but for savepoints (S2.2).
 `subsumed`: a newer one completed. `subtask_finished`: before it could take part (S1.5). `alignment_aborted`: a subtask
 met a newer barrier or a cancel marker (S3.4). `partially_finished`: some subtasks of an operator with union state have
-finished and others not (S6.3). `job_stops`: a stop-savepoint completed first. `job_ended`: all had finished.
-`shutdown`: the run is over. `stop_timeout`: the time of the stop was up (S7.7)."""
+finished and others not (S6.3). `job_stops`: a stop-savepoint completed first, or takes the place of a final one.
+`job_ended`: all had finished. `shutdown`: the run is over. `stop_timeout`: the time of the stop was up (S7.7)."""
 
 DeclineCode = Literal["failed", "subtask_finished", "alignment_aborted"]
 
@@ -228,6 +228,13 @@ class SubtaskCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class DeletionsOverdue:
+    """So many folders of retired checkpoints wait for their deletion, their grace over (S2.3)."""
+
+    folders: int
+
+
+@dataclass(frozen=True, slots=True)
 class Approved:
     """ "commit <= `checkpoint_id`" is in the log, as entry `log_number` (S7.8)."""
 
@@ -257,6 +264,7 @@ Event: TypeAlias = (
     | SubtaskCommitted
     | Approved
     | Quarantined
+    | DeletionsOverdue
     | GiveUpStop
 )
 
@@ -360,7 +368,8 @@ class RecordCommitted:
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """A completed checkpoint or an aborted attempt is no longer needed; garbage collection may take its folder."""
+    """A completed checkpoint is no longer needed, or a snapshot of any kind was aborted: its folder goes when its grace
+    is over (S2.3)."""
 
     checkpoint_id: int
     path: str

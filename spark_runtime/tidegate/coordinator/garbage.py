@@ -1,7 +1,8 @@
 """Which checkpoint folders nobody needs, found when a reign begins (S2.3). Pure.
 
 While a driver lives, its coordinator retires what it no longer needs. What a dead one left is found here, from the log
-and a listing: folders that were claimed and never completed, and completed ones that were to go when the driver died.
+and a listing: folders of snapshots of any kind that were claimed and never completed, and completed ones that were to
+go when the driver died.
 To be asked behind the fence: from then on no older claim can complete (S9.2).
 """
 
@@ -48,7 +49,8 @@ def find_garbage(
     not ours.
 
     Args:
-        folders: existing folders of checkpoints and of claimed savepoints; one that is missing here is left alone.
+        folders: existing folders of checkpoints, of claimed savepoints, and of savepoints that were never completed;
+            one that is missing here is left alone.
         generation: the own one; what it claims is its coordinator's business.
         retained: `retained_checkpoints`.
         commits: some sink commits in two phases, so that the last committed snapshot stays.
@@ -56,6 +58,7 @@ def find_garbage(
     gone_back_past = taken_back(specs, submissions_of(decisions))
     claimed = claimed_savepoints(decisions, specs)
     completed = completed_snapshots(decisions, set(folders), gone_back_past, claimed)
+    done = {d.data["checkpoint_id"] for d in decisions if d.kind == "complete"}
     verdicts = verdicts_of(specs, decisions, spec_number)
     gone = retired(
         completed,
@@ -72,7 +75,7 @@ def find_garbage(
         Garbage(d.data["path"], clean.get(d.generation, False))
         for d in decisions
         if d.kind == "claim"
-        and (d.data["kind"] in OWNED or d.data["path"] in claimed)
+        and (d.data["kind"] in OWNED or d.data["path"] in claimed or d.data["checkpoint_id"] not in done)
         and d.data["path"] in folders
         and d.generation < generation
         and d.data["checkpoint_id"] not in needed

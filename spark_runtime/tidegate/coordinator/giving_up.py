@@ -133,7 +133,7 @@ def stop_given_up(pending: PendingCheckpoint, scene: Scene) -> list[Action]:
     then = "nothing was committed, the job restarts from its recovery point"
     progress = {"acknowledged": done, "subtasks": all_of_them, "savepoint": pending.checkpoint_id}
     return [
-        ev.SendAbort(pending.checkpoint_id, reason, "stop_timeout"),
+        *pending.give_up(reason, "stop_timeout"),
         ev.FailRun(reason, stop_given_up=True),
         *_answer(pending.request, reason, then, held, progress),
     ]

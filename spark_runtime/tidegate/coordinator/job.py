@@ -26,6 +26,7 @@ from tidegate.coordinator.commit_gate import CommitGate
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.coordinator_options import CoordinatorOptions
 from tidegate.coordinator.forking import check_fork, live_sinks, two_phase_sinks
+from tidegate.coordinator.fresh_start import check_first_run
 from tidegate.coordinator.garbage import Garbage, claimed_savepoints, find_garbage, named_snapshots, restored_checkpoint
 from tidegate.coordinator.going_back import check_way_back
 from tidegate.coordinator.job_run import JobFacts
@@ -44,6 +45,7 @@ from tidegate.coordinator.restore import Restore, check_restore
 from tidegate.coordinator.rewinding import held_by_sinks, take_back
 from tidegate.coordinator.shared_files import SharedFiles
 from tidegate.coordinator.topology import ChainShape, FiresAtEnd, Topology
+from tidegate.coordinator.unfinished_savepoints import delete_unfinished, existing, unfinished_savepoints
 from tidegate.operators.contract import GivesResultsAtEnd
 from tidegate.plan.execution import ExecutionPlan, graph_document
 from tidegate.plan.graph import JobGraph
@@ -116,6 +118,7 @@ class Job:
         decisions = self.log.read()
         point = choose_restore_point(decisions, self.specs(), self.spec.number)
         if point is None:
+            self.check_fresh_start(decisions)
             return None
         wanted = self.spec.restore
         if wanted is not None and wanted.fork_of is not None:
@@ -163,6 +166,10 @@ class Job:
         if restore.rescales:
             restore = replace(restore, moved_splits=self._splits_of_readers(restore, store, folder))
         return point, restore
+
+    def check_fresh_start(self, decisions: Sequence[Decision]) -> None:
+        """See `fresh_start.check_first_run`. Raises PipelineError."""
+        check_first_run(self.graph, self.spec, decisions, self.reign.generation)
 
     def _may_share(self, point: RestorePoint, metadata: SnapshotMetadata) -> bool:
         """Whether checkpoints may use the restored snapshot's files: it is a checkpoint of this job, and has not been
@@ -307,9 +314,14 @@ class Job:
 
     def garbage(self) -> tuple[Garbage, ...]:
         """Checkpoint folders that nobody needs any more, as this reign begins (S2.3)."""
+        decisions = self.reign.decisions
+        earlier = [d for d in decisions if d.generation < self.reign.generation]
+        left, problems = existing(self.store, self.spec, [*unfinished_savepoints(earlier)])
+        for problem in problems:
+            print(f"tidegate: {problem}", flush=True)
         return find_garbage(
-            self.reign.decisions,
-            self._owned_folders(claimed_savepoints(self.reign.decisions, self.specs())),
+            decisions,
+            self._owned_folders(claimed_savepoints(decisions, self.specs())) | left,
             self.specs(),
             spec_number=self.spec.number,
             generation=self.reign.generation,
@@ -336,19 +348,26 @@ class Job:
         return SharedFiles(self.store, self.layout, generation, decisions=decisions, required=required, check=check)
 
     def delete_snapshot(self, location: str) -> None:
-        """Delete a snapshot that nobody needs, with what only that one used. From any thread.
+        """Delete a snapshot that nobody needs, with what only that one used. From any thread. Of a savepoint that was
+        never completed only what its run wrote is deleted, of any other that the job does not own nothing.
 
         Raises:
             FencedError, UnclearAnswerError: the reign is over.
             StoreError: not everything may be deleted; to be repeated.
         """
         store, folder = open_location(self.store, self.spec, location)
-        store.delete_folder(folder)
+        if location.startswith(f"{self.layout.checkpoints}/"):
+            store.delete_folder(folder)
+        elif savepoint := unfinished_savepoints(self.reign.decisions).get(location):
+            delete_unfinished(store, folder, savepoint)
+            return
+        elif location in claimed_savepoints(self.reign.decisions, self.specs(), running=self.spec.number):
+            store.delete_folder(folder)
         self.shared_files.deleted(location)
         self.shared_files.sweep_or_tell()
 
     def delete_checkpoints(self) -> None:
-        """All of them, since the job was cancelled and keeps none; but for those that submissions which have come since
+        """All of them, since the job has ended and keeps none; but for those that submissions which have come since
         start from, and those that wait for a verdict or, approved, for their commit (S2.3). Only the current generation
         deletes: the reign is asked before every folder.
 

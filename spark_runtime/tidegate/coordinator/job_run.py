@@ -118,6 +118,7 @@ class JobRun:
     _queue: deque[Event] = field(default_factory=deque)
     _alignment: SourceAlignment = field(default_factory=SourceAlignment)
     _last_path: str | None = None
+    _overdue: int = 0
 
     def on_event(self, event: Event) -> None:
         """Take an event and everything that follows from it.
@@ -131,6 +132,12 @@ class JobRun:
         while self._queue and self.outcome is None:
             for action in self.coordinator.handle(self._queue.popleft(), self.now_ms()):
                 self._carry_out(action)
+
+    def note_overdue_deletions(self, folders: int) -> None:
+        """So many retired checkpoints wait for their deletion; to be called now and then. Raises as `on_event` does."""
+        if folders != self._overdue:
+            self._overdue = folders
+            self.on_event(ev.DeletionsOverdue(folders))
 
     def take(self, wish: ev.Wish) -> None:
         """Take what a command asks for. Raises as `on_event` does."""
@@ -176,9 +183,8 @@ class JobRun:
             if answer is not None:
                 self.slots.broadcast(answer)
         elif message["type"] == "failed" and self.outcome is None:
-            self.fail(
-                RunFailed(message["message"], message.get("operator"), message.get("subtask"), message.get("traceback"))
-            )
+            operator, subtask, trace = (message.get(name) for name in ("operator", "subtask", "traceback"))
+            self.fail(RunFailed(message["message"], operator, subtask, trace, message.get("code", "")))
 
     def fail(self, failure: RunFailed) -> None:
         """Give the run up; the first failure is the root cause."""

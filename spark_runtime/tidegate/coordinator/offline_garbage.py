@@ -7,6 +7,8 @@ Works with no job running, and beside a running one, without a fence. Why that i
   what a submission names is looked up again right before. What the reigning driver has claimed is left to it.
 - A shared file goes only when no completed checkpoint that is there uses it, and none is on its way that might
   (`shared_files.judge`); one that cannot be read keeps all of them.
+- Of a savepoint that was never completed, wherever it lies, the files go that its run wrote
+  (`unfinished_savepoints`).
 - Rows of a DataFrame go by rules of their own (`unread_rows`).
 - Pinned code goes only when no submission names it. What a submission that is being made has found there was written
   anew a moment ago (`artifact.upload`).
@@ -31,7 +33,9 @@ from tidegate.contract.records import Decision, Spec
 from tidegate.contract.status import JobStatus
 from tidegate.contract.store import ObjectStat, Store
 from tidegate.coordinator.garbage import find_garbage, named_snapshots
+from tidegate.coordinator.locations import open_location
 from tidegate.coordinator.shared_files import OWNED, judge, on_their_way
+from tidegate.coordinator.unfinished_savepoints import delete_unfinished, existing, unfinished_savepoints
 from tidegate.coordinator.unread_rows import UnreadRows, find_unread
 from tidegate.snapshot.metadata import read_metadata
 
@@ -46,10 +50,11 @@ class Collected:
     """Something that went, or would go.
 
     Attributes:
-        path: a checkpoint's folder, a shared file, rows of a DataFrame, or the folder of pinned code; below the root.
-        why: "unfinished": the checkpoint was never completed; "retired": it is not needed any more; "unused": no
-            checkpoint uses the file; "unnamed": no submission names the code; "unread": no snapshot has positions in
-            the rows.
+        path: a checkpoint's folder, a shared file, rows of a DataFrame, or the folder of pinned code, below the root;
+            or the location of a savepoint.
+        why: "unfinished": the checkpoint or savepoint was never completed; "retired": it is not needed any more;
+            "unused": no checkpoint uses the file; "unnamed": no submission names the code; "unread": no snapshot has
+            positions in the rows.
         size_bytes: of all its files.
     """
 
@@ -67,12 +72,14 @@ class Freed:
         too_young: of these those that nobody needs and that are not older than the grace.
         kept_back: why shared files were left alone; "": they were not.
         rows_kept: why rows of DataFrames were, that no snapshot which is there has positions in; "": none were.
+        savepoints_kept: why unfinished savepoints in some places were.
     """
 
     collected: tuple[Collected, ...]
     too_young: int
     kept_back: str
     rows_kept: str = ""
+    savepoints_kept: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -85,7 +92,7 @@ class Plan:
     """What nobody needs.
 
     Attributes:
-        folders: of checkpoints -> why.
+        folders: of checkpoints, and unfinished savepoints -> why.
         too_young: such folders, but that they are not old enough.
         files: shared ones, by name.
         kept_back: why no shared file is among them; "": they were judged.
@@ -111,8 +118,8 @@ def plan_collection(
     and `is_old` alone.
 
     Args:
-        folders: of checkpoints that are there; `files`: names in the shared folder. Both were listed before the log was
-            read.
+        folders: of checkpoints and unfinished savepoints that are there; `files`: names in the shared folder. Both were
+            listed before the log was read.
         used_by: folder of a completed checkpoint -> names of the shared files it uses. Raises SnapshotError.
         is_old: of a folder. One that stays for its youth still uses its files.
         keep: newest recovery points that stay; None: `retained_checkpoints` of the newest submission that has run.
@@ -174,16 +181,26 @@ def collect(
     """
     files = store.list(layout.shared)
     folders = [f"{layout.checkpoints}/{name}" for name in store.list(layout.checkpoints)]
+    savepoints = unfinished_savepoints(read_log())
+    submitted = read_specs() if savepoints else ()
+    left, savepoints_kept = existing(store, submitted[-1], [*savepoints]) if submitted else (set[str](), [])
 
     def used_by(folder: str) -> frozenset[str]:
         return read_metadata(store, folder).shared_files()
 
-    def is_old(paths: Sequence[str]) -> bool:
-        times = [stat.modified for stat in _stats(store, paths)]
+    def is_old(paths: Sequence[str], where: Store = store) -> bool:
+        times = [stat.modified for stat in _stats(where, paths)]
         return all(time is not None and now - time > older_than for time in times)
 
+    def opened(folder: str) -> tuple[Store, str]:
+        return open_location(store, submitted[-1], folder) if folder in savepoints else (store, folder)
+
+    def is_old_folder(folder: str) -> bool:
+        where, inside = opened(folder)
+        return is_old(where.walk(inside), where)
+
     plan = plan_collection(
-        read_log(), read_specs(), folders, files, used_by, lambda folder: is_old(store.walk(folder)), keep=keep
+        read_log(), read_specs(), [*folders, *sorted(left)], files, used_by, is_old_folder, keep=keep
     )
     collected: list[Collected] = []
     too_young, unused, kept_back = plan.too_young, plan.files, plan.kept_back
@@ -191,8 +208,11 @@ def collect(
         if folder in _named_now(read_log(), read_specs()):
             unused, kept_back = (), f"a submission starts from {folder} since a moment ago, and may use them"
             continue
-        collected.append(Collected(folder, why, _size_bytes(store, store.walk(folder))))
-        if not dry_run:
+        where, inside = opened(folder)
+        collected.append(Collected(folder, why, _size_bytes(where, where.walk(inside))))
+        if not dry_run and folder in savepoints:
+            delete_unfinished(where, inside, savepoints[folder])
+        elif not dry_run:
             store.delete_folder(folder)
     for path in map(layout.shared_file, unused):
         if not is_old([path]):
@@ -228,7 +248,7 @@ def collect(
         collected.append(Collected(path, "unnamed", size_bytes))
         if not dry_run:
             store.delete_folder(path)
-    return Freed(tuple(collected), too_young, kept_back, rows.kept)
+    return Freed(tuple(collected), too_young, kept_back, rows.kept, tuple(savepoints_kept))
 
 
 def has_ended(decisions: Sequence[Decision]) -> bool:

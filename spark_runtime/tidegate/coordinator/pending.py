@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from tidegate.channel.elements import CheckpointKind
 from tidegate.coordinator.checkpoint_plan import CheckpointPlan
-from tidegate.coordinator.events import AbortCode, Acknowledged, Complete, EndRun, Request, Subtask
+from tidegate.coordinator.events import (
+    AbortCode,
+    Acknowledged,
+    Action,
+    Complete,
+    EndRun,
+    Request,
+    Retire,
+    SendAbort,
+    Subtask,
+)
 
 COUNTED: frozenset[AbortCode] = frozenset({"expired", "declined", "io"})
 """Aborts that are failures: they count against `tolerable_checkpoint_failures`, but for savepoints (S2.2)."""
@@ -60,6 +71,11 @@ class PendingCheckpoint:
         request = self.request
         return EndRun(request.stop, self.checkpoint_id, self.path, request.request_id, uncommitted)
 
+    def give_up(self, reason: str, code: AbortCode, counts: bool = False) -> list[Action]:
+        """It will never complete: every subtask is told, and its files are of no use (S2.2, S2.3)."""
+        checkpoint_id = self.checkpoint_id
+        return [SendAbort(checkpoint_id, reason, code, counts), Retire(checkpoint_id, self.path)]
+
     def expiry(self, now_ms: int) -> str:
         """Why it expires, naming subtasks that have not answered."""
         missing = sorted(self.plan.wait_for - self.acks.keys())[:NAMED_SUBTASKS]
@@ -73,3 +89,21 @@ class PendingCheckpoint:
         out["acknowledged"] = len(self.acks)
         out["finished_subtasks"] = len(self.plan.finished)
         return out
+
+
+class PendingSnapshots(dict[int, PendingCheckpoint]):
+    """Those of one run, by id."""
+
+    @property
+    def kinds(self) -> set[CheckpointKind]:
+        """What is on its way."""
+        return {p.request.kind for p in self.values()}
+
+    @property
+    def deadlines_ms(self) -> list[int]:
+        """When those that are not complete yet expire."""
+        return [p.deadline_ms for p in self.values() if not p.completing]
+
+    def finals(self) -> list[PendingCheckpoint]:
+        """Final ones that may still be given up."""
+        return [p for p in self.values() if p.request.kind == "final" and not p.completing]

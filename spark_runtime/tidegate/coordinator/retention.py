@@ -7,6 +7,11 @@ from dataclasses import dataclass
 
 from tidegate.channel.elements import SAVEPOINTS, CheckpointKind, StopMode
 
+MAX_OVERDUE_DELETIONS = 32
+"""Retired checkpoints, in folders, whose grace is over and that are not deleted: from so many on no new checkpoint
+starts. A store that deletes more slowly than the job completes checkpoints never catches up by itself; a burst of
+aborted ones, or a slow call, stays below it."""
+
 
 @dataclass(frozen=True)
 class Completed:

@@ -30,6 +30,7 @@ from tidegate.contract.records import Command
 from tidegate.contract.stop_outcomes import SAVEPOINT_FAILED, SAVEPOINT_OK
 from tidegate.contract.units import format_duration
 from tidegate.coordinator.answers import stop_answer, uncommitted_text
+from tidegate.coordinator.curability import CurableRestarts
 from tidegate.coordinator.events import Answer, GiveUpStop, Request, Ruling, Then, Wish
 from tidegate.coordinator.farewells import CANCELED, cut_short, refusal, terminated_text
 from tidegate.coordinator.job_run import RunEnded, RunFailed, RunRejected, StopGivenUp
@@ -86,7 +87,7 @@ class Supervisor:
     def __init__(self, options: JobOptions) -> None:
         self.restarts = 0
         self._options = options
-        self._strategy = restart_strategy(options)
+        self._strategy = CurableRestarts(restart_strategy(options))
         self._phase: Phase = "new"
         self._carried: list[Wish] = []
         self._cancel: Command | None = None
@@ -220,7 +221,7 @@ class Supervisor:
         if isinstance(outcome, RunRejected | StopGivenUp):  # no failure: it goes back at once, and uses up no restart
             self.restarts += 1
             return [RecordStatus("RESTARTING", {"reason": outcome.message}), *self._wait(now_ms)]
-        delay_ms = self._strategy.on_failure(now_ms - self._waited_ms, over.draw)
+        delay_ms = self._strategy.on_failure(outcome, now_ms - self._waited_ms, over.draw)
         self._failures = [*self._failures, outcome][-max(1, self._strategy.streak) :]
         if delay_ms is None:
             return self._failed(self._failures, EXIT_JOB_FAILED, self._strategy.exhausted, over.stop)
@@ -260,8 +261,8 @@ class Supervisor:
             return []
         self._latest = judged.latest
         self._carried = [wish for wish in self._carried if wish.request_id != judged.command_id]
+        self._held = [answer for answer in self._held if answer.request_id != judged.command_id]
         if judged.wanted:
-            self._held = [answer for answer in self._held if answer.request_id != judged.command_id]
             told = watch.still_down() if self._stop is None else watch.uncommitted(self._stop)
             return self._too_late(watch, told, now_ms, run_over=False)
         del self._watches[judged.command_id]
@@ -410,10 +411,7 @@ class Supervisor:
         if stop is not None:
             farewell = replace(farewell, by_verb={**farewell.by_verb, "stop": stop})
             data["stop"] = dict(stop.data)
-        status, *rest = self._over("CANCELED", data, farewell, 0)
-        # A stop was to keep the state: nothing of it goes, whatever the option says of a cancellation.
-        deletes = self._options.retention == "delete" and self._overdue is None
-        return [status, DeleteCheckpoints(), *rest] if deletes else [status, *rest]
+        return self._over("CANCELED", data, farewell, 0)
 
     def _given_up(self, reason: str, stop: StopPoint | None) -> list[SupervisionAction]:
         return self._failed([RunFailed(terminated_text(reason, stop))], EXIT_TERMINATED, "", stop)
@@ -445,4 +443,8 @@ class Supervisor:
             text = f"{answer.message}; but it did not run again: {otherwise.message}"
             told = {**answer.data, "outcome": otherwise.code}
             held.append(AnswerCommand(replace(answer, code=otherwise.code, message=text, data=told)))
+        # A stop was to keep the state, also one of an earlier driver: nothing is deleted, whatever the option says.
+        stopping = self._overdue is not None or (self._stop is None and "stop" in data)
+        if self._options.retention == "delete" and status in ("FINISHED", "CANCELED") and not stopping:
+            held.insert(0, DeleteCheckpoints())
         return [RecordStatus(status, data), *held, farewell, EndDriver(exit_code)]

@@ -233,7 +233,8 @@ class AnswerAllOpen:
 
 @dataclass(frozen=True, slots=True)
 class DeleteCheckpoints:
-    """The job was cancelled and keeps no checkpoints (`retention`, S2.3). Failing to is not the job's failure."""
+    """The job has finished or was cancelled, and keeps no checkpoints (`retention`, S2.3). Failing to is not the job's
+    failure."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ A request is judged twice. `admit`, when it comes, refuses what nothing could ma
 something has changed while it waits, lets it start, wait, or go. In the order of S1.2: coordinator shut down; periodic
 while the scheduler is off; periodic while one is queued; (queue full: `RequestQueue.add`); too many pending; too soon
 after the last completion; then the states of subtasks (S1.3). Behind a commit gate, besides: too many uncommitted
-(S7.8).
+(S7.8). Checkpoints wait, besides, while too many retired ones are not deleted (S2.3).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 from tidegate.coordinator.events import RefusalCode, Request
 
 WaitCode = Literal[
-    "claiming", "ending", "max_concurrent", "uncommitted", "min_pause", "not_all_required_subtasks_running"
+    "claiming", "ending", "max_concurrent", "deletions", "uncommitted", "min_pause", "not_all_required_subtasks_running"
 ]
 FORCED = ("savepoint", "stop-savepoint")
 """Kinds that neither concurrency nor the pause holds up (S1.2)."""
@@ -75,8 +75,10 @@ class Situation:
         periodic_queued: one waits already.
         claiming: an id is on its way to the log.
         ending: a snapshot that ends every subtask is on its way, or complete.
+        only_final: that is a final one, and not complete: a savepoint starts beside it, a stop's in its place (S7.7).
         all_up: no subtask is still to come up.
         all_ended: nothing reads any more.
+        deletes_too_slowly: so many retired checkpoints wait for their deletion that new ones have to wait for it.
         pending: snapshots on their way; at most `max_concurrent` of them.
         pause_ends_ms: when `min_pause_between_checkpoints` after the last completion is over; None: none completed.
         uncommitted: checkpoints that wait for a verdict of the commit gate; at most `max_uncommitted`, None: there is
@@ -90,8 +92,10 @@ class Situation:
     periodic_queued: bool = False
     claiming: bool = False
     ending: bool = False
+    only_final: bool = False
     all_up: bool = True
     all_ended: bool = False
+    deletes_too_slowly: bool = False
     pending: int = 0
     max_concurrent: int = 1
     pause_ends_ms: int | None = None
@@ -120,10 +124,12 @@ def judge(request: Request, situation: Situation, now_ms: int) -> Verdict:
         return Drop()
     if situation.claiming:
         return Wait("claiming")
-    if situation.ending:
+    if situation.ending and not (situation.only_final and request.kind in FORCED):
         return Wait("ending")
     if request.kind not in FORCED and situation.pending >= situation.max_concurrent:
         return Wait("max_concurrent")
+    if request.kind == "checkpoint" and situation.deletes_too_slowly:
+        return Wait("deletions")
     if request.kind == "checkpoint" and situation.max_uncommitted is not None:
         if situation.uncommitted >= situation.max_uncommitted and not request.periodic:
             return _refuse("too_many_uncommitted")

@@ -40,11 +40,15 @@ class EventTime:
         """Microseconds since the epoch, rounded down."""
         return time * _MICROSECONDS // self.per_second
 
+    def as_us(self, times: Int64s) -> Int64s:
+        """Times in microseconds since the epoch, rounded down."""
+        more, fewer = _MICROSECONDS // self.per_second, self.per_second // _MICROSECONDS
+        return times * more if more else times // fewer
+
     def microseconds(self, batch: pa.RecordBatch) -> pa.Int64Array:
         """Times of all rows in microseconds since the epoch, rounded down; null stays null."""
         array = batch.column(self.column)
         times = fixed_values(array)
         if self.per_second != _MICROSECONDS:
-            more, fewer = _MICROSECONDS // self.per_second, self.per_second // _MICROSECONDS
-            times = times * more if more else times // fewer
+            times = self.as_us(times)
         return pa.array(times, pa.int64(), mask=~valid_mask(array) if array.null_count else None)

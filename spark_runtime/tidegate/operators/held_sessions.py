@@ -30,16 +30,16 @@ class HeldSessions(Protocol):
 
     @property
     def next_end_us(self) -> int:
-        """No session that has not fired ends before; MAX_WATERMARK when there is none."""
+        """No session that has not fired is over before; MAX_WATERMARK when there is none."""
 
     def take(
         self, batch: pa.RecordBatch, times_us: Int64s, closed_us: int, fired_us: int
     ) -> tuple[Int64s, Iterator[pa.RecordBatch]]:
-        """Take rows; gives row numbers of those that are late, and the sessions with the others that end by `fired_us`
-        and so fire again. Args: closed_us: see `SessionTable.take`. Raises SumOverflowError."""
+        """Take rows; gives row numbers of those that are late, and the sessions with the others that are over by
+        `fired_us` and so fire again. Args: closed_us: see `SessionTable.take`. Raises SumOverflowError."""
 
     def fire(self, until_us: int) -> Iterator[pa.RecordBatch]:
-        """Emit every session that ends by `until_us` and has not fired; forget what can fire no more."""
+        """Emit every session that is over by `until_us` and has not fired; forget what can fire no more."""
 
     def drop(self) -> int:
         """Forget all. Returns how many there were, of which none had fired."""
@@ -51,8 +51,8 @@ class HeldSessions(Protocol):
         """Take back files of a back end. Raises SnapshotError: it is another one."""
 
     def restore_rows(self, part: StatePart, closed_us: int) -> None:
-        """Take back rows with the columns of `session_schema`, but for sessions that have fired and end by `closed_us`:
-        they were kept for more lateness than is allowed."""
+        """Take back rows with the columns of `session_schema`, but for sessions that have fired and are over by
+        `closed_us`: they were kept for more lateness than is allowed."""
 
     def close(self) -> None:
         """Release files."""

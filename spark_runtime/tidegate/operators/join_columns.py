@@ -10,6 +10,7 @@ from pyarrow import acero
 
 from tidegate.operators.batches import MAX_BATCH_ROWS
 from tidegate.operators.join_specs import LEFT, RIGHT, StreamJoinSpec, Windows
+from tidegate.operators.window_grid import WindowGrid, window_grid
 from tidegate.state.contract import Mask
 from tidegate.state.keybytes import Int64s
 from tidegate.state.keytypes import stored_array
@@ -34,7 +35,10 @@ class JoinedColumns:
 
     def __init__(self, spec: StreamJoinSpec) -> None:
         self._spec = spec
-        self._size_us = spec.bounds.size_us if isinstance(spec.bounds, Windows) else None
+        bounds = spec.bounds
+        self._grid: WindowGrid | None = None
+        if isinstance(bounds, Windows):
+            self._grid = window_grid(bounds.size_us, bounds.slide_us, bounds.offset_us, bounds.calendar)
         self._condition = None if spec.where is None else Condition(spec.where)
         left, right = spec.inputs
         known = {name for _, name in right.columns}
@@ -88,8 +92,8 @@ class JoinedColumns:
             return ()
         assert starts is not None, "a row of a window join without its window"
         if ends is None:
-            assert self._size_us is not None, "a row of a session join without the end of its session"
-            ends = starts + self._size_us
+            assert self._grid is not None, "a row of a session join without the end of its session"
+            ends = self._grid.window_end(self._grid.windows_at(starts))
         return [pa.array(bound).view(pa.timestamp("us")) for bound in (starts, ends)]
 
 

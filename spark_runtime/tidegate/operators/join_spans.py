@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from tidegate.channel.elements import MIN_WATERMARK
 from tidegate.operators.join_specs import LEFT, RIGHT, Between, StreamJoinSpec, Windows
+from tidegate.operators.window_grid import window_grid
 from tidegate.state.keybytes import Int64s
 
 LEAST_SPAN_US = 1_000_000
@@ -93,14 +94,21 @@ class IntervalSpans:
 
 
 class WindowSpans:
-    """Spans that are the windows themselves: rows are in each of theirs, and match within it."""
+    """Spans that are the windows themselves: rows are in each of theirs, and match within it.
+
+    Attributes:
+        grid: where the windows lie.
+    """
 
     def __init__(self, bounds: Windows) -> None:
         self._bounds = bounds
+        self.grid = window_grid(bounds.size_us, bounds.slide_us, bounds.offset_us, bounds.calendar)
 
     def spread(self, times: Int64s) -> tuple[RowNumbers | None, Int64s]:
-        """See `Spans`."""
+        """See `Spans`. A row that falls between two windows is left out."""
         bounds = self._bounds
+        if bounds.calendar is not None:
+            return None, self.grid.panes(times)
         last = (times - bounds.offset_us) // bounds.slide_us
         if bounds.size_us == bounds.slide_us:
             return None, last * bounds.slide_us + bounds.offset_us
@@ -118,7 +126,7 @@ class WindowSpans:
 
     def ends(self, side: int, starts: Int64s) -> Int64s:
         """See `Spans`."""
-        return starts + self._bounds.size_us
+        return self.grid.window_end(self.grid.windows_at(starts))
 
     def due(self, side: int, starts: Int64s, times: Int64s) -> Int64s:
         """See `Spans`."""
@@ -126,15 +134,13 @@ class WindowSpans:
 
     def late(self, starts: Int64s, times: Int64s, watermarks: Int64s) -> npt.NDArray[np.bool_]:
         """See `Spans`: a row of a window that is over."""
-        return starts + self._bounds.size_us <= watermarks
+        return self.ends(LEFT, starts) <= watermarks
 
     def held(self, watermark_us: int) -> int:
         """See `Spans`: the start of the first window that is not over."""
-        if watermark_us == MIN_WATERMARK:
+        if watermark_us == MIN_WATERMARK or not self.grid.has(watermark_us):
             return watermark_us
-        bounds = self._bounds
-        before = (watermark_us - bounds.size_us - bounds.offset_us) // bounds.slide_us
-        return max((before + 1) * bounds.slide_us + bounds.offset_us, MIN_WATERMARK)
+        return max(self.grid.first_open(watermark_us), MIN_WATERMARK)
 
 
 def new_spans(spec: StreamJoinSpec) -> Spans | None:

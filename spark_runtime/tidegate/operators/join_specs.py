@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from tidegate.contract.options import ProcessingTimeOnEnd
 from tidegate.contract.state_shapes import StateShape
+from tidegate.operators.calendar_windows import CALENDAR, Calendar
 from tidegate.operators.contract import EndOfInput, StreamOperator
 from tidegate.state.keytypes import stored_field
 
@@ -36,13 +37,17 @@ class Between:
 
 @dataclass(frozen=True)
 class Windows:
-    """Rows match that are in one window [start, start + size_us), start a multiple of `slide_us` plus `offset_us`."""
+    """Rows match that are in one window [start, start + size_us), start a multiple of `slide_us` plus `offset_us`; or
+    in one that a calendar cuts."""
 
     size_us: int
     slide_us: int
     offset_us: int
+    calendar: Calendar | None = None
 
     def __str__(self) -> str:
+        if self.calendar is not None:
+            return f"in windows of {self.calendar}"
         sliding = f" every {self.slide_us / 1e6:g} s" if self.slide_us != self.size_us else ""
         offset = f" from {self.offset_us / 1e6:g} s" if self.offset_us else ""
         return f"in windows of {self.size_us / 1e6:g} s{sliding}{offset}"
@@ -50,9 +55,14 @@ class Windows:
 
 @dataclass(frozen=True)
 class Sessions:
-    """Rows match that are in one session of both sides: rows of a key that are less than a gap apart."""
+    """Rows match that are in one session of both sides: rows of a key that are at most a gap apart."""
 
     gap_us: int
+
+    @property
+    def reach_us(self) -> int:
+        """How long after its last row a session is over: a row at exactly `gap_us` still belongs to it (S4.4)."""
+        return self.gap_us + 1
 
     def __str__(self) -> str:
         return f"in sessions, gap {self.gap_us / 1e6:g} s"
@@ -180,7 +190,9 @@ class StreamJoinSpec:
         """The rows of both sides, and timers."""
         from tidegate.operators.join_state import join_descriptors, stream_join_shapes
 
-        return stream_join_shapes(self.key_schema, join_descriptors(self), self.form(), self.renamed)
+        shapes = stream_join_shapes(self.key_schema, join_descriptors(self), self.form(), self.renamed)
+        follows = isinstance(self.bounds, Windows) and self.bounds.calendar is not None
+        return (*shapes, StateShape(CALENDAR, "list")) if follows else shapes
 
     def describe(self) -> str:
         """Kind, keys and bounds."""

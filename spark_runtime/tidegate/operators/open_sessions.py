@@ -46,7 +46,7 @@ class SessionTable:
     """Sessions by entry. Not safe for several threads, but for what `freeze` gives.
 
     Attributes:
-        next_end_us: no session that has not fired ends before; MAX_WATERMARK when there is none.
+        next_end_us: no session that has not fired is over before; MAX_WATERMARK when there is none.
         dead: entries without a session.
     """
 
@@ -72,7 +72,7 @@ class SessionTable:
         self._index.find_or_add(self._layout.keys.read(keys), 0, keys.num_rows, np.empty(keys.num_rows, np.int32))
 
     def take(self, batch: pa.RecordBatch, times_us: Int64s, closed_us: int) -> Taken:
-        """Take rows. Args: closed_us: rows that join nothing and whose session would end by it are late. Raises
+        """Take rows. Args: closed_us: rows that join nothing and whose session would be over by it are late. Raises
         SumOverflowError."""
         keys = self._layout.keys.read(batch)
         ids = np.empty(batch.num_rows, np.int32)
@@ -80,7 +80,7 @@ class SessionTable:
         order = np.lexsort((times_us, ids))
         ids, times = ids[order], times_us[order]
         begins = np.ones(len(ids), np.bool_)
-        begins[1:] = (ids[1:] != ids[:-1]) | (times[1:] - times[:-1] >= self._gap_us)
+        begins[1:] = (ids[1:] != ids[:-1]) | (times[1:] - times[:-1] > self._gap_us)
         firsts = np.flatnonzero(begins)
         counts = np.diff(np.append(firsts, len(ids)))
         known, run_ids = self.size, ids[firsts]
@@ -96,24 +96,24 @@ class SessionTable:
                 accumulator.add(of_rows[in_time], values, known)
         sessions = np.unique(of_rows[in_time])
         if len(sessions):
-            self.next_end_us = min(self.next_end_us, int(self._lasts[sessions].min()) + self._gap_us)
+            self.next_end_us = min(self.next_end_us, int(self._over(sessions).min()))
         return Taken(order[~in_time], sessions)
 
     def due(self, until_us: int) -> Entries:
-        """Sessions that end by `until_us` and have not fired, by end, then start."""
+        """Sessions that are over by `until_us` and have not fired, by end, then start."""
         if until_us < self.next_end_us:
             return np.zeros(0, np.int32)
         arrays = self._cells.arrays
         waiting = np.flatnonzero((arrays[_LIVE][: self.size] == 1) & (arrays[_FIRED][: self.size] == 0))
-        is_due = self._ends(waiting) <= until_us
+        is_due = self._over(waiting) <= until_us
         due, left = waiting[is_due], waiting[~is_due]
-        self.next_end_us = int(self._ends(left).min()) if len(left) else MAX_WATERMARK
+        self.next_end_us = int(self._over(left).min()) if len(left) else MAX_WATERMARK
         found: Entries = due[np.lexsort((self._starts[due], self._lasts[due]))].astype(np.int32)
         return found
 
     def ended(self, sessions: Entries, until_us: int) -> Entries:
-        """Those of the sessions that end by `until_us`."""
-        return sessions[self._ends(sessions) <= until_us]
+        """Those of the sessions that are over by `until_us`."""
+        return sessions[self._over(sessions) <= until_us]
 
     def live(self) -> Entries:
         """All sessions."""
@@ -134,7 +134,8 @@ class SessionTable:
         self.dead += len(sessions)
 
     def close(self, closed_us: int) -> None:
-        """Forget sessions that have fired and end by `closed_us`: they were kept for more lateness than is allowed."""
+        """Forget sessions that have fired and are over by `closed_us`: they were kept for more lateness than is
+        allowed."""
         live = self.live()
         fired = live[self._cells.arrays[_FIRED][live] == 1]
         self.remove(self.ended(fired, closed_us))
@@ -159,7 +160,7 @@ class SessionTable:
     def result(self, sessions: Entries) -> list[pa.Array]:
         """Key columns, bounds and aggregates."""
         bound = pa.timestamp("us")
-        bounds = [pa.array(us).view(bound) for us in (self._starts[sessions], self._ends(sessions))]
+        bounds = [pa.array(us).view(bound) for us in (self._starts[sessions], self._lasts[sessions] + self._gap_us)]
         return [*self.keys_of(sessions).columns, *bounds, *(a.result(sessions) for a in self._accumulators)]
 
     def packed(self, serial: int) -> SessionTable:
@@ -178,24 +179,51 @@ class SessionTable:
         fired: npt.NDArray[np.uint8],
         state: Sequence[pa.Array],
     ) -> None:
-        """Sessions with their state columns; no two of a key are within a gap."""
-        count, known = keys.num_rows, self.size
+        """Sessions with their state columns. Those exactly a gap apart, which snapshots of version 0.1 hold as two,
+        become one, which has fired if both had."""
+        count = keys.num_rows
         if not count:
             return
         ids = np.empty(count, np.int32)
         self._index.find_or_add(self._layout.keys.read(keys), 0, count, ids)
+        for some in self._apart(ids, starts, lasts):
+            part = state if len(some) == count else [column.take(pa.array(some)) for column in state]
+            self._put_apart(ids[some], starts[some], lasts[some], fired[some], part)
+
+    def _apart(self, ids: Entries, starts: Int64s, lasts: Int64s) -> list[Int64s]:
+        """Sessions in as few parts as it takes for those of one key to be more than a gap apart in each part."""
+        order = np.lexsort((starts, ids))
+        close = np.zeros(len(ids), np.bool_)
+        close[1:] = (np.diff(ids[order]) == 0) & (starts[order][1:] - lasts[order][:-1] <= self._gap_us)
+        if not close.any():
+            return [np.arange(len(ids))]
+        begins = np.flatnonzero(~close)
+        ranks = np.arange(len(ids)) - np.repeat(begins, np.diff(np.append(begins, len(ids))))
+        return [np.sort(order[ranks == rank]) for rank in range(int(ranks.max()) + 1)]
+
+    def _put_apart(
+        self, ids: Entries, starts: Int64s, lasts: Int64s, fired: npt.NDArray[np.uint8], state: Sequence[pa.Array]
+    ) -> None:
+        known = self.size
         targets, absorbed = self._join(ids, starts, lasts, MIN_WATERMARK)
-        assert not len(absorbed) and len(np.unique(targets)) == count, "sessions of one key overlap"
+        have_fired = self._cells.arrays[_FIRED].copy()
+        have_fired[known : self.size] = 1
+        np.minimum.at(have_fired, targets, fired)
+        if len(absorbed):
+            find_roots(absorbed, self._parents)
+            np.minimum.at(have_fired, self._parents[absorbed], have_fired[absorbed])
         self._write(targets, ids, known)
-        self._cells.arrays[_FIRED][targets] = fired
+        self._absorb(absorbed, known)
+        reached = np.unique(targets)
+        self._cells.arrays[_FIRED][reached] = have_fired[reached]
         at = 0
         for accumulator in self._accumulators:
             width = len(accumulator.state_schema)
             accumulator.merge(targets, list(state[at : at + width]), known)
             at += width
-        waiting = lasts[fired == 0]
+        waiting = reached[have_fired[reached] == 0]
         if len(waiting):
-            self.next_end_us = min(self.next_end_us, int(waiting.min()) + self._gap_us)
+            self.next_end_us = min(self.next_end_us, int(self._over(waiting).min()))
 
     def freeze(self, schema: pa.Schema, max_parallelism: int) -> FrozenSessions:
         """The sessions as they are now."""
@@ -216,9 +244,10 @@ class SessionTable:
 
         return FrozenSessions(self._serial, schema, cells, rows)
 
-    def _ends(self, sessions: npt.NDArray[np.int64] | Entries) -> Int64s:
-        ends: Int64s = self._lasts[sessions] + self._gap_us
-        return ends
+    def _over(self, sessions: npt.NDArray[np.int64] | Entries) -> Int64s:
+        """First watermark that excludes further rows of each: a row exactly a gap later belongs to it (S4.4)."""
+        over: Int64s = self._lasts[sessions] + self._gap_us + 1
+        return over
 
     def _join(self, ids: Entries, lows: Int64s, highs: Int64s, closed_us: int) -> tuple[Entries, Entries]:
         """Sessions that runs of rows go to, and those that went into others."""

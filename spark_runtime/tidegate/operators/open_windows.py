@@ -21,6 +21,7 @@ from tidegate.operators.contract import OperatorContext
 from tidegate.operators.frozen_windows import Finish, FrozenWindows
 from tidegate.operators.keyed_window import BatchInput, KeyedWindow, WindowLayout
 from tidegate.operators.specs import WindowAggSpec
+from tidegate.operators.window_grid import window_grid
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.aggregation import Selection
 from tidegate.state.backends import OUTSIDE_MEMORY
@@ -38,11 +39,11 @@ PROCESSING_WINDOWS = "processing_windows"
 
 
 class OpenWindows:
-    """Panes by number: pane n is [n * pane_us + offset, (n + 1) * pane_us + offset), microseconds since the epoch, and
-    windows by number in the same way, with step_us and size_us.
+    """Panes and windows by the numbers of a `WindowGrid`.
 
     Attributes:
         layout: what rows to read of a batch.
+        grid: bounds of panes and windows.
         next_end_us: earliest end of a window that has rows and has not fired; MAX_WATERMARK when there is none.
         state_schema: of rows in snapshots: key group, start of the pane, then keys and aggregates.
     """
@@ -59,9 +60,8 @@ class OpenWindows:
             ]
         )
         self._spec, self._ctx, self._name = spec, ctx, name
-        self._pane_us = spec.pane_us
-        self._panes_per_window = spec.size_us // spec.pane_us
-        self._panes_per_step = spec.step_us // spec.pane_us
+        self.grid = window_grid(spec.size_us, spec.step_us, spec.offset_us, spec.calendar)
+        self._panes_per_window, self._panes_per_step = self.grid.panes_per_window, self.grid.panes_per_step
         self._keeps_fired = spec.slide_us > 0 or spec.lateness_us > 0
         self._fired_us = MIN_WATERMARK  # of windows whose panes stay when they have fired
         self._panes: dict[int, KeyedWindow] = {}
@@ -74,7 +74,7 @@ class OpenWindows:
 
     def end_us(self, number: int) -> int:
         """First time after window `number`."""
-        return self._start_us(number) + self._spec.size_us
+        return self.grid.window_end(number)
 
     def last_end_us(self, pane: int) -> int:
         """End of the last window that the pane is in."""
@@ -82,7 +82,7 @@ class OpenWindows:
 
     def first_end_us(self, pane: int, after_us: int) -> int:
         """Earliest end, after `after_us`, of a window that the pane is in; there is one."""
-        return self.end_us(self._numbers(pane, after_us)[0])
+        return self.end_us(self.grid.windows_of(pane, after_us)[0])
 
     def add(self, number: int, rows: BatchInput, start: int, stop: int) -> Entries:
         """Take rows start..stop into pane `number`, which opens with its first; gives the entry of each in the pane.
@@ -128,7 +128,7 @@ class OpenWindows:
         """
         late: dict[int, list[int]] = {}
         for pane in touched:
-            for number in self._numbers(pane, closed_us, fired_us):
+            for number in self.grid.windows_of(pane, closed_us, fired_us):
                 late.setdefault(number, []).append(pane)
         for number in sorted(late):
             if self._panes_per_window == 1:
@@ -154,7 +154,7 @@ class OpenWindows:
     def snapshot(self, checkpoint_id: int, *, portable: bool, finish: Finish = lambda rows: rows) -> AsyncSnapshot:
         """Freeze all panes, in time that does not depend on the number of keys. Args: finish: adds columns to the
         rows."""
-        panes = [(self._pane_start_us(number), pane.freeze()) for number, pane in sorted(self._panes.items())]
+        panes = [(self.grid.pane_start(number), pane.freeze()) for number, pane in sorted(self._panes.items())]
         frozen = FrozenWindows(self.state_schema, panes, self._ctx.max_parallelism)
         return lambda: [frozen.part(self._name, finish)]
 
@@ -170,7 +170,7 @@ class OpenWindows:
         width = 2 + len(self._spec.keys)
         for start_us, rows in _by_window(_owned(table, owners == ctx.subtask) for table in part.tables()):
             keys = pa.RecordBatch.from_arrays(rows.columns[2:width], schema=self.layout.keys.schema)
-            number = (start_us - self._spec.offset_us) // self._pane_us
+            number = int(self.grid.panes(np.array([start_us]))[0])
             assert number not in self._panes, "one window comes in two parts"
             pane = self._panes[number] = self._new_pane(keys.num_rows)
             pane.merge(keys, rows.columns[width:])
@@ -196,26 +196,12 @@ class OpenWindows:
         self._panes.clear()
         self._find_next_end()
 
-    def _start_us(self, number: int) -> int:
-        return number * self._spec.step_us + self._spec.offset_us
-
-    def _pane_start_us(self, pane: int) -> int:
-        return pane * self._pane_us + self._spec.offset_us
-
-    def _numbers(self, pane: int, after_us: int, until_us: int = MAX_WATERMARK) -> range:
-        """Windows that the pane is in and that end in after_us < end <= until_us."""
-        first = -((self._panes_per_window - 1 - pane) // self._panes_per_step)
-        after, until = (
-            (us - self._spec.size_us - self._spec.offset_us) // self._spec.step_us for us in (after_us, until_us)
-        )
-        return range(max(first, after + 1), min(pane // self._panes_per_step, until) + 1)
-
     def _next_end_of(self, pane: int) -> int:
-        unfired = self._numbers(pane, self._fired_us)
+        unfired = self.grid.windows_of(pane, self._fired_us)
         return self.end_us(unfired[0]) if unfired else MAX_WATERMARK
 
     def _unfired(self, until_us: int) -> list[int]:
-        return sorted({n for pane in self._panes for n in self._numbers(pane, self._fired_us, until_us)})
+        return sorted({n for pane in self._panes for n in self.grid.windows_of(pane, self._fired_us, until_us)})
 
     def _window(self, number: int, wanted: pa.RecordBatch | None = None) -> KeyedWindow:
         """The panes of a window put together. Args: wanted: key columns: of these alone."""
@@ -250,9 +236,8 @@ class OpenWindows:
             else:  # a slice gives views of columns that rows still to come would change
                 part = np.arange(start, stop, dtype=np.int32) if self._keeps_fired else slice(start, stop)
             keys = window.keys(start, stop) if entries is None else window.keys_of(entries[start:stop])
-            bounds = [
-                pa.array(np.full(stop - start, us)).view(bound) for us in (self._start_us(number), self.end_us(number))
-            ]
+            bounds_us = self.grid.window_start(number), self.end_us(number)
+            bounds = [pa.array(np.full(stop - start, us)).view(bound) for us in bounds_us]
             arrays = [*keys.columns, *bounds, *window.result(part)]
             yield pa.RecordBatch.from_arrays(arrays, schema=self._spec.schema)
 

@@ -11,12 +11,15 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.operators.batches import coalesced
+from tidegate.operators.calendar_windows import CALENDAR
 from tidegate.operators.contract import OperatorContext, Output, StreamOperator
 from tidegate.operators.open_windows import PROCESSING_WINDOWS, OpenWindows, changed_window, open_windows
 from tidegate.operators.restoring import changed_rows, checked_part
 from tidegate.operators.specs import WindowAggSpec
+from tidegate.operators.window_grid import OUTSIDE_DROPPED, FixedGrid, calendar_part
 from tidegate.operators.window_progress import PROGRESS, WindowProgress
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+from tidegate.state.keybytes import Int64s
 
 if TYPE_CHECKING:
     from tidegate.operators.stored_windows import StoredWindows
@@ -60,6 +63,7 @@ class ProcessingWindowAggregate(StreamOperator):
         """Make room for the windows."""
         super().open(ctx)
         self._windows = open_windows(self._spec, ctx, PROCESSING_WINDOWS)
+        self._grid = self._windows.grid
         self._state_schema = self._windows.state_schema.append(pa.field(END_COLUMN, pa.int64()))
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
@@ -68,7 +72,11 @@ class ProcessingWindowAggregate(StreamOperator):
             self.ctx.count(PROCESSING_TIME_DROPPED, batch.num_rows)
         elif batch.num_rows:
             now_us = self.ctx.processing_time_ms() * 1000
-            number = (now_us - self._spec.offset_us) // self._spec.pane_us
+            moment = np.array([now_us])
+            if (outside := self._grid.outside(moment)) is not None and outside[0]:
+                self.ctx.count(OUTSIDE_DROPPED, batch.num_rows)
+                return
+            number = int(self._grid.panes(moment)[0])
             if now_us < self._progress.watermark_us:
                 self._set_back(now_us)
             if isinstance(self._windows, OpenWindows):
@@ -105,7 +113,8 @@ class ProcessingWindowAggregate(StreamOperator):
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
         """Freeze every open window."""
         write = self._windows.snapshot(checkpoint_id, portable=self.portable, finish=self._with_end)
-        progress = [self._progress.part(self.ctx)] if self._spec.slide_us else []
+        progress = [self._progress.part(self.ctx)] if self._keeps_progress else []
+        progress += calendar_part(self._grid, self._progress.watermark_us)
         return lambda: [*write(), *progress]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
@@ -116,8 +125,10 @@ class ProcessingWindowAggregate(StreamOperator):
         """
         rows = [part for part in parts if part.format == "rows"]
         for part in rows:
-            if part.name == PROGRESS and self._spec.slide_us:
+            if part.name == PROGRESS and self._keeps_progress:
                 self._progress.restore(part.table, self.ctx)
+            elif part.name == CALENDAR and self._grid.table is not None:
+                self._grid.table.restore(part.table, self.ctx.uid)
             elif part.name != PROCESSING_WINDOWS:
                 raise changed_window(self.ctx.uid, part.name, "it was over event time", "over processing time")
         if len(rows) < len(parts):
@@ -139,12 +150,23 @@ class ProcessingWindowAggregate(StreamOperator):
         self._windows.resume(now_us)
 
     def _with_end(self, table: pa.Table) -> pa.Table:
-        ends = table["window_start_us"].to_numpy() + self._spec.pane_us
-        return table.append_column(self._state_schema.field(-1), [ends])
+        return table.append_column(self._state_schema.field(-1), [self._ends_us(table)])
 
     def _without_end(self, table: pa.Table) -> pa.Table:
         self._check_bounds(table)
         return table.drop_columns([END_COLUMN])
+
+    def _ends_us(self, table: pa.Table) -> Int64s:
+        """Ends of the panes of rows."""
+        starts_us = table["window_start_us"].to_numpy()
+        if isinstance(self._grid, FixedGrid):
+            return starts_us + self._grid.pane_us
+        return self._grid.window_end(starts_us)
+
+    @property
+    def _keeps_progress(self) -> bool:
+        """Its windows overlap, or are known by more than their bounds."""
+        return self._spec.slide_us > 0 or self._spec.calendar is not None
 
     def _end(self) -> Iterator[Output]:
         if self.ctx.processing_time_on_end == "drop":
@@ -167,9 +189,11 @@ class ProcessingWindowAggregate(StreamOperator):
 
     def _check_bounds(self, table: pa.Table) -> None:
         """An open window must be one of this pipeline's: fewer rows in it would be as wrong as more."""
+        if not isinstance(self._grid, FixedGrid):  # its part `calendar` was compared
+            return
         starts_us = table["window_start_us"].to_numpy()
         sizes_us = table[END_COLUMN].to_numpy() - starts_us
-        size_us, offset_us = self._spec.pane_us, self._spec.offset_us
+        size_us, offset_us = self._grid.pane_us, self._grid.offset_us
         foreign = np.flatnonzero((sizes_us != size_us) | ((starts_us - offset_us) % size_us != 0))
         if foreign.size:
             size, start = int(sizes_us[foreign[0]]), int(starts_us[foreign[0]])

@@ -41,9 +41,11 @@ class Closing:
 
 
 class SessionJoin(StreamOperator):
-    """Rows of both sides of one key that are less than a gap apart are in one session, [time of the first, time of the
-    last + gap); a row may join several to one. When the watermark reaches its end, its rows are paired, and those
-    without a match come out alone.
+    """Rows of both sides of one key that are at most a gap apart are in one session, [time of the first, time of the
+    last + gap); a row may join several to one. When the watermark has passed its end, its rows are paired, and those
+    without a match come out alone. Sessions exactly a gap apart, which snapshots of version 0.1 hold as two, become one
+    when rows come for their key or one of them is over; their timers come a microsecond early and are registered
+    again.
 
     A row whose key is null matches nothing, and comes out alone at once, as a session of its own; one without a time is
     in no session: counted under `null_event_time_dropped`, dropped. A row behind the watermark is late, unless it is in
@@ -60,7 +62,7 @@ class SessionJoin(StreamOperator):
     def __init__(self, spec: StreamJoinSpec) -> None:
         assert isinstance(spec.bounds, Sessions), "not a join of sessions"
         self._spec = spec
-        self._gap_us = spec.bounds.gap_us
+        self._gap_us, self._reach_us = spec.bounds.gap_us, spec.bounds.reach_us
         self._columns = JoinedColumns(spec)
         self._times = JoinTimes(spec.inputs[LEFT]), JoinTimes(spec.inputs[RIGHT])
         self._is_over = False
@@ -152,7 +154,7 @@ class SessionJoin(StreamOperator):
         if len(maybe):
             found = after.of(keys.rows[maybe], times[maybe])
             maybe, found = maybe[found >= 0], found[found >= 0]
-            maybe = maybe[times[maybe] - after.lasts[found] < self._gap_us]
+            maybe = maybe[times[maybe] - after.lasts[found] <= self._gap_us]
             taken[maybe] = True
             after = after.with_rows(keys.rows[maybe], times[maybe], self._gap_us)
         self._change(keys, before, after)
@@ -163,7 +165,7 @@ class SessionJoin(StreamOperator):
         became = after.of(before.owners, before.firsts)
         for timers, old, new in (
             (self._firsts, before.firsts, after.firsts),
-            (self._ends, before.lasts + self._gap_us, after.lasts + self._gap_us),
+            (self._ends, before.lasts + self._reach_us, after.lasts + self._reach_us),
         ):
             stays = old == new[became]
             is_new = np.ones(len(new), np.bool_)
@@ -181,12 +183,16 @@ class SessionJoin(StreamOperator):
     def _due(self, due: DueTimers, until_us: int) -> Iterator[pa.RecordBatch]:
         """Sessions that are over go, with what is in them."""
         keys = due.keys
-        known = SessionSpans.held(self._sessions.get(keys))
-        over = known.lasts + self._gap_us <= until_us
+        held = SessionSpans.held(self._sessions.get(keys))
+        known = held.merged(self._gap_us)
+        if len(known.firsts) < len(held.firsts):
+            self._change(keys, held, known)
+        over = known.lasts + self._reach_us <= until_us
         left, right = (self._closing(side, keys, known, over) for side in (LEFT, RIGHT))
         self._sessions.put(keys, known.part(~over).elements())
         self._firsts.delete(keys, known.owners[over], known.firsts[over])
-        self._ends.delete(keys, known.owners[over], known.lasts[over] + self._gap_us)
+        self._ends.delete(keys, known.owners[over], known.lasts[over] + self._reach_us)
+        self._ends.register(keys, known.owners[~over], known.lasts[~over] + self._reach_us)
         yield from self._joined(known, left, right)
 
     def _closing(self, side: int, keys: KeySet, known: SessionSpans, over: Mask) -> Closing:

@@ -17,7 +17,7 @@ from tidegate.state.keybytes import Int64s
 
 @dataclass(frozen=True)
 class SessionSpans:
-    """The sessions of some keys; of one key in order of time, and a gap or more apart.
+    """The sessions of some keys; of one key in order of time, and more than a gap apart.
 
     Attributes:
         owners: for each session the number of its key, ascending.
@@ -44,8 +44,8 @@ class SessionSpans:
         return Elements(self.offsets, pa.record_batch([self.firsts, self.lasts], schema=SESSION_COLUMNS))
 
     def with_rows(self, owners: KeyNumbers, times: Int64s, gap_us: int) -> SessionSpans:
-        """With rows of these keys: each is in the session that it is less than a gap away from, or in one of its own;
-        sessions that it is less than a gap away from become one."""
+        """With rows of these keys: each is in the session that it is at most a gap away from, or in one of its own;
+        sessions that it is at most a gap away from become one."""
         every = np.concatenate([self.owners, owners])
         firsts, lasts = np.concatenate([self.firsts, times]), np.concatenate([self.lasts, times])
         order = np.lexsort((firsts, every))
@@ -53,6 +53,10 @@ class SessionSpans:
         count = _merge(every, firsts, lasts, gap_us)
         every, firsts, lasts = every[:count], firsts[:count], lasts[:count]
         return SessionSpans(every, firsts, lasts, _offsets(every, len(self.offsets) - 1))
+
+    def merged(self, gap_us: int) -> SessionSpans:
+        """With sessions at most a gap apart as one; a snapshot of version 0.1 may hold such sessions apart."""
+        return self.with_rows(np.zeros(0, np.int32), np.zeros(0, np.int64), gap_us)
 
     def part(self, mask: Mask) -> SessionSpans:
         """Those where `mask` is true."""
@@ -74,7 +78,7 @@ def _merge(owners: Any, firsts: Any, lasts: Any, gap_us: Any) -> Any:
     count = 0
     for i in range(len(owners)):
         at = count - 1
-        if count > 0 and owners[at] == owners[i] and firsts[i] - lasts[at] < gap_us:
+        if count > 0 and owners[at] == owners[i] and firsts[i] - lasts[at] <= gap_us:
             lasts[at] = max(lasts[at], lasts[i])
         else:
             owners[count], firsts[count], lasts[count] = owners[i], firsts[i], lasts[i]

@@ -14,13 +14,13 @@ from tidegate.operators.specs import Agg, TimeUnit
 
 @dataclass(frozen=True)
 class SessionAggSpec:
-    """Aggregates per key over sessions: rows less than a gap apart.
+    """Aggregates per key over sessions: rows at most a gap apart.
 
     Attributes:
         keys: key columns; null is a key of its own.
         time_column: event time, a timestamp or an integer; None: the sessions are over processing time.
         time_unit: of the time column.
-        gap_us: rows of one session that follow one another are less apart; microseconds, > 0.
+        gap_us: rows of one session that follow one another are at most so far apart; microseconds, > 0.
         aggregates: output columns after keys, `window_start` and `window_end`, in order.
         input_schema: of the input.
         schema: of the output: keys, window_start, window_end (timestamp[us]), aggregates.
@@ -39,7 +39,13 @@ class SessionAggSpec:
     lateness_us: int = 0
 
     @property
-    def shape(self) -> dict[str, int]:
+    def reach_us(self) -> int:
+        """How long after its last row a session is over: a row at exactly `gap_us` still belongs to it. No watermark
+        before that says that no such row will come (S4.4), so results do not depend on when watermarks come (S8.2)."""
+        return self.gap_us + 1
+
+    @property
+    def shape(self) -> dict[str, int | str]:
         """What tells the sessions from others, in snapshots."""
         return {"gap_us": self.gap_us}
 

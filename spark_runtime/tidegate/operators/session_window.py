@@ -1,4 +1,4 @@
-"""Aggregates per key over sessions: rows less than a gap apart, of event time or of the clock."""
+"""Aggregates per key over sessions: rows at most a gap apart, of event time or of the clock."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ log = logging.getLogger(__name__)
 
 
 class SessionAggregate(StreamOperator):
-    """Sessions over event time: [time of the first row, time of the last + gap). Rows of a key that are less than a
+    """Sessions over event time: [time of the first row, time of the last + gap). Rows of a key that are at most a
     gap apart are in one; a row may join several to one.
 
-    A session fires when the watermark reaches its end, and closes when it is `lateness_us` further. Rows that come for
+    A session fires when the watermark has passed its end, since a row at the very end still belongs to it, and closes
+    when it is `lateness_us` further. Rows that come for
     it in between make it fire again, with what it has become: its bounds may be others, and what it took in had fired
     with its own. Rows whose session would have closed already are late: they go to the side output `late`, or are
     dropped and counted under `late_dropped` (S4.4). MAX_WATERMARK fires and closes all; what comes after it
@@ -73,7 +74,7 @@ class SessionAggregate(StreamOperator):
             yield from self._taken(part, its_times, fired_us)
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
-        """Emit every session that ends at or before the watermark, in batches of at most `MAX_BATCH_ROWS`."""
+        """Emit every session that ends before the watermark, in batches of at most `MAX_BATCH_ROWS`."""
         if watermark_us < MAX_WATERMARK:
             self._progress.advance(watermark_us)
         else:
@@ -125,9 +126,9 @@ class SessionAggregate(StreamOperator):
 
 class ProcessingSessionAggregate(SessionAggregate):
     """Sessions over processing time: a row's time is that of the clock when it is processed. A session fires once
-    nothing has come for a gap, or when the input really ends; then, with `processing_time_on_end="drop"`, open ones are
-    dropped, counted under `processing_time_dropped` and logged, and so are rows that come after it (S7.6). On suspend
-    they stay in the savepoint.
+    nothing has come for longer than a gap, or when the input really ends; then, with `processing_time_on_end="drop"`,
+    open ones are dropped, counted under `processing_time_dropped` and logged, and so are rows that come after it
+    (S7.6). On suspend they stay in the savepoint.
 
     State: `sessions`, as over event time, and `progress`, of which nothing is late.
     """

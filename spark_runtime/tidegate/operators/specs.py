@@ -6,7 +6,6 @@ pipeline API validates columns, types and expressions before it makes a spec; a 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,6 +15,7 @@ import pyarrow.compute as pc
 
 from tidegate.contract.options import ProcessingTimeOnEnd
 from tidegate.contract.state_shapes import StateShape
+from tidegate.operators.calendar_windows import Calendar
 from tidegate.operators.contract import EndOfInput, SideOutput, StreamOperator
 from tidegate.operators.mode_dependence import why_batch_sensitive
 from tidegate.operators.process_inputs import INPUT_NAMES, ProcessInput, fires_at_end, inputs_text
@@ -236,6 +236,7 @@ class WindowAggSpec:
         schema: of the output: keys, window_start, window_end (timestamp[us]), aggregates.
         renamed: (key or output column in older snapshots, its name now).
         slide_us: from the start of one window to the next; 0: they are tumbling.
+        calendar: what cuts the windows in the place of `size_us`, `slide_us` and `offset_us`, which are 0.
         lateness_us: how long after its end, in event time, a window takes rows and fires again.
     """
 
@@ -250,6 +251,7 @@ class WindowAggSpec:
     renamed: tuple[tuple[str, str], ...] = ()
     slide_us: int = 0
     lateness_us: int = 0
+    calendar: Calendar | None = None
 
     @property
     def step_us(self) -> int:
@@ -257,15 +259,12 @@ class WindowAggSpec:
         return self.slide_us or self.size_us
 
     @property
-    def shape(self) -> dict[str, int]:
+    def shape(self) -> dict[str, int | str]:
         """What tells the windows from others, in snapshots."""
-        shape = {"size_us": self.size_us, "offset_us": self.offset_us}
+        if self.calendar is not None:
+            return {"calendar": str(self.calendar)}
+        shape: dict[str, int | str] = {"size_us": self.size_us, "offset_us": self.offset_us}
         return {**shape, "slide_us": self.slide_us} if self.slide_us else shape
-
-    @property
-    def pane_us(self) -> int:
-        """Length of the longest slices that every window is made of a whole number of."""
-        return math.gcd(self.size_us, self.step_us)
 
     def mode_dependence(self) -> str:
         """Over processing time, or with updates."""
@@ -298,9 +297,8 @@ class WindowAggSpec:
         keys = ", ".join(self.keys) or "()"
         aggregates = ", ".join(map(str, self.aggregates))
         slide = f" every {self.slide_us / 1e6:g} s" if self.slide_us else ""
-        return (
-            f"window {self.size_us / 1e6:g} s{slide} of {self.time_column or 'processing time'} by {keys}: {aggregates}"
-        )
+        window = f"{self.size_us / 1e6:g} s{slide}" if self.calendar is None else str(self.calendar)
+        return f"window {window} of {self.time_column or 'processing time'} by {keys}: {aggregates}"
 
 
 @dataclass(frozen=True)

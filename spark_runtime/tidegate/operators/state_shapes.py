@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, get_args
 import pyarrow as pa
 
 from tidegate.contract.state_shapes import StateShape
+from tidegate.operators.calendar_windows import CALENDAR
 from tidegate.operators.passed_watermarks import PASSED_STATE
 from tidegate.snapshot.evolving import columns_of
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN
@@ -43,16 +44,20 @@ def join_shapes(spec: BroadcastJoinSpec) -> tuple[StateShape, ...]:
 def window_shapes(spec: WindowAggSpec) -> tuple[StateShape, ...]:
     """Of windows. A new aggregate of an open window would lack the rows that came before, so nothing is filled."""
     form = f"size, offset in us of {spec.size_us}, {spec.offset_us}"
-    if spec.slide_us:
+    calendar = (StateShape(CALENDAR, "list"),) if spec.calendar is not None else ()
+    if spec.calendar is not None:
+        form = f"windows of {spec.calendar}"
+    elif spec.slide_us:
         form = f"size, offset, slide in us of {spec.size_us}, {spec.offset_us}, {spec.slide_us}"
     columns = columns_of(window_schema(spec))
     renamed = dict(spec.renamed)
     if spec.time_column is None:
         ends = columns_of(pa.schema([("window_end_us", pa.int64())]))
         processing = StateShape("processing_windows", "keyed", (*columns, *ends), form, renamed, fills=False)
-        return (processing, *((StateShape("progress", "keyed", form=form),) if spec.slide_us else ()))
+        progress = (StateShape("progress", "keyed", form=form),) if spec.slide_us or calendar else ()
+        return (processing, *progress, *calendar)
     windows = StateShape("windows", "keyed", columns, form, renamed, fills=False)
-    return (windows, StateShape("progress", "keyed", form=form))
+    return (windows, StateShape("progress", "keyed", form=form), *calendar)
 
 
 def session_shapes(spec: SessionAggSpec) -> tuple[StateShape, ...]:

@@ -134,8 +134,8 @@ class StoredSessions:
         MAX_WATERMARK where it has none."""
         sessions = table.live()
         _, lasts, fired = table.bounds(sessions)
-        over_us = MAX_WATERMARK if to_fire else lasts + self._spec.gap_us + self._spec.lateness_us
-        times_us = np.where(fired, over_us, lasts + self._spec.gap_us)
+        over_us = MAX_WATERMARK if to_fire else lasts + self._spec.reach_us + self._spec.lateness_us
+        times_us = np.where(fired, over_us, lasts + self._spec.reach_us)
         due_us = np.full(keys, MAX_WATERMARK)
         np.minimum.at(due_us, table.owners(sessions), times_us)
         return due_us

@@ -19,6 +19,7 @@ from tidegate.operators.contract import OperatorContext
 from tidegate.operators.keyed_window import WindowLayout
 from tidegate.operators.specs import WindowAggSpec
 from tidegate.operators.stored_aggregates import START_COLUMN, Finish, StoredAggregates
+from tidegate.operators.window_grid import window_grid
 from tidegate.operators.window_progress import MIN_TIME_US, WindowProgress
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.contract import Mask
@@ -31,6 +32,7 @@ class StoredWindows:
 
     Attributes:
         layout: what rows to read of a batch.
+        grid: bounds of panes and windows.
         state_schema: of rows in savepoints: key group, start of the pane, then keys and aggregates.
     """
 
@@ -40,9 +42,8 @@ class StoredWindows:
         starts = [pa.field(KEY_GROUP_COLUMN, pa.uint16()), pa.field(START_COLUMN, pa.int64())]
         self.state_schema = pa.schema([*starts, *self.layout.state_fields()])
         self._spec = spec
-        self._pane_us = spec.pane_us
-        self._panes_per_window = spec.size_us // spec.pane_us
-        self._panes_per_step = spec.step_us // spec.pane_us
+        self.grid = window_grid(spec.size_us, spec.step_us, spec.offset_us, spec.calendar)
+        self._panes_per_window, self._panes_per_step = self.grid.panes_per_window, self.grid.panes_per_step
         self._most_keys = max(1, MAX_BATCH_ROWS // self._panes_per_window)
         self._store = StoredAggregates(ctx, name, self.layout, self.state_schema, spec.renamed, by_start=True)
         self._timers = self._store.timers
@@ -57,22 +58,18 @@ class StoredWindows:
         next_us = self._timers.next_us()
         return MAX_WATERMARK if next_us is None else next_us
 
-    def pane_numbers(self, times_us: Int64s) -> Int64s:
-        """The pane of each row."""
-        return (times_us - self._spec.offset_us) // self._pane_us
-
     def closed(self, panes: Int64s, closed_us: int) -> Mask:
         """Whether every window that a pane is in ends by `closed_us`."""
-        closed: Mask = self._end_us(panes // self._panes_per_step) <= closed_us
+        closed: Mask = self.grid.window_end(panes // self._panes_per_step) <= closed_us
         return closed
 
     def take(self, batch: pa.RecordBatch, panes: Int64s, closed_us: int, fired_us: int) -> Iterator[pa.RecordBatch]:
         """Take rows, none of a closed pane. Emits the windows that end in closed_us < end <= fired_us, for keys that
         rows came for late. Args: panes: of each row. Raises SumOverflowError."""
-        keys = self._store.keys(batch, panes * self._pane_us + self._spec.offset_us)
+        keys = self._store.keys(batch, self.grid.pane_start(panes))
         folded = self._store.add(keys, self.layout.values(batch))
         columns, starts_us = self._store.key_columns(keys)
-        numbers = self.pane_numbers(starts_us)
+        numbers = self.grid.panes(starts_us)
         new = ~folded.was_there
         if new.any():
             some = columns if new.all() else columns.filter(pa.array(new))
@@ -88,8 +85,8 @@ class StoredWindows:
             due = self._timers.due(until_us if self._panes_per_window == 1 else next_us, self._most_keys)
             assert due is not None, "a timer is due"
             columns, starts_us = self._store.key_columns(due.keys)
-            columns, windows = columns.take(pa.array(due.owners)), self._windows_at(starts_us[due.owners])
-            ends_us = self._end_us(windows)
+            columns, windows = columns.take(pa.array(due.owners)), self.grid.windows_at(starts_us[due.owners])
+            ends_us = self.grid.window_end(windows)
             fires, over = due.times_us == ends_us, due.times_us >= ends_us + self._spec.lateness_us
             if self._spec.lateness_us:
                 # registered when more or less lateness was allowed, or when the window fired
@@ -128,8 +125,8 @@ class StoredWindows:
             if progress.passed_us is not None:
                 fired_us = np.maximum(fired_us, progress.passed_us[keys.groups])
             fired_us = np.maximum(fired_us, MIN_TIME_US)
-            panes = self.pane_numbers(starts_us)
-            over = self._end_us(panes // self._panes_per_step) <= fired_us - self._spec.lateness_us
+            panes = self.grid.panes(starts_us)
+            over = self.grid.window_end(panes // self._panes_per_step) <= fired_us - self._spec.lateness_us
             self._store.clear(keys, over)
             self._register(columns.filter(pa.array(~over)), panes[~over], fired_us[~over])
 
@@ -137,23 +134,9 @@ class StoredWindows:
         """Close the back end."""
         self._store.close()
 
-    # ------------------------------------------------------------ numbers
-
-    def _windows_at(self, starts_us: Int64s) -> Int64s:
-        return (starts_us - self._spec.offset_us) // self._spec.step_us
-
-    def _start_us(self, windows: Int64s) -> Int64s:
-        return windows * self._spec.step_us + self._spec.offset_us
-
-    def _end_us(self, windows: Int64s) -> Int64s:
-        return self._start_us(windows) + self._spec.size_us
-
     def _first_after(self, panes: Int64s, after_us: Int64s) -> Int64s:
-        """The first window that a pane is in, or would be in, and that ends after `after_us`."""
-        first = -((self._panes_per_window - 1 - panes) // self._panes_per_step)
-        after_us = np.maximum(after_us, MIN_TIME_US)  # no window with a row ends before
-        passed: Int64s = np.maximum(first, self._windows_at(after_us - self._spec.size_us) + 1)
-        return passed
+        """See `WindowGrid.first_after`."""
+        return self.grid.first_after(panes, np.maximum(after_us, MIN_TIME_US))  # no window with a row ends before
 
     # ------------------------------------------------------------ timers
 
@@ -162,13 +145,13 @@ class StoredWindows:
         are over."""
         last = panes // self._panes_per_step
         first = self._first_after(panes, fired_us)
-        windows, ends_us = np.minimum(first, last), self._end_us(np.minimum(first, last))
+        windows, ends_us = np.minimum(first, last), self.grid.window_end(np.minimum(first, last))
         times_us = np.where(first <= last, ends_us, ends_us + self._spec.lateness_us)
         self._register_at(columns, windows, times_us, np.ones(len(panes), np.bool_))
 
     def _register_at(self, columns: pa.RecordBatch, windows: Int64s, times_us: Int64s, where: Mask) -> None:
         if where.any():
-            keys = self._store.keys(columns.filter(pa.array(where)), self._start_us(windows[where]))
+            keys = self._store.keys(columns.filter(pa.array(where)), self.grid.window_start(windows[where]))
             self._timers.register(keys, keys.rows, times_us[where])
 
     # ------------------------------------------------------------ firing
@@ -178,11 +161,12 @@ class StoredWindows:
         a pane."""
         emitted, there = self._put_together(columns, windows)
         later: Mask = np.any(there[:, self._panes_per_step :], axis=1)
-        self._register_at(columns, windows + 1, self._end_us(windows + 1), later)
+        if later.any():
+            self._register_at(columns, windows + 1, self.grid.window_end(windows + 1), later)
         lateness_us = self._spec.lateness_us
         if lateness_us:
             first: Mask = np.any(there[:, : self._panes_per_step], axis=1)
-            self._register_at(columns, windows, self._end_us(windows) + lateness_us, first)
+            self._register_at(columns, windows, self.grid.window_end(windows) + lateness_us, first)
         else:
             self._forget(columns, windows, np.ones(len(windows), np.bool_))
         if emitted.num_rows:
@@ -199,12 +183,12 @@ class StoredWindows:
             return
         owners = np.repeat(np.arange(len(panes)), counts)
         steps = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
-        keys = self._store.keys(columns.take(pa.array(owners)), self._start_us(first[owners] + steps))
+        keys = self._store.keys(columns.take(pa.array(owners)), self.grid.window_start(first[owners] + steps))
         columns, starts_us = self._store.key_columns(keys)  # a key may have come for several panes of one window
         order = np.argsort(starts_us, kind="stable")
         for at in range(0, len(order), self._most_keys):
             some = order[at : at + self._most_keys]
-            emitted, _ = self._put_together(columns.take(pa.array(some)), self._windows_at(starts_us[some]))
+            emitted, _ = self._put_together(columns.take(pa.array(some)), self.grid.windows_at(starts_us[some]))
             yield emitted
 
     def _put_together(self, columns: pa.RecordBatch, windows: Int64s) -> tuple[pa.RecordBatch, npt.NDArray[np.bool_]]:
@@ -217,10 +201,13 @@ class StoredWindows:
         there = rows_there.reshape(count, width)
         held: Mask = np.any(there, axis=1)
         arrays = [*columns.columns]
-        arrays += [pa.array(us).view(pa.timestamp("us")) for us in (self._start_us(windows), self._end_us(windows))]
+        arrays += [pa.array(us).view(pa.timestamp("us")) for us in self._bounds_us(windows)]
         arrays += folding.result(slice(0, count))
         emitted = pa.RecordBatch.from_arrays(arrays, schema=self._spec.schema)
         return (emitted if held.all() else emitted.filter(pa.array(held))), there
+
+    def _bounds_us(self, windows: Int64s) -> tuple[Int64s, Int64s]:
+        return self.grid.window_start(windows), self.grid.window_end(windows)
 
     def _forget(self, columns: pa.RecordBatch, windows: Int64s, where: Mask) -> None:
         """The panes that are in no later window."""
@@ -232,4 +219,4 @@ class StoredWindows:
     def _pane_starts(self, windows: Int64s, count: int) -> Int64s:
         """Starts of the first `count` panes of each window, one window after the other."""
         panes = (windows[:, None] * self._panes_per_step + np.arange(count)[None, :]).reshape(-1)
-        return panes * self._pane_us + self._spec.offset_us
+        return self.grid.pane_start(panes)

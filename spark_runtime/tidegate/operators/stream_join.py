@@ -9,16 +9,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.channel.elements import MAX_WATERMARK, Watermark
+from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark
 from tidegate.operators.batches import MAX_BATCH_ROWS
+from tidegate.operators.calendar_windows import CALENDAR
 from tidegate.operators.contract import OperatorContext, Output, StreamOperator
 from tidegate.operators.join_columns import JoinedColumns
 from tidegate.operators.join_pairs import Pairs
-from tidegate.operators.join_spans import new_spans
+from tidegate.operators.join_spans import WindowSpans, new_spans
 from tidegate.operators.join_specs import LEFT, RIGHT, SPAN_START, StreamJoinSpec
 from tidegate.operators.join_state import JoinState, SideRows, StoredRows, join_descriptors
 from tidegate.operators.join_times import JoinTimes
 from tidegate.operators.window import LATE_DROPPED, NULL_TIME_DROPPED
+from tidegate.operators.window_grid import OUTSIDE_DROPPED, calendar_part
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.contract import DueTimers, KeyNumbers, KeySet, Mask
 from tidegate.state.keybytes import Int64s, valid_mask
@@ -106,6 +108,8 @@ class StreamJoin(StreamOperator):
             self._is_over = True
             yield from self._settle()
             return
+        if isinstance(self._spans, WindowSpans) and self._spans.grid.table is not None:
+            self._spans.grid.table.forget(self._state.passed.watermark_us)
         yield from self._fire(watermark_us)
         yield Watermark(watermark_us if self._spans is None else self._spans.held(watermark_us))
 
@@ -125,11 +129,19 @@ class StreamJoin(StreamOperator):
 
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
         """Freeze the back end."""
-        return self._state.snapshot(checkpoint_id, portable=self.portable)
+        write = self._state.snapshot(checkpoint_id, portable=self.portable)
+        if not isinstance(self._spans, WindowSpans):
+            return write
+        passed_us = self._state.passed.watermark_us
+        calendar = calendar_part(self._spans.grid, passed_us if passed_us < MAX_WATERMARK else MIN_WATERMARK)
+        return lambda: [*write(), *calendar]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
         """Take back both sides; see `JoinState`."""
-        self._state.restore(parts)
+        for part in parts:
+            if part.name == CALENDAR and isinstance(self._spans, WindowSpans) and self._spans.grid.table is not None:
+                self._spans.grid.table.restore(part.table, self.ctx.uid)
+        self._state.restore([part for part in parts if part.name != CALENDAR])
 
     def close(self) -> None:
         """Close the back end."""
@@ -146,6 +158,13 @@ class StreamJoin(StreamOperator):
         if timeless is not None and spans.limits(side, times[:0]) is None:
             self.ctx.count(NULL_TIME_DROPPED, int(timeless.sum()))
             rows, times, timeless = rows.filter(pa.array(~timeless)), times[~timeless], None
+        if isinstance(spans, WindowSpans) and len(times):
+            where = f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}"
+            column = self._spec.inputs[side].time_column or ""
+            spans.grid.require_times(column, int(times.min()), int(times.max()), where)
+            outside = spans.grid.outside(times)
+            if outside is not None and outside.any():
+                self.ctx.count(OUTSIDE_DROPPED, int(outside.sum()))
         numbers, starts = spans.spread(times)
         if numbers is not None:
             rows, times = rows.take(pa.array(numbers)), times[numbers]

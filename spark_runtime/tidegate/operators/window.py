@@ -10,16 +10,18 @@ import pyarrow as pa
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.contract.errors import TidegateError
 from tidegate.operators.batches import coalesced
+from tidegate.operators.calendar_windows import CALENDAR
 from tidegate.operators.contract import OperatorContext, Output, SideOutput, StreamOperator
 from tidegate.operators.eventtime import EventTime
 from tidegate.operators.open_windows import PROCESSING_WINDOWS, OpenWindows, changed_window, open_windows
 from tidegate.operators.restoring import checked_part
 from tidegate.operators.specs import WindowAggSpec
+from tidegate.operators.window_grid import OUTSIDE_DROPPED, FixedGrid, calendar_part
 from tidegate.operators.window_progress import MAX_TIME_US, MIN_TIME_US, PROGRESS, WindowProgress
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.columns import Entries
 from tidegate.state.keybytes import Int64s, valid_mask
-from tidegate.state.rows import group_by_window
+from tidegate.state.rows import group_by_number, group_by_window
 
 if TYPE_CHECKING:
     from tidegate.operators.stored_windows import StoredWindows
@@ -54,7 +56,8 @@ def late_rows(rows: pa.RecordBatch, ctx: OperatorContext) -> Iterator[Output]:
 
 
 class WindowAggregate(StreamOperator):
-    """Windows [start, end): a row belongs to those its event time falls in.
+    """Windows [start, end): a row belongs to those its event time falls in. One that falls in none, as windows that
+    start later than the one before ends leave times out, is dropped and counted under `outside_windows_dropped`.
 
     A window fires when the watermark reaches its end, and closes when it is `lateness_us` further. Rows that come for
     it in between make it fire again, after the batch that brought them, for their keys, with the result of all rows so
@@ -81,17 +84,14 @@ class WindowAggregate(StreamOperator):
         self._spec = spec
         assert spec.time_column is not None, "windows over processing time are another operator's"
         self._time = EventTime(spec.time_column, spec.time_unit)
-        steps = spec.pane_us * self._time.per_second, spec.offset_us * self._time.per_second
-        self._whole_steps = steps[0] % 1_000_000 == 0 and steps[1] % 1_000_000 == 0
-        self._pane, self._offset = (
-            (steps[0] // 1_000_000, steps[1] // 1_000_000) if self._whole_steps else (spec.pane_us, spec.offset_us)
-        )
         self._progress = WindowProgress(spec.shape, spec.lateness_us)
 
     def open(self, ctx: OperatorContext) -> None:
         """Make room for the windows."""
         super().open(ctx)
         self._windows = open_windows(self._spec, ctx, WINDOWS)
+        self._grid = self._windows.grid
+        self._set_units()
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """Take the rows into their windows; emits windows that fire again, and late rows to the side output.
@@ -106,8 +106,16 @@ class WindowAggregate(StreamOperator):
             batch = batch.filter(pa.array(valid_mask(batch.column(self._time.column))))
         if batch.num_rows:
             refuse_absurd_times(self._time, times, self.ctx)
+            low_us, high_us = (self._time.to_us(int(time)) for time in (times.min(), times.max()))
+            self._grid.require_times(
+                self._time.column, low_us, high_us, f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}"
+            )
             if not self._whole_steps:
-                times = times * (1_000_000 // self._time.per_second)
+                times = self._time.as_us(times)
+                if (outside := self._grid.outside(times)) is not None and outside.any():
+                    self.ctx.count(OUTSIDE_DROPPED, int(outside.sum()))
+                    batch, times = batch.filter(pa.array(~outside)), times[~outside]
+        if batch.num_rows:
             yield from self._fired_again(batch, times)
 
     def on_watermark(self, watermark_us: int) -> Iterator[Output]:
@@ -117,8 +125,12 @@ class WindowAggregate(StreamOperator):
             yield from coalesced(self._windows.fire(watermark_us, passed_us))
             self._progress.begin_anew()
             self._windows.resume(self._progress.watermark_us)
+            if self._grid.table is not None:
+                self._grid.table.forget(watermark_us)
             return
         self._progress.advance(watermark_us)
+        if self._grid.table is not None:
+            self._grid.table.forget(self._progress.open_after_us)
         if watermark_us >= self._windows.next_end_us:
             yield from coalesced(self._windows.fire(watermark_us, passed_us))
         else:
@@ -131,8 +143,8 @@ class WindowAggregate(StreamOperator):
     def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
         """Freeze every open window."""
         write = self._windows.snapshot(checkpoint_id, portable=self.portable)
-        progress = self._progress.part(self.ctx)
-        return lambda: [*write(), progress]
+        parts = [self._progress.part(self.ctx), *calendar_part(self._grid, self._progress.open_after_us)]
+        return lambda: [*write(), *parts]
 
     def restore(self, parts: Sequence[StatePart]) -> None:
         """Take back the open windows and the watermark.
@@ -143,13 +155,15 @@ class WindowAggregate(StreamOperator):
         for part in parts:
             if part.name == PROGRESS:
                 self._progress.restore(part.table, self.ctx)
+            elif part.name == CALENDAR and self._grid.table is not None:
+                self._grid.table.restore(part.table, self.ctx.uid)
             elif part.name == PROCESSING_WINDOWS:
                 raise changed_window(self.ctx.uid, part.name, "it was over processing time", "over event time")
         files = [part for part in parts if part.format != "rows"]
         if files:
             self._windows.restore_files(files)
         for part in parts:
-            if part.name != PROGRESS and part.format == "rows":
+            if part.name not in (PROGRESS, CALENDAR) and part.format == "rows":
                 renamed = dict(self._spec.renamed)
                 checked = checked_part(part, self._windows.state_schema, self.ctx.uid, renamed, fills=False)
                 self._windows.restore_rows(checked, self._progress)
@@ -161,6 +175,18 @@ class WindowAggregate(StreamOperator):
         if hasattr(self, "_windows"):
             self._windows.close()
 
+    def _set_units(self) -> None:
+        """In whose unit rows are cut: that of the column where the grid is in whole steps of it, since most rows are in
+        the window of the row before; else in microseconds."""
+        grid, per_second = self._grid, self._time.per_second
+        self._whole_steps, self._pane, self._offset = False, 0, 0
+        if isinstance(grid, FixedGrid):
+            self._pane, self._offset = grid.pane_us, grid.offset_us
+            steps = grid.pane_us * per_second, grid.offset_us * per_second
+            if steps[0] % 1_000_000 == steps[1] % 1_000_000 == 0 and grid.step_us <= grid.size_us:
+                self._whole_steps = True
+                self._pane, self._offset = steps[0] // 1_000_000, steps[1] // 1_000_000
+
     def _fired_again(self, batch: pa.RecordBatch, times: Int64s) -> Iterator[Output]:
         """Take rows; rows of key groups that are ahead by themselves."""
         for part, its_times, fired_us in self._progress.split(batch, times, self._spec.keys):
@@ -168,7 +194,7 @@ class WindowAggregate(StreamOperator):
             if isinstance(self._windows, OpenWindows):
                 yield from self._taken(self._windows, part, its_times, closed_us, fired_us)
             else:
-                panes = (its_times - self._offset) // self._pane
+                panes = (its_times - self._offset) // self._pane if self._pane else self._grid.panes(its_times)
                 yield from self._taken_outside(self._windows, part, panes, closed_us, fired_us)
 
     def _taken_outside(
@@ -186,7 +212,10 @@ class WindowAggregate(StreamOperator):
         self, windows: OpenWindows, batch: pa.RecordBatch, times: Int64s, closed_us: int, fired_us: int
     ) -> Iterator[Output]:
         """Take rows for whose keys windows have fired up to `fired_us`, and closed up to `closed_us`."""
-        grouped = group_by_window(times, self._pane, self._offset)
+        if self._pane:
+            grouped = group_by_window(times, self._pane, self._offset)
+        else:
+            grouped = group_by_number(self._grid.panes(times))
         if grouped.order is not None:
             columns = batch.schema.names if LATE in self.ctx.side_outputs else windows.layout.used_columns
             batch = batch.select(columns).take(pa.array(grouped.order))

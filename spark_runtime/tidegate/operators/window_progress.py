@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,9 @@ from tidegate.state.keyhash import hash_keys, key_groups
 PROGRESS = "progress"
 MIN_TIME_US, MAX_TIME_US = -(2**62), 2**62
 """Event times beyond these (some 146,000 years from 1970) are refused: window bounds must fit timestamp[us]."""
-SHAPE_COLUMNS = frozenset({"size_us", "offset_us", "slide_us", "gap_us"})
+SHAPE_COLUMNS = frozenset({"size_us", "offset_us", "slide_us", "gap_us", "calendar"})
+Shape: TypeAlias = dict[str, int | str]
+"""What tells windows from others."""
 LATENESS_COLUMN = "lateness_us"
 """Only where lateness is allowed."""
 
@@ -34,8 +37,8 @@ class WindowProgress:
             allowed.
     """
 
-    def __init__(self, shape: Mapping[str, int], lateness_us: int = 0) -> None:
-        """Args: shape: what tells the windows from others, durations by name. lateness_us: allowed."""
+    def __init__(self, shape: Mapping[str, int | str], lateness_us: int = 0) -> None:
+        """Args: shape: what tells the windows from others, durations or a calendar by name. lateness_us: allowed."""
         self.watermark_us = MIN_WATERMARK
         self.passed_us: Int64s | None = None
         self.closed_us = MIN_WATERMARK
@@ -56,6 +59,11 @@ class WindowProgress:
     def closed_at(self, fired_us: int) -> int:
         """Windows that end by it take no rows any more, of keys whose windows have fired up to `fired_us`."""
         return max(fired_us - self._lateness_us, min(self.closed_us, fired_us))
+
+    @property
+    def open_after_us(self) -> int:
+        """Windows that end by it are closed for every key."""
+        return self.watermark_us - self._lateness_us if self.watermark_us > MIN_TIME_US else MIN_WATERMARK
 
     def split(
         self, batch: pa.RecordBatch, times: Int64s, keys: Sequence[str]
@@ -81,10 +89,10 @@ class WindowProgress:
             KEY_GROUP_COLUMN: pa.array(np.array(groups, np.uint16)),
             "watermark_us": pa.array(marks),
         }
-        shape = dict(self._shape)
+        shape: Shape = dict(self._shape)
         if self._lateness_us:
             shape[LATENESS_COLUMN] = min(self._lateness_us, max(self.watermark_us - self.closed_us, 0))
-        columns.update({name: pa.array(np.full(len(groups), us, np.int64)) for name, us in shape.items()})
+        columns.update({name: pa.array([value] * len(groups)) for name, value in shape.items()})
         fields = [pa.field(name, column.type, nullable=False) for name, column in columns.items()]
         return StatePart(PROGRESS, "keyed", pa.table(list(columns.values()), schema=pa.schema(fields)))
 
@@ -111,15 +119,17 @@ class WindowProgress:
             self.passed_us = np.full(ctx.max_parallelism, MIN_WATERMARK, np.int64)
             self.passed_us[table.column(KEY_GROUP_COLUMN).to_numpy()] = marks
 
-    def _now(self, was: dict[str, int]) -> str:
+    def _now(self, was: Shape) -> str:
         return (
             _values(self._shape) if list(was) == list(self._shape) else f"{_names(self._shape)} {_values(self._shape)}"
         )
 
 
-def _names(shape: dict[str, int]) -> str:
+def _names(shape: Shape) -> str:
+    if "calendar" in shape:
+        return "windows"
     return f"{', '.join(name.removesuffix('_us') for name in shape)} in us"
 
 
-def _values(shape: dict[str, int]) -> str:
+def _values(shape: Shape) -> str:
     return ", ".join(map(str, shape.values()))

@@ -86,7 +86,9 @@ def _sinks(
         code = os.path.join(scratch, str(spec.number))
         try:
             materialise(client.store, client.layout, spec.artifact, code)
-            graph = load_pipeline(code, spec.pipeline, dict(spec.arguments), check_sinks=False)
+            graph = load_pipeline(
+                code, spec.pipeline, dict(spec.arguments), check_sinks=False, paths=spec.relative_paths
+            )
         except TidegateError as error:
             if not at:
                 raise

@@ -67,7 +67,7 @@ def commit_pending(client: JobClient, ruling: Ruling | None = None) -> LateResul
     with tempfile.TemporaryDirectory(prefix="tidegate-commit-") as scratch:
         code = os.path.join(scratch, "artifact")
         materialise(client.store, client.layout, spec.artifact, code)
-        graph = load_pipeline(code, spec.pipeline, dict(spec.arguments), check_sinks=False)
+        graph = load_pipeline(code, spec.pipeline, dict(spec.arguments), check_sinks=False, paths=spec.relative_paths)
         options = JobOptions.from_mapping(spec.options)
         execution = plan(graph, options.parallelism, options.max_parallelism)
         job = Job(

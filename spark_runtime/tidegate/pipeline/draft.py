@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -30,7 +31,7 @@ class DraftOutput:
 
 @dataclass(frozen=True)
 class DraftNode:
-    """A Node whose uid may still have to be derived; see there."""
+    """A Node whose uid may still have to be derived; see there. `must_be_read`: side outputs -> why."""
 
     uid: str | None
     kind: str
@@ -42,6 +43,7 @@ class DraftNode:
     spec: OperatorSpec | None = None
     sink: Sink | None = None
     side_outputs: tuple[DraftOutput, ...] = ()
+    must_be_read: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def where(self) -> str:
@@ -134,7 +136,18 @@ class GraphDraft:
         )
 
     def _refuse_unread(self) -> None:
-        """Of side outputs only the main one must be read: rows for the others are dropped and counted."""
+        """Of side outputs only the main one must be read, and those that a source insists on: rows for the others are
+        dropped and counted."""
+        sides = {(edge.upstream, edge.output) for node in self._nodes for edge in node.inputs}
+        for node_id, node in enumerate(self._nodes):
+            for name, why in node.must_be_read.items():
+                if (node_id, name) not in sides:
+                    raise PipelineError(
+                        f"nothing reads the side output {name!r} of this {node.kind}",
+                        where=node.where,
+                        cause=why,
+                        remedy=f'Write it to a sink: stream.side_output("{name}").write(...), or choose "skip"',
+                    )
         read = {edge.upstream for node in self._nodes for edge in node.inputs if edge.output == MAIN_OUTPUT}
         for node_id, node in enumerate(self._nodes):
             if node.sink is None and node_id not in read:

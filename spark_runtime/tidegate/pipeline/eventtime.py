@@ -96,6 +96,16 @@ def time_unit(field: pa.Field, unit: object, where: str) -> TimeUnit:
             where=where,
             remedy=f'Say it: .with_watermark({field.name!r}, ..., unit="ms"), or cast the column to a timestamp',
         )
+    if pt.is_string(type_) or pt.is_large_string(type_):
+        name = field.name
+        raise PipelineError(
+            f"column {name!r} of type {type_} cannot be event time",
+            where=where,
+            cause="it must be a timestamp, or int64 with unit=",
+            remedy=f'Cast it first: .with_columns({name}=pc.field({name!r}).cast(pa.timestamp("us"))) reads ISO 8601; '
+            "no cast parses other texts, for which you give the format: "
+            f'pc.strptime(pc.field({name!r}), format="%d.%m.%Y", unit="us")',
+        )
     cast = "pa.int64()" if pt.is_integer(type_) else 'pa.timestamp("us")'
     raise PipelineError(
         f"column {field.name!r} of type {type_} cannot be event time",

@@ -14,6 +14,11 @@ from tidegate.contract.errors import PipelineError
 from tidegate.pipeline.columns import missing_column, nearest
 
 _NOT_FOUND = re.compile(r"^No match for FieldRef\.(?P<reference>.*) in ", re.MULTILINE)
+_NARROW_DECIMAL = re.compile(r"Precision is not great enough for the result. It should be at least (?P<precision>\d+)")
+_DECIMAL = re.compile(r"to_type=(?P<kind>decimal\d+)\((?P<precision>\d+), (?P<scale>-?\d+)\)")
+_CALLED = re.compile(r"(\w+)\(")
+MAX_DECIMAL128 = 38
+"""Digits."""
 _NAME = re.compile(r"Name\((?P<name>.*?)\)(?= FieldRef|\)?$)")
 
 
@@ -99,7 +104,19 @@ def _explained(message: str, expression: pc.Expression, schema: pa.Schema, where
             cause=f"there are {len(schema.names)} columns",
             remedy="Refer to columns by name, as in pc.field('delay')",
         )
+    needed = _NARROW_DECIMAL.search(message)
+    if needed is not None:
+        return _too_narrow(int(needed["precision"]), expression, where)
     if "non-scalar" in message:
+        vector = next((name for name in _CALLED.findall(str(expression)) if _kind(name) == "vector"), None)
+        if vector is not None:
+            return PipelineError(
+                f"{expression} gives no value per row",
+                where=where,
+                cause=f"{vector} takes a whole column, and may give more or fewer values than it has rows",
+                remedy="Call it in a function of record batches: .map_in_arrow(function, schema=...)"
+                + (", with pc.list_parent_indices for the other columns" if vector == "list_flatten" else ""),
+            )
         return PipelineError(
             f"{expression} is an aggregate, not a value per row",
             where=where,
@@ -110,6 +127,31 @@ def _explained(message: str, expression: pc.Expression, schema: pa.Schema, where
         where=where,
         cause=message.splitlines()[0],
         remedy="Cast to types that fit, as in pc.field('delay').cast(pa.float64())",
+    )
+
+
+def _kind(function: str) -> str:
+    try:
+        return str(pc.get_function(function).kind)
+    except KeyError:
+        return ""
+
+
+def _too_narrow(needed: int, expression: pc.Expression, where: str) -> PipelineError:
+    """Whole numbers that are cast to a decimal with less room than their type may need."""
+    target = next((m for m in _DECIMAL.finditer(str(expression)) if int(m["precision"]) < needed), None)
+    if target is None:
+        return PipelineError(
+            f"the decimal of {expression} is too narrow", where=where, remedy=f"Give it {needed} digits at least"
+        )
+    kind, precision, scale = target["kind"], target["precision"], target["scale"]
+    wide = "decimal128" if needed <= MAX_DECIMAL128 else "decimal256"
+    return PipelineError(
+        f"whole numbers of this type may not fit {kind}({precision}, {scale}): {expression}",
+        where=where,
+        cause=f"the largest needs {needed} digits, {scale} of them behind the point",
+        remedy=f"Cast by way of a wider one, so that only values which do not fit are errors: "
+        f".cast(pa.{wide}({needed}, {scale})).cast(pa.{kind}({precision}, {scale})); or give {needed} digits",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
 
@@ -19,12 +19,13 @@ from tidegate.pipeline.aggregates import Aggregate, bound_aggregates
 from tidegate.pipeline.columns import checked_renames, refuse_duplicates, require_column, require_key, same_columns
 from tidegate.pipeline.connecting import ConnectedGroups, process_input
 from tidegate.pipeline.draft import DraftNode, DraftOutput, place, require_uid
+from tidegate.pipeline.foreign_names import no_such_name
 from tidegate.pipeline.joining import BroadcastStream
 from tidegate.pipeline.location import user_location
 from tidegate.pipeline.processing import keyed_spec
 from tidegate.pipeline.side_outputs import checked_side_outputs, declared_schemas
 from tidegate.pipeline.stateful_processor_calls import StatefulProcessorCalls
-from tidegate.pipeline.windows import Session, Sliding, Window, lateness_us
+from tidegate.pipeline.windows import Session, Sliding, Tumbling, Window, lateness_us
 from tidegate.plan.graph import Edge
 from tidegate.state.keytypes import stored_field
 
@@ -52,6 +53,12 @@ class GroupedStream(StatefulProcessorCalls):
         refuse_duplicates(keys, where, remedy="Name each key column once")
         self._stream = stream
         self._keys = keys
+
+    if not TYPE_CHECKING:  # a type checker knows the names
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise AttributeError naming the nearest call."""
+            no_such_name(self, name, "a grouped stream")
 
     def window(self, window: Window, *, allowed_lateness: str | timedelta | None = None) -> WindowedStream:
         """Cut each group into windows over event time or processing time; follow it by `.agg(...)`.
@@ -222,6 +229,12 @@ class WindowedStream:
         self._time_column = time_column
         self._lateness_us = lateness_us
 
+    if not TYPE_CHECKING:  # a type checker knows the names
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise AttributeError naming the nearest call."""
+            no_such_name(self, name, "a windowed stream")
+
     def agg(
         self, *, uid: str | None = None, renamed: Mapping[str, str] | None = None, **aggregates: Aggregate
     ) -> Stream:
@@ -323,4 +336,5 @@ class WindowedStream:
             renamed,
             window.slide_us if isinstance(window, Sliding) else 0,
             self._lateness_us,
+            window.calendar if isinstance(window, Tumbling) else None,
         )

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
+from tidegate.connectors.storage import relative_paths
 from tidegate.contract.errors import PipelineError, TidegateError
 from tidegate.contract.packed_file import SITE_PACKAGES, check_unpacked, is_packed_pipeline
+from tidegate.contract.records import RelativePaths
 from tidegate.pipeline.arguments import call_with
 from tidegate.pipeline.columns import nearest
 from tidegate.pipeline.location import code_root, format_location, is_below
@@ -26,7 +28,14 @@ _loaded_modules: set[str] = set()
 """Modules that earlier calls loaded from those folders."""
 
 
-def load_pipeline(root_dir: str, target: str, arguments: Mapping[str, Any], *, check_sinks: bool = True) -> JobGraph:
+def load_pipeline(
+    root_dir: str,
+    target: str,
+    arguments: Mapping[str, Any],
+    *,
+    check_sinks: bool = True,
+    paths: RelativePaths | None = None,
+) -> JobGraph:
     """Import the module from `root_dir`, call its function with the arguments, and build what it gives.
 
     `root_dir` is first on sys.path from then on, and behind it the packages of a packed pipeline, until another call;
@@ -39,6 +48,7 @@ def load_pipeline(root_dir: str, target: str, arguments: Mapping[str, Any], *, c
         target: `module:function`.
         arguments: what the function gets; see `arguments`.
         check_sinks: ask every sink whether it can take its records, which may do I/O.
+        paths: where relative paths lie; None: in the working directory of this process.
 
     Raises:
         PipelineError: the module or function is missing, what the user's code raised, with its place, or a result
@@ -50,7 +60,7 @@ def load_pipeline(root_dir: str, target: str, arguments: Mapping[str, Any], *, c
             f"{target!r} does not name a pipeline", remedy='Write "module:function", such as "flight_delays:build"'
         )
     check_unpacked(root_dir)
-    with code_root(root_dir), _remembering_modules(root_dir):
+    with code_root(root_dir), _remembering_modules(root_dir), relative_paths(paths):
         module = _import(root_dir, module_name)
         function = _function(module, function_name)
         where = f"pipeline {target}"

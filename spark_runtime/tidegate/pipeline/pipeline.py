@@ -5,7 +5,7 @@ from __future__ import annotations
 from tidegate.connectors.contract import Source
 from tidegate.contract.errors import PipelineError
 from tidegate.pipeline.columns import refuse_duplicates
-from tidegate.pipeline.draft import DraftNode, GraphDraft, place, placed, require_uid
+from tidegate.pipeline.draft import DraftNode, DraftOutput, GraphDraft, place, placed, require_uid
 from tidegate.pipeline.eventtime import EventTime
 from tidegate.pipeline.location import user_location
 from tidegate.pipeline.streams import Stream
@@ -52,7 +52,18 @@ class Pipeline:
         if not schema.names:
             raise PipelineError("the source has no columns", where=where, remedy="Look at the files, or give schema=")
         refuse_duplicates(schema.names, where, remedy="Rename one of them in the source")
-        node = DraftNode(uid, "source", (), schema, location, stateful=True, source=source)
+        sides = tuple(DraftOutput(name, side) for name, side in source.side_outputs().items())
+        node = DraftNode(
+            uid,
+            "source",
+            (),
+            schema,
+            location,
+            stateful=True,
+            source=source,
+            side_outputs=sides,
+            must_be_read=source.must_be_read(),
+        )
         return Stream(self._draft, self._draft.add(node), schema, EventTime(), bounded=source.boundedness == "bounded")
 
     def build(self, *, check_sinks: bool = True) -> JobGraph:

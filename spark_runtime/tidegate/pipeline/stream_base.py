@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 import pyarrow as pa
 
 from tidegate.contract.errors import PipelineError
 from tidegate.pipeline.draft import DraftNode, GraphDraft
 from tidegate.pipeline.eventtime import EventTime
+from tidegate.pipeline.foreign_names import no_such_name
 from tidegate.plan.graph import Edge
 
 
@@ -31,6 +32,12 @@ class StreamBase:
             draft.note_event_time(node_id, event_time.column, event_time.unit)
         self.schema = schema
         self.bounded = bounded
+
+    if not TYPE_CHECKING:  # a type checker knows the names
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise AttributeError: what to use in the place of a name of Spark, Flink, Beam or pandas."""
+            no_such_name(self, name, "a stream")
 
     def __repr__(self) -> str:
         columns = ", ".join(f"{f.name}: {f.type}" for f in self.schema)

@@ -28,7 +28,7 @@ from tidegate.pipeline.eventtime import EventTime
 from tidegate.pipeline.expressions import require_boolean, require_expression
 from tidegate.pipeline.grouping import WINDOW_BOUND, WINDOW_END, WINDOW_START
 from tidegate.pipeline.states import require_storable
-from tidegate.pipeline.windows import Session, Sliding, Tumbling, duration_us
+from tidegate.pipeline.windows import Session, Sliding, Tumbling, signed_us
 from tidegate.state.keytypes import stored_field
 
 if TYPE_CHECKING:
@@ -166,16 +166,6 @@ def output_names(
     return names
 
 
-def signed_us(value: object, name: str, where: str) -> int:
-    """A duration, or one with a sign, in microseconds."""
-    if isinstance(value, timedelta) and value < timedelta(0):
-        return -duration_us(-value, name, where)
-    if isinstance(value, str) and value.strip()[:1] in ("-", "+"):
-        size_us = duration_us(value.strip()[1:].strip(), name, where)
-        return -size_us if value.strip()[0] == "-" else size_us
-    return duration_us(value, name, where)  # type: ignore[arg-type]
-
-
 def _names(keys: Keys | None) -> tuple[str, ...]:
     return (keys,) if isinstance(keys, str) else tuple(keys or ())
 
@@ -250,7 +240,8 @@ def _windows(window: object, where: str) -> Windows | Sessions:
     if isinstance(window, Session):
         return Sessions(window.gap_us)
     slide_us = window.slide_us if isinstance(window, Sliding) else window.size_us
-    return Windows(window.size_us, slide_us, window.offset_us)
+    calendar = window.calendar if isinstance(window, Tumbling) else None
+    return Windows(window.size_us, slide_us, window.offset_us, calendar)
 
 
 def _require_ends(how: StreamJoinKind, left: bool, right: bool, where: str) -> None:

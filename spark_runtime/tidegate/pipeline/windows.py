@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import timedelta, tzinfo
 from typing import Literal, TypeAlias, get_args
 
 from tidegate.contract.errors import OptionError, PipelineError
-from tidegate.contract.options import parse_duration
+from tidegate.contract.units import parse_calendar_span, parse_duration
+from tidegate.operators.calendar_windows import MONTHS, Calendar
+from tidegate.pipeline.calendars import calendar_of
 from tidegate.pipeline.location import user_location
 
 MICROSECOND = timedelta(microseconds=1)
@@ -26,23 +28,25 @@ class Tumbling:
     """Windows [start, end) that follow one another without gap; made by `tumbling`.
 
     Attributes:
-        size_us: length, microseconds, > 0.
+        size_us: length, microseconds, > 0; 0: as the calendar says.
         offset_us: windows start at multiples of `size_us` since the epoch plus this; 0 <= offset_us < size_us.
         time: "event" or "processing".
+        calendar: what cuts the windows in the place of durations.
     """
 
     size_us: int
     offset_us: int = 0
     time: WindowTime = "event"
+    calendar: Calendar | None = None
 
 
 @dataclass(frozen=True)
 class Sliding:
-    """Windows [start, end) that overlap; made by `sliding`.
+    """Windows [start, end) that overlap, or leave times out between them; made by `sliding`.
 
     Attributes:
         size_us: length, microseconds, > 0.
-        slide_us: from the start of one to the next; 0 < slide_us <= size_us.
+        slide_us: from the start of one to the next; > 0.
         offset_us: windows start at multiples of `slide_us` since the epoch plus this; 0 <= offset_us < slide_us.
         time: "event" or "processing".
     """
@@ -55,7 +59,7 @@ class Sliding:
 
 @dataclass(frozen=True)
 class Session:
-    """Windows of rows that are less than a gap apart; made by `session`.
+    """Windows of rows that are at most a gap apart; made by `session`.
 
     Attributes:
         gap_us: microseconds, > 0.
@@ -69,29 +73,55 @@ class Session:
 Window: TypeAlias = Tumbling | Sliding | Session
 
 
-def tumbling(size: str | timedelta, offset: str | timedelta | None = None, *, time: WindowTime = "event") -> Tumbling:
-    """Windows of one length, such as "1 day", without gap or overlap.
+def tumbling(
+    size: str | timedelta,
+    offset: str | timedelta | None = None,
+    *,
+    time: WindowTime = "event",
+    timezone: str | tzinfo | None = None,
+    week_start: str | None = None,
+) -> Tumbling:
+    """Windows of one length, such as "1 day", without gap or overlap; with a time zone those of its calendar.
 
     Over event time a record is in the window that its event time falls in, and the window is over when the watermark
     has passed its end; `with_watermark` is needed upstream. Over processing time it is in the window in which the clock
     of the machine is when the record is processed, and the window is over when that clock has passed its end: results
     are quick and need no event time, and no record is late, but another run of the same input gives others (S8.2).
-    What becomes of processing-time windows that are open when the input ends, job option `processing_time_on_end` says
+    What happens to processing-time windows that are open when the input ends, job option `processing_time_on_end` says
     (S7.6).
 
+    Without `timezone` a day has 24 hours from the epoch in UTC. With it windows follow the calendar of the zone across
+    changes of its clock and leap years: "1 day", "1 week", "1 month", "1 quarter", "1 year", several of them, or hours
+    that divide a day. The boundaries are those of Airflow's data intervals for @daily, @weekly and so on in that zone.
+    Several units are counted from 1 January 1970, weeks from the first `week_start` of 1970.
+
     Args:
-        size: length of a window.
+        size: length of a window; with a time zone a whole number of one calendar unit.
         offset: how much later than the epoch (1970-01-01 00:00 UTC) windows start; default none. With "5 hours" a
-            window of "1 day" runs from 05:00 UTC to 05:00 UTC.
+            window of "1 day" runs from 05:00 UTC to 05:00 UTC. It may be negative ("-8 hours"). With a time zone it is
+            by the clock of the zone, and shorter than a day.
         time: "event" or "processing".
+        timezone: IANA name, such as "Europe/Berlin", or pendulum's or zoneinfo's object of one.
+        week_start: first day of a week, with a time zone only: "monday" (the default), "sunday" and so on.
 
     Raises:
         PipelineError: not a duration, a size that is not positive or, over processing time, not in whole milliseconds;
-            or another time.
+            another time, no such time zone, or a calendar unit without one.
     """
     where = f"window at {user_location()}"
+    if timezone is not None:
+        calendar = calendar_of(size, offset, timezone, week_start, where)
+        _check_time(time, {"size": (size, 0), "offset": (offset, calendar.offset_us)}, where)
+        return Tumbling(0, 0, time, calendar)
+    if week_start is not None:
+        raise PipelineError(
+            "week_start needs a time zone",
+            where=where,
+            cause="without one a week has 7 days of 24 hours from the epoch, a Thursday",
+            remedy='Say which: timezone="UTC"; or leave out week_start',
+        )
     size_us = _positive_us(size, "size", where)
-    offset_us = duration_us(offset, "offset", where) % size_us if offset is not None else 0
+    offset_us = signed_us(offset, "offset", where) % size_us if offset is not None else 0
     _check_time(time, {"size": (size, size_us), "offset": (offset, offset_us)}, where)
     return Tumbling(size_us, offset_us, time)
 
@@ -102,33 +132,37 @@ def sliding(
     offset: str | timedelta | None = None,
     *,
     time: WindowTime = "event",
+    timezone: str | tzinfo | None = None,
 ) -> Sliding:
     """Windows of one length that overlap: one of "1 h" begins every "5 min". A record is in all that its time falls in.
 
     A record is kept once however many windows it is in: in slices of the longest duration that both `size` and `slide`
-    are made of, which are put together when a window is over.
+    are made of, which are put together when a window is over. Where `slide` is longer than `size` records that fall
+    between two windows are dropped and counted (`outside_windows_dropped`).
 
     Args:
         size: length of a window.
-        slide: from the start of one window to the next; at most `size`.
-        offset: how much later than the epoch (1970-01-01 00:00 UTC) windows start; default none.
+        slide: from the start of one window to the next.
+        offset: how much later than the epoch (1970-01-01 00:00 UTC) windows start; default none; may be negative.
         time: "event" or "processing"; see `tumbling`.
+        timezone: refused: calendar windows do not overlap.
 
     Raises:
-        PipelineError: as `tumbling`; or a slide that is longer than the size, or has too little in common with it.
+        PipelineError: as `tumbling`; a slide that has too little in common with the size; or a time zone.
     """
     where = f"window at {user_location()}"
-    size_us, slide_us = _positive_us(size, "size", where), _positive_us(slide, "slide", where)
-    offset_us = duration_us(offset, "offset", where) % slide_us if offset is not None else 0
-    _check_time(time, {"size": (size, size_us), "slide": (slide, slide_us), "offset": (offset, offset_us)}, where)
-    if slide_us > size_us:
+    if timezone is not None:
         raise PipelineError(
-            f"windows of {size} every {slide} leave out what is in between",
+            "sliding windows follow no calendar",
             where=where,
-            remedy="Give a slide of at most the size, or filter first",
+            cause="units of a calendar differ in length, so there is no slice that all windows are made of",
+            remedy=f'Write tumbling("1 day", timezone={str(timezone)!r}), or leave out timezone',
         )
+    size_us, slide_us = _positive_us(size, "size", where), _positive_us(slide, "slide", where)
+    offset_us = signed_us(offset, "offset", where) % slide_us if offset is not None else 0
+    _check_time(time, {"size": (size, size_us), "slide": (slide, slide_us), "offset": (offset, offset_us)}, where)
     panes = size_us // math.gcd(size_us, slide_us)
-    if panes > MAX_PANES:
+    if panes > MAX_PANES and slide_us < size_us:
         raise PipelineError(
             f"a window of {size} every {slide} would be put together of {panes} slices",
             where=where,
@@ -140,8 +174,9 @@ def sliding(
 
 
 def session(gap: str | timedelta, *, time: WindowTime = "event") -> Session:
-    """For each key, windows of records that follow one another less than `gap` apart: from the time of the first to
-    that of the last plus `gap`. A record may join two windows to one.
+    """For each key, windows of records that follow one another at most `gap` apart: from the time of the first to
+    the time of the last plus `gap`. A record may join two windows to one. A window is over when the watermark has
+    passed its end: a record at its end still belongs to it (S4.4).
 
     Args:
         gap: such as "30 min".
@@ -172,11 +207,25 @@ def lateness_us(value: str | timedelta | None, time: WindowTime, where: str) -> 
 
 
 def _positive_us(value: str | timedelta, name: str, where: str) -> int:
+    if name == "size" and _is_calendar_unit(value):
+        raise PipelineError(
+            f"a window of {value} has no fixed length",
+            where=where,
+            cause="months and years differ in length",
+            remedy=f'Say whose calendar it follows: tumbling({value!r}, timezone="UTC"); or give days',
+        )
     found = duration_us(value, name, where)
     if found <= 0:
         what = f"a window of {value} is empty" if name == "size" else f"a {name} of {value} is none"
         raise PipelineError(what, where=where, remedy=f'Give a {name} such as "1 day"')
     return found
+
+
+def _is_calendar_unit(value: str | timedelta) -> bool:
+    try:
+        return parse_calendar_span(value)[1] in MONTHS
+    except OptionError:
+        return False
 
 
 def _check_time(time: object, durations: Mapping[str, tuple[object, int]], where: str) -> None:
@@ -197,10 +246,11 @@ def _check_time(time: object, durations: Mapping[str, tuple[object, int]], where
         )
 
 
-def duration_us(value: str | timedelta, name: str, where: str) -> int:
-    """A duration in microseconds; PipelineError naming the parameter when it is none. Bare numbers are refused."""
+def duration_us(value: str | timedelta, name: str, where: str, *, signed: bool = False) -> int:
+    """A fixed duration in microseconds; PipelineError naming the parameter when it is none. Bare numbers are refused,
+    and months and years, which have no fixed length."""
     try:
-        return parse_duration(value) // MICROSECOND
+        return parse_duration(value, signed=signed) // MICROSECOND
     except OptionError as error:
         raise PipelineError(
             f"{name} is not a duration: {value!r}",
@@ -208,3 +258,8 @@ def duration_us(value: str | timedelta, name: str, where: str) -> int:
             cause=error.cause or error.what,
             remedy=error.remedy or 'Write it with its unit, as in "10 min", or give a timedelta',
         ) from error
+
+
+def signed_us(value: object, name: str, where: str) -> int:
+    """As `duration_us`, of a duration that may be negative."""
+    return duration_us(value, name, where, signed=True)  # type: ignore[arg-type]

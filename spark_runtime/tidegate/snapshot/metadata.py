@@ -71,7 +71,8 @@ class SnapshotMetadata:
         lineage: its lineage (S7.4).
         generation: the driver's reign that completed it.
         run_id: the attempt within it.
-        parent: folder of the snapshot this run was restored from, None for a fresh start.
+        parent: folder of the previous snapshot of the lineage: what this run completed before, else what it was
+            restored from; None: there is none.
         parallelism: subtasks per operator.
         max_parallelism: number of key groups; fixed for the life of a job (S5.1).
         created_at: ISO 8601 with zone.

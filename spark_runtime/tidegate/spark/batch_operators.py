@@ -117,7 +117,7 @@ class Pipe:
 
 def run_rows(
     pipe: Pipe,
-    batches: Iterable[pa.RecordBatch],
+    batches: Iterable[Emitted],
     broadcasts: Mapping[int, Iterable[pa.RecordBatch]],
     input_index: int | None = 0,
 ) -> Iterator[Emitted]:
@@ -126,7 +126,9 @@ def run_rows(
     yield from _broadcast(pipe, broadcasts)
     for batch in batches:
         assert input_index is not None, "rows for a stage that takes none"
-        if batch.num_rows:
+        if isinstance(batch, SideOutput):  # of a source, which is the tail, too
+            yield batch
+        elif batch.num_rows:
             yield from pipe.rows(batch, input_index)
     yield from pipe.end([] if input_index is None else [input_index])
 

@@ -7,7 +7,7 @@ import queue
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark import InheritableThread
@@ -23,7 +23,8 @@ from tidegate.plan.batch import BatchPlan
 from tidegate.spark.barrier_stage import first_line
 from tidegate.spark.batch_compiler import compile_batch
 from tidegate.spark.batch_frames import SparkFrames, told_by
-from tidegate.spark.batch_worker import WorkerPlace, failure_in
+from tidegate.spark.batch_task import summed
+from tidegate.spark.batch_worker import WorkerPlace, counters_of_stages, failure_in
 from tidegate.spark.job import Job, Splits
 
 TICK_S = 0.1
@@ -73,7 +74,9 @@ class Calculation:
         frames = SparkFrames(self.session, self.place, self.plan.parallelism)
         try:
             ends = compile_batch(self.plan, assign(self.splits, self.plan.parallelism), frames)
-            return [Told.from_json(json.loads(text)) for text in told_by(ends)]
+            told = [Told.from_json(json.loads(text)) for text in told_by(ends)]
+            counted = counters_of_stages(self.job.store, self.place.checkpoint_path)
+            return [*told[:-1], replace(told[-1], counters=summed([told[-1].counters, *counted]))]
         finally:
             self.session.catalog.clearCache()
 

@@ -15,6 +15,7 @@ from tidegate.coordinator import supervision_events as sv
 from tidegate.coordinator.batch_commit import BatchCommit, Told, completed_before, refuse_restore
 from tidegate.plan.batch import BatchPlan, plan_batch
 from tidegate.spark.batch_run import BatchAttempt, BatchRun, Calculation
+from tidegate.spark.batch_task import summed
 from tidegate.spark.batch_worker import WorkerPlace
 from tidegate.spark.job import Job, Splits
 from tidegate.spark.session import SlotWait, start_session
@@ -51,7 +52,11 @@ class BatchSupervision(Supervision):
         self._found: Splits = {}
 
     def _look_ahead(self) -> None:
-        """Sources that cannot be read are told before anybody waits for Spark."""
+        """Sources that cannot be read, and sinks that may not be written to, are reported before anybody waits for
+        Spark."""
+        decisions = self._job.log.read()
+        if completed_before(decisions, self._job.spec.number) is None:
+            self._job.check_fresh_start(decisions)
         self._found = {
             node.uid: [split_to_json(split) for split in node.source.discover(self._plan.parallelism)]
             for node in self._plan.graph.nodes
@@ -107,12 +112,7 @@ class BatchSupervision(Supervision):
 
     def _show(self, told: Sequence[Told]) -> None:
         """In the status hint: the sources, and what operators have counted."""
-        counters: dict[str, dict[str, int]] = {}
-        for one in told:
-            for uid, counts in one.counters.items():
-                mine = counters.setdefault(uid, {})
-                for name, n in counts.items():
-                    mine[name] = mine.get(name, 0) + n
+        counters = summed(one.counters for one in told)
         sources: Mapping[str, Any] = {
             node.uid: {"boundedness": "bounded", "records": 0}
             for node in self._plan.graph.nodes

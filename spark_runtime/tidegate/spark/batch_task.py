@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -44,6 +44,21 @@ POLL_PAUSE_S = 0.05
 """Between two polls of a source that has nothing now, seconds; a paced one says when it has."""
 
 
+Counters: TypeAlias = Mapping[str, Mapping[str, int]]
+"""Uid -> name -> number."""
+
+
+def summed(counted: Iterable[Counters]) -> dict[str, dict[str, int]]:
+    """Counters of several subtasks: uid -> name -> number."""
+    found: dict[str, dict[str, int]] = {}
+    for counters in counted:
+        for uid, counts in counters.items():
+            mine = found.setdefault(uid, {})
+            for name, n in counts.items():
+                mine[name] = mine.get(name, 0) + n
+    return found
+
+
 class BroadcastRows(Protocol):
     """All rows of a broadcast input, in every task."""
 
@@ -63,6 +78,8 @@ class BatchJob:
         checkpoint_id: the one whose completion permits the commit; claimed.
         now_ms: the time at which the run began, milliseconds since the epoch.
         store_state: writes a sink's state to the checkpoint: (uid, subtask, parts) -> handle.
+        store_counters: takes what the operators of a stage without a sink have counted, by a name of the subtask's; a
+            task that runs again stores the same.
         scratch: a private writable directory on local disk; "": there is none.
         staging: URL and storage options of the checkpoint's folder; None: sinks have no place there.
     """
@@ -78,6 +95,7 @@ class BatchJob:
     store_state: Callable[[str, int, Sequence[StatePart]], StateHandle]
     scratch: str = ""
     staging: tuple[str, Mapping[str, Any]] | None = None
+    store_counters: Callable[[str, Counters], None] = lambda _, __: None
 
 
 @dataclass(frozen=True)
@@ -117,6 +135,7 @@ class StageTask:
                 yield subtask.told()
             else:
                 yield from _as_sent(job, stage, self.sends_to, index, results)
+                subtask.store_counters()
         finally:
             subtask.close()
 
@@ -179,7 +198,7 @@ class _Subtask:
     def _row_input(self) -> int:
         return self._stage.inputs[0].input_index if self._stage.inputs else 0
 
-    def _rows(self, task: StageTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _rows(self, task: StageTask, batches: Iterable[pa.RecordBatch]) -> Iterator[Emitted]:
         stage, head = self._stage, self._nodes[0]
         if task.splits is not None:
             assert head.source is not None, "only a source has splits"
@@ -191,19 +210,22 @@ class _Subtask:
             for batch in batches:
                 yield from_wire(batch.columns, stage.inputs[0].schema)
 
-    def _read(self, node: Node, source: Source, splits: Sequence[Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:
+    def _read(self, node: Node, source: Source, splits: Sequence[Mapping[str, Any]]) -> Iterator[Emitted]:
         now_ms = steady_clock()
+        sides = self._job.plan.graph.side_outputs_read(node.node_id)
         try:
             reader = source.create_reader(SourceContext(node.uid, self._index, self._job.plan.parallelism))
             try:
                 reader.add_splits([split_from_json(split) for split in splits])
                 while (polled := reader.poll(now_ms())).state != "end":
+                    yield from (SideOutput(name, rows) for name, rows in polled.sides.items() if name in sides)
                     if polled.batch is not None:
                         yield polled.batch
                     elif polled.state == "nothing_now":
                         time.sleep(max(0.0, min(POLL_PAUSE_S, (polled.retry_at_ms - now_ms()) / 1000)))
                 if polled.batch is not None:
                     yield polled.batch
+                self._counters.setdefault(node.uid, {}).update(reader.counters())
             finally:
                 reader.close()
         except OperatorFailure:
@@ -269,6 +291,12 @@ class _Subtask:
     def _clock(self, node: Node) -> Callable[[], int]:
         """What waits for others measures how long; its results are no function of it."""
         return steady_clock() if isinstance(node.spec, AsyncMapSpec) else partial(_stopped_clock, node, self._job)
+
+    def store_counters(self) -> None:
+        """Of a stage that has no sink to tell them."""
+        counted = {uid: counts for uid, counts in self._counters.items() if counts}
+        if counted:
+            self._job.store_counters(f"{self._stage.stage_id}-{self._index}", counted)
 
     def told(self) -> pa.RecordBatch:
         """What the driver needs to commit: the sink's state, as in a checkpoint, and the counters of the stage."""

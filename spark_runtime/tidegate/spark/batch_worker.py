@@ -30,13 +30,17 @@ from tidegate.snapshot.handles import StateHandle, StreamFactory
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.streams import encode_parts
 from tidegate.spark.batch_exchange import TARGET
-from tidegate.spark.batch_task import INDEX_SCHEMA, BatchJob, Task
+from tidegate.spark.batch_task import INDEX_SCHEMA, BatchJob, Counters, Task
 from tidegate.spark.scratch import Scratch
 from tidegate.subtask.chain import OperatorFailure
 
 FAILURE = "tidegate-failure "
 """In front of what a task that failed tells, as JSON, in the text of its exception: nothing else of it gets through
 Spark to the driver."""
+
+
+COUNTERS = "counters"
+"""Folder of a batch checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,7 @@ def in_place(place: WorkerPlace, index: int, attempt: int) -> Iterator[BatchJob]
             checkpoint_id=place.checkpoint_id,
             now_ms=place.now_ms,
             store_state=partial(_store, factory, f"g{place.generation}-{place.run_id}"),
+            store_counters=partial(_store_counters, where, folder),
             scratch=scratch.path,
             staging=(f"{absolute(place.root).rstrip('/')}/{place.checkpoint_path}", place.storage_options),
         )
@@ -152,7 +157,7 @@ def _built(place: WorkerPlace, index: int) -> _Built:
         scratch = Scratch(index)
         code = os.path.join(scratch.path, "artifact")
         materialise(store, layout, spec.artifact, code)
-        graph = load_pipeline(code, spec.pipeline, dict(spec.arguments), check_sinks=False)
+        graph = load_pipeline(code, spec.pipeline, dict(spec.arguments), check_sinks=False, paths=spec.relative_paths)
         allowed = options.allow_mode_dependent
         plan = plan_batch(graph, options.parallelism, options.max_parallelism, allow_mode_dependent=allowed)
         _built_before[key] = _Built(store, spec, options, plan, scratch)
@@ -174,6 +179,16 @@ def _store(factory: StreamFactory, run: str, uid: str, subtask: int, parts: Sequ
     kinds = tuple(sorted({part.kind for part in parts}))
     staged = tuple(told for part in parts for told in part.staged)
     return StateHandle(handle.path, handle.inline, handle.size_bytes, handle.sha256, kinds, staged)
+
+
+def _store_counters(store: Store, checkpoint: str, name: str, counters: Counters) -> None:
+    store.replace(f"{checkpoint}/{COUNTERS}/{name}.json", json.dumps(counters).encode())
+
+
+def counters_of_stages(store: Store, checkpoint: str) -> list[Counters]:
+    """What tasks without a sink have counted. Args: checkpoint: location of the run's."""
+    folder = f"{checkpoint}/{COUNTERS}"
+    return [json.loads(store.read(f"{folder}/{name}")) for name in store.list(folder)]
 
 
 def told_failure(error: Exception) -> dict[str, Any]:

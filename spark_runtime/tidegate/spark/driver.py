@@ -30,9 +30,10 @@ from tidegate.contract.launching import STORAGE_OPTIONS_VARIABLE, refuse_if_supe
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.log import DecisionLog, Reign
 from tidegate.contract.options import JobOptions
-from tidegate.contract.pinned_graph import PinnedGraph, pin_graph
+from tidegate.contract.pinned_graph import PinnedGraph, pin_graph, pinned_graph
 from tidegate.contract.records import Spec, decode
 from tidegate.contract.store import open_store
+from tidegate.coordinator.checkpoint_mode import options_in_effect
 from tidegate.coordinator.events import Answer
 from tidegate.coordinator.farewells import terminated_text
 from tidegate.coordinator.forking import two_phase_sinks
@@ -132,9 +133,7 @@ class Driver:
         with tempfile.TemporaryDirectory(prefix="tidegate-driver-") as scratch:
             graph, execution = self._build(options, os.path.join(scratch, "artifact"))
             print(execution.explain(), flush=True)
-            number, limits = self._spec.number, (options.parallelism, options.max_parallelism)
-            sinks = {uid: sink.describe() for uid, sink in two_phase_sinks(graph).items()}
-            pin_graph(self._store, self._layout, PinnedGraph(number, *limits, graph_document(graph), now_iso(), sinks))
+            options = self._pin(options, graph)
             client = JobClient(self._root, self._spec.job_id, self._storage_options)
             materialising = Materialising(
                 store=self._store,
@@ -177,10 +176,23 @@ class Driver:
             if self._terminated.is_set():
                 raise _TerminatedError
             materialise(self._store, self._layout, self._spec.artifact, code)
-            graph = load_pipeline(code, self._spec.pipeline, dict(self._spec.arguments))
+            graph = load_pipeline(
+                code, self._spec.pipeline, dict(self._spec.arguments), paths=self._spec.relative_paths
+            )
             return graph, plan(graph, options.parallelism, options.max_parallelism)
         finally:
             self._is_building = False
+
+    def _pin(self, options: JobOptions, graph: JobGraph) -> JobOptions:
+        """Record what the submission runs: its graph, and the options in effect, which are returned. An earlier driver
+        of the submission may have."""
+        number, limits = self._spec.number, (options.parallelism, options.max_parallelism)
+        before = pinned_graph(self._store, self._layout, number) if options.leaves_interval_open else None
+        options = options_in_effect(options, graph, before.options if before is not None else {})
+        sinks = {uid: sink.describe() for uid, sink in two_phase_sinks(graph).items()}
+        document, used = graph_document(graph), options.to_mapping()
+        pin_graph(self._store, self._layout, PinnedGraph(number, *limits, document, now_iso(), sinks, used))
+        return options
 
     def _session(self) -> SparkSession:
         assert self._supervision is not None, "sources are looked for by the supervision"

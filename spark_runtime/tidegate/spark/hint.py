@@ -110,12 +110,11 @@ def job_metrics(graph: JobGraph, slots: Mapping[int, SlotView]) -> dict[str, Any
             facts["records"] += progress.get("records", 0)
             facts["played_all"] = bool(facts["played_all"] and progress.get("played_all", False))
             facts["subtasks"] += 1
+            _add(counters, uid, progress.get("counters", {}))
         for uid, _, watermark in view.metrics.get("watermarks", ()):
             marks.setdefault(uid, []).append(int(watermark))
         for uid, _, counts in view.metrics.get("counters", ()):
-            mine = counters.setdefault(uid, {})
-            for name, n in counts.items():
-                mine[name] = mine.get(name, 0) + n
+            _add(counters, uid, counts)
     for uid, facts in sources.items():
         complete = facts.pop("subtasks") == len(slots)
         facts["played_all"] = facts["played_all"] and complete
@@ -129,6 +128,12 @@ def job_metrics(graph: JobGraph, slots: Mapping[int, SlotView]) -> dict[str, Any
             for i, v in slots.items()
         ],
     }
+
+
+def _add(counters: dict[str, dict[str, int]], uid: str, counts: Mapping[str, int]) -> None:
+    for name, n in counts.items():
+        mine = counters.setdefault(uid, {})
+        mine[name] = mine.get(name, 0) + n
 
 
 def job_watermark_us(slots: Mapping[int, SlotView]) -> int | None:

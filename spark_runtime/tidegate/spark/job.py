@@ -64,6 +64,6 @@ class Job(driver_job.Job):
         that the submission can start: what it leaves behind is still needed when it is refused (S7.8)."""
         try:
             for left in self.garbage():
-                self.retiring.add(0, left.path, at_once=left.at_once)
+                self.retiring.add(0, left.path, at_once=left.at_once, inherited=True)
         except StoreError as error:
             print(f"tidegate: what earlier drivers left could not be looked for: {error}", flush=True)

@@ -38,6 +38,7 @@ from tidegate.spark.versions import check_versions, own_versions
 from tidegate.state.kernels import compile_all
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.subtask.deployment import Deployment, deploy
+from tidegate.subtask.failure_codes import failure_code
 from tidegate.subtask.restored import load_restored
 from tidegate.subtask.slot import Slot, Wake
 
@@ -172,7 +173,13 @@ class SlotProcess:
         """The pipeline, rebuilt from the pinned artifact: nothing is unpickled."""
         code = os.path.join(self._scratch.path, "artifact")
         materialise(self._store, self._layout, self._spec.artifact, code)
-        graph = load_pipeline(code, self._spec.pipeline, dict(self._spec.arguments), check_sinks=False)
+        graph = load_pipeline(
+            code,
+            self._spec.pipeline,
+            dict(self._spec.arguments),
+            check_sinks=False,
+            paths=self._spec.relative_paths,
+        )
         execution = plan(graph, self._options.parallelism, self._options.max_parallelism)
         if execution.digest != self._parameters.digest:
             raise TidegateError(
@@ -301,11 +308,13 @@ class SlotProcess:
                 "operator": error.uid,
                 "subtask": error.subtask,
                 "traceback": error.traceback,
+                "code": error.code,
             }
         else:
             text = str(error) if isinstance(error, TidegateError) else f"{type(error).__name__}: {error}"
             message = {"type": "failed", "message": text, "traceback": "".join(traceback.format_exception(error))}
             message["secondary"] = isinstance(error, PeerLostError)
+            message["code"] = failure_code(error)
         self._control.send(message)
         self._control.flush(2.0)
 

@@ -338,7 +338,7 @@ class Supervision:
             wait_for_final=waits_for_final(job.options, commit_only),
             on_running=lambda: self._inbox.put(lambda: started),
             on_metrics=self._on_metrics,
-            on_round=self._take_events,
+            on_round=self._on_round,
         )
         return attempt, _as_stop_point(found[0]) if found else None
 
@@ -365,6 +365,11 @@ class Supervision:
         except TidegateError:
             return None
 
+    def _on_round(self) -> None:
+        self._take_events()
+        if self._attempt is not None and self._attempt.job_run.outcome is None:
+            self._attempt.job_run.note_overdue_deletions(self._job.retiring.overdue)
+
     def _on_metrics(self, slots: Mapping[int, SlotView]) -> None:
         coordinator = self._run.coordinator
         self._job.hint.show(
@@ -372,6 +377,7 @@ class Supervision:
                 **job_metrics(self._job.graph, slots),
                 "refused_requests": coordinator.refused,
                 "sources_paused": coordinator.sources_paused,
+                "waits_for_deletions": coordinator.waits_for_deletions,
             },
         )
 

@@ -52,10 +52,29 @@ def group_by_window(times: Int64s, size: int, offset: int) -> WindowRuns:
         else:
             order = np.argsort(numbers, kind="stable")
         numbers = numbers[order]
+    return WindowRuns(order, [(number + first, start, end) for number, start, end in _runs(numbers)])
+
+
+def group_by_number(numbers: Int64s) -> WindowRuns:
+    """Group rows by window numbers that follow no pattern. Args: numbers: of each row; at least one."""
+    if numbers[0] == numbers[-1] and (numbers == numbers[0]).all():
+        return WindowRuns(None, [(int(numbers[0]), 0, len(numbers))])
+    order: npt.NDArray[Any] | None = None
+    if (numbers[1:] < numbers[:-1]).any():
+        known, groups = np.unique(numbers, return_inverse=True)
+        if len(known) < _DENSE_GROUPS:
+            order = scatter_index(groups.astype(np.uint16), np.bincount(groups, minlength=len(known)))
+        else:
+            order = np.argsort(numbers, kind="stable")
+        numbers = numbers[order]
+    return WindowRuns(order, _runs(numbers))
+
+
+def _runs(numbers: Int64s) -> list[tuple[int, int, int]]:
+    """(number, first, end) of ordered numbers."""
     starts = np.concatenate([[0], np.flatnonzero(numbers[1:] != numbers[:-1]) + 1])
     ends = np.append(starts[1:], len(numbers))
-    windows = numbers[starts] + first
-    return WindowRuns(order, list(zip(windows.tolist(), starts.tolist(), ends.tolist(), strict=True)))
+    return list(zip(numbers[starts].tolist(), starts.tolist(), ends.tolist(), strict=True))
 
 
 def pair_rows(matches: Entries, starts: Int64s, rows: Int64s, keep_unmatched: bool) -> tuple[Int64s, Int64s]:

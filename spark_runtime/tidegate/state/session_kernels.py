@@ -25,10 +25,10 @@ def join_sessions(
     targets: Any,
     absorbed: Any,
 ) -> None:
-    """Join runs of rows with sessions less than `gap` away, and those with one another.
+    """Join runs of rows with sessions at most `gap` away, and those with one another.
 
-    Run r is of keys[r], from lows[r] to highs[r]; runs of one key are at least `gap` apart, as are its sessions. One
-    that joins no session opens one with number cursor[0], or where it ends at or before `closed` none: target -1.
+    Run r is of keys[r], from lows[r] to highs[r]; runs of one key are more than `gap` apart, as are its sessions. One
+    that joins no session opens one with number cursor[0], or where it ends before `closed` none: target -1.
 
     Sessions of a key are chained from heads[key] by `nexts`. `absorbed` lists the cursor[1] sessions that went into
     others; `parents` says into which, -1 for all others.
@@ -43,7 +43,7 @@ def join_sessions(
         session = heads[keys[r]]
         while session >= 0:
             following = nexts[session]
-            if starts[session] - gap < highs[r] and lows[r] < lasts[session] + gap:
+            if starts[session] - gap <= highs[r] and lows[r] <= lasts[session] + gap:
                 low = min(low, starts[session])
                 high = max(high, lasts[session])
                 if target < 0:
@@ -57,7 +57,7 @@ def join_sessions(
             else:
                 former = session
             session = following
-        if target < 0 and highs[r] + gap > closed:
+        if target < 0 and highs[r] + gap >= closed:
             target = np.int64(size)
             size += 1
             nexts[target] = heads[keys[r]]

@@ -15,6 +15,7 @@ from tidegate.contract.store import Store
 from tidegate.contract.verdicts import Withheld
 from tidegate.operators.contract import CommitPermit, Output, SideOutput, StreamOperator, Waiting
 from tidegate.snapshot.parts import AsyncSnapshot
+from tidegate.subtask.failure_codes import failure_code
 
 T = TypeVar("T")
 
@@ -25,13 +26,14 @@ SIDE_OUTPUT_DROPPED = "side_output_dropped"
 class OperatorFailure(Exception):
     """A user function or operator raised; carries the root cause to the driver.
 
-    Attributes: uid, subtask index, message and the traceback as text.
+    Attributes: uid, subtask index, message and the traceback as text, code (`failure_code`).
     """
 
     def __init__(self, uid: str, subtask: int, error: BaseException) -> None:
         self.uid, self.subtask = uid, subtask
         self.message = f"{type(error).__name__}: {error}"
         self.traceback = "".join(traceback.format_exception(error))
+        self.code = failure_code(error)
         super().__init__(f"operator {uid!r} subtask {subtask}: {self.message}")
 
 

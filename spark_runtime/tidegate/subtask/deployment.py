@@ -172,7 +172,8 @@ def _deploy_subtask(
         place = SourceContext(nodes[0].uid, index, plan.parallelism, host.wake)
         reader = ReadOut() if finished else nodes[0].source.create_reader(place)
         group = next((n.spec.group for n in nodes if isinstance(n.spec, WatermarkSpec) and n.spec.group), None)
-        source = SourceInput(nodes[0].uid, reader, contexts, index, deployment.idle_after_ms, group)
+        read = graph.side_outputs_read(nodes[0].node_id)
+        source = SourceInput(nodes[0].uid, reader, contexts, index, deployment.idle_after_ms, group, read)
         if not finished:
             source.start(_splits(nodes[0].uid, index, deployment))
     router = _router(graph, plan, chain, index, channels)

@@ -31,8 +31,10 @@ class SubtaskHost(Protocol):
         parts: Sequence[tuple[str, AsyncSnapshot]],
         metrics: dict[str, float],
         finished: bool,
+        over: Callable[[int], None],
     ) -> None:
-        """Run the asynchronous phase and acknowledge, or decline when it fails."""
+        """Run the asynchronous phase and acknowledge, or decline when it fails; then call `over(checkpoint_id)` on the
+        loop. When the checkpoint has been aborted, call `over` and nothing else."""
 
     def decline(self, subtask: tuple[int, int], checkpoint_id: int, reason: str, code: DeclineCode = "failed") -> None:
         """Tell the coordinator. `code`: "failed" counts as a failure of the checkpoint (S2.2), the others do not: the

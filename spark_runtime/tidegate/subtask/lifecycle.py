@@ -27,9 +27,9 @@ class AllInputsEnded:
 class SubtaskLifecycle:
     """From running over ended (EndOfData passed on) to finished.
 
-    A subtask may finish when it has ended, every input channel has reached EndOfPartition, and a snapshot that started
-    after the end has completed and been committed; with `wait_for_final` False, or after `let_finish`, the last
-    condition falls away.
+    A subtask may finish when it has ended, every input channel has reached EndOfPartition, every part that it took of a
+    snapshot is acknowledged, declined or aborted, and a snapshot that started after the end has completed and been
+    committed; with `wait_for_final` False, or after `let_finish`, the last condition falls away.
     """
 
     def __init__(self, channel_inputs: Sequence[int], *, wait_for_final: bool) -> None:
@@ -41,6 +41,7 @@ class SubtaskLifecycle:
         self._wait_for_final = wait_for_final
         self._phase: Phase = "running"
         self._snapshots_after_end: set[int] = set()
+        self._unwritten: set[int] = set()
         self._final_done = False
 
     @property
@@ -77,9 +78,15 @@ class SubtaskLifecycle:
         self._phase = "ended"
 
     def snapshot_taken(self, checkpoint_id: int) -> None:
-        """A snapshot was taken; counts as final when the subtask had ended before."""
+        """A snapshot was taken; counts as final when the subtask had ended before. Its part keeps the subtask from
+        finishing until `part_over`: a closed subtask would abort a snapshot that it takes part in (S7.3)."""
+        self._unwritten.add(checkpoint_id)
         if self._phase == "ended":
             self._snapshots_after_end.add(checkpoint_id)
+
+    def part_over(self, checkpoint_id: int) -> None:
+        """The part of snapshot `checkpoint_id` is acknowledged, declined or aborted. May come repeatedly."""
+        self._unwritten.discard(checkpoint_id)
 
     def committed(self, checkpoint_id: int) -> None:
         """Snapshot `checkpoint_id` completed and what it permits here is committed."""
@@ -94,7 +101,7 @@ class SubtaskLifecycle:
     def may_finish(self) -> bool:
         """Time to close and send EndOfPartition."""
         done = self._final_done or not self._wait_for_final
-        return self._phase == "ended" and done and self.all_partitions_ended
+        return self._phase == "ended" and done and self.all_partitions_ended and not self._unwritten
 
     def finished(self) -> None:
         """EndOfPartition has been sent."""

@@ -30,6 +30,11 @@ from tidegate.subtask.writing import side_by_side
 IDLE_WAIT_S = 0.05
 """Longest sleep of an idle loop, seconds: bounds the delay of a wake-up that raced with falling asleep."""
 
+INPUT_STEPS_PER_ROUND = 64
+"""Most elements that one subtask takes from its inputs before sources are polled again. With p slots, one poll of each
+source makes up to p parts in every slot: who takes fewer parts a round than arrive fills its queues with small batches,
+and waits behind them. The bound keeps a slot's other subtasks from starving."""
+
 UNCOMMITTED = "too much is not committed"
 """Why sources are not read while a commit gate holds too much back (S7.8)."""
 MAX_KNOWN_PLACES = 1_024
@@ -74,9 +79,10 @@ class Slot:
         transport_failure: Callable[[], BaseException | None] = lambda: None,
         copies: LocalCopies | None = None,
         compression: SnapshotCompression = "none",
+        input_steps: int = INPUT_STEPS_PER_ROUND,
     ) -> None:
         """Args: send: a message to the driver, must not block. threshold_bytes: `state_size_threshold`. copies: with
-        `local_recovery` (S5.4). compression: `snapshot_compression`."""
+        `local_recovery` (S5.4). compression: `snapshot_compression`. input_steps: see `INPUT_STEPS_PER_ROUND`."""
         self._run_id = run_id
         self._generation = generation
         self._send = send
@@ -86,6 +92,7 @@ class Slot:
         self._now_ms = now_ms
         self._wake = wake
         self._transport_failure = transport_failure
+        self._input_steps = input_steps
         self._subtasks: list[Subtask] = []
         self._by_id: dict[tuple[int, int], Subtask] = {}
         self._aligned = AlignedSources((), send, now_ms)
@@ -118,15 +125,17 @@ class Slot:
         parts: Sequence[tuple[str, AsyncSnapshot]],
         metrics: dict[str, float],
         finished: bool,
+        over: Callable[[int], None],
     ) -> None:
         """Hand the asynchronous phase to a writer; a barrier that overtook its trigger message waits for the place."""
 
         def submit(place: SnapshotPlace) -> None:
-            self._write(subtask, place, parts, metrics, finished)
+            self._write(subtask, place, parts, metrics, finished, over)
 
         place = self._places.get(checkpoint_id)
         if place is None and checkpoint_id <= self._newest_trigger:
-            return  # aborted since: triggers come in order, and this one's place has been forgotten
+            over(checkpoint_id)  # aborted since: triggers come in order, and this one's place has been forgotten
+            return
         if place is None:
             self._held.setdefault(checkpoint_id, []).append(submit)
         else:
@@ -175,6 +184,7 @@ class Slot:
         parts: Sequence[tuple[str, AsyncSnapshot]],
         metrics: dict[str, float],
         finished: bool,
+        over: Callable[[int], None],
     ) -> None:
         checkpoint_id = place.checkpoint_id
 
@@ -190,10 +200,12 @@ class Slot:
                     "finished": finished,
                 }
             )
+            self.tell(partial(over, checkpoint_id))
 
         def failed(error: Exception) -> None:
             traceback.print_exception(error)
             self.decline(subtask, checkpoint_id, f"state could not be written: {type(error).__name__}: {error}")
+            self.tell(partial(over, checkpoint_id))
 
         self._writer.write(subtask[1], place, parts, written, failed)
 
@@ -298,7 +310,8 @@ class Slot:
         return self._cancelled
 
     def pump(self) -> bool:
-        """One round: messages, then one step of every subtask. False: nothing could be done now."""
+        """One round: messages, then a turn of every subtask, downstream ones first, so that what waits in the queues is
+        processed before sources add to it. False: nothing could be done now."""
         self.rounds += 1
         progressed = self._take_messages()
         failure = self._transport_failure()
@@ -306,11 +319,22 @@ class Slot:
             raise failure
         self._aligned.look()
         for subtask in self._subtasks:
-            if subtask.step():
+            if self._turn(subtask):
                 progressed = True
         if progressed:
             self.progress += 1
         return progressed
+
+    def _turn(self, subtask: Subtask) -> bool:
+        """One step of a source; of another subtask as many as its inputs have elements, up to the bound. A message of
+        the driver (a trigger, an abort) ends the turn early: it does not wait for a whole queue."""
+        if not subtask.step():
+            return False
+        if subtask.source_input is None:
+            for _ in range(self._input_steps - 1):
+                if self._inbox or not subtask.step():
+                    break
+        return True
 
     def run(self) -> None:
         """Pump until over. Sleeps only when no subtask could do anything."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from tidegate.channel.elements import SplitTurn
 from tidegate.connectors.contract import Polled, SourceReader, Split
 from tidegate.connectors.splits import splits_part
 from tidegate.contract.errors import SnapshotError
-from tidegate.operators.contract import OperatorContext
+from tidegate.operators.contract import OperatorContext, SideOutput
 from tidegate.operators.specs import AlignmentGroup
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.chain import OperatorFailure
@@ -47,13 +47,15 @@ class SourceInput:
         subtask: int,
         idle_after_ms: int | None = None,
         group: AlignmentGroup | None = None,
+        side_outputs: Collection[str] = (),
     ) -> None:
         """Args: contexts: of the chain's operators; they learn the split of the batch in hand.
         idle_after_ms: without records for so long the source counts as idle; None: only when the reader says so.
-        group: whose watermarks it is not to leave behind."""
+        group: whose watermarks it is not to leave behind. side_outputs: those that something reads."""
         self.group = group
         self._paused_for: set[str] = set()
         self._idle_after_ms = idle_after_ms
+        self._side_outputs = frozenset(side_outputs)
         self._silent_since_ms: int | None = None
         self.uid = uid
         self.records = 0
@@ -80,6 +82,10 @@ class SourceInput:
         if polled.splits_changed or split_id != self._split:
             self._learn_splits(split_id)
         return polled
+
+    def sides(self, polled: Polled) -> list[SideOutput]:
+        """Rows of side outputs that somebody reads; the source itself counts the others, if they matter."""
+        return [SideOutput(name, batch) for name, batch in polled.sides.items() if name in self._side_outputs]
 
     def is_idle(self, polled: Polled, now_ms: int) -> bool:
         """It has had nothing for so long that nobody is to wait for it, or says so itself (S4.4). Silence begins with
@@ -117,7 +123,11 @@ class SourceInput:
     def progress(self) -> dict[str, Any]:
         """For the status: records and what the reader tells."""
         paused = {"paused": ", ".join(sorted(self._paused_for))} if self._paused_for else {}
-        return {"records": self.records, **self._reader.progress(), **paused}
+        return {"records": self.records, **self._reader.progress(), **paused, "counters": self.counters()}
+
+    def counters(self) -> dict[str, int]:
+        """Named counts, over all runs."""
+        return dict(self._reader.counters())
 
     def close(self) -> None:
         """Close the reader."""

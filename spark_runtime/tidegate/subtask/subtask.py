@@ -1,8 +1,7 @@
 """One subtask: takes elements and triggers one at a time, emits resumably, snapshots as one atomic step (S3, S4, S7).
 
-No clock, thread or socket: channels, clock and the host that makes snapshots durable are given. Everything a subtask
-does is an *emission*, a generator; the loop pulls it while the outputs have capacity, and starts nothing else before it
-is exhausted. That makes records, barriers, watermarks and snapshots serial (S4.1).
+Channels, clock and the host that makes snapshots durable are passed in. Everything a subtask does is an *emission*, a
+generator: the loop pulls it while the outputs have capacity, and nothing else meanwhile; so all is serial (S4.1).
 
 Unaligned checkpoints (S3.7) rest on one fact of the channels: nothing waits with the sender for room, so that all that
 was sent before a barrier arrives without being consumed. In-flight data is therefore found in the receiver's queues
@@ -91,8 +90,7 @@ class Subtask:
         head_uid = self._uids[0] if self._uids else ""
         self._captures = Captures(inputs, subtask[1], parallelism, head_uid, self._give_up)
         self._inputs = Inputs(inputs, self._captures, replay)
-        self._router = router
-        self._host = host
+        self._router, self._host = router, host
         self._source = source
         self._mode = mode
         self._aligner = BarrierAligner(len(inputs), mode, unaligned_after_ms)
@@ -259,9 +257,10 @@ class Subtask:
         self._router.tell_turn(self._source.turn)
         self._poll_at_ms = polled.retry_at_ms if polled.state == "nothing_now" else None
         self._silent = self._source.is_idle(polled, now_ms)
-        if polled.batch is not None:
-            self.rows_in += polled.batch.num_rows
-            self._emission = self._batch(polled.batch, 0)
+        sides, rows = self._source.sides(polled), polled.batch
+        if rows is not None or sides:
+            self.rows_in += 0 if rows is None else rows.num_rows
+            self._emission = one_after_another(sides, () if rows is None else self._batch(rows, 0))
         elif polled.state == "end":
             self._emission = self._end(drain=True, natural=True)
         elif told := tuple(self._idle_change()):
@@ -383,6 +382,7 @@ class Subtask:
     def _forget(self, checkpoint_id: int) -> None:
         self._captures.drop(checkpoint_id)
         self._alignment_bytes.pop(checkpoint_id, None)
+        self._lifecycle.part_over(checkpoint_id)
 
     # ------------------------------------------------------------ snapshot and end
 
@@ -418,7 +418,8 @@ class Subtask:
 
     def _write(self, done: Capture) -> None:
         done.metrics["alignment_bytes"] = float(self._alignment_bytes.pop(done.checkpoint_id, 0))
-        self._host.write_snapshot(self.subtask, done.checkpoint_id, done.parts, done.metrics, done.finished)
+        over = self._lifecycle.part_over
+        self._host.write_snapshot(self.subtask, done.checkpoint_id, done.parts, done.metrics, done.finished, over)
 
     def _end(self, *, drain: bool, natural: bool) -> Iterator[Emitted]:
         """The end of this subtask's data (S7.2): MAX_WATERMARK, end_input, finish, EndOfData."""

@@ -27,7 +27,7 @@ from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.streams import encode_parts
 from tidegate.spark.batch_compiler import compile_batch
 from tidegate.spark.batch_exchange import SORTED_BY, TARGET
-from tidegate.spark.batch_task import INDEX_SCHEMA, OUTPUT, BatchJob, Task
+from tidegate.spark.batch_task import INDEX_SCHEMA, OUTPUT, BatchJob, Counters, Task, summed
 
 MAX_ROWS_PER_BATCH = 10_000
 """As Spark hands them to Python by default."""
@@ -142,6 +142,7 @@ class InProcessBatch:
         allowed = options.allow_mode_dependent
         plan = plan_batch(graph, options.parallelism, options.max_parallelism, allow_mode_dependent=allowed)
         self._factory = StreamFactory(open_store(f"memory://in-process-batch-{next(_names)}"), "checkpoint")
+        stages: list[Counters] = []
         job = BatchJob(
             plan=plan,
             options=options,
@@ -152,6 +153,7 @@ class InProcessBatch:
             checkpoint_id=1,
             now_ms=1_700_000_000_000,
             store_state=self._store,
+            store_counters=lambda _, counters: stages.append(counters),
             scratch=self.scratch,
         )
         sources = {node.uid: node.source for node in plan.graph.nodes if node.source is not None}
@@ -163,11 +165,7 @@ class InProcessBatch:
         ends = compile_batch(plan, assign(splits, plan.parallelism), LocalFrames(job, self.batch_rows))
         self._plan = plan
         self._told = told_of(ends)
-        for told in self._told:
-            for uid, counts in told["counters"].items():
-                mine = self.counters.setdefault(uid, {})
-                for name, n in counts.items():
-                    mine[name] = mine.get(name, 0) + n
+        self.counters = summed([self.counters, *stages, *(told["counters"] for told in self._told)])
 
     def commit(self) -> None:
         """What all sinks have staged."""

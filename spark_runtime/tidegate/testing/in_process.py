@@ -74,6 +74,9 @@ class InProcessJob:
         root: where the job directory lies; by default a memory store of its own.
         scratch: local folder for state that is kept on disk; empty: operators get none.
         requests: how `map_async` asks; by default at once, on this thread.
+        input_steps: elements a subtask takes from its inputs in one round; by default one, so that a test can stop the
+            job between any two.
+        deletes: False: the store is so slow that retired snapshots stay; the next `tick` with True deletes them.
     """
 
     build: Callable[[], Pipeline]
@@ -83,7 +86,9 @@ class InProcessJob:
     root: str = ""
     scratch: str = ""
     requests: StartRequests = InlineRequests
+    input_steps: int = 1
     answers: dict[str, ev.Answer] = field(default_factory=dict)
+    deletes: bool = True
 
     def __post_init__(self) -> None:
         self.root = self.root or f"memory://in-process-{next(_names)}"
@@ -195,8 +200,10 @@ class InProcessRun:
             now_ms=lambda: owner.now_ms,
             wake=Wake(),
             compression=options.snapshot_compression,
+            input_steps=owner.input_steps,
         )
         self._to_driver: list[Mapping[str, Any]] = []
+        self._retired: list[str] = []
         indices = tuple(range(options.parallelism))
         deployment = Deployment(
             job_id=spec.job_id,
@@ -242,7 +249,12 @@ class InProcessRun:
         return any_delivered
 
     def _retire(self, _id: int, path: str) -> None:
-        self._job.delete_snapshot(path)
+        self._retired.append(path)
+        self._delete_retired()
+
+    def _delete_retired(self) -> None:
+        while self._retired and self.owner.deletes:
+            self._job.delete_snapshot(self._retired.pop(0))
 
     # ------------------------------------------------------------ looking
 
@@ -260,6 +272,9 @@ class InProcessRun:
         found: dict[str, Counter[str]] = {}
         for uid, context in (known for subtask in self._subtasks for known in subtask.contexts()):
             found.setdefault(uid, Counter()).update(context.counters)
+        for source in (subtask.source_input for subtask in self._subtasks):
+            if source is not None:
+                found.setdefault(source.uid, Counter()).update(source.counters())
         return {uid: dict(counts) for uid, counts in found.items() if counts}
 
     # ------------------------------------------------------------ driving
@@ -280,6 +295,8 @@ class InProcessRun:
     def tick(self, ms: int) -> None:
         """Let time pass."""
         self.owner.now_ms += ms
+        self._delete_retired()
+        self.run.note_overdue_deletions(len(self._retired))
         self.run.on_event(ev.Tick())
 
     def until(self, condition: Callable[[], bool]) -> None:

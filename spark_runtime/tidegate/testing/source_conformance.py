@@ -53,7 +53,10 @@ class SourceConformance(ABC):
         source = self.make_source()
         splits = source.discover(2)
         for polled in _play(source, _reader(source, splits), self.enough_rows):
-            assert polled.batch is not None
+            for name, rows in polled.sides.items():
+                assert rows.schema.equals(source.side_outputs()[name]), rows.schema
+            if polled.batch is None:
+                continue
             assert polled.batch.schema.equals(source.schema()), polled.batch.schema
             assert 0 < polled.batch.num_rows <= MAX_BATCH_ROWS
             assert polled.split_id in {split.split_id for split in splits}
@@ -82,7 +85,9 @@ class SourceConformance(ABC):
         """S4.1, S4.2: records per split equal those of an uninterrupted run, in the same order."""
         source = self.make_source()
         splits = source.discover(2)
-        whole = _by_split(_play(source, _reader(source, splits), self.enough_rows))
+        reader = _reader(source, splits)
+        uninterrupted = _play(source, reader, self.enough_rows)
+        whole, counters = _by_split(uninterrupted), dict(reader.counters())
         reader, taken = _reader(source, splits), list(splits)
         kept: list[Polled] = []
         seen: list[Polled] = []
@@ -98,10 +103,13 @@ class SourceConformance(ABC):
                 reader, seen = _reader(self.make_source(), taken), list(kept)
             else:
                 polled = reader.poll(now_ms)
-                if polled.batch is not None:
+                if polled.batch is not None or polled.sides:
                     seen.append(polled)
         seen.extend(_play(source, reader, self.enough_rows, now_ms))
         reader.close()
+        if source.boundedness == "bounded":
+            assert dict(reader.counters()) == counters, "each skipped record counts once"
+            assert _side_rows(seen) == _side_rows(uninterrupted)
         found = _by_split(seen)
         assert found.keys() == whole.keys()
         for split_id, expected in whole.items():
@@ -130,11 +138,13 @@ def _play(source: Source, reader: SourceReader, enough_rows: int, now_ms: int = 
     missing = {split.split_id: enough_rows for split in reader.snapshot()}
     while source.boundedness == "bounded" or any(rows > 0 for rows in missing.values()):
         polled = reader.poll(now_ms)
+        if polled.sides and polled.batch is None:
+            seen.append(polled)
         if polled.batch is not None:
             assert polled.state == "more" and polled.split_id is not None
             seen.append(polled)
             missing[polled.split_id] -= polled.batch.num_rows
-        elif polled.state == "end" or polled.idle:
+        elif polled.state == "end" or (polled.idle and not polled.sides):
             break
         elif polled.state == "nothing_now":
             assert polled.retry_at_ms >= now_ms, "a reader must not ask to be polled in the past"
@@ -142,9 +152,20 @@ def _play(source: Source, reader: SourceReader, enough_rows: int, now_ms: int = 
     return seen
 
 
+def _side_rows(seen: Sequence[Polled]) -> dict[str, list[object]]:
+    """Rows of side outputs, in order."""
+    rows: dict[str, list[object]] = {}
+    for polled in seen:
+        for name, batch in polled.sides.items():
+            rows.setdefault(name, []).extend(batch.to_pylist())
+    return rows
+
+
 def _by_split(seen: Sequence[Polled]) -> dict[str, pa.Table]:
     batches: dict[str, list[pa.RecordBatch]] = {}
     for polled in seen:
-        assert polled.split_id is not None and polled.batch is not None
+        if polled.batch is None:
+            continue
+        assert polled.split_id is not None
         batches.setdefault(polled.split_id, []).append(polled.batch)
     return {split_id: pa.Table.from_batches(given).combine_chunks() for split_id, given in batches.items()}

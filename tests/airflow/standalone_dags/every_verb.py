@@ -36,8 +36,10 @@ PIPELINE: Mapping[str, Any] = {
 }
 OUT = f"{HOME}/out/{JOB_ID}-{{{{ dag_run.clear_number | default(0) }}}}"
 VERBS: Mapping[str, Callable[..., Any]] = {
-    "start": partial(TidegateStartJobOperator, arguments={"out": OUT, "rate": 100, "rows": 60_000}, **PIPELINE),
-    "run": partial(TidegateRunJobOperator, arguments={"out": OUT, "rate": 100, "rows": 300}, **PIPELINE),
+    "start": partial(
+        TidegateStartJobOperator, fresh=True, arguments={"out": OUT, "rate": 100, "rows": 60_000}, **PIPELINE
+    ),
+    "run": partial(TidegateRunJobOperator, fresh=True, arguments={"out": OUT, "rate": 100, "rows": 300}, **PIPELINE),
     "checkpoint": TidegateTriggerCheckpointOperator,
     "savepoint": TidegateTriggerSavepointOperator,
     "commit": partial(TidegateCommitCheckpointOperator, checkpoint_id=CHECKPOINT),

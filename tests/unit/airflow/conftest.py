@@ -39,6 +39,12 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 
 
 @pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine has what a driver needs; Java is not looked for."""
+    monkeypatch.setattr("airflow_tidegate.launchers.ensuring.require_machine", lambda *_: None)
+
+
+@pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triggers look again as soon as the test asks them to."""
     monkeypatch.setattr("airflow_tidegate.shared_reads.SHORTEST_PAUSE_S", 0.0)

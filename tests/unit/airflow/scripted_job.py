@@ -83,6 +83,7 @@ class Job:
             "options": {},
             "submission_id": submission_id,
             "code_root": str(self.dag_file.parent),
+            "fresh": True,
             **changes,
         }
         return self.client.submit(**arguments)

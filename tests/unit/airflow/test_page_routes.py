@@ -404,6 +404,23 @@ def test_html_in_what_is_shown_stays_text_in_the_page_and_in_the_answer(page: Pa
     assert answer.json()["failures"][0]["message"] == evil
 
 
+def test_a_failure_says_whether_the_job_has_run_since_and_slots_are_those_it_needs(
+    page: Page, job: Job, clock: Clock
+) -> None:
+    """S9.1: derived where the CLI derives it."""
+    driver = ScriptedDriver(job.client, launch=2)
+    driver.reign.append("failure", {"message": "gone", "operator": None, "subtask": None, "traceback": None})
+    driver.status("RESTARTING", reason="gone")
+    driver.beat(slots_registered=2, slots_needed=1)
+    for status, words in (("WAITING_FOR_SLOTS", "not recovered from yet"), ("RUNNING", "since recovered")):
+        driver.status(status)
+        clock.seconds += LOOK_S
+        document = page.viewer().get(JOB).json()
+        assert document["failures"][0]["words"] == f"last failure, {words}"
+        assert document["slots"] == {"registered": 1, "needed": 1}
+        assert document["submissions"][-1]["was_restored"] is False
+
+
 def test_many_open_pages_cost_one_read(page: Page, job: Job, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[str] = []
     real = JobClient.decisions

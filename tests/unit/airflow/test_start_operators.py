@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from airflow_tidegate.airflow_versions import AirflowException, AirflowFailExcep
 from airflow_tidegate.operators.restore import TidegateRestoreJobOperator
 from airflow_tidegate.operators.start import TidegateRunJobOperator, TidegateStartJobOperator
 from tidegate.contract.errors import SnapshotError
+from tidegate.contract.machine import require_machine
+from tidegate.contract.records import RelativePaths
 from tidegate.coordinator.going_back import check_way_back
 from tidegate.coordinator.recovery import choose_restore_point
 from tidegate.testing.collect import CollectSink
@@ -46,6 +50,25 @@ def test_start_returns_once_the_job_runs(job: Job, between_looks: list[Any]) -> 
     assert spec.arguments == {"out": "o"}
     assert (spec.master, spec.owner_dag) == ("local[2]", "d")
     assert between_looks == []
+
+
+def test_what_this_host_lacks_is_said_before_anything_is_submitted(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection's master is local[2]."""
+    monkeypatch.setattr("airflow_tidegate.launchers.ensuring.require_machine", require_machine)
+    with pytest.raises(AirflowException, match=r"local\[2\] has 2 of the 3 slots that parallelism 3 needs"):
+        start(options={"parallelism": 3}).execute(job.context())
+    monkeypatch.setenv("JAVA_HOME", str(job.root))
+    with pytest.raises(AirflowException, match="cannot be run; Spark needs Java 17 or newer"):
+        start().execute(job.context())
+    assert job.client.specs() == () and job.launches == []
+
+
+def test_a_job_that_is_restored_under_a_mistyped_id_gets_the_nearest_name(job: Job) -> None:
+    runs_at_once(job)
+    start().execute(job.context())
+    mistyped = TidegateRestoreJobOperator(task_id="restore", job_id="j11")
+    with pytest.raises(AirflowException, match=r"Did you mean 'j1'\?"):
+        mistyped.execute(job.context())
 
 
 def test_a_retry_finds_its_own_submission_and_driver(job: Job) -> None:
@@ -97,7 +120,9 @@ def test_a_clear_submits_anew_once_the_job_has_ended(job: Job) -> None:
     drivers = runs_at_once(job)
     start().execute(job.context())
     drivers[0].status("FINISHED")
-    start().execute(job.context(clear_number=1))
+    with pytest.raises(AirflowException, match="FINISHED already.*fresh=True"):
+        start().execute(job.context(clear_number=1))
+    start(fresh=True).execute(job.context(clear_number=1))
     assert [s.number for s in job.client.specs()] == [1, 2]
 
 
@@ -177,7 +202,7 @@ def test_a_killed_run_cancels_its_job_and_a_killed_start_does_not(job: Job, betw
         run.execute(job.context("run"))
     [command] = drivers[0].commands()
     assert command.startswith("cancel-run-")
-    keep = start()
+    keep = start(fresh=True)
     keep.execute(job.context(clear_number=1))
     keep.on_kill()
     assert drivers[0].commands() == [command]
@@ -201,7 +226,7 @@ def test_restore_takes_what_is_not_given_from_the_last_submission(job: Job) -> N
 def test_a_cleared_run_starts_afresh_and_a_retried_one_goes_on(job: Job, between_looks: list[Any]) -> None:
     """S9.3: what docs/airflow.md says of a clear."""
     drivers = runs_at_once(job)
-    run = TidegateRunJobOperator(task_id="run", job_id="j1", pipeline=PIPELINE)
+    run = TidegateRunJobOperator(task_id="run", job_id="j1", pipeline=PIPELINE, fresh=True)
     for clear_number in (0, 0, 1):
         between_looks.append(lambda: drivers[-1].status("FAILED", reason="boom"))
         with pytest.raises(AirflowException, match="boom"):
@@ -277,3 +302,20 @@ def test_a_wrong_value_of_an_argument_is_the_drivers_to_tell_and_no_retry_mends_
     with pytest.raises(AirflowFailException) as failed:
         start().execute(job.context())
     assert told in str(failed.value)
+
+
+def test_relative_paths_lie_beside_the_dag_file_and_within_its_bundle(job: Job) -> None:
+    runs_at_once(job)
+    context = job.context()
+    context["dag"] = SimpleNamespace(fileloc="/bundle/dags/flights.py")
+    context["ti"].bundle_instance = SimpleNamespace(path=Path("/bundle"))
+    start(pipeline=str(job.dag_file.parent / PIPELINE)).execute(context)
+    assert job.client.spec(1).relative_paths == RelativePaths("/bundle/dags", "/bundle")
+
+
+def test_without_a_dag_file_relative_paths_are_refused(job: Job) -> None:
+    runs_at_once(job)
+    context = job.context()
+    context["dag"] = None
+    start(pipeline=str(job.dag_file.parent / PIPELINE)).execute(context)
+    assert job.client.spec(1).relative_paths == RelativePaths(None)

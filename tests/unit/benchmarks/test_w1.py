@@ -79,12 +79,6 @@ def test_one_wrong_result_is_noticed(tmp_path: Path) -> None:
         check(6_000_000, 10, discarded(6_000_000, 10, tmp_path, change=1))
 
 
-def test_the_cpu_of_a_tree_is_that_of_the_root_and_all_its_descendants() -> None:
-    table = {1: (0, 1000), 10: (1, 5), 11: (10, 7), 12: (11, 9), 20: (1, 500)}
-    assert cpu_timeline.tree_ticks(10, table) == 21
-    assert cpu_timeline.tree_ticks(99, table) == 0
-
-
 def test_cpu_between_two_samples_is_interpolated_and_outside_them_refused() -> None:
     timeline = cpu_timeline.CpuTimeline(1)
     for at_s, cpu_s in ((10.0, 1.0), (11.0, 3.0), (13.0, 5.0)):

@@ -16,6 +16,7 @@ from tidegate.cli.surroundings import Surroundings
 from tidegate.contract.client import JobClient
 from tidegate.contract.launching import driver_command, record_launch
 from tidegate.contract.log import DecisionLog, Reign
+from tidegate.contract.machine import require_machine
 from tidegate.contract.records import Command, CommandResult, Launch, Spec, StatusHint, encode
 
 NOW = "2026-11-21T09:25:00.000Z"
@@ -75,6 +76,7 @@ class Caller:
         script: what the driver does at each pause.
         launched: submissions that were launched.
         elapsed_s: time that passed in pauses; nobody really sleeps.
+        looks_at_machine: Java, slots and ports are looked at before a submission, here.
     """
 
     capsys: pytest.CaptureFixture[str]
@@ -83,6 +85,7 @@ class Caller:
     launched: list[Spec] = field(default_factory=list)
     driver: Driver | None = None
     elapsed_s: float = 0.0
+    looks_at_machine: bool = False
     environment: dict[str, str] = field(default_factory=dict)
 
     def sleep(self, seconds: float) -> None:
@@ -112,7 +115,8 @@ class Caller:
         """Run a verb; `root`: with --root."""
 
         def surroundings(output: Output) -> Surroundings:
-            return Surroundings(output, self.environment, self.client, self.launch, self.sleep)
+            require = require_machine if self.looks_at_machine else lambda *_: None
+            return Surroundings(output, self.environment, self.client, self.launch, require, self.sleep)
 
         place = ("--root", self.root) if root else ()
         self.capsys.readouterr()

@@ -38,6 +38,7 @@ def test_gc_lists_what_goes_and_deletes_it(tidegate: Caller, orphan: str) -> Non
         "freed_bytes": 5,
         "too_young": 0,
         "kept_back": None,
+        "savepoints_kept": None,
         "rows_kept": None,
         "sinks_kept": [],
     }

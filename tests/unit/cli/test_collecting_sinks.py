@@ -70,7 +70,9 @@ def test_places_of_older_submissions_are_gone_through_or_told(
     pin_graph(client.store, client.layout, PinnedGraph(1, 2, 128, {}, "now", told))
     committed.file.write_text(committed.file.read_text() + "\n# another version\n")
     arguments = {"out": str(tmp_path / "elsewhere")}
-    spec = client.submit(pipeline=f"{committed.file}:build", arguments=arguments, options={"parallelism": 2})
+    spec = client.submit(
+        pipeline=f"{committed.file}:build", arguments=arguments, options={"parallelism": 2}, fresh=True
+    )
     client.log.reign(spec=spec.number, launch=1).append("status", {"status": "RUNNING"})
     would = tidegate("gc", "flights", "--sinks", "--dry-run", "--json").document
     assert [(one["sink"], one["files"]) for one in would["in_sinks"]] == [(told["out"], 6)]

@@ -9,7 +9,8 @@ from cli_caller import Caller
 
 from tidegate.cli import doctor as doctor_verb
 from tidegate.cli import examination
-from tidegate.cli.examination import Finding, check_java, check_pyspark, check_python, check_slot_python
+from tidegate.cli.examination import check_pyspark, check_python, check_slot_python
+from tidegate.contract.machine import Finding, check_java
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from tidegate.cli import main as entry
 from tidegate.cli.output import Output, table
 from tidegate.cli.presenting import event_time, size
 from tidegate.contract.errors import StoreError
+from tidegate.contract.records import RestoreFrom
 
 MEASURES = ("duration", "size", "alignment")
 VERBS = ("start", "restore", "status", "checkpoints", "list", "logs")
@@ -41,8 +42,8 @@ def test_status_shows_sources_watermark_and_the_latest_snapshot(tidegate: Caller
         "flights: RUNNING",
         "  submission 1, generation 1, restarts 0",
         "  watermark 2013-01-01T05:00:00.000Z",
-        "  source airlines: bounded, 16 records, ended",
-        "  source flights: unbounded, 336,776 records, played all",
+        "  source airlines: bounded, 16 records in this run, ended",
+        "  source flights: unbounded, 336,776 records in this run, played all",
         "  latest snapshot: checkpoint 3, flights/checkpoints/chk-3-g1",
     ]
 
@@ -101,7 +102,7 @@ def test_status_shows_what_operators_dropped(tidegate: Caller, driver: Driver) -
     counters = {"windows": {"processing_time_dropped": 1200, "late_dropped": 3}}
     tidegate.script = lambda driver: driver.beat(counters=counters)
     tidegate.script(driver)
-    line = "  counted by windows: 3 late_dropped, 1,200 processing_time_dropped"
+    line = "  counted by windows in this run: 3 late_dropped, 1,200 processing_time_dropped"
     assert line in tidegate("status", "flights").out.splitlines()
     assert tidegate("status", "flights", "--json").document["counters"] == counters
 
@@ -121,6 +122,50 @@ def test_status_of_a_failed_job_shows_the_users_traceback(tidegate: Caller, driv
     assert lines[-3:] == ["  failure [daily, subtask 1]: KeyError: 'x'", "    File a.py", "      line 3"]
 
 
+def test_a_failure_is_recovered_from_when_the_job_has_run_since(tidegate: Caller, driver: Driver) -> None:
+    """S9.1."""
+    driver.reign.append("failure", {"message": "the slot ended", "operator": None, "subtask": 1})
+    driver.status("RESTARTING", reason="the slot ended")
+    line = "  last failure, not recovered from yet [subtask 1]: the slot ended"
+    assert line in tidegate("status", "flights").out.splitlines()
+    driver.status("WAITING_FOR_SLOTS")
+    assert line in tidegate("status", "flights").out.splitlines()
+    driver.status("RUNNING")
+    assert "  last failure, since recovered [subtask 1]: the slot ended" in tidegate("status", "flights").out
+    assert tidegate("status", "flights", "--json").document["failure"]["recovered"] is True
+
+
+def test_a_job_that_waits_has_at_most_the_slots_it_needs(tidegate: Caller, driver: Driver) -> None:
+    """S9.1: Spark offers two, the job needs one, and starts it in this moment."""
+    driver.status("WAITING_FOR_SLOTS")
+    tidegate.script = lambda driver: driver.beat(slots_registered=2, slots_needed=1)
+    tidegate.script(driver)
+    assert tidegate("status", "flights").out.splitlines()[0] == "flights: WAITING_FOR_SLOTS (1 of 1 slots)"
+    assert tidegate("status", "flights", "--json").document["slots"] == {"registered": 1, "needed": 1}
+
+
+def test_a_run_is_restored_when_its_driver_says_so(tidegate: Caller) -> None:
+    """S9.3: what a submission asks for is not what a run began from."""
+    first = tidegate.submitted()
+    path = first.complete(17, "checkpoint")
+    first.status("CANCELED")
+    client = first.client
+    spec = client.submit(restore=RestoreFrom("checkpoint", checkpoint_id=17), submission_id="second")
+    driver = tidegate.begin(client, spec)
+    driver.status("WAITING_FOR_SLOTS")
+    assert "restored from" not in tidegate("status", "flights").out
+    driver.status("RUNNING", restored_from=path)
+    assert f"  restored from: {path}" in tidegate("status", "flights").out.splitlines()
+    driver.complete(18, "checkpoint")
+    assert f"  restored from: {path}" in tidegate("status", "flights").out.splitlines()
+
+
+def test_counts_are_those_of_the_run(tidegate: Caller, driver: Driver) -> None:
+    """After a restart they are lower than before."""
+    out = tidegate("status", "flights").out
+    assert "336,776 records in this run" in out
+
+
 def test_watching_prints_a_line_for_each_change_and_ends_with_the_job(tidegate: Caller, driver: Driver) -> None:
     def life(driver: Driver) -> None:
         driver.beat()
@@ -133,8 +178,8 @@ def test_watching_prints_a_line_for_each_change_and_ends_with_the_job(tidegate: 
     answer = tidegate("status", "flights", "--watch")
     assert answer.code == 0, answer.err
     assert answer.out.splitlines()[:3] == [
-        "flights RUNNING, 336,792 records, 0 snapshots, watermark 2013-01-01T05:00:00.000Z",
-        "flights RUNNING, 0 records, 1 snapshots",
+        "flights RUNNING, 336,792 records in this run, 0 snapshots, watermark 2013-01-01T05:00:00.000Z",
+        "flights RUNNING, 0 records in this run, 1 snapshots",
         "flights FINISHED",
     ]
 

@@ -109,6 +109,21 @@ def test_read_shows_rows_as_a_table_and_says_that_there_are_more(tidegate: Calle
     assert len(answer.out.splitlines()) == 1 + KEYS and "more rows" not in answer.err
 
 
+def test_times_of_a_state_are_shown_as_times_to_people_and_as_stored_to_programs(
+    tidegate: Caller, savepoint: str
+) -> None:
+    words = ("snapshot", "read", savepoint, "--uid", "hourly", "--state", "windows")
+    out = tidegate(*words, root=False).out
+    assert "1970-01-01T00:00:00.000Z" in out.splitlines()[1].split()
+    rows = tidegate(*words, "--format", "json", root=False).out.splitlines()
+    assert json.loads(rows[0])["window_start_us"] == 0
+
+
+def test_a_run_that_was_never_restored_has_a_previous_snapshot_at_most(tidegate: Caller, savepoint: str) -> None:
+    out = tidegate("snapshot", "inspect", savepoint, root=False).out
+    assert "previous snapshot none" in out and "restored from" not in out
+
+
 def test_read_gives_rows_as_json(tidegate: Caller, savepoint: str) -> None:
     words = ("snapshot", "read", savepoint, "--uid", "join", "--state", "build")
     lines = tidegate(*words, "--format", "json", root=False).out.splitlines()

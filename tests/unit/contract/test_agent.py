@@ -304,7 +304,7 @@ def test_a_newer_submission_that_nobody_wants_launched_by_an_agent_is_left_alone
     want_running(world.client, world.spec, by="airflow")
     world.agent.round()
     world.begins(1).status("FINISHED")
-    world.client.submit(pipeline=pipeline)
+    world.client.submit(pipeline=pipeline, fresh=True)
     world.agent.round()
     assert world.launches == [(1, 1)]
 

@@ -143,7 +143,7 @@ def test_an_ended_job_can_be_started_afresh_in_a_new_lineage(
     client: JobClient, driver: ScriptedDriver, pipeline: str, status: str
 ) -> None:
     driver.status(status)
-    second = client.submit(pipeline=pipeline)
+    second = client.submit(pipeline=pipeline, fresh=True)
     assert (second.number, second.restore) == (2, None)
     assert second.lineage != driver.spec.lineage
 
@@ -160,7 +160,7 @@ def test_a_fresh_start_does_not_forget_what_waits_for_its_commit(
         driver.reign.append(verdict, {"checkpoint_id": 1, "then": "stop", "by": "x", "command": "c"})
     driver.status("FINISHED_COMMIT_PENDING" if verdict != "reject" else "STOPPED")
     if verdict == "reject":
-        assert client.submit(pipeline=pipeline).number == 2
+        assert client.submit(pipeline=pipeline, fresh=True).number == 2
         return
     with pytest.raises(JobExistsError, match=r"checkpoints \[1\] .* are not committed yet.*commit-pending"):
         client.submit(pipeline=pipeline)
@@ -354,7 +354,7 @@ def test_a_dead_driver_can_be_fenced_off_for_good(client: JobClient, driver: Scr
         driver.checkpoint(1)
     with pytest.raises(FencedError):
         ScriptedDriver(client, driver.spec)
-    assert client.submit(pipeline=pipeline).number == 2
+    assert client.submit(pipeline=pipeline, fresh=True).number == 2
 
 
 def test_a_living_driver_is_not_fenced_off(client: JobClient, clock: FakeTime, driver: ScriptedDriver) -> None:

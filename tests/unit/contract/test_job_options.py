@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,10 @@ from tidegate.contract.options import JobOptions
 
 
 def test_the_defaults_are_those_of_the_rules() -> None:
-    """S1.1, S1.2, S1.4, S2.3, S5.1, S5.4."""
+    """S1.1, S1.2, S1.4, S2.2, S2.3, S5.1, S5.4."""
     options = JobOptions()
-    assert options.checkpoint_interval is None
+    assert options.checkpoint_interval is None and options.leaves_interval_open
+    assert options.tolerable_checkpoint_failures == 3
     assert options.checkpoint_timeout == timedelta(minutes=10)
     assert (options.max_concurrent_checkpoints, options.retained_checkpoints) == (1, 1)
     assert (options.parallelism, options.max_parallelism) == (1, 128)
@@ -44,8 +46,55 @@ def test_options_survive_json_and_back() -> None:
 
 
 def test_texts_from_a_command_line_are_accepted() -> None:
-    options = JobOptions.from_mapping({"parallelism": "4", "checkpoint_interval": "none", "restart_delay": "0 s"})
-    assert options == JobOptions(parallelism=4, checkpoint_interval=None, restart_delay=timedelta(0))
+    texts = {
+        "parallelism": "4",
+        "checkpoint_interval": "none",
+        "restart_delay": "0 s",
+        "restart_strategy": "fixed_delay",
+    }
+    options = JobOptions.from_mapping(texts)
+    assert options == JobOptions(
+        parallelism=4, checkpoint_interval=None, restart_delay=timedelta(0), restart_strategy="fixed_delay"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "interval", "is_open"),
+    [
+        ({}, None, True),
+        ({"checkpoint_interval": "auto"}, None, True),
+        ({"checkpoint_interval": "off"}, None, False),
+        ({"checkpoint_interval": "none"}, None, False),
+        ({"checkpoint_interval": None}, None, False),
+        ({"checkpoint_interval": "10 s"}, timedelta(seconds=10), False),
+    ],
+)
+def test_an_interval_that_is_left_open_is_told_from_one_that_is_off(
+    given: dict[str, Any], interval: timedelta | None, is_open: bool
+) -> None:
+    """S1.1: also by a submission, whose record has every option; earlier versions wrote null, which is off."""
+    options = JobOptions.from_mapping(given)
+    again = JobOptions.from_mapping(json.loads(json.dumps(options.to_mapping())))
+    for one in (options, again):
+        assert (one.checkpoint_interval, one.leaves_interval_open) == (interval, is_open)
+
+
+@pytest.mark.parametrize(
+    ("given", "attempts"),
+    [
+        ({}, None),
+        ({"restart_strategy": "fixed_delay"}, 3),
+        ({"restart_strategy": "failure_rate"}, 3),
+        ({"execution_mode": "batch"}, 3),
+        ({"restart_attempts": 1}, 1),
+        ({"restart_strategy": "fixed_delay", "restart_attempts": "none"}, None),
+    ],
+)
+def test_attempts_that_are_left_open_go_by_the_strategy(given: dict[str, Any], attempts: int | None) -> None:
+    """S9.1: a batch job repeats all its work with each of them."""
+    options = JobOptions.from_mapping(given)
+    assert options.restart_attempts == attempts
+    assert JobOptions.from_mapping(options.to_mapping()).restart_attempts == attempts
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_a_fresh_start_that_came_to_nothing_hides_no_latest(client: JobClient, p
     first = ScriptedDriver(client, client.submit(pipeline=pipeline, options={"parallelism": 2}, arguments={"speed": 1}))
     first.checkpoint(1)
     first.status("STOPPED")
-    second = client.submit(pipeline=pipeline, options={"parallelism": 8}, arguments={"speed": 9})
+    second = client.submit(pipeline=pipeline, options={"parallelism": 8}, arguments={"speed": 9}, fresh=True)
     if refused == "cancelled":
         client.cancel_dead("anna")
     elif refused != "never launched":
@@ -80,7 +80,7 @@ def test_a_fresh_start_that_may_have_run_is_what_the_latest_is_of(client: JobCli
     first = ScriptedDriver(client, client.submit(pipeline=pipeline))
     first.checkpoint(1)
     first.status("STOPPED")
-    second = ScriptedDriver(client, client.submit(pipeline=pipeline))
+    second = ScriptedDriver(client, client.submit(pipeline=pipeline, fresh=True))
     second.status("WAITING_FOR_SLOTS")
     if how != "died":
         second.reign.append("failure", {"message": "no such column", "code": ""})
@@ -109,7 +109,7 @@ def test_the_latest_of_a_lineage_that_was_not_there_at_the_submission_is_refused
     first = ScriptedDriver(client, client.submit(pipeline=pipeline))
     first.checkpoint(1)
     first.status("STOPPED")
-    second = client.submit(pipeline=pipeline)
+    second = client.submit(pipeline=pipeline, fresh=True)
     third = client.submit(restore=RestoreFrom("latest"))
     ScriptedDriver(client, second).checkpoint(2)
     with pytest.raises(SnapshotError, match="of another lineage than when this was submitted"):

@@ -22,6 +22,7 @@ from tidegate.contract.records import (
     Desired,
     Launch,
     Owner,
+    RelativePaths,
     RestoreFrom,
     Spec,
     StatusHint,
@@ -71,7 +72,7 @@ GRAPH = {
 }
 
 RECORDS: dict[str, DurableRecord] = {
-    "graph": PinnedGraph(2, 4, 128, GRAPH, AT, {"out": "Parquet('/lake/daily')"}),
+    "graph": PinnedGraph(2, 4, 128, GRAPH, AT, {"out": "Parquet('/lake/daily')"}, {"checkpoint_interval": "1 min"}),
     "spec": Spec(
         job_id="flights",
         number=2,
@@ -88,6 +89,7 @@ RECORDS: dict[str, DurableRecord] = {
         owner_dag="flight_delays",
         submitted_at=AT,
         submitted_by="airflow",
+        relative_paths=RelativePaths("/bundle/dags", "/bundle"),
     ),
     "spec_fresh": Spec(
         job_id="flights",
@@ -125,15 +127,36 @@ RECORDS: dict[str, DurableRecord] = {
 }
 
 
+def golden(name: str) -> Path:
+    """The golden file of the version that is written now."""
+    return GOLDEN / f"{name}.v{RECORDS[name].VERSION}.json"
+
+
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_record_is_written_exactly_as_in_its_golden_file(name: str) -> None:
-    assert encode(RECORDS[name]) == (GOLDEN / f"{name}.v1.json").read_bytes()
+    assert encode(RECORDS[name]) == golden(name).read_bytes()
 
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_golden_file_is_read_back_as_its_record(name: str) -> None:
     record = RECORDS[name]
-    assert decode((GOLDEN / f"{name}.v1.json").read_bytes(), type(record)) == record
+    assert decode(golden(name).read_bytes(), type(record)) == record
+
+
+@pytest.mark.parametrize("name", ["spec", "spec_fresh"])
+def test_a_submission_of_the_version_before_is_read(name: str) -> None:
+    record = RECORDS[name]
+    assert isinstance(record, Spec)
+    assert decode((GOLDEN / f"{name}.v1.json").read_bytes(), Spec) == replace(record, relative_paths=None)
+
+
+def test_a_graph_that_was_pinned_without_options_is_read() -> None:
+    """As versions before this wrote it."""
+    record = RECORDS["graph"]
+    assert isinstance(record, PinnedGraph)
+    document = json.loads((GOLDEN / "graph.v1.json").read_bytes())
+    del document["options"]
+    assert decode(json.dumps(document).encode(), PinnedGraph) == replace(record, options={})
 
 
 def test_a_graph_that_was_pinned_without_its_sinks_is_read() -> None:
@@ -145,7 +168,8 @@ def test_a_graph_that_was_pinned_without_its_sinks_is_read() -> None:
 
 
 def test_every_golden_file_has_its_record() -> None:
-    assert {path.name for path in GOLDEN.glob("*.json")} == {f"{name}.v1.json" for name in RECORDS}
+    older = {"spec.v1.json", "spec_fresh.v1.json"}
+    assert {path.name for path in GOLDEN.glob("*.json")} == {golden(name).name for name in RECORDS} | older
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ def test_a_restore_of_an_earlier_forks_snapshot_stays_a_fork_of_what_that_was(
     own = ScriptedDriver(beside, made(beside, client))
     own.checkpoint(1)
     own.status("FINISHED")
-    ScriptedDriver(beside, beside.submit(pipeline=pipeline)).status("FINISHED")
+    ScriptedDriver(beside, beside.submit(pipeline=pipeline, fresh=True)).status("FINISHED")
     again = beside.submit(restore=RestoreFrom("checkpoint", checkpoint_id=1))
     assert again.lineage == own.spec.lineage
     assert again.restore is not None and again.restore.fork_of == "flights"

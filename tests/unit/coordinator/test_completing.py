@@ -210,13 +210,51 @@ def test_nothing_is_said_of_a_snapshot_whose_completion_was_being_written() -> N
     assert d.coordinator.shut_down("the store is away") == ([], [])
 
 
-def test_aborts_are_sent_to_everybody_and_checkpoint_folders_go_but_not_those_of_savepoints() -> None:
-    """S2.2, S2.3."""
+@pytest.mark.parametrize("kind", ["checkpoint", "savepoint", "stop-savepoint", "final"])
+@pytest.mark.parametrize("how", ["declined", "expired", "shutdown", "stop_timeout"])
+def test_aborts_are_sent_to_everybody_and_the_folder_goes_whatever_the_kind(kind: Any, how: str) -> None:
+    """S2.2, S2.3: what an aborted savepoint has written is of no use either."""
     d = ready(tolerable_failures=9)
+    stop = {"stop": "suspend"} if kind == "stop-savepoint" else {}
+    actions = d.end_data() if kind == "final" else d.ask(kind, "c", **stop)
+    assert [t.kind for t in of(actions, ev.SendTrigger)] == [kind]
+    match how:
+        case "declined":
+            actions = d.decline(ALL[0], 1)
+        case "expired":
+            actions = d.tick(10_000)
+        case "shutdown":
+            actions, _ = d.coordinator.shut_down("over")
+        case _:
+            if kind != "stop-savepoint":
+                return
+            actions = d.send(ev.GiveUpStop("c", "10 s"))
+    assert [a.code for a in of(actions, ev.SendAbort) if a.checkpoint_id == 1] == [how]
+    assert ev.Retire(1, "chk-1") in of(actions, ev.Retire)
+
+
+def test_a_completion_that_proves_nothing_new_leaves_the_count_of_failures() -> None:
+    """S2.2: a savepoint, and a checkpoint from before the last failure; one from after it ends the row."""
+    d = ready(tolerable_failures=1, max_concurrent=2)
+    d.ask(request_id="one")
+    d.ask(request_id="two")
+    d.decline(ALL[0], 2)
     d.ask("savepoint", "sp")
-    assert of(d.decline(ALL[0], 1), ev.Retire) == []
-    d.ask()
-    assert of(d.decline(ALL[0], 2), ev.Retire) == [ev.Retire(2, "chk-2")]
+    d.ack_all(3)
+    d.ack_all(1)
+    assert [a.request_id for a in of(d.actions, ev.Answer) if a.ok] == ["sp", "one"]
+    d.ask(request_id="three")
+    assert len(of(d.decline(ALL[0], 4), ev.FailRun)) == 1
+
+
+def test_a_newer_checkpoint_ends_the_row_of_failures() -> None:
+    """S2.2."""
+    d = ready(tolerable_failures=1)
+    for n in (1, 3, 5):
+        d.ask(request_id=f"fails-{n}")
+        assert of(d.decline(ALL[0], n), ev.FailRun) == []
+        d.ask(request_id=f"completes-{n}")
+        d.ack_all(n + 1)
 
 
 # ---------------------------------------------------------------- the final snapshot

@@ -87,15 +87,55 @@ def test_no_savepoint_is_triggered_behind_a_stop_on_its_way() -> None:
     assert (answer.request_id, answer.code) == ("sp", "job_ended")
 
 
-def test_a_stop_that_comes_during_the_final_snapshot_does_not_fail_the_run() -> None:
+def test_a_stop_that_comes_during_the_final_snapshot_takes_its_savepoint_in_the_place_of_that() -> None:
+    """S7.7: the job has not ended yet, and a late acknowledgement of the final one changes nothing."""
     run = Run()
     run.end_data()
     assert run.coordinator.pending_ids == (1,)
-    actions = run.ask("stop-savepoint", "stop", stop="suspend") + run.ack_all(1)
+    actions = run.ask("stop-savepoint", "stop", stop="suspend")
+    assert [(a.checkpoint_id, a.code, a.counts) for a in of(actions, ev.SendAbort)] == [(1, "job_stops", False)]
+    assert [(t.checkpoint_id, t.kind) for t in of(actions, ev.SendTrigger)] == [(2, "stop-savepoint")]
+    assert run.coordinator.next_wake_ms() == 10_000, "no other final one is asked for"
+    actions = run.ack_all(1) + run.ack_all(2)
     for subtask in TOPOLOGY.subtasks():
         actions += run.send(ev.SubtaskFinished(subtask))
-    assert of(actions, ev.FailRun) == []
+    assert of(actions, ev.FailRun) == of(actions, ev.Answer) == []
+    assert of(actions, ev.EndRun) == [ev.EndRun("suspend", 2, "chk-2", "stop")]
+
+
+def test_a_stop_whose_claim_fails_during_the_final_snapshot_leaves_that_alone() -> None:
+    """S7.7: nothing can be written to the place that it names; the job comes to its own end."""
+    run = Run()
+    run.end_data()
+    run.claims_fail = True
+    actions = run.ask("stop-savepoint", "stop", stop="suspend")
+    assert [a.code for a in of(actions, ev.Answer)] == ["savepoint_failed_job_continues"]
+    assert run.coordinator.pending_ids == (1,) and of(actions, ev.SendAbort) == []
+    assert of(run.ack_all(1), ev.NotifyComplete) == [ev.NotifyComplete(1, 101)]
+
+
+def test_a_stop_that_comes_when_the_final_snapshot_is_complete_finds_the_job_ended() -> None:
+    run = Run()
+    run.end_data()
+    run.ack_all(1)
+    actions = run.ask("stop-savepoint", "stop", stop="suspend")
+    for subtask in TOPOLOGY.subtasks():
+        actions += run.send(ev.SubtaskFinished(subtask))
+    assert of(actions, ev.FailRun) == of(actions, ev.SendTrigger) == []
     assert [a.code for a in of(actions, ev.Answer)] == ["job_ended"]
+    assert of(actions, ev.EndRun) == [ev.EndRun(None, None, None)]
+
+
+def test_a_savepoint_that_comes_during_the_final_snapshot_is_taken_beside_it() -> None:
+    """S7.3: subtasks close when they have written both."""
+    run = Run()
+    run.end_data()
+    actions = run.ask("savepoint", "sp")
+    assert of(actions, ev.SendAbort) == [] and run.coordinator.pending_ids == (1, 2)
+    actions = run.ack_all(1) + run.ack_all(2)
+    for subtask in TOPOLOGY.subtasks():
+        actions += run.send(ev.SubtaskFinished(subtask))
+    assert [(a.request_id, a.code) for a in of(actions, ev.Answer)] == [("sp", "completed")]
     assert of(actions, ev.EndRun) == [ev.EndRun(None, None, None)]
 
 

@@ -113,13 +113,33 @@ def test_the_last_committed_snapshot_stays_where_sinks_commit() -> None:
     assert newest not in job.gone()
 
 
-def test_savepoints_are_never_garbage_completed_or_not() -> None:
+def test_completed_savepoints_are_never_garbage() -> None:
     """S2.3: they are the user's."""
     job = Job().driver()
     job.complete("savepoint")
-    job.claim("savepoint")
     job.complete("stop-savepoint", stop="suspend")
     job.driver(RestoreFrom("latest"))
+    assert job.garbage() == []
+
+
+@pytest.mark.parametrize("kind", ["savepoint", "stop-savepoint"])
+@pytest.mark.parametrize("aborted", [True, False])
+def test_a_savepoint_that_was_never_completed_goes_with_the_next_driver(kind: str, aborted: bool) -> None:
+    """S2.3: nobody has been given it; the driver may have died before it recorded the abort."""
+    job = Job().driver()
+    n = job.claim(kind)
+    if aborted:
+        job.add("abort", checkpoint_id=n, reason="expired", code="expired", counts=False)
+    assert job.garbage() == [], "its own coordinator sees to it"
+    job.driver(same_spec=True)
+    assert job.garbage() == [(f"job/savepoints/sp-{n}", False)]
+
+
+def test_an_unfinished_savepoint_that_a_submission_starts_from_is_left() -> None:
+    """S2.3: somebody has found it, and named it by its path."""
+    job = Job().driver()
+    n = job.claim("savepoint")
+    job.driver(RestoreFrom("savepoint", path=f"job/savepoints/sp-{n}"))
     assert job.garbage() == []
 
 

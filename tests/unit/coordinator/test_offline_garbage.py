@@ -20,6 +20,7 @@ from tidegate.contract.layout import JobLayout
 from tidegate.contract.memory_store import MemoryStore
 from tidegate.contract.records import Decision, RestoreFrom, Spec, encode
 from tidegate.contract.store import Store, open_store
+from tidegate.coordinator.locations import open_location
 from tidegate.coordinator.offline_garbage import Freed, collect
 from tidegate.coordinator.recovery import choose_restore_point
 from tidegate.snapshot.blobs import BlobFile, StoredBlob
@@ -227,6 +228,58 @@ def test_a_checkpoint_that_is_named_meanwhile_keeps_its_shared_files(job: Job) -
 def test_a_job_that_never_ran_has_nothing_to_collect(job: Job) -> None:
     job.submit()
     assert job.collect() == Freed((), 0, "")
+
+
+def begin_savepoint(job: Job, path: str, run: str = "r") -> Store:
+    """Claimed, with a part of run `run` of generation 1 in its folder; gives the store of the folder."""
+    job.ids += 1
+    job.add("claim", checkpoint_id=job.ids, kind="savepoint", triggered_at=AT, path=path)
+    store, folder = open_location(job.store, job.specs[-1], path)
+    store.create(f"{folder}/op-0-g1-{run}-00aa11bb.state", b"state")
+    return store.child(folder)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_what_an_aborted_savepoint_wrote_goes_wherever_it_lies(job: Job, tmp_path: Path, elsewhere: bool) -> None:
+    """S2.3: below the root, and in a folder of people's choice."""
+    job.driver()
+    place = f"{tmp_path}/of people" if elsewhere else "job/savepoints"
+    left = begin_savepoint(job, f"{place}/savepoint-job-1-g1")
+    job.add("abort", checkpoint_id=1, reason="expired", code="expired", counts=False)
+    assert job.paths() == [], "the reigning driver sees to it"
+    job.ended()
+    assert job.paths(older_than=timedelta(days=9_999)) == [], "slow writers of zombies"
+    assert left.list("") == ["op-0-g1-r-00aa11bb.state"]
+    assert job.paths() == [f"{place}/savepoint-job-1-g1"]
+    assert left.list("") == [] and job.paths() == []
+
+
+def test_what_others_put_beside_or_into_an_aborted_savepoint_stays(job: Job, tmp_path: Path) -> None:
+    """S2.3: people, a completed savepoint, and a job of the same id below another root, whose runs have other ids."""
+    job.driver()
+    mine = begin_savepoint(job, f"{tmp_path}/sp/savepoint-job-1-g1")
+    for name in ("notes.txt", "op-0-g1-theirs-00aa11bb.state", "_metadata", "deeper/op-0-g1-r-00aa11bb.state"):
+        mine.create(name, b"of somebody else")
+    job.store.create("sp/savepoint-job-9-g1/_metadata", b"another one")
+    job.ended()
+    assert job.paths() == [f"{tmp_path}/sp/savepoint-job-1-g1"]
+    assert mine.walk("") == [
+        "_metadata",
+        "deeper/op-0-g1-r-00aa11bb.state",
+        "notes.txt",
+        "op-0-g1-theirs-00aa11bb.state",
+    ]
+    assert job.store.exists("sp/savepoint-job-9-g1/_metadata")
+
+
+def test_a_place_of_savepoints_that_cannot_be_listed_keeps_nothing_else(job: Job) -> None:
+    job.driver()
+    begin_savepoint(job, "job/savepoints/savepoint-job-1-g1")
+    job.add("claim", checkpoint_id=2, kind="savepoint", triggered_at=AT, path="gopher://away/savepoint-job-2-g1")
+    job.ended()
+    found = job.collect()
+    assert [one.path for one in found.collected] == ["job/savepoints/savepoint-job-1-g1"]
+    assert "gopher://away" in found.savepoints_kept[0]
 
 
 STEPS = st.lists(

@@ -114,8 +114,10 @@ def test_no_restart_gives_up_at_once() -> None:
     assert NoRestart().on_failure(0) is None
 
 
-def test_the_default_is_three_restarts_a_second_apart() -> None:
-    assert restart_strategy(JobOptions()) == FixedDelayRestart(3, 1000)
+def test_by_default_pauses_grow_up_to_a_minute_without_a_limit_on_attempts() -> None:
+    """S9.1."""
+    assert restart_strategy(JobOptions()) == ExponentialDelayRestart(None, 1000, 2.0, 60_000, 600_000)
+    assert restart_strategy(JobOptions(restart_strategy="fixed_delay")) == FixedDelayRestart(3, 1000)
 
 
 def test_options_choose_the_strategy() -> None:

@@ -54,7 +54,7 @@ def test_a_stop_that_is_given_up_names_who_has_not_passed_the_end_on() -> None:
     run = stopping()
     run.send(ev.SubtaskEndedData((SOURCE, 0), natural=False))
     run.ack((SOURCE, 0), 1)
-    abort, fail, answer = run.send(GIVE_UP)
+    abort, _, fail, answer = run.send(GIVE_UP)
     assert (abort.checkpoint_id, abort.code, abort.counts) == (1, "stop_timeout", False)
     assert fail.stop_given_up and fail.reason == abort.reason, "the log names them, too"
     assert "operator src, subtask 1 (has not passed the end of its data on)" in abort.reason
@@ -415,6 +415,14 @@ def test_a_stop_that_failed_with_its_run_has_its_time_all_the_same(on_timeout: s
         case "cancel":
             assert statuses(actions) == ["CANCELED"]
             assert farewell(actions, "stop", "stop").code == CANCELED_IN_STOP
+
+
+def test_a_withdrawn_stop_that_failed_with_its_run_is_not_answered_when_the_job_ends() -> None:
+    """S9.4: its answer was held back until the job is up again."""
+    stopped = failed_and_down("keep_running")
+    stopped.feed(Tick(), after_ms=9_000)
+    stopped.feed(StopJudged("stop", False))
+    assert chosen(stopped.feed(Terminated()), AnswerCommand) == []
 
 
 def test_a_stop_that_failed_is_told_once_when_the_job_is_up_in_time() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tidegate.contract.options import JobOptions
 from tidegate.contract.records import Command, Decision
-from tidegate.contract.stop_outcomes import ON_TIMEOUT, SAVEPOINT_FAILED, SAVEPOINT_OK
+from tidegate.contract.stop_outcomes import CANCELED_IN_STOP, ON_TIMEOUT, SAVEPOINT_FAILED, SAVEPOINT_OK
 from tidegate.coordinator.events import Answer, GiveUpStop, Request
 from tidegate.coordinator.job_run import RunEnded, RunFailed, StopGivenUp
 from tidegate.coordinator.recovery import ended_as
@@ -60,7 +60,8 @@ class Driven:
     """A supervisor and what it asked for; `step` takes it to a phase."""
 
     def __init__(self, **options: Any) -> None:
-        self.supervisor = Supervisor(JobOptions(**{"restart_delay": "100 ms", "sigterm_timeout": "5 s", **options}))
+        given = {"restart_strategy": "fixed_delay", "restart_delay": "100 ms", "sigterm_timeout": "5 s", **options}
+        self.supervisor = Supervisor(JobOptions(**given))
         self.now_ms = 0
         self.actions: list[SupervisionAction] = []
 
@@ -413,7 +414,95 @@ def test_checkpoints_go_on_cancellation_when_the_job_says_so(retention: str, del
     assert [type(action) for action in actions][:2] == expected
 
 
-@pytest.mark.parametrize("ending", [RunOver(BOOM), RunOver(STOPPED)])
+def failing(code: str = "", **facts: Any) -> RunOver:
+    given = {"message": "OperationalError: connection refused", "operator": "out", "subtask": 0, "traceback": "..."}
+    return RunOver(RunFailed(**{**given, "code": code, **facts}))
+
+
+def test_by_default_a_database_that_is_away_for_five_minutes_does_not_fail_the_job() -> None:
+    """S9.1: the pauses grow, and no attempt is counted."""
+    supervisor, now_ms = Supervisor(JobOptions()), 0
+    supervisor.handle(Begin(), now_ms)
+    while now_ms < 300_000:
+        for event in (SlotsThere(), RunStarted("r")):
+            supervisor.handle(event, now_ms)
+        actions = supervisor.handle(failing(), now_ms + 100)
+        assert statuses(actions) == ["RESTARTING"], f"after {now_ms} ms"
+        wake_ms = supervisor.next_wake_ms()
+        assert wake_ms is not None
+        now_ms = wake_ms
+        while of(supervisor.handle(Tick(), now_ms), WaitForSlots) == []:
+            now_ms = supervisor.next_wake_ms() or 0
+
+
+@pytest.mark.parametrize("code", ["snapshot", "missing_file", "environment"])
+def test_what_no_restart_can_cure_fails_the_job_at_once(code: str) -> None:
+    """S9.1: whatever the strategy."""
+    actions = Driven(restart_attempts="none").to_running().feed(failing(code))
+    assert statuses(actions) == ["FAILED"]
+    assert "no restart can cure" in actions[-3].data["reason"] and "connection refused" in actions[-3].data["reason"]
+
+
+def test_the_same_error_about_the_same_data_three_times_fails_the_job() -> None:
+    """S9.1: the row is the same, when no checkpoint has completed between."""
+    driven = Driven(restart_attempts="none").to_running()
+    for _ in range(2):
+        assert statuses(driven.feed(failing("user_error"))) == ["RESTARTING"]
+        driven.resume()
+        driven.feed(RunStarted("r"))
+    actions = driven.feed(failing("user_error"))
+    assert statuses(actions) == ["FAILED"] and "3 times in a row" in str(actions)
+
+
+@pytest.mark.parametrize("between", [Progress(), "another", "elsewhere"])
+def test_errors_about_different_data_are_restarted_from(between: Any) -> None:
+    """S9.1."""
+    driven = Driven(restart_attempts="none").to_running()
+    for _ in range(5):
+        for failure in (failing("user_error"), failing("user_error")):
+            assert statuses(driven.feed(failure)) == ["RESTARTING"]
+            driven.resume()
+            driven.feed(RunStarted("r"))
+        if between == "another":
+            driven.feed(failing("user_error", message="ValueError: x"))
+        elif between == "elsewhere":
+            driven.feed(failing("user_error", subtask=1))
+        else:
+            driven.feed(between)
+            continue
+        driven.resume()
+        driven.feed(RunStarted("r"))
+
+
+@pytest.mark.parametrize(("retention", "deletes"), [("keep", False), ("delete", True)])
+def test_checkpoints_of_a_finished_job_go_when_the_job_says_so(retention: str, deletes: bool) -> None:
+    """S2.3: after the status is recorded, which proves that this driver still reigns."""
+    actions = Driven(retention=retention).to_running().feed(RunOver(RunEnded(None, None, None, None)))
+    expected = [RecordStatus, DeleteCheckpoints] if deletes else [RecordStatus, AnswerAllOpen]
+    assert statuses(actions) == ["FINISHED"] and [type(action) for action in actions][:2] == expected
+
+
+@pytest.mark.parametrize(
+    ("status", "data", "deletes"),
+    [
+        ("FINISHED", {}, True),
+        ("CANCELED", {}, True),
+        ("CANCELED", {"stop": {"outcome": CANCELED_IN_STOP}, "reason": "too late"}, False),
+        ("FINISHED_COMMIT_PENDING", {"uncommitted": [1]}, False),
+    ],
+)
+def test_a_driver_that_finds_the_job_ended_deletes_what_the_one_before_it_may_have_left(
+    status: str, data: dict[str, Any], deletes: bool
+) -> None:
+    """S2.3: that one may have died between the status and the deletion."""
+    actions = Supervisor(JobOptions(retention="delete")).handle(Begin((status, data)), 0)
+    assert bool(of(actions, DeleteCheckpoints)) == deletes
+
+
+PENDING = RunOver(RunEnded(None, None, None, None, (3,)))
+
+
+@pytest.mark.parametrize("ending", [RunOver(BOOM), RunOver(STOPPED), PENDING])
 def test_a_job_that_ends_otherwise_keeps_its_checkpoints(ending: RunOver) -> None:
     """S2.3."""
     driven = Driven(retention="delete", restart_strategy="none").to_running()

@@ -10,6 +10,7 @@ from coordinator_driver import ALL, SOURCE, WINDOW, Driver, of
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.events import Request
 from tidegate.coordinator.requests import RequestQueue
+from tidegate.coordinator.retention import MAX_OVERDUE_DELETIONS
 from tidegate.coordinator.triggering import Drop, Refuse, Situation, Start, Wait, admit, judge
 
 PERIODIC = Request("checkpoint", periodic=True)
@@ -56,6 +57,12 @@ def test_a_users_request_is_not_refused_for_what_concerns_the_periodic_scheduler
         (MINE, {"claiming": True}, Wait("claiming")),
         (MINE, {"ending": True}, Wait("ending")),
         (SAVEPOINT, {"ending": True}, Wait("ending")),
+        (SAVEPOINT, {"ending": True, "only_final": True}, Start()),
+        (MINE, {"ending": True, "only_final": True}, Wait("ending")),
+        (MINE, {"deletes_too_slowly": True}, Wait("deletions")),
+        (PERIODIC, {"deletes_too_slowly": True}, Wait("deletions")),
+        (SAVEPOINT, {"deletes_too_slowly": True}, Start()),
+        (FINAL, {"deletes_too_slowly": True, "all_ended": True}, Start()),
         (MINE, {"pending": 2, "max_concurrent": 2}, Wait("max_concurrent")),
         (MINE, {"pending": 1, "max_concurrent": 2}, Start()),
         (SAVEPOINT, {"pending": 9}, Start()),
@@ -109,6 +116,22 @@ def test_ticks_while_a_periodic_request_waits_are_refused_and_counted() -> None:
     assert d.coordinator.refused == {"periodic_queued": 2}
     assert [t.checkpoint_id for t in of(d.ack_all(1), ev.SendTrigger)] == [2]
     assert of(d.ack_all(2), ev.Claim) == []
+
+
+def test_checkpoints_wait_while_too_many_retired_ones_are_not_deleted() -> None:
+    """S2.3: a slow store piles up nothing without limit; savepoints, which nobody deletes, are taken all the same."""
+    d = Driver()
+    d.start()
+    d.send(ev.DeletionsOverdue(MAX_OVERDUE_DELETIONS - 1))
+    assert [t.checkpoint_id for t in of(d.tick(1000), ev.SendTrigger)] == [1]
+    d.send(ev.DeletionsOverdue(MAX_OVERDUE_DELETIONS))
+    d.ack_all(1)
+    assert of(d.tick(1000) + d.ask("checkpoint", "mine") + d.tick(1000), ev.Claim) == []
+    assert d.coordinator.waits_for_deletions == MAX_OVERDUE_DELETIONS
+    assert [t.kind for t in of(d.ask("savepoint", "sp"), ev.SendTrigger)] == ["savepoint"]
+    d.ack_all(2)
+    assert [t.checkpoint_id for t in of(d.send(ev.DeletionsOverdue(0)), ev.SendTrigger)] == [3]
+    assert d.coordinator.waits_for_deletions == 0
 
 
 def test_a_request_after_the_end_is_refused_as_shut_down() -> None:

@@ -73,7 +73,7 @@ first(id order by v desc, ms, id) filter (where v is not null),
 coalesce((list(id order by v desc, ms, id) filter (where v is not null))[1:2], []),
 coalesce(sum(v * f), 0)::double"""
 SESSIONS = """(select *, count(*) filter (where new) over (partition by k order by ms, id rows unbounded preceding) g
-from (select *, coalesce(ms - lag(ms) over (partition by k order by ms, id) >= 12, true) as new from l))"""
+from (select *, coalesce(ms - lag(ms) over (partition by k order by ms, id) > 12, true) as new from l))"""
 BEST = """(select *, row_number() over (partition by {by} order by v desc, ms, id) as rank from {rows}
 where v is not null qualify rank <= 2)"""
 

@@ -20,7 +20,7 @@ BOUNDS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 IN_SESSIONS = """(select *, count(*) filter (where new) over (in_order rows unbounded preceding) g from
-(select *, coalesce(ms - lag(ms) over in_order >= 12, true) as new from
+(select *, coalesce(ms - lag(ms) over in_order > 12, true) as new from
 (select 'l' as side, id, k, ms from l union all select 'r', rid, k, ms from r)
 window in_order as (partition by k order by ms, side, id)) window in_order as (partition by k order by ms, side, id))"""
 TOGETHER = f"""(select t.*, w, w_end from {{0}} t join (select side, id, case when k is null then ms else

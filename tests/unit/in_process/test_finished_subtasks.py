@@ -187,6 +187,42 @@ def test_a_partially_finished_operator_runs_on_with_the_state_of_its_running_sub
     assert finishing.rows() == list(range(ROWS))
 
 
+def until_written(run: InProcessRun, parts: int) -> None:
+    """So many parts of snapshots lie with the writers, which are held."""
+    run.until(lambda: len(run.writers._waiting) >= parts)
+
+
+@pytest.mark.parametrize("kind", ["savepoint", "checkpoint"])
+def test_a_branch_that_has_ended_writes_its_part_of_every_snapshot_before_it_closes(kind: Any) -> None:
+    """S7.3: an older checkpoint lets the branch finish while it writes its part of a newer snapshot."""
+
+    def build(job: Finishing) -> Pipeline:
+        p = Pipeline()
+        job.seen(job.read(p, "short", rows=8, splits=1), "list", "seen-short").write(job.sink("short"), uid="out-short")
+        job.seen(job.read(p, "long", rows=None, splits=1), "list", "seen-long").write(job.sink("long"), uid="out-long")
+        return p
+
+    finishing = Finishing(build, parallelism=1, max_concurrent_checkpoints=2, state_size_threshold="0 B")
+    run = finishing.job.submit()
+    until_ended(run, 1)
+    run.writers.held = True
+    run.run.take(ev.Request("checkpoint", request_id="older"))
+    until_written(run, 6)
+    run.run.take(ev.Request(kind, request_id="newer"))
+    until_written(run, 12)
+    newer = run.writers._waiting[6:]
+    del run.writers._waiting[6:]
+    run.writers.release()
+    run.until(lambda: "older" in finishing.job.answers)
+    run.pump(50)
+    assert "newer" not in finishing.job.answers, finishing.job.answers["newer"].message
+    for work in newer:
+        work()
+    run.until(lambda: "newer" in finishing.job.answers)
+    assert [finishing.job.answers[name].ok for name in ("older", "newer")] == [True, True]
+    run.until(lambda: any(subtask.is_finished for subtask in run.slot._subtasks))
+
+
 @pytest.mark.parametrize("apart", [False, True])
 def test_union_state_of_a_partially_finished_operator_aborts_the_checkpoint_and_not_the_job(apart: bool) -> None:
     """S6.3: with a reason, uncounted; it works before, and again when all subtasks have finished."""

@@ -341,3 +341,33 @@ def test_a_build_side_that_a_drain_cut_short_goes_on_when_the_job_does(sink: str
     assert len(set(numbers)) == len(numbers), "no probe row twice"
     late = sorted(numbers[early:])
     assert early < late[0] and late == list(range(late[0], late[0] + len(late))), "the rest finds every name"
+
+
+def test_a_store_that_deletes_slowly_bounds_the_checkpoints_that_pile_up() -> None:
+    """S2.3: new ones wait, and start again when it has come to delete."""
+    sink = f"slow-{next(_sinks)}"
+
+    def build() -> Pipeline:
+        p = Pipeline()
+        p.read(DataGen(rows, SCHEMA, batch_rows=1), uid="numbers").write(CollectSink(sink), uid="out")
+        return p
+
+    a_job = InProcessJob(build, {"checkpoint_interval": "100 ms"})
+    a_job.deletes = False
+    run = a_job.submit()
+
+    def completed() -> int:
+        return sum(d.kind == "complete" for d in a_job.log.read())
+
+    def pass_time() -> int:
+        for _ in range(100):
+            run.tick(100)
+            run.until(lambda: not run.run.coordinator.pending_ids)
+        return completed()
+
+    assert 32 < (first := pass_time()) < 40
+    assert pass_time() == first and run.run.coordinator.waits_for_deletions == 32
+    answer = run.ask(ev.Request("savepoint", request_id="sp"))
+    assert answer is not None and answer.ok, "nobody deletes those"
+    a_job.deletes = True
+    assert pass_time() > first + 90 and run.run.coordinator.waits_for_deletions == 0

@@ -79,6 +79,33 @@ def test_a_stop_does_not_race_with_the_end_of_its_subtasks(stop: Any) -> None:
     assert [d.data["kind"] for d in a_job.log.read() if d.kind == "complete"] == ["stop-savepoint"]
 
 
+@pytest.mark.parametrize("kind", ["stop-savepoint", "savepoint"])
+def test_a_savepoint_that_is_asked_for_while_the_final_snapshot_is_pending_is_taken(kind: Any) -> None:
+    """S7.3, S7.7: the data has ended, the job has not; a stop's takes the place of the final one."""
+    sink = f"stop-recovery-{next(_sinks)}"
+    a_job = InProcessJob(lambda: pipeline(sink), {"parallelism": 2})
+    run = a_job.submit()
+    run.writers.held = True
+    run.until(lambda: bool(run.run.coordinator.pending_ids))
+    stop: dict[str, Any] = {"stop": "suspend"} if kind == "stop-savepoint" else {}
+    run.run.take(ev.Request(kind, request_id="asked", **stop))
+    run.pump(500)
+    run.writers.release()
+    outcome = run.to_end()
+    assert isinstance(outcome, RunEnded)
+    told = a_job.answers.get("asked")
+    completed = {d.data["kind"]: d.data["path"] for d in a_job.log.read() if d.kind == "complete"}
+    if kind == "savepoint":
+        assert told is not None and told.code == "completed", told
+        assert completed.keys() == {"savepoint", "final"} and outcome.stop is None
+    else:
+        assert told is None and outcome.path == completed.get("stop-savepoint"), told
+        assert outcome.stop == "suspend" and "final" not in completed
+    assert sum(row["n"] for row in collected(sink).table().to_pylist()) == ROWS
+    a_job.submit(RestoreFrom("savepoint", path=completed[kind])).to_end()
+    assert sum(row["n"] for row in collected(sink).table().to_pylist()) == ROWS
+
+
 def test_a_bounded_job_with_no_interval_and_nothing_to_commit_ends_without_a_snapshot() -> None:
     """S7.3: nobody needs the final one, so that it can neither cost anything nor fail the job."""
     sink = f"stop-recovery-{next(_sinks)}"

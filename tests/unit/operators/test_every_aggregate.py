@@ -265,12 +265,12 @@ def fixed(size: int, slide: int, offset: int = 0) -> Windows:
 
 
 def sessions(gap: int) -> Windows:
-    """Rows of one key by runs of times less than `gap` apart."""
+    """Rows of one key by runs of times at most `gap` apart."""
 
     def cut(rows: list[Row]) -> dict[tuple[int, int], list[Row]]:
         runs: list[list[Row]] = []
         for row in sorted(rows, key=lambda row: (row.t, row.n)):
-            if runs and row.t - runs[-1][-1].t < gap:
+            if runs and row.t - runs[-1][-1].t <= gap:
                 runs[-1].append(row)
             else:
                 runs.append([row])

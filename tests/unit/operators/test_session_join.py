@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from datetime import timedelta
 from typing import Any, get_args
 
 import numpy as np
@@ -46,7 +47,7 @@ def in_sessions(left: list[Row], right: list[Row], gap_us: int) -> list[tuple[in
     last: dict[Any, int] = {}
     for key, time, side, row in sorted(timed, key=lambda one: one[1]):
         at = last.get(key)
-        if key is not None and at is not None and time < found[at][1]:
+        if key is not None and at is not None and time <= found[at][1]:
             start, _, *rows = found[at]
             found[at] = (start, time + gap_us, *rows)  # type: ignore[assignment]
         else:
@@ -100,14 +101,59 @@ def test_a_session_join_equals_plain_python(
 
 def test_a_row_of_one_side_makes_one_session_of_two_of_the_other(scratches: Any) -> None:
     subtasks = Subtasks(session_spec(5), "heap", scratches())
-    subtasks.feed(0, [(1, 0, 1), (1, 8 * SECOND, 2), (1, 13 * SECOND, 3)])
+    subtasks.feed(0, [(1, 0, 1), (1, 8 * SECOND, 2), (1, 13 * SECOND + 1, 3)])
     subtasks.feed(1, [(1, 4 * SECOND, "a")])
     bounds = (0, 13 * SECOND)
-    subtasks.watermark(13 * SECOND - 1)
-    assert subtasks.out == []
     subtasks.watermark(13 * SECOND)
+    assert subtasks.out == [], "a row at its very end still belongs to it"
+    subtasks.watermark(13 * SECOND + 1)
     assert Counter(subtasks.out) == Counter([(1, 0, 1, 4000, "a", *bounds), (1, 8 * SECOND, 2, 4000, "a", *bounds)])
-    assert len(subtasks.finish()) == 2, "a gap apart is another session"
+    assert len(subtasks.finish()) == 2, "more than a gap apart is another session"
+
+
+@pytest.mark.parametrize("back_end", BACK_ENDS)
+def test_rows_exactly_a_gap_apart_match_whenever_the_watermark_comes(scratches: Any, back_end: str) -> None:
+    """S4.4, S8.2."""
+    subtasks = Subtasks(session_spec(5, "full"), back_end, scratches())
+    subtasks.feed(0, [(1, 0, 1), (2, 0, 2)])
+    subtasks.watermark(5 * SECOND)
+    subtasks.feed(1, [(1, 5 * SECOND, "a"), (2, 5 * SECOND + 1000, "b")])
+    pair = (1, 0, 1, 5000, "a", 0, 10 * SECOND)
+    alone = (2, 0, 2, None, None, 0, 5 * SECOND)
+    other = (2, None, None, 5001, "b", 5 * SECOND + 1000, 10 * SECOND + 1000)
+    assert Counter(subtasks.finish()) == Counter([pair, alone, other]) and subtasks.counters == {}
+
+
+@pytest.mark.parametrize("back_end", BACK_ENDS)
+@pytest.mark.parametrize("grows", [False, True])
+def test_sessions_a_gap_apart_of_a_snapshot_of_version_0_1_become_one(
+    scratches: Any, back_end: str, grows: bool
+) -> None:
+    """S5.5: there a gap of 3 s was what one of a microsecond less is now; its timers come a microsecond early."""
+    old = join_spec(how="inner", window=td.session(timedelta(microseconds=3 * SECOND - 1)))
+    subtasks = Subtasks(old, back_end, scratches())
+    subtasks.feed(0, [(1, 0, 1), (2, 0, 2)])
+    subtasks.feed(1, [(1, 3 * SECOND, "a"), (2, SECOND, "b")])
+    subtasks.spec = session_spec(3)
+    subtasks.restart(1, portable=False)
+    subtasks.watermark(3 * SECOND)
+    if grows:
+        subtasks.feed(1, [(1, 4 * SECOND, "c")])
+    end = (7 if grows else 6) * SECOND
+    subtasks.watermark(4 * SECOND)
+    assert subtasks.out == []
+    subtasks.watermark(4 * SECOND + 1)
+    assert subtasks.out == [(2, 0, 2, 1000, "b", 0, 4 * SECOND)]
+    subtasks.watermark(end)
+    assert len(subtasks.out) == 1
+    subtasks.watermark(end + 1)
+    found = [(1, 0, 1, 3000, "a", 0, end), (1, 0, 1, 4000, "c", 0, end)]
+    assert sorted(subtasks.out[1:]) == found[: 1 + grows]
+    (operator,) = subtasks.operators
+    operator.portable = True
+    kept = {part.name: part.table.num_rows for part in operator.snapshot(1)()}
+    assert not any(kept[name] for name in ("left", "right", "sessions", "timers:event", "timers:processing"))
+    subtasks.close()
 
 
 def test_a_row_behind_the_watermark_is_not_late_inside_a_session_that_is_open(scratches: Any) -> None:
@@ -130,13 +176,13 @@ def test_the_watermark_is_held_back_to_the_first_row_of_the_earliest_open_sessio
     assert subtasks.told == [8 * SECOND]
     subtasks.feed(0, [(1, 10 * SECOND, 1), (2, 11 * SECOND, 2)])
     subtasks.feed(1, [(1, 14 * SECOND, "a")])
-    subtasks.watermark(16 * SECOND)
+    subtasks.watermark(16 * SECOND + 1)
     assert subtasks.told == [10 * SECOND], "the session of key 2 is over, that of key 1 is not"
     subtasks.restart(2)
     subtasks.watermark(17 * SECOND)
     assert min(subtasks.told) == 10 * SECOND
-    subtasks.watermark(19 * SECOND)
-    assert subtasks.told == [19 * SECOND] * 2 and len(subtasks.out) == 1
+    subtasks.watermark(19 * SECOND + 1)
+    assert subtasks.told == [19 * SECOND + 1] * 2 and len(subtasks.out) == 1
     subtasks.close()
 
 

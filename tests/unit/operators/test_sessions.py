@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,7 @@ def restored(sessions: SessionAggSpec, old: list[Any], parallelism: int) -> list
     return new
 
 
-def test_rows_less_than_a_gap_apart_are_one_session_and_a_row_may_join_several() -> None:
+def test_rows_at_most_a_gap_apart_are_one_session_and_a_row_may_join_several() -> None:
     operator = opened(spec())
     feed(operator, (1, 0), (1, 9), (1, 30), (None, 5), (1, 18))
     feed(operator, (1, 50))
@@ -96,6 +97,56 @@ def test_rows_less_than_a_gap_apart_are_one_session_and_a_row_may_join_several()
     feed(operator, (1, 27), (1, 32))
     assert results(operator.on_watermark(49)) == [(1, 0, 42, 6)]
     assert results(operator.on_watermark(MAX_WATERMARK)) == [(1, 50, 60, 1)]
+
+
+def test_rows_exactly_a_gap_apart_are_one_session_whenever_the_watermark_comes() -> None:
+    """S4.4, S8.2: as in Flink and Spark, but decided by the records alone."""
+    together = opened(spec())
+    feed(together, (1, 0), (1, 10), (1, 21), (2, 5), (2, 15))
+    wanted = [(1, 0, 20, 2), (2, 5, 25, 2), (1, 21, 31, 1)]
+    assert results(together.on_watermark(MAX_WATERMARK)) == wanted
+    one_by_one, found = opened(spec()), []
+    for row in ((1, 0), (2, 5), (1, 10), (2, 15), (1, 21)):
+        found += results(one_by_one.on_watermark(row[1])) + feed(one_by_one, row)
+    found += results(one_by_one.on_watermark(MAX_WATERMARK))
+    assert found == wanted and one_by_one.ctx.counters == {}
+
+
+def of_version_0_1(operator: Any) -> list[StatePart]:
+    """The parts of a snapshot that version 0.1 took with a gap of 10: there a gap of 10 was what one of 9 is now."""
+    parts = decode_parts(encode_parts(operator.snapshot(1)()))
+    for number, part in enumerate(parts):
+        if part.name == "progress":
+            at = part.table.schema.get_field_index("gap_us")
+            gaps = pa.array(np.full(part.table.num_rows, 10))
+            parts[number] = replace(part, table=part.table.set_column(at, part.table.schema.field(at), gaps))
+    return parts
+
+
+@pytest.mark.parametrize("order", [(0, 10, 20), (20, 0, 10), (10, 20, 0), (0, 20, 10)])
+def test_sessions_a_gap_apart_of_a_snapshot_of_version_0_1_become_one(order: tuple[int, ...]) -> None:
+    """S5.5: whatever order they are stored in."""
+    old = opened(spec(gap=9))
+    for time in order:
+        feed(old, (1, time), (2, time + 40 * (time > 0)))
+    again = opened(spec())
+    again.restore(of_version_0_1(old))
+    assert results(again.on_watermark(30)) == [(2, 0, 10, 1)]
+    assert results(again.on_watermark(31)) == [(1, 0, 30, 3)]
+    (out,) = again.on_watermark(MAX_WATERMARK)
+    assert results([out]) == [(2, 50, 70, 2)] and out.column("values").to_pylist() == [[50, 60]]
+
+
+def test_a_session_of_version_0_1_that_had_fired_fires_again_only_when_it_grows() -> None:
+    """S4.4, S5.5: with an allowed lateness both are still held."""
+    old = opened(spec(gap=9, lateness=20))
+    feed(old, (1, 0), (1, 10), (2, 0), (2, 10))
+    assert sorted(results(old.on_watermark(20))) == [(1, 0, 9, 1), (1, 10, 19, 1), (2, 0, 9, 1), (2, 10, 19, 1)]
+    again = opened(spec(lateness=20))
+    again.restore(of_version_0_1(old))
+    assert results(again.on_watermark(21)) == []
+    assert feed(again, (1, 5)) == [(1, 0, 20, 3)]
+    assert results(again.on_watermark(MAX_WATERMARK)) == []
 
 
 def test_one_batch_may_join_sessions_one_after_the_other() -> None:
@@ -122,10 +173,11 @@ def test_a_session_fires_again_within_the_allowed_lateness_as_what_it_has_become
     assert results(operator.on_watermark(12)) == [(1, 0, 10, 1)]
     assert feed(operator, (1, 1)) == [(1, 0, 11, 2)]
     assert feed(operator, (1, 9), (1, 18)) == [], "joined to the one that is open"
-    assert results(operator.on_watermark(35)) == [(1, 0, 35, 5)]
-    assert results(operator.on_watermark(54)) == []
+    assert results(operator.on_watermark(35)) == []
+    assert results(operator.on_watermark(36)) == [(1, 0, 35, 5)]
+    assert results(operator.on_watermark(55)) == []
     assert feed(operator, (1, 34)) == [(1, 0, 44, 6)]
-    assert feed(operator, (2, 10)) == []
+    assert feed(operator, (2, 24)) == []
     assert operator.ctx.counters == {"late_dropped": 1}
     assert results(operator.on_watermark(MAX_WATERMARK)) == []
 
@@ -135,8 +187,8 @@ def test_a_session_that_has_fired_and_grows_past_the_watermark_waits_again() -> 
     feed(operator, (1, 0))
     assert results(operator.on_watermark(12)) == [(1, 0, 10, 1)]
     assert feed(operator, (1, 9)) == []
-    assert results(operator.on_watermark(18)) == []
-    assert results(operator.on_watermark(19)) == [(1, 0, 19, 2)]
+    assert results(operator.on_watermark(19)) == []
+    assert results(operator.on_watermark(20)) == [(1, 0, 19, 2)]
 
 
 def test_what_has_fired_is_known_after_a_restore_and_another_gap_is_refused() -> None:
@@ -144,7 +196,7 @@ def test_what_has_fired_is_known_after_a_restore_and_another_gap_is_refused() ->
     feed(operator, (1, 0), (2, 4))
     assert results(operator.on_watermark(12)) == [(1, 0, 10, 1)]
     (again,) = restored(spec(lateness=20), [operator], 1)
-    assert results(again.on_watermark(14)) == [(2, 4, 14, 1)]
+    assert results(again.on_watermark(15)) == [(2, 4, 14, 1)]
     assert feed(again, (1, 3)) == [(1, 0, 13, 2)]
     with pytest.raises(SnapshotError, match=r"gap in us were 10, now 11"):
         restored(spec(gap=11), [operator], 1)
@@ -193,12 +245,13 @@ def test_sessions_of_the_clock_are_over_when_nothing_came_for_a_gap() -> None:
     feed(operator, (1, None))
     now[0] = 4
     feed(operator, (1, None), (2, None))
-    assert (operator.next_processing_time_ms(), operator.withholds()) == (5, True)
-    assert results(operator.on_processing_time(5)) == []
-    assert operator.next_processing_time_ms() == 9
+    assert (operator.next_processing_time_ms(), operator.withholds()) == (6, True)
+    assert results(operator.on_processing_time(6)) == []
+    assert operator.next_processing_time_ms() == 10
     again = opened(spec(gap=5_000, time=None), now_ms=lambda: now[0])
     again.restore(decode_parts(encode_parts(operator.snapshot(1)())))
-    assert sorted(results(again.on_processing_time(9))) == [(1, 0, 9_000, 2), (2, 4_000, 9_000, 1)]
+    assert results(again.on_processing_time(9)) == []
+    assert sorted(results(again.on_processing_time(10))) == [(1, 0, 9_000, 2), (2, 4_000, 9_000, 1)]
     assert (again.next_processing_time_ms(), again.withholds()) == (None, False)
 
 
@@ -252,20 +305,20 @@ class Model:
     def feed(self, times: list[int], watermark: int) -> None:
         runs: list[list[int]] = []
         for time in sorted(times):
-            if runs and time - runs[-1][-1] < self.gap:
+            if runs and time - runs[-1][-1] <= self.gap:
                 runs[-1].append(time)
             else:
                 runs.append([time])
         for run in runs:
-            joined = [s for s in self.open if s[0] - self.gap < run[-1] and run[0] < s[-1] + self.gap]
-            if not joined and run[-1] + self.gap <= watermark:
+            joined = [s for s in self.open if s[0] - self.gap <= run[-1] and run[0] <= s[-1] + self.gap]
+            if not joined and run[-1] + self.gap < watermark:
                 self.late += len(run)
                 continue
             self.open = [s for s in self.open if s not in joined] + [sorted(sum(joined, run))]
 
     def fire(self, watermark: int) -> list[tuple[int, int, int]]:
-        due = [s for s in self.open if s[-1] + self.gap <= watermark]
-        self.open = [s for s in self.open if s[-1] + self.gap > watermark]
+        due = [s for s in self.open if s[-1] + self.gap < watermark]
+        self.open = [s for s in self.open if s[-1] + self.gap >= watermark]
         return [(s[0], s[-1] + self.gap, len(s)) for s in due]
 
 
@@ -328,10 +381,10 @@ class LateModel(Model):
     def advance(self, watermark: int) -> None:
         self.passed = max(self.passed, watermark)
         self._fire()
-        self.open = [s for s in self.open if s[-1] + self.gap + self.lateness > self.passed]
+        self.open = [s for s in self.open if s[-1] + self.gap + self.lateness >= self.passed]
 
     def _fire(self) -> None:
-        due = [s for s in self._waiting if s[-1] + self.gap <= self.passed]
+        due = [s for s in self._waiting if s[-1] + self.gap < self.passed]
         self.fired.update((s[0], s[-1] + self.gap, len(s)) for s in due)
         self._waiting = [s for s in self._waiting if s not in due]
 

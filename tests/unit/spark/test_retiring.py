@@ -9,6 +9,7 @@ import pytest
 
 from tidegate.contract.errors import FencedError, StoreError, UnclearAnswerError
 from tidegate.contract.memory_store import MemoryStore
+from tidegate.spark import retiring as retiring_module
 from tidegate.spark.retiring import RETRY_S, Retiring
 
 _names = itertools.count()
@@ -150,3 +151,44 @@ def test_what_has_not_come_to_its_time_is_left_to_the_next_driver() -> None:
     shelf.retiring.add(1, "a")
     shelf.retiring.close()
     assert shelf.store.list("") == ["a", "b", "c"]
+
+
+def test_what_is_due_and_not_deleted_is_counted_and_nothing_else() -> None:
+    """S2.3: what waits for its grace, was inherited, or was refused by the store, would be waited for in vain."""
+    shelf = Shelf()
+    seen: list[int] = []
+    delete = shelf.store.delete_folder
+
+    def slowly(path: str) -> None:
+        seen.append(shelf.retiring.overdue)
+        if path == "b":
+            raise StoreError("permission denied")
+        delete(path)
+
+    shelf.retiring.delete = slowly
+    for folder in ("a", "b"):
+        shelf.retiring.add(1, folder)
+    shelf.retiring.add(1, "c", inherited=True)
+    assert shelf.retiring.overdue == 0
+    shelf.now_s = 10
+    assert shelf.retiring.overdue == 2
+    assert shelf.after(0) == ["b"] and seen == [2, 1, 0]
+    shelf.now_s += RETRY_S
+    assert shelf.retiring.overdue == 0
+
+
+def test_of_folders_that_the_store_refuses_a_bounded_number_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retiring_module, "MAX_RETRIED", 2)
+    shelf = Shelf()
+    tried: list[str] = []
+
+    def refuse(path: str) -> None:
+        tried.append(path)
+        raise StoreError("permission denied")
+
+    shelf.retiring.delete = refuse
+    for folder in ("a", "b", "c"):
+        shelf.retiring.add(1, folder)
+    shelf.after(10)
+    shelf.after(RETRY_S)
+    assert tried == ["a", "b", "c", "b", "c"]

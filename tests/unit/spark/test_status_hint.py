@@ -6,12 +6,16 @@ import secrets
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
+from tidegate.connectors.datagen import DataGen
+from tidegate.connectors.discard import Discard
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.memory_store import MemoryStore
 from tidegate.contract.records import StatusHint, decode
+from tidegate.pipeline.pipeline import Pipeline
 from tidegate.spark.attempt import SlotView
 from tidegate.spark.hint import HintWriter, job_metrics, job_watermark_us
 
@@ -85,3 +89,17 @@ def test_the_watermark_of_a_source_is_told_once_all_its_subtasks_have_told_their
         for slots in ((slot(7, source=7), slot(8, source=8)), (slot(7, source=7), SlotView()))
     ]
     assert told == [7, None]
+
+
+def test_what_a_source_has_skipped_is_counted_over_its_subtasks_beside_what_operators_count() -> None:
+    """Counts of a source are those of its positions, over all runs."""
+    p = Pipeline()
+    p.read(DataGen(lambda n: {"n": n}, pa.schema([("n", pa.int64())]), rows=1), uid="lines").write(Discard(), uid="out")
+    views = {
+        slot: SlotView(metrics={"sources": [["lines", slot, {"records": 5, "counters": {"bad_records": slot + 1}}]]})
+        for slot in range(2)
+    }
+    views[0].metrics["counters"] = [["parse", 0, {"late_dropped": 4}]]
+    metrics = job_metrics(p.build(), views)
+    assert metrics["counters"] == {"lines": {"bad_records": 3}, "parse": {"late_dropped": 4}}
+    assert metrics["sources"]["lines"]["records"] == 10

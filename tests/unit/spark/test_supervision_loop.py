@@ -57,7 +57,7 @@ class FakeJob:
         self.reign = self.log.reign(spec=1, launch=1)
         self.desk = CommandDesk(self.store, LAYOUT, self.spec, 1, lambda: NOW, time.time)
         self.hint = SimpleNamespace(data={}, update=lambda **data: self.hint.data.update(data))
-        self.retiring = SimpleNamespace(grace_s=0.0, add=lambda *_: None)
+        self.retiring = SimpleNamespace(grace_s=0.0, add=lambda *_: None, overdue=0)
         self.plan = SimpleNamespace(digest="d", parallelism=1)
         self.restores: list[Any] = []
         self.found_splits: list[Any] = []
@@ -124,12 +124,16 @@ class FakeRun:
     def __init__(self) -> None:
         self.outcome: RunEnded | RunFailed | None = None
         self.requests: list[ev.Request] = []
+        self.overdue = 0
 
     def take(self, wish: Any) -> None:
         self.requests.append(wish)
 
     def fail(self, failure: RunFailed) -> None:
         self.outcome = self.outcome or failure
+
+    def note_overdue_deletions(self, folders: int) -> None:
+        self.overdue = folders
 
 
 class FakeAttempt:

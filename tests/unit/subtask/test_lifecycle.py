@@ -32,11 +32,27 @@ def test_an_ended_subtask_waits_for_a_snapshot_that_starts_after_its_end() -> No
     """S7.3."""
     life = SubtaskLifecycle([], wait_for_final=True)
     life.snapshot_taken(1)
+    life.part_over(1)
     life.passed_on()
     life.committed(1)
     assert not life.may_finish
     life.snapshot_taken(2)
+    life.part_over(2)
     life.committed(2)
+    assert life.may_finish
+
+
+def test_a_subtask_does_not_finish_before_its_part_of_every_snapshot_is_over() -> None:
+    """S7.3: a savepoint beside the final snapshot, that completes later."""
+    life = SubtaskLifecycle([], wait_for_final=True)
+    life.passed_on()
+    life.snapshot_taken(1)
+    life.snapshot_taken(2)
+    life.part_over(1)
+    life.committed(1)
+    assert not life.may_finish
+    life.part_over(2)
+    life.part_over(2)
     assert life.may_finish
 
 

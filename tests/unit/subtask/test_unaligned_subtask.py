@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -67,10 +67,12 @@ class Host:
         parts: Sequence[tuple[str, AsyncSnapshot]],
         metrics: dict[str, float],
         finished: bool,
+        over: Callable[[int], None],
     ) -> None:
         assert checkpoint_id not in self.written, "acknowledged twice"
         assert len(dict(parts)) == len(parts), "two streams for one operator"
         self.written[checkpoint_id] = ({uid: list(part()) for uid, part in parts}, metrics, finished)
+        over(checkpoint_id)
 
     def decline(self, subtask: tuple[int, int], checkpoint_id: int, reason: str, code: DeclineCode = "failed") -> None:
         self.declined.append((checkpoint_id, reason, code))

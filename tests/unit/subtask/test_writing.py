@@ -59,7 +59,7 @@ def test_the_states_of_a_chain_are_written_side_by_side_and_acknowledged_as_one(
     with ThreadPoolExecutor(3) as writers:
         rig = SlotOf(writers)
         parts = [(f"op-{n}", lambda n=n: stage(n)) for n in range(3)]
-        rig.slot.write_snapshot((0, 0), 1, parts, {}, True)  # type: ignore[arg-type]
+        rig.slot.write_snapshot((0, 0), 1, parts, {}, True, lambda _: None)  # type: ignore[arg-type]
         ack = rig.await_message()
     assert len(rig.sent) == 1
     assert (ack["type"], list(ack["operators"]), ack["finished"]) == ("ack", ["op-0", "op-1", "op-2"], True)
@@ -88,7 +88,7 @@ def test_a_state_that_cannot_be_written_declines_the_snapshot_once_and_acknowled
     for failing in range(3):
         rig = SlotOf(InlineExecutor())
         parts = [(f"op-{n}", fail if n >= failing else list) for n in range(3)]
-        rig.slot.write_snapshot((0, 0), 1, parts, {}, False)  # type: ignore[arg-type]
+        rig.slot.write_snapshot((0, 0), 1, parts, {}, False, lambda _: None)  # type: ignore[arg-type]
         (decline,) = rig.sent
         assert decline["type"] == "decline" and "disk full" in decline["reason"]
 

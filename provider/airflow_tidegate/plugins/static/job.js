@@ -62,7 +62,7 @@ function show(data) {
   parts.chart.show(data.history);
   parts.history.show({ history: data.history, total: data.history_total, statistics: data.statistics, all });
   parts.points.show({ ...pressing, points: data.points, latest: data.latest_point });
-  parts.failures.show({ failures: data.failures, recovered: !["FAILED"].includes(status) });
+  parts.failures.show(data.failures);
   parts.counters.show(data.counters);
   parts.events.show(data.events);
 }
@@ -79,7 +79,7 @@ function drawHead(job) {
       h("p", { class: "sub" },
         job.owner_dag ? ["DAG ", h("span", { class: "dag" }, job.owner_dag)] : "no owner DAG",
         " · ", h("code", {}, job.pipeline),
-        " · submission ", String(last.number), last.restored ? ` (restored ${last.restored === "latest" ? "from the latest" : ""})`.replace(" )", ")") : "",
+        " · submission ", String(last.number), last.restored ? ` (${last.was_restored ? "restored" : "to be restored"} ${last.restored === "latest" ? "from the latest" : ""})`.replace(" )", ")") : "",
         " by ", who(last.by), ", ", since(last.at))),
     h("div", { class: "buttons", role: "group", "aria-label": "Actions" },
       restores ? button("restore", context(), { kind: "solid", why: job.no_restore }) : [plain("savepoint", "solid"), plain("checkpoint")],
@@ -147,7 +147,7 @@ function drawGate(gate) {
 function drawSources({ sources, is_terminal }) {
   if (!sources.length) return null;
   return card("Sources",
-    table([["Source", "name"], ["Kind"], ["Data"], ["Records", "number"], ["Throughput", "number"], ["Watermark"]],
+    table([["Source", "name"], ["Kind"], ["Data"], ["Records in this run", "number"], ["Throughput", "number"], ["Watermark"]],
       sources.map((s) => [h("code", {}, s.uid), s.boundedness,
         s.end_of_data ? h("span", { class: "mark done" }, "end of data") : s.played_all ? h("span", { class: "mark done" }, "played all, stays open") : is_terminal ? null : h("span", { class: "mark" }, "reading"),
         count(s.records), is_terminal || s.end_of_data ? null : rate(s.rate), eventTime(s.watermark)]), "Sources"));
@@ -189,19 +189,18 @@ function drawPoints(job) {
         button("restore", context(), { more: { checkpoint_id: s.id }, why: job.no_restore })]), "Restore points, newest first"));
 }
 
-function drawFailures({ failures, recovered }) {
+function drawFailures(failures) {
   if (!failures.length) return null;
   return card("Failures",
-    recovered ? h("p", { class: "sub" }, "The job has gone on since.") : null,
     h("ol", { class: "failures" }, failures.map((f) =>
       h("li", {}, h("p", {}, h("strong", {}, f.message)),
-        h("p", { class: "sub" }, [f.operator, f.subtask === null ? null : `subtask ${f.subtask}`, `submission ${f.spec}`].filter(Boolean).join(", "), ", ", since(f.at)),
+        h("p", { class: "sub" }, [f.words, f.operator, f.subtask === null ? null : `subtask ${f.subtask}`, `submission ${f.spec}`].filter(Boolean).join(", "), ", ", since(f.at)),
         f.traceback ? h("details", { "data-key": `trace ${f.at}` }, h("summary", {}, "Traceback"), h("pre", {}, f.traceback)) : null))));
 }
 
 function drawCounters(counters) {
   const rows = Object.entries(counters).flatMap(([uid, of]) => Object.entries(of).map(([name, n]) => [h("code", {}, uid), name.replaceAll("_", " "), count(n)]));
-  return rows.length ? card("Counted by operators", table([["Operator", "name"], ["What"], ["Records", "number"]], rows, "Counters")) : null;
+  return rows.length ? card("Counted by operators in this run", table([["Operator", "name"], ["What"], ["Records", "number"]], rows, "Counters")) : null;
 }
 
 function drawEvents(events) {

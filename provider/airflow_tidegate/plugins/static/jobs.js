@@ -69,7 +69,7 @@ function drawJobs({ jobs, none, several, connections }) {
       h("p", {}, `A task with TidegateStartJobOperator starts one. Shown are jobs of the connections ${connections.join(", ")} whose DAG you may read.`));
   }
   if (jobs.length === 0) return h("div", { class: "empty" }, h("p", {}, "No job fits."));
-  const columns = [["Job", "name"], ["Status"], ["Throughput", "number"], ["Records", "number"], ["Watermark"], ["Last checkpoint"], ["Restarts", "number"], ["Owner DAG"]];
+  const columns = [["Job", "name"], ["Status"], ["Throughput", "number"], ["Records in this run", "number"], ["Watermark"], ["Last checkpoint"], ["Restarts", "number"], ["Owner DAG"]];
   return table(columns, jobs.map((job) => [
     h("div", {}, h("a", { href: url("ui", "jobs", job.conn_id, job.job_id), class: "job" }, job.job_id), several ? h("small", {}, job.conn_id) : null),
     h("div", {}, badge(job.status, job.is_silent),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -306,8 +306,15 @@ class Checkers:
             return
         if path.startswith(f"{self._layout.savepoints}/"):
             restores = [spec.restore for spec in self._specs if spec.restore is not None]
-            claimed = {restore.path for restore in restores if restore.claim_mode == "claim"}
-            self._demand("savepoints", path.rpartition("/")[0] in claimed, f"{by} deleted {path}, which nobody claimed")
+            given_up = {restore.path for restore in restores if restore.claim_mode == "claim"}
+            reigning = self.decisions[-1].generation
+            ends = {
+                *self._completed,
+                *(n for n, e in self._claimed.items() if e.generation == reigning),
+            } - self._aborted
+            given_up |= {e.data["path"] for n, e in self._claimed.items() if n not in ends}
+            held = path.rpartition("/")[0] not in given_up
+            self._demand("savepoints", not held, f"{by} deleted {path}, which nobody claimed, and may complete or has")
         elif "/checkpoints/" not in path:
             return
         folder = "/".join(path.split("/")[:3])
@@ -337,6 +344,17 @@ class Checkers:
         last_us = self._watermarks.get((run_id, channel_id), -(2**63) - 1)
         self._demand("watermarks", time_us > last_us, f"channel {channel_id}: {time_us} after {last_us}")
         self._watermarks[run_id, channel_id] = time_us
+
+    def stop_taken(self, command_id: str, generation: int) -> None:
+        """A run of this generation takes a stop."""
+        own = (n for n, e in self._claimed.items() if e.generation == generation and e.data["kind"] == "final")
+        pending = [n for n in own if n not in self._completed and n not in self._aborted]
+        self._stops.taken(command_id, generation, final_pending=bool(pending))
+
+    def closed(self, run_id: str, subtask: tuple[int, int], unwritten: Collection[int]) -> None:
+        """A subtask has closed; `unwritten`: snapshots of which it has taken a part that is neither durable nor
+        aborted."""
+        self._demand("closed", not unwritten, f"{subtask} of {run_id} closed while it wrote its part of {unwritten}")
 
     # ------------------------------------------------------------ the end
 

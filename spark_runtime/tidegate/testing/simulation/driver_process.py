@@ -214,6 +214,8 @@ class DriverProcess:
 
     def _hand(self, run: JobRun, wish: ev.Wish) -> None:
         """One that has its outcome takes nothing more."""
+        if isinstance(wish, ev.Request) and wish.stop is not None and wish.request_id is not None:
+            self._world.checkers.stop_taken(wish.request_id, self._job.reign.generation)
         if run.outcome is None:
             run.take(wish)
         else:

@@ -120,6 +120,7 @@ class RunOfSlots:
                 world.failed,
                 lambda lost: self._post("lost", lost),
                 world.subtask_snapshot,
+                world.checkers.closed,
             )
             slot.to_driver = world.link(self._process, partial(self._on_arrival, slot))
             self._slots.append(slot)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from typing import Any
@@ -16,7 +16,7 @@ from tidegate.snapshot.handles import OpenLocation
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.subtask.deployment import Deployment, deploy
-from tidegate.subtask.slot import Slot, Wake
+from tidegate.subtask.slot import INPUT_STEPS_PER_ROUND, Slot, Wake
 from tidegate.testing.simulation.faults import Faults
 from tidegate.testing.simulation.network import ControlLink, DataChannel
 from tidegate.testing.simulation.scheduler import Crashed, Process, Scheduler
@@ -67,16 +67,37 @@ class _Wake(Wake):
         self._call(0)
 
 
+INPUT_STEPS = (1, 4, INPUT_STEPS_PER_ROUND)
+"""How many elements a subtask takes from its inputs in one round; each slot has one of these. One leaves room for a
+fault between any two elements, the last is what a slot on Spark does."""
+
 OnSnapshot = Callable[[str, int, tuple[int, int], Sequence[str], bool], None]
 """(run id, checkpoint id, subtask, operator uids, unaligned): a subtask has taken its part of a snapshot."""
+OnFinished = Callable[[str, tuple[int, int], Collection[int]], None]
+"""(run id, subtask, ids of snapshots of which it still has a part to write): a subtask has closed."""
 
 
 class ObservedSlot(Slot):
-    """A slot that tells when its subtasks have snapshotted, and now and then cannot write what they have."""
+    """A slot that reports the parts that its subtasks take of snapshots, and those that are open when a subtask closes:
+    neither acknowledged, declined nor aborted. Now and then it cannot write a part."""
 
-    def __init__(self, on_snapshot: OnSnapshot, faults: Faults, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self._on_snapshot = on_snapshot
+    def __init__(
+        self,
+        on_snapshot: OnSnapshot,
+        on_finished: OnFinished,
+        faults: Faults,
+        send: Callable[[dict[str, Any]], None],
+        **arguments: Any,
+    ) -> None:
+        def observed(message: dict[str, Any]) -> None:
+            if message["type"] in ("ack", "decline"):
+                subtask = message["subtask"][0], message["subtask"][1]
+                self._open_parts.get(subtask, set()).discard(message["checkpoint_id"])
+            send(message)
+
+        super().__init__(send=observed, **arguments)
+        self._on_snapshot, self._on_finished = on_snapshot, on_finished
+        self._open_parts: dict[tuple[int, int], set[int]] = {}
         self._faults = faults
 
     def write_snapshot(
@@ -86,14 +107,28 @@ class ObservedSlot(Slot):
         parts: Sequence[tuple[str, AsyncSnapshot]],
         metrics: dict[str, float],
         finished: bool,
+        over: Callable[[int], None],
     ) -> None:
         """See Slot."""
+        self._open_parts.setdefault(subtask, set()).add(checkpoint_id)
         unaligned = bool(metrics.get("unaligned"))
         self._on_snapshot(self._run_id, checkpoint_id, subtask, [uid for uid, _ in parts], unaligned)
         if self._faults.strikes("snapshot_error"):
             self.decline(subtask, checkpoint_id, "its state could not be written")
+            over(checkpoint_id)
             return
-        super().write_snapshot(subtask, checkpoint_id, parts, metrics, finished)
+        super().write_snapshot(subtask, checkpoint_id, parts, metrics, finished, over)
+
+    def finished(self, subtask: tuple[int, int]) -> None:
+        """See Slot."""
+        self._on_finished(self._run_id, subtask, self._open_parts.get(subtask, set()))
+        super().finished(subtask)
+
+    def _on_message(self, message: Mapping[str, Any]) -> None:
+        if message["type"] == "abort":
+            for open_parts in self._open_parts.values():
+                open_parts.discard(message["checkpoint_id"])
+        super()._on_message(message)
 
 
 class SlotProcess:
@@ -108,6 +143,7 @@ class SlotProcess:
         on_failure: Callable[[str, Exception], None],
         on_lost: Callable[[SlotProcess], None],
         on_snapshot: OnSnapshot,
+        on_finished: OnFinished,
     ) -> None:
         self.process = Process(scheduler, name)
         self.process.on_death = self._lost
@@ -126,7 +162,7 @@ class SlotProcess:
         self._deployed: list[Any] = []
         self._started = False
         self._on_lost = on_lost
-        self._on_snapshot = on_snapshot
+        self._on_snapshot, self._on_finished = on_snapshot, on_finished
 
     def launch(
         self,
@@ -143,6 +179,7 @@ class SlotProcess:
                 deployment = make()
                 self._slot = ObservedSlot(
                     self._on_snapshot,
+                    self._on_finished,
                     self._faults,
                     run_id=deployment.run_id,
                     generation=deployment.generation,
@@ -152,6 +189,7 @@ class SlotProcess:
                     writers=self._writer,
                     now_ms=lambda: self._scheduler.now_ms,
                     wake=_Wake(self.wake),
+                    input_steps=INPUT_STEPS[self._phase_ms % len(INPUT_STEPS)],
                 )
                 self._deployed = deploy(graph, plan, deployment, self._slot, channels)
             except Exception as error:

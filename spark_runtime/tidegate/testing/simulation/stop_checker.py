@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tidegate.contract.records import Command, CommandResult, Decision
@@ -22,12 +22,19 @@ class StopChecker:
         decisions: the log so far, of which the list is shared.
         completed: checkpoint id -> its completion.
         objects: paths of everything on the disk.
+        before_the_end: command id -> generation whose run took it while the final snapshot was on its way; 0: it was
+            not.
     """
 
     demand: Demand
     decisions: Sequence[Decision]
     completed: Mapping[int, Decision]
     objects: Collection[str]
+    before_the_end: dict[str, int] = field(default_factory=dict)
+
+    def taken(self, command_id: str, generation: int, *, final_pending: bool) -> None:
+        """A run takes a stop; `final_pending`: the final snapshot of the job is on its way."""
+        self.before_the_end[command_id] = generation if final_pending else 0
 
     def answered(self, command: Command, result: CommandResult) -> None:
         """A stop has its answer; one of a driver that is fenced and does not know it is not judged."""
@@ -51,6 +58,9 @@ class StopChecker:
         elif result.code == SAVEPOINT_OK:
             kept = n in self.completed and self.completed[n].data["kind"] == "stop-savepoint"
             self._demand(kept, f"{what} with {n}")
+        elif result.code == "job_ended" and "outcome" not in result.data:
+            too_late = self.before_the_end.get(command.command_id, 0) != result.generation
+            self._demand(too_late, f"{what}, though the final snapshot was still on its way")
         elif result.ok and "asked_mode" in result.data:
             self._demand(result.data["mode"] == "suspend", f"{what}, at the second try, with a drain")
 

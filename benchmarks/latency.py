@@ -1,0 +1,183 @@
+"""Latency from a row's time to its result at the sink, over rates and slots. See README.md.
+
+    python benchmarks/latency.py [--write]
+
+Prints a table and, last, `latency: p99_5k=<ms> p99_20k=<ms> p99_200k=<ms> cores_20k=<n>` for two slots. Takes about
+a quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parent
+sys.path[:0] = [str(HERE), str(REPOSITORY / "spark_runtime")]
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(REPOSITORY / "spark_runtime"), os.environ.get("PYTHONPATH")])
+)
+
+import numpy as np  # noqa: E402
+from cpu_timeline import CpuTimeline  # noqa: E402
+from results import machine, write_section  # noqa: E402
+from tidegate_w1 import driver  # noqa: E402
+
+from tidegate.contract.client import JobClient  # noqa: E402
+from tidegate.contract.errors import JobFailedError  # noqa: E402
+
+PIPELINE = str(HERE / "pipelines" / "latency.py") + ":build"
+RATES = {2_000: "2k", 5_000: "5k", 20_000: "20k", 50_000: "50k", 200_000: "200k"}
+SLOTS = (1, 2, 4)
+KEYS = 1_000
+RUN_TIMEOUT = timedelta(minutes=5)
+POLL_S = 0.5
+HEADING = "## Latency"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One engine at one rate (rows per second) and number of slots."""
+
+    engine: str
+    slots: int
+    rate: int
+    p50_ms: float
+    p99_ms: float
+    cores: float
+    note: str
+
+
+def ours(slots: int, rate: int, seconds: float, warm_up_s: float, work: str) -> Row:
+    """Run tidegate, with checkpoints every second. Raises JobFailedError when it restarted or gave wrong results."""
+    rows = int(rate * (warm_up_s + seconds)) // (slots * KEYS) * (slots * KEYS)
+    with tempfile.TemporaryDirectory(prefix="latency-report-", dir=work) as report:
+        client = JobClient(work, f"latency-{secrets.token_hex(4)}")
+        spec = client.submit(
+            pipeline=PIPELINE,
+            arguments={
+                "rows": rows,
+                "rate": rate,
+                "keys": KEYS,
+                "slots": slots,
+                "warm_up_s": warm_up_s,
+                "report": report,
+            },
+            options={"parallelism": slots, "checkpoint_interval": "1 s", "restart_strategy": "none"},
+            master=f"local[{slots}]",
+            submitted_by="benchmark",
+        )
+        with driver(client, spec) as pid, CpuTimeline(pid) as timeline:
+            view = client.wait_status({"FINISHED"}, RUN_TIMEOUT, POLL_S)
+        reports = [json.loads(path.read_text()) for path in sorted(Path(report).glob("*.json"))]
+        latencies_ms = np.concatenate([np.load(path) for path in sorted(Path(report).glob("*.npy"))]) / 1000
+    check(reports, slots, rows)
+    begin_s = max(facts["first_s"] for facts in reports) + warm_up_s
+    end_s = min(facts["last_s"] for facts in reports)
+    periodic = [c.duration_ms or 0 for c in view.completed if c.kind == "checkpoint"]
+    checkpoints = f"{len(periodic)} checkpoints of {np.median(periodic):.0f} ms" if periodic else "no checkpoint"
+    return Row(
+        "tidegate",
+        slots,
+        rate,
+        float(np.percentile(latencies_ms, 50)),
+        float(np.percentile(latencies_ms, 99)),
+        timeline.between(begin_s, end_s) / (end_s - begin_s),
+        checkpoints,
+    )
+
+
+def check(reports: Sequence[dict[str, Any]], slots: int, rows: int) -> None:
+    totals = np.max([facts["totals"] for facts in reports], axis=0)
+    came = sum(facts["rows"] for facts in reports)
+    if len(reports) != slots or came != rows or not np.array_equal(totals, np.full(KEYS, rows // KEYS)):
+        raise JobFailedError(
+            "the results are wrong",
+            cause=f"{len(reports)} sinks saw {came} of {rows} rows, totals {totals.min()} to {totals.max()}",
+        )
+
+
+def structured_streaming(slots: int, rate: int, seconds: float, warm_up_s: float, work: str) -> Row:
+    """Run Structured Streaming in a process of its own."""
+    command = [sys.executable, str(HERE / "structured_streaming_latency.py"), "--rate", str(rate)]
+    command += ["--slots", str(slots), "--keys", str(KEYS), "--seconds", str(seconds), "--warm-up", str(warm_up_s)]
+    command += ["--work", os.path.join(work, f"structured-streaming-{slots}-{rate}")]
+    log = Path(work, "structured-streaming.log")
+    with log.open("w") as errors:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"Structured Streaming failed at {rate} rows/s:\n{log.read_text()[-4000:]}")
+    facts = json.loads(done.stdout.strip().splitlines()[-1])
+    return Row("Structured Streaming", slots, rate, facts["p50_ms"], facts["p99_ms"], facts["cores"], facts["note"])
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """The result as Markdown."""
+    lines = [
+        "| slots | rows/s | engine | p50 ms | p99 ms | cores | |",
+        "| ---: | ---: | --- | ---: | ---: | ---: | --- |",
+    ]
+    for row in sorted(rows, key=lambda row: (row.slots, row.rate, row.engine)):
+        lines.append(
+            f"| {row.slots} | {row.rate:,} | {row.engine} | {row.p50_ms:.1f} | {row.p99_ms:.1f} | {row.cores:.2f} "
+            f"| {row.note} |"
+        )
+    return lines
+
+
+def last_line(rows: Sequence[Row]) -> str:
+    """`latency: p99_5k=<ms> p99_20k=<ms> p99_200k=<ms> cores_20k=<n>`; what was not measured is `-`."""
+    two = {row.rate: row for row in rows if row.engine == "tidegate" and row.slots == 2}
+    parts = [
+        f"p99_{RATES[r]}={two[r].p99_ms:.1f}" if r in two else f"p99_{RATES[r]}=-" for r in (5_000, 20_000, 200_000)
+    ]
+    cores = f"{two[20_000].cores:.2f}" if 20_000 in two else "-"
+    return f"latency: {' '.join(parts)} cores_20k={cores}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description="latency: tidegate beside Structured Streaming")
+    parser.add_argument("--rates", type=int, nargs="*", choices=list(RATES), default=list(RATES))
+    parser.add_argument("--slots", type=int, nargs="*", default=list(SLOTS))
+    parser.add_argument("--seconds", type=float, default=15.0, help="length of the measured part (default: 15)")
+    parser.add_argument("--warm-up", type=float, default=8.0, help="seconds before it (default: 8)")
+    parser.add_argument("--engine", choices=("both", "tidegate", "structured-streaming"), default="both")
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
+    args = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that what was started is ended
+    engines = {"tidegate": ours, "structured-streaming": structured_streaming}
+    work = tempfile.mkdtemp(prefix="latency-")
+    rows: list[Row] = []
+    try:
+        for slots in args.slots:
+            for rate in args.rates:
+                for name, engine in engines.items():
+                    if args.engine in ("both", name):
+                        rows.append(engine(slots, rate, args.seconds, args.warm_up, work))
+                        print(table(rows[-1:])[-1], file=sys.stderr, flush=True)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    lines = table(rows)
+    print("\n".join(lines))
+    print(f"\n{machine()}")
+    if args.write:
+        write_section(HEADING, [*lines, "", f"{machine()}. What is measured, and how: README.md in this folder."])
+    print(last_line(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

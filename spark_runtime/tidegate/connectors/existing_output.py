@@ -1,0 +1,112 @@
+"""What lies in a file sink's folder when a job starts afresh: refused, added to, or replaced (`if_exists`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Literal, get_args
+
+from fsspec import AbstractFileSystem
+
+from tidegate.connectors.contract import SinkContext
+from tidegate.connectors.file_layout import FileLayout
+from tidegate.connectors.storage import is_local, list_folder, sync_to_disk
+from tidegate.contract.errors import OptionError, PipelineError
+
+IfExists = Literal["error", "append", "overwrite"]
+
+
+def check_if_exists(value: str, name: str) -> IfExists:
+    """The option `if_exists` of sink `name`. Raises OptionError."""
+    for known in get_args(IfExists):
+        if value == known:
+            return known
+    raise OptionError(
+        f"if_exists={value!r} is unknown",
+        where=f"{name}(if_exists=...)",
+        remedy='Use "error", "append" or "overwrite"',
+    )
+
+
+def is_output(path: str, suffixes: Sequence[str]) -> bool:
+    """Whether readers of the format take the file: by its suffix, and its name does not hide it from them."""
+    name = path.rsplit("/", 1)[-1]
+    return name.endswith(tuple(suffixes)) and not name.startswith((".", "_"))
+
+
+class ExistingOutput:
+    """The files of one format below a sink's folder that another job or another lineage of this job published, or
+    that were there before any of them. Every sink of this job and lineage is spared.
+
+    Args:
+        suffixes: of all files of the format.
+    """
+
+    def __init__(
+        self, filesystem: AbstractFileSystem, layout: FileLayout, ctx: SinkContext, suffixes: Sequence[str]
+    ) -> None:
+        self._fs = filesystem
+        self._layout = layout
+        self._ctx = ctx
+        self._suffixes = tuple(suffixes)
+        self._replaced = False
+
+    def check_absent(self) -> None:
+        """Raise PipelineError when there is such a file, naming the ways out."""
+        found = next(self._foreign(), None)
+        if found is not None:
+            raise PipelineError(
+                "the sink's folder holds files already",
+                where=f"sink {self._ctx.uid!r}, {found}",
+                cause="the job starts afresh, so its rows would be added to those of an earlier job",
+                remedy='Write to another folder; or say what happens to these files: if_exists="append" keeps them, '
+                'if_exists="overwrite" removes them with the first commit',
+            )
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether this lineage has replaced them, or has committed without: what lies there after that stays, also when
+        a restore brings a pipeline that says "overwrite" for the first time. Remembered once true."""
+        self._replaced = self._replaced or bool(self._fs.exists(self._layout.replaced)) or self._has_committed()
+        return self._replaced
+
+    def _has_committed(self) -> bool:
+        """Asked after the record, which a commit writes before its marker."""
+        markers, _ = list_folder(self._fs, self._layout.commits)
+        is_marked = any(self._layout.marked_by(path.rsplit("/", 1)[-1]) is not None for path in markers)
+        return is_marked or bool(self._fs.exists(self._layout.committed))
+
+    def replace(self, write_marker: Callable[[str, dict[str, int]], None]) -> None:
+        """Remove them, once in the life of a lineage. Idempotent, also when several subtasks do it at once; to be
+        repeated after a failure. Called when the first transaction's files are in their place, so that a commit that
+        fails before has removed nothing.
+
+        Args:
+            write_marker: writes a small record durably at a path.
+        """
+        if self.is_replaced:
+            return
+        removed, folders = 0, set()
+        for path in list(self._foreign()):
+            with suppress(FileNotFoundError):  # another subtask was quicker
+                self._fs.rm_file(path)
+                removed += 1
+            folders.add(os.path.dirname(path))
+        if is_local(self._fs):
+            os.makedirs(os.path.dirname(self._layout.replaced), exist_ok=True)
+            for folder in folders:
+                sync_to_disk(folder)
+        write_marker(self._layout.replaced, {"removed": removed})
+        self._replaced = True
+
+    def _foreign(self) -> Iterator[str]:
+        """Their paths: in the folder and in those of its partitions, however it is partitioned."""
+        files, folders = list_folder(self._fs, self._layout.root)
+        for folder in folders:
+            if "=" in folder.rsplit("/", 1)[-1]:
+                files += self._fs.find(folder)
+        for path in files:
+            own = path.rsplit("/", 1)[-1].startswith(self._layout.own_files_begin)
+            if not own and is_output(path, self._suffixes):
+                yield path

@@ -1,0 +1,149 @@
+"""Numbers in text of which a column's type would lose digits. The looks at a whole block are fast, and never wrong when
+they say no; only what they find suspicious is read number by number."""
+
+from __future__ import annotations
+
+import math
+from decimal import Context, Decimal, InvalidOperation
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_LONG = r"[0-9][0-9.]{15,}|[eE][-+]?[0-9]{3}"
+"""A number of more than 15 digits, or with a large exponent: a 64-bit float keeps every other one."""
+_LONG_CHARACTERS = 16
+_LARGE_EXPONENT = 5
+"""Least length of a number with one, such as `1e400`."""
+_NUMBER = r"^[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?$"
+_LEADING_ZERO = "^[-+]?0[0-9]"
+_EXACTLY = Context(prec=1_200)
+"""Digits of any float, and of the difference of two."""
+_INTEGER_DIGITS = 18
+"""Whole numbers of so many digits are 64-bit integers, and powers of ten up to this one are exact as long doubles."""
+_SURELY_NEARER = 0.25
+"""Than 0.5, by more than a product of long doubles can be wrong."""
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+
+def may_lose_digits(text: bytes) -> bool:
+    """Some number in it, wherever it stands, is none that a 64-bit float keeps."""
+    data = np.frombuffer(text, np.uint8)
+    digit = (data - np.uint8(48)) < 10
+    digit_or_point = digit | (data == 46)
+    run: Mask = digit_or_point
+    for step in (1, 2, 4, 8):
+        run = run[:-step] & run[step:]
+    large = _any_large_exponent(data, digit_or_point)
+    if not large and not run.any():
+        return False
+    part = digit_or_point | ((data | 32) == 101) | (data == 43) | (data == 45)
+    edges = np.flatnonzero(np.diff(part, prepend=False, append=False))
+    begins, ends = edges[0::2], edges[1::2]
+    lengths = ends - begins
+    long = lengths >= (_LARGE_EXPONENT if large else _LONG_CHARACTERS)
+    characters = data[part][np.repeat(long, lengths)]
+    texts = _strings(characters, lengths[long])
+    return _first_lost(texts.filter(pa.array(~_kept(characters, lengths[long], texts)))) is not None
+
+
+def _any_large_exponent(data: npt.NDArray[np.uint8], digit_or_point: Mask) -> bool:
+    """An `e` behind a number with three digits behind it, perhaps with a sign."""
+    marks = ((data[1:-3] | 32) == 101) & digit_or_point[:-4]
+    if not marks.any():
+        return False
+    at = np.flatnonzero(marks) + 1
+    digits = np.append(digit_or_point, [False])
+    signed = (data[at + 1] == 43) | (data[at + 1] == 45)
+    return bool((digits[at + 2] & digits[at + 3] & np.where(signed, digits[at + 4], digits[at + 1])).any())
+
+
+def _kept(characters: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64], texts: pa.Array) -> Mask:
+    """Which of these texts are surely numbers that a float keeps; only of those with digits and one point, at most 18
+    digits, which what a float is printed as has. The number is some M / 10**s, and the float is the nearest to it of
+    so many digits if the float times 10**s is nearer to M than to any other whole number."""
+    ends = np.cumsum(lengths)
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    is_point = characters == 46
+    other = (characters == 45) | (characters == 43) | ((characters | 32) == 101)
+    points = np.bincount(owner[is_point], minlength=len(lengths))
+    simple = (points == 1) & (lengths <= _INTEGER_DIGITS + 1)
+    simple[owner[other]] = False
+    if not simple.any():
+        return simple
+    chosen = simple[owner]
+    whole = characters[chosen & ~is_point]
+    mantissas = _strings(whole, lengths[simple] - 1).cast(pa.int64()).to_numpy()
+    numbers = texts.filter(pa.array(simple)).cast(pa.float64()).to_numpy()
+    places = ends[simple] - 1 - np.flatnonzero(is_point & chosen)
+    exact = numbers.astype(np.longdouble) * np.power(np.longdouble(10), np.arange(_INTEGER_DIGITS + 1))[places]
+    kept = simple.copy()
+    kept[simple] = np.abs(exact - mantissas) < _SURELY_NEARER
+    return kept
+
+
+def _strings(characters: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64]) -> pa.Array:
+    """Texts of these lengths, one after the other."""
+    bounds = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=bounds[1:])
+    return pa.Array.from_buffers(
+        pa.string(), len(lengths), [None, pa.py_buffer(bounds), pa.py_buffer(np.ascontiguousarray(characters))]
+    )
+
+
+def may_have_leading_zeros(text: bytes) -> bool:
+    """Some CSV field begins with a zero and another digit, behind a sign or not."""
+    data = np.frombuffer(b"\n\n" + text, np.uint8)
+    zero = (data[2:-1] == 48) & ((data[3:] - np.uint8(48)) < 10)
+    begins = (data == 44) | (data == 10) | (data == 34) | (data == 13)
+    signed = ((data[1:-2] == 43) | (data[1:-2] == 45)) & begins[:-3]
+    return bool((zero & (begins[1:-2] | signed)).any())
+
+
+def with_leading_zeros(texts: pa.Array) -> str | None:
+    """The first of these texts of whole numbers that has leading zeros."""
+    found = texts.filter(pc.match_substring_regex(texts, _LEADING_ZERO).fill_null(False))
+    return str(found[0]) if len(found) else None
+
+
+def beyond_float(texts: pa.Array) -> str | None:
+    """The first of these texts of numbers of which a 64-bit float loses digits."""
+    return _first_lost(texts.filter(pc.match_substring_regex(texts, _LONG).fill_null(False)))
+
+
+def all_whole(texts: pa.Array) -> bool:
+    """Only whole numbers: in a column that is no 64-bit integer, some are longer, also where a float keeps them."""
+    return bool(pc.all(pc.match_substring_regex(texts, "^ *[-+]?[0-9]+ *$")).as_py())
+
+
+def _first_lost(texts: pa.Array) -> str | None:
+    """Most long numbers are what a float was printed as: those are known by printing it again."""
+    try:
+        numbers = texts.cast(pa.float64())
+    except pa.ArrowInvalid:
+        texts = texts.filter(pc.match_substring_regex(texts, _NUMBER).fill_null(False))
+        numbers = texts.cast(pa.float64())
+    again = numbers.cast(pa.string())
+    unlike = texts.filter(pc.invert(pc.equal(again, texts).fill_null(False)))
+    return next((str(text) for text in unlike if loses_digits(str(text))), None)
+
+
+def loses_digits(text: str) -> bool:
+    """A 64-bit float does not keep this number: it is further from the float than half of its last digit's place. What
+    a float was printed as, to however many digits, is kept."""
+    if len(text) < _LARGE_EXPONENT:
+        return False
+    try:
+        exact = Decimal(text.strip())
+    except InvalidOperation:
+        return False  # no number: another check's
+    if not exact.is_finite():
+        return False
+    number = float(exact)
+    if math.isinf(number):
+        return True
+    last_place = Decimal((0, (1,), int(exact.as_tuple().exponent)))
+    return 2 * abs(_EXACTLY.subtract(exact, Decimal(number))) > last_place

@@ -1,0 +1,234 @@
+"""The schema of files: columns that are missing or new, and numbers that would lose digits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.unit.connectors.files_read import read_all, write
+from tidegate.connectors.files import Files
+from tidegate.connectors.replay import Replay
+from tidegate.contract.errors import OptionError, PipelineError
+
+
+def test_a_country_is_no_null_and_digits_stay_digits(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", "country,zip,id,x\nNA,007,9223372036854775813,1.5\nDE,20095,1,2\n,,,\n")
+    assert read_all(Files(tmp_path)).rows == [
+        {"country": "NA", "zip": "007", "id": "9223372036854775813", "x": 1.5},
+        {"country": "DE", "zip": "20095", "id": "1", "x": 2.0},
+        {"country": None, "zip": None, "id": None, "x": None},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["1", "2"], pa.int64()),
+        (["9223372036854775807", "-9223372036854775808"], pa.int64()),
+        (["9223372036854775808"], pa.string()),
+        (["9223372036854775808", "1.5"], pa.float64()),
+        (["9007199254740993", "1.5"], pa.string()),
+        (["0", "-0.5"], pa.float64()),
+        (["-007"], pa.string()),
+        (["00.5", "1.5"], pa.string()),
+        (["0.30000000000000004", "1e-07"], pa.float64()),
+        (["1.000000000000000056e-01"], pa.float64()),
+        (["3.14159265358979323846"], pa.string()),
+        (["1e400"], pa.string()),
+    ],
+)
+def test_a_number_column_keeps_every_digit_or_is_text(tmp_path: Path, texts: list[str], expected: pa.DataType) -> None:
+    write(tmp_path / "a.csv", "x\n" + "\n".join(texts))
+    assert Files(tmp_path).schema().field("x").type == expected
+
+
+def test_a_json_number_that_no_column_type_holds_is_text_in_structs_too(tmp_path: Path) -> None:
+    write(
+        tmp_path / "a.jsonl",
+        '{"n": 9223372036854775813, "o": {"id": 18446744073709551616}, '
+        '"l": [{"d": 3.14159265358979323846}], "x": 1.5}\n'
+        '{"n": 7, "o": {"id": 1}, "l": [], "x": 2}\n',
+    )
+    assert read_all(Files(tmp_path)).rows == [
+        {
+            "n": "9223372036854775813",
+            "o": {"id": "18446744073709551616"},
+            "l": [{"d": "3.14159265358979323846"}],
+            "x": 1.5,
+        },
+        {"n": "7", "o": {"id": "1"}, "l": [], "x": 2.0},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "late", "said"),
+    [
+        ("csv", "zip\n1\n", "zip\n2\n007\n", r"b\.csv, offset 6.*column 'zip': '007' would lose its leading zeros"),
+        ("csv", "x\n1.5\n", "x\n3.14159265358979323846\n", r"b\.csv, offset 2.*would lose digits"),
+        ("csv", "n\n1\n", "n\n9223372036854775813\n", r"b\.csv, offset 2.*int64.*'9223372036854775813'"),
+        ("jsonl", '{"x": 1.5}\n', '{"x": 3.14159265358979323846}\n', r"b\.jsonl, offset 0.*'x'.*would lose digits"),
+        ("jsonl", '{"n": 1}\n', '{"n": 9223372036854775813}\n', r"b\.jsonl, offset 0.*9223372036854775813"),
+    ],
+)
+def test_digits_of_a_later_file_are_not_lost_in_silence(
+    tmp_path: Path, name: str, head: str, late: str, said: str
+) -> None:
+    write(tmp_path / f"a.{name}", head)
+    write(tmp_path / f"b.{name}", late)
+    with pytest.raises(PipelineError, match=said):
+        read_all(Files(tmp_path))
+
+
+def test_a_declared_type_is_the_users_word(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", "zip,x\n007,3.14159265358979323846\n")
+    schema = pa.schema([("zip", pa.int64()), ("x", pa.float64())])
+    assert read_all(Files(tmp_path, schema=schema)).rows == [{"zip": 7, "x": 3.141592653589793}]
+    texts = pa.schema([("zip", pa.string()), ("x", pa.decimal128(38, 20))])
+    assert str(read_all(Files(tmp_path, schema=texts)).rows[0]["x"]) == "3.14159265358979323846"
+
+
+def test_a_json_number_is_read_into_a_declared_string_as_it_is_written(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", '{"id": 1.50, "more": 1}\n{"id": "007"}\n')
+    assert read_all(Files(tmp_path, schema=pa.schema([("id", pa.string())]))).rows == [{"id": "1.50"}, {"id": "007"}]
+
+
+# ------------------------------------------------------------ missing and new columns
+
+
+def files_of(tmp_path: Path, name: str, first: dict[str, Any], second: dict[str, Any]) -> Path:
+    """Two files of one format, each of one record."""
+    for stem, row in (("a", first), ("b", second)):
+        table = pa.Table.from_pylist([row])
+        if name == "parquet":
+            pq.write_table(table, tmp_path / f"{stem}.parquet")
+        elif name == "csv":
+            write(tmp_path / f"{stem}.csv", f"{','.join(row)}\n{','.join(map(str, row.values()))}\n")
+        else:
+            import json
+
+            write(tmp_path / f"{stem}.jsonl", json.dumps(row) + "\n")
+    return tmp_path
+
+
+FORMATS = pytest.mark.parametrize("name", ["parquet", "csv", "jsonl"])
+
+
+@FORMATS
+def test_a_file_that_lacks_a_column_is_refused_before_the_start_by_name(tmp_path: Path, name: str) -> None:
+    folder = files_of(tmp_path, name, {"k": 1, "n": 1}, {"n": 2})
+    with pytest.raises(PipelineError, match=rf"no column 'k'.*b\.{name}.*a\.{name}"):
+        Files(folder).discover(1)
+
+
+@FORMATS
+def test_a_file_that_lacks_a_column_can_be_read_with_nulls_which_are_counted(tmp_path: Path, name: str) -> None:
+    folder = files_of(tmp_path, name, {"k": 1, "n": 1}, {"n": 2})
+    found = read_all(Files(folder, on_missing_field="null"))
+    assert found.rows == [{"k": 1, "n": 1}, {"k": None, "n": 2}]
+    if name != "jsonl":  # any member may be missing from an object
+        assert found.counters == {"missing_fields": 1}
+
+
+@FORMATS
+def test_a_declared_schema_may_have_columns_that_files_lack(tmp_path: Path, name: str) -> None:
+    folder = files_of(tmp_path, name, {"k": 1, "n": 1}, {"n": 2})
+    schema = pa.schema([("k", pa.int64()), ("n", pa.int64())])
+    assert read_all(Files(folder, schema=schema)).rows == [{"k": 1, "n": 1}, {"k": None, "n": 2}]
+    with pytest.raises(PipelineError, match=r"no column 'k'"):
+        Files(folder, schema=schema, on_missing_field="fail").discover(1)
+
+
+@FORMATS
+def test_a_new_column_of_a_later_file_is_passed_over_and_counted(tmp_path: Path, name: str) -> None:
+    folder = files_of(tmp_path, name, {"n": 1}, {"n": 2, "m": 3})
+    found = read_all(Files(folder))
+    assert found.rows == [{"n": 1}, {"n": 2}]
+    assert found.counters == {"new_fields": 1}
+    assert [split.position.get("new") for split in found.splits] == [None, ["m"]], "in the snapshot, too"
+
+
+@FORMATS
+def test_a_new_column_fails_the_job_by_name_when_it_is_to(tmp_path: Path, name: str) -> None:
+    folder = files_of(tmp_path, name, {"n": 1}, {"n": 2, "m": 3})
+    with pytest.raises(PipelineError, match=rf"new column 'm'.*b\.{name}"):
+        Files(folder, on_new_field="fail").discover(1)
+
+
+def test_columns_within_an_object_are_missing_and_new_as_any(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", '{"o": {"x": 1, "y": 2}}\n')
+    write(tmp_path / "b.jsonl", '{"o": {"x": 3, "z": {"w": 4}}}\n')
+    with pytest.raises(PipelineError, match=r"no column 'o\.y'"):
+        Files(tmp_path).discover(1)
+    found = read_all(Files(tmp_path, on_missing_field="null"))
+    assert found.rows == [{"o": {"x": 1, "y": 2}}, {"o": {"x": 3, "y": None}}]
+    assert [split.position.get("new") for split in found.splits] == [None, ["o.z"]]
+
+
+def test_a_struct_of_a_parquet_file_may_lack_a_column(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"o": [{"x": 1, "y": 2}]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"o": [{"x": 3, "z": 4}]}), tmp_path / "b.parquet")
+    with pytest.raises(PipelineError, match=r"no column 'o\.y'"):
+        Files(tmp_path).discover(1)
+    found = read_all(Files(tmp_path, on_missing_field="null"))
+    assert found.rows == [{"o": {"x": 1, "y": 2}}, {"o": {"x": 3, "y": None}}]
+
+
+def test_a_member_that_first_comes_far_behind_the_head_is_counted_once(tmp_path: Path) -> None:
+    lines = ['{"n": 1, "padding": "' + "x" * 1000 + '"}'] * 5_000 + ['{"n": 2, "late": true}'] * 2
+    write(tmp_path / "a.jsonl", "\n".join(lines))
+    found = read_all(Files(tmp_path))
+    assert len(found.rows) == 5_002
+    assert found.counters == {"new_fields": 1}
+
+
+def test_the_schema_is_that_of_the_first_file_with_a_record(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", "n,s\n")
+    write(tmp_path / "b.csv", "\n\n")
+    write(tmp_path / "c.csv", "n,s\n1,x\n")
+    found = read_all(Files(tmp_path))
+    assert found.rows == [{"n": 1, "s": "x"}]
+    write(tmp_path / "json" / "a.jsonl", "\n")
+    with pytest.raises(PipelineError, match=r"no file has a record.*a\.jsonl.*schema="):
+        Files(tmp_path / "json").schema()
+
+
+def test_in_quotes_nothing_is_an_empty_string_and_in_a_number_column_null(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", '"n","s"\n"1","x"\n"",""\n2,\n')
+    assert read_all(Files(tmp_path)).rows == [{"n": 1, "s": "x"}, {"n": None, "s": ""}, {"n": 2, "s": None}]
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", "\ufeffn,s\n1,x\n")
+    write(tmp_path / "json" / "a.jsonl", '\ufeff{"n": 1}\n')
+    assert read_all(Files(tmp_path / "a.csv")).rows == [{"n": 1, "s": "x"}]
+    assert read_all(Files(tmp_path / "json")).rows == [{"n": 1}]
+
+
+def test_a_replay_keeps_the_same_policy(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", '{"t": 1, "k": "a"}\n')
+    write(tmp_path / "b.jsonl", '{"t": 2, "m": 1}\n')
+    with pytest.raises(PipelineError, match="no column 'k'"):
+        Replay(tmp_path, time_column="t", at_end="end").discover(1)
+    found = read_all(Replay(tmp_path, time_column="t", at_end="end", on_missing_field="null"))
+    assert found.rows == [{"t": 1, "k": "a"}, {"t": 2, "k": None}]
+    assert found.counters == {"new_fields": 1}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"on_missing_field": "ignore"},
+        {"on_new_field": "null"},
+        {"on_bad_record": "drop"},
+        {"encoding": "klingon"},
+        {"encoding": "base64"},
+        {"encoding": "rot13"},
+    ],
+)
+def test_a_policy_that_is_none_is_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=next(iter(wrong))):
+        Files("x", **wrong)

@@ -1,0 +1,34 @@
+"""Numbers that a column's type would change, found in a block of text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.connectors.number_text import loses_digits, may_have_leading_zeros, may_lose_digits
+
+
+@given(st.from_regex(r"\A-?[0-9]{1,20}(\.[0-9]{0,20})?([eE][+-]?[0-9]{1,3})?\Z"))
+def test_the_look_at_a_block_finds_what_the_look_at_its_number_finds(text: str) -> None:
+    assert may_lose_digits(f'{{"x": {text}, "y": 1}}\n'.encode()) == loses_digits(text)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_float_as_it_is_printed_loses_nothing(number: float) -> None:
+    assert not may_lose_digits(f"{number!r},{number:.17g}\n".encode())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("007", True),
+        ("a,-007", True),
+        ('"00"', True),
+        ("0,0.5", False),
+        ("2026-01-02T03:04:05Z", False),
+        ("100", False),
+    ],
+)
+def test_leading_zeros_are_those_of_a_field(text: str, expected: bool) -> None:
+    assert may_have_leading_zeros(text.encode()) is expected

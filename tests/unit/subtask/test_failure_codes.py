@@ -1,0 +1,84 @@
+"""S9.1: what a failure says about another try."""
+
+from __future__ import annotations
+
+import json
+import queue
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tidegate.contract.errors import NotFoundError, SnapshotError, StoreError, TidegateError
+from tidegate.subtask.chain import OperatorFailure
+from tidegate.subtask.failure_codes import USER_ERROR, failure_code
+
+
+class DatabaseAwayError(ValueError):
+    """Of a client library, which derives it from a builtin error."""
+
+
+def raised(text: str) -> BaseException:
+    try:
+        eval(text, {"json": json, "pa": pa})
+    except Exception as error:
+        return error
+    raise AssertionError(text)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (raised("1 / 0"), "user_error"),
+        (raised("{}['k']"), "user_error"),
+        (raised("pa.scalar('x').cast(pa.int64())"), "user_error"),
+        (raised("open('/not/there')"), "missing_file"),
+        (raised("json.loads('<html>502')"), ""),
+        (DatabaseAwayError("connection refused"), ""),
+        (ConnectionRefusedError("connection refused"), ""),
+        (TimeoutError("slow"), ""),
+        (MemoryError(), ""),
+        (RuntimeError("cannot start a thread"), ""),
+        (StoreError("reset by peer"), "store"),
+        (SnapshotError("damaged"), "snapshot"),
+    ],
+)
+def test_errors_that_come_again_are_told_from_those_that_pass(error: Any, code: str) -> None:
+    assert failure_code(error) == code == OperatorFailure("op", 0, error).code
+
+
+def test_the_cause_counts() -> None:
+    """What wraps a damaged state file is no better than that."""
+    lost = TidegateError("a transaction is lost")
+    lost.__cause__ = FileNotFoundError("staged file")
+    assert failure_code(lost) == "missing_file" and failure_code(TidegateError("locked")) == ""
+    outer = RuntimeError("restore failed")
+    outer.__cause__ = SnapshotError("damaged")
+    outer.__cause__.__cause__ = NotFoundError("no object")
+    assert failure_code(outer) == "snapshot"
+
+
+class BadOrderError(Exception):
+    """As a pipeline defines one."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError("order 17 has no lines"), BadOrderError("order 17")])
+def test_what_a_line_of_the_pipeline_raises_is_a_user_error_whatever_its_class(error: Exception) -> None:
+    try:
+        raise error
+    except Exception as caught:
+        assert failure_code(caught) == USER_ERROR
+
+
+def test_what_a_package_raises_in_the_pipelines_call_is_none() -> None:
+    try:
+        queue.Queue[int]().get_nowait()
+    except Exception as caught:
+        assert failure_code(caught) == ""
+
+
+def test_a_lost_connection_is_none_wherever_it_is_raised() -> None:
+    try:
+        raise ConnectionResetError("the service went away")
+    except Exception as caught:
+        assert failure_code(caught) == ""
