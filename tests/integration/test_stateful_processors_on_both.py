@@ -161,6 +161,7 @@ TAKEN = {
     *[(ddl, value) for ddl in ("FLOAT", "DOUBLE") for value in ("1", "np.int64(5)")],
     *[("STRUCT<a: INT, b: STRING>", value) for value in ("NaT", "<NA>")],
     ("ARRAY<DOUBLE>", "[1]"),
+    ("STRING", "<NA>"),  # a text of the JVM's own
 }
 
 

@@ -292,7 +292,7 @@ def _text(value: Any) -> str:
     plain = _plain(value, (bool, int, float, decimal.Decimal))
     if isinstance(plain, bool):
         return "true" if plain else "false"
-    return _jvm_text(plain) if isinstance(plain, float) else str(plain)
+    return _jvm_text(float(plain)) if isinstance(plain, float) else str(plain)
 
 
 def _jvm_text(number: float) -> str:

@@ -184,3 +184,17 @@ def test_judging_needs_neither_arrow_nor_numpy() -> None:
     code = "import sys, tidegate.contract.restore_check as _; print({'pyarrow', 'numpy', 'pyspark'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(("is_fork", "verdict"), [(None, "unknown"), (False, "refused"), (True, None)])
+def test_another_sink_class_is_refused_unless_the_restore_is_a_fork(is_fork: bool | None, verdict: str | None) -> None:
+    """S5.5, S7.4: a preflight that does not know says so. Documents of earlier versions do not name classes."""
+
+    def of(sink: list[str] | None) -> dict[str, Any]:
+        out = {**operator("out", ("in",)), "kind": "sink", "connector": sink}
+        return graph({**operator("in"), "kind": "source", "connector": ["Files"]}, out)
+
+    found = judged(of(["Csv", "FileSink"]), body(of(["Parquet", "FileSink"])), is_fork=is_fork).findings
+    assert [(f.code, f.verdict, f.uid) for f in found] == ([("connector", verdict, "out")] if verdict else [])
+    for same in (["Mine", "Parquet"], ["Renamed", "Parquet"], None):
+        assert not judged(of(same), body(of(["Parquet", "FileSink"])), is_fork=False).findings

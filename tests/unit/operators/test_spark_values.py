@@ -199,8 +199,21 @@ def test_times_of_pandas_and_numpy_are_taken_as_those_of_python(zone: str, monke
 
 def test_numbers_become_the_texts_that_the_jvm_writes() -> None:
     a_codec = codec("s STRING")
-    told = [1, True, 1.5, 1e7, 1.5e-5, -1e300, math.inf, 0.001, decimal.Decimal("1E+3"), np.int64(3), np.str_("y")]
-    wanted = ["1", "true", "1.5", "1.0E7", "1.5E-5", "-1.0E300", "Infinity", "0.001", "1E+3", "3", "y"]
+    told = [
+        1,
+        True,
+        1.5,
+        1e7,
+        1.5e-5,
+        -1e300,
+        math.inf,
+        0.001,
+        decimal.Decimal("1E+3"),
+        np.int64(3),
+        np.str_("y"),
+        np.float64(0.5),
+    ]
+    wanted = ["1", "true", "1.5", "1.0E7", "1.5E-5", "-1.0E300", "Infinity", "0.001", "1E+3", "3", "y", "0.5"]
     assert [a_codec.accepted((value,))[0] for value in told] == wanted
     assert codec("b BINARY").accepted(("z\u00e9",))[0] == "z\u00e9".encode()
 
