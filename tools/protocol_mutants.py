@@ -604,6 +604,7 @@ MUTANTS = (
         "tidegate.contract.checkpoints",
         "checkpoint_id in own if checkpoint_id >= first",
         "checkpoint_id in own if checkpoint_id == first",
+        tests=("unit/coordinator/test_commit_gate.py",),
     ),
     Mutant(
         "a sink that has ended finishes though its transactions wait, and they are forgotten",

@@ -35,7 +35,13 @@ class RealJob:
         self.out = str(tmp_path / "out")
         self.master = master
         self.client = JobClient(self.root, job_id)
-        self.options: dict[str, Any] = {"parallelism": 2, "checkpoint_interval": "400 ms", "restart_delay": "200 ms"}
+        self.options: dict[str, Any] = {
+            "parallelism": 2,
+            "checkpoint_interval": "400 ms",
+            "tolerable_checkpoint_failures": 0,
+            "restart_strategy": "fixed_delay",
+            "restart_delay": "200 ms",
+        }
         self._pids: list[int] = []
 
     def start(

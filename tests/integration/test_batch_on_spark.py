@@ -126,3 +126,22 @@ def _times(found: pa.Table) -> list[tuple[int, int]]:
     """(number, microseconds) of the rows."""
     micros = found["ts"].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
     return list(zip(found["v"].to_pylist(), micros.to_pylist(), strict=True))
+
+
+LINES = Path(__file__).parent / "pipelines" / "lines.py"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["batch", "streaming"])
+def test_bad_records_are_emitted_once_and_counted_in_both_modes(local_job: RealJob, mode: str) -> None:
+    """S8.2: also those that a stage without a sink has skipped."""
+    folder = Path(local_job.out).parent / "lines"
+    folder.mkdir()
+    for name in ("a", "b"):
+        (folder / f"{name}.jsonl").write_text("".join('{"n": 1}\n' if n % 10 else "bad\n" for n in range(1_000)))
+    start(local_job, 0, "build", LINES, mode=mode, allow_mode_dependent=True)
+    view = finished(local_job)
+    rows = ds.dataset(f"{local_job.out}/letters", format="parquet").to_table()
+    assert (rows.num_rows, set(rows["raw"].to_pylist())) == (200, {b"bad"})
+    assert dict(view.counters["letters"]) == {"bad_records": 200}
+    assert dict(view.counters["skipping"]) == {"bad_records": 200}

@@ -18,7 +18,7 @@ from tidegate.connectors.number_text import (
     with_leading_zeros,
 )
 from tidegate.connectors.record_blocks import Ends, csv_ends
-from tidegate.connectors.text_records import RecordError
+from tidegate.connectors.text_encoding import RecordError
 
 _COLUMN = re.compile(r"In CSV column #(\d+): ")
 _ROW = re.compile(r"Row #\d+: ")

@@ -14,6 +14,7 @@ import pyarrow as pa
 from tidegate.connectors.contract import Boundedness, Polled, Source, SourceContext, SourceReader, Split
 from tidegate.connectors.pacing import RowPacer
 from tidegate.contract.errors import OptionError, PipelineError
+from tidegate.state.missing_values import arrow_array
 
 RowFunction = Callable[[npt.NDArray[np.int64]], "pa.RecordBatch | Mapping[str, Any]"]
 """Row numbers (int64, ascending) to records: a RecordBatch, or one array (numpy, Arrow, list) per column. Must be pure:
@@ -245,7 +246,8 @@ class DataGenReader(SourceReader):
                 ):
                     column = pa.Array.from_buffers(field.type, len(column), [None, pa.py_buffer(column)])
                 elif not isinstance(column, pa.Array):
-                    column = pa.array(column, type=field.type)
+                    of_python = isinstance(column, list | tuple)
+                    column = arrow_array(column, field.type) if of_python else pa.array(column, type=field.type)
                 elif column.type != field.type:
                     raise pa.ArrowTypeError(f"got {column.type}")
             except (pa.ArrowException, TypeError, ValueError) as e:

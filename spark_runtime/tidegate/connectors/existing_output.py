@@ -66,9 +66,16 @@ class ExistingOutput:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether this lineage has replaced them; what comes to the folder after that stays. Remembered once true."""
-        self._replaced = self._replaced or bool(self._fs.exists(self._layout.replaced))
+        """Whether this lineage has replaced them, or has committed without: what lies there after that stays, also when
+        a restore brings a pipeline that says "overwrite" for the first time. Remembered once true."""
+        self._replaced = self._replaced or bool(self._fs.exists(self._layout.replaced)) or self._has_committed()
         return self._replaced
+
+    def _has_committed(self) -> bool:
+        """Asked after the record, which a commit writes before its marker."""
+        markers, _ = list_folder(self._fs, self._layout.commits)
+        is_marked = any(self._layout.marked_by(path.rsplit("/", 1)[-1]) is not None for path in markers)
+        return is_marked or bool(self._fs.exists(self._layout.committed))
 
     def replace(self, write_marker: Callable[[str, dict[str, int]], None]) -> None:
         """Remove them, once in the life of a lineage. Idempotent, also when several subtasks do it at once; to be

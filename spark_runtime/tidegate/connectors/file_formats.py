@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import lzma
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,11 +14,14 @@ from fsspec import AbstractFileSystem
 
 from tidegate.connectors.bad_records import BadRecord, refused
 from tidegate.connectors.csv_records import CsvHead, CsvParser, header_names, infer_csv
+from tidegate.connectors.file_errors import line_of, naming, shorter_than_before
 from tidegate.connectors.file_schema import FilePolicy, FileSchema, differences
 from tidegate.connectors.json_records import JsonHead, JsonParser, disagreeing_row, infer_json
 from tidegate.connectors.record_blocks import MAX_BLOCK_RECORDS, ByteStream, blocks, csv_ends
 from tidegate.connectors.storage import is_local
-from tidegate.connectors.text_records import READ_BLOCK_BYTES, Chunk, RecordError, TextParser, text_chunks, to_utf8
+from tidegate.connectors.text_encoding import Decoder, RecordError
+from tidegate.connectors.text_records import Chunk, TextParser, text_chunks
+from tidegate.connectors.text_streams import COMPRESSIONS, after_mark, open_text
 from tidegate.contract.errors import PipelineError
 
 FormatName = Literal["parquet", "csv", "json"]
@@ -30,10 +30,6 @@ MAX_BATCH_ROWS = MAX_BLOCK_RECORDS
 INFER_BLOCK_BYTES = 4 * 2**20
 """Column types of text are found in the first block of this size."""
 HEADER_BLOCK_BYTES = 16 * 2**10
-_MARK = b"\xef\xbb\xbf"
-"""Byte order mark, in front of UTF-8 text."""
-Decode: TypeAlias = Callable[[bytes], bytes]
-"""Text to UTF-8; raises RecordError."""
 
 _SUFFIXES: dict[str, FormatName] = {
     "parquet": "parquet",
@@ -43,13 +39,12 @@ _SUFFIXES: dict[str, FormatName] = {
     "jsonl": "json",
     "ndjson": "json",
 }
-_COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "xz": "xz", "zip": "zip", "zst": "zstd"}
 
 
 def format_of(path: str) -> FormatName | None:
     """The format a file's name tells (`x.csv.gz` is CSV), or None."""
     parts = path.rsplit("/", 1)[-1].lower().split(".")
-    if parts[-1] in _COMPRESSIONS:
+    if parts[-1] in COMPRESSIONS:
         parts.pop()
     return _SUFFIXES.get(parts[-1]) if len(parts) > 1 else None
 
@@ -169,20 +164,20 @@ class CsvFormat:
 
     def infer(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema | None:
         """From the head of the file."""
-        decode = self._decode()
+        decode = self.policy.text.to_utf8
         with naming(path):
             names, begin = self._header(filesystem, path, decode)
             if not names:
                 return None
             parser = CsvHead(names, self.policy.null_values)
-            with _text(filesystem, path, begin) as stream:
+            with open_text(filesystem, path, self.policy.text, begin) as stream:
                 text = _head(stream, begin, path, parser, decode, stop_at_bad=self.policy.stops_at_bad)
             return plain_schema(infer_csv(text, names, self.policy.null_values)) if text.strip() else None
 
     def fields(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema | None:
         """Those of the header."""
         with naming(path):
-            names = self._header(filesystem, path, self._decode())[0]
+            names = self._header(filesystem, path, self.policy.text.to_utf8)[0]
         return pa.schema([pa.field(name, pa.string()) for name in names]) if names else None
 
     def row_groups(self, filesystem: AbstractFileSystem, path: str) -> Sequence[int]:
@@ -199,7 +194,7 @@ class CsvFormat:
         told: ToldFields,
     ) -> Iterator[Chunk]:
         """Block by block, from byte `at`."""
-        decode = self._decode()
+        decode = self.policy.text.to_utf8
         with naming(path):
             names, begin = self._header(filesystem, path, decode)
             if not names:
@@ -211,16 +206,13 @@ class CsvFormat:
             )
             at = max(at, begin)
             parser = CsvParser(names, columns.emitted, self.policy.null_values, keeps_digits=columns.inferred)
-            with _text(filesystem, path, at) as stream:
+            with open_text(filesystem, path, self.policy.text, at) as stream:
                 yield from text_chunks(stream, parser, at, decode, stop_at_bad=self.policy.stops_at_bad)
 
-    def _decode(self) -> Decode:
-        return to_utf8(self.policy.encoding, self.policy.is_utf8)
-
-    def _header(self, filesystem: AbstractFileSystem, path: str, decode: Decode) -> tuple[list[str], int]:
+    def _header(self, filesystem: AbstractFileSystem, path: str, decode: Decoder) -> tuple[list[str], int]:
         """The names in the first line with something on it, and where the next one begins; no names: there is none."""
-        with _text(filesystem, path) as stream:
-            for block in blocks(*_after_mark(stream), csv_ends, HEADER_BLOCK_BYTES):
+        with open_text(filesystem, path, self.policy.text) as stream:
+            for block in blocks(*after_mark(stream), csv_ends, HEADER_BLOCK_BYTES):
                 for first, last in itertools.pairwise([0, *block.ends.tolist()]):
                     line = block.data[first:last]
                     if not line.strip(b"\r\n"):
@@ -244,10 +236,10 @@ class JsonLinesFormat:
 
     def fields(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema | None:
         """Those that any object in the head of the file has."""
-        decode = self._decode()
+        decode = self.policy.text.to_utf8
         with naming(path):
-            with _text(filesystem, path) as stream:
-                rest, begin = _after_mark(stream)
+            with open_text(filesystem, path, self.policy.text) as stream:
+                rest, begin = after_mark(stream)
                 text = _head(rest, begin, path, JsonHead(), decode, stop_at_bad=self.policy.stops_at_bad)
             while text.strip():
                 try:
@@ -285,12 +277,9 @@ class JsonLinesFormat:
         looks = columns.emitted.equals(columns.known) or self.policy.on_new_field == "fail"
         parser = JsonParser(columns, (lambda new: told(path, new=new)) if looks else None)
         with naming(path):
-            with _text(filesystem, path, at) as stream:
-                rest, at = (stream, at) if at else _after_mark(stream)
-                yield from text_chunks(rest, parser, at, self._decode(), stop_at_bad=self.policy.stops_at_bad)
-
-    def _decode(self) -> Decode:
-        return to_utf8(self.policy.encoding, self.policy.is_utf8)
+            with open_text(filesystem, path, self.policy.text, at) as stream:
+                rest, at = (stream, at) if at else after_mark(stream)
+                yield from text_chunks(rest, parser, at, self.policy.text.to_utf8, stop_at_bad=self.policy.stops_at_bad)
 
 
 @contextmanager
@@ -303,50 +292,8 @@ def _parquet(filesystem: AbstractFileSystem, path: str) -> Iterator[pq.ParquetFi
         yield file
 
 
-@contextmanager
-def _text(filesystem: AbstractFileSystem, path: str, at: int = 0) -> Iterator[Any]:
-    """A stream over the file's (decompressed) text from byte `at` on."""
-    suffix = path.rsplit(".", 1)[-1].lower()
-    compression = _COMPRESSIONS.get(suffix)
-    with ExitStack() as opened:
-        if suffix == "zst":
-            # fsspec needs a package of its own for it.
-            raw = opened.enter_context(filesystem.open(path, "rb"))
-            stream: Any = opened.enter_context(pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd"))
-        else:
-            stream = opened.enter_context(filesystem.open(path, "rb", compression=compression))
-        if at and compression is None:
-            stream.seek(at)
-        elif at:
-            left = at
-            while left:
-                skipped = len(stream.read(min(left, READ_BLOCK_BYTES)))
-                if not skipped:
-                    raise shorter_than_before(path, at - left, at)
-                left -= skipped
-        yield stream
-
-
-class _Pushed:
-    """A stream of which something has been read."""
-
-    def __init__(self, first: bytes, stream: ByteStream) -> None:
-        self._first, self._stream = first, stream
-
-    def read(self, size: int, /) -> bytes:
-        """That first."""
-        first, self._first = self._first, b""
-        return first or self._stream.read(size)
-
-
-def _after_mark(stream: ByteStream) -> tuple[ByteStream, int]:
-    """A stream that stands at its start without a byte order mark, and the offset of what follows."""
-    first = stream.read(len(_MARK))
-    return (stream, len(_MARK)) if first == _MARK else (_Pushed(first, stream), 0)
-
-
 def _head(
-    stream: ByteStream, offset: int, path: str, parser: TextParser, decode: Decode, *, stop_at_bad: bool
+    stream: ByteStream, offset: int, path: str, parser: TextParser, decode: Decoder, *, stop_at_bad: bool
 ) -> bytes:
     """The first records that can be read, as UTF-8 text. Raises PipelineError for a bad one with `stop_at_bad`."""
     texts: list[bytes] = []
@@ -408,41 +355,3 @@ def _undecoded(row: pa.RecordBatch) -> bytes:
             except UnicodeDecodeError:
                 return value
     return b""
-
-
-def shorter_than_before(path: str, there: int, read: int) -> PipelineError:
-    """A restored position is beyond the end. Args: there, read: bytes or rows."""
-    return PipelineError(
-        "an input file is shorter than what was read of it",
-        where=path,
-        cause=f"it ends at {there:,} where {read:,} had been read",
-        remedy="Bring the file back, or start without the snapshot",
-    )
-
-
-@contextmanager
-def naming(path: str) -> Iterator[None]:
-    """Turns errors of opening, decompressing and reading into ones that name the file."""
-    try:
-        yield
-    except EOFError as e:
-        raise PipelineError(
-            "a compressed file ends too early", where=path, cause=line_of(e), remedy="Bring the whole file"
-        ) from e
-    except (zlib.error, lzma.LZMAError, zipfile.BadZipFile) as e:
-        raise PipelineError(
-            "a compressed file is damaged", where=path, cause=line_of(e), remedy="Bring the file again"
-        ) from e
-    except (pa.ArrowException, KeyError) as e:
-        raise PipelineError(
-            "Cannot read this file", where=path, cause=line_of(e), remedy="Check format=, schema= and columns="
-        ) from e
-    except OSError as e:
-        raise PipelineError(
-            "Cannot open this file", where=path, cause=line_of(e), remedy="Check that it is there, whole and readable"
-        ) from e
-
-
-def line_of(error: BaseException) -> str:
-    """The text of an error, on one line."""
-    return " ".join(str(error).split())

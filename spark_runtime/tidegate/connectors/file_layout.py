@@ -79,6 +79,7 @@ class FileLayout:
         self.root = root.rstrip("/")
         self._run = token(ctx.run_id)
         self._generation = ctx.generation
+        self._subtask = ctx.subtask
         names = [token(ctx.job_id), token(ctx.lineage), token(ctx.uid)]
         self._writers = _SEPARATOR.join(names)
         self.staging_of_all = "/".join([self.root, PRIVATE_FOLDER, "staging", *names])
@@ -131,8 +132,8 @@ class FileLayout:
         return f"{self.commits}/{transaction_id}{MARKER_SUFFIX}"
 
     def unfinished(self, marker: str) -> str:
-        """Path under which this run writes a marker before it renames it."""
-        return f"{marker}.g{self._generation}-{self._run}.tmp"
+        """Path under which this run's subtask writes a marker before it renames it."""
+        return f"{marker}.g{self._generation}-{self._run}-{self._subtask}.tmp"
 
 
 def target_name(made: TransactionId, file: int, staged: str) -> str:

@@ -54,7 +54,7 @@ def pinned(given: int, path: str, details: Mapping[str, Any]) -> FoundFile:
     return FoundFile(
         given,
         path,
-        int(details["size"]),
+        int(details.get("size") or 0),
         None if mtime is None else _time_text(mtime),
         None if etag is None else str(etag).strip('"'),
     )

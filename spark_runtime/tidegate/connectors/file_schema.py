@@ -3,7 +3,7 @@ or has another."""
 
 from __future__ import annotations
 
-import codecs
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +11,7 @@ from typing import Literal
 import pyarrow as pa
 
 from tidegate.connectors.bad_records import OnBadRecord
+from tidegate.connectors.text_encoding import TextEncoding
 from tidegate.contract.errors import OptionError, PipelineError
 
 DEFAULT_NULL_VALUES = ("",)
@@ -30,11 +31,12 @@ class FilePolicy:
 
     Attributes:
         null_values: texts that mean null in CSV, in every type. A string in quotes is never null.
-        encoding: of text files; any encoding in which ASCII characters are single bytes.
+        encoding: of text files.
         on_missing_field: a file has no such column (JSON: no record of its head has it): `null`, or `fail`; None:
             `null` where the user declared the schema, else `fail`.
         on_new_field: a file has a column that the schema lacks: `ignore` and count it, or `fail`.
         on_bad_record: a record cannot be read.
+        text: the encoding.
     """
 
     null_values: Sequence[str] = DEFAULT_NULL_VALUES
@@ -42,6 +44,7 @@ class FilePolicy:
     on_missing_field: OnMissingField | None = None
     on_new_field: OnNewField = "ignore"
     on_bad_record: OnBadRecord = "fail"
+    text: TextEncoding = dataclasses.field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.null_values, str):
@@ -51,37 +54,12 @@ class FilePolicy:
             if value not in known:
                 choices = ", ".join(repr(choice) for choice in known if choice is not None)
                 raise OptionError(f"{name}={value!r} is unknown", where=name, remedy=f"Use one of {choices}")
-        _check_encoding(self.encoding)
+        object.__setattr__(self, "text", TextEncoding(self.encoding))
 
     @property
     def stops_at_bad(self) -> bool:
         """A bad record fails the job."""
         return self.on_bad_record == "fail"
-
-    @property
-    def is_utf8(self) -> bool:
-        """Text need not be decoded."""
-        return codecs.lookup(self.encoding).name in ("utf-8", "ascii")
-
-
-def _check_encoding(name: str) -> None:
-    try:
-        codec = codecs.lookup(name)
-    except LookupError as error:
-        raise OptionError(
-            f"encoding={name!r} is unknown", where="encoding", remedy='Use a name that Python knows, such as "cp1252"'
-        ) from error
-    try:
-        is_ascii = all(codec.decode(bytes([code]))[0] == chr(code) for code in range(128))
-    except (UnicodeError, TypeError):
-        is_ascii = False
-    if not is_ascii:
-        raise OptionError(
-            f"encoding={name!r} cannot be read",
-            where="encoding",
-            cause="ASCII characters are not single bytes in it, so records cannot be found before it is decoded",
-            remedy="Convert the files, for instance with iconv -t UTF-8",
-        )
 
 
 @dataclass(frozen=True)

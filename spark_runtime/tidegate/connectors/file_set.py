@@ -10,6 +10,7 @@ import pyarrow as pa
 from fsspec import AbstractFileSystem
 
 from tidegate.connectors.bad_records import BAD_RECORDS, BAD_RECORDS_SCHEMA, refused
+from tidegate.connectors.file_errors import of_system
 from tidegate.connectors.file_formats import (
     CsvFormat,
     FileFormat,
@@ -261,7 +262,10 @@ class FileSet:
 
     def why_unreadable(self, file: FoundFile) -> str:
         """Why the file is not there as it was listed; "": it is."""
-        refusal = _refused(self._at(file)[0], file)
+        try:
+            refusal = _refused(self._at(file)[0], file)
+        except (OSError, PipelineError) as error:
+            return str(error)
         return "" if refusal is None else f"{refusal.what}: {refusal.cause}"
 
     def _at(self, file: FoundFile) -> tuple[Any, str]:
@@ -270,15 +274,18 @@ class FileSet:
 
 
 def _refused(filesystem: AbstractFileSystem, file: FoundFile) -> PipelineError | None:
+    """Raises OSError when the file system does not answer, which is no word about the file."""
     try:
         change = file.change(filesystem.info(file.path))
-    except OSError as e:
+    except FileNotFoundError as e:
         return PipelineError(
             "An input file is gone",
             where=file.path,
             cause=str(e),
             remedy="Bring it back, or start without the snapshot",
         )
+    except OSError as e:
+        raise of_system(file.path, e) from e
     if not change:
         return None
     return PipelineError(

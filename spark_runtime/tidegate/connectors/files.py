@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from tidegate.connectors.bad_records import BAD_RECORDS, OnBadRecord, bad_batch
 from tidegate.connectors.contract import Boundedness, Polled, Source, SourceContext, SourceReader, Split
-from tidegate.connectors.file_formats import FormatName, shorter_than_before
+from tidegate.connectors.file_errors import shorter_than_before
+from tidegate.connectors.file_formats import FormatName
 from tidegate.connectors.file_listing import FoundFile
 from tidegate.connectors.file_position import FilePosition
 from tidegate.connectors.file_schema import DEFAULT_NULL_VALUES, FilePolicy, OnMissingField, OnNewField
@@ -45,7 +46,7 @@ class Files(Source):
             count it, and emit it to the side output `bad_records` (file, offset, raw, reason), which must be read.
 
     Raises:
-        OptionError: an argument is unknown, or an encoding that is no superset of ASCII.
+        OptionError: an argument is unknown, or `encoding` is no encoding of text.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class FilesReader(SourceReader):
             if batch.num_rows:
                 return Polled(batch, split.split_id, sides=sides)
             if chunk.bad:  # one poll is not to go through a whole file of them
-                return Polled(sides=sides)
+                return Polled(sides=sides, splits_changed=True)
         return Polled(state="end")
 
     def _open(self, split: Split) -> Iterator[Chunk]:

@@ -14,7 +14,7 @@ import pyarrow.json as pa_json
 from tidegate.connectors.file_schema import FileSchema, differences
 from tidegate.connectors.number_text import all_whole, loses_digits, may_lose_digits
 from tidegate.connectors.record_blocks import Ends, line_ends
-from tidegate.connectors.text_records import RecordError
+from tidegate.connectors.text_encoding import RecordError
 
 _UNEXPECTED = "unexpected field"
 _TO_NUMBER = "from string to number"

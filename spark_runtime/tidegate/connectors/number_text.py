@@ -4,6 +4,7 @@ they say no; only what they find suspicious is read number by number."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from decimal import Context, Decimal, InvalidOperation
 from typing import TypeAlias
 
@@ -15,6 +16,8 @@ import pyarrow.compute as pc
 _LONG = r"[0-9][0-9.]{15,}|[eE][-+]?[0-9]{3}"
 """A number of more than 15 digits, or with a large exponent: a 64-bit float keeps every other one."""
 _LONG_CHARACTERS = 16
+_PIECE_BYTES, _OVERLAP_BYTES = 65_536, 16
+"""The overlap holds every pattern that is looked for, less a byte."""
 _LARGE_EXPONENT = 5
 """Least length of a number with one, such as `1e400`."""
 _NUMBER = r"^[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?$"
@@ -32,14 +35,10 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 def may_lose_digits(text: bytes) -> bool:
     """Some number in it, wherever it stands, is none that a 64-bit float keeps."""
     data = np.frombuffer(text, np.uint8)
-    digit = (data - np.uint8(48)) < 10
-    digit_or_point = digit | (data == 46)
-    run: Mask = digit_or_point
-    for step in (1, 2, 4, 8):
-        run = run[:-step] & run[step:]
-    large = _any_large_exponent(data, digit_or_point)
-    if not large and not run.any():
+    large = any(map(_any_large_exponent, _pieces(data)))
+    if not large and not any(map(_any_long_run, _pieces(data))):
         return False
+    digit_or_point = _digit_or_point(data)
     part = digit_or_point | ((data | 32) == 101) | (data == 43) | (data == 45)
     edges = np.flatnonzero(np.diff(part, prepend=False, append=False))
     begins, ends = edges[0::2], edges[1::2]
@@ -50,8 +49,27 @@ def may_lose_digits(text: bytes) -> bool:
     return _first_lost(texts.filter(pa.array(~_kept(characters, lengths[long], texts)))) is not None
 
 
-def _any_large_exponent(data: npt.NDArray[np.uint8], digit_or_point: Mask) -> bool:
+def _pieces(data: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint8]]:
+    """Small ones, of which each begins with the end of the one before: what is made of one stays in the cache, and the
+    operating system is not asked for memory."""
+    for begin in range(0, max(len(data) - _OVERLAP_BYTES, 1), _PIECE_BYTES):
+        yield data[begin : begin + _PIECE_BYTES + _OVERLAP_BYTES]
+
+
+def _digit_or_point(data: npt.NDArray[np.uint8]) -> Mask:
+    return ((data - np.uint8(48)) < 10) | (data == 46)
+
+
+def _any_long_run(data: npt.NDArray[np.uint8]) -> bool:
+    run = _digit_or_point(data)
+    for step in (1, 2, 4, 8):
+        run = run[:-step] & run[step:]
+    return bool(run.any())
+
+
+def _any_large_exponent(data: npt.NDArray[np.uint8]) -> bool:
     """An `e` behind a number with three digits behind it, perhaps with a sign."""
+    digit_or_point = _digit_or_point(data)
     marks = ((data[1:-3] | 32) == 101) & digit_or_point[:-4]
     if not marks.any():
         return False
@@ -65,20 +83,18 @@ def _kept(characters: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64], tex
     """Which of these texts are surely numbers that a float keeps; only of those with digits and one point, at most 18
     digits, which what a float is printed as has. The number is some M / 10**s, and the float is the nearest to it of
     so many digits if the float times 10**s is nearer to M than to any other whole number."""
-    ends = np.cumsum(lengths)
-    owner = np.repeat(np.arange(len(lengths)), lengths)
+    bounds = np.concatenate([[0], np.cumsum(lengths)])
     is_point = characters == 46
-    other = (characters == 45) | (characters == 43) | ((characters | 32) == 101)
-    points = np.bincount(owner[is_point], minlength=len(lengths))
-    simple = (points == 1) & (lengths <= _INTEGER_DIGITS + 1)
-    simple[owner[other]] = False
+    points = np.flatnonzero(is_point)
+    others = np.flatnonzero(~is_point & ((characters - np.uint8(48)) >= 10))
+    simple = (np.diff(np.searchsorted(points, bounds)) == 1) & (lengths <= _INTEGER_DIGITS + 1)
+    simple &= np.diff(np.searchsorted(others, bounds)) == 0
     if not simple.any():
         return simple
-    chosen = simple[owner]
-    whole = characters[chosen & ~is_point]
-    mantissas = _strings(whole, lengths[simple] - 1).cast(pa.int64()).to_numpy()
+    of_simple = np.repeat(simple, lengths)
+    mantissas = _strings(characters[of_simple & ~is_point], lengths[simple] - 1).cast(pa.int64()).to_numpy()
     numbers = texts.filter(pa.array(simple)).cast(pa.float64()).to_numpy()
-    places = ends[simple] - 1 - np.flatnonzero(is_point & chosen)
+    places = bounds[1:][simple] - 1 - points[of_simple[points]]
     exact = numbers.astype(np.longdouble) * np.power(np.longdouble(10), np.arange(_INTEGER_DIGITS + 1))[places]
     kept = simple.copy()
     kept[simple] = np.abs(exact - mantissas) < _SURELY_NEARER
@@ -96,7 +112,10 @@ def _strings(characters: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64]) 
 
 def may_have_leading_zeros(text: bytes) -> bool:
     """Some CSV field begins with a zero and another digit, behind a sign or not."""
-    data = np.frombuffer(b"\n\n" + text, np.uint8)
+    return any(map(_any_leading_zero, _pieces(np.frombuffer(b"\n\n" + text, np.uint8))))
+
+
+def _any_leading_zero(data: npt.NDArray[np.uint8]) -> bool:
     zero = (data[2:-1] == 48) & ((data[3:] - np.uint8(48)) < 10)
     begins = (data == 44) | (data == 10) | (data == 34) | (data == 13)
     signed = ((data[1:-2] == 43) | (data[1:-2] == 45)) & begins[:-3]
@@ -134,6 +153,8 @@ def _first_lost(texts: pa.Array) -> str | None:
 def loses_digits(text: str) -> bool:
     """A 64-bit float does not keep this number: it is further from the float than half of its last digit's place. What
     a float was printed as, to however many digits, is kept."""
+    if len(text) < _LARGE_EXPONENT:
+        return False
     try:
         exact = Decimal(text.strip())
     except InvalidOperation:

@@ -25,7 +25,7 @@ from tidegate.connectors.transactions import (
     transaction_id,
 )
 from tidegate.connectors.waiting_rows import WaitingRows
-from tidegate.contract.errors import FencedError, TidegateError
+from tidegate.contract.errors import FencedError, SnapshotError, TidegateError
 from tidegate.contract.staged import StagedData
 
 if TYPE_CHECKING:
@@ -135,8 +135,9 @@ class PostgresWriter(SinkWriter):
 
         Raises:
             FencedError: a newer generation writes this subtask.
-            TidegateError: a transaction is lost (no marker, nothing staged), is of another lineage, or the database
-                refuses its rows; then nothing of its checkpoint is visible.
+            SnapshotError: a transaction is lost (no marker, nothing staged), or damaged.
+            TidegateError: it is of another lineage, or the database refuses its rows; then nothing of its
+                checkpoint is visible.
         """
         for handle in committables:
             check_own(self._ctx, handle)
@@ -172,7 +173,7 @@ class PostgresWriter(SinkWriter):
             if staged is not None:
                 self._move(connection, made, staged)
             elif not self._staging.is_marked(connection, made):
-                raise TidegateError(
+                raise SnapshotError(
                     "A transaction that was to be committed is lost",
                     where=self._where(str(made)),
                     cause=f"no commit marker and nothing staged in schema {self._staging.schema!r}; someone removed "
@@ -192,7 +193,7 @@ class PostgresWriter(SinkWriter):
         self._staging.publish(connection, staged, self._target)
         found = self._staging.remove_rows(connection, staged)
         if found != staged.rows or not self._staging.mark(connection, made):
-            raise TidegateError(
+            raise SnapshotError(
                 "A staged transaction is damaged",
                 where=self._where(str(made)),
                 cause=f"{staged.rows} rows were staged and {found} are in {self._staging.schema}.{staged.staging}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,15 +10,12 @@ import pyarrow as pa
 
 from tidegate.connectors.bad_records import BadRecord
 from tidegate.connectors.record_blocks import MAX_RECORD_BYTES, Block, ByteStream, Ends, blocks
+from tidegate.connectors.text_encoding import Decoder, RecordError
 
 READ_BLOCK_BYTES = 2**20
 """Text is parsed in blocks of this size, so that one poll takes a few milliseconds."""
 ISOLATED_RECORDS = 1_024
 """Of a block with a bad record so many are looked at in one poll."""
-
-
-class RecordError(ValueError):
-    """Text that is not what it should be; says why."""
 
 
 class TextParser(Protocol):
@@ -58,7 +55,7 @@ def text_chunks(
     stream: ByteStream,
     parser: TextParser,
     offset: int,
-    decode: Callable[[bytes], bytes],
+    decode: Decoder,
     *,
     stop_at_bad: bool,
     block_bytes: int = READ_BLOCK_BYTES,
@@ -79,7 +76,7 @@ def text_chunks(
             yield from _isolated(block, parser, decode, stop_at_bad)
 
 
-def _isolated(block: Block, parser: TextParser, decode: Callable[[bytes], bytes], stop_at_bad: bool) -> Iterator[Chunk]:
+def _isolated(block: Block, parser: TextParser, decode: Decoder, stop_at_bad: bool) -> Iterator[Chunk]:
     ends = block.ends.tolist()
     for first in range(0, len(ends), ISOLATED_RECORDS):
         last = min(first + ISOLATED_RECORDS, len(ends))
@@ -97,7 +94,7 @@ def _isolated(block: Block, parser: TextParser, decode: Callable[[bytes], bytes]
 
 
 def _halved(
-    block: Block, bounds: Sequence[int], first: int, last: int, parser: TextParser, decode: Callable[[bytes], bytes]
+    block: Block, bounds: Sequence[int], first: int, last: int, parser: TextParser, decode: Decoder
 ) -> Iterator[pa.RecordBatch | BadRecord]:
     """Records [first, last): together when they can be read, else each half."""
     text = block.data[bounds[first] : bounds[last]]
@@ -122,38 +119,3 @@ def _torn(block: Block) -> BadRecord:
     limit = MAX_RECORD_BYTES // 2**20
     why = f"it does not end: a quotation mark in it is not closed, or it is longer than {limit} MiB"
     return BadRecord(block.offset, block.data.rstrip(b"\r\n"), why)
-
-
-def to_utf8(encoding: str, is_utf8: bool) -> Callable[[bytes], bytes]:
-    """A function that decodes text, see `text_chunks`."""
-
-    def checked(text: bytes) -> bytes:
-        try:
-            _as_one_string(text).validate(full=True)
-        except pa.ArrowInvalid:
-            raise _undecodable(text, "UTF-8") from None
-        return text
-
-    def decoded(text: bytes) -> bytes:
-        try:
-            return text.decode(encoding).encode()
-        except UnicodeError:
-            raise _undecodable(text, encoding) from None
-
-    return checked if is_utf8 else decoded
-
-
-def _as_one_string(text: bytes) -> pa.Array:
-    bounds = pa.array([0, len(text)], pa.int32()).buffers()[1]
-    return pa.Array.from_buffers(pa.string(), 1, [None, bounds, pa.py_buffer(text)])
-
-
-def _undecodable(text: bytes, encoding: str) -> RecordError:
-    try:
-        text.decode(encoding)
-    except UnicodeDecodeError as error:
-        where = f"byte 0x{text[error.start]:02x} at {error.start} of the record"
-        return RecordError(f"it is not {encoding} text ({where}); encoding= names another encoding")
-    except UnicodeError:
-        pass
-    return RecordError(f"it is not {encoding} text; encoding= names another encoding")

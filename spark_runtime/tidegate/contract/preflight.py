@@ -56,7 +56,8 @@ def check_restore(
     """
     specs = client.specs()
     view = client.view() if specs else None
-    path = resolve_restore(client.store, client.storage_options, client.job_id, restore, specs, view).restore.path
+    resolved = resolve_restore(client.store, client.storage_options, client.job_id, restore, specs, view)
+    path = resolved.restore.path
     if path is None:
         assert view is not None and view.latest_recovery_point is not None, "latest was found a moment ago"
         path = view.latest_recovery_point.path
@@ -72,6 +73,7 @@ def check_restore(
         allow_non_restored_state=restore.allow_non_restored_state,
         allow_drained=restore.allow_drained,
         state_backend=state_backend,
+        is_fork=resolved.lineage is None,
     )
     body = metadata_body(client, path)
     try:

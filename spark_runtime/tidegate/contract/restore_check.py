@@ -71,6 +71,7 @@ class Target:
         allow_drained: operators that a drain made fire early may fire again (S7.5).
         commit_only: only commits are left: no operator runs (S7.7).
         state_backend: of the job; None: not known.
+        is_fork: it commits nothing of the snapshot (S7.4); None: not known.
     """
 
     graph: Graph
@@ -80,6 +81,7 @@ class Target:
     allow_drained: bool = False
     commit_only: bool = False
     state_backend: str | None = None
+    is_fork: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +206,11 @@ def _connectors(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
             continue
         if kind == "source" and operator.status == "finished":
             continue  # nothing of it is read again
+        if kind == "sink" and target.is_fork:
+            continue  # which forgets what the original has to commit
         yield Finding(
             "connector",
-            "refused",
+            "unknown" if kind == "sink" and target.is_fork is None else "refused",
             f"{kind} {uid!r} was a {before[0]} in the snapshot, and is a {now[0]} in the pipeline",
             f"{_KEPT_BY.get(kind, 'its state')} of a {before[0]} cannot become those of a {now[0]}",
             f"Use {before[0]} again or a class derived from it, name it in {now[0]}.former_names if it was renamed, "

@@ -23,7 +23,7 @@ def options_in_effect(options: JobOptions, graph: JobGraph, recorded: Mapping[st
     if not options.leaves_interval_open:
         return options
     unbounded = any(node.source is not None and node.source.boundedness == "unbounded" for node in graph.nodes)
-    takes_any = options.execution_mode == "streaming" and options.checkpoint_mode != "off"
+    takes_any = options.checkpoint_mode != "off" and options.execution_mode == "streaming"
     chosen = format_duration(DEFAULT_INTERVAL) if unbounded and takes_any else None
     interval = recorded.get("checkpoint_interval", chosen)
     return JobOptions.from_mapping({**options.to_mapping(), "checkpoint_interval": interval})

@@ -102,6 +102,7 @@ def check_restore(
         allow_drained=True,
         commit_only=commit_only,
         state_backend=state_backend,
+        is_fork=metadata.lineage != lineage,
     )
     verdict = judge_restore(facts_of(metadata), target)
     for finding in verdict.refused:

@@ -15,6 +15,7 @@ from tidegate.contract.errors import PipelineError
 from tidegate.operators.batches import MAX_BATCH_ROWS
 from tidegate.operators.python_values import python_values
 from tidegate.state.contract import KeySet
+from tidegate.state.missing_values import arrow_array
 
 
 class RowsOfKeys(ABC):
@@ -88,7 +89,7 @@ class ProcessorRows(ABC):
 
     def _column(self, field: pa.Field, values: Any) -> pa.Array:
         try:
-            return pa.array(values, field.type)
+            return arrow_array(values, field.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise self.refused(
                 f"column {field.name!r} is {field.type}: {error}",

@@ -132,7 +132,19 @@ class _Reader:
             fields = self._fields(">")
             self._expect(">")
             return st.StructType(fields)
+        if word == "interval":
+            return self._interval()
         raise self._wrong(f"{word!r} is no type that is known here" if word else "a type is missing at the end")
+
+    def _interval(self) -> st.DataType:
+        units = ("day", "hour", "minute", "second")
+        first = last = self._next().lower()
+        if self._peek() == "to":
+            self._next()
+            last = self._next().lower()
+        if first not in units or last not in units or units.index(first) > units.index(last):
+            raise self._wrong(f"'interval {first}' is no type that is known here")
+        return st.DayTimeIntervalType(units.index(first), units.index(last))
 
     def _numbers(self) -> list[int]:
         numbers: list[int] = []

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as st
 
@@ -20,6 +21,7 @@ from tidegate.contract.errors import PipelineError
 from tidegate.operators.python_values import python_values
 from tidegate.operators.user_place import calling_line
 from tidegate.state.keytypes import is_key_type
+from tidegate.state.missing_values import PLAIN_TYPES, is_missing, python_time
 
 Kept: TypeAlias = tuple[Any, ...]
 Change: TypeAlias = Callable[[Any], Any]
@@ -42,9 +44,11 @@ _FLAT: dict[type[st.DataType], pa.DataType] = {
     st.DateType: pa.date32(),
     st.TimestampType: pa.timestamp("us", "UTC"),
     st.TimestampNTZType: pa.timestamp("us"),
+    st.DayTimeIntervalType: pa.duration("us"),
 }
 SPARK_TYPES_TEXT = (
-    "booleans, integers, floats, decimals, strings, binary, dates, timestamps, and arrays, maps and structs of these"
+    "booleans, integers, floats, decimals, strings, binary, dates, timestamps, day-time intervals, and arrays, maps "
+    "and structs of these"
 )
 """For messages."""
 
@@ -94,6 +98,10 @@ def arrow_schema(schema: st.StructType, what: str, where: str, *, nullable: bool
     return pa.schema(fields)
 
 
+_UNFIT = (ValueError, ArithmeticError, TypeError, AttributeError)
+"""What a conversion raises for a value that is not of the type: UnfitValueError, and others of the value's own."""
+
+
 class RowCodec:
     """Rows of one schema.
 
@@ -133,13 +141,14 @@ class RowCodec:
             raise self._refused(f"it has {len(value)} values", f"Give a tuple of one value for each of: {names}")
         try:
             return tuple([accept(one) for accept, one in zip(self._accept, value, strict=True)])
-        except (UnfitValueError, ArithmeticError):
+        except _UNFIT:
             pass
         for name, accept, one in zip(self.schema.names, self._accept, value, strict=True):
             try:
                 accept(one)
-            except (UnfitValueError, ArithmeticError) as error:
-                why = error if isinstance(error, UnfitValueError) else "it is beyond what that type holds"
+            except _UNFIT as error:
+                beyond = isinstance(error, ArithmeticError)
+                why = "it is beyond what that type holds" if beyond else error
                 raise self._refused(
                     f"column {name!r} takes {self.schema.field(name).type}, and got {one!r}: {why}",
                     "Convert the value, or declare the column of another type",
@@ -193,11 +202,19 @@ class RowCodec:
 
 
 def _accept(type_: st.DataType, as_key: bool) -> Change:
-    """From what a processor gives to the kept form; UnfitValueError."""
+    """From what a processor gives to the kept form; UnfitValueError. Null is None and what pandas and numpy have for
+    it; NaN too, where a type has none, as in Spark."""
     accept = _accept_value(type_, as_key)
+    has_nan = isinstance(type_, st.FloatType | st.DoubleType | st.StringType)
+    never_null = PLAIN_TYPES - ({type(None)} if has_nan else {type(None), float, decimal.Decimal})
 
     def nullable(value: Any) -> Any:
-        return None if value is None else accept(value)
+        if type(value) in never_null:
+            return accept(value)
+        if is_missing(value):
+            return None
+        is_number = not has_nan and isinstance(value, float | np.floating | decimal.Decimal)
+        return None if is_number and value != value else accept(value)
 
     return nullable
 
@@ -213,10 +230,10 @@ def _accept_value(type_: st.DataType, as_key: bool) -> Change:
         return functools.partial(_decimal, type_.precision, decimal.Decimal(1).scaleb(-type_.scale))
     if isinstance(type_, st.ArrayType):
         element = _accept(type_.elementType, False)
-        return lambda value: [element(one) for one in _plain(value, (list, tuple))]
+        return lambda value: [element(one) for one in _elements(value)]
     if isinstance(type_, st.MapType):
         key, item = _accept(type_.keyType, False), _accept(type_.valueType, False)
-        return lambda value: [(key(k), item(v)) for k, v in _plain(value, (dict,)).items()]
+        return functools.partial(_map, key, item)
     if isinstance(type_, st.StructType):
         fields = {field.name: _accept(field.dataType, False) for field in type_.fields}
         return functools.partial(_struct, fields)
@@ -225,13 +242,18 @@ def _accept_value(type_: st.DataType, as_key: bool) -> Change:
 
 def _plain(value: Any, types: tuple[type, ...]) -> Any:
     """`value`, or what numpy or pandas hold for it, of one of `types`."""
+    if isinstance(value, np.datetime64 | np.timedelta64):
+        value = python_time(value)
+    elif hasattr(value, "to_pydatetime"):
+        value = value.to_pydatetime(warn=False)
+    elif hasattr(value, "to_pytimedelta"):
+        value = value.to_pytimedelta()
     if isinstance(value, types) and not (isinstance(value, bool) and bool not in types):
         return value
-    for convert in ("to_pydatetime", "to_pytimedelta", "tolist"):
-        if hasattr(value, convert):
-            converted = getattr(value, convert)()
-            if isinstance(converted, types):
-                return converted
+    if hasattr(value, "tolist"):
+        converted = value.tolist()
+        if isinstance(converted, types) and not (isinstance(converted, bool) and bool not in types):
+            return converted
     raise UnfitValueError(f"a {type(value).__name__} is not of that type")
 
 
@@ -263,21 +285,58 @@ def _decimal(precision: int, step: decimal.Decimal, value: Any) -> decimal.Decim
     return number
 
 
+def _text(value: Any) -> str:
+    """Numbers as the JVM writes them, as in Spark."""
+    if isinstance(value, str):
+        return str(value)
+    plain = _plain(value, (bool, int, float, decimal.Decimal))
+    if isinstance(plain, bool):
+        return "true" if plain else "false"
+    return _jvm_text(plain) if isinstance(plain, float) else str(plain)
+
+
+def _jvm_text(number: float) -> str:
+    if number != number or math.isinf(number):
+        return "NaN" if number != number else "Infinity" if number > 0 else "-Infinity"
+    if number == 0 or 1e-3 <= abs(number) < 1e7:
+        return repr(number)
+    sign, digits, exponent = decimal.Decimal(repr(number)).normalize().as_tuple()
+    assert isinstance(exponent, int), "it is finite"
+    rest = "".join(map(str, digits[1:])) or "0"
+    return f"{'-' if sign else ''}{digits[0]}.{rest}E{exponent + len(digits) - 1}"
+
+
+def _binary(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(_plain(value, (bytes, bytearray, memoryview)))
+
+
 def _instant(value: Any) -> int:
+    """A time without a zone is one of this process, as in PySpark's worker."""
     moment = _plain(value, (dt.datetime,))
     return (moment.astimezone(_UTC) - _EPOCH_UTC) // _MICROSECOND
 
 
 def _wall_time(value: Any) -> int:
+    """What its clock shows: a zone is left out, as in PySpark."""
     moment = _plain(value, (dt.datetime,))
-    if moment.tzinfo is not None:
-        raise UnfitValueError("it has a time zone")
-    return (moment - _EPOCH) // _MICROSECOND
+    return (moment.replace(tzinfo=None) - _EPOCH) // _MICROSECOND
 
 
 def _date(value: Any) -> dt.date:
     day = _plain(value, (dt.date,))
     return day.date() if isinstance(day, dt.datetime) else day
+
+
+def _elements(value: Any) -> Any:
+    """Those of an array, one by one: numpy would give numbers for times in nanoseconds."""
+    return value if isinstance(value, np.ndarray) and value.ndim == 1 else _plain(value, (list, tuple))
+
+
+def _map(key: Change, item: Change, value: Any) -> list[tuple[Any, Any]]:
+    pairs = [(key(k), item(v)) for k, v in _plain(value, (dict,)).items()]
+    if any(k is None for k, _ in pairs):
+        raise UnfitValueError("a key is null")
+    return pairs
 
 
 def _struct(fields: dict[str, Change], value: Any) -> dict[str, Any]:
@@ -291,11 +350,12 @@ def _struct(fields: dict[str, Change], value: Any) -> dict[str, Any]:
 
 _ACCEPT_FLAT: dict[type[st.DataType], Change] = {
     st.BooleanType: lambda value: value if type(value) is bool else _plain(value, (bool,)),
-    st.StringType: lambda value: value if type(value) is str else str(_plain(value, (str, int))),
-    st.BinaryType: lambda value: bytes(_plain(value, (bytes, bytearray))),
+    st.StringType: _text,
+    st.BinaryType: _binary,
     st.DateType: _date,
     st.TimestampType: _instant,
     st.TimestampNTZType: _wall_time,
+    st.DayTimeIntervalType: lambda value: _plain(value, (dt.timedelta,)),
 }
 
 # ------------------------------------------------------------ to the processor

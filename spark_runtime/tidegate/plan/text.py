@@ -122,7 +122,7 @@ def _connector(node: Node) -> list[str] | None:
     if connector is None:
         return None
     classes = [cls.__name__ for cls in type(connector).__mro__ if cls not in (Source, PushSource, Sink)]
-    return [*(name for name in classes if name not in _NO_CONNECTORS), *connector.former_names]
+    return [*(name for name in classes if name not in _NO_CONNECTORS), *getattr(connector, "former_names", ())]
 
 
 def _states(node: Node) -> list[dict[str, Any]] | None:

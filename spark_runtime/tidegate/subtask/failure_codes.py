@@ -29,7 +29,7 @@ def failure_code(error: BaseException) -> str:
     seen: networks, databases, memory."""
     found: BaseException | None = error
     while found is not None:
-        if isinstance(found, TidegateError):
+        if isinstance(found, TidegateError) and found.code != TidegateError.code:
             return found.code
         if isinstance(found, FileNotFoundError):
             return MISSING_FILE

@@ -30,6 +30,27 @@ def test_text_of_another_encoding_is_decoded(tmp_path: Path) -> None:
         assert read_all(Files(tmp_path / name, encoding="cp1252")).rows == [{"name": "Größer €", "n": 1}]
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "cp037"])
+def test_text_of_an_encoding_without_single_bytes_is_decoded(tmp_path: Path, encoding: str) -> None:
+    rows = "".join(f"größer,{n}\n" for n in range(50_000))
+    write(tmp_path / "a.csv", ("name,n\n" + rows).encode(encoding))
+    source = Files(tmp_path, encoding=encoding)
+    whole = read_all(source)
+    assert len(whole.rows) == 50_000
+    assert whole.rows[-1] == {"name": "größer", "n": 49_999}
+    at = len(b"name,n\n") + sum(len(f"größer,{n}\n".encode()) for n in range(49_990))
+    rest = read_all(source, [replace(source.discover(1)[0], position={"at": at, "rows": 49_990})])
+    assert rest.rows == whole.rows[49_990:], "offsets are those of the text in UTF-8"
+
+
+def test_half_a_character_is_a_bad_record_and_the_next_is_read(tmp_path: Path) -> None:
+    text = "s\na\n".encode("utf-16-le") + b"\x00\xd8" + "\nb\n".encode("utf-16-le")
+    write(tmp_path / "a.csv", text)
+    found = read_all(Files(tmp_path, encoding="utf-16-le", on_bad_record="dead_letter"))
+    assert found.rows == [{"s": "a"}, {"s": "b"}]
+    assert [(row["offset"], row["reason"].partition(";")[0]) for row in found.bad] == [(4, "it is not utf-16-le text")]
+
+
 def test_what_is_no_text_of_the_encoding_is_a_bad_record(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", b"s\nok\n\x81\n")
     with pytest.raises(PipelineError, match=r"offset 5.*not cp1252 text \(byte 0x81"):

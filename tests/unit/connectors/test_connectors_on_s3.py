@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pytest
 import s3fs
@@ -160,3 +161,22 @@ def test_a_missing_bucket_is_named_before_the_start(options: Mapping[str, Any]) 
         Delta("s3://no-such-bucket/out", storage_options=options).check(Reign.schema)
     with pytest.raises(PipelineError, match="no-such-bucket"):
         Files("s3://no-such-bucket/in", storage_options=options).schema()
+
+
+def test_an_object_that_was_replaced_by_one_of_its_size_is_refused_by_its_etag(
+    options: Mapping[str, Any], bucket: str
+) -> None:
+    url = f"s3://{bucket}/in/a.csv"
+    with fsspec.open(url, "wb", **{**options, "secret": "hidden"}) as file:
+        file.write(b"n\n1\n")
+    source = Files(f"s3://{bucket}/in", storage_options=options)
+    splits = source.discover(1)
+    assert splits[0].data["etag"]
+    assert source.unavailable(splits) == []
+    with fsspec.open(url, "wb", **{**options, "secret": "hidden"}) as file:
+        file.write(b"n\n2\n")
+    assert "ETag was" in dict(source.unavailable(splits))[splits[0].split_id]
+    reader = source.create_reader(SourceContext("files", 0, 1))
+    reader.add_splits(splits)
+    with pytest.raises(PipelineError, match=r"changed while.*a\.csv.*ETag was"):
+        reader.poll(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidegate import Csv, DataGen, JsonLines, Parquet, Pipeline
+from tidegate.connectors.contract import SinkContext
 from tidegate.contract.errors import OptionError, PipelineError
 from tidegate.coordinator import events as ev
 from tidegate.testing.in_process import InProcessJob, InProcessRun
@@ -148,3 +150,28 @@ def test_two_sinks_of_a_job_may_replace_one_folder_together(tmp_path: Path) -> N
 def test_an_unknown_value_is_refused() -> None:
     with pytest.raises(OptionError, match="if_exists='replace' is unknown"):
         Parquet("out", if_exists="replace")  # type: ignore[arg-type]
+
+
+def test_subtasks_that_commit_at_once_replace_the_folder_together(tmp_path: Path) -> None:
+    """Every subtask of a real job commits in a process of its own, all with the first checkpoint."""
+    job(tmp_path, "parquet", "l1", rows=90).submit().to_end()
+    sink = Parquet(tmp_path, if_exists="overwrite")
+    subtasks = range(8)
+    handles = []
+    for subtask in subtasks:
+        writer = sink.create_writer(SinkContext("job", "l2", "out", subtask, 8, 1, "r", SCHEMA))
+        writer.write(pa.record_batch([[subtask], [0]], schema=SCHEMA))
+        handles.append((writer, writer.prepare_commit(1)()))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda one: one[0].commit(one[1]), handles))
+    assert numbers_in(tmp_path, "parquet") == list(subtasks)
+
+
+def test_a_restore_with_overwrite_removes_nothing_of_a_job_that_appended(tmp_path: Path) -> None:
+    """The files were accepted when the job started."""
+    job(tmp_path, "parquet", "l1", rows=90).submit().to_end()
+    appending = job(tmp_path, "parquet", "l2", if_exists="append")
+    committed_once(appending).crash()
+    appending.build = job(tmp_path, "parquet", "l2", if_exists="overwrite").build
+    appending.rerun().to_end()
+    assert numbers_in(tmp_path, "parquet") == sorted([*range(90), *range(60)])

@@ -32,3 +32,13 @@ def test_a_float_as_it_is_printed_loses_nothing(number: float) -> None:
 )
 def test_leading_zeros_are_those_of_a_field(text: str, expected: bool) -> None:
     assert may_have_leading_zeros(text.encode()) is expected
+
+
+@pytest.mark.parametrize("place", [*range(65_500, 65_600), 0, 131_050, 131_080])
+def test_a_number_is_found_wherever_it_stands_in_a_block(place: int) -> None:
+    before, behind = b"x" * place, b",x\n" * 30_000
+    assert may_lose_digits(before + b",9007199254740993" + behind)
+    assert may_lose_digits(before + b",1e400" + behind)
+    assert may_have_leading_zeros(before + b",-07" + behind)
+    assert not may_lose_digits(before + b",12345" + behind)
+    assert not may_have_leading_zeros(before + b",10" + behind)

@@ -112,6 +112,13 @@ def test_another_sink_class_is_refused_by_uid_and_both_names(files: str, tmp_pat
         assert "Use Parquet again" in refused.value.remedy
 
 
+def test_a_fork_may_write_elsewhere(files: str, tmp_path: Path) -> None:
+    """S7.4: it commits none of its original's transactions. A preflight that does not know of it says so."""
+    job, path = stopped(generated(files), td.Parquet(str(tmp_path / "out")))
+    job.build, job.lineage = lambda: pipeline(generated(files), CollectSink("of-a-fork")), "lineage-of-a-fork"
+    assert isinstance(job.submit(RestoreFrom("savepoint", path=path)).to_end(), RunEnded)
+
+
 class Counts(td.KeyedProcess):
     """Has one state."""
 

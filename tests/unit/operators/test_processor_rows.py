@@ -93,6 +93,24 @@ def test_a_frame_without_a_declared_column_is_refused(frame: Any) -> None:
     assert "declared are ['k', 'n']" in refused.value.cause
 
 
+@pytest.mark.parametrize("variant", ["row", "pandas"])
+@pytest.mark.parametrize(
+    "type_", [pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.duration("us"), pa.int64()]
+)
+def test_what_pandas_has_for_null_is_null_in_results(type_: pa.DataType, variant: str) -> None:
+    """Once NaT was the date 0001-01-01, and a bare ValueError at times."""
+    schema = pa.schema([("x", type_), ("a", pa.list_(type_)), ("r", pa.struct([("y", type_)]))])
+    for missing in (pd.NaT, pd.NA, None):
+        values = {"x": missing, "a": [missing], "r": {"y": missing}}
+        rows: Any = RowObjects(schema, "It", "here") if variant == "row" else frames(schema)
+        result = (
+            Row(**values)
+            if variant == "row"
+            else pd.DataFrame({k: pd.Series([v], dtype=object) for k, v in values.items()})
+        )
+        assert given(rows, result) == [{"x": None, "a": [None], "r": {"y": None}}]
+
+
 def test_what_a_row_does_not_have_is_null() -> None:
     """As in Spark, whether its name or only its value is missing; and its names may be in any order."""
     rows = RowObjects(pa.schema([("k", pa.string()), ("n", pa.int64())]), "It", "here")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import math
+import time
 from typing import Any
 
 import numpy as np
@@ -108,9 +109,14 @@ def test_numbers_and_times_of_numpy_and_pandas_are_taken() -> None:
         ("x STRING", b"x"),
         ("x DOUBLE", "1"),
         ("x BOOLEAN", 1),
-        ("x BINARY", "x"),
+        ("x BINARY", 1),
+        ("x STRING", dt.date(2024, 1, 1)),
+        ("x STRING", ["x"]),
+        ("x TIMESTAMP", "2024-07-01"),
+        ("x TIMESTAMP", dt.date(2024, 7, 1)),
+        ("x TIMESTAMP", np.datetime64("2024-07-01")),
+        ("x MAP<STRING, INT>", {None: 1}),
         ("x DATE", 5),
-        ("x TIMESTAMP_NTZ", dt.datetime(2024, 1, 1, tzinfo=dt.UTC)),
         ("x DECIMAL(3, 2)", decimal.Decimal("10")),
         ("x DECIMAL(3, 2)", decimal.Decimal("Infinity")),
         ("x DECIMAL(3, 2)", decimal.Decimal("1e90")),
@@ -128,8 +134,8 @@ def test_a_value_of_another_type_is_refused_with_the_column(ddl: str, value: Any
 
 
 def test_types_that_no_state_keeps_are_refused_with_the_column() -> None:
-    with pytest.raises(PipelineError, match="'x' of it is of type interval day"):
-        RowCodec(st.StructType([st.StructField("x", st.DayTimeIntervalType(0, 0))]), "it", "here")
+    with pytest.raises(PipelineError, match="'x' of it is of type interval year"):
+        RowCodec(st.StructType([st.StructField("x", st.YearMonthIntervalType(0, 0))]), "it", "here")
     with pytest.raises(PipelineError, match="cannot be part of a map key"):
         codec("x ARRAY<INT>", as_key=True)
 
@@ -138,6 +144,73 @@ def test_equal_numbers_are_one_map_key() -> None:
     a_codec = codec("x DOUBLE", as_key=True)
     keys = {a_codec.accepted((x,)) for x in (0.0, -0.0, math.nan, float("nan"))}
     assert len(keys | set(a_codec.rows(a_codec.batch(list(keys))))) == 2
+
+
+MISSING = [None, pd.NaT, pd.NA, np.datetime64("NaT"), np.datetime64("NaT", "ns"), np.timedelta64("NaT", "ns")]
+
+
+@pytest.mark.parametrize("missing", MISSING, ids=repr)
+def test_what_pandas_and_numpy_have_for_null_is_null_in_every_type(missing: Any) -> None:
+    """At any depth; once it was a date of the year 1, or a bare ValueError."""
+    everything = codec(EVERYTHING)
+    width = len(everything.schema)
+    assert through(everything, (missing,) * width) == (None,) * width
+    nested = codec("a ARRAY<DATE>, m MAP<STRING, TIMESTAMP>, r STRUCT<d: DATE, t: TIMESTAMP_NTZ>, x ARRAY<DOUBLE>")
+    kept = through(nested, ([missing], {"k": missing}, (missing, missing), [missing, 1.5]))
+    assert kept == ([None], {"k": None}, Row(d=None, t=None), [None, 1.5])
+    as_keys = codec("d DATE, t TIMESTAMP, s STRING", as_key=True)
+    assert as_keys.accepted((missing,) * 3) == (None,) * 3
+
+
+def test_nan_is_null_where_a_type_has_none_as_in_spark() -> None:
+    nan = float("nan")
+    kept = through(codec("i INT, b BOOLEAN, de DECIMAL(5, 2), d DATE, a ARRAY<INT>, s STRING"), (nan,) * 6)
+    assert kept == (None, None, None, None, None, "NaN")
+    assert math.isnan(codec("x DOUBLE").accepted((np.float32("nan"),))[0])
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/New_York"])
+def test_times_of_pandas_and_numpy_are_taken_as_those_of_python(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A naive one is local time of the process, as in PySpark; finer than a microsecond is cut off."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        a_codec = codec("t TIMESTAMP, n TIMESTAMP_NTZ, d DATE, a ARRAY<TIMESTAMP>")
+        naive = dt.datetime(2024, 7, 1, 12, 0, 0, 123456)
+        wanted = (naive, naive, dt.date(2024, 7, 1), [naive])
+        for value in (
+            naive,
+            pd.Timestamp(naive),
+            pd.Timestamp("2024-07-01 12:00:00.123456789"),
+            np.datetime64("2024-07-01T12:00:00.123456"),
+            np.datetime64("2024-07-01T12:00:00.123456789"),
+        ):
+            assert through(a_codec, (value, value, value, [value])) == wanted, repr(value)
+        aware = pd.Timestamp("2024-07-01 12:00", tz="Asia/Tokyo")
+        (kept, wall, day, _) = a_codec.accepted((aware, aware, aware, None))
+        assert kept == int(aware.timestamp()) * 1_000_000
+        assert a_codec.given((kept, wall, day, None))[1:3] == (dt.datetime(2024, 7, 1, 12), dt.date(2024, 7, 1))
+        in_nanoseconds = np.array(["2024-07-01T12:00:00.123456", "NaT"], "M8[ns]")
+        assert through(a_codec, (None, None, None, in_nanoseconds))[3] == [naive, None]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_numbers_become_the_texts_that_the_jvm_writes() -> None:
+    a_codec = codec("s STRING")
+    told = [1, True, 1.5, 1e7, 1.5e-5, -1e300, math.inf, 0.001, decimal.Decimal("1E+3"), np.int64(3), np.str_("y")]
+    wanted = ["1", "true", "1.5", "1.0E7", "1.5E-5", "-1.0E300", "Infinity", "0.001", "1E+3", "3", "y"]
+    assert [a_codec.accepted((value,))[0] for value in told] == wanted
+    assert codec("b BINARY").accepted(("z\u00e9",))[0] == "z\u00e9".encode()
+
+
+def test_intervals_are_kept_to_the_microsecond() -> None:
+    a_codec = codec("i INTERVAL DAY TO SECOND, a ARRAY<INTERVAL HOUR>")
+    one = dt.timedelta(days=-1, microseconds=1)
+    for value in (one, pd.Timedelta(one), np.timedelta64(one), pd.Timedelta(one).to_timedelta64()):
+        assert through(a_codec, (value, [value, None])) == (one, [one, None]), repr(value)
+    assert through(a_codec, (np.timedelta64("NaT", "ns"), [pd.NaT])) == (None, [None])
 
 
 def test_what_a_processor_changes_of_what_it_is_given_changes_no_state() -> None:

@@ -11,10 +11,13 @@ import pyarrow as pa
 import pytest
 
 from tidegate.connectors.contract import Sink, Source
+from tidegate.connectors.datagen import DataGen
+from tidegate.connectors.discard import Discard
 from tidegate.contract.errors import OptionError, PipelineError
 from tidegate.contract.restore_check import chains_of
 from tidegate.operators.contract import OperatorSpec
 from tidegate.operators.specs import UnionSpec
+from tidegate.pipeline.pipeline import Pipeline
 from tidegate.plan.execution import ExecutionPlan, graph_document, plan
 from tidegate.plan.graph import Edge, JobGraph, Node
 from tidegate.plan.text import explain_graph
@@ -223,11 +226,18 @@ def test_a_graph_document_names_operators_and_their_inputs_in_json() -> None:
         "states": [],
         "connector": None,
     }
-    assert [operator["connector"] for operator in document["operators"] if operator["kind"] in ("source", "sink")] == [
-        ["DataGen"],
-        ["DataGen"],
-        ["Discard"],
-    ]
+
+
+def test_a_graph_document_names_the_classes_of_connectors() -> None:
+    """S5.5: its own first, without modules, then those it is derived from and its former names."""
+
+    class Mine(DataGen):
+        former_names = ("Former",)
+
+    p = Pipeline()
+    p.read(Mine(lambda n: {"k": n}, pa.schema([("k", pa.int64())])), uid="rows").write(Discard(), uid="out")
+    told = {operator["uid"]: operator["connector"] for operator in graph_document(p.build())["operators"]}
+    assert told == {"rows": ["Mine", "DataGen", "Former"], "out": ["Discard"]}
 
 
 def split_in_two() -> JobGraph:

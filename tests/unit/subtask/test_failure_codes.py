@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.contract.errors import NotFoundError, SnapshotError, StoreError
+from tidegate.contract.errors import NotFoundError, SnapshotError, StoreError, TidegateError
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.subtask.failure_codes import USER_ERROR, failure_code
 
@@ -49,6 +49,9 @@ def test_errors_that_come_again_are_told_from_those_that_pass(error: Any, code: 
 
 def test_the_cause_counts() -> None:
     """What wraps a damaged state file is no better than that."""
+    lost = TidegateError("a transaction is lost")
+    lost.__cause__ = FileNotFoundError("staged file")
+    assert failure_code(lost) == "missing_file" and failure_code(TidegateError("locked")) == ""
     outer = RuntimeError("restore failed")
     outer.__cause__ = SnapshotError("damaged")
     outer.__cause__.__cause__ = NotFoundError("no object")

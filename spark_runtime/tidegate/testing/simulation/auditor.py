@@ -39,6 +39,8 @@ class Auditor:
             if chance(0.4):
                 self._say("commit", {"checkpoint_id": wanted})
             else:
+                if len(self._world.decisions) % 3:  # what came after it goes with it; mostly, without another draw
+                    wanted = gate.waiting[0]
                 then = "replay" if chance(0.8) else "stop"
                 if then == "replay" and len(self._world.decisions) % 2:  # half of them, without another draw
                     then = "quarantine"
