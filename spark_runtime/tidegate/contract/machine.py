@@ -98,7 +98,7 @@ def check_slots(master: str, there: int | None, needed: int) -> Finding:
         return Finding("slots", True, f"master {master}: known when the job runs")
     if there >= needed:
         return Finding("slots", True, f"{there} of master {master}, {needed} needed")
-    detail = f"master {master} has {there} of the {needed} slots that parallelism {needed} needs"
+    detail = f"master {master} has {there} of {needed} slots, all of which parallelism {needed} needs"
     return Finding("slots", False, detail, f"Use master local[{needed}], or lower parallelism to {max(there, 1)}")
 
 

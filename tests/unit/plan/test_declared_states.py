@@ -41,6 +41,8 @@ def pipeline(sink: str, time: str = "event") -> td.Pipeline:
         "processing": td.tumbling("1 h", time="processing"),
         "sliding": td.sliding("1 h", "10 min"),
         "sliding over processing time": td.sliding("1 h", "10 min", time="processing"),
+        "calendar": td.tumbling("1 day", timezone="Europe/Berlin"),
+        "calendar over processing time": td.tumbling("1 month", timezone="Europe/Berlin", time="processing"),
         "session": td.session("1 h"),
         "session over processing time": td.session("1 h", time="processing"),
     }
@@ -60,6 +62,8 @@ def pipeline(sink: str, time: str = "event") -> td.Pipeline:
         "processing",
         "sliding",
         "sliding over processing time",
+        "calendar",
+        "calendar over processing time",
         "session",
         "session over processing time",
         "running",
