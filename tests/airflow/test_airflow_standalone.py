@@ -106,9 +106,9 @@ def test_every_mistake_ends_with_one_clear_message_in_the_airflow_task_log(
         log = run.log(task_id)
         missing = [word for word in expected if word not in log]
         assert not missing, f"{task_id}: {missing} not in\n{log[-3000:]}"
-    for never_submitted in ("wrong_option", "bad_job_id"):
+    for never_submitted in ("wrong_option", "bad_job_id", "too_few_slots"):
         assert not list(airflow.home.job_root.glob(f"{never_submitted}*"))
-    for ended in ("typo_in_column", "missing_file", "too_few_slots"):
+    for ended in ("typo_in_column", "missing_file"):
         client = client_of(ended)
         until(f"the driver of {ended} to end", lambda c=client: find_local(c, c.spec(1)) is None, 60.0)
         assert client.view().status.value == "FAILED"

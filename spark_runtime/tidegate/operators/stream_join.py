@@ -159,9 +159,10 @@ class StreamJoin(StreamOperator):
             self.ctx.count(NULL_TIME_DROPPED, int(timeless.sum()))
             rows, times, timeless = rows.filter(pa.array(~timeless)), times[~timeless], None
         if isinstance(spans, WindowSpans) and len(times):
-            where = f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}"
-            column = self._spec.inputs[side].time_column or ""
-            spans.grid.require_times(column, int(times.min()), int(times.max()), where)
+            if spans.grid.table is not None:
+                where = f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}"
+                column = self._spec.inputs[side].time_column or ""
+                spans.grid.require_times(column, int(times.min()), int(times.max()), where)
             outside = spans.grid.outside(times)
             if outside is not None and outside.any():
                 self.ctx.count(OUTSIDE_DROPPED, int(outside.sum()))

@@ -106,10 +106,10 @@ class WindowAggregate(StreamOperator):
             batch = batch.filter(pa.array(valid_mask(batch.column(self._time.column))))
         if batch.num_rows:
             refuse_absurd_times(self._time, times, self.ctx)
-            low_us, high_us = (self._time.to_us(int(time)) for time in (times.min(), times.max()))
-            self._grid.require_times(
-                self._time.column, low_us, high_us, f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}"
-            )
+            if self._grid.table is not None:
+                low_us, high_us = (self._time.to_us(int(time)) for time in (times.min(), times.max()))
+                where = f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}"
+                self._grid.require_times(self._time.column, low_us, high_us, where)
             if not self._whole_steps:
                 times = self._time.as_us(times)
                 if (outside := self._grid.outside(times)) is not None and outside.any():
