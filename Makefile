@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 LOCK_EXTRAS := --extra airflow --extra s3 --extra postgres --extra rocksdb --extra demo --extra dev
 
-.PHONY: help setup preflight demo up test test-unit test-airflow test-ui test-all check rules sim sim-mutants crash-matrix format bench-w1 bench-latency bench-state bench-large-state \
+.PHONY: help setup preflight demo up test test-unit test-gate test-airflow test-ui test-all check rules sim sim-mutants crash-matrix format bench-w1 bench-latency bench-state bench-large-state \
   bench-coordinator bench-end bench-waiters nexmark-check flink-endings yarn lock clean
 
 help:  ## this list
@@ -53,6 +53,10 @@ test-airflow: preflight  ## one real `airflow standalone`, driven over REST: rec
 	@$(MAKE) --no-print-directory airflow-env
 	@$(if $(VERSION),$(AIRFLOW_PY) -m pytest tests/unit/airflow)
 	@$(AIRFLOW_PY) -m pytest tests/airflow $(if $(ONLY),-m "$(ONLY)") $(if $(filter 3.2,$(VERSION)),$(NOT_ON_3.2))
+
+test-gate: preflight  ## the slow tests on real Spark that `.ci/run` runs beside `test`
+	@$(MAKE) --no-print-directory setup
+	@$(PY) -m pytest tests/integration -m gate
 
 yarn: setup  ## fetch YARN's packages from Maven, for the tests that need a real one (56 MB)
 	@$(PY) tests/yarn_cluster.py

@@ -81,6 +81,8 @@ def processed_with(job: RealJob, back_end: str) -> None:
     assert job.output() == expected(MANY_ROWS)
 
 
+@pytest.mark.slow
+@pytest.mark.gate
 def test_a_process_with_two_then_three_then_one_then_four_slots_gives_every_result_once(local_job: RealJob) -> None:
     """S5.1, S5.5: every kind of state and event timers, on the back end heap."""
     processed_with(local_job, "heap")

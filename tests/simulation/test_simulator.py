@@ -29,7 +29,7 @@ from tidegate.testing.simulation.scheduler import Crashed, Mutex, Process, Sched
 from tidegate.testing.simulation.store import Disk, SimulatedStore
 from tidegate.testing.simulation.world import World, simulate
 
-SEEDS = 60
+SEEDS = 70
 
 
 @pytest.fixture(scope="module")

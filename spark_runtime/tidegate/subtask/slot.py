@@ -34,6 +34,8 @@ INPUT_STEPS_PER_ROUND = 64
 """Most elements that one subtask takes from its inputs before sources are polled again. With p slots, one poll of each
 source makes up to p parts in every slot: who takes fewer parts a round than arrive fills its queues with small batches,
 and waits behind them. The bound keeps a slot's other subtasks from starving."""
+INPUT_TURN_MS = 10
+"""How long such a turn may last, milliseconds: behind slow operators a round must not take as long as a full queue."""
 
 UNCOMMITTED = "too much is not committed"
 """Why sources are not read while a commit gate holds too much back (S7.8)."""
@@ -313,26 +315,28 @@ class Slot:
         """One round: messages, then a turn of every subtask, downstream ones first, so that what waits in the queues is
         processed before sources add to it. False: nothing could be done now."""
         self.rounds += 1
-        progressed = self._take_messages()
+        progressed = told = self._take_messages()
         failure = self._transport_failure()
         if failure is not None and not self._cancelled:
             raise failure
         self._aligned.look()
         for subtask in self._subtasks:
-            if self._turn(subtask):
+            # What the driver has said reaches every subtask before queues are drained: no barrier waits for them.
+            if subtask.step() if told else self._turn(subtask):
                 progressed = True
         if progressed:
             self.progress += 1
         return progressed
 
     def _turn(self, subtask: Subtask) -> bool:
-        """One step of a source; of another subtask as many as its inputs have elements, up to the bound. A message of
+        """One step of a source; of another subtask as many as its inputs have elements, up to the bounds. A message of
         the driver (a trigger, an abort) ends the turn early: it does not wait for a whole queue."""
+        until_ms = self._now_ms() + INPUT_TURN_MS
         if not subtask.step():
             return False
         if subtask.source_input is None:
             for _ in range(self._input_steps - 1):
-                if self._inbox or not subtask.step():
+                if self._inbox or self._now_ms() >= until_ms or not subtask.step():
                     break
         return True
 
