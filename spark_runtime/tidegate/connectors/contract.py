@@ -269,11 +269,13 @@ class Sink(ABC):
 
     def check_fresh_start(self, ctx: SinkContext) -> None:
         """Raise PipelineError when a job that starts afresh may not write to what its target holds already. In the
-        driver, before the submission's first run waits for slots, and by the command line before it submits; changes
-        nothing. Not called for restores. By default every target is accepted.
+        driver, before the submission's first run waits for slots, and by the command line before it submits; the
+        driver's call may leave a record of its own, and comes again until the job runs. Not called for restores, but
+        for forks. By default every target is accepted.
 
         Args:
             ctx: of the run to come, with `subtask` 0 and `parallelism` 1. Output of this job and lineage is its own.
+                Without a lineage (the command line) nothing may be changed.
         """
 
     @abstractmethod

@@ -50,7 +50,7 @@ class ExistingOutput:
         self._layout = layout
         self._ctx = ctx
         self._suffixes = tuple(suffixes)
-        self._replaced = False
+        self._is_settled = False
 
     def check_absent(self) -> None:
         """Raise PipelineError when there is such a file, naming the ways out."""
@@ -64,18 +64,19 @@ class ExistingOutput:
                 'if_exists="overwrite" removes them with the first commit',
             )
 
-    @property
-    def is_replaced(self) -> bool:
-        """Whether this lineage has replaced them, or has committed without: what lies there after that stays, also when
-        a restore brings a pipeline that says "overwrite" for the first time. Remembered once true."""
-        self._replaced = self._replaced or bool(self._fs.exists(self._layout.replaced)) or self._has_committed()
-        return self._replaced
+    def begin(self) -> None:
+        """Record that this lineage starts afresh and is to replace them. Without the record nothing is removed: a
+        restore, also under another id or with a changed pipeline, goes on beside what is there."""
+        if not self._fs.exists(self._layout.replaces):
+            self._fs.makedirs(os.path.dirname(self._layout.replaces), exist_ok=True)
+            self._fs.pipe_file(self._layout.replaces, b'{"version": 1}')
 
-    def _has_committed(self) -> bool:
-        """Asked after the record, which a commit writes before its marker."""
-        markers, _ = list_folder(self._fs, self._layout.commits)
-        is_marked = any(self._layout.marked_by(path.rsplit("/", 1)[-1]) is not None for path in markers)
-        return is_marked or bool(self._fs.exists(self._layout.committed))
+    @property
+    def is_due(self) -> bool:
+        """Whether this lineage is to replace them and has not. What comes to the folder after that stays."""
+        if not self._is_settled:
+            self._is_settled = self._fs.exists(self._layout.replaced) or not self._fs.exists(self._layout.replaces)
+        return not self._is_settled
 
     def replace(self, write_marker: Callable[[str, dict[str, int]], None]) -> None:
         """Remove them, once in the life of a lineage. Idempotent, also when several subtasks do it at once; to be
@@ -85,7 +86,7 @@ class ExistingOutput:
         Args:
             write_marker: writes a small record durably at a path.
         """
-        if self.is_replaced:
+        if not self.is_due:
             return
         removed, folders = 0, set()
         for path in list(self._foreign()):
@@ -98,7 +99,7 @@ class ExistingOutput:
             for folder in folders:
                 sync_to_disk(folder)
         write_marker(self._layout.replaced, {"removed": removed})
-        self._replaced = True
+        self._is_settled = True
 
     def _foreign(self) -> Iterator[str]:
         """Their paths: in the folder and in those of its partitions, however it is partitioned."""

@@ -4,7 +4,8 @@
     <path>/_tidegate/staging/<job>/<lineage>/<uid>/<subtask>/<name>.<suffix>.staged   pre-committed or being written
     <path>/_tidegate/commits/<transaction id>.json                                    commit markers
     <path>/_tidegate/committed/<job>/<lineage>/<uid>/...                              those that were packed
-    <path>/_tidegate/replaced/<job>--<lineage>--<uid>.json      this sink has removed what was there before
+    <path>/_tidegate/replaced/<job>--<lineage>--<uid>.begun.json      a fresh start is to remove what was there before
+    <path>/_tidegate/replaced/<job>--<lineage>--<uid>.json            it has been removed
 
 Readers (Spark, pandas, pyarrow datasets, DuckDB on `<path>/*.parquet`) pass over `_tidegate`. A staged name carries
 generation, run, transaction number and file number, so that a zombie never writes to its successor's file (S9.2).
@@ -72,7 +73,8 @@ class FileLayout:
         committed: folder of the sink's packed markers.
         markers_begin: what names of the sink's markers begin with.
         own_files_begin: what names of published files of this job and lineage begin with, whichever sink's.
-        replaced: path of the record that what was there before has been removed.
+        replaces: path of the record that the lineage is to remove what was there before it.
+        replaced: path of the record that it has been removed.
     """
 
     def __init__(self, root: str, ctx: SinkContext) -> None:
@@ -87,6 +89,7 @@ class FileLayout:
         self.commits = f"{self.root}/{PRIVATE_FOLDER}/commits"
         self.committed = "/".join([self.root, PRIVATE_FOLDER, "committed", *names])
         self.own_files_begin = f"part-{_SEPARATOR.join(names[:2])}{_SEPARATOR}"
+        self.replaces = f"{self.root}/{PRIVATE_FOLDER}/replaced/{self._writers}.begun{MARKER_SUFFIX}"
         self.replaced = f"{self.root}/{PRIVATE_FOLDER}/replaced/{self._writers}{MARKER_SUFFIX}"
         self.markers_begin = "".join(f"{quote(name, safe='')}," for name in (ctx.job_id, ctx.lineage, ctx.uid))
 

@@ -80,10 +80,14 @@ class FileSink(Sink):
             self._check_same(filesystem, found, in_files)
 
     def check_fresh_start(self, ctx: SinkContext) -> None:
-        """With `if_exists="error"`: whether the folder and its partitions are free of files of others."""
+        """With `if_exists="error"`: whether the folder and its partitions are free of files of others. With
+        "overwrite", in the driver: a record that the first commit is to remove them."""
+        filesystem, root = open_filesystem(self._url, self._storage_options)
+        existing = ExistingOutput(filesystem, FileLayout(root, ctx), ctx, self._suffixes)
         if self.if_exists == "error":
-            filesystem, root = open_filesystem(self._url, self._storage_options)
-            ExistingOutput(filesystem, FileLayout(root, ctx), ctx, self._suffixes).check_absent()
+            existing.check_absent()
+        elif self.if_exists == "overwrite" and ctx.lineage:
+            existing.begin()
 
     @property
     @abstractmethod

@@ -146,7 +146,7 @@ class FileWriter(SinkWriter):
         files, self._files, self._open = self._files, [], {}
         number, self._number = self._number, self._number + 1
         # Without rows, too: the first commit removes what was there before, also of a job that has no results.
-        replaces = self._existing is not None and not self._existing.is_replaced
+        replaces = self._existing is not None and self._existing.is_due
         if not files and not replaces:
             return tuple
         transaction = transaction_id(self._ctx, checkpoint_id, number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from tidegate.coordinator.job_run import RunFailed
@@ -21,6 +22,10 @@ completed checkpoint between: then it is the same row each time. Two might be ch
 being replaced."""
 
 
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+"""An object's address in a message, which is another one in each run."""
+
+
 class CurableRestarts:
     """A restart strategy that is asked only about failures that a restart can cure. Call order as of
     RestartStrategy."""
@@ -28,7 +33,7 @@ class CurableRestarts:
     def __init__(self, strategy: RestartStrategy) -> None:
         self._strategy = strategy
         self._given_up = ""
-        self._last: tuple[str | None, int | None, str, str | None] | None = None
+        self._last: tuple[str | None, int | None, str] | None = None
         self._same = 0
 
     @property
@@ -57,7 +62,8 @@ class CurableRestarts:
         self._strategy.on_progress()
 
     def _why_incurable(self, failure: RunFailed) -> str:
-        error = (failure.operator, failure.subtask, failure.message, failure.traceback)
+        # Not the traceback: each run has the pipeline's code in another folder.
+        error = (failure.operator, failure.subtask, _ADDRESS.sub("0x", failure.message))
         self._same = self._same + 1 if error == self._last else 1
         self._last = error
         if failure.code == "user_error" and self._same >= SAME_ERRORS:

@@ -6,16 +6,22 @@ from collections.abc import Iterator, Sequence
 
 from tidegate.connectors.contract import SinkContext
 from tidegate.connectors.file_sink import FileSink
+from tidegate.contract.errors import StoreError
 from tidegate.contract.records import Decision, Spec
 from tidegate.contract.reigns import submissions_of
 from tidegate.plan.graph import JobGraph
 
 
-def check_first_run(graph: JobGraph, spec: Spec, decisions: Sequence[Decision], generation: int) -> None:
-    """`check_fresh_start` of a submission that restores nothing, until it has run: from then on what is there may be
-    its own output, or that of a job beside it. Raises PipelineError."""
+def check_first_run(
+    graph: JobGraph, spec: Spec, specs: Sequence[Spec], decisions: Sequence[Decision], generation: int
+) -> None:
+    """`check_fresh_start` of a submission that restores nothing, or is a fork, until it has run: from then on what is
+    there may be its own output, or that of a job beside it. Raises as that does."""
     own = (entry for entry in submissions_of(decisions) if entry.spec == spec.number)
-    if spec.restore is None and not any(e.kind == "status" and e.data["status"] == "RUNNING" for e in own):
+    is_fork = spec.restore is not None and spec.restore.fork_of is not None
+    continues = any(one.lineage == spec.lineage and one.number < spec.number for one in specs)
+    begins = spec.restore is None or (is_fork and not continues)
+    if begins and not any(e.kind == "status" and e.data["status"] == "RUNNING" for e in own):
         check_fresh_start(graph, spec.job_id, spec.lineage, generation)
 
 
@@ -37,7 +43,17 @@ def check_fresh_start(graph: JobGraph, job_id: str, lineage: str = "", generatio
 
     Raises:
         PipelineError: a sink refuses.
+        StoreError: a target does not answer.
     """
     for node in graph.nodes:
-        if node.sink is not None:
+        if node.sink is None:
+            continue
+        try:
             node.sink.check_fresh_start(SinkContext(job_id, lineage, node.uid, 0, 1, generation, "", node.schema))
+        except OSError as error:
+            raise StoreError(
+                "the target of a sink does not answer",
+                where=f"sink {node.uid!r}, {node.sink.describe()}",
+                cause=f"{type(error).__name__}: {error}",
+                remedy="Check the path and its access rights",
+            ) from error

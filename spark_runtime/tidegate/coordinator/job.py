@@ -124,6 +124,7 @@ class Job:
         if wanted is not None and wanted.fork_of is not None:
             live = live_sinks(self.store, wanted.fork_of, self.spec.job_id)
             check_fork(self.graph, self.spec, live, os.path.realpath)
+            self.check_fresh_start(decisions)
         verdicts = verdicts_of(self.specs(), decisions, self.spec.number)
         store, folder = open_location(self.store, self.spec, point.location)
         metadata = read_metadata(store, folder)
@@ -169,7 +170,7 @@ class Job:
 
     def check_fresh_start(self, decisions: Sequence[Decision]) -> None:
         """See `fresh_start.check_first_run`. Raises PipelineError."""
-        check_first_run(self.graph, self.spec, decisions, self.reign.generation)
+        check_first_run(self.graph, self.spec, self.specs(), decisions, self.reign.generation)
 
     def _may_share(self, point: RestorePoint, metadata: SnapshotMetadata) -> bool:
         """Whether checkpoints may use the restored snapshot's files: it is a checkpoint of this job, and has not been

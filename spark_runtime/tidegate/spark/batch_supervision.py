@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from tidegate.connectors.spark_source import SparkSource
 from tidegate.connectors.splits import split_to_json
+from tidegate.contract.errors import PipelineError, StoreError
 from tidegate.coordinator import supervision_events as sv
 from tidegate.coordinator.batch_commit import BatchCommit, Told, completed_before, refuse_restore
 from tidegate.plan.batch import BatchPlan, plan_batch
@@ -56,7 +57,10 @@ class BatchSupervision(Supervision):
         Spark."""
         decisions = self._job.log.read()
         if completed_before(decisions, self._job.spec.number) is None:
-            self._job.check_fresh_start(decisions)
+            try:
+                self._job.check_fresh_start(decisions)
+            except StoreError as error:
+                raise PipelineError(error.what, where=error.where, cause=error.cause, remedy=error.remedy) from error
         self._found = {
             node.uid: [split_to_json(split) for split in node.source.discover(self._plan.parallelism)]
             for node in self._plan.graph.nodes

@@ -33,6 +33,7 @@ from tidegate.spark.batch_exchange import TARGET
 from tidegate.spark.batch_task import INDEX_SCHEMA, BatchJob, Counters, Task
 from tidegate.spark.scratch import Scratch
 from tidegate.subtask.chain import OperatorFailure
+from tidegate.subtask.failure_codes import failure_code
 
 FAILURE = "tidegate-failure "
 """In front of what a task that failed tells, as JSON, in the text of its exception: nothing else of it gets through
@@ -199,9 +200,10 @@ def told_failure(error: Exception) -> dict[str, Any]:
             "operator": error.uid,
             "subtask": error.subtask,
             "traceback": error.traceback,
+            "code": error.code,
         }
     text = str(error) if isinstance(error, TidegateError) else f"{type(error).__name__}: {error}"
-    return {"message": text, "operator": None, "subtask": None, "traceback": None}
+    return {"message": text, "operator": None, "subtask": None, "traceback": None, "code": failure_code(error)}
 
 
 def failure_in(text: str) -> RunFailed | None:
@@ -211,6 +213,6 @@ def failure_in(text: str) -> RunFailed | None:
         return None
     try:
         told = json.loads(found.group(1))
-        return RunFailed(told["message"], told["operator"], told["subtask"], told["traceback"])
+        return RunFailed(told["message"], told["operator"], told["subtask"], told["traceback"], told["code"])
     except (ValueError, KeyError):
         return None

@@ -22,7 +22,7 @@ from tidegate.channel.failures import PeerLostError
 from tidegate.channel.tcp import DataTransport
 from tidegate.contract.artifact import materialise
 from tidegate.contract.clock import steady_clock
-from tidegate.contract.errors import TidegateError
+from tidegate.contract.errors import PipelineError, TidegateError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.options import JobOptions
 from tidegate.contract.records import Spec, decode
@@ -182,7 +182,7 @@ class SlotProcess:
         )
         execution = plan(graph, self._options.parallelism, self._options.max_parallelism)
         if execution.digest != self._parameters.digest:
-            raise TidegateError(
+            raise PipelineError(
                 "this slot builds another pipeline than the driver",
                 where=f"job {self._parameters.job_id}, slot {self._index}",
                 cause="build() depends on something besides its arguments, or versions differ between the machines",

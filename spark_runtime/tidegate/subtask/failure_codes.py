@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
+from collections.abc import Iterator
 from types import TracebackType
 
 import tidegate
-from tidegate.contract.errors import TidegateError
+from tidegate.contract.errors import NotFoundError, StoreError, TidegateError
 
 MISSING_FILE = "missing_file"
 """A file that is read is not there."""
@@ -15,8 +17,11 @@ USER_ERROR = "user_error"
 """What code raises about its data, and raises again for the same data."""
 
 _ABOUT_DATA = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError, NameError)
-_OWN_MODULES = ("builtins", "pyarrow.lib")
-"""Where such an error must be defined: packages derive errors of networks and services from ValueError, too."""
+_OF_DATA = frozenset({"pyarrow", "numpy", "pandas", "dateutil", "pytz"})
+"""Packages whose such errors are about data, beside Python's own: other packages derive errors of networks and services
+from ValueError, too."""
+_CLIENTS = frozenset({"aiobotocore", "aiohttp", "botocore", "deltalake", "httpx", "psycopg", "requests", "urllib3"})
+"""Packages that talk to stores and services: what they raise may pass."""
 _INSTALLED = tuple(
     os.path.realpath(folder) + os.sep
     for folder in (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), *tidegate.__path__)
@@ -26,23 +31,46 @@ _INSTALLED = tuple(
 
 def failure_code(error: BaseException) -> str:
     """A code for `RunFailed`, found in the error or in what caused it; "": another try may go well, for all that can be
-    seen: networks, databases, memory."""
+    seen: networks, databases, memory. Whatever an outage has caused may go well, too, also where the pipeline could not
+    be built or a file could not be read for it."""
+    chain = list(_with_causes(error))
+    if any(_may_pass(one) for one in chain):
+        return error.code if isinstance(error, StoreError) else ""
+    ours = [one.code for one in chain if isinstance(one, TidegateError)]
+    if ours:
+        named = next((code for code in ours if code != TidegateError.code), "")
+        lost = any(isinstance(one, FileNotFoundError) for one in chain)  # staged files, which no run stages again
+        return named or (MISSING_FILE if lost else "")
+    if isinstance(error, OSError):  # a file of the job's own, such as a scratch file, is made again by the next run
+        return MISSING_FILE if _is_raised_by_user(error) else ""
+    return USER_ERROR if _is_about_data(error) or _is_raised_by_user(error) else ""
+
+
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, and what it was raised from or while handling, newest first."""
+    seen: set[int] = set()
     found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, TidegateError) and found.code != TidegateError.code:
-            return found.code
-        if isinstance(found, FileNotFoundError):
-            return MISSING_FILE
-        found = found.__cause__
-    about_data = isinstance(error, _ABOUT_DATA) and type(error).__module__ in _OWN_MODULES
-    return USER_ERROR if about_data or _is_raised_by_user(error) else ""
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        yield found
+        found = found.__cause__ or found.__context__
+
+
+def _may_pass(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return not isinstance(error, FileNotFoundError)
+    if isinstance(error, StoreError):
+        return not isinstance(error, NotFoundError)
+    return type(error).__module__.partition(".")[0] in _CLIENTS
+
+
+def _is_about_data(error: BaseException) -> bool:
+    package = type(error).__module__.partition(".")[0]
+    return isinstance(error, _ABOUT_DATA) and (package in _OF_DATA or package in sys.stdlib_module_names)
 
 
 def _is_raised_by_user(error: BaseException) -> bool:
-    """Whether a line of the pipeline's own code raised it, whatever its class. What a client of a network or a database
-    raises comes from an installed package; OSError from anywhere may pass."""
-    if isinstance(error, OSError):
-        return False
+    """Whether a line of the pipeline's own code raised it, whatever its class."""
     frame: TracebackType | None = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next

@@ -16,6 +16,7 @@ import pytest
 from tidegate import Csv, DataGen, JsonLines, Parquet, Pipeline
 from tidegate.connectors.contract import SinkContext
 from tidegate.contract.errors import OptionError, PipelineError
+from tidegate.contract.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.testing.in_process import InProcessJob, InProcessRun
 
@@ -156,6 +157,7 @@ def test_subtasks_that_commit_at_once_replace_the_folder_together(tmp_path: Path
     """Every subtask of a real job commits in a process of its own, all with the first checkpoint."""
     job(tmp_path, "parquet", "l1", rows=90).submit().to_end()
     sink = Parquet(tmp_path, if_exists="overwrite")
+    sink.check_fresh_start(SinkContext("job", "l2", "out", 0, 1, 1, "", SCHEMA))
     subtasks = range(8)
     handles = []
     for subtask in subtasks:
@@ -175,3 +177,38 @@ def test_a_restore_with_overwrite_removes_nothing_of_a_job_that_appended(tmp_pat
     appending.build = job(tmp_path, "parquet", "l2", if_exists="overwrite").build
     appending.rerun().to_end()
     assert numbers_in(tmp_path, "parquet") == sorted([*range(90), *range(60)])
+
+
+def test_a_restore_under_another_id_removes_nothing_of_the_original(tmp_path: Path) -> None:
+    """Its state goes on from that output; only a fresh start replaces what is there."""
+    original = job(tmp_path, "parquet", "l1", rows=90)
+    run = original.submit()
+    run.pump(4)
+    run.ask(ev.Request("stop-savepoint", request_id="stop", stop="suspend"))
+    run.to_end()
+    [path] = [
+        d.data["path"] for d in original.log.read() if d.kind == "complete" and d.data["kind"] == "stop-savepoint"
+    ]
+    before = numbers_in(tmp_path, "parquet")
+    assert 0 < len(before) < 90
+    successor = job(tmp_path, "parquet", "l2", rows=90, job_id="successor", if_exists="overwrite")
+    successor.root, successor.store = original.root, original.store
+    successor.submit(RestoreFrom("savepoint", path=path)).to_end()
+    assert numbers_in(tmp_path, "parquet") == list(range(90))
+
+
+def test_a_fork_does_not_double_what_is_there_in_silence(tmp_path: Path) -> None:
+    original = job(tmp_path / "live", "parquet", "l1", rows=90)
+    run = original.submit()
+    run.pump(4)
+    answer = run.ask(ev.Request("savepoint", request_id="saved"))
+    assert answer is not None and answer.ok
+    restore = RestoreFrom("savepoint", path=answer.data["path"], fork_of="job")
+    for lineage in ("l2", "l3"):
+        fork = job(tmp_path / "again", "parquet", lineage, rows=90, job_id=f"fork-{lineage}")
+        fork.root, fork.store = original.root, original.store
+        if lineage == "l2":
+            fork.submit(restore).to_end()
+        else:
+            with pytest.raises(PipelineError, match="holds files already"):
+                fork.submit(restore)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import queue
+import shutil
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from tidegate.contract.errors import NotFoundError, SnapshotError, StoreError, TidegateError
+from tidegate.contract.errors import NotFoundError, PipelineError, SnapshotError, StoreError, TidegateError
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.subtask.failure_codes import USER_ERROR, failure_code
 
@@ -32,8 +33,8 @@ def raised(text: str) -> BaseException:
         (raised("1 / 0"), "user_error"),
         (raised("{}['k']"), "user_error"),
         (raised("pa.scalar('x').cast(pa.int64())"), "user_error"),
-        (raised("open('/not/there')"), "missing_file"),
-        (raised("json.loads('<html>502')"), ""),
+        (raised("open('/not/there')"), ""),
+        (raised("json.loads('<html>502')"), "user_error"),
         (DatabaseAwayError("connection refused"), ""),
         (ConnectionRefusedError("connection refused"), ""),
         (TimeoutError("slow"), ""),
@@ -82,3 +83,35 @@ def test_a_lost_connection_is_none_wherever_it_is_raised() -> None:
         raise ConnectionResetError("the service went away")
     except Exception as caught:
         assert failure_code(caught) == ""
+
+
+def test_a_file_that_the_pipeline_opens_is_missing_and_one_of_the_runtime_is_made_again() -> None:
+    try:
+        open("/not/there")  # noqa: SIM115
+    except OSError as caught:
+        assert failure_code(caught) == "missing_file"
+    try:
+        shutil.copy("/not/there", "/nor/there")
+    except OSError as caught:
+        assert failure_code(caught) == ""
+
+
+@pytest.mark.parametrize("away", [ConnectionResetError("reset"), TimeoutError("slow"), StoreError("503")])
+def test_what_an_outage_has_caused_may_go_well_whatever_it_was_made_of(away: Exception) -> None:
+    """A pipeline that cannot be built, a file that cannot be listed, a lookup of the user's that fails."""
+    for made in (PipelineError("cannot list input files"), RuntimeError("lookup failed"), SnapshotError("unreadable")):
+        try:
+            try:
+                raise away
+            except Exception as cause:
+                raise made from cause
+        except Exception as caught:
+            assert failure_code(caught) == ""
+        made.__cause__ = made.__context__ = None
+        try:
+            try:
+                raise away
+            except Exception:
+                raise made from None
+        except Exception as caught:
+            assert failure_code(caught) == ""
