@@ -213,6 +213,6 @@ def failure_in(text: str) -> RunFailed | None:
         return None
     try:
         told = json.loads(found.group(1))
-        return RunFailed(told["message"], told["operator"], told["subtask"], told["traceback"], told["code"])
+        return RunFailed(told["message"], told["operator"], told["subtask"], told["traceback"], told.get("code", ""))
     except (ValueError, KeyError):
         return None
