@@ -62,7 +62,9 @@ _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 _ISO = re.compile(r"P(?=.*\d)[0-9A-Z.,]+")
 _ISO_WEEKS = re.compile(r"P[\d.,]+W")
-_TOO_FINE = re.compile(r"[.,]\d{7,}")
+_ISO_PART = re.compile(r"(\d+(?:[.,]\d+)?)([A-Z])")
+_ISO_DATE = {"Y": (12, "month"), "M": (1, "month"), "W": (1, _WEEK), "D": (1, "d")}
+_ISO_TIME = {"H": (1, "h"), "M": (1, "min"), "S": (1, "s")}
 
 DURATION_FORM = (
     'a duration with its unit, such as "500 ms", "10 min" or "2 h 30 min" (us, ms, s, min, h, d, w), or in ISO 8601, '
@@ -176,14 +178,12 @@ def _amounts(value: object, where: str) -> tuple[int, list[tuple[Fraction, str]]
 
         try:
             parsed = pendulum.parse(text) if "W" not in text or _ISO_WEEKS.fullmatch(text) else None
+        except OverflowError as error:
+            raise OptionError(f"{value!r} is too long", where=where, remedy=f"Give {DURATION_FORM}") from error
         except ValueError:
             parsed = None
         if isinstance(parsed, pendulum.Duration):
-            if _TOO_FINE.search(text):
-                raise OptionError(f"{value!r} is finer than a microsecond", where=where, remedy=f"Give {DURATION_FORM}")
-            amounts = _of_timedelta(parsed)[1]
-            in_weeks = text.endswith("W")  # a Duration holds weeks as days
-            return sign, [(n / 7, _WEEK) for n, _ in amounts] if in_weeks and amounts[0][1] == "d" else amounts
+            return sign, _of_iso(text)
     parts: list[tuple[Fraction, str]] = []
     position = 0
     while position < len(text):
@@ -195,6 +195,15 @@ def _amounts(value: object, where: str) -> tuple[int, list[tuple[Fraction, str]]
     if not parts or position < len(text):
         raise OptionError(f"{value!r} is not a duration", where=where, remedy=f"Give {DURATION_FORM}")
     return sign, parts
+
+
+def _of_iso(text: str) -> list[tuple[Fraction, str]]:
+    """Numbers of units in a text that pendulum takes. Not from its Duration, which rounds fractions of days and hours,
+    and counts seconds in 32 bits."""
+    date, _, time = text.removeprefix("P").partition("T")
+    found = [(number, _ISO_DATE[letter]) for number, letter in _ISO_PART.findall(date)]
+    found += [(number, _ISO_TIME[letter]) for number, letter in _ISO_PART.findall(time)]
+    return [(Fraction(number.replace(",", ".")) * count, unit) for number, (count, unit) in found]
 
 
 def _of_timedelta(value: timedelta) -> tuple[int, list[tuple[Fraction, str]]]:

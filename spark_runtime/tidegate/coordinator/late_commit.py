@@ -16,7 +16,7 @@ from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWri
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.sink_operator import held_handles
 from tidegate.connectors.transactions import parse_transaction_id
-from tidegate.contract.errors import CommandRefusedError, TidegateError
+from tidegate.contract.errors import CommandRefusedError, SnapshotError, StoreError, TidegateError
 from tidegate.contract.records import Decision, Spec
 from tidegate.contract.status import CheckpointView, JobStatus
 from tidegate.contract.stop_outcomes import COMMITS_PENDING, COMMITTED, SAVEPOINT_OK
@@ -114,8 +114,14 @@ def _commit_newest(job: Job, run_id: str) -> LateResult:
 def _say_so(job: Job, verdicts: Verdicts) -> None:
     told, rejected = last_status(job.reign.decisions, job.spec.number)
     status = settled_status(told, verdicts, rejected)
-    if status is not None:
-        job.reign.append("status", status)
+    if status is None:
+        return
+    job.reign.append("status", status)
+    if status["status"] == JobStatus.FINISHED and job.options.retention == "delete":  # no driver comes to do it (S2.3)
+        try:
+            job.delete_checkpoints()
+        except (StoreError, SnapshotError) as error:
+            print(f"tidegate: not all checkpoints of the finished job could be deleted: {error}", flush=True)
 
 
 def settled_status(told: Mapping[str, Any], verdicts: Verdicts, rejected: str = "") -> dict[str, Any] | None:

@@ -14,6 +14,9 @@ LONGEST_YEARS = 100
 """A calendar window may have so many years: windows around every event time must be dates."""
 _UNITS_PER_YEAR = {"hour": 8760, "day": 365, "week": 52, "month": 12, "quarter": 4, "year": 1}
 
+_NO_ZONES = frozenset({"localtime", "Factory"})
+"""Names that some systems list: each machine would mean another zone."""
+
 
 def calendar_of(
     size: str | timedelta, offset: str | timedelta | None, timezone: object, week_start: object, where: str
@@ -63,9 +66,10 @@ def zone_name(timezone: object, where: str) -> str:
     """The name of a time zone that there is; PipelineError naming the nearest one when there is none."""
     name = timezone if isinstance(timezone, str) else getattr(timezone, "key", None) or getattr(timezone, "name", None)
     if isinstance(timezone, str | tzinfo) and isinstance(name, str):
-        if name in zoneinfo.available_timezones():
+        known = zoneinfo.available_timezones() - _NO_ZONES
+        if name in known:
             return name
-        near = difflib.get_close_matches(name, zoneinfo.available_timezones(), n=1)
+        near = difflib.get_close_matches(name, known, n=1)
     else:
         near = []
     raise PipelineError(

@@ -41,6 +41,11 @@ from tidegate.contract.units import (
         ("P1DT2H30M", timedelta(days=1, hours=2, minutes=30)),
         ("PT0.000001S", timedelta(microseconds=1)),
         ("PT1M", timedelta(minutes=1)),
+        ("P0.001D", timedelta(seconds=86.4)),
+        ("PT1.001H", timedelta(seconds=3603.6)),
+        ("P1.23D", timedelta(days=1.23)),
+        ("PT4294967306S", timedelta(seconds=4294967306)),
+        ("PT1,5S", timedelta(seconds=1.5)),
         ("+5 min", timedelta(minutes=5)),
     ],
 )
@@ -143,3 +148,8 @@ def test_any_other_size_is_refused_with_an_example(value: object) -> None:
 def test_a_formatted_size_is_read_back_as_itself(size_bytes: int) -> None:
     assert parse_size(format_size(size_bytes)) == size_bytes
     assert parse_size(ByteSize(size_bytes)) == size_bytes
+
+
+def test_an_iso_duration_beyond_all_bounds_is_too_long() -> None:
+    with pytest.raises(OptionError, match="is too long"):
+        parse_duration("P99999999999D")

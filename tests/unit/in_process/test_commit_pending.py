@@ -287,3 +287,16 @@ def test_of_what_went_to_quarantine_long_ago_no_snapshot_is_needed(capsys: pytes
     done = commit(job)
     assert done.committed == 0 and done.quarantined == (1,) and view(job).status == "CANCELED"
     assert "given up" not in capsys.readouterr().out
+
+
+def test_checkpoints_of_a_job_that_finishes_by_a_late_commit_go_when_the_job_says_so() -> None:
+    """S2.3."""
+    job = Gated(bounded, retention="delete")
+    job.run.to_end()
+    ended(job)
+    folders = [d.data["path"] for d in job.job.log.read() if d.kind == "complete"]
+    assert folders and all(job.job.store.exists(f"{folder}/_metadata") for folder in folders)
+    assert commit(job, word(None)).uncommitted == ()
+    assert view(job).status == "FINISHED" and job.shown == 64
+    assert not any(job.job.store.exists(f"{folder}/_metadata") for folder in folders)
+    assert commit(job).uncommitted == () and job.shown == 64, "and it may be asked again"

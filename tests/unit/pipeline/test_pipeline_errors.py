@@ -679,3 +679,9 @@ def test_a_watermark_that_cannot_pause_its_source_cannot_align(p: Pipeline, flig
     flights.with_watermark("time", "0 s", group="g", max_drift="1 s").write(Discard(), uid="out")
     error = refusal(lambda: plan(p.build(), 2, 128))
     assert "group 'g' is not at its source" in error.what
+
+
+@pytest.mark.parametrize("name", ["localtime", "Factory", "Europe/Berlinn"])
+def test_a_time_zone_that_is_none_everywhere_is_refused(name: str) -> None:
+    with pytest.raises(PipelineError, match="is not a time zone"):
+        tumbling("1 day", timezone=name)
