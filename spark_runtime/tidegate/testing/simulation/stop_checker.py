@@ -22,19 +22,25 @@ class StopChecker:
         decisions: the log so far, of which the list is shared.
         completed: checkpoint id -> its completion.
         objects: paths of everything on the disk.
-        before_the_end: command id -> generation whose run took it while the final snapshot was on its way; 0: it was
-            not.
+        before_the_end: command id -> generation whose run took it while the final snapshot was on its way (0: it was
+            not), and how many entries the log had then.
     """
 
     demand: Demand
     decisions: Sequence[Decision]
     completed: Mapping[int, Decision]
     objects: Collection[str]
-    before_the_end: dict[str, int] = field(default_factory=dict)
+    before_the_end: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def taken(self, command_id: str, generation: int, *, final_pending: bool) -> None:
         """A run takes a stop; `final_pending`: the final snapshot of the job is on its way."""
-        self.before_the_end[command_id] = generation if final_pending else 0
+        self.before_the_end[command_id] = generation if final_pending else 0, len(self.decisions)
+
+    def _was_tried(self, generation: int, entries: int) -> bool:
+        """A savepoint of a stop was claimed behind the first `entries`. An earlier checkpoint may have let subtasks
+        finish that had ended before it: then they finish one after the other before each of its savepoints."""
+        since = (d for d in self.decisions[entries:] if d.generation == generation and d.kind == "claim")
+        return any(d.data["kind"] == "stop-savepoint" for d in since)
 
     def answered(self, command: Command, result: CommandResult) -> None:
         """A stop has its answer; one of a driver that is fenced and does not know it is not judged."""
@@ -59,7 +65,8 @@ class StopChecker:
             kept = n in self.completed and self.completed[n].data["kind"] == "stop-savepoint"
             self._demand(kept, f"{what} with {n}")
         elif result.code == "job_ended" and "outcome" not in result.data:
-            too_late = self.before_the_end.get(command.command_id, 0) != result.generation
+            generation, entries = self.before_the_end.get(command.command_id, (0, 0))
+            too_late = generation != result.generation or self._was_tried(generation, entries)
             self._demand(too_late, f"{what}, though the final snapshot was still on its way")
         elif result.ok and "asked_mode" in result.data:
             self._demand(result.data["mode"] == "suspend", f"{what}, at the second try, with a drain")
