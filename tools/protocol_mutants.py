@@ -713,6 +713,7 @@ MUTANTS = (
         "tidegate.snapshot.redistribution",
         "        tables = [_in_range(table, place.key_groups) for table in tables]\n",
         "        pass\n",
+        tests=("unit/snapshot/test_redistribution.py", "unit/in_process/test_rescale.py"),
     ),
     Mutant(
         "a rescale gives every subtask all list rows",
