@@ -117,7 +117,8 @@ class CsvParser:
             return
         texts = self._read(text, dict.fromkeys([*zeros, *floats], pa.string()), quoted_nulls=True)
         for name in zeros:
-            _refuse(name, with_leading_zeros(_one(texts.column(name), pa.string())), "its leading zeros")
+            found = with_leading_zeros(_one(texts.column(name), pa.string()))
+            _refuse(name, found, "its hexadecimal form" if "x" in (found or "").lower() else "its leading zeros")
         for name in floats:
             _refuse(name, beyond_float(_one(texts.column(name), pa.string())), "digits")
 

@@ -39,6 +39,14 @@ def test_a_country_is_no_null_and_digits_stay_digits(tmp_path: Path) -> None:
         (["1.000000000000000056e-01"], pa.float64()),
         (["3.14159265358979323846"], pa.string()),
         (["1e400"], pa.string()),
+        ([" 007", "8"], pa.string()),
+        (['" 007"', "8"], pa.string()),
+        ([" 0.1234567890123456789", "1.5"], pa.string()),
+        (["\t9223372036854775808 ", "1"], pa.string()),
+        ([" 7", "8\t"], pa.int64()),
+        ([" 0.5 ", "\t1"], pa.float64()),
+        (["0x00FF", "0x10"], pa.string()),
+        ([" 0X1f", "1"], pa.string()),
     ],
 )
 def test_a_number_column_keeps_every_digit_or_is_text(tmp_path: Path, texts: list[str], expected: pa.DataType) -> None:
@@ -68,6 +76,9 @@ def test_a_json_number_that_no_column_type_holds_is_text_in_structs_too(tmp_path
     ("name", "head", "late", "said"),
     [
         ("csv", "zip\n1\n", "zip\n2\n007\n", r"b\.csv, offset 6.*column 'zip': '007' would lose its leading zeros"),
+        ("csv", "zip\n1\n", "zip\n2\n 007\n", r"b\.csv, offset 6.*' 007' would lose its leading zeros"),
+        ("csv", "id\n1\n", "id\n2\n0x10\n", r"b\.csv, offset 5.*'0x10' would lose its hexadecimal form"),
+        ("csv", "x\n1.5\n", "x\n 0.1234567890123456789\n", r"b\.csv, offset 2.*would lose digits"),
         ("csv", "x\n1.5\n", "x\n3.14159265358979323846\n", r"b\.csv, offset 2.*would lose digits"),
         ("csv", "n\n1\n", "n\n9223372036854775813\n", r"b\.csv, offset 2.*int64.*'9223372036854775813'"),
         ("jsonl", '{"x": 1.5}\n', '{"x": 3.14159265358979323846}\n', r"b\.jsonl, offset 0.*'x'.*would lose digits"),
