@@ -50,14 +50,26 @@ def format_of(path: str) -> FormatName | None:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Without metadata and dictionary encoding, all columns nullable; a column without a single value is a string."""
+    """Without metadata and dictionary encoding, all columns nullable; what has no single value, a
+    column or a part of one, is a string."""
     return pa.schema([pa.field(f.name, _plain_type(f.type)) for f in schema])
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else _without_null_types(kind)
+
+
+def _without_null_types(kind: pa.DataType) -> pa.DataType:
+    """Also in structs and lists."""
     if pa.types.is_null(kind):
         return pa.string()
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+    if pa.types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        return pa.struct([field.with_type(_without_null_types(field.type)) for field in fields])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return make(kind.value_field.with_type(_without_null_types(kind.value_type)))
+    return kind
 
 
 class FileFormat(Protocol):

@@ -107,6 +107,23 @@ def test_a_json_number_is_read_into_a_declared_string_as_it_is_written(tmp_path:
     assert read_all(Files(tmp_path, schema=pa.schema([("id", pa.string())]))).rows == [{"id": "1.50"}, {"id": "007"}]
 
 
+def test_what_is_null_or_empty_in_the_first_file_is_text_also_in_structs_and_lists(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", '{"tags": [], "a": {"c": null}, "l": [{"d": [null]}]}\n')
+    write(tmp_path / "b.jsonl", '{"tags": ["x"], "a": {"c": 5}, "l": [{"d": ["y"]}]}\n')
+    assert read_all(Files(tmp_path)).rows == [
+        {"tags": [], "a": {"c": None}, "l": [{"d": [None]}]},
+        {"tags": ["x"], "a": {"c": "5"}, "l": [{"d": ["y"]}]},
+    ]
+
+
+def test_nulls_in_a_parquet_struct_are_text_too(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        pq.write_table(pa.table({"s": [{"c": None, "l": [None]}]}), tmp_path / f"{name}.parquet")
+    source = Files(tmp_path)
+    assert source.schema().field("s").type == pa.struct([("c", pa.string()), ("l", pa.list_(pa.string()))])
+    assert read_all(source).rows == [{"s": {"c": None, "l": [None]}}] * 2
+
+
 # ------------------------------------------------------------ missing and new columns
 
 
