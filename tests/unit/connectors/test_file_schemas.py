@@ -124,6 +124,26 @@ def test_nulls_in_a_parquet_struct_are_text_too(tmp_path: Path) -> None:
     assert read_all(source).rows == [{"s": {"c": None, "l": [None]}}] * 2
 
 
+@pytest.mark.parametrize("beside", ["a", '""', '","""'])
+def test_a_quoted_null_text_is_no_null_whatever_stands_beside_it(tmp_path: Path, beside: str) -> None:
+    write(tmp_path / "a.csv", f'i,j,t\n1,"",{beside}\n"NA",1,b\nNA,2,c\n')
+    schema = pa.schema([("i", pa.int64()), ("j", pa.int64()), ("t", pa.string())])
+    found = read_all(Files(tmp_path, schema=schema, null_values=["", "NA"], on_bad_record="dead_letter"))
+    assert [(row["i"], row["j"]) for row in found.rows] == [(1, None), (None, 2)]
+    assert [(row["raw"], row["reason"]) for row in found.bad] == [
+        (b'"NA",1,b', "column 'i': CSV conversion error to int64: invalid value 'NA'")
+    ]
+    inferred = Files(tmp_path, null_values=["", "NA"])
+    assert inferred.schema().types == [pa.string(), pa.int64(), pa.string()]
+    assert [(row["i"], row["j"]) for row in read_all(inferred).rows] == [("1", None), ("NA", 1), (None, 2)]
+
+
+def test_a_number_in_quotes_that_is_a_null_text_keeps_its_value_beside_empty_quotes(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", 'n\n1\n"0"\n""\n0\n')
+    found = read_all(Files(tmp_path, schema=pa.schema([("n", pa.int64())]), null_values=["", "0"]))
+    assert [row["n"] for row in found.rows] == [1, 0, None, None]
+
+
 # ------------------------------------------------------------ missing and new columns
 
 
