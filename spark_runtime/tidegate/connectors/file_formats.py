@@ -15,7 +15,7 @@ from fsspec import AbstractFileSystem
 from tidegate.connectors.bad_records import BadRecord, refused
 from tidegate.connectors.csv_records import CsvHead, CsvParser, header_names, infer_csv
 from tidegate.connectors.file_errors import line_of, naming, shorter_than_before
-from tidegate.connectors.file_schema import FilePolicy, FileSchema, differences
+from tidegate.connectors.file_schema import FilePolicy, FileSchema, differences, refuse_doubled
 from tidegate.connectors.json_records import JsonHead, JsonParser, disagreeing_row, infer_json
 from tidegate.connectors.record_blocks import MAX_BLOCK_RECORDS, ByteStream, blocks, csv_ends
 from tidegate.connectors.storage import is_local
@@ -211,6 +211,7 @@ class CsvFormat:
             names, begin = self._header(filesystem, path, decode)
             if not names:
                 return
+            refuse_doubled(path, names, columns.emitted.names)
             told(
                 path,
                 missing=[name for name in columns.emitted.names if name not in names],

@@ -26,6 +26,7 @@ from tidegate.connectors.file_schema import (
     differences,
     missing_columns,
     new_columns,
+    refuse_doubled,
 )
 from tidegate.connectors.storage import absolute, is_local, open_filesystem
 from tidegate.connectors.text_records import Chunk
@@ -85,6 +86,10 @@ class FileSet:
             )
         if isinstance(columns, str):
             raise OptionError("A list of texts is needed, not one text", where="columns", remedy="Use [...]")
+        if columns is not None and not columns:
+            raise OptionError(
+                "no column is named", where="columns", remedy="Name columns, or leave columns= out for all"
+            )
         self.urls = tuple(absolute(path) for path in given)
         self._format_name = format
         self._given_schema = schema
@@ -118,6 +123,7 @@ class FileSet:
         if whole is None:
             whole = self._inferred()
         emitted = whole
+        refuse_doubled(self._from, whole.names, whole.names if self._columns is None else self._columns)
         if self._columns is not None:
             missing = [name for name in self._columns if name not in whole.names]
             if missing:
@@ -180,6 +186,7 @@ class FileSet:
         there = kind.fields(*self._at(file))
         if there is None:
             return
+        refuse_doubled(file.path, there.names, columns.emitted.names)
         unlike = differences(there, columns)
         if unlike.types and isinstance(kind, ParquetFormat):
             name, other, own = unlike.types[0]

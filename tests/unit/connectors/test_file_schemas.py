@@ -144,6 +144,26 @@ def test_a_number_in_quotes_that_is_a_null_text_keeps_its_value_beside_empty_quo
     assert [row["n"] for row in found.rows] == [1, 0, None, None]
 
 
+@pytest.mark.parametrize("schema", [None, pa.schema([("id", pa.int64()), ("amount", pa.int64())])])
+def test_a_column_that_is_read_and_comes_twice_is_refused(tmp_path: Path, schema: pa.Schema | None) -> None:
+    write(tmp_path / "a.csv", "id,amount,amount\n1,10,99\n")
+    with pytest.raises(PipelineError, match=r"2 columns 'amount'.*a\.csv"):
+        read_all(Files(tmp_path, schema=schema))
+    assert read_all(Files(tmp_path, schema=schema, columns=["id"])).rows == [{"id": 1}]
+
+
+def test_a_column_that_comes_twice_in_a_later_file_is_refused_at_the_start(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", "id,amount\n1,10\n")
+    write(tmp_path / "b.csv", "id,amount,amount\n1,10,99\n")
+    with pytest.raises(PipelineError, match=r"2 columns 'amount'.*b\.csv"):
+        Files(tmp_path).discover(1)
+
+
+def test_no_column_at_all_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="no column is named"):
+        Files(tmp_path, columns=[])
+
+
 # ------------------------------------------------------------ missing and new columns
 
 
