@@ -261,6 +261,13 @@ class JsonLinesFormat:
                     text = self._that_agree(text, path, begin, error)
         return None
 
+    def first_bad(self, filesystem: AbstractFileSystem, path: str) -> BadRecord | None:
+        """The first record in the head of the file that cannot be read with any schema."""
+        with naming(path), open_text(filesystem, path, self.policy.text) as stream:
+            rest, begin = after_mark(stream)
+            read = text_chunks(rest, JsonHead(), begin, self.policy.text.to_utf8, stop_at_bad=True)
+            return next((bad for chunk in read for bad in chunk.bad), None)
+
     def _that_agree(self, text: bytes, path: str, begin: int, error: Exception) -> bytes:
         """The objects before the first that has a member of another type than those before it: that one is bad."""
         row = disagreeing_row(error)

@@ -147,12 +147,25 @@ class FileSet:
         self._from = listed[0].path
         names = self.format(self._from).fields(*self._at(listed[0]))
         if names is None:
-            raise PipelineError(
-                "no file has a record, so that there is no schema",
-                where=self._from,
-                remedy="Declare schema=, or wait for data",
-            )
+            raise self._no_record()
         return names
+
+    def _no_record(self) -> PipelineError:
+        for file in self._listed():
+            kind = self.format(file.path)
+            bad = kind.first_bad(*self._at(file)) if isinstance(kind, JsonLinesFormat) else None
+            if bad is not None:
+                return PipelineError(
+                    "no file has a record that can be read, so that there is no schema",
+                    where=f"{file.path}, offset {bad.offset:,}",
+                    cause=f"the first bad record: {bad.reason}",
+                    remedy="Correct the file, check format= and encoding=, or declare schema=",
+                )
+        return PipelineError(
+            "no file has a record, so that there is no schema",
+            where=self._from,
+            remedy="Declare schema=, or wait for data",
+        )
 
     def side_outputs(self) -> Mapping[str, pa.Schema]:
         """See `Source.side_outputs`."""

@@ -164,6 +164,16 @@ def test_no_column_at_all_is_refused(tmp_path: Path) -> None:
         Files(tmp_path, columns=[])
 
 
+def test_a_file_of_bad_records_alone_is_no_wait_for_data(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", "\n")
+    write(tmp_path / "b.jsonl", '[{"a": 1}]\n{"a": 1}x\n')
+    with pytest.raises(PipelineError, match=r"can be read.*b\.jsonl, offset 0.*not a JSON object.*Correct the file"):
+        Files(tmp_path, on_bad_record="skip").schema()
+    write(tmp_path / "b.jsonl", "")
+    with pytest.raises(PipelineError, match="wait for data"):
+        Files(tmp_path, on_bad_record="skip").schema()
+
+
 # ------------------------------------------------------------ missing and new columns
 
 
