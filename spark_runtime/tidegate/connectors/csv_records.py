@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +23,8 @@ from tidegate.connectors.text_encoding import RecordError
 
 _COLUMN = re.compile(r"In CSV column #(\d+): ")
 _ROW = re.compile(r"Row #\d+: ")
+_QUOTED = re.compile(rb'(?:\A|(?<=[,\r\n]))(?:""(?=[,\r\n]|\Z)|("[^"]*(?:""[^"]*)*"))')
+"""A field in quotes; without the group: an empty one."""
 
 
 def header_names(line: bytes) -> list[str]:
@@ -85,9 +88,12 @@ class CsvParser:
         try:
             table = self._read(text, self._types)
         except pa.ArrowInvalid:
-            if not self._others or b'""' not in text:
+            if not self._others:
                 raise
-            table = self._with_empty_quotes(text)
+            other, null_values = _empty_quotes_as_null(text, self._null_values)
+            if other == text:
+                raise
+            table = self._with_empty_quotes(text, other, null_values)
         self._refuse_losses(text)
         rows = table.num_rows
         columns = [
@@ -100,10 +106,10 @@ class CsvParser:
         """See `TextParser`."""
         return _reason(error, self._names)
 
-    def _with_empty_quotes(self, text: bytes) -> pa.Table:
+    def _with_empty_quotes(self, text: bytes, other: bytes, null_values: Sequence[str]) -> pa.Table:
         """In quotes nothing is an empty string where the column is text, and null where it is not."""
         table = self._read(text, {name: _text_of(kind) for name, kind in self._types.items()})
-        unquoted = self._read(text, {field.name: field.type for field in self._others}, quoted_nulls=True)
+        unquoted = read_csv(other, self._names, null_values, {field.name: field.type for field in self._others})
         for field in self._others:
             place = table.schema.get_field_index(field.name)
             table = table.set_column(place, field, unquoted.column(field.name))
@@ -115,14 +121,15 @@ class CsvParser:
         floats = self._floats if self._floats and may_lose_digits(text) else []
         if not zeros and not floats:
             return
-        texts = self._read(text, dict.fromkeys([*zeros, *floats], pa.string()), quoted_nulls=True)
+        texts = self._read(text, dict.fromkeys([*zeros, *floats], pa.string()))
         for name in zeros:
-            _refuse(name, with_leading_zeros(_one(texts.column(name), pa.string())), "its leading zeros")
+            found = with_leading_zeros(_one(texts.column(name), pa.string()))
+            _refuse(name, found, "its hexadecimal form" if "x" in (found or "").lower() else "its leading zeros")
         for name in floats:
             _refuse(name, beyond_float(_one(texts.column(name), pa.string())), "digits")
 
-    def _read(self, text: bytes, types: dict[str, pa.DataType], *, quoted_nulls: bool = False) -> pa.Table:
-        return read_csv(text, self._names, self._null_values, types, quoted_nulls=quoted_nulls)
+    def _read(self, text: bytes, types: dict[str, pa.DataType]) -> pa.Table:
+        return read_csv(text, self._names, self._null_values, types)
 
 
 def read_csv(
@@ -130,8 +137,6 @@ def read_csv(
     names: Sequence[str],
     null_values: Sequence[str],
     types: dict[str, pa.DataType] | None = None,
-    *,
-    quoted_nulls: bool = False,
 ) -> pa.Table:
     """Records as Arrow reads them. Args: types: of the columns to read; None: all, of the types that Arrow finds."""
     convert: dict[str, Any] = {}
@@ -144,7 +149,7 @@ def read_csv(
         convert_options=pa_csv.ConvertOptions(
             null_values=list(null_values),
             strings_can_be_null=True,
-            quoted_strings_can_be_null=quoted_nulls,
+            quoted_strings_can_be_null=False,
             **convert,
         ),
     )
@@ -152,9 +157,10 @@ def read_csv(
 
 def infer_csv(text: bytes, names: Sequence[str], null_values: Sequence[str]) -> pa.Schema:
     """The types of records, as Arrow finds them, but for numbers that would lose digits: they are strings."""
-    found = read_csv(text, names, null_values, quoted_nulls=True).schema
+    text, null_values = _empty_quotes_as_null(text, null_values)
+    found = read_csv(text, names, null_values).schema
     numbers = [f.name for f in found if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)]
-    texts = read_csv(text, names, null_values, dict.fromkeys(numbers, pa.string()), quoted_nulls=True)
+    texts = read_csv(text, names, null_values, dict.fromkeys(numbers, pa.string()))
     for place, field in enumerate(found):
         if field.name in numbers:
             column = _one(texts.column(field.name), pa.string())
@@ -164,6 +170,15 @@ def infer_csv(text: bytes, names: Sequence[str], null_values: Sequence[str]) -> 
             if lost:
                 found = found.set(place, field.with_type(pa.string()))
     return found
+
+
+def _empty_quotes_as_null(text: bytes, null_values: Sequence[str]) -> tuple[bytes, Sequence[str]]:
+    """The text with another one in place of each empty text in quotes, and that too among the null values: Arrow takes
+    all of them for null in quotes, or none."""
+    if "" not in null_values or b'""' not in text:
+        return text, null_values
+    null = next(mark for mark in (b"\x1a" * length for length in itertools.count(1)) if mark not in text)
+    return _QUOTED.sub(lambda match: match[1] or null, text), [*null_values, null.decode()]
 
 
 def _reason(error: Exception, names: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from fsspec import AbstractFileSystem
 from tidegate.connectors.bad_records import BadRecord, refused
 from tidegate.connectors.csv_records import CsvHead, CsvParser, header_names, infer_csv
 from tidegate.connectors.file_errors import line_of, naming, shorter_than_before
-from tidegate.connectors.file_schema import FilePolicy, FileSchema, differences
+from tidegate.connectors.file_schema import FilePolicy, FileSchema, differences, refuse_doubled
 from tidegate.connectors.json_records import JsonHead, JsonParser, disagreeing_row, infer_json
 from tidegate.connectors.record_blocks import MAX_BLOCK_RECORDS, ByteStream, blocks, csv_ends
 from tidegate.connectors.storage import is_local
@@ -50,14 +50,26 @@ def format_of(path: str) -> FormatName | None:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Without metadata and dictionary encoding, all columns nullable; a column without a single value is a string."""
+    """Without metadata and dictionary encoding, all columns nullable; what has no single value, a
+    column or a part of one, is a string."""
     return pa.schema([pa.field(f.name, _plain_type(f.type)) for f in schema])
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else _without_null_types(kind)
+
+
+def _without_null_types(kind: pa.DataType) -> pa.DataType:
+    """Also in structs and lists."""
     if pa.types.is_null(kind):
         return pa.string()
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+    if pa.types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        return pa.struct([field.with_type(_without_null_types(field.type)) for field in fields])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return make(kind.value_field.with_type(_without_null_types(kind.value_type)))
+    return kind
 
 
 class FileFormat(Protocol):
@@ -199,6 +211,7 @@ class CsvFormat:
             names, begin = self._header(filesystem, path, decode)
             if not names:
                 return
+            refuse_doubled(path, names, columns.emitted.names)
             told(
                 path,
                 missing=[name for name in columns.emitted.names if name not in names],
@@ -247,6 +260,13 @@ class JsonLinesFormat:
                 except pa.ArrowInvalid as error:
                     text = self._that_agree(text, path, begin, error)
         return None
+
+    def first_bad(self, filesystem: AbstractFileSystem, path: str) -> BadRecord | None:
+        """The first record in the head of the file that cannot be read with any schema."""
+        with naming(path), open_text(filesystem, path, self.policy.text) as stream:
+            rest, begin = after_mark(stream)
+            read = text_chunks(rest, JsonHead(), begin, self.policy.text.to_utf8, stop_at_bad=True)
+            return next((bad for chunk in read for bad in chunk.bad), None)
 
     def _that_agree(self, text: bytes, path: str, begin: int, error: Exception) -> bytes:
         """The objects before the first that has a member of another type than those before it: that one is bad."""

@@ -143,6 +143,18 @@ def missing_columns(path: str, against: str, names: Sequence[str]) -> PipelineEr
     )
 
 
+def refuse_doubled(path: str, names: Sequence[str], wanted: Sequence[str]) -> None:
+    """Raises PipelineError when a column that is read comes twice in a file."""
+    for name in wanted:
+        if names.count(name) > 1:
+            raise PipelineError(
+                f"there are {names.count(name)} columns {name!r}",
+                where=path,
+                cause=f"the columns are {', '.join(names)}",
+                remedy="Give each column its own name, or leave this one out with columns=",
+            )
+
+
 def new_columns(path: str, against: str, names: Sequence[str]) -> PipelineError:
     """A file has columns that are not known, and that is not allowed."""
     return PipelineError(

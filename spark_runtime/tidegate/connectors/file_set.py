@@ -26,6 +26,7 @@ from tidegate.connectors.file_schema import (
     differences,
     missing_columns,
     new_columns,
+    refuse_doubled,
 )
 from tidegate.connectors.storage import absolute, is_local, open_filesystem
 from tidegate.connectors.text_records import Chunk
@@ -85,6 +86,10 @@ class FileSet:
             )
         if isinstance(columns, str):
             raise OptionError("A list of texts is needed, not one text", where="columns", remedy="Use [...]")
+        if columns is not None and not columns:
+            raise OptionError(
+                "no column is named", where="columns", remedy="Name columns, or leave columns= out for all"
+            )
         self.urls = tuple(absolute(path) for path in given)
         self._format_name = format
         self._given_schema = schema
@@ -118,6 +123,7 @@ class FileSet:
         if whole is None:
             whole = self._inferred()
         emitted = whole
+        refuse_doubled(self._from, whole.names, whole.names if self._columns is None else self._columns)
         if self._columns is not None:
             missing = [name for name in self._columns if name not in whole.names]
             if missing:
@@ -141,12 +147,25 @@ class FileSet:
         self._from = listed[0].path
         names = self.format(self._from).fields(*self._at(listed[0]))
         if names is None:
-            raise PipelineError(
-                "no file has a record, so that there is no schema",
-                where=self._from,
-                remedy="Declare schema=, or wait for data",
-            )
+            raise self._no_record()
         return names
+
+    def _no_record(self) -> PipelineError:
+        for file in self._listed():
+            kind = self.format(file.path)
+            bad = kind.first_bad(*self._at(file)) if isinstance(kind, JsonLinesFormat) else None
+            if bad is not None:
+                return PipelineError(
+                    "no file has a record that can be read, so that there is no schema",
+                    where=f"{file.path}, offset {bad.offset:,}",
+                    cause=f"the first bad record: {bad.reason}",
+                    remedy="Correct the file, check format= and encoding=, or declare schema=",
+                )
+        return PipelineError(
+            "no file has a record, so that there is no schema",
+            where=self._from,
+            remedy="Declare schema=, or wait for data",
+        )
 
     def side_outputs(self) -> Mapping[str, pa.Schema]:
         """See `Source.side_outputs`."""
@@ -180,6 +199,7 @@ class FileSet:
         there = kind.fields(*self._at(file))
         if there is None:
             return
+        refuse_doubled(file.path, there.names, columns.emitted.names)
         unlike = differences(there, columns)
         if unlike.types and isinstance(kind, ParquetFormat):
             name, other, own = unlike.types[0]

@@ -22,6 +22,10 @@ _CHANGED = re.compile(r"changed from \w+ to \w+ in row (\d+)")
 """In Arrow's errors: a field that the schema lacks; a number where it has a string; any other type than before."""
 
 
+_MAX_DEPTH = 200
+"""Of objects and lists in each other: Python reads some hundreds only, and how many depends on who calls."""
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+
 _TEXT = pa.schema([("text", pa.binary())])
 
 
@@ -163,11 +167,16 @@ def _type_with_strings(kind: pa.DataType, path: str, paths: set[str]) -> pa.Data
 
 def _refuse_other_values(text: bytes) -> int:
     """The number of lines with something on them. RecordError when one does not begin as an object: Arrow would take
-    `null` for a row of nulls, or die of it."""
+    `null` for a row of nulls, or die of it. Also when one is nested too deeply."""
     data = np.frombuffer(text, np.uint8)
     if not len(data):
         return 0
-    begins = np.concatenate([[0], line_ends(text, True)[:-1]])
+    ends = line_ends(text, True)
+    begins = np.concatenate([[0], ends[:-1]])
+    opened = np.searchsorted(np.flatnonzero((data | 32) == 123), np.append(begins, len(data)))
+    for place in np.flatnonzero(np.diff(opened) > _MAX_DEPTH).tolist():
+        if _depth(text[begins[place] : ends[place]]) > _MAX_DEPTH:
+            raise RecordError(f"it is nested too deeply: more than {_MAX_DEPTH} objects and lists in each other")
     first = data[begins]
     blank = (first == 10) | (first == 13)
     odd = ~blank & (first != 123)
@@ -178,6 +187,12 @@ def _refuse_other_values(text: bytes) -> int:
         if not line.startswith(b"{"):
             raise RecordError("it is not a JSON object, one of which makes a line")
     return len(lines)
+
+
+def _depth(line: bytes) -> int:
+    """The most objects and lists in each other. `[` and `{` differ in one bit only, as do their ends."""
+    marks = np.frombuffer(_STRING.sub(b"", line), np.uint8) | 32
+    return int(np.cumsum((marks == 123).astype(np.int64) - (marks == 125)).max(initial=0))
 
 
 def _refuse_others_beside(text: bytes) -> None:

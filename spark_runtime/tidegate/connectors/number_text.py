@@ -4,6 +4,7 @@ they say no; only what they find suspicious is read number by number."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from decimal import Context, Decimal, InvalidOperation
 from typing import TypeAlias
@@ -20,8 +21,11 @@ _PIECE_BYTES, _OVERLAP_BYTES = 65_536, 16
 """The overlap holds every pattern that is looked for, less a byte."""
 _LARGE_EXPONENT = 5
 """Least length of a number with one, such as `1e400`."""
-_NUMBER = r"^[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?$"
-_LEADING_ZERO = "^[-+]?0[0-9]"
+_NUMBER = r"^[ \t]*[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?[ \t]*$"
+"""With the blanks and tabs around it that Arrow passes over."""
+_LEADING_ZERO = r"^[ \t]*[-+]?0[0-9xX]"
+"""Arrow reads `0x00ff` as a hexadecimal number."""
+_PADDED_ZERO = re.compile(rb"""[,\n\r"][ \t]+[-+]?0[0-9xX]""")
 _EXACTLY = Context(prec=1_200)
 """Digits of any float, and of the difference of two."""
 _INTEGER_DIGITS = 18
@@ -111,19 +115,31 @@ def _strings(characters: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64]) 
 
 
 def may_have_leading_zeros(text: bytes) -> bool:
-    """Some CSV field begins with a zero and another digit, behind a sign or not."""
-    return any(map(_any_leading_zero, _pieces(np.frombuffer(b"\n\n" + text, np.uint8))))
+    """Some CSV field begins with a zero and another digit or an `x`, after blanks, tabs and a sign or not."""
+    lines = b"\n\n" + text
+    data = np.frombuffer(lines, np.uint8)
+    if any(map(_any_leading_zero, _pieces(data))):
+        return True
+    return any(map(_any_zero_after_blank, _pieces(data))) and _PADDED_ZERO.search(lines) is not None
 
 
 def _any_leading_zero(data: npt.NDArray[np.uint8]) -> bool:
-    zero = (data[2:-1] == 48) & ((data[3:] - np.uint8(48)) < 10)
-    begins = (data == 44) | (data == 10) | (data == 34) | (data == 13)
+    return _any_zero_after(data, (data == 44) | (data == 10) | (data == 34) | (data == 13))
+
+
+def _any_zero_after_blank(data: npt.NDArray[np.uint8]) -> bool:
+    """Most are the hours in `2026-01-02 03:04`."""
+    return _any_zero_after(data, (data == 32) | (data == 9))
+
+
+def _any_zero_after(data: npt.NDArray[np.uint8], begins: Mask) -> bool:
+    zero = (data[2:-1] == 48) & (((data[3:] - np.uint8(48)) < 10) | ((data[3:] | 32) == 120))
     signed = ((data[1:-2] == 43) | (data[1:-2] == 45)) & begins[:-3]
     return bool((zero & (begins[1:-2] | signed)).any())
 
 
 def with_leading_zeros(texts: pa.Array) -> str | None:
-    """The first of these texts of whole numbers that has leading zeros."""
+    """The first of these texts of whole numbers that has leading zeros, or is hexadecimal."""
     found = texts.filter(pc.match_substring_regex(texts, _LEADING_ZERO).fill_null(False))
     return str(found[0]) if len(found) else None
 
@@ -135,7 +151,7 @@ def beyond_float(texts: pa.Array) -> str | None:
 
 def all_whole(texts: pa.Array) -> bool:
     """Only whole numbers: in a column that is no 64-bit integer, some are longer, also where a float keeps them."""
-    return bool(pc.all(pc.match_substring_regex(texts, "^ *[-+]?[0-9]+ *$")).as_py())
+    return bool(pc.all(pc.match_substring_regex(texts, r"^[ \t]*[-+]?[0-9]+[ \t]*$")).as_py())
 
 
 def _first_lost(texts: pa.Array) -> str | None:
@@ -143,7 +159,7 @@ def _first_lost(texts: pa.Array) -> str | None:
     try:
         numbers = texts.cast(pa.float64())
     except pa.ArrowInvalid:
-        texts = texts.filter(pc.match_substring_regex(texts, _NUMBER).fill_null(False))
+        texts = pc.utf8_trim(texts.filter(pc.match_substring_regex(texts, _NUMBER).fill_null(False)), " \t")
         numbers = texts.cast(pa.float64())
     again = numbers.cast(pa.string())
     unlike = texts.filter(pc.invert(pc.equal(again, texts).fill_null(False)))

@@ -77,6 +77,7 @@ def test_text_in_a_parquet_file_that_is_none_is_a_bad_record(tmp_path: Path) -> 
         ("a.jsonl", GOOD_JSON, "[1, 2]", "not a JSON object"),
         ("a.jsonl", GOOD_JSON, '{"n": 1, "s": "x"} null', "not a JSON object"),
         ("a.jsonl", GOOD_JSON, "this is no JSON", "not a JSON object"),
+        ("a.jsonl", GOOD_JSON, '{"d": ' + "[" * 1500 + "]" * 1500 + "}", "nested too deeply"),
         ("a.csv", GOOD_CSV, "1,x,more", "Expected 2 columns, got 3"),
         ("a.csv", GOOD_CSV, "1", "Expected 2 columns, got 1"),
         ("a.csv", GOOD_CSV, "one,x", "column 'n'.*invalid value 'one'"),
@@ -203,3 +204,16 @@ def test_a_position_of_the_version_before_is_read_on_from(tmp_path: Path) -> Non
     )
     source = Replay(tmp_path / "a.parquet", time_column="n", at_end="end")
     assert [row["n"] for row in read_all(source, [played]).rows] == list(range(20, 50))
+
+
+def test_brackets_in_strings_and_beside_each_other_are_not_deep(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", json.dumps({"s": '["\\' * 500, "l": [[]] * 500, "x": 1.5}) + "\n")
+    assert [row["x"] for row in read_all(Files(tmp_path)).rows] == [1.5]
+
+
+def test_a_deeply_nested_record_beside_numbers_to_look_at_is_skipped(tmp_path: Path) -> None:
+    """Types are found without it: Python, which looks at the digits of numbers, would not read it."""
+    deep = '{"d": ' + "[" * 1500 + "]" * 1500 + "}\n"
+    write(tmp_path / "a.jsonl", '{"a": 1.5}\n' + deep + '{"a": 2.5}\n')
+    found = read_all(Files(tmp_path, on_bad_record="skip"))
+    assert (found.rows, found.counters) == ([{"a": 1.5}, {"a": 2.5}], {"bad_records": 1})

@@ -39,6 +39,14 @@ def test_a_country_is_no_null_and_digits_stay_digits(tmp_path: Path) -> None:
         (["1.000000000000000056e-01"], pa.float64()),
         (["3.14159265358979323846"], pa.string()),
         (["1e400"], pa.string()),
+        ([" 007", "8"], pa.string()),
+        (['" 007"', "8"], pa.string()),
+        ([" 0.1234567890123456789", "1.5"], pa.string()),
+        (["\t9223372036854775808 ", "1"], pa.string()),
+        ([" 7", "8\t"], pa.int64()),
+        ([" 0.5 ", "\t1"], pa.float64()),
+        (["0x00FF", "0x10"], pa.string()),
+        ([" 0X1f", "1"], pa.string()),
     ],
 )
 def test_a_number_column_keeps_every_digit_or_is_text(tmp_path: Path, texts: list[str], expected: pa.DataType) -> None:
@@ -68,6 +76,9 @@ def test_a_json_number_that_no_column_type_holds_is_text_in_structs_too(tmp_path
     ("name", "head", "late", "said"),
     [
         ("csv", "zip\n1\n", "zip\n2\n007\n", r"b\.csv, offset 6.*column 'zip': '007' would lose its leading zeros"),
+        ("csv", "zip\n1\n", "zip\n2\n 007\n", r"b\.csv, offset 6.*' 007' would lose its leading zeros"),
+        ("csv", "id\n1\n", "id\n2\n0x10\n", r"b\.csv, offset 5.*'0x10' would lose its hexadecimal form"),
+        ("csv", "x\n1.5\n", "x\n 0.1234567890123456789\n", r"b\.csv, offset 2.*would lose digits"),
         ("csv", "x\n1.5\n", "x\n3.14159265358979323846\n", r"b\.csv, offset 2.*would lose digits"),
         ("csv", "n\n1\n", "n\n9223372036854775813\n", r"b\.csv, offset 2.*int64.*'9223372036854775813'"),
         ("jsonl", '{"x": 1.5}\n', '{"x": 3.14159265358979323846}\n', r"b\.jsonl, offset 0.*'x'.*would lose digits"),
@@ -94,6 +105,73 @@ def test_a_declared_type_is_the_users_word(tmp_path: Path) -> None:
 def test_a_json_number_is_read_into_a_declared_string_as_it_is_written(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", '{"id": 1.50, "more": 1}\n{"id": "007"}\n')
     assert read_all(Files(tmp_path, schema=pa.schema([("id", pa.string())]))).rows == [{"id": "1.50"}, {"id": "007"}]
+
+
+def test_what_is_null_or_empty_in_the_first_file_is_text_also_in_structs_and_lists(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", '{"tags": [], "a": {"c": null}, "l": [{"d": [null]}]}\n')
+    write(tmp_path / "b.jsonl", '{"tags": ["x"], "a": {"c": 5}, "l": [{"d": ["y"]}]}\n')
+    assert read_all(Files(tmp_path)).rows == [
+        {"tags": [], "a": {"c": None}, "l": [{"d": [None]}]},
+        {"tags": ["x"], "a": {"c": "5"}, "l": [{"d": ["y"]}]},
+    ]
+
+
+def test_nulls_in_a_parquet_struct_are_text_too(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        pq.write_table(pa.table({"s": [{"c": None, "l": [None]}]}), tmp_path / f"{name}.parquet")
+    source = Files(tmp_path)
+    assert source.schema().field("s").type == pa.struct([("c", pa.string()), ("l", pa.list_(pa.string()))])
+    assert read_all(source).rows == [{"s": {"c": None, "l": [None]}}] * 2
+
+
+@pytest.mark.parametrize("beside", ["a", '""', '","""'])
+def test_a_quoted_null_text_is_no_null_whatever_stands_beside_it(tmp_path: Path, beside: str) -> None:
+    write(tmp_path / "a.csv", f'i,j,t\n1,"",{beside}\n"NA",1,b\nNA,2,c\n')
+    schema = pa.schema([("i", pa.int64()), ("j", pa.int64()), ("t", pa.string())])
+    found = read_all(Files(tmp_path, schema=schema, null_values=["", "NA"], on_bad_record="dead_letter"))
+    assert [(row["i"], row["j"]) for row in found.rows] == [(1, None), (None, 2)]
+    assert [(row["raw"], row["reason"]) for row in found.bad] == [
+        (b'"NA",1,b', "column 'i': CSV conversion error to int64: invalid value 'NA'")
+    ]
+    inferred = Files(tmp_path, null_values=["", "NA"])
+    assert inferred.schema().types == [pa.string(), pa.int64(), pa.string()]
+    assert [(row["i"], row["j"]) for row in read_all(inferred).rows] == [("1", None), ("NA", 1), (None, 2)]
+
+
+def test_a_number_in_quotes_that_is_a_null_text_keeps_its_value_beside_empty_quotes(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", 'n\n1\n"0"\n""\n0\n')
+    found = read_all(Files(tmp_path, schema=pa.schema([("n", pa.int64())]), null_values=["", "0"]))
+    assert [row["n"] for row in found.rows] == [1, 0, None, None]
+
+
+@pytest.mark.parametrize("schema", [None, pa.schema([("id", pa.int64()), ("amount", pa.int64())])])
+def test_a_column_that_is_read_and_comes_twice_is_refused(tmp_path: Path, schema: pa.Schema | None) -> None:
+    write(tmp_path / "a.csv", "id,amount,amount\n1,10,99\n")
+    with pytest.raises(PipelineError, match=r"2 columns 'amount'.*a\.csv"):
+        read_all(Files(tmp_path, schema=schema))
+    assert read_all(Files(tmp_path, schema=schema, columns=["id"])).rows == [{"id": 1}]
+
+
+def test_a_column_that_comes_twice_in_a_later_file_is_refused_at_the_start(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", "id,amount\n1,10\n")
+    write(tmp_path / "b.csv", "id,amount,amount\n1,10,99\n")
+    with pytest.raises(PipelineError, match=r"2 columns 'amount'.*b\.csv"):
+        Files(tmp_path).discover(1)
+
+
+def test_no_column_at_all_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="no column is named"):
+        Files(tmp_path, columns=[])
+
+
+def test_a_file_of_bad_records_alone_is_no_wait_for_data(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", "\n")
+    write(tmp_path / "b.jsonl", '[{"a": 1}]\n{"a": 1}x\n')
+    with pytest.raises(PipelineError, match=r"can be read.*b\.jsonl, offset 0.*not a JSON object.*Correct the file"):
+        Files(tmp_path, on_bad_record="skip").schema()
+    write(tmp_path / "b.jsonl", "")
+    with pytest.raises(PipelineError, match="wait for data"):
+        Files(tmp_path, on_bad_record="skip").schema()
 
 
 # ------------------------------------------------------------ missing and new columns

@@ -25,7 +25,13 @@ def test_a_float_as_it_is_printed_loses_nothing(number: float) -> None:
         ("007", True),
         ("a,-007", True),
         ('"00"', True),
+        (" 007", True),
+        ("a,\t-007", True),
+        ('" 00"', True),
+        ("0x00FF", True),
+        ("a,-0Xff", True),
         ("0,0.5", False),
+        ("2026-01-02 03:04:05", False),
         ("2026-01-02T03:04:05Z", False),
         ("100", False),
     ],
@@ -40,5 +46,6 @@ def test_a_number_is_found_wherever_it_stands_in_a_block(place: int) -> None:
     assert may_lose_digits(before + b",9007199254740993" + behind)
     assert may_lose_digits(before + b",1e400" + behind)
     assert may_have_leading_zeros(before + b",-07" + behind)
+    assert may_have_leading_zeros(before + b", \t -07" + behind)
     assert not may_lose_digits(before + b",12345" + behind)
     assert not may_have_leading_zeros(before + b",10" + behind)
