@@ -146,7 +146,7 @@ def disagreeing_row(error: Exception) -> int | None:
 
 def infer_json(text: bytes) -> pa.Schema:
     """The types of objects, as Arrow finds them, but for numbers that would lose digits and times of which some have a
-    zone: they are strings.
+    zone and some have none: they are strings. Times that all have one are times in UTC.
 
     Raises:
         RecordError, ArrowInvalid: a record is no object, or no JSON.
@@ -197,18 +197,23 @@ def _times_as_text(kind: pa.DataType) -> pa.DataType:
 
 
 def _without_zoned(texts: pa.Array, kind: pa.DataType) -> pa.DataType:
-    """The type, with strings for times where some of these texts has a zone, such as `Z`."""
+    """The type, with UTC for times that all have a zone, such as `Z`, and strings where only some have one."""
     if pa.types.is_struct(kind):
         fields = [kind.field(i) for i in range(kind.num_fields)]
         return pa.struct([f.with_type(_without_zoned(texts.field(f.name), f.type)) for f in fields])
     if pa.types.is_list(kind):
         return pa.list_(_without_zoned(texts.flatten(), kind.value_type))
     if pa.types.is_timestamp(kind):
-        try:
-            texts.cast(kind)
-        except pa.ArrowInvalid:
-            return pa.string()
+        return next((found for found in (kind, pa.timestamp(kind.unit, "UTC")) if _fits(texts, found)), pa.string())
     return kind
+
+
+def _fits(texts: pa.Array, kind: pa.DataType) -> bool:
+    try:
+        texts.cast(kind)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 # ------------------------------------------------------------ what is no object

@@ -117,9 +117,10 @@ def test_a_json_time_with_a_zone_is_never_taken_for_one_without(tmp_path: Path, 
     second = {"t": plain, "z": zoned, "m": zoned, "s": {"l": [], "t": None, "n": None}}
     write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in (first, second)))
     ten = datetime(2024, 6, 1, 10)
+    instant = datetime.fromisoformat(zoned)
     assert read_all(Files(tmp_path)).rows == [
-        first | {"t": ten, "s": {"l": [plain, zoned], "t": ten, "n": None}},
-        second | {"t": ten},
+        first | {"t": ten, "z": instant, "s": {"l": [plain, zoned], "t": ten, "n": None}},
+        second | {"t": ten, "z": instant},
     ]
     for name, late in (("b", first | {"t": zoned}), ("c", first | {"s": {"l": [], "t": zoned, "n": None}})):
         write(tmp_path / f"{name}.jsonl", json.dumps(first) + "\n" + json.dumps(late) + "\n")
