@@ -65,7 +65,8 @@ class JsonParser:
     def __init__(self, columns: FileSchema, on_new: Callable[[Sequence[str]], None] | None) -> None:
         self.schema = columns.emitted
         self._columns = columns
-        self._read_as = columns.emitted if on_new is None else columns.known
+        self._times = [f.name for f in columns.emitted if columns.inferred and _holds_time(f.type)]
+        self._read_as = self._with_times_as_text(columns.emitted if on_new is None else columns.known)
         self._on_new = on_new
         self._has_strings = any(map(_holds_string, columns.emitted.types))
         self._keeps_digits = columns.inferred and any(map(_holds_float, columns.emitted.types))
@@ -82,12 +83,25 @@ class JsonParser:
             _refuse_others_beside(text)
         if self._keeps_digits and may_lose_digits(text):
             self._refuse_losses(text)
-        columns = [_one(table.column(field.name), field.type) for field in self.schema]
+        columns = [self._column(table, field) for field in self.schema]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def reason(self, error: Exception, text: bytes) -> str:
         """See `TextParser`."""
         return _reason(error, text)
+
+    def _with_times_as_text(self, schema: pa.Schema) -> pa.Schema:
+        """Arrow's reader takes `10:00+02:00` for 08:00 in a column without a zone; its cast refuses that."""
+        return pa.schema([f.with_type(_times_as_text(f.type)) if f.name in self._times else f for f in schema])
+
+    def _column(self, table: pa.Table, field: pa.Field) -> pa.Array:
+        if field.name not in self._times:
+            return _one(table.column(field.name), field.type)
+        try:
+            return _one(table.column(field.name), _times_as_text(field.type)).cast(field.type)
+        except pa.ArrowInvalid as error:
+            why = str(error).rstrip(".")
+            raise RecordError(f"field {field.name!r}: {why}; declare the field in schema=, as a string") from error
 
     def _read(self, text: bytes, *, quoted: bool = False) -> pa.Table:
         try:
@@ -96,7 +110,7 @@ class JsonParser:
             if self._on_new is not None and _UNEXPECTED in str(error):
                 new = differences(read_json(text, None, "infer").schema, self._columns).new
                 self._on_new(new)
-                self._on_new, self._read_as = None, self._columns.emitted
+                self._on_new, self._read_as = None, self._with_times_as_text(self._columns.emitted)
                 return self._read(text, quoted=quoted)
             if self._has_strings and not quoted and _TO_NUMBER in str(error):
                 return self._read(_numbers_quoted(text, self._read_as), quoted=True)
@@ -131,13 +145,17 @@ def disagreeing_row(error: Exception) -> int | None:
 
 
 def infer_json(text: bytes) -> pa.Schema:
-    """The types of objects, as Arrow finds them, but for numbers that would lose digits: they are strings.
+    """The types of objects, as Arrow finds them, but for numbers that would lose digits and times of which some have a
+    zone and some have none: they are strings. Times that all have one are times in UTC.
 
     Raises:
         RecordError, ArrowInvalid: a record is no object, or no JSON.
     """
     _refuse_other_values(text)
     found = read_json(text, None, "infer").schema
+    if any(map(_holds_time, found.types)):
+        texts = read_json(text, pa.schema([f.with_type(_times_as_text(f.type)) for f in found]), "error")
+        found = pa.schema([f.with_type(_without_zoned(_one(texts[f.name], texts[f.name].type), f.type)) for f in found])
     if not any(map(_holds_float, found.types)):
         return found
     numbers: dict[str, list[str]] = {}
@@ -160,6 +178,42 @@ def _type_with_strings(kind: pa.DataType, path: str, paths: set[str]) -> pa.Data
     if pa.types.is_list(kind):
         return pa.list_(_type_with_strings(kind.value_type, path, paths))
     return pa.string() if path in paths and pa.types.is_floating(kind) else kind
+
+
+# ------------------------------------------------------------ times
+
+
+def _holds_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind)) or any(_holds_time(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def _times_as_text(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        return pa.struct([field.with_type(_times_as_text(field.type)) for field in fields])
+    if pa.types.is_list(kind):
+        return pa.list_(_times_as_text(kind.value_type))
+    return pa.string() if pa.types.is_timestamp(kind) else kind
+
+
+def _without_zoned(texts: pa.Array, kind: pa.DataType) -> pa.DataType:
+    """The type, with UTC for times that all have a zone, such as `Z`, and strings where only some have one."""
+    if pa.types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        return pa.struct([f.with_type(_without_zoned(texts.field(f.name), f.type)) for f in fields])
+    if pa.types.is_list(kind):
+        return pa.list_(_without_zoned(texts.flatten(), kind.value_type))
+    if pa.types.is_timestamp(kind):
+        return next((found for found in (kind, pa.timestamp(kind.unit, "UTC")) if _fits(texts, found)), pa.string())
+    return kind
+
+
+def _fits(texts: pa.Array, kind: pa.DataType) -> bool:
+    try:
+        texts.cast(kind)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 # ------------------------------------------------------------ what is no object

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +110,38 @@ def test_a_json_number_is_read_into_a_declared_string_as_it_is_written(tmp_path:
     assert read_all(Files(tmp_path, schema=pa.schema([("id", pa.string())]))).rows == [{"id": "1.50"}, {"id": "007"}]
 
 
+@pytest.mark.parametrize("zone", ["Z", "+02:00", "-0500", "+01"])
+def test_a_json_time_with_a_zone_is_never_taken_for_one_without(tmp_path: Path, zone: str) -> None:
+    plain, zoned = "2024-06-01T10:00:00", f"2024-06-01T10:00:00{zone}"
+    first = {"t": plain, "z": zoned, "m": plain, "s": {"l": [plain, zoned], "t": plain, "n": None}}
+    second = {"t": plain, "z": zoned, "m": zoned, "s": {"l": [], "t": None, "n": None}}
+    write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in (first, second)))
+    ten = datetime(2024, 6, 1, 10)
+    instant = datetime.fromisoformat(zoned)
+    assert read_all(Files(tmp_path)).rows == [
+        first | {"t": ten, "z": instant, "s": {"l": [plain, zoned], "t": ten, "n": None}},
+        second | {"t": ten, "z": instant},
+    ]
+    for name, late in (("b", first | {"t": zoned}), ("c", first | {"s": {"l": [], "t": zoned, "n": None}})):
+        write(tmp_path / f"{name}.jsonl", json.dumps(first) + "\n" + json.dumps(late) + "\n")
+        found = read_all(Files([tmp_path / "a.jsonl", tmp_path / f"{name}.jsonl"], on_bad_record="dead_letter"))
+        assert (len(found.rows), [row["offset"] for row in found.bad]) == (3, [len(json.dumps(first)) + 1])
+        assert re.search(rf"'[ts]': .*'{re.escape(zoned)}'.*expected no zone offset", found.bad[0]["reason"])
+
+
+def test_a_json_time_in_a_declared_type_is_the_users_word(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", '{"t": "2024-06-01T10:00:00+02:00"}\n')
+    found = read_all(Files(tmp_path, schema=pa.schema([("t", pa.timestamp("s"))])))
+    assert found.rows == [{"t": datetime(2024, 6, 1, 8)}]
+
+
+def test_a_json_number_is_no_time(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", '{"t": "2024-06-01", "s": "a"}\n')
+    write(tmp_path / "b.jsonl", '{"t": 20240602, "s": "a"}\n{"t": "2024-06-02", "s": 7}\n')
+    found = read_all(Files(tmp_path, on_bad_record="skip"))
+    assert found.rows == [{"t": datetime(2024, 6, 1), "s": "a"}, {"t": datetime(2024, 6, 2), "s": "7"}]
+
+
 def test_what_is_null_or_empty_in_the_first_file_is_text_also_in_structs_and_lists(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", '{"tags": [], "a": {"c": null}, "l": [{"d": [null]}]}\n')
     write(tmp_path / "b.jsonl", '{"tags": ["x"], "a": {"c": 5}, "l": [{"d": ["y"]}]}\n')
@@ -186,8 +221,6 @@ def files_of(tmp_path: Path, name: str, first: dict[str, Any], second: dict[str,
         elif name == "csv":
             write(tmp_path / f"{stem}.csv", f"{','.join(row)}\n{','.join(map(str, row.values()))}\n")
         else:
-            import json
-
             write(tmp_path / f"{stem}.jsonl", json.dumps(row) + "\n")
     return tmp_path
 
