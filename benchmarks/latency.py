@@ -3,7 +3,7 @@
     python benchmarks/latency.py [--write]
 
 Prints a table and, last, `latency: p99_5k=<ms> p99_20k=<ms> p99_200k=<ms> cores_20k=<n>` for two slots. Takes about
-a quarter of an hour.
+half an hour.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rates", type=int, nargs="*", choices=list(RATES), default=list(RATES))
     parser.add_argument("--slots", type=int, nargs="*", default=list(SLOTS))
     parser.add_argument("--seconds", type=float, default=15.0, help="length of the measured part (default: 15)")
-    parser.add_argument("--warm-up", type=float, default=8.0, help="seconds before it (default: 8)")
+    parser.add_argument("--warm-up", type=float, default=20.0, help="seconds before it (default: 20)")
     parser.add_argument("--engine", choices=("both", "tidegate", "structured-streaming"), default="both")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args(argv)
