@@ -66,7 +66,7 @@ class ExistingOutput:
 
     def begin(self) -> None:
         """Record that this lineage starts afresh and is to replace them. Without the record nothing is removed: a
-        restore, also under another id or with a changed pipeline, goes on beside what is there."""
+        restore, also under another id or with a changed pipeline, keeps what is there."""
         if not self._fs.exists(self._layout.replaces):
             self._fs.makedirs(os.path.dirname(self._layout.replaces), exist_ok=True)
             self._fs.pipe_file(self._layout.replaces, b'{"version": 1}')

@@ -103,7 +103,7 @@ class FileFormat(Protocol):
 
 
 class ToldFields(Protocol):
-    """Is told where a file differs from the schema."""
+    """Receives the differences between a file and the schema."""
 
     def __call__(self, path: str, *, missing: Sequence[str] = (), new: Sequence[str] = ()) -> None:
         """Raise where that is not allowed."""

@@ -43,7 +43,7 @@ CHECKED_CHUNKS = 64
 
 
 class Noted(Protocol):
-    """Is told what a file lacks, or has beyond the schema, where that is allowed."""
+    """Receives the columns that a file lacks, or has beyond the schema, where that is allowed."""
 
     def __call__(self, *, missing: Sequence[str], new: Sequence[str]) -> None:
         """By path of the column."""

@@ -72,7 +72,8 @@ class PendingCheckpoint:
         return EndRun(request.stop, self.checkpoint_id, self.path, request.request_id, uncommitted)
 
     def give_up(self, reason: str, code: AbortCode, counts: bool = False) -> list[Action]:
-        """It will never complete: every subtask is told, and its files are of no use (S2.2, S2.3)."""
+        """The actions for a snapshot that will never complete: an abort for every subtask, and the deletion of its
+        files (S2.2, S2.3)."""
         checkpoint_id = self.checkpoint_id
         return [SendAbort(checkpoint_id, reason, code, counts), Retire(checkpoint_id, self.path)]
 

@@ -32,8 +32,8 @@ IDLE_WAIT_S = 0.05
 
 INPUT_STEPS_PER_ROUND = 64
 """Most elements that one subtask takes from its inputs before sources are polled again. With p slots, one poll of each
-source makes up to p parts in every slot: who takes fewer parts a round than arrive fills its queues with small batches,
-and waits behind them. The bound keeps a slot's other subtasks from starving."""
+source makes up to p parts in every slot: a loop that takes fewer parts a round than arrive fills its queues with small
+batches. The bound keeps a slot's other subtasks from starving."""
 INPUT_TURN_MS = 10
 """How long such a turn may last, milliseconds: behind slow operators a round must not take as long as a full queue."""
 

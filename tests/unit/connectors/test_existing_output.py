@@ -180,7 +180,7 @@ def test_a_restore_with_overwrite_removes_nothing_of_a_job_that_appended(tmp_pat
 
 
 def test_a_restore_under_another_id_removes_nothing_of_the_original(tmp_path: Path) -> None:
-    """Its state goes on from that output; only a fresh start replaces what is there."""
+    """The restored state continues that output; only a fresh start replaces what is there."""
     original = job(tmp_path, "parquet", "l1", rows=90)
     run = original.submit()
     run.pump(4)
