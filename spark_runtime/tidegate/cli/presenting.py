@@ -9,7 +9,7 @@ from tidegate.cli.output import table
 from tidegate.contract.statistics import CheckpointStatistics
 from tidegate.contract.status import CheckpointView, FailureView, JobStatus, JobView, SourceView
 from tidegate.contract.status_words import (
-    OF_THIS_RUN,
+    counters_period,
     event_time,
     failure_words,
     records_words,
@@ -88,9 +88,8 @@ def view_lines(view: JobView, *, alive: bool | None = None) -> list[str]:
     for source in view.sources:
         lines.append(f"  source {source.uid}: {_source_text(source)}")
     for uid, counts in sorted(view.counters.items()):
-        lines.append(
-            f"  counted by {uid} {OF_THIS_RUN}: {', '.join(f'{n:,} {name}' for name, n in sorted(counts.items()))}"
-        )
+        counted = ", ".join(f"{n:,} {name}" for name, n in sorted(counts.items()))
+        lines.append(f"  counted by {uid} {counters_period(uid, view)}: {counted}")
     newest = next((c for c in reversed(view.completed) if c.verdict != "rejected" and not c.taken_back), None)
     if newest is not None:
         lines.append(f"  latest snapshot: {newest.kind} {newest.checkpoint_id}, {newest.path}")

@@ -11,6 +11,7 @@ from tidegate.contract.status import FailureView, JobStatus, JobView
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 OF_THIS_RUN = "in this run"
 """Counts of records and of operators begin anew with each run: after a restart they are lower than before."""
+OF_ALL_RUNS = "since the job's first start"
 
 
 def slots_there(view: JobView) -> int | None:
@@ -30,6 +31,12 @@ def waiting_words(view: JobView) -> str:
 def records_words(records: int) -> str:
     """How much a source has read."""
     return f"{records:,} records {OF_THIS_RUN}"
+
+
+def counters_period(uid: str, view: JobView) -> str:
+    """What the counters of an operator or a source cover. Those of a source are part of its position in snapshots, so
+    they go on after a restart and a restore."""
+    return OF_ALL_RUNS if any(source.uid == uid for source in view.sources) else OF_THIS_RUN
 
 
 def failure_words(failure: FailureView, status: JobStatus) -> str:

@@ -99,11 +99,13 @@ def test_status_tells_what_waits_for_a_verdict_and_that_sources_pause(tidegate: 
 
 def test_status_shows_what_operators_dropped(tidegate: Caller, driver: Driver) -> None:
     """S4.4, S7.6: no record disappears in silence."""
-    counters = {"windows": {"processing_time_dropped": 1200, "late_dropped": 3}}
-    tidegate.script = lambda driver: driver.beat(counters=counters)
+    counters = {"windows": {"processing_time_dropped": 1200, "late_dropped": 3}, "flights": {"bad_records": 40}}
+    sources = {"flights": {"boundedness": "bounded", "records": 7}}
+    tidegate.script = lambda driver: driver.beat(counters=counters, sources=sources)
     tidegate.script(driver)
-    line = "  counted by windows in this run: 3 late_dropped, 1,200 processing_time_dropped"
-    assert line in tidegate("status", "flights").out.splitlines()
+    lines = tidegate("status", "flights").out.splitlines()
+    assert "  counted by windows in this run: 3 late_dropped, 1,200 processing_time_dropped" in lines
+    assert "  counted by flights since the job's first start: 40 bad_records" in lines, "a source keeps its counts"
     assert tidegate("status", "flights", "--json").document["counters"] == counters
 
 

@@ -63,7 +63,7 @@ function show(data) {
   parts.history.show({ history: data.history, total: data.history_total, statistics: data.statistics, all });
   parts.points.show({ ...pressing, points: data.points, latest: data.latest_point });
   parts.failures.show(data.failures);
-  parts.counters.show(data.counters);
+  parts.counters.show({ counters: data.counters, periods: data.counters_periods });
   parts.events.show(data.events);
 }
 
@@ -198,9 +198,9 @@ function drawFailures(failures) {
         f.traceback ? h("details", { "data-key": `trace ${f.at}` }, h("summary", {}, "Traceback"), h("pre", {}, f.traceback)) : null))));
 }
 
-function drawCounters(counters) {
-  const rows = Object.entries(counters).flatMap(([uid, of]) => Object.entries(of).map(([name, n]) => [h("code", {}, uid), name.replaceAll("_", " "), count(n)]));
-  return rows.length ? card("Counted by operators in this run", table([["Operator", "name"], ["What"], ["Records", "number"]], rows, "Counters")) : null;
+function drawCounters({ counters, periods }) {
+  const rows = Object.entries(counters).flatMap(([uid, of]) => Object.entries(of).map(([name, n]) => [h("code", {}, uid), name.replaceAll("_", " "), count(n), periods[uid]]));
+  return rows.length ? card("Counted by operators", table([["Operator", "name"], ["What"], ["Records", "number"], ["Period"]], rows, "Counters")) : null;
 }
 
 function drawEvents(events) {
