@@ -21,6 +21,7 @@ from tidegate.cli.reaching import client_of
 from tidegate.cli.surroundings import Surroundings, Verbs
 from tidegate.contract.client import JobClient, list_jobs
 from tidegate.contract.errors import OptionError, TidegateError
+from tidegate.contract.snapshots import has_deleted_checkpoints
 from tidegate.contract.status import JobStatus, JobView
 
 FOLLOW_POLL_S = 1.0
@@ -87,7 +88,7 @@ def checkpoints(args: argparse.Namespace, around: Surroundings) -> int:
     if not view.checkpoints:
         around.output.say(f"{client.job_id}: no snapshot yet")
     else:
-        for line in checkpoint_lines(view.checkpoints):
+        for line in checkpoint_lines(view.checkpoints, deleted=has_deleted_checkpoints(client.specs()[-1], view)):
             around.output.say(line)
         for line in statistics_lines(view.statistics):
             around.output.say(line)

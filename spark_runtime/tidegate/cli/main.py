@@ -25,7 +25,7 @@ from tidegate.cli import (
 from tidegate.cli.arguments import Parser
 from tidegate.cli.output import Output
 from tidegate.cli.surroundings import Surroundings, Verbs
-from tidegate.contract.errors import TidegateError
+from tidegate.contract.errors import OptionError, TidegateError
 
 EXIT_BUG = 70
 """An error that tidegate has no words for: a bug."""
@@ -77,7 +77,10 @@ def main(
         around = make_surroundings(output) if make_surroundings is not None else Surroundings(output, os.environ)
         grammar = parser()
         grammar.check_verb(words)
-        args = grammar.parse_args(words)
+        args, unknown = grammar.parse_known_args(words)
+        if unknown:
+            verb = f"tidegate {words[0]}"
+            raise OptionError(f"unrecognized arguments: {' '.join(unknown)}", where=verb, remedy=f"See `{verb} --help`")
         run: Callable[..., int] = args.run
         return run(args, around)
     except TidegateError as error:

@@ -168,8 +168,12 @@ def progress_text(view: JobView) -> str:
     return ", ".join(parts)
 
 
-def checkpoint_lines(checkpoints: tuple[CheckpointView, ...]) -> list[str]:
-    """The history as a table, oldest first (S2.5)."""
+def checkpoint_lines(checkpoints: tuple[CheckpointView, ...], *, deleted: bool = False) -> list[str]:
+    """The history as a table, oldest first (S2.5).
+
+    Args:
+        deleted: the job has ended, and has deleted its checkpoints (`retention=delete`).
+    """
     headings = ("id", "kind", "status", "triggered", "duration", "size", "alignment", "committed", "path")
     rows = [
         (
@@ -181,11 +185,19 @@ def checkpoint_lines(checkpoints: tuple[CheckpointView, ...]) -> list[str]:
             size(c.metrics.get("bytes")),
             _milliseconds(c.metrics.get("alignment_ms")),
             "taken back" if c.taken_back else "yes" if c.committed else (c.verdict or "-"),
-            c.path if c.status != "aborted" else (c.reason or "aborted"),
+            _path_words(c, deleted),
         )
         for c in checkpoints
     ]
     return table(headings, rows, right=frozenset({"id", "duration", "size", "alignment"}))
+
+
+def _path_words(checkpoint: CheckpointView, deleted: bool) -> str:
+    if checkpoint.status == "aborted":
+        return checkpoint.reason or "aborted"
+    if deleted and checkpoint.status == "completed" and "savepoint" not in checkpoint.kind:
+        return "deleted when the job ended (retention=delete)"
+    return str(checkpoint.path)
 
 
 def statistics_lines(statistics: CheckpointStatistics) -> list[str]:

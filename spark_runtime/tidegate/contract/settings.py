@@ -158,13 +158,16 @@ class Duration(_Setting[timedelta, timedelta | str]):
 class OptionalDuration(_Setting[timedelta | None, timedelta | str | None]):
     """A duration of at least a millisecond, or None: off."""
 
+    OFF = "none"
+    """The word that turns the option off."""
+
     def parse(self, value: timedelta | str | None) -> timedelta | None:
         """See `_Setting.parse`."""
         if value is None or (isinstance(value, str) and value.strip().lower() == "none"):
             return None
         duration = parse_duration(value, where=f"option {self.name}")
         if duration < timedelta(milliseconds=1):
-            raise self.refuse(value, "at least 1 ms, or none")
+            raise self.refuse(value, f"at least 1 ms, or {self.OFF}")
         return duration
 
     def plain(self, value: timedelta | None) -> Any:
@@ -175,12 +178,14 @@ class OptionalDuration(_Setting[timedelta | None, timedelta | str | None]):
 class OpenDuration(OptionalDuration):
     """An optional duration that users may leave open, "auto": then it is None to programs that do not ask `is_open`."""
 
+    OFF = "off"
+
     def parse(self, value: timedelta | str | None) -> timedelta | None:
         """See `_Setting.parse`."""
         word = value.strip().lower() if isinstance(value, str) else ""
         if word == AUTO:
             return AUTO
-        return None if word == "off" else super().parse(value)
+        return None if word == self.OFF else super().parse(value)
 
     def used(self, value: timedelta | None) -> timedelta | None:
         """See `_Setting.used`."""

@@ -211,9 +211,14 @@ def _metadata(
     return body if isinstance(body, Mapping) else {}
 
 
+def has_deleted_checkpoints(last: Spec, view: JobView) -> bool:
+    """Whether a job has ended and deleted its checkpoints with it (S2.3). Args: last: its newest submission."""
+    return view.status in (JobStatus.FINISHED, JobStatus.CANCELED) and last.options.get("retention") == "delete"
+
+
 def _refuse_deleted(path: str, where: str, last: Spec, view: JobView) -> None:
     """Checkpoints go with the job that ended, when it says so (S2.3)."""
-    if view.status in (JobStatus.FINISHED, JobStatus.CANCELED) and last.options.get("retention") == "delete":
+    if has_deleted_checkpoints(last, view):
         raise SnapshotError(
             f"{path} was deleted when the job ended",
             where=where,

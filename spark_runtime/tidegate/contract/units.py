@@ -60,7 +60,7 @@ _SIZES = {
 _BINARY_SIZES = ("TiB", "GiB", "MiB", "KiB", "B")
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
-_ISO = re.compile(r"P(?=.*\d)[0-9A-Z.,]+")
+_ISO = re.compile(r"P(?=.*\d)[0-9A-Z.,]+(?<!T)")
 _ISO_WEEKS = re.compile(r"P[\d.,]+W")
 _ISO_PART = re.compile(r"(\d+(?:[.,]\d+)?)([A-Z])")
 _ISO_DATE = {"Y": (12, "month"), "M": (1, "month"), "W": (1, _WEEK), "D": (1, "d")}

@@ -49,7 +49,9 @@ def calendar_of(
         )
     if week_start is not None and (unit != "week" or week_start not in WEEKDAYS):
         raise PipelineError(
-            f"week_start={week_start!r} is not a first day of {size}",
+            f"week_start={week_start!r} does not apply to windows of {size}"
+            if week_start in WEEKDAYS
+            else f"week_start={week_start!r} is not a day of the week",
             where=where,
             remedy=f"Give one of {', '.join(WEEKDAYS)}, with a size in weeks",
         )

@@ -246,16 +246,23 @@ def _check_time(time: object, durations: Mapping[str, tuple[object, int]], where
         )
 
 
+def _other_cause(error: OptionError, value: object) -> str:
+    """Why `value` is refused, without the statement that it is no duration, which the caller makes."""
+    cause = error.cause or error.what
+    return "" if cause in (f"{value!r} is not a duration", f"{value!r} is negative") else cause
+
+
 def duration_us(value: str | timedelta, name: str, where: str, *, signed: bool = False) -> int:
     """A fixed duration in microseconds; PipelineError naming the parameter when it is none. Bare numbers are refused,
     and months and years, which have no fixed length."""
     try:
         return parse_duration(value, signed=signed) // MICROSECOND
     except OptionError as error:
+        said = "is negative" if error.what.endswith("is negative") else "is not a duration"
         raise PipelineError(
-            f"{name} is not a duration: {value!r}",
+            f"{name} {said}: {value!r}",
             where=where,
-            cause=error.cause or error.what,
+            cause=_other_cause(error, value),
             remedy=error.remedy or 'Write it with its unit, as in "10 min", or give a timedelta',
         ) from error
 

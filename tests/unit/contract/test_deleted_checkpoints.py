@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tidegate.cli.main import main
 from tidegate.contract.client import JobClient
 from tidegate.contract.errors import SnapshotError
 from tidegate.contract.log import DecisionLog
@@ -49,3 +50,20 @@ def test_a_checkpoint_that_is_missing_for_another_reason_is_no_business_of_the_o
 ) -> None:
     with pytest.raises(SnapshotError, match="is not a complete snapshot"):
         ended(tmp_path, status, retention).submit(restore=RestoreFrom("latest"))
+
+
+@pytest.mark.parametrize(
+    ("retention", "shown"), [("delete", "deleted when the job ended (retention=delete)"), ("keep", "chk-1-g1")]
+)
+def test_the_list_of_checkpoints_says_which_were_deleted(
+    tmp_path: Path, retention: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended(tmp_path, "CANCELED", retention)
+    assert main(["checkpoints", "job", "--root", str(tmp_path / "jobs")]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.lstrip().startswith("1 "))
+    assert line.endswith(shown)
+
+
+def test_an_unknown_flag_is_reported_with_the_help_of_its_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stop", "job", "--mode", "drain"]) != 0
+    assert "[tidegate stop]. See `tidegate stop --help`" in capsys.readouterr().err

@@ -123,7 +123,7 @@ def test_a_name_like_no_other_is_refused_with_the_list() -> None:
         ("parallelism", True, "whole number"),
         ("parallelism", 1.5, "whole number"),
         ("checkpoint_interval", 10, "duration with its unit"),
-        ("checkpoint_interval", "0 s", "at least 1 ms, or none"),
+        ("checkpoint_interval", "0 s", "at least 1 ms, or off"),
         ("checkpoint_timeout", "0 s", "at least 1 ms"),
         ("slot_memory", 2**30, "size with its unit"),
         ("slot_memory", "1 MiB", "at least 128 MiB"),

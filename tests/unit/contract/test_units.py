@@ -53,7 +53,20 @@ def test_a_duration_with_its_unit_is_read_exactly(text: str, duration: timedelta
     assert parse_duration(text) == duration
 
 
-NO_DURATIONS = ["P", "PT", "10S", "P1", "pt10s", "PT10", "PT0.0000001S", "P1D1W", "-PT10S", "--1 s", "1 h -5 min"]
+NO_DURATIONS = [
+    "P",
+    "PT",
+    "P1DT",
+    "10S",
+    "P1",
+    "pt10s",
+    "PT10",
+    "PT0.0000001S",
+    "P1D1W",
+    "-PT10S",
+    "--1 s",
+    "1 h -5 min",
+]
 
 
 @pytest.mark.parametrize(

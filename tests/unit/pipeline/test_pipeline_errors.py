@@ -248,7 +248,9 @@ def test_a_wrong_unit_is_refused(flights: Stream) -> None:
 
 @pytest.mark.parametrize("delay", ["1 hours ago", 5, "-1 s", None], ids=str)
 def test_a_delay_that_is_no_duration_is_refused(delay: Any, flights: Stream) -> None:
-    assert refusal(lambda: flights.with_watermark("time", delay)).what.startswith("delay is not a duration")
+    assert refusal(lambda: flights.with_watermark("time", delay)).what.startswith(
+        ("delay is not a duration", "delay is negative")
+    )
 
 
 def test_a_window_that_is_no_duration_or_empty_is_refused() -> None:
