@@ -21,6 +21,7 @@ from tidegate.contract.errors import (
     RecordError,
     StoreError,
 )
+from tidegate.contract.final_deletion import delete_checkpoints, deletes_checkpoints
 from tidegate.contract.launching import find_local
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.options import JobOptions
@@ -307,9 +308,11 @@ def _chosen(given: Mapping[str, Any] | None, before: Mapping[str, Any] | None) -
 def cancel_dead(client: JobClient, by: str) -> JobView:
     """See `JobClient.cancel_dead`."""
     view = client.view()
-    if view.is_terminal:
-        return view
     last = client.specs()[-1]
+    if view.is_terminal:
+        if deletes_checkpoints(view, last):  # what an earlier call may have left
+            delete_checkpoints(client, last, lambda: None)
+        return view
     if client.is_alive() or find_local(client, last) is not None:
         raise CommandRefusedError(
             "the driver is alive", where=f"job {client.job_id}", remedy="Send it the command: `tidegate cancel`"
@@ -320,4 +323,7 @@ def cancel_dead(client: JobClient, by: str) -> JobView:
     reign.append(
         "status", {"status": JobStatus.CANCELED.value, "reason": f"cancelled by {by} after its driver had died"}
     )
-    return client.view()
+    view = client.view()
+    if deletes_checkpoints(view, last):
+        delete_checkpoints(client, last, reign.check)
+    return view
