@@ -73,7 +73,7 @@ def error_classes() -> set[type[TidegateError]]:
 
 
 def test_every_error_class_of_the_runtime_has_a_decision() -> None:
-    """A new class fails here until somebody has decided, in `curability` and in this table."""
+    """S9.1: a new class fails here until somebody has decided, in `curability` and in this table."""
     found = {kind.__name__: kind for kind in error_classes()}
     assert sorted(found) == sorted(DECISIONS)
     assert {name: curability(kind.code) for name, kind in found.items()} == DECISIONS
