@@ -230,8 +230,15 @@ MUTANTS = (
         "tidegate.coordinator.triggering",
         'if request.kind == "checkpoint" and situation.deletes_too_slowly:',
         "if False:",
-        simulated=False,
         tests=("unit/coordinator/test_triggering.py",),
+    ),
+    Mutant(
+        "what is being deleted does not count as overdue",
+        "S2.3",
+        "tidegate.spark.retiring",
+        "return sum(entry.counts for entry in self._in_hand) + sum(",
+        "return 0 * len(self._in_hand) + sum(",
+        tests=("unit/spark/test_retiring.py",),
     ),
     Mutant(
         "a subtask closes while it writes its part of another snapshot",

@@ -28,7 +28,8 @@ class TidegateForkJobOperator(SubmittingOperator):
     writes. Original and fork lie under the same connection.
 
     A retry finds its own submission and goes on from the fork's latest checkpoint, or from the original's snapshot when
-    there is none yet; a clear forks anew, with a fresh lineage, so give the output a place for each run. XCom:
+    there is none yet. A clear, or a new run of the task, under the id of a fork that is over is refused unless `fresh`
+    is true; then it forks anew, with a fresh lineage. XCom:
     `{"job_id", "spec", "generation", "status", "fork_of", "path"}`; `path`: of the original's snapshot.
 
     Args:
@@ -42,6 +43,8 @@ class TidegateForkJobOperator(SubmittingOperator):
         allow_non_restored_state, allow_drained: as for a restore. A source with another uid than in the snapshot begins
             at its beginning; the state of the one that is gone needs `allow_non_restored_state`.
         max_snapshot_age: as for a restore, of the original's snapshot; a retry that finds its own fork goes on with it.
+        fresh: fork also under the id of a job that is over, without its state. What happens to output that exists, the
+            `if_exists` of each file sink decides. Default: False.
         on_kill: "cancel" by default: a killed backfill does not go on in the dark.
     """
 
@@ -63,6 +66,7 @@ class TidegateForkJobOperator(SubmittingOperator):
         allow_non_restored_state: bool | str = False,
         allow_drained: bool | str = False,
         max_snapshot_age: timedelta | str | None = None,
+        fresh: bool = False,
         on_kill: KillPolicy = "cancel",
         **kwargs: Any,
     ) -> None:
@@ -72,6 +76,7 @@ class TidegateForkJobOperator(SubmittingOperator):
         self.allow_non_restored_state = allow_non_restored_state
         self.allow_drained = allow_drained
         self.max_snapshot_age = max_snapshot_age
+        self.fresh = fresh
 
     def submit(self, client: JobClient, root: JobRoot, context: Any) -> Spec:
         """A fork of the original's snapshot."""
@@ -93,6 +98,7 @@ class TidegateForkJobOperator(SubmittingOperator):
             code_root=self.code_root,
             relative_paths=self.relative_paths_of(context),
             max_snapshot_age=optional_duration(self.max_snapshot_age, "max_snapshot_age"),
+            fresh=self.fresh,
         )
         original = root.client(self.from_job)
         if not self.is_submitted(client, context) and request.restore is not None:

@@ -12,7 +12,14 @@ from tidegate.contract.records import Spec
 from tidegate.contract.reigns import Entry, submissions_of
 from tidegate.contract.staged import StagedData
 from tidegate.contract.status import CheckpointView, JobStatus, JobView, SourceView, failure_views
-from tidegate.contract.status_words import counters_period, event_time, failure_words, slots_there, was_restored
+from tidegate.contract.status_words import (
+    counters_period,
+    deletions_words,
+    event_time,
+    failure_words,
+    slots_there,
+    was_restored,
+)
 from tidegate.contract.stop_outcomes import STOP_OUTCOMES, remark
 
 NEWEST_CHECKPOINTS = 60
@@ -72,6 +79,7 @@ def job_document(conn_id: str, look: Look, now: datetime) -> Json:
         "sources": [_source(source, look.rates, now) for source in view.sources],
         "sources_paused": view.sources_paused,
         "waits_for_deletions": view.waits_for_deletions,
+        "deletions": deletions_words(view),
         "counters": {uid: dict(counts) for uid, counts in view.counters.items()},
         "counters_periods": {uid: counters_period(uid, view) for uid in view.counters},
         "stop": _stop(view.stop),

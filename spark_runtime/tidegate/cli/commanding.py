@@ -123,9 +123,7 @@ def cancel(args: argparse.Namespace, around: Surroundings) -> int:
         )
     around.output.progress(f"{client.job_id}: looking for its driver")
     command_id: str | None = None
-    if view.is_terminal:  # cancelled already: what was asked for is so
-        pass
-    elif client.is_alive():
+    if not view.is_terminal and client.is_alive():
         try:
             command_id = ask(client, around, "cancel", {}, timeout).command_id
         except CommandRefusedError:

@@ -10,6 +10,7 @@ from tidegate.contract.statistics import CheckpointStatistics
 from tidegate.contract.status import CheckpointView, FailureView, JobStatus, JobView, SourceView
 from tidegate.contract.status_words import (
     counters_period,
+    deletions_words,
     event_time,
     failure_words,
     records_words,
@@ -93,11 +94,8 @@ def view_lines(view: JobView, *, alive: bool | None = None) -> list[str]:
     newest = next((c for c in reversed(view.completed) if c.verdict != "rejected" and not c.taken_back), None)
     if newest is not None:
         lines.append(f"  latest snapshot: {newest.kind} {newest.checkpoint_id}, {newest.path}")
-    if view.waits_for_deletions:
-        lines.append(
-            f"  no new checkpoint starts: the store has not deleted {view.waits_for_deletions} retired ones yet; "
-            "see the driver's log, and lengthen checkpoint_interval if the store stays this slow"
-        )
+    if words := deletions_words(view):
+        lines.append(f"  {words}")
     lines += [f"  {words}" for words in _verdict_lines(view)]
     if view.restored_from is not None:
         lines.append(f"  restored from: {view.restored_from}")

@@ -41,13 +41,7 @@ def add(verbs: Verbs) -> None:
     )
     parser.add_argument("pipeline", metavar="PIPELINE", help="path/to/file.py:function or package.module:function")
     arguments.add_job(parser, positional=False)
-    parser.add_argument(
-        "--fresh",
-        action="store_true",
-        help="start under the id of a job that is over, without its state: all input is read again. What happens to "
-        "output that exists, the if_exists of each file sink decides: error (default) refuses the start, append adds "
-        "to it, overwrite removes it with the first commit",
-    )
+    _add_fresh(parser, "start under the id of a job that is over, without its state: all input is read again.")
     _add_settings(parser)
     parser.set_defaults(run=start)
     parser = verbs.add_parser(
@@ -80,8 +74,18 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("original", metavar="ORIGINAL", help="id of the job whose snapshot it begins with")
     arguments.add_job(parser, positional=False)
     _add_source(parser)
+    _add_fresh(parser, "fork under the id of a job that is over, without its state: it begins with the snapshot again.")
     _add_settings(parser)
     parser.set_defaults(run=fork)
+
+
+def _add_fresh(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help=f"{what} What happens to output that exists, the if_exists of each file sink decides: error (default) "
+        "refuses the start, append adds to it, overwrite removes it with the first commit",
+    )
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
@@ -209,6 +213,7 @@ def fork(args: argparse.Namespace, around: Surroundings) -> int:
     original = around.connect(where[0], args.original, where[1])
     given = given_arguments(args)
     forking.check_differs(client, original, args.pipeline, given)
+    submission.check_start(client, args.submission_id, fresh=args.fresh, what="fork")
     wanted = restore_from(args.source, args.allow_non_restored_state, "refuse", args.allow_drained)
     known = next((s for s in client.specs() if s.submission_id == args.submission_id), None)
     before = known or forking.find_origin(original, wanted).spec
@@ -233,6 +238,7 @@ def fork(args: argparse.Namespace, around: Surroundings) -> int:
         submitted_by=around.caller,
         code_root=args.code_root,
         max_snapshot_age=arguments.duration(args.max_snapshot_age, "--max-snapshot-age"),
+        fresh=args.fresh,
     )
     return run_submission(args, around, client, forking.fork(client, original, request), timeout)
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tidegate.connectors.delta_types import check_table, delta_schema
 from tidegate.connectors.storage import sync_to_disk
-from tidegate.contract.errors import PipelineError, TidegateError
+from tidegate.contract.errors import OutageError, PipelineError
 from tidegate.contract.secrets import MASK, resolve_secrets
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class DeltaLog:
             problem = self.told(e)
         table = self.find()
         if table is None:
-            raise TidegateError(
+            raise OutageError(
                 "The Delta table cannot be created", where=self._url, cause=problem, remedy="Check the access rights"
             )
         return table

@@ -17,7 +17,7 @@ from tidegate.connectors.file_writer import FileCut, FileWriter
 from tidegate.connectors.parquet_encoding import ParquetEncoding
 from tidegate.connectors.partitions import PartitionValues
 from tidegate.connectors.transactions import TransactionId, parse_transaction_id
-from tidegate.contract.errors import TidegateError
+from tidegate.contract.errors import OutageError
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -96,7 +96,7 @@ class DeltaWriter(FileWriter):
             if problem is None:
                 break
         else:
-            raise TidegateError(
+            raise OutageError(
                 f"The Delta table took no entry in {COMMIT_ATTEMPTS} attempts",
                 where=f"sink {self._ctx.uid!r}, subtask {self._ctx.subtask}, transaction {handle.transaction_id}",
                 cause=problem or "",

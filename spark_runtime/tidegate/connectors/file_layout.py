@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from tidegate.connectors.contract import SinkContext
 from tidegate.connectors.transactions import TransactionId
-from tidegate.contract.errors import TidegateError
+from tidegate.contract.errors import SinkConflictError
 
 PRIVATE_FOLDER = "_tidegate"
 STAGED_SUFFIX = ".staged"
@@ -144,6 +144,6 @@ def target_name(made: TransactionId, file: int, staged: str) -> str:
     the staged file: the sink may write another format, or another compression, by now."""
     name = parse_staged_name(staged)
     if name is None:
-        raise TidegateError("Not a staged file", where=staged, cause="damaged or foreign state of a sink")
+        raise SinkConflictError("Not a staged file", where=staged, cause="damaged or foreign state of a sink")
     parts = [token(made.job_id), token(made.lineage), token(made.uid), str(made.subtask), str(made.checkpoint_id)]
     return f"part-{_SEPARATOR.join([*parts, str(file)])}{name.suffix}"

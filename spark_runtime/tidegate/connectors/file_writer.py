@@ -24,7 +24,7 @@ from tidegate.connectors.partitions import PartitionValues, by_partition, hive_f
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.storage import is_local, sync_to_disk
 from tidegate.connectors.transactions import check_own, looks_after, parse_transaction_id, transaction_id
-from tidegate.contract.errors import TidegateError
+from tidegate.contract.errors import SinkConflictError, TidegateError
 from tidegate.contract.staged import StagedData
 
 MARKER_VERSION = 1
@@ -234,11 +234,11 @@ class FileWriter(SinkWriter):
         if self._fs.exists(target):
             is_staged = self._fs.exists(staged)
             if is_staged and (self._local or self._fs.size(staged) != self._fs.size(target)):
-                raise TidegateError(
+                raise SinkConflictError(
                     "A file that this transaction did not write has the name it needs",
                     where=target,
                     cause=f"transaction {transaction} is still staged",
-                    remedy="Move that file away; the commit is repeated at the next start",
+                    remedy="Move that file away and restore the job, which repeats the commit",
                 )
             return
         try:

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 
 from tidegate.connectors.storage import is_local, list_folder, sync_to_disk
-from tidegate.contract.errors import TidegateError
+from tidegate.contract.errors import EnvironmentProblemError, OutageError
 
 PACK_VERSION = 1
 PACK_SCHEMA = pa.schema(
@@ -104,7 +104,7 @@ class MarkerPacks:
         for _ in range(LISTINGS):
             with suppress(FileNotFoundError):
                 return look(self.listed())
-        raise TidegateError(
+        raise OutageError(
             f"The packed commit markers changed {LISTINGS} times while they were read",
             where=self._folder,
             cause="several collections at once, or a listing that shows what was removed",
@@ -116,7 +116,7 @@ class MarkerPacks:
             version = (pq.read_schema(file).metadata or {}).get(b"tidegate_markers", b"0")
             if int(version) > PACK_VERSION:
                 remedy = "Upgrade tidegate"
-                raise TidegateError("Commit markers of a newer version", where=path, remedy=remedy)
+                raise EnvironmentProblemError("Commit markers of a newer version", where=path, remedy=remedy)
             file.seek(0)
             return pq.read_table(file, columns=PACK_SCHEMA.names, filters=filters).cast(PACK_SCHEMA)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from tidegate.contract.errors import OptionError, PipelineError, TidegateError
+from tidegate.contract.errors import DataError, OptionError, PipelineError
 
 PartitionValues = tuple[str | None, ...]
 """Values of the partition columns as texts, in the order of the columns."""
@@ -110,7 +110,7 @@ def hive_folder(columns: Sequence[str], values: PartitionValues) -> str:
     values in it.
 
     Raises:
-        TidegateError: a value is too long for a folder's name.
+        DataError: a value is too long for a folder's name.
     """
     return "".join(f"{_hive_name(name, value)}/" for name, value in zip(columns, values, strict=True))
 
@@ -118,7 +118,7 @@ def hive_folder(columns: Sequence[str], values: PartitionValues) -> str:
 def _hive_name(column: str, value: str | None) -> str:
     name = f"{_escaped(column)}={NULL_FOLDER if value is None else _escaped(value)}"
     if len(name.encode()) > LONGEST_NAME_BYTES:
-        raise TidegateError(
+        raise DataError(
             f"A value of partition column {column!r} is too long for a folder's name",
             where=f"{name[:80]}...",
             cause=f"{len(name.encode()):,} bytes; {LONGEST_NAME_BYTES} are possible",

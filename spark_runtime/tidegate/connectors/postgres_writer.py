@@ -25,7 +25,7 @@ from tidegate.connectors.transactions import (
     transaction_id,
 )
 from tidegate.connectors.waiting_rows import WaitingRows
-from tidegate.contract.errors import FencedError, SnapshotError, TidegateError
+from tidegate.contract.errors import FencedError, OutageError, SinkConflictError, SnapshotError, TidegateError
 from tidegate.contract.staged import StagedData
 
 if TYPE_CHECKING:
@@ -100,11 +100,11 @@ class PostgresWriter(SinkWriter):
         there = columns_of(connection, self._target)
         names = self._ctx.schema.names
         if missing := [name for name in names if name not in there]:
-            raise TidegateError(
+            raise SinkConflictError(
                 "The table is gone, or lost columns that the records have",
                 where=self._where(str(made)),
                 cause=f"no {', '.join(missing)}",
-                remedy="Bring them back and restart the job",
+                remedy="Bring them back and restore the job",
             )
         return self._staging.staging_table(connection, self._target.name, [there[name] for name in names])
 
@@ -155,7 +155,7 @@ class PostgresWriter(SinkWriter):
                 return
             if self._closing.wait(ORDER_PAUSE_S):
                 break
-        raise TidegateError(
+        raise OutageError(
             "An upsert would overtake rows of an older checkpoint, which another subtask has not committed",
             where=self._where(where),
             cause=f"staged transactions of another parallelism are still there after {ORDER_LIMIT_S:.0f} s",
@@ -184,7 +184,7 @@ class PostgresWriter(SinkWriter):
 
     def _move(self, connection: psycopg.Connection[Any], made: TransactionId, staged: StagedRows) -> None:
         if staged.target != self._target.name:
-            raise TidegateError(
+            raise SinkConflictError(
                 "A transaction is staged for another table than this sink writes to",
                 where=self._where(str(made)),
                 cause=f"it is for {staged.target}",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 from tidegate.connectors.contract import Committable, SinkContext
-from tidegate.contract.errors import TidegateError
+from tidegate.contract.errors import SinkConflictError
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def transaction_id(ctx: SinkContext, checkpoint_id: int, number: int) -> str:
 
 
 def parse_transaction_id(text: str) -> TransactionId:
-    """The parts; TidegateError when the text is no transaction id."""
+    """The parts; SinkConflictError when the text is no transaction id."""
     parts = text.split(",")
     try:
         job_id, lineage, uid, subtask, checkpoint_id, generation, run_id, number = parts
@@ -56,7 +56,7 @@ def parse_transaction_id(text: str) -> TransactionId:
             int(number),
         )
     except ValueError as e:
-        raise TidegateError("Not a transaction id", where=text, cause="damaged or foreign state of a sink") from e
+        raise SinkConflictError("Not a transaction id", where=text, cause="damaged or foreign state of a sink") from e
 
 
 def check_own(ctx: SinkContext, committable: Committable) -> None:
@@ -64,7 +64,7 @@ def check_own(ctx: SinkContext, committable: Committable) -> None:
     (S7.4)."""
     made = parse_transaction_id(committable.transaction_id)
     if (made.job_id, made.lineage, made.uid) != (ctx.job_id, ctx.lineage, ctx.uid):
-        raise TidegateError(
+        raise SinkConflictError(
             "A transaction of another job, lineage or sink must not be committed or aborted here",
             where=f"job {ctx.job_id}, lineage {ctx.lineage}, sink {ctx.uid!r}, subtask {ctx.subtask}",
             cause=f"transaction {committable.transaction_id}",

@@ -348,8 +348,8 @@ class JobClient:
             self.store.create(self.layout.withdrawn(command_id), encode(record))
 
     def cancel_dead(self, by: str = "cli") -> JobView:
-        """End a job whose driver is dead: fence it off, so that it can write nothing should it live after all, and
-        record CANCELED. Idempotent. Raises CommandRefusedError while the driver is alive."""
+        """End a job whose driver is dead: fence it off, so that it can write nothing should it live after all, record
+        CANCELED, and delete what `retention` says (S2.3). Idempotent. CommandRefusedError while the driver is alive."""
         return submission.cancel_dead(self, by)
 
     def renew_owner(self, spec: int, by: str) -> None:

@@ -120,6 +120,27 @@ class FencedError(TidegateError):
     code = "fenced"
 
 
+class DataError(TidegateError):
+    """Rows that an operator or sink cannot process; the same rows fail in the same way again."""
+
+    exit_code = 6
+    code = "data"
+
+
+class SinkConflictError(TidegateError):
+    """A sink finds something at its target that is not what its job left there, or that its job cannot write to."""
+
+    exit_code = 6
+    code = "sink_conflict"
+
+
+class OutageError(TidegateError):
+    """A service outside did not do what was requested of it; a later attempt may succeed."""
+
+    exit_code = 6
+    code = "outage"
+
+
 def exit_code_of(code: str) -> int | None:
     """Exit code of the error class with this `code`; None when there is no such class."""
     waiting = [TidegateError]

@@ -81,6 +81,7 @@ def fork(client: JobClient, original: JobClient, request: submission.Request) ->
 
     Raises:
         OptionError: it is the original itself, or the same code with the same arguments.
+        JobExistsError: a job of the fork's id is active; or it is over, and the request is not `fresh`.
         JobNotFoundError, SnapshotError: see `find_origin`; or it is older than `max_snapshot_age`. Others: see
             `JobClient.submit`.
     """

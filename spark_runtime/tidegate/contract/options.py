@@ -157,7 +157,7 @@ class JobOptions:
     snapshot_compression: Choice[SnapshotCompression] = Choice("none", "lz4", "zstd")
     local_recovery: Flag = Flag(False)
     restart_strategy: Choice[Restart] = Choice("exponential_delay", "fixed_delay", "failure_rate", "none")
-    restart_attempts: OpenCount = OpenCount(AUTO, 0)
+    restart_attempts: OpenCount = OpenCount(lambda options: options.derived_attempts, 0)
     restart_delay: Duration = Duration("1 s")
     restart_max_delay: Duration = Duration("1 min")
     restart_backoff_multiplier: Factor = Factor(2.0, 1.0)
@@ -199,8 +199,6 @@ class JobOptions:
                 cause="a slot needs memory for its buffers and for Python, too",
                 remedy="Lower state_memory, or raise slot_memory",
             )
-        forever = self.restart_strategy == "exponential_delay" and self.execution_mode == "streaming"
-        vars(JobOptions)["restart_attempts"].settle(self, None if forever else DEFAULT_ATTEMPTS)
         self._check_restarts()
         if self.checkpoint_mode == "off" and self.checkpoint_interval is not None:
             raise OptionError(
@@ -256,9 +254,16 @@ class JobOptions:
             )
 
     @property
-    def leaves_interval_open(self) -> bool:
-        """Nobody has named a `checkpoint_interval`: the driver chooses when it knows the pipeline (S1.1)."""
-        return bool(vars(JobOptions)["checkpoint_interval"].is_open(self))
+    def left_open(self) -> frozenset[str]:
+        """Names of the options that nobody has named: records hold "auto" in their place, and they are derived from the
+        other options and, by the driver, from the pipeline (S1.1, S9.1)."""
+        return frozenset(field.name for field in dataclasses.fields(self) if vars(self)[field.name] == AUTO)
+
+    @property
+    def derived_attempts(self) -> int | None:
+        """`restart_attempts` where it is not named: in batch every restart repeats all the work (S9.1)."""
+        forever = self.restart_strategy == "exponential_delay" and self.execution_mode == "streaming"
+        return None if forever else DEFAULT_ATTEMPTS
 
     @property
     def unaligned_after_ms(self) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final, Generic, TypeVar, overload
 
@@ -41,7 +42,7 @@ class _Setting(Generic[T, G]):
     def __get__(self, options: object | None, owner: type) -> T:
         if options is None:
             return self.default
-        return self.used(vars(options)[self.name])
+        return self.used(vars(options)[self.name], options)
 
     def __set__(self, options: object, value: G) -> None:
         vars(options)[self.name] = self.parse(value)
@@ -54,8 +55,8 @@ class _Setting(Generic[T, G]):
         """JSON form that `parse` takes back."""
         return value
 
-    def used(self, value: T) -> T:
-        """What programs get of a stored value."""
+    def used(self, value: T, options: object) -> T:
+        """What programs get of a stored value. Args: options: the object that holds it."""
         return value
 
     def refuse(self, value: object, allowed: str) -> OptionError:
@@ -176,7 +177,8 @@ class OptionalDuration(_Setting[timedelta | None, timedelta | str | None]):
 
 
 class OpenDuration(OptionalDuration):
-    """An optional duration that users may leave open, "auto": then it is None to programs that do not ask `is_open`."""
+    """An optional duration that users may leave open, "auto": programs get None then, and `JobOptions.left_open` names
+    it."""
 
     OFF = "off"
 
@@ -187,7 +189,7 @@ class OpenDuration(OptionalDuration):
             return AUTO
         return None if word == self.OFF else super().parse(value)
 
-    def used(self, value: timedelta | None) -> timedelta | None:
+    def used(self, value: timedelta | None, options: object) -> timedelta | None:
         """See `_Setting.used`."""
         return None if value == AUTO else value
 
@@ -195,22 +197,22 @@ class OpenDuration(OptionalDuration):
         """See `_Setting.plain`."""
         return AUTO if value == AUTO else super().plain(value)
 
-    def is_open(self, options: object) -> bool:
-        """Nobody has named a value."""
-        return bool(vars(options)[self.name] == AUTO)
-
 
 class OpenCount(OptionalCount):
-    """An optional count that users may leave open, "auto": the options choose by others of theirs (`settle`)."""
+    """An optional count that users may leave open, "auto": programs get what `derive` makes of the other options, each
+    time anew, and records keep "auto", so that a change of those options changes it too."""
+
+    def __init__(self, derive: Callable[[Any], int | None], least: int) -> None:
+        self._derive = derive
+        super().__init__(AUTO, least)
 
     def parse(self, value: int | str | None) -> int | None:
         """See `_Setting.parse`."""
         return AUTO if isinstance(value, str) and value.strip().lower() == AUTO else super().parse(value)
 
-    def settle(self, options: object, value: int | None) -> None:
-        """Take `value` where nobody has named one."""
-        if vars(options)[self.name] == AUTO:
-            vars(options)[self.name] = value
+    def used(self, value: int | None, options: object) -> int | None:
+        """See `_Setting.used`."""
+        return self._derive(options) if value == AUTO else value
 
 
 class Size(_Setting[ByteSize, ByteSize | str]):

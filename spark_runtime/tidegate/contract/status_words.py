@@ -39,6 +39,16 @@ def counters_period(uid: str, view: JobView) -> str:
     return OF_ALL_RUNS if any(source.uid == uid for source in view.sources) else OF_THIS_RUN
 
 
+def deletions_words(view: JobView) -> str:
+    """Why no new checkpoint starts while the store deletes retired ones too slowly (S2.3); "" when they start."""
+    if not view.waits_for_deletions:
+        return ""
+    return (
+        f"no new checkpoint starts: the store has not deleted {view.waits_for_deletions} retired checkpoints yet; see "
+        "the driver's log, and lengthen checkpoint_interval if the store stays this slow"
+    )
+
+
 def failure_words(failure: FailureView, status: JobStatus) -> str:
     """What has come of a failure: only a job that has run since has recovered from it."""
     if failure.recovered:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tidegate.contract.argument_names import check_argument_names
 from tidegate.contract.artifact import copy_artifact, is_pinned, pack, resolve_pipeline, upload
@@ -21,6 +21,7 @@ from tidegate.contract.errors import (
     RecordError,
     StoreError,
 )
+from tidegate.contract.final_deletion import delete_checkpoints, deletes_checkpoints
 from tidegate.contract.launching import find_local
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.options import JobOptions
@@ -51,7 +52,7 @@ class Request:
         like: submission to take from what is not given, of this or of another job of the root; None: the newest, but
             for those that came to nothing (`JobView.followed`).
         max_snapshot_age: of what a restore would start from now, by its recorded completion; None: any.
-        fresh: a start under an id that has had a submission is meant: their state is not used.
+        fresh: a start or fork under an id that has had a submission is meant: their state is not used.
         relative_paths: of the pipeline, if `pipeline` or `arguments` is given. None: as in the submission that a
             restore follows, so that a path means the same place for the life of a job; of a fresh start this process's
             working directory.
@@ -90,8 +91,8 @@ def submit(client: JobClient, request: Request) -> Spec:
         view = client.view() if specs else None
         if view is not None:
             _refuse_if_taken(client, view, specs[-1], fresh=request.is_fresh)
-            if request.restore is None and not request.fresh:
-                _refuse_second_start(client, view)
+            if request.is_fresh and not request.fresh:
+                _refuse_second_start(client, view, what="start" if request.restore is None else "fork")
         resolved = _resolved(client, request, specs, view)
         if view is not None and resolved is not None and resolved.lineage is None:
             _refuse_to_forget(client, view)
@@ -178,8 +179,10 @@ def _refuse_if_taken(client: JobClient, view: JobView, last: Spec, *, fresh: boo
         _refuse_to_forget(client, view)
 
 
-def check_start(client: JobClient, submission_id: str | None, *, fresh: bool) -> bool:
-    """Whether a start would create a submission; False when the one of this id exists.
+def check_start(
+    client: JobClient, submission_id: str | None, *, fresh: bool, what: Literal["start", "fork"] = "start"
+) -> bool:
+    """Whether a start or fork would create a submission; False when the one of this id exists.
 
     Raises:
         JobExistsError: it would be refused for what the job is or was.
@@ -191,20 +194,20 @@ def check_start(client: JobClient, submission_id: str | None, *, fresh: bool) ->
         view = client.view()
         _refuse_if_taken(client, view, specs[-1], fresh=True)
         if not fresh:
-            _refuse_second_start(client, view)
+            _refuse_second_start(client, view, what=what)
     return True
 
 
-def _refuse_second_start(client: JobClient, view: JobView) -> None:
-    """Raise JobExistsError for a start under the id of a job that is over, unless no submission of it ever ran: in
-    silence it would begin without its state, and add its whole output once more."""
+def _refuse_second_start(client: JobClient, view: JobView, *, what: Literal["start", "fork"]) -> None:
+    """Raise JobExistsError for a start or fork under the id of a job that is over, unless no submission of it ever ran:
+    in silence it would begin without its state, and add its whole output once more."""
     if left_nothing(submissions_of(client.decisions()), view.spec_number):
         return
     raise JobExistsError(
         f"a job of this id is {view.status} already",
         where=f"job {client.job_id}, submission {view.spec_number}",
-        cause="a start does not use its state, and reads and writes everything again",
-        remedy="Restore it (`tidegate restore`), choose another job id, or start it with --fresh (fresh=True); what "
+        cause=f"a {what} does not use its state, and reads and writes everything again",
+        remedy=f"Restore it (`tidegate restore`), choose another job id, or {what} it with --fresh (fresh=True); what "
         "happens to output that exists, each file sink then decides by if_exists (error, append, overwrite)",
     )
 
@@ -305,9 +308,11 @@ def _chosen(given: Mapping[str, Any] | None, before: Mapping[str, Any] | None) -
 def cancel_dead(client: JobClient, by: str) -> JobView:
     """See `JobClient.cancel_dead`."""
     view = client.view()
-    if view.is_terminal:
-        return view
     last = client.specs()[-1]
+    if view.is_terminal:
+        if deletes_checkpoints(view, last):  # what an earlier call may have left
+            delete_checkpoints(client, last, lambda: None)
+        return view
     if client.is_alive() or find_local(client, last) is not None:
         raise CommandRefusedError(
             "the driver is alive", where=f"job {client.job_id}", remedy="Send it the command: `tidegate cancel`"
@@ -318,4 +323,7 @@ def cancel_dead(client: JobClient, by: str) -> JobView:
     reign.append(
         "status", {"status": JobStatus.CANCELED.value, "reason": f"cancelled by {by} after its driver had died"}
     )
-    return client.view()
+    view = client.view()
+    if deletes_checkpoints(view, last):
+        delete_checkpoints(client, last, reign.check)
+    return view

@@ -16,17 +16,18 @@ enough to cost next to nothing."""
 
 
 def options_in_effect(options: JobOptions, graph: JobGraph, recorded: Mapping[str, Any]) -> JobOptions:
-    """The options that a submission runs with, once its pipeline is known: what it leaves open is chosen (S1.1).
+    """The options that a submission runs with, once its pipeline is known: what it leaves open is chosen (S1.1, S9.1).
 
     Args: recorded: what an earlier driver of the submission has chosen; empty: there was none.
     """
-    if not options.leaves_interval_open:
-        return options
     unbounded = any(node.source is not None and node.source.boundedness == "unbounded" for node in graph.nodes)
     takes_any = options.checkpoint_mode != "off" and options.execution_mode == "streaming"
-    chosen = format_duration(DEFAULT_INTERVAL) if unbounded and takes_any else None
-    interval = recorded.get("checkpoint_interval", chosen)
-    return JobOptions.from_mapping({**options.to_mapping(), "checkpoint_interval": interval})
+    chosen = {
+        "checkpoint_interval": format_duration(DEFAULT_INTERVAL) if unbounded and takes_any else None,
+        "restart_attempts": options.restart_attempts,
+    }
+    named = {name: recorded.get(name, chosen[name]) for name in options.left_open}
+    return JobOptions.from_mapping({**options.to_mapping(), **named})
 
 
 def check_checkpoint_mode(graph: JobGraph, options: JobOptions) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
-from tidegate.contract.errors import PipelineError, TidegateError
+from tidegate.contract.errors import OutageError, PipelineError, TidegateError
 from tidegate.operators.async_specs import HELD, REQUESTS, TIMED_OUT, AsyncMapSpec
 from tidegate.operators.batches import MAX_BATCH_ROWS, coalesced
 from tidegate.operators.contract import WAITING, OperatorContext, Output, SideOutput, StreamOperator
@@ -281,8 +281,8 @@ class AsyncMap(StreamOperator):
             remedy="Let it return rows, or raise an Exception",
         )
 
-    def _timed_out(self, request: _Request) -> TidegateError:
-        return TidegateError(
+    def _timed_out(self, request: _Request) -> OutageError:
+        return OutageError(
             f"map_async function {self._name} has not answered for {request.rows.num_rows} rows",
             where=f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}",
             cause=f"it may take {(self._spec.timeout_ms or 0) / 1000:g} s",

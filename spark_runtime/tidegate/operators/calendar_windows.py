@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from tidegate.contract.errors import SnapshotError, TidegateError
+from tidegate.contract.errors import DataError, SnapshotError
 from tidegate.contract.units import CalendarUnit
 from tidegate.snapshot.parts import StatePart
 from tidegate.state.contract import Mask
@@ -232,9 +232,9 @@ class CalendarTable:
 
 
 def refuse_times_without_calendar(column: str, low_us: int, high_us: int, where: str) -> None:
-    """TidegateError for times beyond `MIN_TIME_US`..`MAX_TIME_US`."""
+    """DataError for times beyond `MIN_TIME_US`..`MAX_TIME_US`."""
     if low_us < MIN_TIME_US or high_us > MAX_TIME_US:
-        raise TidegateError(
+        raise DataError(
             f"Column {column!r} has an event time of {low_us if low_us < MIN_TIME_US else high_us} us since 1970",
             where=where,
             cause="calendar windows are of the years 1000 to 8999: the column's unit is not what the pipeline says, or "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from tidegate.contract.errors import TidegateError
+from tidegate.contract.errors import DataError
 from tidegate.operators.eventtime import EventTime
 from tidegate.operators.join_specs import JoinInput
 from tidegate.operators.window_progress import MAX_TIME_US, MIN_TIME_US
@@ -29,13 +29,13 @@ class JoinTimes:
         """Times, 0 where there is none, and where that is; None: nowhere.
 
         Raises:
-            TidegateError: an event time beyond `MIN_TIME_US`..`MAX_TIME_US`.
+            DataError: an event time beyond `MIN_TIME_US`..`MAX_TIME_US`.
         """
         array = self._time.microseconds(rows)
         times: Int64s = array.fill_null(0).to_numpy() if array.null_count else array.to_numpy()
         if len(times) and (times.min() < MIN_TIME_US or times.max() > MAX_TIME_US):
             wrong = times[np.argmax((times < MIN_TIME_US) | (times > MAX_TIME_US))]
-            raise TidegateError(
+            raise DataError(
                 f"Column {self._time.column!r} has an event time of {wrong} us since 1970",
                 where=where,
                 cause="the column's unit is not what the pipeline says, or the value is a placeholder",

@@ -58,7 +58,9 @@ class KeyedProcessOperator(StreamOperator):
         self._own = OwnStates(self._spec.subtask_states, self._inputs, self._process, ctx)
         self._given = GivenBatches(self._process, self._spec.schema, self._spec.side_outputs, self._where)
         spec = self._spec
-        self._back_end = back_end = opened_back_end(ctx, spec.key_schema, columns=spec.keys, renamed=spec.renamed)
+        self._back_end = back_end = opened_back_end(
+            ctx, spec.key_schema, columns=spec.keys, renamed=spec.renamed, drops=True
+        )
         states = {d.name: checked_state(back_end, d, self._where) for d in spec.descriptors}
         self._event, self._processing = self._timers(back_end, "event"), self._timers(back_end, "processing")
         self._context = ProcessContext(
@@ -147,7 +149,7 @@ class KeyedProcessOperator(StreamOperator):
         states = [part for part in parts if part.name != PASSED_STATE and part.name not in of_subtask]
         rows = [part for part in states if part.format == "rows"]
         spec = self._spec
-        changed = evolved_parts(rows, spec.descriptors, spec.key_schema, self.ctx.uid, dict(spec.renamed))
+        changed = evolved_parts(rows, spec.descriptors, spec.key_schema, self.ctx.uid, dict(spec.renamed), drops=True)
         self._back_end.restore([*changed, *(part for part in states if part.format != "rows")])
         self._own.restore([part for part in parts if part.name in of_subtask])
         self._process.restored(self._context)

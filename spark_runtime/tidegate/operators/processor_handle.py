@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, TypeVar
 
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
@@ -12,8 +12,11 @@ from tidegate.contract.errors import PipelineError
 from tidegate.operators.overlaid_states import ListOverlay, MapOverlay, Overlay, ValueOverlay
 from tidegate.operators.overlaid_timers import LEAST_MS, MOST_MS, TimerOverlay
 from tidegate.operators.processor_states import DeclaredState, Keyless, Schema, state_of
+from tidegate.operators.spark_values import Kept
 from tidegate.operators.user_place import calling_line
 from tidegate.state.contract import KeyedKind, KeyedStateBackend, StateDescriptor
+
+Fit = TypeVar("Fit")
 
 
 class KeyInHand:
@@ -38,6 +41,17 @@ class KeyInHand:
             )
         return self.number
 
+    def fit(self, accept: Callable[[Any], Fit], value: Any, overlay: Overlay[Any]) -> Fit:
+        """What `accept` makes of a value, whose PipelineError then names the key too."""
+        try:
+            return accept(value)
+        except PipelineError as error:
+            if self.number is None:
+                raise
+            [row] = overlay.keys.columns().slice(self.number, 1).to_pylist()
+            where = f"{error.where}, key {', '.join(f'{name}={one!r}' for name, one in row.items())}"
+            raise PipelineError(error.what, where=where, cause=error.cause, remedy=error.remedy) from None
+
 
 class OverlaidValue(ValueState):
     """PySpark's `ValueState`; see there."""
@@ -56,7 +70,9 @@ class OverlaidValue(ValueState):
 
     def update(self, newValue: tuple[Any, ...]) -> None:
         """See PySpark. PipelineError when the value is not of the schema."""
-        self._overlay.set(self._key.require("update"), self._overlay.codec.accepted(newValue))
+        self._overlay.set(
+            self._key.require("update"), self._key.fit(self._overlay.codec.accepted, newValue, self._overlay)
+        )
 
     def clear(self) -> None:
         """See PySpark."""
@@ -79,16 +95,21 @@ class OverlaidList(ListState):
 
     def put(self, newState: list[tuple[Any, ...]]) -> None:
         """See PySpark. PipelineError when an element is not of the schema."""
-        key, rows = self._key.require("put"), self._overlay.codec.accepted_list(newState)
+        key, rows = self._key.require("put"), self._key.fit(self._overlay.codec.accepted_list, newState, self._overlay)
         self._overlay.replace(key, rows)
 
     def appendValue(self, newState: tuple[Any, ...]) -> None:
         """See PySpark. PipelineError when it is not of the schema."""
-        self._overlay.append(self._key.require("appendValue"), [self._overlay.codec.accepted(newState)])
+        self._overlay.append(
+            self._key.require("appendValue"), [self._key.fit(self._overlay.codec.accepted, newState, self._overlay)]
+        )
 
     def appendList(self, newState: list[tuple[Any, ...]]) -> None:
         """See PySpark. PipelineError when an element is not of the schema."""
-        key, rows = self._key.require("appendList"), self._overlay.codec.accepted_list(newState)
+        key, rows = (
+            self._key.require("appendList"),
+            self._key.fit(self._overlay.codec.accepted_list, newState, self._overlay),
+        )
         self._overlay.append(key, rows)
 
     def clear(self) -> None:
@@ -109,16 +130,16 @@ class OverlaidMap(MapState):
 
     def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """See PySpark; a `Row`, as there."""
-        row = self._overlay.get(self._key.require("getValue"), self._overlay.map_key.accepted(key))
+        row = self._overlay.get(self._key.require("getValue"), self._map_key(key))
         return None if row is None else self._row(*self._overlay.codec.given(row))
 
     def containsKey(self, key: tuple[Any, ...]) -> bool:
         """See PySpark."""
-        return self._overlay.get(self._key.require("containsKey"), self._overlay.map_key.accepted(key)) is not None
+        return self._overlay.get(self._key.require("containsKey"), self._map_key(key)) is not None
 
     def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:
         """See PySpark. PipelineError when either is not of its schema."""
-        map_key, row = self._overlay.map_key.accepted(key), self._overlay.codec.accepted(value)
+        map_key, row = self._map_key(key), self._key.fit(self._overlay.codec.accepted, value, self._overlay)
         self._overlay.set(self._key.require("updateValue"), map_key, row)
 
     def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
@@ -126,6 +147,9 @@ class OverlaidMap(MapState):
         entries = self._overlay.items(self._key.require("iterator"))
         key, row = self._overlay.map_key.given, self._overlay.codec.given
         return ((key(map_key), row(kept)) for map_key, kept in entries.items())
+
+    def _map_key(self, key: tuple[Any, ...]) -> Kept:
+        return self._key.fit(self._overlay.map_key.accepted, key, self._overlay)
 
     def keys(self) -> Iterator[tuple[Any, ...]]:
         """See PySpark."""
@@ -137,7 +161,7 @@ class OverlaidMap(MapState):
 
     def removeKey(self, key: tuple[Any, ...]) -> None:
         """See PySpark."""
-        self._overlay.set(self._key.require("removeKey"), self._overlay.map_key.accepted(key), None)
+        self._overlay.set(self._key.require("removeKey"), self._map_key(key), None)
 
     def clear(self) -> None:
         """See PySpark."""

@@ -31,6 +31,9 @@ _UTC = dt.UTC
 _EPOCH = dt.datetime(1970, 1, 1)
 _EPOCH_UTC = dt.datetime(1970, 1, 1, tzinfo=_UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
+_SHORTEST, _LONGEST = dt.timedelta(days=-106_751_991), dt.timedelta(microseconds=2**63 - 1)
+"""Of day-time intervals: 64 bits of microseconds; below zero pyarrow multiplies whole days first, and takes no part of
+the last one."""
 _FLAT: dict[type[st.DataType], pa.DataType] = {
     st.BooleanType: pa.bool_(),
     st.ByteType: pa.int8(),
@@ -288,6 +291,8 @@ def _decimal(precision: int, step: decimal.Decimal, value: Any) -> decimal.Decim
 def _text(value: Any) -> str:
     """Numbers as the JVM writes them, as in Spark."""
     if isinstance(value, str):
+        if not value.isascii():
+            value.encode()  # a lone surrogate is no text, and raises ValueError
         return str(value)
     plain = _plain(value, (bool, int, float, decimal.Decimal))
     if isinstance(plain, bool):
@@ -313,6 +318,8 @@ def _binary(value: Any) -> bytes:
 def _instant(value: Any) -> int:
     """A time without a zone is one of this process, as in PySpark's worker."""
     moment = _plain(value, (dt.datetime,))
+    if moment.year in (dt.MINYEAR, dt.MAXYEAR):
+        moment.astimezone()  # OverflowError: the local time, as which it is read again, does not exist
     return (moment.astimezone(_UTC) - _EPOCH_UTC) // _MICROSECOND
 
 
@@ -325,6 +332,14 @@ def _wall_time(value: Any) -> int:
 def _date(value: Any) -> dt.date:
     day = _plain(value, (dt.date,))
     return day.date() if isinstance(day, dt.datetime) else day
+
+
+def _interval(value: Any) -> dt.timedelta:
+    """Python's own reach 300 times as far as 64 bits of microseconds, in Arrow and in Spark."""
+    length: dt.timedelta = _plain(value, (dt.timedelta,))
+    if not _SHORTEST <= length <= _LONGEST:
+        raise UnfitValueError("it is beyond 64 bits of microseconds, some 292,000 years")
+    return length
 
 
 def _elements(value: Any) -> Any:
@@ -355,7 +370,7 @@ _ACCEPT_FLAT: dict[type[st.DataType], Change] = {
     st.DateType: _date,
     st.TimestampType: _instant,
     st.TimestampNTZType: _wall_time,
-    st.DayTimeIntervalType: lambda value: _plain(value, (dt.timedelta,)),
+    st.DayTimeIntervalType: _interval,
 }
 
 # ------------------------------------------------------------ to the processor

@@ -92,7 +92,7 @@ def process_shapes(spec: KeyedProcessSpec) -> tuple[StateShape, ...]:
     """Of a keyed process: its states, and its timers."""
     from tidegate.operators.process_shapes import subtask_shapes
 
-    shapes = _back_end_shapes(spec.descriptors, spec.key_schema, spec.renamed)
+    shapes = _back_end_shapes(spec.descriptors, spec.key_schema, spec.renamed, drops=True)
     return (*shapes, *subtask_shapes(spec.subtask_states))
 
 
@@ -102,14 +102,14 @@ def deduplicate_shapes(spec: DeduplicateSpec) -> tuple[StateShape, ...]:
 
 
 def _back_end_shapes(
-    descriptors: Sequence[StateDescriptor], keys: pa.Schema, renames: Sequence[tuple[str, str]]
+    descriptors: Sequence[StateDescriptor], keys: pa.Schema, renames: Sequence[tuple[str, str]], *, drops: bool = False
 ) -> tuple[StateShape, ...]:
     of_keys = {KEY_PREFIX + old: KEY_PREFIX + new for old, new in renames}
     shapes = [StateShape(PASSED_STATE, "keyed")]
     for descriptor in descriptors:
         schema = part_schema(descriptor, keys)
         renamed = {**renamed_columns(descriptor), **of_keys}
-        shapes.append(StateShape(descriptor.name, "keyed", columns_of(schema), form_of(schema), renamed))
+        shapes.append(StateShape(descriptor.name, "keyed", columns_of(schema), form_of(schema), renamed, drops=drops))
     timers = timer_schema(keys)
     kinds = get_args(TimerKind)
     columns, form = columns_of(timers), form_of(timers)

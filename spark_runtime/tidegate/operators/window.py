@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.contract.errors import TidegateError
+from tidegate.contract.errors import DataError
 from tidegate.operators.batches import coalesced
 from tidegate.operators.calendar_windows import CALENDAR
 from tidegate.operators.contract import OperatorContext, Output, SideOutput, StreamOperator
@@ -36,10 +36,10 @@ NULL_TIME_DROPPED = "null_event_time_dropped"
 
 
 def refuse_absurd_times(time: EventTime, times: Int64s, ctx: OperatorContext) -> None:
-    """TidegateError for a time beyond `MIN_TIME_US`..`MAX_TIME_US`. `times`: at least one, in its column's unit."""
+    """DataError for a time beyond `MIN_TIME_US`..`MAX_TIME_US`. `times`: at least one, in its column's unit."""
     low, high = time.to_us(int(times.min())), time.to_us(int(times.max()))
     if low < MIN_TIME_US or high > MAX_TIME_US:
-        raise TidegateError(
+        raise DataError(
             f"Column {time.column!r} has an event time of {low if low < MIN_TIME_US else high} us since 1970",
             where=f"operator {ctx.uid!r} subtask {ctx.subtask}",
             cause="the column's unit is not what the pipeline says, or the value is a placeholder",
@@ -98,7 +98,7 @@ class WindowAggregate(StreamOperator):
 
         Raises:
             SumOverflowError: a sum of integers left int64.
-            TidegateError: an event time beyond `MIN_TIME_US`..`MAX_TIME_US`.
+            DataError: an event time beyond `MIN_TIME_US`..`MAX_TIME_US`.
         """
         times, nulls = self._time.times(batch)
         if nulls:

@@ -26,6 +26,7 @@ from tidegate.spark.batch_frames import SparkFrames, told_by
 from tidegate.spark.batch_task import summed
 from tidegate.spark.batch_worker import WorkerPlace, counters_of_stages, failure_in
 from tidegate.spark.job import Job, Splits
+from tidegate.subtask.failure_codes import failure_code
 
 TICK_S = 0.1
 """Longest time between two rounds of the driver's loop, seconds."""
@@ -204,7 +205,7 @@ def failure_of(error: Exception) -> RunFailed:
     if found is not None:
         return found
     if isinstance(error, TidegateError):
-        return RunFailed(text, code=error.code)
+        return RunFailed(text, code=failure_code(error))
     trace = "".join(traceback.format_exception(error))
     return RunFailed(f"Spark: {first_line(error)}", traceback=trace)
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tidegate.connectors.storage import absolute
 from tidegate.contract.artifact import materialise
-from tidegate.contract.errors import TidegateError
+from tidegate.contract.errors import PipelineError, TidegateError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.options import JobOptions
 from tidegate.contract.records import Spec, decode
@@ -164,7 +164,7 @@ def _built(place: WorkerPlace, index: int) -> _Built:
         _built_before[key] = _Built(store, spec, options, plan, scratch)
     built = _built_before[key]
     if built.plan.digest != place.digest:
-        raise TidegateError(
+        raise PipelineError(
             "this worker builds another pipeline than the driver",
             where=f"job {place.job_id}, subtask {index}",
             cause="build() depends on something besides its arguments, or versions differ between the machines",

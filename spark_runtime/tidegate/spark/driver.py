@@ -187,7 +187,7 @@ class Driver:
         """Record what the submission runs: its graph, and the options in effect, which are returned. An earlier driver
         of the submission may have."""
         number, limits = self._spec.number, (options.parallelism, options.max_parallelism)
-        before = pinned_graph(self._store, self._layout, number) if options.leaves_interval_open else None
+        before = pinned_graph(self._store, self._layout, number) if options.left_open else None
         options = options_in_effect(options, graph, before.options if before is not None else {})
         sinks = {uid: sink.describe() for uid, sink in two_phase_sinks(graph).items()}
         document, used = graph_document(graph), options.to_mapping()

@@ -38,7 +38,7 @@ from tidegate.spark.versions import check_versions, own_versions
 from tidegate.state.kernels import compile_all
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.subtask.deployment import Deployment, deploy
-from tidegate.subtask.failure_codes import failure_code
+from tidegate.subtask.failure_codes import SLOT_MEMORY, failure_code
 from tidegate.subtask.restored import load_restored
 from tidegate.subtask.slot import Slot, Wake
 
@@ -289,6 +289,8 @@ class SlotProcess:
                         "type": "failed",
                         "message": f"slot {self._index} exceeded slot_memory: {resident / 2**20:.0f} MiB resident, "
                         f"{limit / 2**20:.0f} MiB allowed. Raise slot_memory or parallelism",
+                        "subtask": self._index,
+                        "code": SLOT_MEMORY,
                     }
                 )
                 self._control.flush(1.0)

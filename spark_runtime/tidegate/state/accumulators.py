@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
-from tidegate.contract.errors import TidegateError
+from tidegate.contract.errors import DataError
 from tidegate.state.aggregation import Selection, StateColumns, numeric_dtype, numeric_state_schema
 from tidegate.state.columns import Arrays, Cells, Entries
 from tidegate.state.compiled import inlined, kernel
@@ -25,7 +25,7 @@ Numbers = npt.NDArray[np.int64] | npt.NDArray[np.uint64] | npt.NDArray[np.float6
 Function = Literal["count", "sum", "min", "max", "mean"]
 
 
-class SumOverflowError(TidegateError):
+class SumOverflowError(DataError):
     """A sum of integers left the range of int64."""
 
     code = "sum_overflow"

@@ -53,6 +53,7 @@ VERBS: Mapping[str, Callable[..., Any]] = {
         from_job="{{ params.from_job }}",
         from_="{{ params.path }}",
         arguments={"out": OUT, "rate": 1_000_000},
+        fresh=True,
     ),
     "upgrade": partial(TidegateUpgradeJobOperator, options={**PIPELINE["options"], "checkpoint_interval": "1 s"}),
     "rescale": partial(TidegateRescaleJobOperator, parallelism=2),

@@ -45,12 +45,15 @@ def test_a_fork_runs_to_its_end_and_tells_where_it_began(job: Job, original: Scr
     assert len(job.client.specs()) == 1
 
 
-def test_a_retry_finds_its_fork_and_a_clear_forks_anew(job: Job, original: ScriptedDriver) -> None:
+def test_a_retry_finds_its_fork_and_a_fresh_clear_forks_anew(job: Job, original: ScriptedDriver) -> None:
     first = fork().execute(job.context("f"))
     original.checkpoint(2)
     assert fork().execute(job.context("f")) == first
     assert job.launches == [1]
-    cleared = fork().execute(job.context("f", clear_number=1))
+    with pytest.raises(AirflowException, match="FINISHED already.*fresh=True"):
+        fork().execute(job.context("f", clear_number=1))
+    assert job.launches == [1]
+    cleared = fork(fresh=True).execute(job.context("f", clear_number=1))
     assert (cleared["spec"], cleared["path"]) == (2, job.client.view().completed[1].path)
 
 

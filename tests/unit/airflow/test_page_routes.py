@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from datetime import timedelta
 from pathlib import Path
@@ -419,6 +420,22 @@ def test_a_failure_says_whether_the_job_has_run_since_and_slots_are_those_it_nee
         assert document["failures"][0]["words"] == f"last failure, {words}"
         assert document["slots"] == {"registered": 1, "needed": 1}
         assert document["submissions"][-1]["was_restored"] is False
+
+
+def test_a_page_says_in_words_that_checkpoints_wait_for_deletions(page: Page, job: Job, clock: Clock) -> None:
+    """S2.3: in those of the CLI; the script of the page shows them."""
+    driver = ScriptedDriver(job.client, launch=2)
+    driver.status("RUNNING")
+    for waits, words in (
+        (40, "no new checkpoint starts: the store has not deleted 40 retired checkpoints yet"),
+        (0, ""),
+    ):
+        driver.beat(waits_for_deletions=waits)
+        clock.seconds += LOOK_S
+        document = page.viewer().get(JOB).json()
+        assert document["deletions"].partition(";")[0] == words
+    script = Path(inspect.getfile(TidegatePlugin)).with_name("static") / "job.js"
+    assert "banner(" in script.read_text().partition("if (job.deletions)")[2].partition("\n")[0]
 
 
 def test_many_open_pages_cost_one_read(page: Page, job: Job, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,18 @@ def test_status_tells_what_waits_for_a_verdict_and_that_sources_pause(tidegate: 
     assert refused.code != 0 and "checkpoint 4 was rejected" in refused.err
 
 
+def test_status_says_that_checkpoints_wait_for_deletions(tidegate: Caller, driver: Driver) -> None:
+    """S2.3: visibly."""
+    driver.status("RUNNING")
+    tidegate.script = lambda driver: driver.beat(waits_for_deletions=40)
+    driver.beat(waits_for_deletions=40)
+    words = "  no new checkpoint starts: the store has not deleted 40 retired checkpoints yet; see the driver's log"
+    assert words in tidegate("status", "flights").out
+    tidegate.script = lambda driver: driver.beat(waits_for_deletions=0)
+    driver.beat(waits_for_deletions=0)
+    assert "no new checkpoint starts" not in tidegate("status", "flights").out
+
+
 def test_status_shows_what_operators_dropped(tidegate: Caller, driver: Driver) -> None:
     """S4.4, S7.6: no record disappears in silence."""
     counters = {"windows": {"processing_time_dropped": 1200, "late_dropped": 3}, "flights": {"bad_records": 40}}

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from cli_caller import Caller
 
+from tidegate.contract.client import JobClient
 from tidegate.contract.records import RelativePaths
 
 WRITING = """
@@ -37,6 +38,26 @@ def test_a_second_start_is_refused_with_the_choices(tidegate: Caller, pipeline: 
     assert answer.code == 4 and "a job of this id is FINISHED already" in answer.err
     assert "tidegate restore" in answer.err and "another job id" in answer.err and "--fresh" in answer.err
     assert not tidegate.launched
+
+
+def test_a_second_fork_is_refused_with_the_choices(tidegate: Caller) -> None:
+    """S9.3: the same submission is no second one."""
+    tidegate.submitted().complete(4, "savepoint")
+    words = ("fork", "flights", "--job-id", "backfill", "--from", "4", "--arg", "n=2", "--detach")
+    assert tidegate(*words, "--submission-id", "s1").code == 0
+    assert tidegate.driver is not None and tidegate.driver.spec.job_id == "backfill"
+    tidegate.driver.status("RUNNING")
+    tidegate.driver.status("FINISHED")
+    refused = tidegate(*words, "--pipeline", "no_such_file.py:build")
+    assert refused.code == 4 and "a job of this id is FINISHED already" in refused.err
+    for choice in ("tidegate restore", "another job id", "fork it with --fresh"):
+        assert choice in refused.err
+    assert len(tidegate.launched) == 1
+    assert tidegate(*words, "--submission-id", "s1").code == 0
+    assert len(JobClient(tidegate.root, "backfill").specs()) == 1
+    tidegate.driver.status("FINISHED")
+    assert tidegate(*words, "--fresh").code == 0
+    assert len(JobClient(tidegate.root, "backfill").specs()) == 2
 
 
 def test_a_fresh_start_says_what_it_does_to_the_output(tidegate: Caller, writing: str, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tidegate.connectors.file_layout import FileLayout, StagedName, parse_staged
 from tidegate.connectors.file_writer import FileCut, FileWriter
 from tidegate.connectors.parquet import Parquet
 from tidegate.connectors.parquet_encoding import ParquetEncoding
-from tidegate.contract.errors import OptionError, PipelineError, TidegateError
+from tidegate.contract.errors import OptionError, PipelineError, SinkConflictError, TidegateError
 from tidegate.testing.one_sink_job import Reign, numbers
 
 SCHEMA = Reign.schema
@@ -110,7 +110,7 @@ def test_a_foreign_file_of_the_same_name_is_not_overwritten(tmp_path: Path) -> N
     handles = staged(writer, 1, 0, 3)
     foreign = tmp_path / "part-job-1--lineage-1--out--0--1--0.parquet"
     foreign.write_bytes(b"something else")
-    with pytest.raises(TidegateError, match="did not write"):
+    with pytest.raises(SinkConflictError, match="did not write"):
         writer.commit(handles)
     assert foreign.read_bytes() == b"something else"
     foreign.unlink()

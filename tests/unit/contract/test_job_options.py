@@ -16,7 +16,8 @@ from tidegate.contract.options import JobOptions
 def test_the_defaults_are_those_of_the_rules() -> None:
     """S1.1, S1.2, S1.4, S2.2, S2.3, S5.1, S5.4."""
     options = JobOptions()
-    assert options.checkpoint_interval is None and options.leaves_interval_open
+    assert options.checkpoint_interval is None and options.restart_attempts is None
+    assert options.left_open == {"checkpoint_interval", "restart_attempts"}
     assert options.tolerable_checkpoint_failures == 3
     assert options.checkpoint_timeout == timedelta(minutes=10)
     assert (options.max_concurrent_checkpoints, options.retained_checkpoints) == (1, 1)
@@ -76,7 +77,7 @@ def test_an_interval_that_is_left_open_is_told_from_one_that_is_off(
     options = JobOptions.from_mapping(given)
     again = JobOptions.from_mapping(json.loads(json.dumps(options.to_mapping())))
     for one in (options, again):
-        assert (one.checkpoint_interval, one.leaves_interval_open) == (interval, is_open)
+        assert (one.checkpoint_interval, "checkpoint_interval" in one.left_open) == (interval, is_open)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +96,28 @@ def test_attempts_that_are_left_open_go_by_the_strategy(given: dict[str, Any], a
     options = JobOptions.from_mapping(given)
     assert options.restart_attempts == attempts
     assert JobOptions.from_mapping(options.to_mapping()).restart_attempts == attempts
+
+
+@pytest.mark.parametrize(
+    ("submitted", "changed", "attempts"),
+    [
+        ({}, {"restart_strategy": "fixed_delay"}, 3),
+        ({}, {"restart_strategy": "failure_rate"}, 3),
+        ({}, {"execution_mode": "batch"}, 3),
+        ({"restart_strategy": "fixed_delay"}, {"restart_strategy": "exponential_delay"}, None),
+        ({"execution_mode": "batch"}, {"execution_mode": "streaming"}, None),
+        ({"restart_attempts": "none"}, {"restart_strategy": "fixed_delay"}, None),
+        ({"restart_attempts": 7}, {"restart_strategy": "fixed_delay"}, 7),
+        ({}, {"restart_delay": "5 s"}, None),
+    ],
+)
+def test_attempts_that_are_left_open_follow_what_a_restore_changes(
+    submitted: dict[str, Any], changed: dict[str, Any], attempts: int | None
+) -> None:
+    """S9.1: a restore lays its options over the record of the submission before, which keeps what users named apart
+    from what was derived."""
+    record = json.loads(json.dumps(JobOptions.from_mapping(submitted).to_mapping()))
+    assert JobOptions.from_mapping({**record, **changed}).restart_attempts == attempts
 
 
 @pytest.mark.parametrize(

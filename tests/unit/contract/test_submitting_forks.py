@@ -77,20 +77,48 @@ def test_submitting_a_fork_twice_is_submitting_it_once_though_its_snapshot_is_go
         made(beside, client, submission_id="fork-2")
 
 
-def test_a_second_fork_under_the_same_id_is_a_fresh_start(
+def test_a_second_fork_under_the_id_of_a_fork_that_is_over_needs_to_be_fresh(
     beside: JobClient, client: JobClient, driver: ScriptedDriver
 ) -> None:
-    """S9.3: it forgets the state of the first, so that one has to be over."""
+    """S9.3: it forgets the state of the first, so that one has to be over, and the second has to say so."""
     driver.checkpoint(1)
     first = made(beside, client)
     own = ScriptedDriver(beside, first)
     own.status("RUNNING")
     with pytest.raises(JobExistsError, match="when its driver died"):
-        made(JobClient(client.root, "backfill"), client, submission_id="fork-2")
+        made(JobClient(client.root, "backfill"), client, submission_id="fork-2", fresh=True)
     own.checkpoint(1)
     own.status("FINISHED")
-    second = made(beside, client, submission_id="fork-2")
+    with pytest.raises(JobExistsError, match="a fork does not use its state") as refusal:
+        made(beside, client, submission_id="fork-2")
+    for choice in ("FINISHED already", "tidegate restore", "another job id", "--fresh (fresh=True)", "if_exists"):
+        assert choice in str(refusal.value)
+    assert made(beside, client) == first, "the same submission is no second one"
+    second = made(beside, client, submission_id="fork-2", fresh=True)
     assert second.lineage not in (first.lineage, driver.spec.lineage)
+
+
+@pytest.mark.parametrize("status", ["FINISHED", "FAILED", "CANCELED"])
+def test_a_fork_under_the_id_of_a_job_that_was_started_is_refused(
+    beside: JobClient, client: JobClient, driver: ScriptedDriver, pipeline: str, status: str
+) -> None:
+    """S9.3."""
+    driver.checkpoint(1)
+    own = ScriptedDriver(beside, beside.submit(pipeline=pipeline))
+    own.status("RUNNING")
+    own.status(status)
+    with pytest.raises(JobExistsError, match=f"{status} already"):
+        made(beside, client)
+    assert len(beside.specs()) == 1
+
+
+def test_a_fork_that_never_had_a_driver_may_be_forked_again(
+    beside: JobClient, client: JobClient, driver: ScriptedDriver
+) -> None:
+    """It has no state and no output."""
+    driver.checkpoint(1)
+    made(beside, client)
+    assert made(beside, client, submission_id="fork-2").number == 2
 
 
 def test_a_restore_of_a_forks_own_snapshot_stays_a_fork(

@@ -435,7 +435,7 @@ def test_by_default_a_database_that_is_away_for_five_minutes_does_not_fail_the_j
             now_ms = supervisor.next_wake_ms() or 0
 
 
-@pytest.mark.parametrize("code", ["snapshot", "missing_file", "environment"])
+@pytest.mark.parametrize("code", ["snapshot", "missing_file", "environment", "sink_conflict"])
 def test_what_no_restart_can_cure_fails_the_job_at_once(code: str) -> None:
     """S9.1: whatever the strategy."""
     actions = Driven(restart_attempts="none").to_running().feed(failing(code))
@@ -443,14 +443,15 @@ def test_what_no_restart_can_cure_fails_the_job_at_once(code: str) -> None:
     assert "no restart can cure" in actions[-3].data["reason"] and "connection refused" in actions[-3].data["reason"]
 
 
-def test_the_same_error_about_the_same_data_three_times_fails_the_job() -> None:
+@pytest.mark.parametrize("code", ["user_error", "runtime_error", "data", "sum_overflow", "slot_memory", "of a plug-in"])
+def test_the_same_error_about_the_same_data_three_times_fails_the_job(code: str) -> None:
     """S9.1: the row is the same, when no checkpoint has completed between."""
     driven = Driven(restart_attempts="none").to_running()
     for _ in range(2):
-        assert statuses(driven.feed(failing("user_error"))) == ["RESTARTING"]
+        assert statuses(driven.feed(failing(code))) == ["RESTARTING"]
         driven.resume()
         driven.feed(RunStarted("r"))
-    actions = driven.feed(failing("user_error"))
+    actions = driven.feed(failing(code))
     assert statuses(actions) == ["FAILED"] and "3 times in a row" in str(actions)
 
 

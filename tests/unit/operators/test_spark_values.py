@@ -226,6 +226,55 @@ def test_intervals_are_kept_to_the_microsecond() -> None:
     assert through(a_codec, (np.timedelta64("NaT", "ns"), [pd.NaT])) == (None, [None])
 
 
+LONGEST, SHORTEST = dt.timedelta(microseconds=2**63 - 1), dt.timedelta(days=-106_751_991)
+
+
+@pytest.mark.parametrize(
+    ("ddl", "value"),
+    [
+        ("i INTERVAL DAY TO SECOND", dt.timedelta.max),
+        ("i INTERVAL DAY TO SECOND", dt.timedelta.min),
+        ("i INTERVAL DAY TO SECOND", LONGEST + dt.timedelta(microseconds=1)),
+        ("i INTERVAL DAY TO SECOND", SHORTEST - dt.timedelta(microseconds=1)),
+        ("i ARRAY<INTERVAL DAY TO SECOND>", [dt.timedelta.max]),
+        ("i INTERVAL DAY TO SECOND", np.timedelta64(10**15, "s")),
+        ("s STRING", "\ud800"),
+        ("b BINARY", "\ud800"),
+        ("a MAP<STRING, INT>", {"\ud800": 1}),
+        ("t TIMESTAMP", dt.datetime(1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=14)))),
+        ("t TIMESTAMP", dt.datetime(9999, 12, 31, 23, tzinfo=dt.timezone(dt.timedelta(hours=-12)))),
+        ("n TIMESTAMP_NTZ", np.datetime64("10000-01-01")),
+        ("d DATE", np.datetime64("-0001-01-01")),
+        ("x DECIMAL(38, 0)", decimal.Decimal("Infinity")),
+        ("x DECIMAL(38, 0)", decimal.Decimal(10) ** 38),
+        ("x DOUBLE", 10**400),
+        ("x BIGINT", 2**63),
+    ],
+    ids=repr,
+)
+def test_a_value_beyond_what_its_type_holds_is_refused_by_name(ddl: str, value: Any) -> None:
+    """Before it is kept: a column that cannot be made would fail for all keys in hand, and name none."""
+    with pytest.raises(PipelineError, match=f"column '{ddl[0]}' takes .*, and got "):
+        codec(ddl).accepted((value,))
+
+
+def test_the_longest_intervals_that_a_state_holds_go_through_it() -> None:
+    a_codec = codec("i INTERVAL DAY TO SECOND")
+    for value in (LONGEST, SHORTEST):
+        assert through(a_codec, (value,)) == (value,)
+
+
+def test_a_time_that_does_not_exist_where_it_is_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        with pytest.raises(PipelineError, match="column 't' takes"):
+            codec("t TIMESTAMP").accepted((dt.datetime(1, 1, 1, tzinfo=dt.UTC),))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 def test_what_a_processor_changes_of_what_it_is_given_changes_no_state() -> None:
     a_codec = codec("a ARRAY<INT>, m MAP<STRING, INT>")
     mine = [1]

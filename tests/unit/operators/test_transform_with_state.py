@@ -539,6 +539,32 @@ def test_what_cannot_be_is_refused_with_the_line_of_the_processor(use: Callable[
     assert __file__ in refused.value.where
 
 
+@pytest.mark.parametrize(
+    ("use", "state"),
+    [
+        (lambda self: self.states["value"].update((dt.timedelta.max,)), "state 'value'"),
+        (lambda self: self.states["list"].appendValue((dt.timedelta.max,)), "state 'list'"),
+        (lambda self: self.states["list"].put([(dt.timedelta.max,)]), "state 'list'"),
+        (lambda self: self.states["map"].updateValue(("x",), (dt.timedelta.max,)), "state 'map'"),
+        (lambda self: self.states["map"].getValue(("\ud800",)), "the map key of state 'map'"),
+    ],
+)
+def test_a_value_beyond_its_type_is_refused_with_state_key_and_value(use: Callable[[Any], Any], state: str) -> None:
+    """S5.1: once a day-time interval beyond 64 bits was a bare ArrowInvalid, for all keys in hand."""
+
+    def intervals(handle: StatefulProcessorHandle) -> dict[str, Any]:
+        return {
+            "value": handle.getValueState("value", "i INTERVAL DAY TO SECOND"),
+            "list": handle.getListState("list", "i INTERVAL DAY TO SECOND"),
+            "map": handle.getMapState("map", "i STRING", "i INTERVAL DAY TO SECOND"),
+        }
+
+    rig = Rig(Scripted(lambda self, key, rows, _: use(self) if key == "b" else [], states=intervals))
+    with pytest.raises(PipelineError, match=f"{state} cannot take what it was given") as refused:
+        rig.feed(("a", 1, 1), ("b", 2, 1))
+    assert "key k='b'" in refused.value.where and "and got" in refused.value.cause
+
+
 def test_a_state_is_of_no_use_without_a_key() -> None:
     kept: list[Any] = []
     rig = Rig(Scripted(lambda self, key, rows, _: kept.append(self.states["n"]), states=number))

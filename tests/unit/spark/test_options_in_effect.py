@@ -1,4 +1,4 @@
-"""S1.1: the driver chooses the checkpoint interval that a submission leaves open, and records it."""
+"""S1.1, S9.1: the driver chooses what a submission leaves open, and records it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def own_signal_handlers() -> Iterator[None]:
 
 
 class Submitted:
-    """A submission, and the interval that each of its drivers runs with."""
+    """A submission, and the options that each of its drivers runs with."""
 
     def __init__(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, rows: int | None, options: dict[str, Any]
@@ -51,13 +51,14 @@ class Submitted:
         self.client.submit(pipeline=f"{folder / 'small.py'}:build", arguments={"rows": rows}, options=chosen)
         self._monkeypatch = monkeypatch
         self._launches = 0
+        self.options: list[JobOptions] = []
 
     def drive(self) -> timedelta | None:
-        seen: list[timedelta | None] = []
+        seen = self.options
 
         class Supervision:
             def __init__(self, job: Any, _terminated: Any) -> None:
-                seen.append(job.options.checkpoint_interval)
+                seen.append(job.options)
 
             def run(self) -> int:
                 return 0
@@ -69,7 +70,7 @@ class Submitted:
             self.client.root, "small", spec_number=1, launch=self._launches, storage_options={}
         )
         assert driver.run() == 0
-        return seen[0]
+        return seen[-1].checkpoint_interval
 
     def document(self) -> Any:
         return json.loads(self.client.store.read(self.client.layout.graph(1)))
@@ -101,7 +102,7 @@ def test_an_unbounded_job_that_names_no_interval_takes_a_checkpoint_every_minute
     submitted = Submitted(tmp_path, monkeypatch, rows, options)
     assert submitted.drive() == interval
     recorded = JobOptions.from_mapping(submitted.document()["options"])
-    assert (recorded.checkpoint_interval, recorded.leaves_interval_open) == (interval, False)
+    assert (recorded.checkpoint_interval, recorded.left_open) == (interval, frozenset())
 
 
 def test_a_relaunch_keeps_the_interval_that_was_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +111,17 @@ def test_a_relaunch_keeps_the_interval_that_was_chosen(tmp_path: Path, monkeypat
     assert submitted.drive() == MINUTE
     monkeypatch.setattr("tidegate.coordinator.checkpoint_mode.DEFAULT_INTERVAL", timedelta(hours=1))
     assert submitted.drive() == MINUTE
+
+
+def test_a_relaunch_keeps_the_attempts_that_were_derived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S9.1: the submission holds "auto", and what was in effect is recorded beside it."""
+    submitted = Submitted(tmp_path, monkeypatch, None, {"restart_strategy": "fixed_delay"})
+    submitted.drive()
+    assert submitted.client.spec(1).options["restart_attempts"] == "auto"
+    assert submitted.document()["options"]["restart_attempts"] == 3
+    monkeypatch.setattr("tidegate.contract.options.DEFAULT_ATTEMPTS", 50)
+    submitted.drive()
+    assert submitted.options[-1].restart_attempts == 3
 
 
 def test_a_job_that_an_earlier_version_submitted_keeps_its_checkpoints_off(

@@ -52,11 +52,43 @@ def test_the_cause_counts() -> None:
     """What wraps a damaged state file is no better than that."""
     lost = TidegateError("a transaction is lost")
     lost.__cause__ = FileNotFoundError("staged file")
-    assert failure_code(lost) == "missing_file" and failure_code(TidegateError("locked")) == ""
+    assert failure_code(lost) == "missing_file" and failure_code(TidegateError("refused")) == "runtime_error"
     outer = RuntimeError("restore failed")
     outer.__cause__ = SnapshotError("damaged")
     outer.__cause__.__cause__ = NotFoundError("no object")
     assert failure_code(outer) == "snapshot"
+
+
+class IntegrityError(Exception):
+    """As database drivers name it (PEP 249)."""
+
+    __module__ = "psycopg.errors"
+
+
+class OperationalError(Exception):
+    """As database drivers name it (PEP 249)."""
+
+    __module__ = "psycopg"
+
+
+@pytest.mark.parametrize(("answer", "code"), [(IntegrityError, "runtime_error"), (OperationalError, "")])
+def test_a_row_that_a_database_refuses_is_told_from_a_database_that_is_away(answer: Any, code: str) -> None:
+    """Also where a sink hides what the database said, because it quotes rows."""
+    try:
+        try:
+            raise answer("duplicate key")
+        except Exception as error:
+            assert failure_code(error) == ("user_error" if code else "")
+            raise TidegateError("rows could not be staged") from None
+    except TidegateError as error:
+        assert failure_code(error) == code
+
+
+@pytest.mark.parametrize(
+    "error", [raised("pa.array([[1]]).cast(pa.date32())"), pa.ArrowCapacityError("too long"), RecursionError("deep")]
+)
+def test_what_a_library_cannot_do_with_the_data_is_about_the_data(error: Exception) -> None:
+    assert failure_code(error) == "user_error"
 
 
 class BadOrderError(Exception):

@@ -55,7 +55,7 @@ function show(data) {
   const { may, spec, job_id, is_terminal, is_silent, status } = data;
   const pressing = { may, spec, job_id, is_terminal, is_silent, no_restore: data.restore_problem };
   parts.head.show({ ...pressing, status, owner_dag: data.owner_dag, conn, pipeline: data.pipeline, submissions: data.submissions, master: data.master });
-  parts.banners.show({ status, is_silent, reason: data.reason, failure: data.failures[0] ?? null, stop: data.stop, paused: data.sources_paused, silent: is_silent ? Math.round(data.silent_s / 10) * 10 : 0, slots: data.slots, waiting: data.waiting, no_restore: is_terminal || is_silent ? data.restore_problem : "" });
+  parts.banners.show({ status, is_silent, reason: data.reason, failure: data.failures[0] ?? null, stop: data.stop, paused: data.sources_paused, deletions: data.deletions, silent: is_silent ? Math.round(data.silent_s / 10) * 10 : 0, slots: data.slots, waiting: data.waiting, no_restore: is_terminal || is_silent ? data.restore_problem : "" });
   parts.facts.show({ rate: data.rate, records: data.records, watermark: data.watermark, lag: is_terminal ? null : Math.round(data.lag_s ?? 0), last: data.history.find((s) => s.status === "completed") ?? null, restarts: data.restarts, statistics: data.statistics, generation: data.generation, slots: data.slots, parallelism: data.parallelism, is_terminal });
   parts.gate.show(data.gated && (data.waiting.length || data.staged.length) ? { ...pressing, waiting: data.waiting, staged: data.staged, problem: data.staged_problem } : null);
   parts.sources.show({ sources: data.sources, is_terminal });
@@ -109,6 +109,7 @@ function drawBanners(job) {
   if (job.status === "RESTARTING") told.push(banner("warning", "The job restarts", failure?.message ?? ""));
   if (job.no_restore) told.push(banner("quiet", "It is not restored from this page", job.no_restore));
   if (job.paused) told.push(banner("warning", "The sources pause", `${job.waiting.length} checkpoints wait for a verdict, as many as max_uncommitted_checkpoints allows.`));
+  if (job.deletions) told.push(banner("warning", "Checkpoints wait for deletions", job.deletions));
   return told;
 }
 

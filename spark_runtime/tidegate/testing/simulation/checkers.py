@@ -19,6 +19,7 @@ from tidegate.contract.records import Command, CommandResult, Decision, Spec, de
 from tidegate.snapshot.blobs import matches
 from tidegate.snapshot.metadata import SnapshotMetadata, decode_metadata
 from tidegate.testing.simulation.delay import rows_delayed
+from tidegate.testing.simulation.deletions import DeletionChecker
 from tidegate.testing.simulation.external import External
 from tidegate.testing.simulation.gate_checker import GateChecker
 from tidegate.testing.simulation.rows import Row, owners, rows_in_flight, rows_of
@@ -60,9 +61,10 @@ class Checkers:
         retained: int,
         gated_specs: Sequence[Spec] | None = None,
         specs: Sequence[Spec] = (),
+        deletion_grace_ms: int | None = None,
     ) -> None:
         """Args: gated_specs: the submissions of a job behind a commit gate; None: there is no gate. specs: the
-        submissions."""
+        submissions. deletion_grace_ms: of a job whose store deletes slowly, from retirement to deletion."""
         self.violations: list[str] = []
         self.evaluated: Counter[str] = Counter()
         self.decisions: list[Decision] = []
@@ -91,6 +93,7 @@ class Checkers:
         self._aborted: set[int] = set()
         self._claimed: dict[int, Decision] = {}
         self._watermarks: dict[tuple[str, int], int] = {}
+        self._deletions = None if deletion_grace_ms is None else DeletionChecker(self._demand, disk, deletion_grace_ms)
         disk.on_create = self._created
         disk.on_delete = self._deleted
 
@@ -135,6 +138,8 @@ class Checkers:
             case "committed":
                 self._check_committed(entry)
         self.timelines.decided(entry)
+        if self._deletions is not None:
+            self._deletions.decided(entry, self._disk.created_ms[path], self._completed, self._needed)
         if self.gate is not None:
             self.gate.decided(entry)
 

@@ -18,6 +18,7 @@ from tidegate.contract.errors import (
 )
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.log import DecisionLog
+from tidegate.contract.options import JobOptions
 from tidegate.contract.records import Command, CommandResult, Spec, decode, encode
 from tidegate.coordinator import events as ev
 from tidegate.coordinator import supervision_events as sv
@@ -26,6 +27,8 @@ from tidegate.coordinator.job import Job
 from tidegate.coordinator.job_run import JobRun, RunFailed
 from tidegate.coordinator.recovery import RestorePoint, choose_restore_point, ended_as
 from tidegate.coordinator.supervision import Supervisor
+from tidegate.spark.retiring import Retiring
+from tidegate.testing.simulation import deletions
 from tidegate.testing.simulation.run_of_slots import RunOfSlots, stop_point
 from tidegate.testing.simulation.scheduler import Mutex, Process, Task, current_task
 from tidegate.testing.simulation.slot_process import STALL_MS, ZOMBIE_MS
@@ -38,6 +41,11 @@ GRACE_MS = ZOMBIE_MS + STALL_MS + 100
 """How long a retired folder stays besides a checkpoint's timeout, milliseconds: longer than any zombie lives."""
 POLL_MS = 80
 """About how often commands are looked for, milliseconds."""
+
+
+def grace_ms(options: JobOptions) -> int:
+    """From the retirement of a folder to its deletion."""
+    return int(options.checkpoint_timeout.total_seconds() * 1000) + GRACE_MS
 
 
 class DriverProcess:
@@ -66,6 +74,7 @@ class DriverProcess:
         self._splits: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
         self._exit_code: int | None = None
         self._unjudged: list[Command] = []
+        self._retiring: Retiring | None = None
         self._job: Job
 
     def start(self) -> None:
@@ -129,8 +138,10 @@ class DriverProcess:
             now_iso=world.now_iso,
             specs=lambda: world.specs,
         )
+        if world.deletion_ms is not None:
+            self._retiring = self._slow_retiring()
         for left in self._job.garbage():
-            self._retire(left.path, at_once=left.at_once)
+            self._retire(left.path, at_once=left.at_once, inherited=True)
         self._feed(sv.Begin(ended_as(reign.decisions, self.spec.number)))
         if self._exit_code is not None:
             return
@@ -141,6 +152,7 @@ class DriverProcess:
             else:
                 self._take(*self._next_item())
             current = self._current
+            self._note_overdue(current)
             if current is not None and current.is_settled:
                 self._end_run(current)
 
@@ -241,7 +253,11 @@ class DriverProcess:
     def _next_point(self) -> RestorePoint | None:
         return choose_restore_point(self._job.reign.decisions, self._world.specs, self.spec.number)
 
-    def _retire(self, path: str, *, at_once: bool = False) -> None:
+    def _retire(self, path: str, *, at_once: bool = False, inherited: bool = False) -> None:
+        if self._retiring is not None:
+            self._retiring.add(0, path, at_once=at_once, inherited=inherited)
+            return
+
         def work() -> None:
             try:
                 self._job.reign.check()
@@ -249,8 +265,38 @@ class DriverProcess:
             except (FencedError, StoreError, SnapshotError):
                 return
 
-        timeout_s = self._job.options.checkpoint_timeout.total_seconds()
-        self.process.spawn(work, 0 if at_once else int(timeout_s * 1000) + GRACE_MS)
+        self.process.spawn(work, 0 if at_once else grace_ms(self._job.options))
+
+    # ------------------------------------------------------------ a store that deletes slowly
+
+    def _slow_retiring(self) -> Retiring:
+        """The runtime's own, which deletes one folder after the other."""
+        job, scheduler = self._job, self._world.scheduler
+        grace_s = grace_ms(job.options) / 1000
+        retiring = Retiring(self._store, job.reign.check, grace_s, lambda: scheduler.now_ms / 1000)
+        retiring.spared, retiring.delete = job.spared, self._delete_slowly
+
+        def work() -> None:
+            while True:
+                self._task().pause(deletions.LOOK_MS)
+                retiring.delete_due()
+                self._post("deleted", None)
+
+        self.process.spawn(work)
+        return retiring
+
+    def _delete_slowly(self, path: str) -> None:
+        if self._world.faults.active and self._world.deletion_ms is not None:
+            self._task().pause(self._world.deletion_ms)
+        self._job.delete_snapshot(path)
+
+    def _note_overdue(self, current: RunOfSlots | None) -> None:
+        if self._retiring is None or current is None or current.run.outcome is not None:
+            return
+        waited = current.run.coordinator.waits_for_deletions
+        current.run.note_overdue_deletions(deletions.WEIGHT * self._retiring.overdue)
+        if not waited and current.run.coordinator.waits_for_deletions:
+            self._world.events["waits for deletions"] += 1
 
     # ------------------------------------------------------------ the inbox
 

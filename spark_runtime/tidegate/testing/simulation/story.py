@@ -13,6 +13,7 @@ from tidegate.contract.records import Command, CommandResult, RestoreFrom, Spec,
 from tidegate.contract.stop_outcomes import ON_TIMEOUT
 from tidegate.snapshot.metadata import decode_metadata
 from tidegate.testing.simulation.auditor import Auditor
+from tidegate.testing.simulation.deletions import BUSY, SLOW_PHASE_MS
 from tidegate.testing.simulation.driver_process import DriverProcess
 from tidegate.testing.simulation.scheduler import START_MS
 
@@ -55,6 +56,8 @@ class Story:
         self._quiet_from_ms = self._scheduler.now_ms + FAULTY_MS // 2 + self._scheduler.upto(faulty_ms)
         if world.wanders:
             self._quiet_from_ms += FAULTY_MS // 3
+        if world.deletion_ms is not None:
+            self._quiet_from_ms += SLOW_PHASE_MS
         # In some seeds the checkpoint that shows health must come when every bounded source has ended.
         self._lingers = not world.crowded and self._scheduler.chance(0.12)
         self._seen = 0
@@ -218,6 +221,8 @@ class Story:
     def _ask_for_something(self) -> None:
         world, chance = self._world, self._scheduler.chance
         self._auditor.look()
+        if world.deletion_ms is not None and not chance(BUSY):
+            return
         if chance(0.5 if world.crowded else 0.04):
             if self._savepoint_command is not None and self._is_open(self._savepoint_command):
                 return

@@ -15,6 +15,8 @@ from tidegate.contract.records import Decision, Spec
 from tidegate.operators.contract import OperatorContext
 from tidegate.plan.execution import ExecutionPlan, plan
 from tidegate.testing.simulation.checkers import Checkers, Cut
+from tidegate.testing.simulation.deletions import SLOWNESS_MS
+from tidegate.testing.simulation.driver_process import grace_ms
 from tidegate.testing.simulation.external import External, ExternalSink
 from tidegate.testing.simulation.faults import Faults
 from tidegate.testing.simulation.gate_checker import GateChecker
@@ -26,6 +28,8 @@ from tidegate.testing.simulation.workload import Workload, random_workload
 
 MAX_PARALLELISM = 8
 MAX_STEPS = 60_000
+SLOW_DELETIONS = 0.25
+"""Part of the seeds whose store deletes slowly, of those that try none of the other scenarios of their own."""
 
 
 @dataclass
@@ -124,6 +128,15 @@ class World:
         self.wanders = not self.crowded and self.ways_back.random() < 0.2
         if self.wanders:
             self.options["retained_checkpoints"] = 10  # what is chosen must be there still when the driver comes to it
+        slow = Random(seed * 15_485_863 + 11)
+        self.deletion_ms: int | None = None
+        """How long the store takes to delete a folder while faults strike, milliseconds; None: not worth mentioning."""
+        apart = "unaligned_checkpoints" in self.options or self.wanders or self.gated or interval is None
+        if slow.random() < SLOW_DELETIONS and not apart:
+            self.deletion_ms = slow.choice(SLOWNESS_MS)
+            self.options |= {"checkpoint_interval": "80 ms", "checkpoint_timeout": "400 ms", "retained_checkpoints": 1}
+            self.options["tolerable_checkpoint_failures"] = 3
+            self.faults.spare_processes()
         self.checkers = Checkers(
             self.disk,
             JOB_ID,
@@ -134,6 +147,7 @@ class World:
             retained=self.options["retained_checkpoints"],
             gated_specs=self.specs if self.gated else None,
             specs=self.specs,
+            deletion_grace_ms=None if self.deletion_ms is None else grace_ms(JobOptions.from_mapping(self.options)),
         )
         self.story = Story(self, random.choice((2, 2, 3) if self.crowded else (1, 1, 1, 2, 2, 3)))
 
