@@ -472,7 +472,5 @@ def test_a_csv_file_of_bad_records_alone_says_nothing_about_types(tmp_path: Path
 def test_csv_files_without_any_good_record_are_refused_with_the_first_bad_one(tmp_path: Path, then: Any) -> None:
     write(tmp_path / "a.csv", "k,n\n")
     write(tmp_path / "b.csv", "k,n\n1\n1,2,3\n")
-    with pytest.raises(
-        PipelineError, match=r"no file has a record that can be read.*b\.csv, offset 4"
-    ):
+    with pytest.raises(PipelineError, match=r"no file has a record that can be read.*b\.csv, offset 4"):
         Files(tmp_path, on_bad_record=then).schema()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from tidegate.connectors.contract import Source
 from tidegate.connectors.files import Files
 from tidegate.connectors.replay import Replay
 from tidegate.contract.errors import PipelineError, SnapshotError
-from tidegate.contract.records import RestoreFrom
+from tidegate.contract.pinned_graph import pinned_graph
+from tidegate.contract.records import RestoreFrom, encode
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
+from tidegate.coordinator.source_schemas import schemas_in_effect
 from tidegate.pipeline.aggregates import count
 from tidegate.pipeline.pipeline import Pipeline
 from tidegate.testing.collect import CollectSink, collected, forget_collected
@@ -166,3 +169,27 @@ def test_a_restored_job_needs_no_file_that_it_has_read(tmp_path: Path, sink: str
     pq.write_table(pa.table({"k": ["x"]}), tmp_path / "a0.parquet")
     assert isinstance(job.relaunch().to_end(), RunEnded)
     assert sum(results(sink).values()) == 200_002
+
+
+def test_a_job_of_an_earlier_version_keeps_what_its_newest_snapshot_holds(folder: Path, sink: str) -> None:
+    """Its submission was pinned without schemas, and a pinned graph is never written again."""
+    job = counting(lambda: Files(folder), sink)
+    run = begun(job)
+    run.ask(ev.Request("checkpoint", request_id="c"))
+    run.crash()
+    pinned = pinned_graph(job.store, job.layout, 1)
+    assert pinned is not None
+    operators = [{**operator, "found_schema": None} for operator in pinned.graph["operators"]]
+    job.store.replace(job.layout.graph(1), encode(replace(pinned, graph={"version": 4, "operators": operators})))
+    arrives_first(folder)
+    assert isinstance(job.relaunch().to_end(), RunEnded)
+    assert sum(results(sink).values()) == ROWS
+
+
+def test_a_finished_job_asks_for_no_snapshot_that_may_be_gone(folder: Path, sink: str) -> None:
+    job = counting(lambda: Files(folder), sink)
+    assert isinstance(job.submit().to_end(), RunEnded)
+    job.reign.append("status", {"status": "FINISHED"})
+    job.store.delete_folder(job.layout.checkpoints)
+    job.store.delete(job.layout.graph(1))
+    assert schemas_in_effect(job.store, job.layout, job.specs[0], job.specs, job.log) == {}
