@@ -37,6 +37,7 @@ _CHANGED = re.compile(r"changed from \w+ to \w+ in row (\d+)")
 """In Arrow's errors: a field that the schema lacks; a number where it has a string; any other type than before."""
 
 
+_EPOCH = "1970-01-01T"
 _MAX_DEPTH = 200
 """Of objects and lists in each other: Python reads some hundreds only, and how many depends on who calls."""
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
@@ -256,7 +257,11 @@ def _from_texts(read: pa.Array, kind: pa.DataType) -> pa.Array:
         values = _from_texts(read.values, kind.value_type)
         return pa.ListArray.from_arrays(read.offsets, values, type=kind, mask=read.is_null())
     if pa.types.is_time(kind):
-        return pc.binary_join_element_wise("1970-01-01T", read, "").cast(pa.timestamp(kind.unit)).cast(kind)
+        stamp = pa.timestamp(kind.unit)
+        try:
+            return pc.binary_join_element_wise(_EPOCH, read, "").cast(stamp).cast(kind)
+        except pa.ArrowInvalid as error:
+            raise pa.ArrowInvalid(str(error).replace(_EPOCH, "").replace(str(stamp), str(kind))) from error
     return read.cast(kind)
 
 

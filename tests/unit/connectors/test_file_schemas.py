@@ -458,6 +458,14 @@ def test_what_is_no_date_is_a_bad_record_that_names_its_field(tmp_path: Path, te
     assert [bad["raw"] for bad in found.bad] == [f'{{"d": {text}}}'.encode()]
 
 
+@pytest.mark.parametrize("text", ["25:00:00", "12:30:00Z", "noon"])
+def test_what_is_no_time_of_day_is_a_bad_record_that_names_text_and_type(tmp_path: Path, text: str) -> None:
+    write(tmp_path / "a.jsonl", json.dumps({"t": text}))
+    source = Files(tmp_path, schema=pa.schema([("t", pa.time32("s"))]), on_bad_record="dead_letter")
+    (bad,) = read_all(source).bad
+    assert re.match(f"field 't': .*'{text}' as a scalar of type time32", bad["reason"]), bad["reason"]
+
+
 @pytest.mark.parametrize("then", ["skip", "dead_letter"])
 def test_a_csv_file_of_bad_records_alone_says_nothing_about_types(tmp_path: Path, then: Any) -> None:
     write(tmp_path / "a.csv", "k,n\n1\n1,2,3\n")
