@@ -10,6 +10,7 @@ from tidegate.cli.settings import add_pipeline_settings, given_arguments, given_
 from tidegate.cli.snapshot_path import add_path, current_splits, reader_of
 from tidegate.cli.surroundings import Surroundings
 from tidegate.cli.validation import built
+from tidegate.connectors.found_schema import found_schemas
 from tidegate.connectors.splits import split_from_json
 from tidegate.contract.clock import now_iso
 from tidegate.contract.codec import encode
@@ -44,7 +45,8 @@ def check(args: argparse.Namespace, around: Surroundings) -> int:
     reader = reader_of(args, around)
     given = given_options(args) or {}
     options = JobOptions.from_mapping(given)
-    with built(args.pipeline, args.code_root, given_arguments(args) or {}, options) as (graph, _):
+    schemas = found_schemas(reader.metadata.graph)
+    with built(args.pipeline, args.code_root, given_arguments(args) or {}, options, schemas=schemas) as (graph, _):
         document = graph_document(graph)
         target = Target(
             document,

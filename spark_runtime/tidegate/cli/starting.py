@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidegate.cli import arguments
 from tidegate.cli.presenting import status_text, view_document, view_lines
@@ -21,9 +21,13 @@ from tidegate.contract.client import JobClient
 from tidegate.contract.errors import CommandRefusedError, JobNotFoundError, OptionError
 from tidegate.contract.job_names import job_remedy
 from tidegate.contract.options import JobOptions
+from tidegate.contract.pinned_graph import pinned_graph
 from tidegate.contract.records import Launch, RestoreFrom, Spec
 from tidegate.contract.status import JobStatus, JobView
 from tidegate.contract.waiting import failure_error
+
+if TYPE_CHECKING:
+    from tidegate.connectors.found_schema import FoundSchemas
 
 START_ALLOWANCE = timedelta(minutes=2)
 """How long a driver may take besides waiting for slots until its job runs, by default."""
@@ -183,7 +187,8 @@ def restore(args: argparse.Namespace, around: Surroundings) -> int:
         around.output.progress("checking the pipeline")
         in_effect = checked or JobOptions.from_mapping(before.options if before else None)
         in_use = given if given is not None else before.arguments if before else {}
-        validate(args.pipeline, args.code_root, in_use, in_effect, paths=before.relative_paths if before else None)
+        paths, schemas = (before.relative_paths, _schemas(client, before)) if before else (None, None)
+        validate(args.pipeline, args.code_root, in_use, in_effect, paths=paths, schemas=schemas)
     spark_conf = _laid_over(before.spark_conf if before else {}, arguments.pairs(args.conf, "--conf") or None)
     _require(args, around, before, spark_conf, checked or JobOptions.from_mapping(before.options if before else None))
     around.output.progress("submitting")
@@ -206,6 +211,14 @@ def restore(args: argparse.Namespace, around: Surroundings) -> int:
     return run_submission(args, around, client, submission.submit(client, request), timeout)
 
 
+def _schemas(client: JobClient, before: Spec) -> FoundSchemas:
+    """That the sources of an earlier submission found: files that came since do not change them."""
+    from tidegate.connectors.found_schema import found_schemas
+
+    pinned = pinned_graph(client.store, client.layout, before.number)
+    return {} if pinned is None else found_schemas(pinned.graph)
+
+
 def fork(args: argparse.Namespace, around: Surroundings) -> int:
     """Submit and start a fork. Options and arguments given are laid over those under which its snapshot was taken."""
     client = client_of(args, around)
@@ -222,7 +235,8 @@ def fork(args: argparse.Namespace, around: Surroundings) -> int:
     if args.pipeline is not None:
         around.output.progress("checking the pipeline")
         in_use = {**before.arguments, **(given or {})}
-        validate(args.pipeline, args.code_root, in_use, options, paths=before.relative_paths)
+        schemas = _schemas(client if known else original, before)
+        validate(args.pipeline, args.code_root, in_use, options, paths=before.relative_paths, schemas=schemas)
     spark_conf = _laid_over(before.spark_conf, arguments.pairs(args.conf, "--conf") or None)
     _require(args, around, before, spark_conf, options)
     around.output.progress("submitting")

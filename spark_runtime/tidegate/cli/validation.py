@@ -14,6 +14,7 @@ from tidegate.contract.options import JobOptions
 from tidegate.contract.records import RelativePaths
 
 if TYPE_CHECKING:
+    from tidegate.connectors.found_schema import FoundSchemas
     from tidegate.plan.execution import ExecutionPlan
     from tidegate.plan.graph import JobGraph
 
@@ -26,6 +27,7 @@ def validate(
     *,
     starts: str = "",
     paths: RelativePaths | None = None,
+    schemas: FoundSchemas | None = None,
 ) -> tuple[tuple[str, str], ...]:
     """Build the pipeline from what would be pinned of it, and plan it, as the driver will. See `built`.
 
@@ -33,13 +35,14 @@ def validate(
         starts: id of the job that is to start afresh with it: its sinks are asked whether they may write to what is
             there. Empty: nothing starts afresh.
         paths: where relative paths lie; None: in the working directory.
+        schemas: that the job's sources found before.
 
     Returns:
         (uid, text) of each file sink: what a fresh start does with the files that are there.
     """
     from tidegate.coordinator.fresh_start import check_fresh_start, existing_output
 
-    with built(pipeline, code_root, arguments, options, paths) as (graph, _):
+    with built(pipeline, code_root, arguments, options, paths, schemas) as (graph, _):
         if starts:
             check_fresh_start(graph, starts)
         return tuple(existing_output(graph))
@@ -52,12 +55,14 @@ def built(
     arguments: Mapping[str, Any],
     options: JobOptions,
     paths: RelativePaths | None = None,
+    schemas: FoundSchemas | None = None,
 ) -> Iterator[tuple[JobGraph, ExecutionPlan]]:
     """The pipeline, built from what would be pinned of it, and planned, as the driver will; its code is there within
     the context. What the user's code prints goes to standard error.
 
     Args:
         paths: where relative paths lie; None: in the working directory.
+        schemas: that the job's sources found before (S5.5); one that is not named looks at its input.
 
     Raises:
         PipelineError: the code is not there, or the pipeline cannot be built or planned from it, or needs snapshots
@@ -75,7 +80,7 @@ def built(
             os.makedirs(os.path.dirname(file), exist_ok=True)
             with open(file, "wb") as copy:
                 copy.write(content)
-        graph = load_pipeline(folder, target, arguments, paths=paths)
+        graph = load_pipeline(folder, target, arguments, paths=paths, schemas=schemas)
         execution = plan(graph, options.parallelism, options.max_parallelism)
         if options.execution_mode == "batch":
             allowed = options.allow_mode_dependent

@@ -14,6 +14,7 @@ from tidegate.contract.errors import TidegateError
 from tidegate.contract.staged import StagedData
 
 if TYPE_CHECKING:
+    from tidegate.connectors.found_schema import FoundSchema
     from tidegate.connectors.leftovers import Leftovers, StillNeeded
     from tidegate.connectors.quarantine import Quarantine
 
@@ -129,6 +130,16 @@ class Source(ABC):
     @abstractmethod
     def schema(self) -> pa.Schema:
         """Schema of the records. May read a file's header; raises PipelineError naming the path when it is missing."""
+
+    def found_schema(self) -> FoundSchema | None:
+        """What `schema` took from the input that is there today; None: nothing, as where the user declared it. Recorded
+        with the job's graph and in its snapshots (S5.5). Asked after `schema`."""
+        return None
+
+    def with_found_schema(self, found: FoundSchema) -> Source:
+        """The same source with the schema that its job found before, whatever is in the input today. A source that
+        finds none, or whose schema is declared, is returned as it is."""
+        return self
 
     def side_outputs(self) -> Mapping[str, pa.Schema]:
         """Name -> schema of what `Polled.sides` may hold."""

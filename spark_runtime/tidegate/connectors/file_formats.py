@@ -82,6 +82,9 @@ class FileFormat(Protocol):
         """The columns of a file, as far as its head tells, to compare with those of another; None: it has no record
         that would tell. CSV: names alone, all as strings."""
 
+    def first_bad(self, filesystem: AbstractFileSystem, path: str) -> BadRecord | None:
+        """The first record of a text file that cannot be read with any schema."""
+
     def row_groups(self, filesystem: AbstractFileSystem, path: str) -> Sequence[int]:
         """Rows of each part that can be read by itself; empty: the file is one part of unknown length."""
 
@@ -121,6 +124,10 @@ class ParquetFormat:
     def fields(self, filesystem: AbstractFileSystem, path: str) -> pa.Schema | None:
         """Those of the footer."""
         return self.infer(filesystem, path)
+
+    def first_bad(self, filesystem: AbstractFileSystem, path: str) -> BadRecord | None:
+        """None: the schema is in the footer."""
+        return None
 
     def row_groups(self, filesystem: AbstractFileSystem, path: str) -> Sequence[int]:
         """Rows of each row group."""
@@ -192,6 +199,16 @@ class CsvFormat:
             names = self._header(filesystem, path, self.policy.text.to_utf8)[0]
         return pa.schema([pa.field(name, pa.string()) for name in names]) if names else None
 
+    def first_bad(self, filesystem: AbstractFileSystem, path: str) -> BadRecord | None:
+        """Of another number of values than the header has names, or no text."""
+        decode = self.policy.text.to_utf8
+        with naming(path):
+            names, begin = self._header(filesystem, path, decode)
+            if not names:
+                return None
+            with open_text(filesystem, path, self.policy.text, begin) as stream:
+                return _first_bad(stream, begin, CsvHead(names, self.policy.null_values), decode)
+
     def row_groups(self, filesystem: AbstractFileSystem, path: str) -> Sequence[int]:
         """Unknown."""
         return ()
@@ -262,11 +279,10 @@ class JsonLinesFormat:
         return None
 
     def first_bad(self, filesystem: AbstractFileSystem, path: str) -> BadRecord | None:
-        """The first record in the head of the file that cannot be read with any schema."""
+        """That is no JSON object."""
         with naming(path), open_text(filesystem, path, self.policy.text) as stream:
             rest, begin = after_mark(stream)
-            read = text_chunks(rest, JsonHead(), begin, self.policy.text.to_utf8, stop_at_bad=True)
-            return next((bad for chunk in read for bad in chunk.bad), None)
+            return _first_bad(rest, begin, JsonHead(), self.policy.text.to_utf8)
 
     def _that_agree(self, text: bytes, path: str, begin: int, error: Exception) -> bytes:
         """The objects before the first that has a member of another type than those before it: that one is bad."""
@@ -324,6 +340,11 @@ def _head(
         if chunk.at - offset >= INFER_BLOCK_BYTES // 2:
             break
     return b"".join(texts)
+
+
+def _first_bad(stream: ByteStream, offset: int, parser: TextParser, decode: Decoder) -> BadRecord | None:
+    read = text_chunks(stream, parser, offset, decode, stop_at_bad=True)
+    return next((bad for chunk in read for bad in chunk.bad), None)
 
 
 def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -15,6 +15,8 @@ from tidegate.connectors.text_encoding import TextEncoding
 from tidegate.contract.errors import OptionError, PipelineError
 
 DEFAULT_NULL_VALUES = ("",)
+MAX_NAMED_COLUMNS = 20
+"""In one error message."""
 OnMissingField = Literal["null", "fail"]
 OnNewField = Literal["ignore", "fail"]
 
@@ -133,12 +135,17 @@ def _fields_of(kind: pa.DataType) -> list[pa.Field] | None:
     return [kind.field(i) for i in range(kind.num_fields)] if pa.types.is_struct(kind) else None
 
 
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - MAX_NAMED_COLUMNS
+    return ", ".join(names[:MAX_NAMED_COLUMNS]) + (f" and {more} more" if more > 0 else "")
+
+
 def missing_columns(path: str, against: str, names: Sequence[str]) -> PipelineError:
     """A file lacks columns, and that is not allowed."""
     return PipelineError(
         f"a file has no column {names[0]!r}",
         where=f"{path}, compared with {against}",
-        cause=f"it lacks {', '.join(names)}",
+        cause=f"it lacks {_named(names)}",
         remedy='Set on_missing_field="null" to read it as null, or leave the column out with columns=',
     )
 
@@ -160,6 +167,6 @@ def new_columns(path: str, against: str, names: Sequence[str]) -> PipelineError:
     return PipelineError(
         f"a file has a new column {names[0]!r}" if names else "a file has a new column",
         where=f"{path}, compared with {against}",
-        cause=f"new in it are {', '.join(names)}",
+        cause=f"new in it are {_named(names)}",
         remedy='Set on_new_field="ignore" to pass over it, or declare it in schema=',
     )

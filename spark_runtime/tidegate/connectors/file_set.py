@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -28,6 +29,7 @@ from tidegate.connectors.file_schema import (
     new_columns,
     refuse_doubled,
 )
+from tidegate.connectors.found_schema import FoundSchema
 from tidegate.connectors.storage import absolute, is_local, open_filesystem
 from tidegate.connectors.text_records import Chunk
 from tidegate.contract.errors import OptionError, PipelineError
@@ -100,6 +102,7 @@ class FileSet:
         self._fails_on_missing = (policy.on_missing_field or ("fail" if schema is None else "null")) == "fail"
         self._known_files: list[FoundFile] | None = None
         self._known_columns: FileSchema | None = None
+        self._found: FoundSchema | None = None
         self._from = "schema="
 
     def describe(self) -> str:
@@ -114,6 +117,19 @@ class FileSet:
         """
         return self._columns_known().emitted
 
+    def found_schema(self) -> FoundSchema | None:
+        """See `Source.found_schema`."""
+        self._columns_known()
+        return self._found
+
+    def with_found_schema(self, found: FoundSchema) -> FileSet:
+        """See `Source.with_found_schema`: then no file is looked at for the schema."""
+        if self._given_schema is not None:
+            return self
+        other = copy.copy(self)
+        other._found, other._known_columns = found, None
+        return other
+
     def _columns_known(self) -> FileSchema:
         if self._known_columns is None:
             self._known_columns = self._find_columns()
@@ -122,7 +138,8 @@ class FileSet:
     def _find_columns(self) -> FileSchema:
         whole = self._given_schema
         if whole is None:
-            whole = self._inferred()
+            self._found = self._found or self._inferred()
+            whole, self._from = self._found.schema, self._found.where
         emitted = whole
         refuse_doubled(self._from, whole.names, whole.names if self._columns is None else self._columns)
         if self._columns is not None:
@@ -137,24 +154,29 @@ class FileSet:
             emitted = pa.schema([whole.field(name) for name in self._columns])
         return FileSchema(emitted, whole, inferred=self._given_schema is None)
 
-    def _inferred(self) -> pa.Schema:
+    def _inferred(self) -> FoundSchema:
         """Of the first file that has a record."""
         listed = self._listed()
         for file in listed:
             found = self.format(file.path).infer(*self._at(file))
             if found is not None:
-                self._from = file.path
-                return found
-        self._from = listed[0].path
-        names = self.format(self._from).fields(*self._at(listed[0]))
+                return FoundSchema(found, file.path)
+        bad = self._no_good_record()
+        if bad is not None:
+            raise bad
+        names = self.format(listed[0].path).fields(*self._at(listed[0]))
         if names is None:
-            raise self._no_record()
-        return names
+            raise PipelineError(
+                "no file has a record, so that there is no schema",
+                where=listed[0].path,
+                remedy="Declare schema=, or wait for data",
+            )
+        return FoundSchema(names, listed[0].path)
 
-    def _no_record(self) -> PipelineError:
+    def _no_good_record(self) -> PipelineError | None:
+        """Of files that have records, all of which are bad."""
         for file in self._listed():
-            kind = self.format(file.path)
-            bad = kind.first_bad(*self._at(file)) if isinstance(kind, JsonLinesFormat) else None
+            bad = self.format(file.path).first_bad(*self._at(file))
             if bad is not None:
                 return PipelineError(
                     "no file has a record that can be read, so that there is no schema",
@@ -162,11 +184,7 @@ class FileSet:
                     cause=f"the first bad record: {bad.reason}",
                     remedy="Correct the file, check format= and encoding=, or declare schema=",
                 )
-        return PipelineError(
-            "no file has a record, so that there is no schema",
-            where=self._from,
-            remedy="Declare schema=, or wait for data",
-        )
+        return None
 
     def side_outputs(self) -> Mapping[str, pa.Schema]:
         """See `Source.side_outputs`."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -17,6 +18,7 @@ from tidegate.connectors.file_listing import FoundFile
 from tidegate.connectors.file_position import FilePosition
 from tidegate.connectors.file_schema import DEFAULT_NULL_VALUES, FilePolicy, OnMissingField, OnNewField
 from tidegate.connectors.file_set import FileSet, Paths
+from tidegate.connectors.found_schema import FoundSchema
 from tidegate.connectors.text_records import Chunk
 
 MIN_SPLIT_ROWS = 65_536
@@ -80,6 +82,16 @@ class Files(Source):
     def schema(self) -> pa.Schema:
         """Given, or found in the first file; see `FileSet.schema`."""
         return self._files.schema()
+
+    def found_schema(self) -> FoundSchema | None:
+        """Of the first file with a record, unless `schema` was given."""
+        return self._files.found_schema()
+
+    def with_found_schema(self, found: FoundSchema) -> Self:
+        """The same files, whose later ones are read with that schema."""
+        other = copy.copy(self)
+        other._files = self._files.with_found_schema(found)
+        return other
 
     def side_outputs(self) -> Mapping[str, pa.Schema]:
         """`bad_records`, with `on_bad_record="dead_letter"`."""

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
 from tidegate.connectors.file_schema import FileSchema, differences
+from tidegate.connectors.json_values import (
+    IsText,
+    Number,
+    is_declared_text,
+    is_string,
+    loads,
+    members,
+    nonblank_lines,
+    numbers_quoted,
+    unknown_fields,
+)
 from tidegate.connectors.number_text import all_whole, loses_digits, may_lose_digits
 from tidegate.connectors.record_blocks import Ends, line_ends
 from tidegate.connectors.text_encoding import RecordError
+
+MAX_NEW_FIELDS = 100
+"""A file that has so many is not searched for more: that reads every block twice."""
 
 _UNEXPECTED = "unexpected field"
 _TO_NUMBER = "from string to number"
@@ -22,6 +37,7 @@ _CHANGED = re.compile(r"changed from \w+ to \w+ in row (\d+)")
 """In Arrow's errors: a field that the schema lacks; a number where it has a string; any other type than before."""
 
 
+_EPOCH = "1970-01-01T"
 _MAX_DEPTH = 200
 """Of objects and lists in each other: Python reads some hundreds only, and how many depends on who calls."""
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
@@ -58,17 +74,21 @@ class JsonParser:
 
     Args:
         columns: of the batches, and all known ones.
-        on_new: told the paths of fields that no known column has, when a block first has such; None: they are passed
-            over.
+        on_new: told the paths of fields that no known column has, each once, when a block first has it, up to some
+            `MAX_NEW_FIELDS`; None: they are passed over.
     """
 
     def __init__(self, columns: FileSchema, on_new: Callable[[Sequence[str]], None] | None) -> None:
         self.schema = columns.emitted
         self._columns = columns
-        self._times = [f.name for f in columns.emitted if columns.inferred and _holds_time(f.type)]
-        self._read_as = self._with_times_as_text(columns.emitted if on_new is None else columns.known)
+        self._is_text: IsText = _is_found_text if columns.inferred else is_declared_text
+        self._texts = [f.name for f in columns.emitted if _holds(f.type, self._is_text)]
+        self._is_strict = on_new is not None
+        self._typed = columns.known if self._is_strict else columns.emitted
         self._on_new = on_new
-        self._has_strings = any(map(_holds_string, columns.emitted.types))
+        self._new: dict[str, None] = {}
+        declares_times = bool(self._texts) and not columns.inferred
+        self._has_strings = declares_times or any(map(_holds_string, columns.emitted.types))
         self._keeps_digits = columns.inferred and any(map(_holds_float, columns.emitted.types))
 
     def ends(self, text: bytes, is_last: bool) -> Ends:
@@ -78,6 +98,8 @@ class JsonParser:
     def parse(self, text: bytes) -> pa.RecordBatch:
         """See `TextParser`."""
         lines = _refuse_other_values(text)
+        if self._on_new is not None and not self._is_strict:
+            self._look_for_new(text)
         table = self._read(text)
         if table.num_rows != lines:
             _refuse_others_beside(text)
@@ -90,37 +112,59 @@ class JsonParser:
         """See `TextParser`."""
         return _reason(error, text)
 
-    def _with_times_as_text(self, schema: pa.Schema) -> pa.Schema:
-        """Arrow's reader takes `10:00+02:00` for 08:00 in a column without a zone; its cast refuses that."""
-        return pa.schema([f.with_type(_times_as_text(f.type)) if f.name in self._times else f for f in schema])
-
     def _column(self, table: pa.Table, field: pa.Field) -> pa.Array:
-        if field.name not in self._times:
-            return _one(table.column(field.name), field.type)
+        read = table.column(field.name)
+        if field.name not in self._texts or read.type == field.type:
+            return _one(read, field.type)
         try:
-            return _one(table.column(field.name), _times_as_text(field.type)).cast(field.type)
+            return _from_texts(_one(read, read.type), field.type)
         except pa.ArrowInvalid as error:
-            why = str(error).rstrip(".")
-            raise RecordError(f"field {field.name!r}: {why}; declare the field in schema=, as a string") from error
+            remedy = "; declare the field in schema=, as a string" if self._columns.inferred else ""
+            raise RecordError(f"field {field.name!r}: {str(error).rstrip('.')}{remedy}") from error
 
     def _read(self, text: bytes, *, quoted: bool = False) -> pa.Table:
         try:
-            return read_json(text, self._read_as, "ignore" if self._on_new is None else "error")
+            return self._read_as(text, self._with_texts())
         except pa.ArrowInvalid as error:
-            if self._on_new is not None and _UNEXPECTED in str(error):
-                new = differences(read_json(text, None, "infer").schema, self._columns).new
-                self._on_new(new)
-                self._on_new, self._read_as = None, self._with_times_as_text(self._columns.emitted)
+            if self._is_strict and _UNEXPECTED in str(error):
+                if not self._look_for_new(text):
+                    raise
+                self._is_strict, self._typed = False, self._columns.emitted
                 return self._read(text, quoted=quoted)
-            if self._has_strings and not quoted and _TO_NUMBER in str(error):
-                return self._read(_numbers_quoted(text, self._read_as), quoted=True)
-            raise
+            if quoted or not self._has_strings or _TO_NUMBER not in str(error):
+                raise
+        if self._texts and not self._columns.inferred:
+            with suppress(pa.ArrowInvalid):  # all dates and times of the block are numbers, as Arrow reads them
+                return self._read_as(text, self._typed)
+        return self._read(numbers_quoted(text, self._typed, self._is_text), quoted=True)
+
+    def _read_as(self, text: bytes, schema: pa.Schema) -> pa.Table:
+        return read_json(text, schema, "error" if self._is_strict else "ignore")
+
+    def _with_texts(self) -> pa.Schema:
+        """The fields as they are read, before the cast."""
+        return pa.schema([f.with_type(_as_text(f.type, self._is_text)) for f in self._typed])
+
+    def _look_for_new(self, text: bytes) -> bool:
+        """Tell the new fields of a block that have not been told; False: the block is not readable as a whole."""
+        assert self._on_new is not None, "nobody asks for new fields"
+        try:
+            found = _new_fields(text, self._columns)
+        except RecordError:
+            return False
+        fresh = [path for path in dict.fromkeys(found) if path not in self._new]
+        if fresh:
+            self._on_new(fresh)
+            self._new.update(dict.fromkeys(fresh))
+        if len(self._new) >= MAX_NEW_FIELDS:
+            self._on_new = None
+        return True
 
     def _refuse_losses(self, text: bytes) -> None:
         """Raises RecordError."""
         for line in nonblank_lines(text):
-            for name, kind, value in _members(_loads(line), list(self.schema)):
-                if pa.types.is_floating(kind) and isinstance(value, _Number) and loses_digits(value):
+            for name, kind, value in members(loads(line), list(self.schema)):
+                if pa.types.is_floating(kind) and isinstance(value, Number) and loses_digits(value):
                     raise RecordError(
                         f"field {name!r}: {str(value)!r} would lose digits as a number; declare the field in schema=, "
                         "as a string"
@@ -153,15 +197,15 @@ def infer_json(text: bytes) -> pa.Schema:
     """
     _refuse_other_values(text)
     found = read_json(text, None, "infer").schema
-    if any(map(_holds_time, found.types)):
-        texts = read_json(text, pa.schema([f.with_type(_times_as_text(f.type)) for f in found]), "error")
+    if any(_holds(kind, _is_found_text) for kind in found.types):
+        texts = read_json(text, pa.schema([f.with_type(_as_text(f.type, _is_found_text)) for f in found]), "error")
         found = pa.schema([f.with_type(_without_zoned(_one(texts[f.name], texts[f.name].type), f.type)) for f in found])
     if not any(map(_holds_float, found.types)):
         return found
     numbers: dict[str, list[str]] = {}
     for line in nonblank_lines(text):
-        for name, kind, value in _members(_loads(line), list(found)):
-            if pa.types.is_floating(kind) and isinstance(value, _Number):
+        for name, kind, value in members(loads(line), list(found)):
+            if pa.types.is_floating(kind) and isinstance(value, Number):
                 numbers.setdefault(name, []).append(value)
     lost = {n for n, texts in numbers.items() if any(map(loses_digits, texts)) or all_whole(pa.array(texts))}
     return pa.schema([_with_strings(field, "", lost) for field in found])
@@ -180,20 +224,45 @@ def _type_with_strings(kind: pa.DataType, path: str, paths: set[str]) -> pa.Data
     return pa.string() if path in paths and pa.types.is_floating(kind) else kind
 
 
-# ------------------------------------------------------------ times
+# ------------------------------------------------------------ dates and times
 
 
-def _holds_time(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_timestamp(kind)) or any(_holds_time(kind.field(i).type) for i in range(kind.num_fields))
+def _is_found_text(kind: pa.DataType) -> bool:
+    """Arrow's reader takes `10:00+02:00` for 08:00 in a column without a zone; its cast refuses that."""
+    return bool(pa.types.is_timestamp(kind))
 
 
-def _times_as_text(kind: pa.DataType) -> pa.DataType:
+def _holds(kind: pa.DataType, is_text: IsText) -> bool:
+    return is_text(kind) or any(_holds(kind.field(i).type, is_text) for i in range(kind.num_fields))
+
+
+def _as_text(kind: pa.DataType, is_text: IsText) -> pa.DataType:
     if pa.types.is_struct(kind):
         fields = [kind.field(i) for i in range(kind.num_fields)]
-        return pa.struct([field.with_type(_times_as_text(field.type)) for field in fields])
+        return pa.struct([field.with_type(_as_text(field.type, is_text)) for field in fields])
     if pa.types.is_list(kind):
-        return pa.list_(_times_as_text(kind.value_type))
-    return pa.string() if pa.types.is_timestamp(kind) else kind
+        return pa.list_(kind.value_field.with_type(_as_text(kind.value_type, is_text)))
+    return pa.string() if is_text(kind) else kind
+
+
+def _from_texts(read: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Values of what `_as_text` had read as texts. Arrow has no cast from text to a time of day, but to a timestamp."""
+    if read.type == kind:
+        return read
+    if pa.types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        children = [_from_texts(read.field(i), field.type) for i, field in enumerate(fields)]
+        return pa.StructArray.from_arrays(children, fields=fields, mask=read.is_null())
+    if pa.types.is_list(kind):
+        values = _from_texts(read.values, kind.value_type)
+        return pa.ListArray.from_arrays(read.offsets, values, type=kind, mask=read.is_null())
+    if pa.types.is_time(kind):
+        stamp = pa.timestamp(kind.unit)
+        try:
+            return pc.binary_join_element_wise(_EPOCH, read, "").cast(stamp).cast(kind)
+        except pa.ArrowInvalid as error:
+            raise pa.ArrowInvalid(str(error).replace(_EPOCH, "").replace(str(stamp), str(kind))) from error
+    return read.cast(kind)
 
 
 def _without_zoned(texts: pa.Array, kind: pa.DataType) -> pa.DataType:
@@ -264,98 +333,17 @@ def _refuse_others_beside(text: bytes) -> None:
             rest = rest[end:].lstrip()
 
 
-def nonblank_lines(text: bytes) -> Iterable[bytes]:
-    """Without white space around them."""
-    return filter(None, (line.strip() for line in text.splitlines()))
-
-
-# ------------------------------------------------------------ numbers as they are written
-
-
-class _Number(str):
-    """The text of a number."""
-
-    __slots__ = ()
-
-
-class _Object(list[tuple[str, Any]]):
-    """Members in order, also those of one name."""
-
-    __slots__ = ()
-
-
-_decoder = json.JSONDecoder(
-    object_pairs_hook=_Object,
-    parse_int=_Number,
-    parse_float=_Number,
-)
-
-
-def _loads(line: bytes) -> list[Any]:
-    """The values of a line."""
-    values, rest = [], line.decode()
-    while rest:
-        try:
-            value, end = _decoder.raw_decode(rest)
-        except ValueError as error:
-            raise RecordError(str(error)) from error
-        values.append(value)
-        rest = rest[end:].lstrip()
-    return values
-
-
-def _members(
-    values: Iterable[Any], fields: Sequence[pa.Field], prefix: str = ""
-) -> Iterable[tuple[str, pa.DataType, Any]]:
-    """(path, type, value) of everything in these objects that is in no deeper one."""
-    types = {field.name: field.type for field in fields}
-    for value in values:
-        for name, member in value if isinstance(value, _Object) else ():
-            if name in types:
-                yield from _inside(member, types[name], prefix + name)
-
-
-def _inside(value: Any, kind: pa.DataType, path: str) -> Iterable[tuple[str, pa.DataType, Any]]:
-    if pa.types.is_struct(kind):
-        yield from _members([value], [kind.field(i) for i in range(kind.num_fields)], path + ".")
-    elif pa.types.is_list(kind):
-        for one in value if isinstance(value, list) and not isinstance(value, _Object) else ():
-            yield from _inside(one, kind.value_type, path)
-    else:
-        yield path, kind, value
-
-
-def _numbers_quoted(text: bytes, schema: pa.Schema) -> bytes:
-    """The same objects, with numbers in quotes where the schema has strings."""
-    whole = pa.struct(list(schema))
+def _new_fields(text: bytes, columns: FileSchema) -> Sequence[str]:
+    """Paths of fields that no known column has. Raises RecordError: something is no JSON."""
     try:
-        lines = ["".join(_dumped(value, whole) for value in _loads(line)) for line in nonblank_lines(text)]
-        return ("\n".join(lines) + "\n").encode()
-    except UnicodeError as error:
-        raise RecordError(str(error)) from error
-
-
-def _dumped(value: Any, kind: pa.DataType | None) -> str:
-    if isinstance(value, _Number):
-        return f'"{value}"' if kind is not None and _is_string(kind) else str(value)
-    if isinstance(value, _Object):
-        inner = {}
-        if kind is not None and pa.types.is_struct(kind):
-            inner = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
-        members = (f"{json.dumps(name)}:{_dumped(member, inner.get(name))}" for name, member in value)
-        return "{" + ",".join(members) + "}"
-    if isinstance(value, list):
-        own = kind.value_type if kind is not None and pa.types.is_list(kind) else None
-        return "[" + ",".join(_dumped(one, own) for one in value) + "]"
-    return json.dumps(value)
-
-
-def _is_string(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+        return differences(read_json(text, None, "infer").schema, columns).new
+    except pa.ArrowInvalid:  # a new field has several types
+        fields = list(columns.known)
+        return [path for line in nonblank_lines(text) for path in unknown_fields(loads(line), fields)]
 
 
 def _holds_string(kind: pa.DataType) -> bool:
-    return _is_string(kind) or any(_holds_string(kind.field(i).type) for i in range(kind.num_fields))
+    return is_string(kind) or any(_holds_string(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _holds_float(kind: pa.DataType) -> bool:

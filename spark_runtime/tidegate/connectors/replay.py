@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -14,6 +15,7 @@ from tidegate.connectors.file_formats import MAX_BATCH_ROWS, FormatName
 from tidegate.connectors.file_listing import FoundFile
 from tidegate.connectors.file_schema import DEFAULT_NULL_VALUES, FilePolicy, OnMissingField, OnNewField
 from tidegate.connectors.file_set import FileSet, Paths
+from tidegate.connectors.found_schema import FoundSchema
 from tidegate.connectors.replay_reader import AtEnd, ReplayReader
 from tidegate.contract.errors import OptionError, PipelineError
 
@@ -119,6 +121,16 @@ class Replay(Source):
                 remedy="Use a timestamp, or int64 microseconds since the epoch; schema= can say so",
             )
         return schema
+
+    def found_schema(self) -> FoundSchema | None:
+        """Of the first file with a record, unless `schema` was given."""
+        return self._files.found_schema()
+
+    def with_found_schema(self, found: FoundSchema) -> Self:
+        """The same files, whose later ones are read with that schema."""
+        other = copy.copy(self)
+        other._files = self._files.with_found_schema(found)
+        return other
 
     def side_outputs(self) -> Mapping[str, pa.Schema]:
         """As of `Files`."""

@@ -21,7 +21,7 @@ from tidegate.contract.restore_check import RestoreVerdict, SnapshotFacts, Targe
 from tidegate.contract.snapshots import open_snapshot, resolve_restore
 from tidegate.contract.store import open_store
 
-NEWEST_METADATA = 3
+NEWEST_METADATA = 4
 """Version of `_metadata` documents that is read."""
 
 

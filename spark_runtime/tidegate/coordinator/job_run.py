@@ -23,6 +23,7 @@ from tidegate.coordinator.metadata_of import drained_operators, operator_states,
 from tidegate.coordinator.recovery import rejection_text
 from tidegate.coordinator.rulings import is_closing, judge_ruling
 from tidegate.coordinator.source_alignment import SourceAlignment
+from tidegate.coordinator.source_counts import EndedSources, SourceCounts
 from tidegate.coordinator.topology import Topology
 from tidegate.snapshot.metadata import SnapshotMetadata, write_metadata
 
@@ -96,6 +97,7 @@ class JobRun:
         next_checkpoint_id: from the log; ids are claimed in order and never reused (S1.4).
         splits: source uid -> all splits as JSON: the enumerator's state (S4.3).
         restored_from: location the run was restored from.
+        carried: counts of sources that the restored snapshot holds outside of positions.
         watermark_us: a watermark that every subtask of this run has passed by now, microseconds since the epoch; None:
             not known. It goes into claims: what a snapshot triggered now holds has passed it too.
         at_work: of subtasks the uids of operators that have not done yet what they were asked for; for people.
@@ -115,10 +117,19 @@ class JobRun:
     outcome: RunEnded | RunFailed | None = None
     watermark_us: Callable[[], int | None] = lambda: None
     at_work: Callable[[], Mapping[ev.Subtask, tuple[str, ...]]] = dict
+    carried: SourceCounts = field(default_factory=dict)
     _queue: deque[Event] = field(default_factory=deque)
     _alignment: SourceAlignment = field(default_factory=SourceAlignment)
     _last_path: str | None = None
     _overdue: int = 0
+
+    def __post_init__(self) -> None:
+        self._ended = EndedSources(self.carried, self.facts.topology)
+
+    @property
+    def ended_counts(self) -> SourceCounts:
+        """Counts of sources that no subtask of this run tells: they are shown with those of the subtasks."""
+        return self._ended.carried
 
     def on_event(self, event: Event) -> None:
         """Take an event and everything that follows from it.
@@ -176,6 +187,7 @@ class JobRun:
     def on_slot_message(self, message: Mapping[str, Any]) -> None:
         """Take a message of a slot that concerns the protocol."""
         event = event_of(message)
+        self._ended.note(message)
         if event is not None:
             self.on_event(event)
         elif message["type"] == "source_watermarks":
@@ -307,6 +319,7 @@ class JobRun:
 
     def _complete(self, complete: ev.Complete) -> Event:
         facts = self.facts
+        operators = operator_states(complete, facts.topology)
         metadata = SnapshotMetadata(
             checkpoint_id=complete.checkpoint_id,
             kind=complete.kind,
@@ -321,8 +334,9 @@ class JobRun:
             stop_mode=complete.stop,
             drained_operators=drained_operators(complete, facts.topology),
             graph=facts.graph_document,
-            operators=operator_states(complete, facts.topology),
+            operators=operators,
             splits=self.splits,
+            counters=self._ended.held(operators),
         )
         data = {
             "checkpoint_id": complete.checkpoint_id,

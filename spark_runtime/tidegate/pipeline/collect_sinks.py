@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
 
 from tidegate.connectors.contract import Sink, SinkContext
+from tidegate.connectors.found_schema import found_schemas
 from tidegate.contract.artifact import materialise
 from tidegate.contract.client import JobClient
 from tidegate.contract.errors import TidegateError
@@ -87,7 +88,12 @@ def _sinks(
         try:
             materialise(client.store, client.layout, spec.artifact, code)
             graph = load_pipeline(
-                code, spec.pipeline, dict(spec.arguments), check_sinks=False, paths=spec.relative_paths
+                code,
+                spec.pipeline,
+                dict(spec.arguments),
+                check_sinks=False,
+                paths=spec.relative_paths,
+                schemas=found_schemas(pinned.graph) if pinned is not None else None,
             )
         except TidegateError as error:
             if not at:

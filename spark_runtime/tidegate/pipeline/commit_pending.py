@@ -24,6 +24,7 @@ from tidegate.coordinator.late_commit import (
     newest_uncommitted,
     settled_status,
 )
+from tidegate.coordinator.source_schemas import schemas_in_effect
 from tidegate.pipeline.load import load_pipeline
 from tidegate.plan.execution import plan
 
@@ -67,7 +68,14 @@ def commit_pending(client: JobClient, ruling: Ruling | None = None) -> LateResul
     with tempfile.TemporaryDirectory(prefix="tidegate-commit-") as scratch:
         code = os.path.join(scratch, "artifact")
         materialise(client.store, client.layout, spec.artifact, code)
-        graph = load_pipeline(code, spec.pipeline, dict(spec.arguments), check_sinks=False, paths=spec.relative_paths)
+        graph = load_pipeline(
+            code,
+            spec.pipeline,
+            dict(spec.arguments),
+            check_sinks=False,
+            paths=spec.relative_paths,
+            schemas=schemas_in_effect(client.store, client.layout, spec, client.specs(), client.log),
+        )
         options = JobOptions.from_mapping(spec.options)
         execution = plan(graph, options.parallelism, options.max_parallelism)
         job = Job(

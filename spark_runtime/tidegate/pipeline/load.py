@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
+from tidegate.connectors.found_schema import FoundSchemas, using_found_schemas
 from tidegate.connectors.storage import relative_paths
 from tidegate.contract.errors import PipelineError, TidegateError
 from tidegate.contract.packed_file import SITE_PACKAGES, check_unpacked, is_packed_pipeline
@@ -35,6 +36,7 @@ def load_pipeline(
     *,
     check_sinks: bool = True,
     paths: RelativePaths | None = None,
+    schemas: FoundSchemas | None = None,
 ) -> JobGraph:
     """Import the module from `root_dir`, call its function with the arguments, and build what it gives.
 
@@ -49,6 +51,7 @@ def load_pipeline(
         arguments: what the function gets; see `arguments`.
         check_sinks: ask every sink whether it can take its records, which may do I/O.
         paths: where relative paths lie; None: in the working directory of this process.
+        schemas: that the job's sources found before (S5.5); a source that is not named looks at its input.
 
     Raises:
         PipelineError: the module or function is missing, what the user's code raised, with its place, or a result
@@ -60,7 +63,12 @@ def load_pipeline(
             f"{target!r} does not name a pipeline", remedy='Write "module:function", such as "flight_delays:build"'
         )
     check_unpacked(root_dir)
-    with code_root(root_dir), _remembering_modules(root_dir), relative_paths(paths):
+    with (
+        code_root(root_dir),
+        _remembering_modules(root_dir),
+        relative_paths(paths),
+        using_found_schemas(schemas or {}),
+    ):
         module = _import(root_dir, module_name)
         function = _function(module, function_name)
         where = f"pipeline {target}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tidegate.connectors.contract import Source
+from tidegate.connectors.found_schema import recorded_schema
 from tidegate.contract.errors import PipelineError
 from tidegate.pipeline.columns import refuse_duplicates
 from tidegate.pipeline.draft import DraftNode, DraftOutput, GraphDraft, place, placed, require_uid
@@ -46,6 +47,9 @@ class Pipeline:
                 remedy=f"Write Files({source!r})" if isinstance(source, str) else "Give one, such as Files(path)",
             )
         try:
+            recorded = recorded_schema(uid)
+            if recorded is not None:
+                source = source.with_found_schema(recorded)
             schema = source.schema()
         except PipelineError as error:
             raise placed(error, where) from error

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.connectors.contract import Sink, Source
+from tidegate.connectors.found_schema import FOUND_SCHEMA
 from tidegate.connectors.push import PushSource
 from tidegate.connectors.sink_operator import COMMITTABLES
 from tidegate.connectors.spark_source import SparkSource
@@ -16,9 +17,9 @@ from tidegate.contract.state_shapes import StateShape
 from tidegate.operators.contract import MAIN_OUTPUT, DeclaresStates
 from tidegate.plan.graph import Edge, JobGraph, Node
 
-GRAPH_DOCUMENT_VERSION = 4
+GRAPH_DOCUMENT_VERSION = 5
 """Of the document that `graph_document` makes. Version 1 has no `states`; neither it nor version 2 has `outputs`; none
-of them has `connector`."""
+of them has `connector`; version 4 has no `found_schema`."""
 
 
 _NO_CONNECTORS = ("ABC", "Generic", "Protocol", "object")
@@ -95,7 +96,8 @@ def graph_document(graph: JobGraph) -> dict[str, Any]:
 
     Per operator, in topological order: uid, kind, stateful, schema (text), inputs (uids), their exchanges and which
     outputs of those operators they read, `states` as `contract.state_shapes.StateShape` documents; null: it does
-    not tell; and `connector`: of a source or sink the names of its class, of those it is derived from, and former ones.
+    not tell; and `connector`: of a source or sink the names of its class, of those it is derived from, and former ones;
+    and `found_schema`: of a source the schema that it found in its input, which later builds use; null: it found none.
     """
     return {
         "version": GRAPH_DOCUMENT_VERSION,
@@ -110,6 +112,7 @@ def graph_document(graph: JobGraph) -> dict[str, Any]:
                 "outputs": [edge.output for edge in node.inputs],
                 "states": _states(node),
                 "connector": _connector(node),
+                FOUND_SCHEMA: _found_schema(node),
             }
             for node in graph.nodes
         ],
@@ -123,6 +126,11 @@ def _connector(node: Node) -> list[str] | None:
         return None
     classes = [cls.__name__ for cls in type(connector).__mro__ if cls not in (Source, PushSource, Sink)]
     return [*(name for name in classes if name not in _NO_CONNECTORS), *getattr(connector, "former_names", ())]
+
+
+def _found_schema(node: Node) -> dict[str, Any] | None:
+    found = None if node.source is None else node.source.found_schema()
+    return None if found is None else found.to_json()
 
 
 def _states(node: Node) -> list[dict[str, Any]] | None:

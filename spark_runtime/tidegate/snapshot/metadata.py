@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tidegate.contract.store import Store
 
 METADATA_NAME = "_metadata"
-METADATA_VERSION = 3
+METADATA_VERSION = 4
 
 OperatorStatus = Literal["running", "partially_finished", "finished"]
 _STATUSES = ("running", "partially_finished", "finished")
@@ -83,6 +83,8 @@ class SnapshotMetadata:
         drained_operators: uids of operators that a drain made fire early: windows over event time, over processing
             time, processes with timers, and joins whose build side had not been read to its end (S7.5).
         version: of this document.
+        counters: per source uid what it has counted, such as bad records, and no position in this snapshot holds: of
+            subtasks that had ended, and of sources that had ended as a whole; since version 4.
     """
 
     checkpoint_id: int
@@ -101,6 +103,7 @@ class SnapshotMetadata:
     stop_mode: str | None = None
     drained_operators: tuple[str, ...] = ()
     version: int = METADATA_VERSION
+    counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def operator(self, uid: str) -> OperatorState | None:
         """State of operator `uid`; None when the snapshot does not know it."""
@@ -145,6 +148,7 @@ def encode_metadata(metadata: SnapshotMetadata) -> bytes:
         "graph": metadata.graph,
         "operators": [_operator_to_json(operator) for operator in metadata.operators],
         "splits": {uid: [dict(split) for split in splits] for uid, splits in metadata.splits.items()},
+        "counters": {uid: dict(counts) for uid, counts in metadata.counters.items()},
     }
     canonical = _canonical(body)
     sha256 = hashlib.sha256(canonical).hexdigest()
@@ -274,6 +278,7 @@ def _from_body(body: Mapping[str, Any], version: int) -> SnapshotMetadata:
         stop_mode=body["stop_mode"],
         drained_operators=tuple(body["drained_operators"]),
         version=version,
+        counters=body.get("counters", {}),
     )
 
 

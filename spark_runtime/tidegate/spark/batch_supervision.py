@@ -9,12 +9,14 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from tidegate.connectors.found_schema import found_schemas
 from tidegate.connectors.spark_source import SparkSource
 from tidegate.connectors.splits import split_to_json
 from tidegate.contract.errors import PipelineError, StoreError
 from tidegate.coordinator import supervision_events as sv
 from tidegate.coordinator.batch_commit import BatchCommit, Told, completed_before, refuse_restore
 from tidegate.plan.batch import BatchPlan, plan_batch
+from tidegate.plan.execution import graph_document
 from tidegate.spark.batch_run import BatchAttempt, BatchRun, Calculation
 from tidegate.spark.batch_task import summed
 from tidegate.spark.batch_worker import WorkerPlace
@@ -87,6 +89,7 @@ class BatchSupervision(Supervision):
                 generation=job.reign.generation,
                 run_id=run_id,
                 digest=self._plan.digest,
+                schemas=found_schemas(graph_document(job.graph)),
                 checkpoint_id=commit.checkpoint_id,
                 checkpoint_path=commit.path,
                 now_ms=self._now_ms(),

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tidegate.connectors.found_schema import FoundSchemas
 from tidegate.connectors.storage import absolute
 from tidegate.contract.artifact import materialise
 from tidegate.contract.errors import PipelineError, TidegateError
@@ -50,6 +51,7 @@ class WorkerPlace:
 
     Attributes:
         digest: of the driver's batch plan.
+        schemas: of sources that found them when the job was built first (S5.5).
         checkpoint_path: location that sinks' state goes to.
         now_ms: the time at which the run began.
     """
@@ -61,6 +63,7 @@ class WorkerPlace:
     generation: int
     run_id: str
     digest: str
+    schemas: FoundSchemas
     checkpoint_id: int
     checkpoint_path: str
     now_ms: int
@@ -158,7 +161,14 @@ def _built(place: WorkerPlace, index: int) -> _Built:
         scratch = Scratch(index)
         code = os.path.join(scratch.path, "artifact")
         materialise(store, layout, spec.artifact, code)
-        graph = load_pipeline(code, spec.pipeline, dict(spec.arguments), check_sinks=False, paths=spec.relative_paths)
+        graph = load_pipeline(
+            code,
+            spec.pipeline,
+            dict(spec.arguments),
+            check_sinks=False,
+            paths=spec.relative_paths,
+            schemas=place.schemas,
+        )
         allowed = options.allow_mode_dependent
         plan = plan_batch(graph, options.parallelism, options.max_parallelism, allow_mode_dependent=allowed)
         _built_before[key] = _Built(store, spec, options, plan, scratch)

@@ -22,10 +22,11 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from tidegate.connectors.found_schema import FoundSchemas
 from tidegate.contract.artifact import materialise
 from tidegate.contract.client import JobClient
 from tidegate.contract.clock import now_iso
-from tidegate.contract.errors import FencedError, TidegateError, UnclearAnswerError
+from tidegate.contract.errors import FencedError, StoreError, TidegateError, UnclearAnswerError
 from tidegate.contract.launching import STORAGE_OPTIONS_VARIABLE, refuse_if_superseded, storage_options_from
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.log import DecisionLog, Reign
@@ -37,6 +38,7 @@ from tidegate.coordinator.checkpoint_mode import options_in_effect
 from tidegate.coordinator.events import Answer
 from tidegate.coordinator.farewells import terminated_text
 from tidegate.coordinator.forking import two_phase_sinks
+from tidegate.coordinator.source_schemas import schemas_in_effect
 from tidegate.coordinator.supervision import EXIT_TERMINATED
 from tidegate.coordinator.supervision_events import AnswerAllOpen
 from tidegate.pipeline.load import load_pipeline
@@ -53,6 +55,8 @@ from tidegate.spark.supervision import Supervision
 
 EXIT_BUG = 70
 """Exit code of an internal error."""
+SCHEMA_RETRIES_S = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)
+"""Pauses before the restore point is read again, seconds: a store that is away for five minutes fails no job."""
 
 
 class _TerminatedError(BaseException):
@@ -131,10 +135,11 @@ class Driver:
     def _reign(self, log: DecisionLog, reign: Reign, hint: HintWriter, desk: CommandDesk, retiring: Retiring) -> int:
         options = JobOptions.from_mapping(self._spec.options)
         with tempfile.TemporaryDirectory(prefix="tidegate-driver-") as scratch:
-            graph, execution = self._build(options, os.path.join(scratch, "artifact"))
+            client = JobClient(self._root, self._spec.job_id, self._storage_options)
+            schemas = self._schemas(client, log)
+            graph, execution = self._build(options, os.path.join(scratch, "artifact"), schemas)
             print(execution.explain(), flush=True)
             options = self._pin(options, graph)
-            client = JobClient(self._root, self._spec.job_id, self._storage_options)
             materialising = Materialising(
                 store=self._store,
                 layout=self._layout,
@@ -169,7 +174,18 @@ class Driver:
                 self._supervision = new_supervision(job, self._terminated)
                 return self._supervision.run()
 
-    def _build(self, options: JobOptions, code: str) -> tuple[JobGraph, ExecutionPlan]:
+    def _schemas(self, client: JobClient, log: DecisionLog) -> FoundSchemas:
+        """See `schemas_in_effect`. A store that does not answer now is asked again, as by runs (S9.1)."""
+        for delay_s in SCHEMA_RETRIES_S:
+            try:
+                return schemas_in_effect(self._store, self._layout, self._spec, client.specs(), log)
+            except StoreError as error:
+                print(f"tidegate: what the job is built from cannot be read, again in {delay_s} s: {error}", flush=True)
+            if self._terminated.wait(delay_s):
+                raise _TerminatedError
+        return schemas_in_effect(self._store, self._layout, self._spec, client.specs(), log)
+
+    def _build(self, options: JobOptions, code: str, schemas: FoundSchemas) -> tuple[JobGraph, ExecutionPlan]:
         """The pinned pipeline and its plan. SIGTERM ends this at once: nothing is appended meanwhile."""
         self._is_building = True
         try:
@@ -177,7 +193,11 @@ class Driver:
                 raise _TerminatedError
             materialise(self._store, self._layout, self._spec.artifact, code)
             graph = load_pipeline(
-                code, self._spec.pipeline, dict(self._spec.arguments), paths=self._spec.relative_paths
+                code,
+                self._spec.pipeline,
+                dict(self._spec.arguments),
+                paths=self._spec.relative_paths,
+                schemas=schemas,
             )
             return graph, plan(graph, options.parallelism, options.max_parallelism)
         finally:

@@ -91,8 +91,11 @@ def operators_at_work(slots: Mapping[int, SlotView]) -> dict[tuple[int, int], tu
     return {(chain, index): tuple(uids) for (chain, index), uids in told}
 
 
-def job_metrics(graph: JobGraph, slots: Mapping[int, SlotView]) -> dict[str, Any]:
-    """Sources, watermark and rows of the whole job, from the slots' heartbeats."""
+def job_metrics(
+    graph: JobGraph, slots: Mapping[int, SlotView], ended: Mapping[str, Mapping[str, int]] | None = None
+) -> dict[str, Any]:
+    """Sources, watermark and rows of the whole job, from the slots' heartbeats. Args: ended: counts of sources that had
+    ended before the run, by uid."""
     sources: dict[str, dict[str, Any]] = {}
     for node in graph.nodes:
         if node.source is not None:
@@ -104,6 +107,8 @@ def job_metrics(graph: JobGraph, slots: Mapping[int, SlotView]) -> dict[str, Any
             }
     marks: dict[str, list[int]] = {}
     counters: dict[str, dict[str, int]] = {}
+    for uid, counts in (ended or {}).items():
+        _add(counters, uid, counts)
     for view in slots.values():
         for uid, _, progress in view.metrics.get("sources", ()):
             facts = sources[uid]

@@ -20,6 +20,7 @@ from typing import Any
 from tidegate.channel.control import ControlClient
 from tidegate.channel.failures import PeerLostError
 from tidegate.channel.tcp import DataTransport
+from tidegate.connectors.found_schema import FoundSchemas
 from tidegate.contract.artifact import materialise
 from tidegate.contract.clock import steady_clock
 from tidegate.contract.errors import PipelineError, TidegateError
@@ -65,6 +66,7 @@ class SlotParameters:
     Attributes:
         secret: of this run, for both kinds of connection; not in its repr.
         versions: of the driver; see `versions`.
+        schemas: of sources that found them when the job was built first (S5.5).
         bind_host: address to listen on; None: the executor's own.
     """
 
@@ -77,6 +79,7 @@ class SlotParameters:
     control_host: str
     control_port: int
     digest: str
+    schemas: FoundSchemas
     versions: Mapping[str, str]
     bind_host: str | None
     secret: bytes = field(repr=False)
@@ -179,6 +182,7 @@ class SlotProcess:
             dict(self._spec.arguments),
             check_sinks=False,
             paths=self._spec.relative_paths,
+            schemas=self._parameters.schemas,
         )
         execution = plan(graph, self._options.parallelism, self._options.max_parallelism)
         if execution.digest != self._parameters.digest:

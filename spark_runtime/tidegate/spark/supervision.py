@@ -20,6 +20,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from tidegate.connectors.found_schema import found_schemas
 from tidegate.contract.clock import steady_clock
 from tidegate.contract.errors import (
     FencedError,
@@ -35,6 +36,7 @@ from tidegate.coordinator.checkpoint_mode import waits_for_final
 from tidegate.coordinator.job_run import JobRun, RunFailed
 from tidegate.coordinator.recovery import RestorePoint, choose_restore_point, ended_as
 from tidegate.coordinator.supervision import Supervisor
+from tidegate.plan.execution import graph_document
 from tidegate.spark.attempt import Attempt, SlotView
 from tidegate.spark.hint import job_metrics, job_watermark_us, operators_at_work
 from tidegate.spark.job import Job, Splits, assign, fresh_splits
@@ -315,6 +317,7 @@ class Supervision:
                 on_completed=lambda: self._inbox.put(sv.Progress),
                 watermark_us=lambda: job_watermark_us(attempt.slots),
                 at_work=lambda: operators_at_work(attempt.slots),
+                carried=restore.metadata.counters if restore is not None else {},
             )
             return run
 
@@ -330,6 +333,7 @@ class Supervision:
                 "generation": job.reign.generation,
                 "run_id": run_id,
                 "digest": job.plan.digest,
+                "schemas": found_schemas(graph_document(job.graph)),
             },
             master=job.spec.master,
             make_run=make_run,
@@ -371,10 +375,10 @@ class Supervision:
             self._attempt.job_run.note_overdue_deletions(self._job.retiring.overdue)
 
     def _on_metrics(self, slots: Mapping[int, SlotView]) -> None:
-        coordinator = self._run.coordinator
+        coordinator, ended = self._run.coordinator, self._run.ended_counts
         self._job.hint.show(
             lambda: {
-                **job_metrics(self._job.graph, slots),
+                **job_metrics(self._job.graph, slots, ended),
                 "refused_requests": coordinator.refused,
                 "sources_paused": coordinator.sources_paused,
                 "waits_for_deletions": coordinator.waits_for_deletions,

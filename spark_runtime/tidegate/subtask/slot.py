@@ -162,7 +162,7 @@ class Slot:
 
     def finished(self, subtask: tuple[int, int]) -> None:
         """Tell the coordinator."""
-        self._send({"type": "finished", "subtask": list(subtask)})
+        self._send({"type": "finished", "subtask": list(subtask), **self._last_counts(subtask)})
 
     def commit(
         self,
@@ -189,6 +189,7 @@ class Slot:
         over: Callable[[int], None],
     ) -> None:
         checkpoint_id = place.checkpoint_id
+        counts = self._last_counts(subtask) if finished else {}
 
         def written(made: Written) -> None:
             self._send(
@@ -200,6 +201,7 @@ class Slot:
                     "operators": {uid: handle.to_json() for uid, handle in made.handles.items()},
                     "metrics": {**metrics, **made.metrics},
                     "finished": finished,
+                    **counts,
                 }
             )
             self.tell(partial(over, checkpoint_id))
@@ -210,6 +212,12 @@ class Slot:
             self.tell(partial(over, checkpoint_id))
 
         self._writer.write(subtask[1], place, parts, written, failed)
+
+    def _last_counts(self, subtask: tuple[int, int]) -> dict[str, Any]:
+        """What a source subtask that has processed all its data has counted: no position tells it from then on."""
+        hosted = self._by_id.get(subtask)
+        counts = hosted.source_input.counters() if hosted is not None and hosted.source_input is not None else {}
+        return {"counters": counts} if counts else {}
 
     # ------------------------------------------------------------ messages
 

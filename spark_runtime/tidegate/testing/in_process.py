@@ -16,20 +16,24 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from tidegate.connectors.found_schema import using_found_schemas
 from tidegate.connectors.splits import assign
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.log import DecisionLog, Reign
 from tidegate.contract.options import JobOptions
+from tidegate.contract.pinned_graph import PinnedGraph, pin_graph
 from tidegate.contract.records import RestoreFrom, Spec
 from tidegate.contract.store import Store, open_store
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.checkpoint_mode import waits_for_final
+from tidegate.coordinator.forking import two_phase_sinks
 from tidegate.coordinator.job import Job, fresh_splits
 from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
 from tidegate.coordinator.locations import open_location
+from tidegate.coordinator.source_schemas import schemas_in_effect
 from tidegate.operators.requests import StartRequests
 from tidegate.pipeline.pipeline import Pipeline
-from tidegate.plan.execution import plan
+from tidegate.plan.execution import graph_document, plan
 from tidegate.subtask.deployment import Deployment, deploy
 from tidegate.subtask.restored import load_restored
 from tidegate.subtask.slot import Slot, Wake
@@ -149,8 +153,14 @@ class InProcessRun:
         self.owner = owner
         self.writers = InlineExecutor()
         options = JobOptions.from_mapping(spec.options)
-        graph = owner.build().build()
+        schemas = schemas_in_effect(owner.store, owner.layout, spec, owner.specs, owner.log)
+        with using_found_schemas(schemas):
+            graph = owner.build().build()
         execution = plan(graph, options.parallelism, options.max_parallelism)
+        document, sinks = graph_document(graph), {uid: s.describe() for uid, s in two_phase_sinks(graph).items()}
+        limits = options.parallelism, options.max_parallelism
+        pinned = PinnedGraph(spec.number, *limits, document, owner.now_iso(), sinks, options.to_mapping())
+        pin_graph(owner.store, owner.layout, pinned)
         job = Job(
             root=owner.root,
             storage_options={},
@@ -189,6 +199,7 @@ class InProcessRun:
             retire=self._retire,
             on_completed=lambda: None,
             at_work=lambda: {s.subtask: s.at_work() for s in self.slot._subtasks},
+            carried=restore.metadata.counters if restore is not None else {},
         )
         self.slot = Slot(
             run_id=run_id,
@@ -268,8 +279,8 @@ class InProcessRun:
         return found
 
     def counters(self) -> dict[str, dict[str, int]]:
-        """uid -> counts of this run over its subtasks."""
-        found: dict[str, Counter[str]] = {}
+        """uid -> counts over the subtasks of this run; of sources over all runs."""
+        found = {uid: Counter(counts) for uid, counts in self.run.ended_counts.items()}
         for uid, context in (known for subtask in self._subtasks for known in subtask.contexts()):
             found.setdefault(uid, Counter()).update(context.counters)
         for source in (subtask.source_input for subtask in self._subtasks):

@@ -110,6 +110,14 @@ def test_the_pipeline_that_took_it_fits(case: Case) -> None:
     assert told(answer, "fits") == [("source", "rows")] and told(answer, "unknown") == []
 
 
+def test_files_that_have_come_since_change_no_verdict(case: Case) -> None:
+    """S5.5: the check builds the pipeline with the schema that the job found, as the restore does."""
+    pq.write_table(pa.table({"k": ["x"], "v": ["y"], "ts": ["z"]}), case.folder / "input" / "0-first.parquet")
+    answer = case.check(case.pipeline())
+    assert (answer.code, answer.document["fits"]) == (0, True), answer.out
+    case.restored(case.pipeline())
+
+
 @pytest.mark.parametrize(
     ("changes", "refused"),
     [

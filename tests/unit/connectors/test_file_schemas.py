@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import datetime
+from datetime import date, datetime, time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -343,3 +344,141 @@ def test_a_replay_keeps_the_same_policy(tmp_path: Path) -> None:
 def test_a_policy_that_is_none_is_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=next(iter(wrong))):
         Files("x", **wrong)
+
+
+def test_every_new_field_of_a_json_file_is_counted_wherever_it_comes_first(tmp_path: Path) -> None:
+    """Also in later blocks, in structs and lists, and where its values have several types."""
+    schema = pa.schema(
+        [
+            ("n", pa.int64()),
+            ("o", pa.struct([("x", pa.int64())])),
+            ("l", pa.list_(pa.struct([("y", pa.int64())]))),
+        ]
+    )
+    later: list[dict[str, Any]] = [{"n": i} for i in range(200_000)]
+    later[10]["one"] = 1
+    later[11]["o"] = {"x": 2, "two": "text"}
+    later[150_000]["three"] = None
+    later[150_001]["l"] = [{"y": 2}, {"four": 1}]
+    later[190_000]["five"] = 1
+    later[190_001]["five"] = "text"
+    later[199_999]["one"] = 2
+    write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, later)))
+    found = read_all(Files(tmp_path, schema=schema))
+    assert len(found.rows) == 200_000 and found.counters == {"new_fields": 5}
+    assert set(found.splits[0].position["new"]) == {"one", "o.two", "three", "l.four", "five"}
+    played = read_all(Replay(tmp_path, time_column="n", schema=schema, at_end="end", splits=1))
+    assert len(played.rows) == 200_000 and played.counters == {"new_fields": 5}
+
+
+def test_an_error_names_the_first_new_columns_and_counts_the_others(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", "n\n1\n")
+    write(tmp_path / "b.csv", "n," + ",".join(f"c{i}" for i in range(25)) + "\n")
+    with pytest.raises(PipelineError, match=r"new in it are c0, .*c19 and 5 more"):
+        Files(tmp_path, on_new_field="fail").discover(1)
+
+
+TIMES = pa.schema(
+    [
+        ("d", pa.date32()),
+        ("e", pa.date64()),
+        ("s", pa.time32("s")),
+        ("u", pa.time64("us")),
+        ("t", pa.timestamp("us")),
+        ("z", pa.timestamp("us", "UTC")),
+        ("m", pa.decimal128(10, 2)),
+    ]
+)
+TEXTS = {
+    "d": "2024-05-01",
+    "e": "2024-05-01",
+    "s": "12:30:00",
+    "u": "12:30:00.000250",
+    "t": "2024-05-01T12:30:00.5",
+    "z": "2024-05-01T12:30:00Z",
+    "m": "12.50",
+}
+VALUES = {
+    "d": date(2024, 5, 1),
+    "e": date(2024, 5, 1),
+    "s": time(12, 30),
+    "u": time(12, 30, 0, 250),
+    "t": datetime(2024, 5, 1, 12, 30, 0, 500_000),
+    "m": Decimal("12.50"),
+}
+
+
+def known(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in VALUES}
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_dates_times_and_decimals_are_read_from_iso_texts(tmp_path: Path, suffix: str) -> None:
+    line = json.dumps(TEXTS) if suffix == "jsonl" else ",".join(TEXTS) + "\n" + ",".join(TEXTS.values())
+    write(tmp_path / f"a.{suffix}", line + "\n")
+    (row,) = read_all(Files(tmp_path, schema=TIMES)).rows
+    assert known(row) == VALUES
+    assert row["z"].isoformat().startswith("2024-05-01T12:30:00")
+
+
+def test_iso_texts_are_read_in_structs_and_lists_beside_numbers_and_nulls(tmp_path: Path) -> None:
+    """Numbers are what they were: days, and units since midnight; all in one file, or one beside the other."""
+    schema = pa.schema([("o", pa.struct([("d", pa.date32())])), ("l", pa.list_(pa.time32("s"))), ("d", pa.date32())])
+    lines = [
+        {"o": {"d": "2024-05-01"}, "l": ["12:30:00", None], "d": "2024-05-01"},
+        {"o": {"d": 19_844}, "l": [45_000], "d": 19_844},
+        {"o": {"d": None}, "l": None, "d": None},
+        {"o": None, "l": [], "d": None},
+    ]
+    day, half = date(2024, 5, 1), time(12, 30)
+    expected = [
+        {"o": {"d": day}, "l": [half, None], "d": day},
+        {"o": {"d": day}, "l": [half], "d": day},
+        {"o": {"d": None}, "l": None, "d": None},
+        {"o": None, "l": [], "d": None},
+    ]
+    write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, lines)))
+    assert read_all(Files(tmp_path, schema=schema)).rows == expected
+    write(tmp_path / "a.jsonl", json.dumps(lines[1]))
+    assert read_all(Files(tmp_path, schema=schema)).rows == expected[1:2]
+
+
+def test_a_decimal_is_read_from_a_number_as_from_a_text(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", '{"m": 12.5}\n{"m": "12.50"}\n{"m": 12}\n')
+    rows = read_all(Files(tmp_path, schema=pa.schema([("m", pa.decimal128(10, 2))]))).rows
+    assert [row["m"] for row in rows] == [Decimal("12.50"), Decimal("12.50"), Decimal(12)]
+
+
+@pytest.mark.parametrize("text", ['"2024-13-01"', '"yesterday"', "1.5", '""', "99999999999"])
+def test_what_is_no_date_is_a_bad_record_that_names_its_field(tmp_path: Path, text: str) -> None:
+    write(tmp_path / "a.jsonl", f'{{"d": "2024-05-01"}}\n{{"d": {text}}}\n')
+    source = Files(tmp_path, schema=pa.schema([("d", pa.date32())]), on_bad_record="dead_letter")
+    found = read_all(source)
+    assert [row["d"] for row in found.rows] == [date(2024, 5, 1)]
+    assert [bad["raw"] for bad in found.bad] == [f'{{"d": {text}}}'.encode()]
+
+
+@pytest.mark.parametrize("text", ["25:00:00", "12:30:00Z", "noon"])
+def test_what_is_no_time_of_day_is_a_bad_record_that_names_text_and_type(tmp_path: Path, text: str) -> None:
+    write(tmp_path / "a.jsonl", json.dumps({"t": text}))
+    source = Files(tmp_path, schema=pa.schema([("t", pa.time32("s"))]), on_bad_record="dead_letter")
+    (bad,) = read_all(source).bad
+    assert re.match(f"field 't': .*'{text}' as a scalar of type time32", bad["reason"]), bad["reason"]
+
+
+@pytest.mark.parametrize("then", ["skip", "dead_letter"])
+def test_a_csv_file_of_bad_records_alone_says_nothing_about_types(tmp_path: Path, then: Any) -> None:
+    write(tmp_path / "a.csv", "k,n\n1\n1,2,3\n")
+    write(tmp_path / "b.csv", "k,n\n1,2\n")
+    source = Files(tmp_path, on_bad_record=then)
+    assert source.schema() == pa.schema([("k", pa.int64()), ("n", pa.int64())])
+    found = read_all(source)
+    assert found.rows == [{"k": 1, "n": 2}] and found.counters == {"bad_records": 2}
+
+
+@pytest.mark.parametrize("then", ["skip", "dead_letter"])
+def test_csv_files_without_any_good_record_are_refused_with_the_first_bad_one(tmp_path: Path, then: Any) -> None:
+    write(tmp_path / "a.csv", "k,n\n")
+    write(tmp_path / "b.csv", "k,n\n1\n1,2,3\n")
+    with pytest.raises(PipelineError, match=r"no file has a record that can be read.*b\.csv, offset 4"):
+        Files(tmp_path, on_bad_record=then).schema()

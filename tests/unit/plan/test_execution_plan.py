@@ -31,6 +31,9 @@ class Described:
     def __init__(self, text: str) -> None:
         self.text = text
 
+    def found_schema(self) -> None:
+        return None
+
     def describe(self) -> str:
         return self.text
 
@@ -214,7 +217,7 @@ def test_a_graph_explains_itself_from_the_sinks_and_a_shared_node_once() -> None
 def test_a_graph_document_names_operators_and_their_inputs_in_json() -> None:
     document = graph_document(join_and_window())
     assert json.loads(json.dumps(document)) == document
-    assert document["version"] == 4
+    assert document["version"] == 5
     assert document["operators"][3] == {
         "uid": "names",
         "kind": "join",
@@ -225,6 +228,7 @@ def test_a_graph_document_names_operators_and_their_inputs_in_json() -> None:
         "outputs": ["main", "main"],
         "states": [],
         "connector": None,
+        "found_schema": None,
     }
 
 

@@ -14,6 +14,7 @@ import pytest
 from tidegate.contract.client import JobClient
 from tidegate.contract.errors import FencedError
 from tidegate.contract.log import DecisionLog
+from tidegate.contract.pinned_graph import PinnedGraph, pin_graph
 from tidegate.contract.records import RestoreFrom, encode
 from tidegate.spark import driver as driver_module
 
@@ -52,6 +53,7 @@ class Left:
         nonces = itertools.count()
         log = DecisionLog(self.client.store, self.client.layout, lambda: NOW, lambda: f"first-{next(nonces)}")
         reign = log.reign(spec=1, launch=1)
+        pin_graph(self.client.store, self.client.layout, PinnedGraph(1, 1, 128, {"version": 5, "operators": []}, NOW))
         for n in (1, 2, 3, 4):
             path = self.client.layout.checkpoint(n, 1)
             data = {"checkpoint_id": n, "kind": "checkpoint", "path": path}

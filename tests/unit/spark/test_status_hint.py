@@ -103,3 +103,11 @@ def test_what_a_source_has_skipped_is_counted_over_its_subtasks_beside_what_oper
     metrics = job_metrics(p.build(), views)
     assert metrics["counters"] == {"lines": {"bad_records": 3}, "parse": {"late_dropped": 4}}
     assert metrics["sources"]["lines"]["records"] == 10
+
+
+def test_counts_of_sources_that_had_ended_before_the_run_are_shown_with_the_others() -> None:
+    graph: Any = SimpleNamespace(nodes=[SimpleNamespace(uid="flights", source=SimpleNamespace(boundedness="bounded"))])
+    told = SlotView(metrics={"sources": [["flights", 0, {"records": 3, "counters": {"bad_records": 2}}]]})
+    ended = {"flights": {"bad_records": 5}, "airlines": {"new_fields": 1}}
+    counters = job_metrics(graph, {0: told}, ended)["counters"]
+    assert counters == {"flights": {"bad_records": 7}, "airlines": {"new_fields": 1}}

@@ -22,6 +22,7 @@ from tidegate.coordinator.job import Job
 from tidegate.coordinator.job_run import RunEnded, RunFailed
 from tidegate.coordinator.supervision import EXIT_JOB_FAILED, SIGTERM_STOP
 from tidegate.coordinator.topology import ChainShape, Topology
+from tidegate.plan.graph import JobGraph
 from tidegate.spark import supervision
 from tidegate.spark.commands import CommandDesk
 from tidegate.spark.session import ui_url
@@ -59,6 +60,7 @@ class FakeJob:
         self.hint = SimpleNamespace(data={}, update=lambda **data: self.hint.data.update(data))
         self.retiring = SimpleNamespace(grace_s=0.0, add=lambda *_: None, overdue=0)
         self.plan = SimpleNamespace(digest="d", parallelism=1)
+        self.graph = JobGraph(())
         self.restores: list[Any] = []
         self.found_splits: list[Any] = []
         self.garbage_retired = 0

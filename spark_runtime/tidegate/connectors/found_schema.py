@@ -1,0 +1,75 @@
+"""The schema that a source found in its input, as a document: it belongs to the job, not to what is listed today."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.contract.errors import SnapshotError
+
+FOUND_SCHEMA = "found_schema"
+"""Of an operator in a graph document: the `FoundSchema` of a source; null or absent: it has none."""
+
+FoundSchemas = Mapping[str, Mapping[str, Any]]
+"""Source uid -> document of its `FoundSchema`."""
+
+_in_effect: ContextVar[FoundSchemas] = ContextVar("found schemas")
+
+
+@dataclass(frozen=True)
+class FoundSchema:
+    """What a source without a declared schema found when its job was built first.
+
+    Attributes:
+        schema: of all columns of the input, without metadata.
+        where: the file in which it was found.
+    """
+
+    schema: pa.Schema
+    where: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Arrow's own form of the schema, as text: types do not come back from their names."""
+        return {"arrow": base64.b64encode(self.schema.serialize().to_pybytes()).decode(), "where": self.where}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any], *, where: str) -> FoundSchema:
+        """Inverse of `to_json`. Raises SnapshotError when it is damaged."""
+        try:
+            schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(document["arrow"], validate=True)))
+            return cls(schema, str(document["where"]))
+        except (LookupError, TypeError, ValueError, pa.ArrowException, OSError) as error:
+            raise SnapshotError(
+                "the recorded schema of a source is damaged",
+                where=where,
+                cause=f"{type(error).__name__}: {error}",
+                remedy="Declare schema= in the source, or restore another snapshot",
+            ) from error
+
+
+def found_schemas(graph: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Those that a graph document holds; documents before version 5 hold none."""
+    operators = graph.get("operators", ())
+    return {operator["uid"]: operator[FOUND_SCHEMA] for operator in operators if operator.get(FOUND_SCHEMA)}
+
+
+@contextmanager
+def using_found_schemas(schemas: FoundSchemas) -> Iterator[None]:
+    """Within the context, pipelines are built with these schemas; a source that is not named looks at its input."""
+    token = _in_effect.set(schemas)
+    try:
+        yield
+    finally:
+        _in_effect.reset(token)
+
+
+def recorded_schema(uid: str) -> FoundSchema | None:
+    """That of a source of the pipeline which is being built; None: there is no record."""
+    document = _in_effect.get({}).get(uid)
+    return None if document is None else FoundSchema.from_json(document, where=f"source {uid!r}")
