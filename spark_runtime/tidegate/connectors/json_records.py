@@ -87,6 +87,7 @@ class JsonParser:
         self._typed = columns.known if self._is_strict else columns.emitted
         self._on_new = on_new
         self._new: dict[str, None] = {}
+        self._has_timestamps = any(_holds(f.type, _is_found_text) for f in columns.emitted)
         declares_times = bool(self._texts) and not columns.inferred
         self._has_strings = declares_times or any(map(_holds_string, columns.emitted.types))
         self._keeps_digits = columns.inferred and any(map(_holds_float, columns.emitted.types))
@@ -133,7 +134,7 @@ class JsonParser:
                 return self._read(text, quoted=quoted)
             if quoted or not self._has_strings or _TO_NUMBER not in str(error):
                 raise
-        if self._texts and not self._columns.inferred:
+        if self._texts and not self._columns.inferred and not self._has_timestamps:
             with suppress(pa.ArrowInvalid):  # all dates and times of the block are numbers, as Arrow reads them
                 return self._read_as(text, self._typed)
         return self._read(numbers_quoted(text, self._typed, self._is_text), quoted=True)

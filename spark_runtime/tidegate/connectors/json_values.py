@@ -117,11 +117,13 @@ def _dumped(value: Any, kind: pa.DataType | None, is_text: IsText) -> str:
 
 
 def _time_text(number: str, kind: pa.DataType) -> str:
-    """Of a date or time as Arrow counts it."""
+    """Of a date or time of day as Arrow counts it."""
+    if pa.types.is_timestamp(kind):
+        raise RecordError(f"the number {number} is no {kind}; write it as ISO 8601 text")
     try:
         counted = pa.array([int(number)], pa.int32() if kind.bit_width == 32 else pa.int64())
         return str(counted.cast(kind).cast(pa.string())[0])
-    except (ValueError, pa.ArrowException) as error:
+    except (ValueError, OverflowError, pa.ArrowException) as error:
         raise RecordError(f"{number} is no {kind}: {error}") from error
 
 
@@ -131,5 +133,6 @@ def is_string(kind: pa.DataType) -> bool:
 
 
 def is_declared_text(kind: pa.DataType) -> bool:
-    """Arrow's reader takes numbers alone for these; its cast takes ISO 8601, as Spark's reader does."""
-    return bool(pa.types.is_date(kind) or pa.types.is_time(kind))
+    """Arrow's cast takes ISO 8601 for these, as Spark's reader does. Its reader takes numbers alone for dates and times
+    of day, and shifts or assumes time zones of timestamps in silence."""
+    return bool(pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_timestamp(kind))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import date, datetime, time
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -130,10 +130,16 @@ def test_a_json_time_with_a_zone_is_never_taken_for_one_without(tmp_path: Path, 
         assert re.search(rf"'[ts]': .*'{re.escape(zoned)}'.*expected no zone offset", found.bad[0]["reason"])
 
 
-def test_a_json_time_in_a_declared_type_is_the_users_word(tmp_path: Path) -> None:
-    write(tmp_path / "a.jsonl", '{"t": "2024-06-01T10:00:00+02:00"}\n')
-    found = read_all(Files(tmp_path, schema=pa.schema([("t", pa.timestamp("s"))])))
-    assert found.rows == [{"t": datetime(2024, 6, 1, 8)}]
+def test_a_declared_json_time_has_a_zone_where_its_type_has_one(tmp_path: Path) -> None:
+    """As in CSV: neither is a zone dropped nor one assumed."""
+    bare, zoned, number = '{"t": "2024-06-01T10:00:00"}\n', '{"t": "2024-06-01T10:00:00+02:00"}\n', '{"t": 1717228800}\n'
+    write(tmp_path / "a.jsonl", bare + zoned + number)
+    without = read_all(Files(tmp_path, schema=pa.schema([("t", pa.timestamp("s"))]), on_bad_record="dead_letter"))
+    assert without.rows == [{"t": datetime(2024, 6, 1, 10)}]
+    assert ["expected no zone" in b["reason"] or "the number" in b["reason"] for b in without.bad] == [True, True]
+    utc = read_all(Files(tmp_path, schema=pa.schema([("t", pa.timestamp("s", "UTC"))]), on_bad_record="dead_letter"))
+    assert utc.rows == [{"t": datetime(2024, 6, 1, 8, tzinfo=UTC)}]
+    assert [b["offset"] for b in utc.bad] == [0, len(bare + zoned)]
 
 
 def test_a_json_number_is_no_time(tmp_path: Path) -> None:
