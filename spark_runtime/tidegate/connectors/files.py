@@ -237,7 +237,8 @@ class FilesReader(SourceReader):
         return {name: n for name, n in counts.items() if n}
 
     def close(self) -> None:
-        """Close the open file."""
+        """Close the open file. What `counters` and `progress` give stays as it was: the last heartbeat comes later."""
         if self._reading is not None:
+            self._splits = {split.split_id: split for split in self.snapshot()}
             self._reading.close()  # type: ignore[attr-defined]
             self._reading = None

@@ -198,7 +198,8 @@ class Coordinator:
         actions = self._note_source_end(subtask[0]) + self._shelf.finished(subtask)
         reason = f"subtask {subtask} finished before it could take part"
         for pending in [p for p in self._pending.values() if p.waits_for(subtask)]:
-            actions += self._abort(pending, "subtask_finished", reason, now_ms)
+            final = "; the job takes another final snapshot without it" if pending.request.kind == "final" else ""
+            actions += self._abort(pending, "subtask_finished", reason + final, now_ms)
         if self._subtasks.all_finished:
             return actions + self._end()
         self._ask_for_final(now_ms)

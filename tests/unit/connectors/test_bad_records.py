@@ -145,6 +145,19 @@ def bad_lines(folder: Path) -> Path:
     return folder
 
 
+def test_what_a_reader_has_counted_is_known_after_it_was_closed(tmp_path: Path) -> None:
+    """The last heartbeat of a slot comes when its readers are closed."""
+    source = Files(bad_lines(tmp_path), on_bad_record="skip")
+    reader = source.create_reader(SourceContext("files", 0, 1))
+    reader.add_splits(source.discover(1))
+    while reader.poll(0).batch is None:
+        pass
+    counted, told = reader.counters(), reader.progress()
+    assert counted["bad_records"] > 0
+    reader.close()
+    assert (reader.counters(), reader.progress()) == (counted, told)
+
+
 class BadRecordSource(SourceConformance):
     """Small blocks, so that there are many positions."""
 

@@ -132,7 +132,11 @@ def test_a_json_time_with_a_zone_is_never_taken_for_one_without(tmp_path: Path, 
 
 def test_a_declared_json_time_has_a_zone_where_its_type_has_one(tmp_path: Path) -> None:
     """As in CSV: neither is a zone dropped nor one assumed."""
-    bare, zoned, number = '{"t": "2024-06-01T10:00:00"}\n', '{"t": "2024-06-01T10:00:00+02:00"}\n', '{"t": 1717228800}\n'
+    bare, zoned, number = (
+        '{"t": "2024-06-01T10:00:00"}\n',
+        '{"t": "2024-06-01T10:00:00+02:00"}\n',
+        '{"t": 1717228800}\n',
+    )
     write(tmp_path / "a.jsonl", bare + zoned + number)
     without = read_all(Files(tmp_path, schema=pa.schema([("t", pa.timestamp("s"))]), on_bad_record="dead_letter"))
     assert without.rows == [{"t": datetime(2024, 6, 1, 10)}]
