@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from fsspec import AbstractFileSystem
 
 from tidegate.connectors.contract import SinkContext
+from tidegate.connectors.file_formats import FormatName, suffixes_of
 from tidegate.connectors.file_layout import FileLayout
 from tidegate.connectors.storage import is_local, list_folder, sync_to_disk
 from tidegate.contract.errors import OptionError, PipelineError
@@ -32,7 +33,7 @@ def check_if_exists(value: str, name: str) -> IfExists:
 def is_output(path: str, suffixes: Sequence[str]) -> bool:
     """Whether readers of the format take the file: by its suffix, and its name does not hide it from them."""
     name = path.rsplit("/", 1)[-1]
-    return name.endswith(tuple(suffixes)) and not name.startswith((".", "_"))
+    return name.lower().endswith(tuple(suffixes)) and not name.startswith((".", "_"))
 
 
 class ExistingOutput:
@@ -40,16 +41,16 @@ class ExistingOutput:
     that were there before any of them. Every sink of this job and lineage is spared.
 
     Args:
-        suffixes: of all files of the format.
+        format_name: what readers take for the same format counts, whatever its suffix (`.json`, `.jsonl.gz`).
     """
 
     def __init__(
-        self, filesystem: AbstractFileSystem, layout: FileLayout, ctx: SinkContext, suffixes: Sequence[str]
+        self, filesystem: AbstractFileSystem, layout: FileLayout, ctx: SinkContext, format_name: FormatName
     ) -> None:
         self._fs = filesystem
         self._layout = layout
         self._ctx = ctx
-        self._suffixes = tuple(suffixes)
+        self._suffixes = suffixes_of(format_name)
         self._is_settled = False
 
     def check_absent(self) -> None:

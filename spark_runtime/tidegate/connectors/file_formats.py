@@ -41,6 +41,12 @@ _SUFFIXES: dict[str, FormatName] = {
 }
 
 
+def suffixes_of(name: FormatName) -> tuple[str, ...]:
+    """How names of files of a format may end, compressed or not: all that `format_of` takes for it."""
+    plain = [f".{suffix}" for suffix, found in _SUFFIXES.items() if found == name]
+    return tuple(suffix + packed for suffix in plain for packed in ("", *(f".{c}" for c in COMPRESSIONS)))
+
+
 def format_of(path: str) -> FormatName | None:
     """The format a file's name tells (`x.csv.gz` is CSV), or None."""
     parts = path.rsplit("/", 1)[-1].lower().split(".")

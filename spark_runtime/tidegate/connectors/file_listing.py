@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from fsspec import AbstractFileSystem
@@ -42,7 +42,9 @@ class FoundFile:
         if self.etag is not None and now.etag is not None:
             return "" if self.etag == now.etag else f"its ETag was {self.etag} when the job started, it is {now.etag}"
         if self.mtime is not None and now.mtime is not None and self.mtime != now.mtime:
-            return f"it was written at {self.mtime} when the job started, at {now.mtime} since"
+            return (
+                f"it was written at {_for_people(self.mtime)} when the job started, at {_for_people(now.mtime)} since"
+            )
         return ""
 
 
@@ -58,6 +60,14 @@ def pinned(given: int, path: str, details: Mapping[str, Any]) -> FoundFile:
         None if mtime is None else _time_text(mtime),
         None if etag is None else str(etag).strip('"'),
     )
+
+
+def _for_people(mtime: str) -> str:
+    """Seconds since the epoch, as local file systems give them, as ISO 8601 in UTC."""
+    try:
+        return datetime.fromtimestamp(float(mtime), UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return mtime
 
 
 def _time_text(time: object) -> str:

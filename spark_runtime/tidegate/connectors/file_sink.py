@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 from fsspec import AbstractFileSystem
@@ -13,6 +13,7 @@ from fsspec import AbstractFileSystem
 from tidegate.connectors.contract import NO_CHECKPOINT, Committable, Sink, SinkContext, SinkWriter
 from tidegate.connectors.encoded_files import FileEncoding
 from tidegate.connectors.existing_output import ExistingOutput, IfExists, check_if_exists, is_output
+from tidegate.connectors.file_formats import FormatName
 from tidegate.connectors.file_layout import FileLayout
 from tidegate.connectors.file_leftovers import FileLeftovers
 from tidegate.connectors.file_rewind import FileRewind
@@ -40,6 +41,9 @@ class FileSink(Sink):
     can_rewind = True
     can_quarantine = True
     can_collect = True
+
+    _format_name: ClassVar[FormatName]
+    """Of the files; other files of it in the folder count for `if_exists`."""
 
     def __init__(
         self,
@@ -83,7 +87,7 @@ class FileSink(Sink):
         """With `if_exists="error"`: whether the folder and its partitions are free of files of others. With
         "overwrite", in the driver: a record that the first commit is to remove them."""
         filesystem, root = open_filesystem(self._url, self._storage_options)
-        existing = ExistingOutput(filesystem, FileLayout(root, ctx), ctx, self._suffixes)
+        existing = ExistingOutput(filesystem, FileLayout(root, ctx), ctx, self._format_name)
         if self.if_exists == "error":
             existing.check_absent()
         elif self.if_exists == "overwrite" and ctx.lineage:
@@ -130,7 +134,7 @@ class FileSink(Sink):
         filesystem, root = open_filesystem(self._url, self._storage_options)
         layout, existing = FileLayout(root, ctx), None
         if self.if_exists == "overwrite":
-            existing = ExistingOutput(filesystem, layout, ctx, self._suffixes)
+            existing = ExistingOutput(filesystem, layout, ctx, self._format_name)
         return FileWriter(filesystem, layout, ctx, self._encoding, self._cut, self._partition_by, existing)
 
     def rewind_to(

@@ -49,6 +49,8 @@ class Parquet(FileSink):
             `if_exists`.
     """
 
+    _format_name = "parquet"
+
     def __init__(
         self,
         path: str | os.PathLike[str],

@@ -101,6 +101,7 @@ class Csv(TextSink):
     """
 
     _suffix = ".csv"
+    _format_name = "csv"
     _format = CsvEncoding
 
     def _problem(self, kind: pa.DataType) -> str:
@@ -145,6 +146,7 @@ class JsonLines(TextSink):
     """
 
     _suffix = ".jsonl"
+    _format_name = "json"
     _format = JsonLinesEncoding
 
     def _problem(self, kind: pa.DataType) -> str:

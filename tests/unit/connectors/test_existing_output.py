@@ -63,6 +63,13 @@ def test_files_that_tidegate_did_not_write_count_too(tmp_path: Path) -> None:
         job(tmp_path, "parquet", "l1").submit()
 
 
+@pytest.mark.parametrize("name", ["old.json", "old.ndjson", "old.JSONL.gz"])
+def test_files_that_readers_take_for_the_format_count_whatever_their_suffix(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("")
+    with pytest.raises(PipelineError, match=f"holds files already.*{name}"):
+        job(tmp_path, "jsonl", "l1").submit()
+
+
 def test_what_is_no_file_of_the_format_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "README.txt").write_text("mine")
     (tmp_path / "_SUCCESS.parquet").write_text("")
