@@ -26,7 +26,8 @@ MIN_SPLIT_ROWS = 65_536
 
 
 class Files(Source):
-    """Reads the files that are there when the job starts, each record once; bounded.
+    """Reads the files that are there when the job starts, each record once; bounded. A restart or a restore reads the
+    same files: those that came later need a job of their own.
 
     A split is a file, or some row groups of a Parquet file; its position (S4.2) is the place behind the last record,
     with the counts of what has been read. Files must not change while the job, or a snapshot of it, uses them: their
