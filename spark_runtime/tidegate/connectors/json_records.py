@@ -34,13 +34,16 @@ MAX_NEW_FIELDS = 100
 
 _UNEXPECTED = "unexpected field"
 _TO_NUMBER = "from string to number"
+_TOO_BIG = "Number too big"
 _CHANGED = re.compile(r"changed from \w+ to \w+ in row (\d+)")
-"""In Arrow's errors: a field that the schema lacks; a number where it has a string; any other type than before."""
+"""In Arrow's errors: a field that the schema lacks; a number where it has a string; a number beyond a 64-bit
+float, wherever it is; any other type than before."""
 
 
 _EPOCH = "1970-01-01T"
 _MAX_DEPTH = 200
 """Of objects and lists in each other: Python reads some hundreds only, and how many depends on who calls."""
+_STRING_OR_POWER = re.compile(rb'"(?:[^"\\]|\\.)*"|(?:0|[1-9][0-9]*)(?:\.[0-9]+)?[eE]\+?[0-9]+')
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 _TEXT = pa.schema([("text", pa.binary())])
@@ -59,7 +62,7 @@ class JsonHead:
         """See `TextParser`. That objects do not agree on a type is `infer_json`'s business."""
         _refuse_other_values(text)
         try:
-            read_json(text, None, "infer")
+            _infer(text)
         except pa.ArrowInvalid as error:
             if not (disagreeing_row(error) or 0) > 0:
                 raise
@@ -133,7 +136,7 @@ class JsonParser:
                     raise
                 self._is_strict, self._typed = False, self._columns.emitted
                 return self._read(text, quoted=quoted)
-            if quoted or not self._has_strings or _TO_NUMBER not in str(error):
+            if quoted or not self._has_strings or not any(known in str(error) for known in (_TO_NUMBER, _TOO_BIG)):
                 raise
         if self._texts and not self._columns.inferred and not self._has_timestamps:
             with suppress(pa.ArrowInvalid):  # all dates and times of the block are numbers, as Arrow reads them
@@ -199,11 +202,11 @@ def infer_json(text: bytes) -> pa.Schema:
         RecordError, ArrowInvalid: a record is no object, or no JSON.
     """
     _refuse_other_values(text)
-    read = read_json(text, None, "infer")
+    read, readable = _infer(text)
     found = read.schema
     if any(_holds(kind, pa.types.is_timestamp) for kind in found.types):
         texts = pa.schema([f.with_type(_as_text(f.type, pa.types.is_timestamp)) for f in found])
-        read = read_json(text, texts, "error")
+        read = read_json(readable, texts, "error")
     found = pa.schema([f.with_type(_with_times(_one(read[f.name], read[f.name].type), f.type)) for f in found])
     if not any(map(_holds_float, found.types)):
         return found
@@ -214,6 +217,18 @@ def infer_json(text: bytes) -> pa.Schema:
                 numbers.setdefault(name, []).append(value)
     lost = {n for n, texts in numbers.items() if any(map(loses_digits, texts)) or all_whole(pa.array(texts))}
     return pa.schema([_with_strings(field, "", lost) for field in found])
+
+
+def _infer(text: bytes) -> tuple[pa.Table, bytes]:
+    """Objects with the types that Arrow finds, and the text that was read for it: numbers such as `1e400`, of which it
+    reads no block, are another number there."""
+    try:
+        return read_json(text, None, "infer"), text
+    except pa.ArrowInvalid as error:
+        if _TOO_BIG not in str(error):
+            raise
+    readable = _STRING_OR_POWER.sub(lambda found: found[0] if found[0].startswith(b'"') else b"0.5", text)
+    return read_json(readable, None, "infer"), readable
 
 
 def _with_strings(field: pa.Field, prefix: str, paths: set[str]) -> pa.Field:

@@ -76,6 +76,25 @@ def test_a_json_number_that_no_column_type_holds_is_text_in_structs_too(tmp_path
     ]
 
 
+def test_a_json_number_beyond_a_float_is_text(tmp_path: Path) -> None:
+    rows = '{"x": 1.5, "o": {"l": [-1e400]}, "t": "2026-01-02T10:00:00", "s": "say \\"1e400\\""}\n{"x": 1E+400}\n'
+    write(tmp_path / "a.jsonl", rows)
+    first = {"x": "1.5", "o": {"l": ["-1e400"]}, "t": datetime(2026, 1, 2, 10), "s": 'say "1e400"'}
+    assert read_all(Files(tmp_path)).rows == [first, {"x": "1E+400", "o": None, "t": None, "s": None}]
+    declared = pa.schema([("x", pa.string()), ("o", pa.struct([("l", pa.list_(pa.string()))]))])
+    assert read_all(Files(tmp_path, schema=declared)).rows == [
+        {"x": "1.5", "o": {"l": ["-1e400"]}},
+        {"x": "1E+400", "o": None},
+    ]
+
+
+@pytest.mark.parametrize("bad", ['{"x": 01e400}', '{"x": 1.2.3e400}', '{"x": 1e400.5}', '{"x": 1e400x}'])
+def test_what_is_no_json_is_a_bad_record_beside_a_number_beyond_a_float(tmp_path: Path, bad: str) -> None:
+    write(tmp_path / "a.jsonl", '{"x": 1e400}\n' + bad + "\n")
+    found = read_all(Files(tmp_path, on_bad_record="dead_letter"))
+    assert (found.rows, [row["raw"].decode() for row in found.bad]) == ([{"x": "1e400"}], [bad])
+
+
 @pytest.mark.parametrize(
     ("name", "head", "late", "said"),
     [
@@ -86,6 +105,7 @@ def test_a_json_number_that_no_column_type_holds_is_text_in_structs_too(tmp_path
         ("csv", "x\n1.5\n", "x\n3.14159265358979323846\n", r"b\.csv, offset 2.*would lose digits"),
         ("csv", "n\n1\n", "n\n9223372036854775813\n", r"b\.csv, offset 2.*int64.*'9223372036854775813'"),
         ("jsonl", '{"x": 1.5}\n', '{"x": 3.14159265358979323846}\n', r"b\.jsonl, offset 0.*'x'.*would lose digits"),
+        ("jsonl", '{"x": 1.5}\n', '{"x": 2}\n{"x": 1e400}\n', r"b\.jsonl, offset 9.*Number too big"),
         ("jsonl", '{"n": 1}\n', '{"n": 9223372036854775813}\n', r"b\.jsonl, offset 0.*9223372036854775813"),
     ],
 )
