@@ -61,7 +61,7 @@ class FileSet:
             compressed: `.csv.gz`).
         schema: None: from the first file with a record: its footer, or the types in a text file's first 4 MiB. Numbers
             that would lose digits there, such as `007`, `0xff` or 2**63, make their column a string, and so do JSON
-            times with a zone.
+            times of which only some have a zone.
         columns: names to read, in this order, at least one; None: all.
         storage_options: fsspec options; values may be references to secrets.
         policy: how files are read.

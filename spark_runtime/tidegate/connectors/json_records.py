@@ -17,6 +17,7 @@ from tidegate.connectors.json_values import (
     IsText,
     Number,
     is_declared_text,
+    is_found_text,
     is_string,
     loads,
     members,
@@ -33,13 +34,16 @@ MAX_NEW_FIELDS = 100
 
 _UNEXPECTED = "unexpected field"
 _TO_NUMBER = "from string to number"
+_TOO_BIG = "Number too big"
 _CHANGED = re.compile(r"changed from \w+ to \w+ in row (\d+)")
-"""In Arrow's errors: a field that the schema lacks; a number where it has a string; any other type than before."""
+"""In Arrow's errors: a field that the schema lacks; a number where it has a string; a number beyond a 64-bit
+float, wherever it is; any other type than before."""
 
 
 _EPOCH = "1970-01-01T"
 _MAX_DEPTH = 200
 """Of objects and lists in each other: Python reads some hundreds only, and how many depends on who calls."""
+_STRING_OR_POWER = re.compile(rb'"(?:[^"\\]|\\.)*"|(?:0|[1-9][0-9]*)(?:\.[0-9]+)?[eE]\+?[0-9]+')
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 _TEXT = pa.schema([("text", pa.binary())])
@@ -58,7 +62,7 @@ class JsonHead:
         """See `TextParser`. That objects do not agree on a type is `infer_json`'s business."""
         _refuse_other_values(text)
         try:
-            read_json(text, None, "infer")
+            _infer(text)
         except pa.ArrowInvalid as error:
             if not (disagreeing_row(error) or 0) > 0:
                 raise
@@ -81,13 +85,13 @@ class JsonParser:
     def __init__(self, columns: FileSchema, on_new: Callable[[Sequence[str]], None] | None) -> None:
         self.schema = columns.emitted
         self._columns = columns
-        self._is_text: IsText = _is_found_text if columns.inferred else is_declared_text
+        self._is_text: IsText = is_found_text if columns.inferred else is_declared_text
         self._texts = [f.name for f in columns.emitted if _holds(f.type, self._is_text)]
         self._is_strict = on_new is not None
         self._typed = columns.known if self._is_strict else columns.emitted
         self._on_new = on_new
         self._new: dict[str, None] = {}
-        self._has_timestamps = any(_holds(f.type, _is_found_text) for f in columns.emitted)
+        self._has_timestamps = any(_holds(f.type, pa.types.is_timestamp) for f in columns.emitted)
         declares_times = bool(self._texts) and not columns.inferred
         self._has_strings = declares_times or any(map(_holds_string, columns.emitted.types))
         self._keeps_digits = columns.inferred and any(map(_holds_float, columns.emitted.types))
@@ -132,7 +136,7 @@ class JsonParser:
                     raise
                 self._is_strict, self._typed = False, self._columns.emitted
                 return self._read(text, quoted=quoted)
-            if quoted or not self._has_strings or _TO_NUMBER not in str(error):
+            if quoted or not self._has_strings or not any(known in str(error) for known in (_TO_NUMBER, _TOO_BIG)):
                 raise
         if self._texts and not self._columns.inferred and not self._has_timestamps:
             with suppress(pa.ArrowInvalid):  # all dates and times of the block are numbers, as Arrow reads them
@@ -191,16 +195,19 @@ def disagreeing_row(error: Exception) -> int | None:
 
 def infer_json(text: bytes) -> pa.Schema:
     """The types of objects, as Arrow finds them, but for numbers that would lose digits and times of which some have a
-    zone and some have none: they are strings. Times that all have one are times in UTC.
+    zone and some have none: they are strings. Times that all have one are times in UTC; dates are dates, and times with
+    fractions of a second are times.
 
     Raises:
         RecordError, ArrowInvalid: a record is no object, or no JSON.
     """
     _refuse_other_values(text)
-    found = read_json(text, None, "infer").schema
-    if any(_holds(kind, _is_found_text) for kind in found.types):
-        texts = read_json(text, pa.schema([f.with_type(_as_text(f.type, _is_found_text)) for f in found]), "error")
-        found = pa.schema([f.with_type(_without_zoned(_one(texts[f.name], texts[f.name].type), f.type)) for f in found])
+    read, readable = _infer(text)
+    found = read.schema
+    if any(_holds(kind, pa.types.is_timestamp) for kind in found.types):
+        texts = pa.schema([f.with_type(_as_text(f.type, pa.types.is_timestamp)) for f in found])
+        read = read_json(readable, texts, "error")
+    found = pa.schema([f.with_type(_with_times(_one(read[f.name], read[f.name].type), f.type)) for f in found])
     if not any(map(_holds_float, found.types)):
         return found
     numbers: dict[str, list[str]] = {}
@@ -210,6 +217,18 @@ def infer_json(text: bytes) -> pa.Schema:
                 numbers.setdefault(name, []).append(value)
     lost = {n for n, texts in numbers.items() if any(map(loses_digits, texts)) or all_whole(pa.array(texts))}
     return pa.schema([_with_strings(field, "", lost) for field in found])
+
+
+def _infer(text: bytes) -> tuple[pa.Table, bytes]:
+    """Objects with the types that Arrow finds, and the text that was read for it: numbers such as `1e400`, of which it
+    reads no block, are another number there."""
+    try:
+        return read_json(text, None, "infer"), text
+    except pa.ArrowInvalid as error:
+        if _TOO_BIG not in str(error):
+            raise
+    readable = _STRING_OR_POWER.sub(lambda found: found[0] if found[0].startswith(b'"') else b"0.5", text)
+    return read_json(readable, None, "infer"), readable
 
 
 def _with_strings(field: pa.Field, prefix: str, paths: set[str]) -> pa.Field:
@@ -226,11 +245,6 @@ def _type_with_strings(kind: pa.DataType, path: str, paths: set[str]) -> pa.Data
 
 
 # ------------------------------------------------------------ dates and times
-
-
-def _is_found_text(kind: pa.DataType) -> bool:
-    """Arrow's reader takes `10:00+02:00` for 08:00 in a column without a zone; its cast refuses that."""
-    return bool(pa.types.is_timestamp(kind))
 
 
 def _holds(kind: pa.DataType, is_text: IsText) -> bool:
@@ -266,16 +280,23 @@ def _from_texts(read: pa.Array, kind: pa.DataType) -> pa.Array:
     return read.cast(kind)
 
 
-def _without_zoned(texts: pa.Array, kind: pa.DataType) -> pa.DataType:
-    """The type, with UTC for times that all have a zone, such as `Z`, and strings where only some have one."""
+def _with_times(texts: pa.Array, kind: pa.DataType) -> pa.DataType:
+    """The type, with dates and times for texts that are all such ones, in UTC where all have a zone, such as `Z`. Arrow
+    takes dates for times, finds no times with fractions of a second, and tells no time with a zone from one without."""
     if pa.types.is_struct(kind):
         fields = [kind.field(i) for i in range(kind.num_fields)]
-        return pa.struct([f.with_type(_without_zoned(texts.field(f.name), f.type)) for f in fields])
+        return pa.struct([f.with_type(_with_times(texts.field(f.name), f.type)) for f in fields])
     if pa.types.is_list(kind):
-        return pa.list_(_without_zoned(texts.flatten(), kind.value_type))
+        return pa.list_(_with_times(texts.flatten(), kind.value_type))
+    first = texts.drop_null()[:1]
     if pa.types.is_timestamp(kind):
-        return next((found for found in (kind, pa.timestamp(kind.unit, "UTC")) if _fits(texts, found)), pa.string())
-    return kind
+        candidates = (pa.date32(), kind, pa.timestamp(kind.unit, "UTC"))
+    elif is_string(kind) and len(first):
+        candidates = tuple(pa.timestamp(unit, zone) for unit in ("us", "ns") for zone in (None, "UTC"))
+    else:
+        return kind
+    fitting = (found for found in candidates if _fits(first, found))  # a cast that fails is slow: it goes on to the end
+    return next((found for found in fitting if _fits(texts, found)), pa.string())
 
 
 def _fits(texts: pa.Array, kind: pa.DataType) -> bool:

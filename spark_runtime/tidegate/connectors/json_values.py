@@ -102,7 +102,7 @@ def numbers_quoted(text: bytes, schema: pa.Schema, is_text: IsText) -> bytes:
 def _dumped(value: Any, kind: pa.DataType | None, is_text: IsText) -> str:
     if isinstance(value, Number):
         if kind is not None and is_declared_text(kind):
-            return f'"{_time_text(value, kind)}"'
+            return f'"{_time_text(value, kind, is_text)}"'
         return f'"{value}"' if kind is not None and (is_string(kind) or is_text(kind)) else str(value)
     if isinstance(value, JsonObject):
         inner = {}
@@ -116,9 +116,10 @@ def _dumped(value: Any, kind: pa.DataType | None, is_text: IsText) -> str:
     return json.dumps(value)
 
 
-def _time_text(number: str, kind: pa.DataType) -> str:
-    """Of a date or time of day as Arrow counts it."""
-    if pa.types.is_timestamp(kind):
+def _time_text(number: str, kind: pa.DataType, is_text: IsText) -> str:
+    """Of a date or time of day as Arrow counts it, where the type was declared: in a column of dates that was found in
+    texts, 20240601 is no number of days."""
+    if pa.types.is_timestamp(kind) or is_text is is_found_text:
         raise RecordError(f"the number {number} is no {kind}; write it as ISO 8601 text")
     try:
         counted = pa.array([int(number)], pa.int32() if kind.bit_width == 32 else pa.int64())
@@ -136,3 +137,9 @@ def is_declared_text(kind: pa.DataType) -> bool:
     """Arrow's cast takes ISO 8601 for these, as Spark's reader does. Its reader takes numbers alone for dates and times
     of day, and shifts or assumes time zones of timestamps in silence."""
     return bool(pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_timestamp(kind))
+
+
+def is_found_text(kind: pa.DataType) -> bool:
+    """Arrow's reader takes `10:00+02:00` for 08:00 in a column without a zone, and numbers alone for dates; its cast
+    refuses the one and takes ISO 8601."""
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))

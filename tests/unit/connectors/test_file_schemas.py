@@ -76,6 +76,25 @@ def test_a_json_number_that_no_column_type_holds_is_text_in_structs_too(tmp_path
     ]
 
 
+def test_a_json_number_beyond_a_float_is_text(tmp_path: Path) -> None:
+    rows = '{"x": 1.5, "o": {"l": [-1e400]}, "t": "2026-01-02T10:00:00", "s": "say \\"1e400\\""}\n{"x": 1E+400}\n'
+    write(tmp_path / "a.jsonl", rows)
+    first = {"x": "1.5", "o": {"l": ["-1e400"]}, "t": datetime(2026, 1, 2, 10), "s": 'say "1e400"'}
+    assert read_all(Files(tmp_path)).rows == [first, {"x": "1E+400", "o": None, "t": None, "s": None}]
+    declared = pa.schema([("x", pa.string()), ("o", pa.struct([("l", pa.list_(pa.string()))]))])
+    assert read_all(Files(tmp_path, schema=declared)).rows == [
+        {"x": "1.5", "o": {"l": ["-1e400"]}},
+        {"x": "1E+400", "o": None},
+    ]
+
+
+@pytest.mark.parametrize("bad", ['{"x": 01e400}', '{"x": 1.2.3e400}', '{"x": 1e400.5}', '{"x": 1e400x}'])
+def test_what_is_no_json_is_a_bad_record_beside_a_number_beyond_a_float(tmp_path: Path, bad: str) -> None:
+    write(tmp_path / "a.jsonl", '{"x": 1e400}\n' + bad + "\n")
+    found = read_all(Files(tmp_path, on_bad_record="dead_letter"))
+    assert (found.rows, [row["raw"].decode() for row in found.bad]) == ([{"x": "1e400"}], [bad])
+
+
 @pytest.mark.parametrize(
     ("name", "head", "late", "said"),
     [
@@ -86,6 +105,7 @@ def test_a_json_number_that_no_column_type_holds_is_text_in_structs_too(tmp_path
         ("csv", "x\n1.5\n", "x\n3.14159265358979323846\n", r"b\.csv, offset 2.*would lose digits"),
         ("csv", "n\n1\n", "n\n9223372036854775813\n", r"b\.csv, offset 2.*int64.*'9223372036854775813'"),
         ("jsonl", '{"x": 1.5}\n', '{"x": 3.14159265358979323846}\n', r"b\.jsonl, offset 0.*'x'.*would lose digits"),
+        ("jsonl", '{"x": 1.5}\n', '{"x": 2}\n{"x": 1e400}\n', r"b\.jsonl, offset 9.*Number too big"),
         ("jsonl", '{"n": 1}\n', '{"n": 9223372036854775813}\n', r"b\.jsonl, offset 0.*9223372036854775813"),
     ],
 )
@@ -147,10 +167,74 @@ def test_a_declared_json_time_has_a_zone_where_its_type_has_one(tmp_path: Path) 
 
 
 def test_a_json_number_is_no_time(tmp_path: Path) -> None:
-    write(tmp_path / "a.jsonl", '{"t": "2024-06-01", "s": "a"}\n')
-    write(tmp_path / "b.jsonl", '{"t": 20240602, "s": "a"}\n{"t": "2024-06-02", "s": 7}\n')
-    found = read_all(Files(tmp_path, on_bad_record="skip"))
-    assert found.rows == [{"t": datetime(2024, 6, 1), "s": "a"}, {"t": datetime(2024, 6, 2), "s": "7"}]
+    for name, found_as in (
+        ("2024-06-01", date(2024, 6, 1)),
+        ("2024-06-01T00:00:00.5", datetime(2024, 6, 1, 0, 0, 0, 500_000)),
+    ):
+        write(tmp_path / "a.jsonl", f'{{"t": "{name}", "s": "a"}}\n')
+        write(tmp_path / "b.jsonl", f'{{"t": 20240602, "s": "a"}}\n{{"t": "{name}", "s": 7}}\n')
+        found = read_all(Files(tmp_path, on_bad_record="skip"))
+        assert found.rows == [{"t": found_as, "s": "a"}, {"t": found_as, "s": "7"}]
+        write(tmp_path / "b.jsonl", '{"t": 20240602}\n')
+        assert len(read_all(Files(tmp_path, on_missing_field="null", on_bad_record="skip")).rows) == 1
+
+
+US, NS = pa.timestamp("us"), pa.timestamp("ns")
+UTC_US, UTC_NS = pa.timestamp("us", "UTC"), pa.timestamp("ns", "UTC")
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["2026-01-02T10:00:00.123", None], US),
+        (["2026-01-02 10:00:00.000000"], US),
+        (["2026-01-02T10:00:00.123Z", "2026-01-02T10:00:00+02:00"], UTC_US),
+        (["2026-01-02T10:00:00", "2026-01-02T10:00:00.5"], US),
+        (["2026-01-02", "2026-01-02T10:00:00.5"], US),
+        ([None, "2026-01-02T10:00:00.123456789", "2026-01-02"], NS),
+        (["2026-01-02T10:00:00.123456789Z", "2026-01-02T10:00Z"], UTC_NS),
+        (["9999-12-31T10:00:00.5"], US),
+        (["9999-12-31T10:00:00.123456789"], pa.string()),
+        (["2026-01-02T10:00:00.5", "2026-01-02T10:00:00.5Z"], pa.string()),
+        (["2026-01-02T10:00:00.5", "soon"], pa.string()),
+        (["2026-01-02T10:00:00.5", ""], pa.string()),
+        (["2026-01-02T10:00:00.1234567890"], pa.string()),
+        (["2026-01-02T10:00:00", None], pa.timestamp("s")),
+        (["2026-01-02", "2026-01-03", None], pa.date32()),
+        (["2026-01-02", "2026-01-03T00:00"], pa.timestamp("s")),
+        (["2026-01-02", "2026-01-03T00:00Z"], pa.string()),
+        (["2026-01-02", "2026-02-30"], pa.string()),
+        (["2026-01-02-a"], pa.string()),
+    ],
+)
+def test_dates_and_times_with_fractions_are_found_in_json(
+    tmp_path: Path, texts: list[str | None], expected: pa.DataType
+) -> None:
+    """In columns, structs and lists."""
+    rows = [{"t": text, "o": {"t": text}, "l": [text], "s": "x"} for text in texts]
+    write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in [{}, *rows, {"l": []}]))
+    source = Files(tmp_path)
+    assert source.schema().types == [expected, pa.struct([("t", expected)]), pa.list_(expected), pa.string()]
+    read = pa.array([row["t"] for row in read_all(source).rows[1:-1]], expected)
+    assert read.equals(pa.array(texts, pa.string()).cast(expected))
+
+
+def test_a_later_json_text_that_does_not_fit_a_found_date_or_time_is_a_bad_record(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", '{"d": "2026-01-02", "t": "2026-01-02T10:00:00.5"}\n')
+    late = [
+        '{"d": "2026-01-02T10:00:00", "t": null}',
+        '{"d": null, "t": "2026-01-02T10:00:00.5Z"}',
+        '{"d": null, "t": "2026-01-02T10:00:00.1234567"}',
+        '{"d": null, "t": "2026-01-02"}',
+    ]
+    write(tmp_path / "b.jsonl", "".join(line + "\n" for line in late))
+    found = read_all(Files(tmp_path, on_bad_record="dead_letter"))
+    assert found.rows == [
+        {"d": date(2026, 1, 2), "t": datetime(2026, 1, 2, 10, 0, 0, 500_000)},
+        {"d": None, "t": datetime(2026, 1, 2)},
+    ]
+    assert [bad["raw"].decode().strip() for bad in found.bad] == late[:3]
+    assert [bad["reason"][:9] for bad in found.bad] == ["field 'd'", "field 't'", "field 't'"]
 
 
 def test_what_is_null_or_empty_in_the_first_file_is_text_also_in_structs_and_lists(tmp_path: Path) -> None:

@@ -113,6 +113,19 @@ def test_json_lines_are_read_by_arrow_with_their_types(tmp_path: Path) -> None:
     assert pa_json.read_json(only_file(tmp_path), parse_options=options).to_pylist() == kept.to_pylist()
 
 
+def test_dates_and_times_of_json_lines_are_found_by_a_source_without_a_schema(tmp_path: Path) -> None:
+    kept = FLAT.select(["s", "day", "at", "naive"])
+    write(JsonLines(tmp_path), kept)
+    expected = kept.set_column(2, "at", kept["at"].cast(_UTC))
+    source = Files(tmp_path)
+    assert source.schema() == expected.schema
+    reader = source.create_reader(SourceContext("job", 0, 1))
+    reader.add_splits(source.discover(1))
+    polled = reader.poll(0)
+    assert polled.batch is not None
+    assert polled.batch.to_pylist() == expected.to_pylist()
+
+
 @pytest.mark.parametrize("sink", [Csv, JsonLines])
 def test_other_readers_agree(sink: Callable[..., Sink], tmp_path: Path) -> None:
     write(sink(tmp_path), FLAT.select(["s", "i", "b", "at"]))
