@@ -13,6 +13,7 @@ from airflow_tidegate.waits import Payload, Wait, checkpoint_facts, summary
 from tidegate.contract.client import JobClient
 from tidegate.contract.clock import parse_iso
 from tidegate.contract.status import JobStatus, JobView
+from tidegate.contract.status_words import records_read
 from tidegate.contract.waiting import ended_error
 
 
@@ -64,7 +65,7 @@ class SuperviseWait(Wait):
         return {"no_progress_s": self.no_progress_s, "owner": self.owner}
 
     def _progressed_s(self, view: JobView, now_s: float) -> float:
-        read_s = self._progress.look(sum(source.records for source in view.sources), now_s)
+        read_s = self._progress.look(records_read(view) or 0, now_s)
         told = view.completed[-1].completed_at if view.completed else None
         try:
             return max(read_s, parse_iso(told).timestamp()) if told else read_s

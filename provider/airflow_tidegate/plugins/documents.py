@@ -17,6 +17,7 @@ from tidegate.contract.status_words import (
     deletions_words,
     event_time,
     failure_words,
+    records_read,
     slots_there,
     was_restored,
 )
@@ -48,7 +49,7 @@ def summary_document(conn_id: str, job_id: str, look: Look, now: datetime) -> Js
         "submitted_by": look.spec.submitted_by,
         "submitted_at": look.spec.submitted_at,
         "restarts": view.restarts,
-        "records": sum(source.records for source in view.sources),
+        "records": records_read(view),
         "rate": sum(look.rates.values()) if look.rates else None,
         "watermark": event_time(view.watermark_us),
         "lag_s": _lag_s(view.watermark_us, now),

@@ -142,7 +142,7 @@ class _Watched:
         if hint is None or view.is_terminal:
             return {}
         at_s = datetime.fromisoformat(hint.at).timestamp()
-        counts: Mapping[str, int] = {source.uid: source.records for source in view.sources}
+        counts: Mapping[str, int] = {s.uid: s.records for s in view.sources if s.records is not None}
         if not self._samples or at_s > self._samples[-1][0]:
             self._samples.append((at_s, counts))
         while len(self._samples) > 2 and at_s - self._samples[1][0] >= RATE_WINDOW_S:

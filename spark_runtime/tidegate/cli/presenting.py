@@ -13,6 +13,7 @@ from tidegate.contract.status_words import (
     deletions_words,
     event_time,
     failure_words,
+    records_read,
     records_words,
     slots_there,
     waiting_words,
@@ -89,8 +90,8 @@ def view_lines(view: JobView, *, alive: bool | None = None) -> list[str]:
     for source in view.sources:
         lines.append(f"  source {source.uid}: {_source_text(source)}")
     for uid, counts in sorted(view.counters.items()):
-        counted = ", ".join(f"{n:,} {name}" for name, n in sorted(counts.items()))
-        lines.append(f"  counted by {uid} {counters_period(uid, view)}: {counted}")
+        if counted := ", ".join(f"{n:,} {name}" for name, n in sorted(counts.items())):
+            lines.append(f"  counted by {uid} {counters_period(uid, view)}: {counted}")
     newest = next((c for c in reversed(view.completed) if c.verdict != "rejected" and not c.taken_back), None)
     if newest is not None:
         lines.append(f"  latest snapshot: {newest.kind} {newest.checkpoint_id}, {newest.path}")
@@ -157,8 +158,9 @@ def progress_text(view: JobView) -> str:
     """A job on one line, for the progress line."""
     parts = [f"{view.job_id} {status_text(view)}"]
     if view.status is JobStatus.RUNNING:
-        records = sum(source.records for source in view.sources)
-        parts += [records_words(records), f"{len(view.completed)} snapshots"]
+        if (records := records_read(view)) is not None:
+            parts.append(records_words(records))
+        parts.append(f"{len(view.completed)} snapshots")
         if view.watermark_us is not None:
             parts.append(f"watermark {event_time(view.watermark_us)}")
     if view.restarts:
@@ -268,7 +270,9 @@ def _source_document(source: SourceView) -> dict[str, Any]:
 
 
 def _source_text(source: SourceView) -> str:
-    parts = [source.boundedness, records_words(source.records)]
+    parts = [source.boundedness]
+    if source.records is not None:
+        parts.append(records_words(source.records))
     if source.end_of_data:
         parts.append("ended")
     elif source.played_all:

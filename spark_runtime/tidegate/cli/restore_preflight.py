@@ -10,21 +10,19 @@ from tidegate.cli.settings import add_pipeline_settings, given_arguments, given_
 from tidegate.cli.snapshot_path import add_path, current_splits, reader_of
 from tidegate.cli.surroundings import Surroundings
 from tidegate.cli.validation import built
+from tidegate.connectors.contract import Source
 from tidegate.connectors.found_schema import found_schemas
-from tidegate.connectors.splits import split_from_json
 from tidegate.contract.clock import now_iso
 from tidegate.contract.codec import encode
-from tidegate.contract.errors import OptionError, SnapshotError, TidegateError
+from tidegate.contract.errors import OptionError, OutageError, SnapshotError, StoreError
 from tidegate.contract.options import JobOptions
 from tidegate.contract.pinned_graph import PinnedGraph
 from tidegate.contract.restore_check import Finding, Target, as_stored, judge_restore, judged
 from tidegate.coordinator.restore import facts_of
+from tidegate.coordinator.source_positions import judge_source
 from tidegate.plan.execution import graph_document
-from tidegate.plan.graph import JobGraph, Node
+from tidegate.plan.graph import JobGraph
 from tidegate.snapshot.reading import SnapshotReader
-
-MAX_SPLITS_NAMED = 5
-"""Splits of one source that a finding names."""
 
 
 def add(parser: Parser) -> None:
@@ -83,37 +81,17 @@ def _sources(reader: SnapshotReader, graph: JobGraph) -> Iterator[Finding]:
     for node in graph.nodes:
         known = reader.metadata.operator(node.uid)
         if node.source is not None and known is not None and known.status != "finished":
-            yield from _of_source(reader, node)
+            yield from _of_source(reader, node.uid, node.source)
 
 
-def _of_source(reader: SnapshotReader, node: Node) -> Iterator[Finding]:
-    assert node.source is not None
-    left = [split_from_json(split) for split in current_splits(reader, node.uid) or () if not split["finished"]]
-    if not left:
-        return
+def _of_source(reader: SnapshotReader, uid: str, source: Source) -> Iterator[Finding]:
     try:
-        gone = node.source.unavailable(left)
-    except TidegateError as error:
-        yield Finding("source", "refused", str(error), uid=node.uid)
+        finding = judge_source(uid, source, current_splits(reader, uid) or ())
+    except (OSError, StoreError, OutageError) as error:
+        yield Finding("source", "refused", f"source {uid!r} cannot be asked now", str(error), "Check again later", uid)
         return
-    except (LookupError, TypeError, AttributeError) as error:
-        what = f"source {node.uid!r} cannot read its positions as a {type(node.source).__name__}"
-        cause = f"another source class or version wrote them: {type(error).__name__}: {error}"
-        remedy = "Restore with the class that wrote them, or give the source a new uid"
-        yield Finding("source", "refused", what, cause, remedy, node.uid)
-        return
-    if gone is None:
-        yield Finding(
-            "source", "unknown", f"source {node.uid!r} cannot tell whether its positions are there", uid=node.uid
-        )
-    elif gone:
-        named = "; ".join(f"{split_id}: {why}" for split_id, why in gone[:MAX_SPLITS_NAMED])
-        more = f" and {len(gone) - MAX_SPLITS_NAMED} more" if len(gone) > MAX_SPLITS_NAMED else ""
-        what = f"source {node.uid!r} cannot go on: {len(gone)} of {len(left)} splits cannot be read"
-        remedy = "Bring the data back, or restore another snapshot"
-        yield Finding("source", "refused", what, named + more, remedy, node.uid)
-    else:
-        yield Finding("source", "fits", f"source {node.uid!r} finds all its {len(left)} open splits", uid=node.uid)
+    if finding is not None:
+        yield finding
 
 
 def _write(path: str, data: bytes) -> None:

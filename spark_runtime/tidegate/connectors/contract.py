@@ -159,7 +159,11 @@ class Source(ABC):
 
     def unavailable(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]] | None:
         """(split id, why) of those of a snapshot's splits that could not be read on from their positions; None: cannot
-        tell, before they are read. For a preflight, not in a slot; may do I/O. Finished splits need nothing."""
+        tell, before they are read. For a preflight, not in a slot; may do I/O. Finished splits need nothing.
+
+        Raises:
+            OSError, StoreError, OutageError: what holds them does not answer.
+        """
         return None
 
     def describe(self) -> str:

@@ -300,10 +300,10 @@ class FileSet:
         refuse_changed()
 
     def why_unreadable(self, file: FoundFile) -> str:
-        """Why the file is not there as it was listed; "": it is."""
+        """Why the file is not there as it was listed; "": it is. Raises OSError when its system does not answer."""
         try:
             refusal = _refused(self._at(file)[0], file)
-        except (OSError, PipelineError) as error:
+        except PipelineError as error:
             return str(error)
         return "" if refusal is None else f"{refusal.what}: {refusal.cause}"
 

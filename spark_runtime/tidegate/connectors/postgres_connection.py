@@ -104,6 +104,14 @@ class Database:
         return text
 
 
+def is_unreachable(error: Exception) -> bool:
+    """Nothing answered, or the connection was lost. Not where a server that was reached refuses: its word names the
+    severity, or has a code of another class."""
+    if not isinstance(error, load_psycopg().OperationalError):
+        return False
+    return error.sqlstate.startswith("08") if error.sqlstate else "FATAL" not in str(error)
+
+
 class Connections:
     """One writer's connections; for all of its threads. Safe to close at any time, more than once."""
 

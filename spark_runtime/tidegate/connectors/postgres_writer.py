@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tidegate.connectors.contract import Committable, SinkContext, SinkWriter
 from tidegate.connectors.postgres_columns import copy_text
-from tidegate.connectors.postgres_connection import Connections, Database, load_psycopg
+from tidegate.connectors.postgres_connection import Connections, Database, is_unreachable, load_psycopg
 from tidegate.connectors.postgres_staging import ROW_COLUMN, TRANSACTION_COLUMN, Registration, StagedRows, Staging
 from tidegate.connectors.postgres_target import Target, columns_of
 from tidegate.connectors.quarantine import Quarantine
@@ -319,6 +319,14 @@ class PostgresWriter(SinkWriter):
         try:
             return self._connections.run(work)
         except psycopg.Error as e:
+            if is_unreachable(e):
+                raise OutageError(
+                    "The database cannot be reached",
+                    where=self._where(what),
+                    cause=self._database.said(e),
+                    remedy="Check the server and the network; the job tries again by itself, as its restart strategy "
+                    "says",
+                ) from None
             # Without its cause: the server's detail quotes rows, which do not belong in logs.
             raise TidegateError(
                 f"Rows could not be {done}" if done != "begun" else "The database does not take this writer",

@@ -26,7 +26,7 @@ class TidegateError(Exception):
         if cause:
             text += f": {cause}"
         if remedy:
-            text += f". {remedy}"
+            text += f"{' ' if text.endswith(('.', '?', '!')) else '. '}{remedy}"
         super().__init__(text)
 
 

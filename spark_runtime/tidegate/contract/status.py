@@ -74,7 +74,7 @@ class SourceView:
     Attributes:
         uid: of the source.
         boundedness: "bounded", "unbounded", or "unknown" while no hint tells.
-        records: read so far, all subtasks, since the run began.
+        records: read so far, all subtasks, since the run began; None: not counted (batch mode), or no hint tells.
         end_of_data: all of it has been read, and every subtask has passed its end on.
         played_all: a replay has played everything once, though the source stays open.
         watermark_us: event time, microseconds since the epoch; None: none yet.
@@ -83,7 +83,7 @@ class SourceView:
 
     uid: str
     boundedness: str = "unknown"
-    records: int = 0
+    records: int | None = None
     end_of_data: bool = False
     played_all: bool = False
     watermark_us: int | None = None
@@ -367,7 +367,7 @@ def _sources(ended: Collection[str], told: Mapping[str, Any]) -> tuple[SourceVie
             SourceView(
                 uid=uid,
                 boundedness=str(data.get("boundedness", "unknown")),
-                records=_int(data.get("records"), 0),
+                records=_int(data["records"], 0) if "records" in data else None,
                 end_of_data=uid in ended or bool(data.get("end_of_data")),
                 played_all=bool(data.get("played_all")),
                 watermark_us=_optional_int(data.get("watermark_us")),

@@ -28,6 +28,12 @@ def waiting_words(view: JobView) -> str:
     return f"{slots_there(view)} of {view.slots_needed} slots"
 
 
+def records_read(view: JobView) -> int | None:
+    """How much all sources have read in this run; None: nobody counts."""
+    counted = [source.records for source in view.sources if source.records is not None]
+    return sum(counted) if counted or not view.sources else None
+
+
 def records_words(records: int) -> str:
     """How much a source has read."""
     return f"{records:,} records {OF_THIS_RUN}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from tidegate.connectors.contract import Sink, SinkContext, Source, Split
 from tidegate.connectors.quarantine import Quarantine
-from tidegate.connectors.splits import split_documents, split_to_json
+from tidegate.connectors.splits import split_to_json
 from tidegate.contract.errors import SnapshotError, StoreError, UnclearAnswerError
 from tidegate.contract.layout import JobLayout
 from tidegate.contract.log import DecisionLog, Reign
@@ -44,6 +44,7 @@ from tidegate.coordinator.recovery import (
 from tidegate.coordinator.restore import Restore, check_restore
 from tidegate.coordinator.rewinding import held_by_sinks, take_back
 from tidegate.coordinator.shared_files import SharedFiles
+from tidegate.coordinator.source_positions import check_positions, positions_of
 from tidegate.coordinator.topology import ChainShape, FiresAtEnd, Topology
 from tidegate.coordinator.unfinished_savepoints import delete_unfinished, existing, unfinished_savepoints
 from tidegate.operators.contract import GivesResultsAtEnd
@@ -165,7 +166,7 @@ class Job:
         if verdicts.withheld:
             restore = replace(restore, withheld=verdicts.withheld, quarantine=self.layout.quarantine)
         if restore.rescales:
-            restore = replace(restore, moved_splits=self._splits_of_readers(restore, store, folder))
+            restore = replace(restore, moved_splits=self._positions(restore, store, folder))
         return point, restore
 
     def check_fresh_start(self, decisions: Sequence[Decision]) -> None:
@@ -180,8 +181,11 @@ class Job:
         wanted = self.spec.restore
         if wanted is None or wanted.kind == "latest" or wanted.claim_mode == "claim":
             return True
+        return point.checkpoint_id in self._own_checkpoints()
+
+    def _own_checkpoints(self) -> set[int]:
         own = (e for e in submissions_of(self.reign.decisions) if e.spec == self.spec.number and e.kind == "complete")
-        return point.checkpoint_id in {e.data["checkpoint_id"] for e in own}
+        return {e.data["checkpoint_id"] for e in own}
 
     @property
     def two_phase_sinks(self) -> dict[str, Sink]:
@@ -239,23 +243,17 @@ class Job:
             for uid, sink in self.two_phase_sinks.items()
         }
 
-    def _splits_of_readers(self, restore: Restore, store: Store, folder: str) -> Splits:
-        """All splits with their positions, in the order of discovery. Readers that had ended gave none: their splits
-        have been read."""
-        factory = StreamFactory(store, folder)
+    def check_sources(self, point: RestorePoint, restore: Restore) -> None:
+        """Whether sources can go on from what a new submission restores; its own checkpoints are for the run to judge.
+        Blocks. Raises SnapshotError when one cannot, StoreError when the snapshot cannot be read."""
+        if point.checkpoint_id in self._own_checkpoints():
+            return
+        place = open_location(self.store, self.spec, point.location)
+        check_positions(self.graph, restore, restore.moved_splits or self._positions(restore, *place))
+
+    def _positions(self, restore: Restore, store: Store, folder: str) -> Splits:
         sources = {node.uid for node in self.graph.nodes if node.source is not None}
-        out: Splits = {}
-        for operator in restore.operators:
-            if operator.uid not in sources or operator.uid not in restore.metadata.splits:
-                continue
-            order = {s["split_id"]: place for place, s in enumerate(restore.metadata.splits[operator.uid])}
-            found: list[dict[str, Any]] = []
-            for state in operator.subtasks:
-                if state.handle is not None:
-                    where = f"snapshot {restore.location}, source {operator.uid!r}, subtask {state.index}"
-                    found += split_documents(factory.parts(state.handle, where=where))
-            out[operator.uid] = sorted(found, key=lambda s: order.get(s["split_id"], len(order)))
-        return out
+        return positions_of(restore, StreamFactory(store, folder), sources)
 
     def splits(self, restore: Restore | None) -> Splits:
         """All splits of all sources: the enumerators' state (S4.3). Discovered, but for sources that the snapshot

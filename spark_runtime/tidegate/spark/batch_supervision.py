@@ -121,8 +121,6 @@ class BatchSupervision(Supervision):
         """In the status hint: the sources, and what operators have counted."""
         counters = summed(one.counters for one in told)
         sources: Mapping[str, Any] = {
-            node.uid: {"boundedness": "bounded", "records": 0}
-            for node in self._plan.graph.nodes
-            if node.source is not None
+            node.uid: {"boundedness": "bounded"} for node in self._plan.graph.nodes if node.source is not None
         }
         self._job.hint.update(sources=sources, counters=counters)

@@ -117,6 +117,8 @@ class Supervision:
         try:
             found = self._job.find_restore()
             self._splits = self._job.splits(found[1] if found else None)
+            if found is not None:
+                self._job.check_sources(*found)
         except UnclearAnswerError:
             raise
         except StoreError as error:

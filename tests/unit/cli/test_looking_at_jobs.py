@@ -109,6 +109,22 @@ def test_status_says_that_checkpoints_wait_for_deletions(tidegate: Caller, drive
     assert "no new checkpoint starts" not in tidegate("status", "flights").out
 
 
+def test_status_does_not_claim_counts_that_nobody_made(tidegate: Caller) -> None:
+    """A job in batch mode counts no records of sources; an operator that counted nothing has no line."""
+    driver = tidegate.submitted("bounded", options={"execution_mode": "batch"})
+    driver.status("RUNNING")
+    told = {"sources": {"in": {"boundedness": "bounded"}}, "counters": {"c": {}}}
+    tidegate.script = lambda driver: driver.beat(**told)
+    tidegate.script(driver)
+    driver.reign.append("end_of_data", {"source": "in"})
+    answer = tidegate("status", "bounded")
+    assert answer.out.splitlines()[1:] == [
+        "  submission 1, generation 1, restarts 0",
+        "  source in: bounded, ended",
+    ]
+    assert tidegate("status", "bounded", "--json").document["sources"][0]["records"] is None
+
+
 def test_status_shows_what_operators_dropped(tidegate: Caller, driver: Driver) -> None:
     """S4.4, S7.6: no record disappears in silence."""
     counters = {"windows": {"processing_time_dropped": 1200, "late_dropped": 3}, "flights": {"bad_records": 40}}

@@ -14,12 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 from cli_caller import Answer, Caller
 
+from tidegate.connectors.files import Files
 from tidegate.contract.client import JobClient
-from tidegate.contract.errors import SnapshotError
+from tidegate.contract.errors import SnapshotError, StoreError
 from tidegate.contract.pinned_graph import PinnedGraph
 from tidegate.contract.preflight import check_restore, graph_from
 from tidegate.contract.records import RestoreFrom, decode
 from tidegate.coordinator import events as ev
+from tidegate.coordinator.job import Job
+from tidegate.coordinator.source_positions import check_positions
 from tidegate.testing.collect import forget_collected
 from tidegate.testing.in_process import InProcessJob
 
@@ -68,6 +71,12 @@ class Case:
     def check(self, pipeline: str, *flags: str) -> Answer:
         words = ("snapshot", "check", f"{self.job.root}/{self.path}", pipeline)
         return self.tidegate(*words, "--args-json", json.dumps(self.arguments), "--json", *flags, root=False)
+
+    def submitted(self) -> tuple[Job, Any]:
+        """A driver's job that restores it, before its first run, and what it found for that."""
+        run = self.job.submit(RestoreFrom("savepoint", path=self.path))
+        run.crash()
+        return run._job, run._job.find_restore()
 
     def restored(self, pipeline: str, **options: Any) -> None:
         """Restore it, in this process, with the code that was checked; raises what a job would fail with."""
@@ -182,6 +191,49 @@ def test_a_file_that_is_not_there_as_it_was_is_named(case: Case, change: str) ->
     assert answer.code == 10 and told(answer) == [("source", "rows")], answer.out
     cause = answer.document["findings"][0]["cause"]
     assert "2.parquet" in cause and ("gone" if change == "gone" else "changed") in cause
+    job, found = case.submitted()
+    with pytest.raises(SnapshotError) as error:
+        job.check_sources(*found)
+    assert (error.value.what, error.value.cause) == (answer.document["findings"][0]["what"], cause)
+
+
+def test_files_that_were_read_to_their_end_may_be_gone(case: Case) -> None:
+    """S4.3: nothing is read of them any more."""
+    (Path(case.arguments["files"]) / "0.parquet").unlink()
+    job, (_, restore) = case.submitted()
+    splits = restore.metadata.splits
+    read = {"rows": [{**s, "finished": "0.parquet" in s["split_id"]} for s in splits["rows"]]}
+    check_positions(job.graph, restore, read)
+    with pytest.raises(SnapshotError) as error:
+        check_positions(job.graph, restore, splits)
+    assert "0.parquet" in error.value.cause
+
+
+@pytest.mark.parametrize("error", [TimeoutError("slow"), StoreError("no answer"), RuntimeError("a client's own")])
+def test_an_outage_is_no_refusal_of_the_restore(
+    case: Case, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    """S9.1: the run finds out, and tries again."""
+    job, found = case.submitted()
+
+    def away(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Files, "unavailable", away)
+    job.check_sources(*found)
+    assert "'rows' could not be asked" in capsys.readouterr().out
+
+
+def test_the_check_is_for_new_submissions(case: Case) -> None:
+    """S5.5: after a checkpoint of its own a submission's sources are for its runs to judge."""
+    run = case.job.submit(RestoreFrom("savepoint", path=case.path))
+    run.pump(5)
+    assert run.ask(ev.Request("checkpoint", request_id="own")) is not None
+    run.crash()
+    (Path(case.arguments["files"]) / "2.parquet").unlink()
+    found = run._job.find_restore()
+    assert found is not None and found[0].location != case.path
+    run._job.check_sources(*found)
 
 
 def test_the_graph_can_be_written_for_a_preflight_without_the_runtime(case: Case, tmp_path: Path) -> None:

@@ -30,4 +30,5 @@ def test_an_outage_of_the_file_system_is_not_taken_for_a_fault_of_the_file(
         read_all(source, splits)
     assert failure_code(caught.value) == ""
     if call == "info":
-        assert "a.csv" in dict(source.unavailable(splits) or ())[splits[0].split_id]
+        with pytest.raises(OSError, match=r"a\.csv"):
+            source.unavailable(splits)

@@ -13,8 +13,10 @@ import pytest
 
 from tidegate import Postgres
 from tidegate.connectors import waiting_rows
+from tidegate.connectors.postgres_connection import is_unreachable
 from tidegate.connectors.waiting_rows import WaitingRows
-from tidegate.contract.errors import EnvironmentProblemError, OptionError, PipelineError
+from tidegate.contract.errors import EnvironmentProblemError, OptionError, OutageError, PipelineError
+from tidegate.subtask.failure_codes import failure_code
 from tidegate.testing.one_sink_job import Reign, numbers
 
 HIDDEN = "hidden-word"
@@ -62,6 +64,25 @@ def test_an_unreachable_server_and_a_missing_secret_are_named(tmp_path: Path, mo
     assert HIDDEN not in "".join(traceback.format_exception(caught.value))
     with pytest.raises(OptionError, match="NOT_THERE"):
         Postgres(f"host={tmp_path}", "daily", password="secret:env/NOT_THERE").check(Reign.schema)
+
+
+def test_a_server_that_goes_away_is_an_outage_and_no_fault_of_the_database(tmp_path: Path) -> None:
+    """S9.1: the job tries again; nobody has to mend anything in the database."""
+    writer = Postgres(f"host={tmp_path} dbname=sales", "daily").create_writer(Reign().context())
+    writer.write(numbers(0, 1))
+    with pytest.raises(OutageError, match="The database cannot be reached") as caught:
+        writer.prepare_commit(1)()
+    assert "tries again by itself" in str(caught.value) and "?. " not in str(caught.value)
+    assert failure_code(caught.value) == "outage"
+
+
+def test_only_a_lost_or_missing_connection_is_unreachable() -> None:
+    from psycopg import OperationalError, errors
+
+    assert is_unreachable(OperationalError("server closed the connection unexpectedly"))
+    assert is_unreachable(errors.ConnectionFailure("lost"))
+    assert not is_unreachable(OperationalError('FATAL:  password authentication failed for user "etl"'))
+    assert not is_unreachable(errors.DiskFull("no space left"))
 
 
 def test_without_psycopg_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,7 @@ class FakeJob:
         self.graph = JobGraph(())
         self.restores: list[Any] = []
         self.found_splits: list[Any] = []
+        self.source_checks: list[Exception] = []
         self.garbage_retired = 0
 
     def retire_garbage(self) -> None:
@@ -79,6 +80,10 @@ class FakeJob:
         if isinstance(found, Exception):
             raise found
         return found
+
+    def check_sources(self, _point: Any, _restore: Any) -> None:
+        if self.source_checks:
+            raise self.source_checks.pop(0)
 
     def spared(self) -> frozenset[str]:
         return frozenset({f"{LAYOUT.checkpoints}/chk-2-g1"})
@@ -479,6 +484,16 @@ def test_what_no_restart_mends_is_told_before_anybody_waits_for_slots() -> None:
     job.restores = [SnapshotError("does not fit")]
     with pytest.raises(SnapshotError):
         Loop(job, slots=lambda: pytest.fail("it waited for slots")).run()
+
+
+def test_sources_that_cannot_go_on_are_told_before_anybody_waits_for_slots() -> None:
+    """S5.5: before a run of the submission is made."""
+    job = FakeJob()
+    job.restores = [("point", "restore")]
+    job.source_checks = [SnapshotError("source 'in' cannot go on")]
+    with pytest.raises(SnapshotError, match="cannot go on"):
+        Loop(job, slots=lambda: pytest.fail("it waited for slots")).run()
+    assert not job.garbage_retired
 
 
 def test_a_submission_that_is_refused_deletes_nothing_that_it_would_have_left_behind() -> None:

@@ -120,7 +120,7 @@ function fact(label, value, detail = null) {
 function drawFacts(job) {
   const last = job.last;
   return [
-    fact("Throughput", job.is_terminal ? "–" : (rate(job.rate) ?? "measuring"), `${count(job.records)} records read in this run`),
+    fact("Throughput", job.is_terminal ? "–" : (rate(job.rate) ?? (job.records === null ? "–" : "measuring")), job.records === null ? null : `${count(job.records)} records read in this run`),
     fact("Watermark", eventMinute(job.watermark), job.watermark ? (job.is_terminal ? "UTC" : `UTC, ${duration(job.lag)} behind now`) : "none yet"),
     fact("Last snapshot", last ? milliseconds(last.duration_ms) : null, last ? [`${last.kind} ${last.id}, ${size(last.bytes) ?? "size unknown"}, `, since(last.completed_at)] : "none yet"),
     fact("Snapshots", count(job.statistics.completed), [plural(job.statistics.savepoints, "savepoint"), Object.values(job.statistics.aborted).length ? `, ${Object.values(job.statistics.aborted).reduce((a, b) => a + b, 0)} aborted` : ""].join("")),
