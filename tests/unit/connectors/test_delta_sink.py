@@ -227,6 +227,35 @@ def test_a_run_that_was_overtaken_by_two_transactions_repeats_neither(
     assert rows_of(tmp_path) == [0, 1]
 
 
+def test_a_transaction_that_a_rival_appends_after_the_look_is_not_appended_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S7.4: looked for and appended with one reading of the log, so that delta-rs sees the rival's entry as a conflict.
+    The rival died before it could mark the transaction."""
+    reign = Reign()
+    slow = writer_of(tmp_path, reign)
+    handles = staged(slow, 1, 0, 1)
+    quick = writer_of(tmp_path, reign)
+    look = DeltaLog.find_or_create
+    rivals = iter([handles])
+
+    def overtaken(log: DeltaLog) -> Any:
+        table = look(log)
+        for rival in rivals:
+            with pytest.raises(KeyboardInterrupt):
+                quick.commit(rival)
+        return table
+
+    def dies(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(DeltaLog, "find_or_create", overtaken)
+    monkeypatch.setattr(quick, "_mark", dies)
+    slow.commit(handles)
+    assert appended(tmp_path) == [(APPLICATION, 1)]
+    assert rows_of(tmp_path) == [0]
+
+
 def test_two_runs_that_commit_the_same_transactions_at_once_publish_each_once(tmp_path: Path) -> None:
     """S7.4, S9.2: a zombie and its successor, both with the permit, and a subtask that shares the table."""
     reign = Reign()

@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql.streaming import StatefulProcessor
 
 import tidegate as td
+from tidegate.connectors.found_schema import FOUND_SCHEMA, FoundSchema, found_schemas
 from tidegate.contract.restore_check import SnapshotFacts, Target, judge_restore
 from tidegate.plan.text import GRAPH_DOCUMENT_VERSION, graph_document
 
@@ -24,6 +25,9 @@ class Orders(td.DataGen):
     """A source class of a user's own, which had another name."""
 
     former_names = ("Purchases",)
+
+    def found_schema(self) -> FoundSchema:
+        return FoundSchema(ORDERS, "orders.jsonl")
 
 
 class Count(StatefulProcessor):
@@ -52,9 +56,19 @@ def golden(version: int) -> dict[str, Any]:
     return found
 
 
+def schemas_of(graph: dict[str, Any]) -> dict[str, FoundSchema]:
+    """Removed from the document: Arrow promises that it reads the bytes, not that it always writes the same."""
+    found = {uid: FoundSchema.from_json(one, where=uid) for uid, one in found_schemas(graph).items()}
+    for operator in graph["operators"]:
+        del operator[FOUND_SCHEMA]
+    return found
+
+
 def test_the_document_is_what_the_golden_file_of_its_version_says() -> None:
     """A changed document needs a new version, and a golden file of that."""
-    assert document() == golden(GRAPH_DOCUMENT_VERSION)
+    written, expected = document(), golden(GRAPH_DOCUMENT_VERSION)
+    assert schemas_of(written) == schemas_of(expected) == {"orders": FoundSchema(ORDERS, "orders.jsonl")}
+    assert written == expected
 
 
 @pytest.mark.parametrize("version", range(OLDEST, GRAPH_DOCUMENT_VERSION + 1))
