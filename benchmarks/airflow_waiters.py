@@ -33,11 +33,11 @@ sys.path[:0] = SOURCES
 
 from results import RESULTS, machine, write_section  # noqa: E402
 
-from tidegate.contract.client import JobClient  # noqa: E402
-from tidegate.contract.clock import now_iso, parse_iso, utc_now  # noqa: E402
-from tidegate.contract.local_store import LocalStore  # noqa: E402
-from tidegate.contract.log import DecisionLog, Reign  # noqa: E402
-from tidegate.contract.records import StatusHint, encode  # noqa: E402
+from tidegate.jobs.client.job_client import JobClient  # noqa: E402
+from tidegate.clock import now_iso, parse_iso, utc_now  # noqa: E402
+from tidegate.jobs.stores.local_disk import LocalStore  # noqa: E402
+from tidegate.jobs.decision_log import DecisionLog, Reign  # noqa: E402
+from tidegate.jobs.records import StatusHint, encode  # noqa: E402
 
 HEADING = "## Waiting in the triggerer"
 JOBS = 50
@@ -161,8 +161,8 @@ def counted(requests: Counter[str]) -> Iterator[None]:
 
 async def wait_on(root: str, seconds: float) -> Measured:
     """Hold four triggers on each job, as a triggerer does."""
-    from airflow_tidegate.triggers.waits import TRIGGERS
-    from airflow_tidegate.waits import CheckpointWait, CommandWait, EndOfDataWait, StatusWait, Wait
+    from airflow_tidegate.triggers.job_triggers import TRIGGERS
+    from airflow_tidegate.waits.job_waits import CheckpointWait, CommandWait, EndOfDataWait, StatusWait, Wait
 
     measured = Measured()
 
@@ -242,8 +242,8 @@ def run(folder: Path, seconds: float) -> Measured:
 
 def report(measured: Measured) -> list[str]:
     """The section's lines."""
-    from airflow_tidegate.looks import LIVENESS_REQUESTS, REQUESTS_PER_LOOK
-    from airflow_tidegate.shared_reads import LONGEST_PAUSE_S, SHORTEST_PAUSE_S
+    from airflow_tidegate.waits.job_reader import LIVENESS_REQUESTS, REQUESTS_PER_LOOK
+    from airflow_tidegate.waits.shared_reader import LONGEST_PAUSE_S, SHORTEST_PAUSE_S
 
     minutes = measured.seconds / 60
     total = sum(measured.requests.values())

@@ -24,10 +24,10 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "spark_runtime")]
 
 from results import RESULTS, machine, write_section  # noqa: E402
 
-from tidegate.contract.layout import JobLayout  # noqa: E402
-from tidegate.contract.log import DecisionLog  # noqa: E402
-from tidegate.contract.memory_store import MemoryStore  # noqa: E402
-from tidegate.contract.records import Spec  # noqa: E402
+from tidegate.jobs.layout import JobLayout  # noqa: E402
+from tidegate.jobs.decision_log import DecisionLog  # noqa: E402
+from tidegate.jobs.stores.in_memory import MemoryStore  # noqa: E402
+from tidegate.jobs.records import Spec  # noqa: E402
 from tidegate.coordinator import events as ev  # noqa: E402
 from tidegate.coordinator.coordinator import Coordinator  # noqa: E402
 from tidegate.coordinator.coordinator_options import CoordinatorOptions  # noqa: E402

@@ -31,10 +31,10 @@ import pyarrow.dataset as ds  # noqa: E402
 from pipelines.large_state import BATCH_ROWS, RESULT, VALUE_BYTES  # noqa: E402
 from results import RESULTS, machine, write_section  # noqa: E402
 
-from tidegate.contract.client import JobClient  # noqa: E402
-from tidegate.contract.launching import find_local, launch_local  # noqa: E402
-from tidegate.contract.records import Spec  # noqa: E402
-from tidegate.contract.units import parse_size  # noqa: E402
+from tidegate.jobs.client.job_client import JobClient  # noqa: E402
+from tidegate.jobs.launches import find_local, launch_local  # noqa: E402
+from tidegate.jobs.records import Spec  # noqa: E402
+from tidegate.units import parse_size  # noqa: E402
 
 HEADING = "## State larger than memory"
 PIPELINE = str(HERE / "pipelines" / "large_state.py") + ":build"

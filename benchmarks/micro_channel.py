@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.channel.elements import EndOfPartition
-from tidegate.channel.tcp import DataTransport
+from tidegate.channel.tcp.data_transport import DataTransport
 
 ROWS = 65_536
 CAPACITY_BYTES = 4 * 2**20

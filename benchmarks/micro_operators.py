@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.operators.contract import OperatorContext
+from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.specs import Agg, WindowAggSpec
 from tidegate.snapshot.streams import decode_parts, encode_parts
-from tidegate.state.kernels import compile_all
-from tidegate.state.keyhash import partition_hash
+from tidegate.spark.kernel_preload import compile_all
+from tidegate.state.keys.key_hash import partition_hash
 
 BATCH_ROWS = 64 * 1024
 BATCHES = 160

@@ -30,12 +30,12 @@ import numpy.typing as npt  # noqa: E402
 import pyarrow as pa  # noqa: E402
 from results import RESULTS, machine, write_section  # noqa: E402
 
-from tidegate.contract.local_store import LocalStore  # noqa: E402
-from tidegate.contract.options import SnapshotCompression  # noqa: E402
+from tidegate.jobs.stores.local_disk import LocalStore  # noqa: E402
+from tidegate.jobs.options import SnapshotCompression  # noqa: E402
 from tidegate.snapshot.handles import StreamFactory  # noqa: E402
-from tidegate.state.backends import BACKENDS, new_backend  # noqa: E402
-from tidegate.state.contract import BackendContext, KeyedStateBackend, StateDescriptor, ValueState  # noqa: E402
-from tidegate.subtask.snapshot_writer import SnapshotPlace, SnapshotWriter, Written  # noqa: E402
+from tidegate.state.backend_registry import BACKENDS, new_backend  # noqa: E402
+from tidegate.state.keyed_state import BackendContext, KeyedStateBackend, StateDescriptor, ValueState  # noqa: E402
+from tidegate.subtask.snapshots.snapshot_writer import SnapshotPlace, SnapshotWriter, Written  # noqa: E402
 
 KEYS = (100_000, 1_000_000, 4_000_000)
 HEADING = "## State"

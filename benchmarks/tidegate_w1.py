@@ -21,10 +21,10 @@ from cpu_timeline import CpuTimeline
 from pipelines import w1 as pipeline
 from w1_workload import MOST_ROWS, expected
 
-from tidegate.contract.client import JobClient
-from tidegate.contract.errors import JobFailedError
-from tidegate.contract.launching import find_local, launch_local
-from tidegate.contract.records import Spec
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import JobFailedError
+from tidegate.jobs.launches import find_local, launch_local
+from tidegate.jobs.records import Spec
 
 PIPELINE = str(Path(__file__).parent / "pipelines" / "w1.py") + ":build"
 FIRST_ROWS = 100_000_000

@@ -16,7 +16,7 @@ from typing import Any
 
 from airflow.sdk import DAG, Param, task
 
-from airflow_tidegate.airflow_versions import AirflowFailException
+from airflow_tidegate.version_compat import AirflowFailException
 from airflow_tidegate.hooks.tidegate import TidegateHook
 from airflow_tidegate.operators.fork import TidegateForkJobOperator
 

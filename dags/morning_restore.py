@@ -21,7 +21,7 @@ from airflow_tidegate.hooks.tidegate import TidegateHook
 from airflow_tidegate.operators.restore import TidegateRestoreJobOperator
 from airflow_tidegate.operators.snapshots import TidegateTriggerCheckpointOperator
 from airflow_tidegate.operators.start import TidegateStartJobOperator
-from tidegate.contract.errors import JobNotFoundError
+from tidegate.errors import JobNotFoundError
 
 HOME = os.environ.get("FLIGHT_DELAYS_HOME") or str(
     Path(os.environ.get("AIRFLOW_HOME", Path.home() / "airflow")) / "flight_delays"

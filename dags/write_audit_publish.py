@@ -19,14 +19,14 @@ from typing import Any
 
 from airflow.sdk import DAG, Param, TriggerRule, task
 
-from airflow_tidegate.airflow_versions import AirflowSkipException
+from airflow_tidegate.version_compat import AirflowSkipException
 from airflow_tidegate.hooks.tidegate import TidegateHook
 from airflow_tidegate.operators.snapshots import TidegateTriggerCheckpointOperator
 from airflow_tidegate.operators.start import TidegateStartJobOperator
 from airflow_tidegate.operators.stop import TidegateStopJobOperator
 from airflow_tidegate.operators.verdicts import TidegateCommitCheckpointOperator, TidegateRejectCheckpointOperator
 from airflow_tidegate.sensors.end_of_data import TidegateEndOfDataSensor
-from airflow_tidegate.sensors.staged import TidegateStagedCheckpointSensor
+from airflow_tidegate.sensors.staged_checkpoint import TidegateStagedCheckpointSensor
 
 HOME = os.environ.get("FLIGHT_DELAYS_HOME") or str(
     Path(os.environ.get("AIRFLOW_HOME", Path.home() / "airflow")) / "flight_delays"

@@ -11,24 +11,24 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate import DataGen, Pipeline
-from tidegate.connectors.splits import assign
-from tidegate.contract.layout import JobLayout
-from tidegate.contract.log import DecisionLog
-from tidegate.contract.options import JobOptions
-from tidegate.contract.records import Decision, RestoreFrom, Spec
-from tidegate.contract.status import derive_durable
-from tidegate.contract.store import open_store
+from tidegate.connectors.split_documents import assign
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.decision_log import DecisionLog
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import Decision, RestoreFrom, Spec
+from tidegate.jobs.status import derive_durable
+from tidegate.jobs.stores.store import open_store
 from tidegate.coordinator.batch_commit import BatchCommit, Told
-from tidegate.coordinator.job import Job
-from tidegate.plan.batch import plan_batch
-from tidegate.plan.execution import plan
+from tidegate.coordinator.driver_job import Job
+from tidegate.plan.batch_plan import plan_batch
+from tidegate.plan.execution_plan import plan
 from tidegate.snapshot.handles import StateHandle, StreamFactory
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.streams import encode_parts
-from tidegate.spark.batch_compiler import compile_batch
-from tidegate.spark.batch_task import BatchJob
+from tidegate.spark.batch.stage_compiler import compile_batch
+from tidegate.spark.batch.stage_task import BatchJob
 from tidegate.testing.batch import LocalFrames, told_of
-from tidegate.testing.collect import CollectSink, collected
+from tidegate.testing.collect_sink import CollectSink, collected
 
 AT = "2026-01-01T00:00:00+00:00"
 SCHEMA = pa.schema([("v", pa.int64())])

@@ -18,10 +18,10 @@ LONGEST_MODULE = 450
 EMPTY_NAMES = {"manager", "handler", "helper", "helpers", "utils", "util", "common", "core", "misc", "engine", "impl"}
 CODE_RUNNING_FORMATS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 # Of the runtime, all the provider may import (design, section 3).
-PROVIDER_MAY_IMPORT = "tidegate.contract"
+PROVIDER_MAY_IMPORT = "tidegate.jobs"
 
 # Who may ask the clock that people set: times for people, the expiry of commands, the processing time of operators.
-WALL_CLOCK_READERS = {"contract/clock.py", "spark/driver.py", "subtask/deployment.py"}
+WALL_CLOCK_READERS = {"clock.py", "spark/driver.py", "subtask/deployment.py"}
 
 
 def modules() -> list[Path]:
@@ -92,7 +92,7 @@ def test_nothing_that_runs_code_when_read_is_imported() -> None:
 
 
 def test_the_runtime_measures_no_timeout_by_a_clock_that_can_be_set() -> None:
-    """S1.2, S1.4: `contract/clock.py` has one that cannot."""
+    """S1.2, S1.4: `clock.py` has one that cannot."""
     wrong = [
         f"{short(path)}:{node.lineno}"
         for path in PACKAGES[0].rglob("*.py")

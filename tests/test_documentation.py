@@ -23,9 +23,9 @@ import pytest
 
 import tidegate
 from tidegate import Pusher, PushSource
-from tidegate.connectors.contract import SourceContext, Split
+from tidegate.connectors.interface import SourceContext, Split
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.testing.in_process import InProcessJob
+from tidegate.testing.in_process_job import InProcessJob
 
 REPOSITORY = Path(__file__).parents[1]
 DOCUMENTS = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")])

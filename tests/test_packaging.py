@@ -159,11 +159,11 @@ def test_the_contract_package_imports_with_fsspec_and_the_standard_library_alone
                     raise ModuleNotFoundError(f"{name} is not installed here", name=name)
 
         sys.meta_path.insert(0, Absent())
-        import tidegate.contract
-        for module in pkgutil.walk_packages(tidegate.contract.__path__, "tidegate.contract."):
-            if module.name != "tidegate.contract.s3_store":
+        import tidegate.jobs
+        for module in pkgutil.walk_packages(tidegate.jobs.__path__, "tidegate.jobs."):
+            if module.name != "tidegate.jobs.stores.s3":
                 importlib.import_module(module.name)
-        from tidegate.contract.store import open_store
+        from tidegate.jobs.stores.store import open_store
         open_store("memory://packaging").create("a", b"1")
         print(*sorted(sys.modules))
         """
@@ -171,5 +171,5 @@ def test_the_contract_package_imports_with_fsspec_and_the_standard_library_alone
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     loaded = run.stdout.split()
-    assert "tidegate.contract.errors" in loaded
-    assert "tidegate.contract.s3_store" not in loaded
+    assert "tidegate.errors" in loaded
+    assert "tidegate.jobs.stores.s3" not in loaded

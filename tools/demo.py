@@ -21,10 +21,10 @@ from airflow_home import REPOSITORY, AirflowFailed, AirflowHome, Standalone
 from dag_run import DagRun
 from flight_data import write
 
-from tidegate.contract.client import JobClient
-from tidegate.contract.errors import TidegateError
-from tidegate.contract.launching import find_local
-from tidegate.contract.status import JobView
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import TidegateError
+from tidegate.jobs.launches import find_local
+from tidegate.jobs.status import JobView
 
 DAG_ID = "flight_delays"
 RUN_ID = "demo"

@@ -116,7 +116,7 @@ MUTANTS = (
     Mutant(
         "unaligned: what is queued when the barrier overtakes it is not captured",
         "S3.7",
-        "tidegate.subtask.capture",
+        "tidegate.subtask.snapshots.in_flight_capture",
         "                    self._captures[checkpoint_id].add(channel, element)\n",
         "                    pass\n",
     ),
@@ -182,7 +182,7 @@ MUTANTS = (
     Mutant(
         "a stop waits for the final snapshot and finds the job ended",
         "S7.7",
-        "tidegate.coordinator.triggering",
+        "tidegate.coordinator.checkpointing.trigger",
         "if situation.ending and not (situation.only_final and request.kind in FORCED):",
         "if situation.ending:",
         tests=("unit/coordinator/test_ending.py",),
@@ -207,7 +207,7 @@ MUTANTS = (
     Mutant(
         "an aborted savepoint keeps its files",
         "S2.3",
-        "tidegate.coordinator.pending",
+        "tidegate.coordinator.checkpointing.pending_snapshots",
         "return [SendAbort(checkpoint_id, reason, code, counts), Retire(checkpoint_id, self.path)]",
         'own = self.request.kind in ("checkpoint", "final")\n'
         "        files = [Retire(checkpoint_id, self.path)] if own else []\n"
@@ -218,7 +218,7 @@ MUTANTS = (
     Mutant(
         "what others put into the folder of an aborted savepoint goes too",
         "S2.3",
-        "tidegate.coordinator.unfinished_savepoints",
+        "tidegate.coordinator.garbage.unfinished_savepoints",
         'if "/" not in inside and written in inside and inside.endswith(SUFFIXES):',
         "if True:",
         simulated=False,
@@ -227,7 +227,7 @@ MUTANTS = (
     Mutant(
         "checkpoints start however many retired ones are not deleted",
         "S2.3",
-        "tidegate.coordinator.triggering",
+        "tidegate.coordinator.checkpointing.trigger",
         'if request.kind == "checkpoint" and situation.deletes_too_slowly:',
         "if False:",
         tests=("unit/coordinator/test_triggering.py",),
@@ -235,7 +235,7 @@ MUTANTS = (
     Mutant(
         "what is being deleted does not count as overdue",
         "S2.3",
-        "tidegate.spark.retiring",
+        "tidegate.spark.driver_loop.checkpoint_deletion",
         "return sum(entry.counts for entry in self._in_hand) + sum(",
         "return 0 * len(self._in_hand) + sum(",
         tests=("unit/spark/test_retiring.py",),
@@ -291,7 +291,7 @@ MUTANTS = (
     Mutant(
         "an acknowledgement is sent before the state is durable",
         "S3.6",
-        "tidegate.subtask.snapshot_writer",
+        "tidegate.subtask.snapshots.snapshot_writer",
         """        handle = self._folder(place).store(
             self._name(uid, index, "state"), encode_parts(parts), tuple(sorted({part.kind for part in parts}))
         )
@@ -306,7 +306,7 @@ MUTANTS = (
     Mutant(
         "uploads of a checkpoint that has not completed are relied on",
         "S5.2",
-        "tidegate.subtask.shared_blobs",
+        "tidegate.subtask.snapshots.shared_blobs",
         "            self._pending.setdefault(checkpoint_id, {})[place] = [file for file in files if file.shared]",
         "            self._completed = {**self._completed, place: [file for file in files if file.shared]}",
         simulated=False,
@@ -315,7 +315,7 @@ MUTANTS = (
     Mutant(
         "a shared file goes while a checkpoint is on its way that may use it",
         "S2.3",
-        "tidegate.coordinator.shared_files",
+        "tidegate.coordinator.garbage.shared_files",
         "held.get(name, pending) & pending",
         "frozenset[int]()",
         simulated=False,
@@ -341,7 +341,7 @@ MUTANTS = (
     Mutant(
         "a Delta transaction is looked for in one reading of the log and appended to another",
         "S7.4",
-        "tidegate.connectors.delta_writer",
+        "tidegate.connectors.delta.delta_writer",
         "problem = self._append(table, made, handle)",
         "problem = self._append(self._log.find_or_create(), made, handle)",
         simulated=False,
@@ -350,7 +350,7 @@ MUTANTS = (
     Mutant(
         "a Delta transaction earlier than the last one counts as committed",
         "S7.4",
-        "tidegate.connectors.delta_writer",
+        "tidegate.connectors.delta.delta_writer",
         "if last == made.checkpoint_id:",
         "if last is not None and last >= made.checkpoint_id:",
         simulated=False,
@@ -359,7 +359,7 @@ MUTANTS = (
     Mutant(
         "a rewind of files removes those before their markers",
         "S9.3",
-        "tidegate.connectors.file_rewind",
+        "tidegate.connectors.files.sink.file_rewind",
         "        for marker in markers:\n            self._remove(marker)\n",
         "        for path in list(self._files()):\n            self._remove(path)\n"
         "        for marker in markers:\n            self._remove(marker)\n",
@@ -369,7 +369,7 @@ MUTANTS = (
     Mutant(
         "a rewind of files leaves zombies what they may publish",
         "S9.3",
-        "tidegate.connectors.file_sink",
+        "tidegate.connectors.files.sink.file_sink",
         "            writer.recover(checkpoint_id, pending)\n",
         "",
         simulated=False,
@@ -378,7 +378,7 @@ MUTANTS = (
     Mutant(
         "a rewind of files reaches what a newer driver has published",
         "S9.2",
-        "tidegate.connectors.file_rewind",
+        "tidegate.connectors.files.sink.file_rewind",
         "return made is not None and self._checkpoint_id < made[1] < self._before",
         "return made is not None and self._checkpoint_id < made[1]",
         simulated=False,
@@ -387,7 +387,7 @@ MUTANTS = (
     Mutant(
         "sinks take rows back although nobody has decided it",
         "S9.3",
-        "tidegate.coordinator.rewinding",
+        "tidegate.coordinator.recovery.sink_rewind",
         "    record()\n",
         "",
         tests=("unit/in_process/test_going_back.py",),
@@ -395,7 +395,7 @@ MUTANTS = (
     Mutant(
         "a rewind that was begun is left to those who wish it",
         "S9.3",
-        "tidegate.coordinator.going_back",
+        "tidegate.coordinator.recovery.rewind",
         "    takes_back = is_recorded or (mode",
         "    takes_back = (mode",
         simulated=False,
@@ -404,7 +404,7 @@ MUTANTS = (
     Mutant(
         "what was taken back is restored when it is named",
         "S9.3",
-        "tidegate.coordinator.going_back",
+        "tidegate.coordinator.recovery.rewind",
         "        if checkpoint_id in rewind.gone:\n",
         "        if False:\n",
         simulated=False,
@@ -431,7 +431,7 @@ MUTANTS = (
     Mutant(
         "complete with one acknowledgement missing",
         "S2.1",
-        "tidegate.coordinator.pending",
+        "tidegate.coordinator.checkpointing.pending_snapshots",
         "return len(self.acks) == len(self.plan.wait_for)",
         "return len(self.acks) == max(1, len(self.plan.wait_for) - 1)",
     ),
@@ -456,7 +456,7 @@ MUTANTS = (
     Mutant(
         "only sources are triggered, also when they have finished",
         "S1.3",
-        "tidegate.coordinator.checkpoint_plan",
+        "tidegate.coordinator.checkpointing.checkpoint_plan",
         "                if fed:\n",
         "                if not chain.upstream:\n",
         simulated=False,
@@ -489,7 +489,7 @@ MUTANTS = (
     Mutant(
         "the time of a stop is not looked at",
         "S7.7",
-        "tidegate.coordinator.supervision",
+        "tidegate.coordinator.supervision.supervisor",
         "            return [Deliver(given_up)] if watch.held is None else []",
         "            return []",
         simulated=False,
@@ -506,7 +506,7 @@ MUTANTS = (
     Mutant(
         "a stop that was given up leaves the run as it is, though data has ended",
         "S7.7",
-        "tidegate.coordinator.giving_up",
+        "tidegate.coordinator.stop.stop_timeout",
         "        ev.FailRun(reason, stop_given_up=True),\n",
         "",
         tests=("unit/coordinator/test_stop_timeout.py",),
@@ -514,7 +514,7 @@ MUTANTS = (
     Mutant(
         "that the job goes on after a stop is told before it runs again",
         "S7.7",
-        "tidegate.coordinator.supervision",
+        "tidegate.coordinator.supervision.supervisor",
         "        if run_over and answer.code == SAVEPOINT_FAILED:\n",
         "        if False:\n",
         simulated=False,
@@ -523,7 +523,7 @@ MUTANTS = (
     Mutant(
         "a stop that was withdrawn cancels the job when its time is up",
         "S9.4",
-        "tidegate.coordinator.supervision",
+        "tidegate.coordinator.supervision.supervisor",
         "        if judged.wanted:\n",
         "        if True:\n",
         simulated=False,
@@ -541,14 +541,14 @@ MUTANTS = (
     Mutant(
         "checkpoint ids go on from the last completed one",
         "S1.4",
-        "tidegate.contract.checkpoints",
+        "tidegate.jobs.history.checkpoints",
         'return 1 + max((d.data["checkpoint_id"] for d in decisions if d.kind == "claim"), default=0)',
         'return 1 + max((d.data["checkpoint_id"] for d in decisions if d.kind == "complete"), default=0)',
     ),
     Mutant(
         "retention deletes the newest instead of the oldest",
         "S2.3",
-        "tidegate.coordinator.retention",
+        "tidegate.coordinator.checkpointing.retention",
         "        keep |= {c.checkpoint_id for c in recovery[-retained:]}\n"
         "        keep |= {c.checkpoint_id for c in own[-1:]}\n",
         "        keep |= {c.checkpoint_id for c in recovery[:retained]}\n",
@@ -559,14 +559,14 @@ MUTANTS = (
     Mutant(
         "behind a commit gate completion permits the commit",
         "S7.8",
-        "tidegate.coordinator.commit_gate",
+        "tidegate.coordinator.commits.commit_gate",
         "        return [ev.NotifyDurable(checkpoint_id, last), *self._pressure()]\n",
         "        return [ev.SendPermit(checkpoint_id, 1), ev.NotifyDurable(checkpoint_id, last), *self._pressure()]\n",
     ),
     Mutant(
         "behind a commit gate a restore commits all that it holds",
         "S7.8",
-        "tidegate.coordinator.job",
+        "tidegate.coordinator.driver_job",
         "permitted = min(verdicts.approved, metadata.checkpoint_id)",
         "permitted = metadata.checkpoint_id",
         tests=("unit/in_process/test_commit_gate_jobs.py",),
@@ -574,7 +574,7 @@ MUTANTS = (
     Mutant(
         "a copy of a snapshot commits what waited in front of it",
         "S7.8",
-        "tidegate.coordinator.recovery",
+        "tidegate.coordinator.recovery.restore_point",
         "{*_waiting_in(taken, checkpoint_id), *verdicts.waiting}",
         "verdicts.waiting",
         simulated=False,
@@ -583,7 +583,7 @@ MUTANTS = (
     Mutant(
         "what is approved and not committed goes when a cancelled job deletes its checkpoints",
         "S2.3",
-        "tidegate.contract.verdicts",
+        "tidegate.jobs.history.verdicts",
         "            return (*self.uncommitted[-1:], *unmoved)\n",
         "            return tuple(unmoved)\n",
         simulated=False,
@@ -592,7 +592,7 @@ MUTANTS = (
     Mutant(
         "a checkpoint that waits for a verdict may be deleted",
         "S2.3",
-        "tidegate.coordinator.retention",
+        "tidegate.coordinator.checkpointing.retention",
         "{restored, *pinned}",
         "{restored}",
         simulated=False,
@@ -601,14 +601,14 @@ MUTANTS = (
     Mutant(
         "a rejected checkpoint stays a restore point",
         "S7.8",
-        "tidegate.contract.checkpoints",
+        "tidegate.jobs.history.checkpoints",
         "if view.checkpoint_id not in self.rejected and (below",
         "if (below",
     ),
     Mutant(
         "what came after a rejected checkpoint is not rejected",
         "S7.8",
-        "tidegate.contract.checkpoints",
+        "tidegate.jobs.history.checkpoints",
         "checkpoint_id in own if checkpoint_id >= first",
         "checkpoint_id in own if checkpoint_id == first",
         tests=("unit/coordinator/test_commit_gate.py",),
@@ -625,7 +625,7 @@ MUTANTS = (
     Mutant(
         "what is approved when subtasks may have finished counts as committed",
         "S7.8",
-        "tidegate.coordinator.commit_gate",
+        "tidegate.coordinator.commits.commit_gate",
         "        if self._is_up and not self.closing:\n",
         "        if self._is_up:\n",
         tests=("unit/coordinator/test_commit_gate.py",),
@@ -633,7 +633,7 @@ MUTANTS = (
     Mutant(
         "a permit is sent before there are slots to hear it",
         "S7.8",
-        "tidegate.coordinator.commit_gate",
+        "tidegate.coordinator.commits.commit_gate",
         "        if self._is_up and not self.closing:\n",
         "        if not self.closing:\n",
         simulated=False,
@@ -642,7 +642,7 @@ MUTANTS = (
     Mutant(
         "a restore commits what went to quarantine",
         "S7.8",
-        "tidegate.coordinator.job",
+        "tidegate.coordinator.driver_job",
         "        if verdicts.withheld:\n",
         "        if False:\n",
         tests=("unit/in_process/test_quarantine_jobs.py",),
@@ -666,7 +666,7 @@ MUTANTS = (
     Mutant(
         "a rejected checkpoint goes to quarantine without what came after it",
         "S7.8",
-        "tidegate.coordinator.rulings",
+        "tidegate.coordinator.commits.ruling",
         "tuple(n for n in verdicts.waiting if n >= wanted)",
         "tuple(n for n in verdicts.waiting if n == wanted)",
         tests=("unit/coordinator/test_quarantine_rulings.py",),
@@ -674,7 +674,7 @@ MUTANTS = (
     Mutant(
         "an approval of another timeline is taken for one of this",
         "S7.8",
-        "tidegate.contract.verdicts",
+        "tidegate.jobs.history.verdicts",
         "(max((min(line[s], other[s]) for s in other if s in line), default=0), number)",
         "(max(other.values(), default=0), number)",
         simulated=False,
@@ -684,14 +684,14 @@ MUTANTS = (
     Mutant(
         "no fencing: an old driver overwrites the new one's entries",
         "S9.2",
-        "tidegate.contract.log",
+        "tidegate.jobs.decision_log",
         "            self._store.create(path, payload)\n        except AlreadyExistsError:\n            found",
         "            self._store.replace(path, payload)\n        except AlreadyExistsError:\n            found",
     ),
     Mutant(
         "a driver that appends nothing never looks whether it still reigns",
         "S9.2",
-        "tidegate.coordinator.supervision",
+        "tidegate.coordinator.supervision.supervisor",
         "            actions.append(self._check_again(now_ms))\n",
         "            self._check_again(now_ms)\n",
         simulated=False,
@@ -700,7 +700,7 @@ MUTANTS = (
     Mutant(
         "an own entry found after an unclear answer is taken for a foreign one",
         "S9.2",
-        "tidegate.contract.log",
+        "tidegate.jobs.decision_log",
         "            if found is None or found.nonce != entry.nonce:\n                raise\n",
         "            raise\n",
         simulated=False,
@@ -709,7 +709,7 @@ MUTANTS = (
     Mutant(
         "an intermediate savepoint is a recovery point",
         "S2.4",
-        "tidegate.contract.checkpoints",
+        "tidegate.jobs.history.checkpoints",
         'RECOVERY_KINDS = frozenset({"checkpoint", "final", "stop-savepoint"})',
         'RECOVERY_KINDS = frozenset({"checkpoint", "final", "stop-savepoint", "savepoint"})',
         tests=("unit/coordinator/test_recovery.py",),
@@ -734,7 +734,7 @@ MUTANTS = (
     Mutant(
         "what hangs on a drained source counts as finished",
         "S6.2",
-        "tidegate.coordinator.finished_operators",
+        "tidegate.coordinator.checkpointing.finished_operators",
         "if (c, i) in ended and all(",
         "if (c, i) in ended or not all(",
         simulated=False,
@@ -743,7 +743,7 @@ MUTANTS = (
     Mutant(
         "a snapshot with union state completes though some subtasks have finished",
         "S6.3",
-        "tidegate.coordinator.finished_operators",
+        "tidegate.coordinator.checkpointing.finished_operators",
         "            if 0 < len(some) < len(mine):\n",
         "            if False:\n",
         simulated=False,

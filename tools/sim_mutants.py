@@ -68,7 +68,7 @@ def live(mutant: Mutant, seeds: int) -> str | None:
     """In a process of its own: who killed the mutant; None: nobody."""
     sys.meta_path.insert(0, _Patch(mutant))
     if mutant.simulated:
-        from tidegate.testing.simulation.campaign import run_chunk
+        from simulator.campaign import run_chunk
 
         for seed in range(seeds):
             found = run_chunk(seed, 1).violations

@@ -15,13 +15,13 @@ from tidegate_job import CHECKPOINT_INTERVAL, arguments, result_rows
 from workload import Emitted
 
 import tidegate
-from tidegate.contract.checkpoints import CheckpointView
-from tidegate.contract.errors import SnapshotError
-from tidegate.contract.records import RestoreFrom
-from tidegate.contract.status import derive
+from tidegate.jobs.history.checkpoints import CheckpointView
+from tidegate.errors import SnapshotError
+from tidegate.jobs.records import RestoreFrom
+from tidegate.jobs.status import derive
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.testing.in_process import InProcessJob, InProcessRun
+from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 TICK_MS = 50
 

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate import JsonLines, Pipeline, count, sum, tumbling
-from tidegate.connectors.contract import Boundedness, Polled, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64()), ("ts_ms", pa.int64())])
 LOOK_MS = 100

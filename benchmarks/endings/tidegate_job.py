@@ -19,10 +19,10 @@ from scenarios import ENDS, KINDS, WallClock, play
 from workload import EVENT_WINDOW_MS, PROCESSING_WINDOW_S, Emitted
 
 import tidegate
-from tidegate.contract.client import JobClient
-from tidegate.contract.errors import JobFailedError
-from tidegate.contract.launching import find_local, launch_local
-from tidegate.contract.records import RestoreFrom, Spec
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import JobFailedError
+from tidegate.jobs.launches import find_local, launch_local
+from tidegate.jobs.records import RestoreFrom, Spec
 
 PIPELINE = f"{Path(__file__).with_name('pipeline.py')}:build"
 CHECKPOINT_INTERVAL = "500 ms"

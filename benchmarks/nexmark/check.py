@@ -17,8 +17,8 @@ import pyarrow.types as pt
 
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.in_process_job import InProcessJob
 
 from . import oracle, queries
 from .events import GROUP, Nexmark, Shape, table

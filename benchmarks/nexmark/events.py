@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.connectors.contract import Boundedness, Polled, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
 
 PERSON, AUCTION, BID = 0, 1, 2
 """Values of the column `event`."""

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 import tidegate
 from tidegate import Discard, Parquet, Pipeline, Stream, count, mean, session, sliding, tumbling
-from tidegate.connectors.contract import Sink
+from tidegate.connectors.interface import Sink
 
 from .events import AUCTION, BID, PERSON, Nexmark, Shape
 from .winning import WINNERS, WinningBid

@@ -19,7 +19,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 import tidegate
-from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
 
 SOURCES = 2
 ROWS_PER_S = 20_000

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import tidegate
-from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
 
 SCHEMA = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("k", "v", "ts_ms")])
 _INT64S = numba.int64[::1]

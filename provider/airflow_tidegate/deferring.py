@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from airflow_tidegate.airflow_versions import conf
+from airflow_tidegate.version_compat import conf
 
 TRIGGER_SLACK = timedelta(minutes=2)
 """Airflow's own timeout of a deferral lies this much behind ours, so that ours, with its message, comes first.

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
-from airflow_tidegate.airflow_versions import AirflowException, AirflowFailException, AirflowSensorTimeout
-from tidegate.contract.errors import TidegateError
+from airflow_tidegate.version_compat import AirflowException, AirflowFailException, AirflowSensorTimeout
+from tidegate.errors import TidegateError
 
 __all__ = ["AirflowException", "AirflowFailException", "AirflowSensorTimeout", "Failure", "airflow_failures"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidegate.contract.launchers.contract import KINDS
+from tidegate.jobs.launch.launcher import KINDS
 
 INTEGRATION = "tidegate"
 
@@ -30,9 +30,9 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_tidegate.operators.supervise",
                     "airflow_tidegate.operators.fork",
                     "airflow_tidegate.operators.upgrade",
-                    "airflow_tidegate.operators.preflight",
+                    "airflow_tidegate.operators.check_restore",
                     "airflow_tidegate.operators.rescale",
-                    "airflow_tidegate.operators.garbage",
+                    "airflow_tidegate.operators.collect_garbage",
                 ],
             }
         ],
@@ -43,7 +43,7 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_tidegate.sensors.checkpoint",
                     "airflow_tidegate.sensors.end_of_data",
                     "airflow_tidegate.sensors.job_status",
-                    "airflow_tidegate.sensors.staged",
+                    "airflow_tidegate.sensors.staged_checkpoint",
                     "airflow_tidegate.sensors.watermark",
                 ],
             }
@@ -52,9 +52,9 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": INTEGRATION,
                 "python-modules": [
-                    "airflow_tidegate.triggers.events",
+                    "airflow_tidegate.triggers.event_triggers",
                     "airflow_tidegate.triggers.steps",
-                    "airflow_tidegate.triggers.waits",
+                    "airflow_tidegate.triggers.job_triggers",
                 ],
             }
         ],

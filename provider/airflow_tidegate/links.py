@@ -8,9 +8,9 @@ from urllib.parse import quote, urlsplit
 
 from airflow.sdk import BaseOperatorLink
 
-from airflow_tidegate.airflow_versions import conf
+from airflow_tidegate.version_compat import conf
 from airflow_tidegate.hooks.tidegate import TidegateHook
-from tidegate.contract.errors import TidegateError
+from tidegate.errors import TidegateError
 
 PAGE = "/tidegate/ui/jobs"
 """Path of the jobs' pages in Airflow's web server."""

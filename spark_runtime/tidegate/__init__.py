@@ -1,6 +1,6 @@
 """tidegate: barrier snapshots for PySpark, driven from Airflow.
 
-Public names are imported when they are first used, so that `import tidegate.contract` needs neither pyarrow nor Spark.
+Public names are imported when they are first used, so that `import tidegate.jobs` needs neither pyarrow nor Spark.
 """
 
 from __future__ import annotations
@@ -10,25 +10,30 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tidegate.connectors.datagen import DataGen
-    from tidegate.connectors.delta import Delta
+    from tidegate.connectors.delta.delta_sink import Delta
     from tidegate.connectors.discard import Discard
-    from tidegate.connectors.files import Files
-    from tidegate.connectors.parquet import Parquet
-    from tidegate.connectors.postgres import Postgres
+    from tidegate.connectors.files.source.files import Files
+    from tidegate.connectors.files.sink.parquet import Parquet
+    from tidegate.connectors.postgres.postgres_sink import Postgres
     from tidegate.connectors.push import PushContext, Pusher, PushSource
     from tidegate.connectors.replay import Replay
-    from tidegate.connectors.spark_source import SparkFrame, SparkTable
-    from tidegate.connectors.spark_writer import SparkWriter
-    from tidegate.connectors.text_files import Csv, JsonLines
-    from tidegate.contract.errors import PipelineError, TidegateError
-    from tidegate.contract.options import JobOptions
-    from tidegate.operators.contract import SideOutput
-    from tidegate.operators.mode_dependence import batch_sensitive
-    from tidegate.operators.user_connected import BroadcastProcess, CoProcess, KeyedBroadcastProcess, KeyedCoProcess
-    from tidegate.operators.user_process import FiredTimers, KeyedProcess, KeyedRows, ProcessContext
-    from tidegate.operators.user_subtask import Rows, SubtaskContext
-    from tidegate.operators.user_unkeyed import Process
-    from tidegate.pipeline.aggregates import (
+    from tidegate.connectors.spark.spark_source import SparkFrame, SparkTable
+    from tidegate.connectors.spark.spark_writer import SparkWriter
+    from tidegate.connectors.files.sink.text_sinks import Csv, JsonLines
+    from tidegate.errors import PipelineError, TidegateError
+    from tidegate.jobs.options import JobOptions
+    from tidegate.operators.stream_operator import SideOutput
+    from tidegate.operators.functions.mode_dependence import batch_sensitive
+    from tidegate.operators.functions.co_process import (
+        BroadcastProcess,
+        CoProcess,
+        KeyedBroadcastProcess,
+        KeyedCoProcess,
+    )
+    from tidegate.operators.functions.keyed_process import FiredTimers, KeyedProcess, KeyedRows, ProcessContext
+    from tidegate.operators.functions.context import Rows, SubtaskContext
+    from tidegate.operators.functions.process import Process
+    from tidegate.api.aggregates import (
         bool_and,
         bool_or,
         collect,
@@ -48,20 +53,20 @@ if TYPE_CHECKING:
         user_aggregate,
         var,
     )
-    from tidegate.pipeline.operator_states import (
+    from tidegate.api.operator_states import (
         broadcast_state,
         keyed_raw_state,
         operator_list_state,
         raw_state,
         union_list_state,
     )
-    from tidegate.pipeline.pipeline import Pipeline
-    from tidegate.pipeline.states import aggregating_state, list_state, map_state, reducing_state, value_state
-    from tidegate.pipeline.streams import Stream
-    from tidegate.pipeline.windows import session, sliding, tumbling
-    from tidegate.state.aggregation import ArrowAggregate
+    from tidegate.api.pipeline import Pipeline
+    from tidegate.api.states import aggregating_state, list_state, map_state, reducing_state, value_state
+    from tidegate.api.stream import Stream
+    from tidegate.api.windows import session, sliding, tumbling
+    from tidegate.state.aggregates.aggregation import ArrowAggregate
     from tidegate.state.raw_state import RawInput, RawOutput
-    from tidegate.state.read_state import read_state, read_state_batches
+    from tidegate.state.state_reader import read_state, read_state_batches
 
 __version__ = "0.1.0"
 
@@ -138,75 +143,75 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ArrowAggregate": "state.aggregation",
-    "BroadcastProcess": "operators.user_connected",
-    "CoProcess": "operators.user_connected",
-    "Csv": "connectors.text_files",
+    "ArrowAggregate": "state.aggregates.aggregation",
+    "BroadcastProcess": "operators.functions.co_process",
+    "CoProcess": "operators.functions.co_process",
+    "Csv": "connectors.files.sink.text_sinks",
     "DataGen": "connectors.datagen",
-    "Delta": "connectors.delta",
+    "Delta": "connectors.delta.delta_sink",
     "Discard": "connectors.discard",
-    "Files": "connectors.files",
-    "FiredTimers": "operators.user_process",
-    "JobOptions": "contract.options",
-    "JsonLines": "connectors.text_files",
-    "KeyedBroadcastProcess": "operators.user_connected",
-    "KeyedCoProcess": "operators.user_connected",
-    "KeyedProcess": "operators.user_process",
-    "KeyedRows": "operators.user_process",
-    "Parquet": "connectors.parquet",
-    "Pipeline": "pipeline.pipeline",
-    "PipelineError": "contract.errors",
-    "Postgres": "connectors.postgres",
-    "Process": "operators.user_unkeyed",
-    "ProcessContext": "operators.user_process",
+    "Files": "connectors.files.source.files",
+    "FiredTimers": "operators.functions.keyed_process",
+    "JobOptions": "jobs.options",
+    "JsonLines": "connectors.files.sink.text_sinks",
+    "KeyedBroadcastProcess": "operators.functions.co_process",
+    "KeyedCoProcess": "operators.functions.co_process",
+    "KeyedProcess": "operators.functions.keyed_process",
+    "KeyedRows": "operators.functions.keyed_process",
+    "Parquet": "connectors.files.sink.parquet",
+    "Pipeline": "api.pipeline",
+    "PipelineError": "errors",
+    "Postgres": "connectors.postgres.postgres_sink",
+    "Process": "operators.functions.process",
+    "ProcessContext": "operators.functions.keyed_process",
     "PushContext": "connectors.push",
     "PushSource": "connectors.push",
     "Pusher": "connectors.push",
     "RawInput": "state.raw_state",
     "RawOutput": "state.raw_state",
     "Replay": "connectors.replay",
-    "Rows": "operators.user_subtask",
-    "SideOutput": "operators.contract",
-    "SparkFrame": "connectors.spark_source",
-    "SparkTable": "connectors.spark_source",
-    "SparkWriter": "connectors.spark_writer",
-    "Stream": "pipeline.streams",
-    "SubtaskContext": "operators.user_subtask",
-    "TidegateError": "contract.errors",
-    "aggregating_state": "pipeline.states",
-    "bool_and": "pipeline.aggregates",
-    "bool_or": "pipeline.aggregates",
-    "broadcast_state": "pipeline.operator_states",
-    "collect": "pipeline.aggregates",
-    "collect_set": "pipeline.aggregates",
-    "batch_sensitive": "operators.mode_dependence",
-    "count": "pipeline.aggregates",
-    "count_distinct": "pipeline.aggregates",
-    "first": "pipeline.aggregates",
-    "keyed_raw_state": "pipeline.operator_states",
-    "last": "pipeline.aggregates",
-    "list_state": "pipeline.states",
-    "map_state": "pipeline.states",
-    "max": "pipeline.aggregates",
-    "max_by": "pipeline.aggregates",
-    "mean": "pipeline.aggregates",
-    "min": "pipeline.aggregates",
-    "min_by": "pipeline.aggregates",
-    "operator_list_state": "pipeline.operator_states",
-    "raw_state": "pipeline.operator_states",
-    "read_state": "state.read_state",
-    "read_state_batches": "state.read_state",
-    "reducing_state": "pipeline.states",
-    "session": "pipeline.windows",
-    "sliding": "pipeline.windows",
-    "stddev": "pipeline.aggregates",
-    "sum": "pipeline.aggregates",
-    "top_n": "pipeline.aggregates",
-    "tumbling": "pipeline.windows",
-    "union_list_state": "pipeline.operator_states",
-    "user_aggregate": "pipeline.aggregates",
-    "value_state": "pipeline.states",
-    "var": "pipeline.aggregates",
+    "Rows": "operators.functions.context",
+    "SideOutput": "operators.stream_operator",
+    "SparkFrame": "connectors.spark.spark_source",
+    "SparkTable": "connectors.spark.spark_source",
+    "SparkWriter": "connectors.spark.spark_writer",
+    "Stream": "api.stream",
+    "SubtaskContext": "operators.functions.context",
+    "TidegateError": "errors",
+    "aggregating_state": "api.states",
+    "bool_and": "api.aggregates",
+    "bool_or": "api.aggregates",
+    "broadcast_state": "api.operator_states",
+    "collect": "api.aggregates",
+    "collect_set": "api.aggregates",
+    "batch_sensitive": "operators.functions.mode_dependence",
+    "count": "api.aggregates",
+    "count_distinct": "api.aggregates",
+    "first": "api.aggregates",
+    "keyed_raw_state": "api.operator_states",
+    "last": "api.aggregates",
+    "list_state": "api.states",
+    "map_state": "api.states",
+    "max": "api.aggregates",
+    "max_by": "api.aggregates",
+    "mean": "api.aggregates",
+    "min": "api.aggregates",
+    "min_by": "api.aggregates",
+    "operator_list_state": "api.operator_states",
+    "raw_state": "api.operator_states",
+    "read_state": "state.state_reader",
+    "read_state_batches": "state.state_reader",
+    "reducing_state": "api.states",
+    "session": "api.windows",
+    "sliding": "api.windows",
+    "stddev": "api.aggregates",
+    "sum": "api.aggregates",
+    "top_n": "api.aggregates",
+    "tumbling": "api.windows",
+    "union_list_state": "api.operator_states",
+    "user_aggregate": "api.aggregates",
+    "value_state": "api.states",
+    "var": "api.aggregates",
 }
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tidegate.contract.client import JobClient, list_jobs
-from tidegate.contract.errors import TidegateError
-from tidegate.contract.launching import find_local
+from tidegate.jobs.client.job_client import JobClient, list_jobs
+from tidegate.errors import TidegateError
+from tidegate.jobs.launches import find_local
 
 if TYPE_CHECKING:
     from airflow_home import Standalone

@@ -14,8 +14,8 @@ import pyarrow.dataset
 from airflow_home import Standalone
 from dag_run import DagRun
 
-from tidegate.contract.client import JobClient
-from tidegate.contract.launching import RunningDriver, find_local
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.launches import RunningDriver, find_local
 
 RUN_TIMEOUT_S = 300.0
 

@@ -30,7 +30,7 @@ from driving import (
     until,
 )
 
-from tidegate.contract.client import JobClient
+from tidegate.jobs.client.job_client import JobClient
 
 pytestmark = [pytest.mark.standalone, pytest.mark.slow, pytest.mark.gate, pytest.mark.timeout(1200)]
 

@@ -12,7 +12,7 @@ from airflow_home import Standalone
 from dag_run import DagRun
 from driving import ClientOf, clear, driver_of, effects, is_held, launch_and_freeze, mark, run_to_end, until
 
-from airflow_tidegate.airflow_versions import TRIGGERS_HEAR_KILLS
+from airflow_tidegate.version_compat import TRIGGERS_HEAR_KILLS
 
 pytestmark = [pytest.mark.standalone, pytest.mark.slow, pytest.mark.timeout(600)]
 

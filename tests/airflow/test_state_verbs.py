@@ -12,7 +12,7 @@ from airflow_home import Standalone
 from dag_run import DagRun
 from driving import ClientOf, clear, ran, run_to_end
 
-from tidegate.contract.client import JobClient
+from tidegate.jobs.client.job_client import JobClient
 
 pytestmark = [pytest.mark.standalone, pytest.mark.slow, pytest.mark.gate, pytest.mark.timeout(600)]
 

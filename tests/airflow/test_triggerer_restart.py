@@ -15,7 +15,7 @@ from airflow_home import Standalone
 from dag_run import DagRun
 from driving import ClientOf, checkpoint_now, effects, frozen, is_held, launch_and_freeze, run_to_end, until
 
-from tidegate.contract.client import JobClient
+from tidegate.jobs.client.job_client import JobClient
 
 pytestmark = [pytest.mark.standalone, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from crash_matrix import Case, Outcome, report
 from crash_scenarios import Found, PostgresAddress, Target, target
 
-from tidegate.contract.client import JobClient
-from tidegate.contract.launching import find_local, launch_local
-from tidegate.contract.records import RestoreFrom
-from tidegate.contract.status import JobView
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.launches import find_local, launch_local
+from tidegate.jobs.records import RestoreFrom
+from tidegate.jobs.status import JobView
 
 HERE = Path(__file__).parent
 ROWS = 2_400

@@ -18,9 +18,9 @@ from fsspec.implementations.local import LocalFileSystem
 
 from tidegate.channel.elements import MAX_WATERMARK, CheckpointBarrier, EndOfData, EndOfPartition, Watermark
 from tidegate.connectors.sink_operator import SinkOperator
-from tidegate.contract.log import Reign
+from tidegate.jobs.decision_log import Reign
 from tidegate.coordinator import job_run
-from tidegate.coordinator.supervision import Supervisor
+from tidegate.coordinator.supervision.supervisor import Supervisor
 from tidegate.subtask.chain import OperatorChain
 from tidegate.subtask.slot import Slot
 from tidegate.subtask.source import SourceInput
@@ -225,7 +225,7 @@ class Points:
         )
         self.around_emission(OperatorChain, "end_input", "end_input")
         self.around_emission(OperatorChain, "finish", "finish")
-        routed = importlib.import_module("tidegate.subtask.routing").Router
+        routed = importlib.import_module("tidegate.subtask.router").Router
         self.around(routed, "send", lambda _, element: _with("out", _sent(element)))
         self.around(Subtask, "_on_element", lambda _, __, element: _with("in", _sent(element)), after=False)
         self.around(Slot, "_write", lambda *_: "asynchronous write", after=False)
@@ -357,7 +357,7 @@ class Points:
 
     def on_spark(self) -> None:
         """What the world in this process says itself."""
-        attempt = importlib.import_module("tidegate.spark.attempt").Attempt
+        attempt = importlib.import_module("tidegate.spark.driver_loop.attempt").Attempt
         self.around(attempt, "broadcast", lambda _, message: f"{broadcast_name(message)} sent")
 
 

@@ -18,8 +18,8 @@ import pyarrow.dataset as ds
 from postgres_server import PASSWORD_VARIABLE
 
 from tidegate import Csv, DataGen, Delta, JsonLines, Parquet, Pipeline, Postgres, count, sum, tumbling
-from tidegate.connectors.contract import Sink
-from tidegate.testing.collect import CollectSink, collected, forget_collected
+from tidegate.connectors.interface import Sink
+from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
 
 KEYS = 5
 WINDOW_MS = 50

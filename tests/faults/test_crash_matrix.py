@@ -10,9 +10,9 @@ from crash_slots import Killer
 from crash_world import World
 
 from tidegate import DataGen, Pipeline
-from tidegate.connectors.contract import Sink
+from tidegate.connectors.interface import Sink
 from tidegate.connectors.sink_operator import SinkOperator
-from tidegate.testing.collect import Collection
+from tidegate.testing.collect_sink import Collection
 
 SAMPLE_EVERY = 193
 """Of the cases of one way to end; a prime, so that both victims and all kinds of points come."""

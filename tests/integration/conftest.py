@@ -18,10 +18,10 @@ import pyarrow.dataset as ds
 import pytest
 from postgres_server import PostgresServer
 
-from tidegate.contract.client import JobClient
-from tidegate.contract.launching import find_local, launch_local
-from tidegate.contract.records import RestoreFrom
-from tidegate.contract.status import JobView
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.launches import find_local, launch_local
+from tidegate.jobs.records import RestoreFrom
+from tidegate.jobs.status import JobView
 
 PIPELINE = Path(__file__).parent / "pipelines" / "counting.py"
 PATIENCE_S = 120.0

@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from pipelines.counting import KEYS, expected
 from postgres_server import PostgresServer
 
-from tidegate.contract.processes import children
+from tidegate.jobs.os_processes import children
 
 INTO_POSTGRES = Path(__file__).parent / "pipelines" / "into_postgres.py"
 ROWS = 20_000

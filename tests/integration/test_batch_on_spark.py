@@ -16,7 +16,7 @@ from conftest import PIPELINE, RealJob
 from pipelines.batched import expected_of_everything, written_rows
 from pipelines.counting import expected
 
-from tidegate.contract.status import JobView
+from tidegate.jobs.status import JobView
 
 BATCHED = Path(__file__).parent / "pipelines" / "batched.py"
 ROWS = 20_000

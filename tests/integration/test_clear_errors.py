@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import PIPELINE, RealJob
 
-from tidegate.contract.launching import find_local
+from tidegate.jobs.launches import find_local
 
 
 class Told:

@@ -8,9 +8,9 @@ from typing import Any
 from conftest import RealJob
 from pipelines.counting import expected
 
-from tidegate.contract.launching import launch_local
-from tidegate.contract.records import CommandResult, RestoreFrom
-from tidegate.contract.status import JobView
+from tidegate.jobs.launches import launch_local
+from tidegate.jobs.records import CommandResult, RestoreFrom
+from tidegate.jobs.status import JobView
 
 ROWS = 24_000
 """More than play while two checkpoints complete on a busy machine; what is due when the sources go on comes at once."""

@@ -10,7 +10,7 @@ import pytest
 from conftest import RealJob
 from pipelines.counting import expected
 
-from tidegate.contract.records import RestoreFrom
+from tidegate.jobs.records import RestoreFrom
 
 PIPELINE = Path(__file__).parent / "pipelines" / "connected.py"
 ROWS = 240_000

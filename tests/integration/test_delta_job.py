@@ -12,7 +12,7 @@ from conftest import RealJob
 from deltalake import DeltaTable
 from pipelines.counting import KEYS, expected
 
-from tidegate.contract.records import RestoreFrom
+from tidegate.jobs.records import RestoreFrom
 
 ROWS = 24_000
 

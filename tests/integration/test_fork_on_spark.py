@@ -10,10 +10,10 @@ import pytest
 from conftest import RealJob
 from pipelines.counting import expected
 
-from tidegate.contract.forking import fork
-from tidegate.contract.launching import launch_local
-from tidegate.contract.records import RestoreFrom
-from tidegate.contract.submission import Request
+from tidegate.jobs.client.fork import fork
+from tidegate.jobs.launches import launch_local
+from tidegate.jobs.records import RestoreFrom
+from tidegate.jobs.client.submission import Request
 
 ROWS = 40_000
 

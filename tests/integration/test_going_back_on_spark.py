@@ -6,8 +6,8 @@ import pytest
 from conftest import RealJob
 from pipelines.counting import expected
 
-from tidegate.contract.errors import SnapshotError
-from tidegate.contract.records import RestoreFrom
+from tidegate.errors import SnapshotError
+from tidegate.jobs.records import RestoreFrom
 
 ROWS = 6_000
 

@@ -10,7 +10,7 @@ import pytest
 from conftest import RealJob
 from pipelines.counting import expected, expected_of
 
-from tidegate.contract.records import RestoreFrom
+from tidegate.jobs.records import RestoreFrom
 
 ROWS = 24_000
 MANY_ROWS = 80_000

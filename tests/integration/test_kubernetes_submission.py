@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from conftest import PIPELINE
 
-from tidegate.contract.client import JobClient
-from tidegate.contract.launchers.contract import DriverState, LauncherSettings
-from tidegate.contract.launchers.on_a_cluster import KubernetesLauncher
-from tidegate.contract.launching import storage_options_from
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.launch.launcher import DriverState, LauncherSettings
+from tidegate.jobs.launch.cluster import KubernetesLauncher
+from tidegate.jobs.launches import storage_options_from
 
 
 class ApiServer(ThreadingHTTPServer):

@@ -15,17 +15,17 @@ from deltalake.exceptions import TableNotFoundError
 from postgres_server import PostgresServer
 
 from tidegate import Delta, Postgres
-from tidegate.connectors.contract import Committable, Sink
-from tidegate.connectors.delta_writer import DeltaWriter
-from tidegate.connectors.postgres_writer import PostgresWriter
-from tidegate.contract.client import JobClient
-from tidegate.contract.records import RestoreFrom
+from tidegate.connectors.interface import Committable, Sink
+from tidegate.connectors.delta.delta_writer import DeltaWriter
+from tidegate.connectors.postgres.postgres_writer import PostgresWriter
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.late_commit import commit_late
-from tidegate.pipeline.commit_pending import commit_pending
-from tidegate.pipeline.load import load_pipeline
+from tidegate.cli.verdicts.pending_commits import commit_pending
+from tidegate.api.loader.pipeline_loader import load_pipeline
 from tidegate.subtask.chain import OperatorFailure
-from tidegate.testing.in_process import InProcessJob
+from tidegate.testing.in_process_job import InProcessJob
 
 PINNED = """
 import pyarrow as pa

@@ -21,9 +21,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tidegate import Discard, Pipeline, SparkFrame
-from tidegate.operators.expression_trees import read_expression
-from tidegate.plan.native_conditions import Condition, Field, condition_of
-from tidegate.spark.native_columns import asked_of, column_of, narrowed
+from tidegate.plan.expression_trees import read_expression
+from tidegate.plan.pushdown_conditions import Condition, Field, condition_of
+from tidegate.spark.batch.pushdown_columns import asked_of, column_of, narrowed
 
 UTC = dt.UTC
 NAN, INF = float("nan"), float("inf")

@@ -12,8 +12,8 @@ from conftest import RealJob
 from moto.server import ThreadedMotoServer
 from pipelines.counting import expected
 
-from tidegate.contract.client import JobClient
-from tidegate.contract.records import RestoreFrom
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.records import RestoreFrom
 
 ROWS = 60_000
 """Enough for a kill and a stop before the end, on a busy machine."""

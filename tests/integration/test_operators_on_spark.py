@@ -16,7 +16,7 @@ from pipelines.counting import expected
 from airflow_tidegate.failures import AirflowFailException
 from airflow_tidegate.operators.supervise import TidegateSuperviseJobOperator
 from airflow_tidegate.operators.upgrade import TidegateUpgradeJobOperator
-from tidegate.contract.launching import find_local
+from tidegate.jobs.launches import find_local
 
 ROWS = 60_000
 

@@ -8,7 +8,7 @@ import pytest
 from conftest import RealJob
 from pipelines.counting import expected
 
-from tidegate.contract.records import RestoreFrom
+from tidegate.jobs.records import RestoreFrom
 
 ROWS = 24_000
 

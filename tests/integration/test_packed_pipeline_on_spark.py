@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from conftest import RealJob
 
-from tidegate.cli.packing import packed_pipeline
-from tidegate.contract.launching import launch_local
+from tidegate.cli.upkeep.pack import packed_pipeline
+from tidegate.jobs.launches import launch_local
 
 CODE = """
 from dataclasses import dataclass

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from postgres_server import PostgresServer
 
-from tidegate.connectors.contract import Sink
-from tidegate.connectors.postgres import Postgres
-from tidegate.contract.staged import StagedData
+from tidegate.connectors.interface import Sink
+from tidegate.connectors.postgres.postgres_sink import Postgres
+from tidegate.jobs.client.staged_data import StagedData
 from tidegate.testing.sink_conformance import SinkConformance
 
 _numbers = count()

@@ -11,7 +11,7 @@ from conftest import RealJob
 from pipelines.counting import expected
 from postgres_server import PASSWORD_VARIABLE, PostgresServer
 
-from tidegate.contract.records import RestoreFrom
+from tidegate.jobs.records import RestoreFrom
 
 INTO_POSTGRES = Path(__file__).parent / "pipelines" / "into_postgres.py"
 ROWS = 24_000

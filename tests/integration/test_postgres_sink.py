@@ -15,10 +15,10 @@ import pytest
 from postgres_server import PASSWORD_VARIABLE, PostgresServer
 
 from tidegate import Postgres
-from tidegate.connectors import postgres_writer
-from tidegate.connectors.contract import Committable, SinkWriter
-from tidegate.connectors.postgres_staging import Staging
-from tidegate.contract.errors import FencedError, OptionError, PipelineError, TidegateError
+from tidegate.connectors.postgres import postgres_writer
+from tidegate.connectors.interface import Committable, SinkWriter
+from tidegate.connectors.postgres.staging_tables import Staging
+from tidegate.errors import FencedError, OptionError, PipelineError, TidegateError
 from tidegate.testing.one_sink_job import Reign, numbers
 
 SCHEMA = Reign.schema

@@ -6,7 +6,7 @@ import pytest
 from conftest import RealJob
 from pipelines.counting import KEYS
 
-from tidegate.contract.records import RestoreFrom
+from tidegate.jobs.records import RestoreFrom
 
 ROWS = 24_000
 RATE = 4_000.0

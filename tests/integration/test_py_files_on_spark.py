@@ -10,9 +10,9 @@ import pytest
 from conftest import RealJob
 from test_packed_pipeline_on_spark import CODE, install
 
-from tidegate.cli.packing import packed_pipeline
-from tidegate.contract.launchers.contract import LauncherSettings
-from tidegate.contract.launchers.on_this_machine import SparkSubmitLauncher
+from tidegate.cli.upkeep.pack import packed_pipeline
+from tidegate.jobs.launch.launcher import LauncherSettings
+from tidegate.jobs.launch.local import SparkSubmitLauncher
 
 FLOW = """
 from words import Arguments, build as packed

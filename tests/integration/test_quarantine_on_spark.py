@@ -13,7 +13,7 @@ from pipelines.counting import expected
 from test_commit_gate_on_spark import approve_until_the_end, say
 
 from tidegate.cli.main import main
-from tidegate.contract.staged import StagedData
+from tidegate.jobs.client.staged_data import StagedData
 
 ROWS = 8_000
 Rows = set[tuple[int, int]]

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 import tidegate as td
 from tidegate.coordinator import events as ev
-from tidegate.testing.in_process import InProcessJob
+from tidegate.testing.in_process_job import InProcessJob
 
 SCHEMA = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("ms"))])
 

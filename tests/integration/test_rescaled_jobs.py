@@ -9,8 +9,8 @@ from conftest import PIPELINE, RealJob
 from pipelines.counting import expected
 
 from tidegate.cli.main import main
-from tidegate.contract.preflight import check_restore
-from tidegate.contract.records import RestoreFrom
+from tidegate.jobs.client.preflight import check_restore
+from tidegate.jobs.records import RestoreFrom
 
 ROWS = 24_000
 MANY_ROWS = 100_000

@@ -14,18 +14,18 @@ import pytest
 from conftest import PIPELINE, RealJob
 from pipelines.counting import expected
 
-from tidegate.contract.launchers.choosing import FoundDriver, find_driver, launchers
-from tidegate.contract.launchers.contract import DriverState, LauncherSettings
-from tidegate.contract.launching import record_launch
-from tidegate.contract.records import RestoreFrom
+from tidegate.jobs.launch.launcher_registry import FoundDriver, find_driver, launchers
+from tidegate.jobs.launch.launcher import DriverState, LauncherSettings
+from tidegate.jobs.launches import record_launch
+from tidegate.jobs.records import RestoreFrom
 
 ROWS = 24_000
 RATE = 4_000.0
 LAUNCH_AND_HANG = """
 import sys, threading
-from tidegate.contract.client import JobClient
-from tidegate.contract.launchers.contract import LauncherSettings
-from tidegate.contract.launchers.on_this_machine import SparkSubmitLauncher
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.launch.launcher import LauncherSettings
+from tidegate.jobs.launch.local import SparkSubmitLauncher
 client = JobClient(sys.argv[1], sys.argv[2])
 SparkSubmitLauncher(LauncherSettings("spark-submit")).launch(client, client.specs()[-1])
 print("launched", flush=True)

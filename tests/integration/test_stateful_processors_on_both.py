@@ -25,8 +25,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.in_process_job import InProcessJob
 
 STATE_STORE = "spark.sql.streaming.stateStore"
 SETTINGS = {

@@ -11,8 +11,8 @@ from conftest import RealJob
 from pipelines.counting import KEYS, expected
 
 from tidegate import JsonLines
-from tidegate.connectors.contract import SinkContext
-from tidegate.contract.records import RestoreFrom
+from tidegate.connectors.interface import SinkContext
+from tidegate.jobs.records import RestoreFrom
 
 ROWS = 24_000
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from conftest import RealJob
 from pipelines.counting import expected
 
-from tidegate.contract.records import RestoreFrom
+from tidegate.jobs.records import RestoreFrom
 
 PIPELINE = Path(__file__).parent / "pipelines" / "backpressured.py"
 ROWS = 80_000

@@ -13,9 +13,9 @@ from conftest import PIPELINE, RealJob
 from pipelines.counting import expected
 from yarn_cluster import YarnCluster
 
-from tidegate.contract.launchers.choosing import FoundDriver, find_driver, launchers
-from tidegate.contract.launchers.contract import DriverState, LauncherSettings
-from tidegate.contract.records import Launch, RestoreFrom
+from tidegate.jobs.launch.launcher_registry import FoundDriver, find_driver, launchers
+from tidegate.jobs.launch.launcher import DriverState, LauncherSettings
+from tidegate.jobs.records import Launch, RestoreFrom
 
 ROWS = 24_000
 RATE = 250.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tidegate.connectors.transactions import TransactionId
-from tidegate.contract.records import Decision, RestoreFrom, Spec
-from tidegate.testing.simulation.gate_checker import GateChecker
+from tidegate.jobs.records import Decision, RestoreFrom, Spec
+from simulator.gate_checker import GateChecker
 
 
 def spec(number: int, restore: RestoreFrom | None = None) -> Spec:

@@ -17,17 +17,17 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.contract.codec import encode
-from tidegate.contract.errors import AlreadyExistsError, StoreError
-from tidegate.contract.records import Decision
-from tidegate.testing.simulation.campaign import Summary, campaign, run_chunk
-from tidegate.testing.simulation.checkers import Checkers, Cut
-from tidegate.testing.simulation.driver_process import DriverProcess
-from tidegate.testing.simulation.faults import KINDS, Faults
-from tidegate.testing.simulation.rows import KEYS, batch_of, row_of, rows_of
-from tidegate.testing.simulation.scheduler import Crashed, Mutex, Process, Scheduler, current_task
-from tidegate.testing.simulation.store import Disk, SimulatedStore
-from tidegate.testing.simulation.world import World, simulate
+from tidegate.jobs.codec import encode
+from tidegate.errors import AlreadyExistsError, StoreError
+from tidegate.jobs.records import Decision
+from simulator.campaign import Summary, campaign, run_chunk
+from simulator.checkers import Checkers, Cut
+from simulator.driver_process import DriverProcess
+from simulator.faults import KINDS, Faults
+from simulator.rows import KEYS, batch_of, row_of, rows_of
+from simulator.scheduler import Crashed, Mutex, Process, Scheduler, current_task
+from simulator.store import Disk, SimulatedStore
+from simulator.world import World, simulate
 
 SEEDS = 70
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tidegate.contract.records import Command, CommandResult, Decision
-from tidegate.contract.stop_outcomes import CANCELED_IN_STOP, SAVEPOINT_FAILED, SAVEPOINT_OK
-from tidegate.testing.simulation.stop_checker import StopChecker
+from tidegate.jobs.records import Command, CommandResult, Decision
+from tidegate.jobs.stop_outcomes import CANCELED_IN_STOP, SAVEPOINT_FAILED, SAVEPOINT_OK
+from simulator.stop_checker import StopChecker
 
 STOP = Command("stop", "stop", {"mode": "drain"}, 1, "t", "t", "test")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidegate.contract.records import Decision, RestoreFrom, Spec
-from tidegate.testing.simulation.timelines import Timelines
+from tidegate.jobs.records import Decision, RestoreFrom, Spec
+from simulator.timelines import Timelines
 
 
 def spec(number: int, restore: RestoreFrom | None = None) -> Spec:

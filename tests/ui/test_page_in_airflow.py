@@ -20,12 +20,12 @@ from dag_run import DagRun
 from flight_data import write
 from ui_steps import shoot
 
-from tidegate.contract.client import JobClient, list_jobs
-from tidegate.contract.launching import find_local
-from tidegate.contract.layout import JobLayout
-from tidegate.contract.log import DecisionLog
-from tidegate.contract.records import Spec, encode
-from tidegate.contract.store import open_store
+from tidegate.jobs.client.job_client import JobClient, list_jobs
+from tidegate.jobs.launches import find_local
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.decision_log import DecisionLog
+from tidegate.jobs.records import Spec, encode
+from tidegate.jobs.stores.store import open_store
 
 if TYPE_CHECKING:
     from playwright.sync_api import Frame, Page

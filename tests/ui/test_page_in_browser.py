@@ -17,7 +17,7 @@ from page_stub import Page as StubPage
 from page_stub import make_page
 from scripted_job import Job, ScriptedDriver
 
-from tidegate.contract.client import JobClient
+from tidegate.jobs.client.job_client import JobClient
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

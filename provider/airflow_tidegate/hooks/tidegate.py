@@ -10,13 +10,13 @@ from urllib.parse import urlsplit
 
 from airflow.sdk import BaseHook
 
-from tidegate.contract.client import JobClient
-from tidegate.contract.errors import OptionError, TidegateError
-from tidegate.contract.launchers.checking import check_launcher
-from tidegate.contract.launchers.choosing import check_kind
-from tidegate.contract.launchers.contract import LauncherSettings
-from tidegate.contract.secrets import check_no_plain_secrets
-from tidegate.contract.store import open_store
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import OptionError, TidegateError
+from tidegate.jobs.launch.launcher_checks import check_launcher
+from tidegate.jobs.launch.launcher_registry import check_kind
+from tidegate.jobs.launch.launcher import LauncherSettings
+from tidegate.jobs.secrets import check_no_plain_secrets
+from tidegate.jobs.stores.store import open_store
 
 DEFAULT_CONN_ID = "tidegate_default"
 DEFAULT_MASTER = "local[*]"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from airflow_tidegate.hooks.tidegate import JobRoot
-from airflow_tidegate.launchers.verbs import run_verb
+from airflow_tidegate.launchers.cli_process import run_verb
 
 Payload = dict[str, Any]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
-from airflow_tidegate.airflow_versions import conf
-from tidegate.contract.client import JobClient
-from tidegate.contract.errors import EnvironmentProblemError
-from tidegate.contract.launchers.contract import LauncherSettings
-from tidegate.contract.launchers.on_this_machine import SparkSubmitLauncher
-from tidegate.contract.launching import find_local, launch_local, settled_local
-from tidegate.contract.records import Launch, Spec
+from airflow_tidegate.version_compat import conf
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import EnvironmentProblemError
+from tidegate.jobs.launch.launcher import LauncherSettings
+from tidegate.jobs.launch.local import SparkSubmitLauncher
+from tidegate.jobs.launches import find_local, launch_local, settled_local
+from tidegate.jobs.records import Launch, Spec
 
 __all__ = ["KINDS", "find_local", "launch"]
 

@@ -7,17 +7,17 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_tidegate.hooks.tidegate import JobRoot
-from airflow_tidegate.identity import ask_id, asked_by
-from airflow_tidegate.kills import KillPolicy
+from airflow_tidegate.task_identity import ask_id, asked_by
+from airflow_tidegate.on_kill import KillPolicy
 from airflow_tidegate.launchers import check_machine
-from airflow_tidegate.operators.arguments import flag, optional_duration
+from airflow_tidegate.arguments import flag, optional_duration
 from airflow_tidegate.operators.restore import restore_from
 from airflow_tidegate.operators.start import ENDED, SubmittingOperator
-from airflow_tidegate.waits import Payload
-from tidegate.contract import forking, submission
-from tidegate.contract.client import JobClient
-from tidegate.contract.options import JobOptions
-from tidegate.contract.records import Spec
+from airflow_tidegate.waits.job_waits import Payload
+from tidegate.jobs.client import fork, submission
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import Spec
 
 
 class TidegateForkJobOperator(SubmittingOperator):
@@ -102,11 +102,11 @@ class TidegateForkJobOperator(SubmittingOperator):
         )
         original = root.client(self.from_job)
         if not self.is_submitted(client, context) and request.restore is not None:
-            like = forking.find_origin(original, request.restore).spec
+            like = fork.find_origin(original, request.restore).spec
             given = like.spark_conf if self.spark_conf is None else self.spark_conf
             options = request.options or JobOptions.from_mapping(like.options)
             check_machine(root, self.master or like.master, given, options)
-        return forking.fork(client, original, request)
+        return fork.fork(client, original, request)
 
     def finish(self, client: JobClient, found: Payload) -> Payload:
         """The job, and where it began."""

@@ -7,16 +7,16 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_tidegate.hooks.tidegate import JobRoot
-from airflow_tidegate.identity import ask_id, asked_by
+from airflow_tidegate.task_identity import ask_id, asked_by
 from airflow_tidegate.launchers import check_machine
-from airflow_tidegate.operators.arguments import flag, optional_duration
+from airflow_tidegate.arguments import flag, optional_duration
 from airflow_tidegate.operators.start import SubmittingOperator
-from tidegate.contract import submission
-from tidegate.contract.client import JobClient
-from tidegate.contract.errors import JobNotFoundError, OptionError
-from tidegate.contract.job_names import job_remedy
-from tidegate.contract.options import JobOptions
-from tidegate.contract.records import RestoreFrom, Spec
+from tidegate.jobs.client import submission
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import JobNotFoundError, OptionError
+from tidegate.jobs.client.job_names import job_remedy
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import RestoreFrom, Spec
 
 
 class TidegateRestoreJobOperator(SubmittingOperator):

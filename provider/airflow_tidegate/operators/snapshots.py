@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from airflow_tidegate.operators.base import AskingOperator
-from airflow_tidegate.operators.commands import ask
-from airflow_tidegate.waits import CommandWait, Payload, Wait
-from tidegate.contract.client import JobClient
+from airflow_tidegate.operators.job_operator import AskingOperator
+from airflow_tidegate.operators.task_commands import ask
+from airflow_tidegate.waits.job_waits import CommandWait, Payload, Wait
+from tidegate.jobs.client.job_client import JobClient
 
 
 class CommandOperator(AskingOperator):

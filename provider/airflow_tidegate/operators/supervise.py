@@ -9,24 +9,24 @@ from typing import Any
 
 from airflow_tidegate.failures import AirflowFailException, Failure
 from airflow_tidegate.hooks.tidegate import JobRoot
-from airflow_tidegate.identity import asked_by
-from airflow_tidegate.kills import KillPolicy, check_policy, kill_command
+from airflow_tidegate.task_identity import asked_by
+from airflow_tidegate.on_kill import KillPolicy, check_policy, kill_command
 from airflow_tidegate.launchers import ensure_driver
-from airflow_tidegate.operators.arguments import duration, optional_duration, whole_number
-from airflow_tidegate.operators.stepping import Pending, SteppingOperator
-from airflow_tidegate.step_waits import SuperviseWait
-from airflow_tidegate.supervising import Decision, Limits, Seen, decide, decide_unlaunched
-from airflow_tidegate.waits import Payload, summary
-from airflow_tidegate.watch import LAUNCH_GRACE_S, deadline
-from tidegate.contract.client import JobClient
-from tidegate.contract.clock import parse_iso
-from tidegate.contract.endings import meant_to_end_by
-from tidegate.contract.errors import DriverLostError
-from tidegate.contract.launching import local_death
-from tidegate.contract.records import Launch, decode
-from tidegate.contract.status import JobStatus, JobView
-from tidegate.contract.waiting import failure_error
-from tidegate.contract.wishes import desired_of
+from airflow_tidegate.arguments import duration, optional_duration, whole_number
+from airflow_tidegate.operators.step_operator import Pending, SteppingOperator
+from airflow_tidegate.waits.step_waits import SuperviseWait
+from airflow_tidegate.waits.supervision_policy import Decision, Limits, Seen, decide, decide_unlaunched
+from airflow_tidegate.waits.job_waits import Payload, summary
+from airflow_tidegate.waits.watch import LAUNCH_GRACE_S, deadline
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.clock import parse_iso
+from tidegate.jobs.launch.endings import meant_to_end_by
+from tidegate.errors import DriverLostError
+from tidegate.jobs.launches import local_death
+from tidegate.jobs.records import Launch, decode
+from tidegate.jobs.status import JobStatus, JobView
+from tidegate.jobs.client.waiter import failure_error
+from tidegate.jobs.launch.desired_state import desired_of
 
 
 class TidegateSuperviseJobOperator(SteppingOperator):

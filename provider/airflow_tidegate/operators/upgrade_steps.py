@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tidegate.contract.status import JobStatus
+from tidegate.jobs.status import JobStatus
 
 
 class Step(StrEnum):

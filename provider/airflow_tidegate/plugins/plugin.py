@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from airflow.plugins_manager import AirflowPlugin
 
-from airflow_tidegate.airflow_versions import conf
+from airflow_tidegate.version_compat import conf
 
 URL_PREFIX = "/tidegate"
 
@@ -25,7 +25,7 @@ class LazyPage:
         """Serve one request."""
         with self._lock:
             if self._app is None:
-                from airflow_tidegate.plugins.app import make_app
+                from airflow_tidegate.plugins.page_app import make_app
 
                 self._app = make_app()
         await self._app(scope, receive, send)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from airflow_tidegate.sensors.base import JobSensor
-from airflow_tidegate.waits import EndOfDataWait, Wait
+from airflow_tidegate.sensors.job_sensor import JobSensor
+from airflow_tidegate.waits.job_waits import EndOfDataWait, Wait
 
 
 class TidegateEndOfDataSensor(JobSensor):

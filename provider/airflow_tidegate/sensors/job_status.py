@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Sequence
 from typing import Any
 
-from airflow_tidegate.sensors.base import JobSensor
+from airflow_tidegate.sensors.job_sensor import JobSensor
 from airflow_tidegate.sensors.end_of_data import names
-from airflow_tidegate.waits import JobStatusWait, Wait
-from tidegate.contract.errors import OptionError
-from tidegate.contract.status import JobStatus
+from airflow_tidegate.waits.job_waits import JobStatusWait, Wait
+from tidegate.errors import OptionError
+from tidegate.jobs.status import JobStatus
 
 
 class TidegateJobStatusSensor(JobSensor):

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from airflow_tidegate.event_time import WatermarkWait, point_us
-from airflow_tidegate.operators.arguments import flag
-from airflow_tidegate.sensors.base import JobSensor
-from airflow_tidegate.waits import Wait
-from tidegate.contract.errors import OptionError
+from airflow_tidegate.waits.watermark_wait import WatermarkWait, point_us
+from airflow_tidegate.arguments import flag
+from airflow_tidegate.sensors.job_sensor import JobSensor
+from airflow_tidegate.waits.job_waits import Wait
+from tidegate.errors import OptionError
 
 
 class TidegateWatermarkSensor(JobSensor):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from airflow_tidegate.step_waits import FirstCheckpointWait, SuperviseWait
-from airflow_tidegate.triggers.waits import TRIGGERS, JobWaitTrigger
+from airflow_tidegate.waits.step_waits import FirstCheckpointWait, SuperviseWait
+from airflow_tidegate.triggers.job_triggers import TRIGGERS, JobWaitTrigger
 
 
 class TidegateSuperviseTrigger(JobWaitTrigger):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate.contract.errors import TidegateError
+from tidegate.errors import TidegateError
 
 
 class ChannelError(TidegateError):

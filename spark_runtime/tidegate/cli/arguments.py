@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from tidegate.contract.errors import OptionError
-from tidegate.contract.launching import STORAGE_OPTIONS_VARIABLE
-from tidegate.contract.options import parse_duration
+from tidegate.errors import OptionError
+from tidegate.jobs.launches import STORAGE_OPTIONS_VARIABLE
+from tidegate.jobs.options import parse_duration
 
 ROOT_VARIABLE = "TIDEGATE_ROOT"
 """Environment variable with the default of --root."""

@@ -10,22 +10,14 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from tidegate.cli import (
-    agent,
-    collecting,
-    commanding,
-    doctor,
-    judging,
-    looking,
-    packing,
-    rescaling,
-    snapshots,
-    starting,
-)
+from tidegate.cli.upkeep import agent, gc, doctor, pack
+from tidegate.cli.jobs import commands, inspection, rescale, start
+from tidegate.cli.verdicts import verdict_verbs
+from tidegate.cli.snapshots import snapshot_verbs
 from tidegate.cli.arguments import Parser
 from tidegate.cli.output import Output
-from tidegate.cli.surroundings import Surroundings, Verbs
-from tidegate.contract.errors import OptionError, TidegateError
+from tidegate.cli.environment import Surroundings, Verbs
+from tidegate.errors import OptionError, TidegateError
 
 EXIT_BUG = 70
 """An error that tidegate has no words for: a bug."""
@@ -45,7 +37,7 @@ def parser() -> Parser:
     )
     whole.add_argument("--version", action="version", version=f"tidegate {version()}")
     added = whole.add_subparsers(title="verbs", metavar="VERB", required=True, parser_class=Parser)
-    for family in (starting, packing, looking, commanding, rescaling, judging, snapshots, collecting, agent, doctor):
+    for family in (start, pack, inspection, commands, rescale, verdict_verbs, snapshot_verbs, gc, agent, doctor):
         family.add(cast(Verbs, added))
     whole.verbs = tuple(added.choices)
     return whole

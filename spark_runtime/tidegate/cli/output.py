@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from tidegate.contract.errors import TidegateError
+from tidegate.errors import TidegateError
 
 
 class Output:

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.connectors.contract import Boundedness, Polled, Source, SourceContext, SourceReader, Split
-from tidegate.connectors.pacing import RowPacer
-from tidegate.contract.errors import OptionError, PipelineError
-from tidegate.state.missing_values import arrow_array
+from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.row_pacer import RowPacer
+from tidegate.errors import OptionError, PipelineError
+from tidegate.state.arrow.missing_values import arrow_array
 
 RowFunction = Callable[[npt.NDArray[np.int64]], "pa.RecordBatch | Mapping[str, Any]"]
 """Row numbers (int64, ascending) to records: a RecordBatch, or one array (numpy, Arrow, list) per column. Must be pure:

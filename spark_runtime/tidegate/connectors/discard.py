@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
-from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
 
 
 class Discard(Sink):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.contract.errors import SnapshotError
+from tidegate.errors import SnapshotError
 
 FOUND_SCHEMA = "found_schema"
 """Of an operator in a graph document: the `FoundSchema` of a source; null or absent: it has none."""

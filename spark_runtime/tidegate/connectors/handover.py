@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.connectors.contract import Split
-from tidegate.contract.errors import PipelineError
+from tidegate.connectors.interface import Split
+from tidegate.errors import PipelineError
 
 ENTRY_BYTES = 512
 """What an entry counts besides its records, bytes: bounds how many entries without records can wait."""

@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.connectors.contract import Boundedness, Polled, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
 from tidegate.connectors.handover import MAX_PUSH_ROWS, Handover, PushClosedError
-from tidegate.contract.errors import PipelineError
+from tidegate.errors import PipelineError
 
 __all__ = ["PushClosedError", "PushContext", "PushReader", "PushSource", "Pusher"]
 

@@ -15,13 +15,13 @@ from typing import Any
 
 from fsspec import AbstractFileSystem
 
-from tidegate.connectors.file_layout import token
+from tidegate.connectors.files.sink.sink_layout import token
 from tidegate.connectors.storage import is_local, sync_to_disk
 from tidegate.connectors.transactions import TransactionId
-from tidegate.contract.errors import AlreadyExistsError
-from tidegate.contract.staged import MANIFEST_VERSION, StagedData
-from tidegate.contract.store import Store
-from tidegate.contract.verdicts import Withheld
+from tidegate.errors import AlreadyExistsError
+from tidegate.jobs.client.staged_data import MANIFEST_VERSION, StagedData
+from tidegate.jobs.stores.store import Store
+from tidegate.jobs.history.verdicts import Withheld
 
 
 class Quarantine:

@@ -13,11 +13,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.connectors.bad_records import BAD_RECORDS, bad_batch
-from tidegate.connectors.contract import Polled, SourceReader, Split
-from tidegate.connectors.file_listing import FoundFile
-from tidegate.connectors.file_set import FileSet
-from tidegate.connectors.pacing import PACING_TICK_MS, RowPacer, Tick
+from tidegate.connectors.files.source.bad_records import BAD_RECORDS, bad_batch
+from tidegate.connectors.interface import Polled, SourceReader, Split
+from tidegate.connectors.files.source.file_listing import FoundFile
+from tidegate.connectors.files.source.file_set import FileSet
+from tidegate.connectors.row_pacer import PACING_TICK_MS, RowPacer, Tick
 
 AtEnd = Literal["idle", "loop", "end"]
 IDLE_RETRY_MS = 1_000

@@ -10,12 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
 from tidegate.connectors.quarantine import Quarantine
-from tidegate.contract.errors import SnapshotError
-from tidegate.contract.store import Store
-from tidegate.contract.verdicts import Withheld
-from tidegate.operators.contract import CommitPermit, OperatorContext, Output, StreamOperator
+from tidegate.errors import SnapshotError
+from tidegate.jobs.stores.store import Store
+from tidegate.jobs.history.verdicts import Withheld
+from tidegate.operators.stream_operator import CommitPermit, OperatorContext, Output, StreamOperator
 from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
 
 COMMITTABLES = "committables"

@@ -12,9 +12,9 @@ from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from tidegate.contract.errors import PipelineError
-from tidegate.contract.records import RelativePaths
-from tidegate.contract.secrets import resolve_secrets
+from tidegate.errors import PipelineError
+from tidegate.jobs.records import RelativePaths
+from tidegate.jobs.secrets import resolve_secrets
 
 _relative_paths: ContextVar[RelativePaths | None] = ContextVar("relative paths", default=None)
 

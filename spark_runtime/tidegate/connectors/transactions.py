@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
-from tidegate.connectors.contract import Committable, SinkContext
-from tidegate.contract.errors import SinkConflictError
+from tidegate.connectors.interface import Committable, SinkContext
+from tidegate.errors import SinkConflictError
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from tidegate.contract.errors import PipelineError
-from tidegate.contract.options import JobOptions, format_duration
-from tidegate.plan.graph import JobGraph
+from tidegate.errors import PipelineError
+from tidegate.jobs.options import JobOptions, format_duration
+from tidegate.plan.job_graph import JobGraph
 
 DEFAULT_INTERVAL = timedelta(minutes=1)
 """Between checkpoints of an unbounded job that names no interval: little work to repeat after a failure, and seldom

@@ -7,22 +7,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.answers import answer_to, carried_over, job_ended
-from tidegate.coordinator.checkpoint_plan import plan_checkpoint
-from tidegate.coordinator.commit_gate import CommitGate
-from tidegate.coordinator.completed_snapshots import CompletedSnapshots
+from tidegate.coordinator.stop.answers import answer_to, carried_over, job_ended
+from tidegate.coordinator.checkpointing.checkpoint_plan import plan_checkpoint
+from tidegate.coordinator.commits.commit_gate import CommitGate
+from tidegate.coordinator.checkpointing.completed_snapshots import CompletedSnapshots
 from tidegate.coordinator.coordinator_options import CoordinatorOptions
 from tidegate.coordinator.events import AbortCode, Action, Event, Request, Subtask
 from tidegate.coordinator.failure_count import FailureCount
-from tidegate.coordinator.final_snapshot import FinalSnapshot
-from tidegate.coordinator.finished_operators import union_refusal
-from tidegate.coordinator.giving_up import Scene, savepoint_stays, stop_failed, stop_given_up, stop_untouched
-from tidegate.coordinator.pending import COUNTED, PendingCheckpoint, PendingSnapshots
-from tidegate.coordinator.requests import RequestQueue
-from tidegate.coordinator.retention import MAX_OVERDUE_DELETIONS, Completed
-from tidegate.coordinator.subtask_states import SubtaskStates
+from tidegate.coordinator.stop.final_snapshot import FinalSnapshot
+from tidegate.coordinator.checkpointing.finished_operators import union_refusal
+from tidegate.coordinator.stop.stop_timeout import Scene, savepoint_stays, stop_failed, stop_given_up, stop_untouched
+from tidegate.coordinator.checkpointing.pending_snapshots import COUNTED, PendingCheckpoint, PendingSnapshots
+from tidegate.coordinator.checkpointing.snapshot_requests import RequestQueue
+from tidegate.coordinator.checkpointing.retention import MAX_OVERDUE_DELETIONS, Completed
+from tidegate.coordinator.checkpointing.subtask_states import SubtaskStates
 from tidegate.coordinator.topology import Topology
-from tidegate.coordinator.triggering import FORCED, Drop, Refuse, Situation, Start, admit, judge
+from tidegate.coordinator.checkpointing.trigger import FORCED, Drop, Refuse, Situation, Start, admit, judge
 
 
 class Coordinator:

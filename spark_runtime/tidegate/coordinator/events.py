@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from tidegate.channel.elements import CheckpointKind, StopMode
-from tidegate.contract.verdicts import Withheld
+from tidegate.jobs.history.verdicts import Withheld
 
 Subtask: TypeAlias = tuple[int, int]
 """(chain id, index)."""

@@ -8,22 +8,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from tidegate.contract.errors import TidegateError
-from tidegate.contract.layout import JobLayout
-from tidegate.contract.log import Reign
-from tidegate.contract.records import Spec
-from tidegate.contract.savepoint_places import check_savepoint_place
-from tidegate.contract.store import Store
-from tidegate.contract.verdicts import verdicts_of
+from tidegate.errors import TidegateError
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.decision_log import Reign
+from tidegate.jobs.records import Spec
+from tidegate.jobs.client.savepoint_folder import check_savepoint_place
+from tidegate.jobs.stores.store import Store
+from tidegate.jobs.history.verdicts import verdicts_of
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.events import Action, Event
-from tidegate.coordinator.locations import open_location, probe_location
-from tidegate.coordinator.metadata_of import drained_operators, operator_states, subtask_history
-from tidegate.coordinator.recovery import rejection_text
-from tidegate.coordinator.rulings import is_closing, judge_ruling
+from tidegate.snapshot.location import open_location, probe_location
+from tidegate.coordinator.checkpointing.collected_metadata import drained_operators, operator_states, subtask_history
+from tidegate.coordinator.recovery.restore_point import rejection_text
+from tidegate.coordinator.commits.ruling import is_closing, judge_ruling
 from tidegate.coordinator.source_alignment import SourceAlignment
-from tidegate.coordinator.source_counts import EndedSources, SourceCounts
+from tidegate.coordinator.recovery.source_counts import EndedSources, SourceCounts
 from tidegate.coordinator.topology import Topology
 from tidegate.snapshot.metadata import SnapshotMetadata, write_metadata
 

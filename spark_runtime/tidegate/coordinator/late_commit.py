@@ -12,24 +12,24 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.sink_operator import held_handles
 from tidegate.connectors.transactions import parse_transaction_id
-from tidegate.contract.errors import CommandRefusedError, SnapshotError, StoreError, TidegateError
-from tidegate.contract.records import Decision, Spec
-from tidegate.contract.status import CheckpointView, JobStatus
-from tidegate.contract.stop_outcomes import COMMITS_PENDING, COMMITTED, SAVEPOINT_OK
-from tidegate.contract.verdicts import Verdicts, Withheld
-from tidegate.coordinator.answers import uncommitted_text
+from tidegate.errors import CommandRefusedError, SnapshotError, StoreError, TidegateError
+from tidegate.jobs.records import Decision, Spec
+from tidegate.jobs.status import CheckpointView, JobStatus
+from tidegate.jobs.stop_outcomes import COMMITS_PENDING, COMMITTED, SAVEPOINT_OK
+from tidegate.jobs.history.verdicts import Verdicts, Withheld
+from tidegate.coordinator.stop.answers import uncommitted_text
 from tidegate.coordinator.events import Ruling
-from tidegate.coordinator.job import Job
-from tidegate.coordinator.locations import open_location
-from tidegate.coordinator.quarantine_moves import cannot_quarantine
-from tidegate.coordinator.recovery import choose_restore_point, rejection_text
-from tidegate.coordinator.restore import Restore
-from tidegate.coordinator.rulings import Decide, judge_ruling
-from tidegate.plan.graph import Node
+from tidegate.coordinator.driver_job import Job
+from tidegate.snapshot.location import open_location
+from tidegate.coordinator.recovery.quarantine_moves import cannot_quarantine
+from tidegate.coordinator.recovery.restore_point import choose_restore_point, rejection_text
+from tidegate.coordinator.recovery.restore import Restore
+from tidegate.coordinator.commits.ruling import Decide, judge_ruling
+from tidegate.plan.job_graph import Node
 from tidegate.snapshot.handles import StreamFactory
 
 

@@ -7,12 +7,12 @@ from typing import Literal
 
 import pyarrow as pa
 
-from tidegate.contract.options import ProcessingTimeOnEnd
-from tidegate.contract.state_shapes import StateShape
-from tidegate.operators.contract import EndOfInput, StreamOperator
-from tidegate.operators.requests import AsyncFunction
+from tidegate.jobs.options import ProcessingTimeOnEnd
+from tidegate.jobs.restore.state_shapes import StateShape
+from tidegate.operators.stream_operator import EndOfInput, StreamOperator
+from tidegate.operators.async_requests import AsyncFunction
 from tidegate.operators.specs import SideSchemas
-from tidegate.snapshot.evolving import columns_of
+from tidegate.snapshot.evolved_columns import columns_of
 
 OnTimeout = Literal["fail", "side_output"]
 REQUESTS = "requests"

@@ -8,19 +8,19 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
-from tidegate.operators.batches import MAX_BATCH_ROWS
-from tidegate.operators.contract import OperatorContext, Output, StreamOperator
+from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
+from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.operators.deduplicate_specs import DeduplicateSpec
-from tidegate.operators.eventtime import EventTime
-from tidegate.operators.opened_back_end import opened_back_end
-from tidegate.operators.passed_watermarks import PASSED_STATE, PassedWatermarks
-from tidegate.operators.window import NULL_TIME_DROPPED, late_rows
+from tidegate.operators.time.event_time import EventTime
+from tidegate.operators.keyed_backend import opened_back_end
+from tidegate.operators.time.passed_watermarks import PASSED_STATE, PassedWatermarks
+from tidegate.operators.windows.window_aggregate import NULL_TIME_DROPPED, late_rows
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
-from tidegate.state.contract import KeyedStateBackend, KeySet, Mask
-from tidegate.state.evolving import evolved_parts
-from tidegate.state.keybytes import Int64s, valid_mask
-from tidegate.state.keysets import first_rows
-from tidegate.state.repeats import KEPT, LATE, judge_rows
+from tidegate.state.keyed_state import KeyedStateBackend, KeySet, Mask
+from tidegate.state.evolved_parts import evolved_parts
+from tidegate.state.keys.key_bytes import Int64s, valid_mask
+from tidegate.state.keys.key_sets import first_rows
+from tidegate.operators.repeats import KEPT, LATE, judge_rows
 
 
 class Deduplicate(StreamOperator):

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from tidegate.contract.options import ProcessingTimeOnEnd
-from tidegate.contract.state_shapes import StateShape
-from tidegate.operators.contract import EndOfInput, StreamOperator
+from tidegate.jobs.options import ProcessingTimeOnEnd
+from tidegate.jobs.restore.state_shapes import StateShape
+from tidegate.operators.stream_operator import EndOfInput, StreamOperator
 from tidegate.operators.specs import TimeUnit
-from tidegate.state.contract import StateDescriptor, TimeToLive
-from tidegate.state.keytypes import stored_field
+from tidegate.state.keyed_state import StateDescriptor, TimeToLive
+from tidegate.state.keys.key_types import stored_field
 
 SEEN = "seen"
 
@@ -65,7 +65,7 @@ class DeduplicateSpec:
 
     def states(self) -> tuple[StateShape, ...]:
         """The keys that were seen."""
-        from tidegate.operators.state_shapes import deduplicate_shapes
+        from tidegate.operators.backend_shapes import deduplicate_shapes
 
         return deduplicate_shapes(self)
 

@@ -13,17 +13,17 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.contract.options import ProcessingTimeOnEnd
-from tidegate.contract.state_shapes import StateShape
-from tidegate.operators.calendar_windows import Calendar
-from tidegate.operators.contract import EndOfInput, SideOutput, StreamOperator
-from tidegate.operators.mode_dependence import why_batch_sensitive
-from tidegate.operators.process_inputs import INPUT_NAMES, ProcessInput, fires_at_end, inputs_text
-from tidegate.operators.user_process import KeyedUserProcess
-from tidegate.operators.user_subtask import SubtaskState
-from tidegate.state.aggregation import ROWS, AggregateFunction, Aggregation, ArrowAggregate
-from tidegate.state.contract import StateDescriptor
-from tidegate.state.keytypes import stored_field
+from tidegate.jobs.options import ProcessingTimeOnEnd
+from tidegate.jobs.restore.state_shapes import StateShape
+from tidegate.operators.time.calendar import Calendar
+from tidegate.operators.stream_operator import EndOfInput, SideOutput, StreamOperator
+from tidegate.operators.functions.mode_dependence import why_batch_sensitive
+from tidegate.operators.functions.process_inputs import INPUT_NAMES, ProcessInput, fires_at_end, inputs_text
+from tidegate.operators.functions.keyed_process import KeyedUserProcess
+from tidegate.operators.functions.context import SubtaskState
+from tidegate.state.aggregates.aggregation import ROWS, AggregateFunction, Aggregation, ArrowAggregate
+from tidegate.state.keyed_state import StateDescriptor
+from tidegate.state.keys.key_types import stored_field
 
 TimeUnit = Literal["s", "ms", "us", "ns"]
 JoinKind = Literal["inner", "left", "semi", "anti"]
@@ -49,7 +49,7 @@ class FilterSpec:
 
     def create(self) -> StreamOperator:
         """A fresh filter."""
-        from tidegate.operators.map import FilterOperator
+        from tidegate.operators.row_operators import FilterOperator
 
         return FilterOperator(self)
 
@@ -72,7 +72,7 @@ class ProjectSpec:
 
     def create(self) -> StreamOperator:
         """A fresh projection."""
-        from tidegate.operators.map import ProjectOperator
+        from tidegate.operators.row_operators import ProjectOperator
 
         return ProjectOperator(self)
 
@@ -98,7 +98,7 @@ class MapInArrowSpec:
 
     def create(self) -> StreamOperator:
         """A fresh operator around the function."""
-        from tidegate.operators.map import MapInArrowOperator
+        from tidegate.operators.row_operators import MapInArrowOperator
 
         return MapInArrowOperator(self)
 
@@ -145,10 +145,10 @@ class WatermarkSpec:
     def create(self) -> StreamOperator:
         """A fresh watermark assigner."""
         if self.idle_after_ms is not None:
-            from tidegate.operators.idling_watermark import IdlingWatermarkOperator
+            from tidegate.operators.time.idling_watermark import IdlingWatermarkOperator
 
             return IdlingWatermarkOperator(self)
-        from tidegate.operators.watermark import WatermarkOperator
+        from tidegate.operators.time.watermark import WatermarkOperator
 
         return WatermarkOperator(self)
 
@@ -158,7 +158,7 @@ class WatermarkSpec:
 
     def states(self) -> tuple[StateShape, ...]:
         """How far the input is."""
-        from tidegate.operators.state_shapes import watermark_shapes
+        from tidegate.operators.backend_shapes import watermark_shapes
 
         return watermark_shapes()
 
@@ -174,7 +174,7 @@ class UnionSpec:
 
     def create(self) -> StreamOperator:
         """A fresh union."""
-        from tidegate.operators.map import UnionOperator
+        from tidegate.operators.row_operators import UnionOperator
 
         return UnionOperator()
 
@@ -275,10 +275,10 @@ class WindowAggSpec:
     def create(self) -> StreamOperator:
         """A fresh window aggregation."""
         if self.time_column is None:
-            from tidegate.operators.processing_window import ProcessingWindowAggregate
+            from tidegate.operators.windows.processing_time_window import ProcessingWindowAggregate
 
             return ProcessingWindowAggregate(self)
-        from tidegate.operators.window import WindowAggregate
+        from tidegate.operators.windows.window_aggregate import WindowAggregate
 
         return WindowAggregate(self)
 
@@ -288,7 +288,7 @@ class WindowAggSpec:
 
     def states(self) -> tuple[StateShape, ...]:
         """The open windows."""
-        from tidegate.operators.state_shapes import window_shapes
+        from tidegate.operators.backend_shapes import window_shapes
 
         return window_shapes(self)
 
@@ -348,7 +348,7 @@ class BroadcastJoinSpec:
 
     def create(self) -> StreamOperator:
         """A fresh broadcast join."""
-        from tidegate.operators.join import BroadcastJoin
+        from tidegate.operators.joins.broadcast_join import BroadcastJoin
 
         return BroadcastJoin(self)
 
@@ -358,7 +358,7 @@ class BroadcastJoinSpec:
 
     def states(self) -> tuple[StateShape, ...]:
         """Both sides."""
-        from tidegate.operators.state_shapes import join_shapes
+        from tidegate.operators.backend_shapes import join_shapes
 
         return join_shapes(self)
 
@@ -427,13 +427,13 @@ class KeyedProcessSpec:
 
     def create(self) -> StreamOperator:
         """A fresh operator around a copy of the process."""
-        from tidegate.operators.keyed_process import KeyedProcessOperator
+        from tidegate.operators.processes.keyed_process_operator import KeyedProcessOperator
 
         return KeyedProcessOperator(self)
 
     def states(self) -> tuple[StateShape, ...]:
         """What the process declares, and its timers."""
-        from tidegate.operators.state_shapes import process_shapes
+        from tidegate.operators.backend_shapes import process_shapes
 
         return process_shapes(self)
 

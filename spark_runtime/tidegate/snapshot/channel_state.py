@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.contract.errors import SnapshotError
+from tidegate.errors import SnapshotError
 from tidegate.snapshot.parts import StatePart
 
 PART_NAME = "__in_flight"

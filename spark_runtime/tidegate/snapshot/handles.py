@@ -11,15 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from tidegate.contract.errors import NotFoundError, SnapshotError
-from tidegate.contract.layout import JobLayout
+from tidegate.errors import NotFoundError, SnapshotError
+from tidegate.jobs.layout import JobLayout
 from tidegate.snapshot.blobs import BlobFile, Pieces, StoredBlob, checked_name, matches, packed
 from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.snapshot.parts import StateFormat, StateKind, StatePart
 from tidegate.snapshot.streams import decode_parts
 
 if TYPE_CHECKING:
-    from tidegate.contract.store import Store
+    from tidegate.jobs.stores.store import Store
 
 OpenLocation = Callable[[str], "tuple[Store, str]"]
 """Snapshot location (root-relative folder or URL) -> store and folder in it."""

@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
-from tidegate.contract.layout import stable_id
+from tidegate.jobs.layout import stable_id
 
 FOLDER = "tidegate-local"
 """In the machine's folder of temporary files: it outlives the process of a slot, which one of the next run follows."""

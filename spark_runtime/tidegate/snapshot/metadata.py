@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from tidegate.contract.errors import NotFoundError, SnapshotError
+from tidegate.errors import NotFoundError, SnapshotError
 from tidegate.snapshot.handles import OpenLocation, StateHandle, StreamFactory, joined
 
 if TYPE_CHECKING:
-    from tidegate.contract.store import Store
+    from tidegate.jobs.stores.store import Store
 
 METADATA_NAME = "_metadata"
 METADATA_VERSION = 4

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from tidegate.contract.options import SnapshotCompression
+from tidegate.jobs.options import SnapshotCompression
 from tidegate.snapshot.row_streams import stream_of, table_of
 
 StateKind = Literal["keyed", "list", "union", "broadcast", "channel"]

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tidegate.contract.errors import SnapshotError
+from tidegate.errors import SnapshotError
 from tidegate.snapshot.handles import StateHandle
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.metadata import OperatorState

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.contract.options import SnapshotCompression
+from tidegate.jobs.options import SnapshotCompression
 
 MAX_BATCH_ROWS = 256 * 1024
 """Rows per Arrow batch in a stream: bounds what a reader must decompress at once."""

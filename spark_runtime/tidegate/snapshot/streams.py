@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tidegate.contract.errors import SnapshotError
+from tidegate.errors import SnapshotError
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StateFormat, StateKind, StatePart
 from tidegate.snapshot.row_streams import MAX_BATCH_ROWS
 

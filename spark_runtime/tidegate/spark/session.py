@@ -11,10 +11,10 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from tidegate.contract.errors import EnvironmentProblemError, OptionError, SlotsUnavailableError
-from tidegate.contract.options import JobOptions
-from tidegate.contract.records import Spec
-from tidegate.contract.secrets import resolve_secrets
+from tidegate.errors import EnvironmentProblemError, OptionError, SlotsUnavailableError
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import Spec
+from tidegate.jobs.secrets import resolve_secrets
 
 FIXED_CONF = {
     "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",

@@ -17,30 +17,30 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from tidegate.channel.control import ControlClient
+from tidegate.channel.control.connections import ControlClient
 from tidegate.channel.failures import PeerLostError
-from tidegate.channel.tcp import DataTransport
+from tidegate.channel.tcp.data_transport import DataTransport
 from tidegate.connectors.found_schema import FoundSchemas
-from tidegate.contract.artifact import materialise
-from tidegate.contract.clock import steady_clock
-from tidegate.contract.errors import PipelineError, TidegateError
-from tidegate.contract.layout import JobLayout
-from tidegate.contract.options import JobOptions
-from tidegate.contract.records import Spec, decode
-from tidegate.contract.store import Store, open_store
-from tidegate.coordinator.locations import open_location
-from tidegate.pipeline.load import load_pipeline
-from tidegate.plan.execution import ExecutionPlan, plan
-from tidegate.plan.graph import JobGraph
+from tidegate.jobs.artifacts.artifact import materialise
+from tidegate.clock import steady_clock
+from tidegate.errors import PipelineError, TidegateError
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import Spec, decode
+from tidegate.jobs.stores.store import Store, open_store
+from tidegate.snapshot.location import open_location
+from tidegate.api.loader.pipeline_loader import load_pipeline
+from tidegate.plan.execution_plan import ExecutionPlan, plan
+from tidegate.plan.job_graph import JobGraph
 from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.spark.scratch import Scratch
 from tidegate.spark.slot_mail import SlotMail
 from tidegate.spark.versions import check_versions, own_versions
-from tidegate.state.kernels import compile_all
+from tidegate.spark.kernel_preload import compile_all
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.subtask.deployment import Deployment, deploy
 from tidegate.subtask.failure_codes import SLOT_MEMORY, failure_code
-from tidegate.subtask.restored import load_restored
+from tidegate.subtask.snapshots.restored_state import load_restored
 from tidegate.subtask.slot import Slot, Wake
 
 SNAPSHOT_WRITERS = 8

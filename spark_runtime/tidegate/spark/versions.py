@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 import tidegate
-from tidegate.contract.errors import EnvironmentProblemError
+from tidegate.errors import EnvironmentProblemError
 
 
 def own_versions() -> dict[str, str]:

@@ -17,10 +17,10 @@ def main() -> None:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     from pyspark.daemon import manager
 
-    from tidegate.state.kernels import compile_all
+    from tidegate.spark.kernel_preload import compile_all
 
     importlib.import_module("tidegate.spark.slot_entry")
-    importlib.import_module("tidegate.spark.batch_worker")
+    importlib.import_module("tidegate.spark.batch.worker_task")
     compile_all()
 
     manager()

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.contract.errors import PipelineError
-from tidegate.state.contract import Found
-from tidegate.state.keyindex import KeyReader
+from tidegate.errors import PipelineError
+from tidegate.state.keyed_state import Found
+from tidegate.state.keys.key_index import KeyReader
 
 MAX_BATCHES = 64
 """Batches that a state keeps before it makes one of them."""

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pyarrow as pa
 
-from tidegate.contract.errors import PipelineError, SnapshotError
-from tidegate.snapshot.evolving import evolved
+from tidegate.errors import PipelineError, SnapshotError
+from tidegate.snapshot.evolved_columns import evolved
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, OWNER_COLUMN, AsyncSnapshot, StatePart
-from tidegate.state.layout import form_of, marked_schema, operator_schema, unknown_state
+from tidegate.state.state_layout import form_of, marked_schema, operator_schema, unknown_state
 
 if TYPE_CHECKING:
     from tidegate.state.broadcast_map import BroadcastMap

@@ -14,9 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.contract.errors import PipelineError
+from tidegate.errors import PipelineError
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, StateKind, StatePart
-from tidegate.state.layout import marked_schema
+from tidegate.state.state_layout import marked_schema
 
 BYTES_COLUMN = "bytes"
 

@@ -11,9 +11,9 @@ from typing import TypeVar
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, SplitTurn, Watermark
-from tidegate.contract.store import Store
-from tidegate.contract.verdicts import Withheld
-from tidegate.operators.contract import CommitPermit, Output, SideOutput, StreamOperator, Waiting
+from tidegate.jobs.stores.store import Store
+from tidegate.jobs.history.verdicts import Withheld
+from tidegate.operators.stream_operator import CommitPermit, Output, SideOutput, StreamOperator, Waiting
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.failure_codes import failure_code
 

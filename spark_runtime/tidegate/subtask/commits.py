@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tidegate.contract.store import Store
-from tidegate.contract.verdicts import Withheld
-from tidegate.operators.contract import CommitPermit
+from tidegate.jobs.stores.store import Store
+from tidegate.jobs.history.verdicts import Withheld
+from tidegate.operators.stream_operator import CommitPermit
 from tidegate.subtask.chain import OperatorChain
 from tidegate.subtask.host import SubtaskHost
 from tidegate.subtask.lifecycle import SubtaskLifecycle

@@ -13,24 +13,24 @@ import pyarrow as pa
 from tidegate.channel.elements import Element, Watermark
 from tidegate.channel.memory import MemoryChannel
 from tidegate.channel.ports import InputChannel, OutputChannel
-from tidegate.connectors.contract import SourceContext
+from tidegate.connectors.interface import SourceContext
 from tidegate.connectors.sink_operator import SinkOperator, SinkSpec
-from tidegate.connectors.splits import split_from_json, splits_from_parts
-from tidegate.contract.options import ProcessingTimeOnEnd, StateBackend
-from tidegate.operators.back_ends import has_back_end
-from tidegate.operators.contract import OperatorContext, StreamOperator
-from tidegate.operators.process_specs import ProcessSpec
-from tidegate.operators.requests import StartRequests
+from tidegate.connectors.split_documents import split_from_json, splits_from_parts
+from tidegate.jobs.options import ProcessingTimeOnEnd, StateBackend
+from tidegate.plan.backend_use import has_back_end
+from tidegate.operators.stream_operator import OperatorContext, StreamOperator
+from tidegate.operators.processes.process_specs import ProcessSpec
+from tidegate.operators.async_requests import StartRequests
 from tidegate.operators.specs import KeyedProcessSpec, WatermarkSpec
-from tidegate.plan.execution import Chain, ChainInput, ChainOutput, ExecutionPlan
-from tidegate.plan.graph import JobGraph, Node
+from tidegate.plan.execution_plan import Chain, ChainInput, ChainOutput, ExecutionPlan
+from tidegate.plan.job_graph import JobGraph, Node
 from tidegate.snapshot.channel_state import Cut, InFlight, ReplayInput, replay_for
-from tidegate.state.keyhash import partition_hash
+from tidegate.state.keys.key_hash import partition_hash
 from tidegate.subtask.alignment import AlignmentMode
 from tidegate.subtask.chain import OperatorChain, OperatorFailure
-from tidegate.subtask.partitioning import custom_cut
-from tidegate.subtask.restored import Restored
-from tidegate.subtask.routing import OutputEdge, Router
+from tidegate.subtask.partitioner import custom_cut
+from tidegate.subtask.snapshots.restored_state import Restored
+from tidegate.subtask.router import OutputEdge, Router
 from tidegate.subtask.source import ReadOut, SourceInput
 from tidegate.subtask.subtask import InputPort, Subtask, SubtaskHost
 

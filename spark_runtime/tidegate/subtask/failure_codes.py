@@ -11,7 +11,7 @@ from types import TracebackType
 import pyarrow as pa
 
 import tidegate
-from tidegate.contract.errors import NotFoundError, OutageError, RecordError, StoreError, TidegateError
+from tidegate.errors import NotFoundError, OutageError, RecordError, StoreError, TidegateError
 
 MISSING_FILE = "missing_file"
 """A file that is read is not there."""

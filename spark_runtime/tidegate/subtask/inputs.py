@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tidegate.channel.elements import Element
 from tidegate.channel.ports import Announce, Announced, InputChannel
-from tidegate.subtask.capture import Captures
+from tidegate.subtask.snapshots.in_flight_capture import Captures
 
 
 @dataclass

@@ -14,18 +14,18 @@ from functools import partial
 from typing import Any
 
 from tidegate.channel.elements import SAVEPOINTS, CheckpointBarrier
-from tidegate.contract.options import SnapshotCompression
-from tidegate.contract.verdicts import Withheld
-from tidegate.operators.contract import CommitPermit
+from tidegate.jobs.options import SnapshotCompression
+from tidegate.jobs.history.verdicts import Withheld
+from tidegate.operators.stream_operator import CommitPermit
 from tidegate.snapshot.blobs import BlobFile
 from tidegate.snapshot.handles import OpenLocation
 from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.aligned_sources import AlignedSources
 from tidegate.subtask.host import DeclineCode
-from tidegate.subtask.snapshot_writer import SnapshotPlace, SnapshotWriter, Written
+from tidegate.subtask.snapshots.snapshot_writer import SnapshotPlace, SnapshotWriter, Written
 from tidegate.subtask.subtask import Subtask
-from tidegate.subtask.writing import side_by_side
+from tidegate.subtask.snapshots.writer_threads import side_by_side
 
 IDLE_WAIT_S = 0.05
 """Longest sleep of an idle loop, seconds: bounds the delay of a wake-up that raced with falling asleep."""

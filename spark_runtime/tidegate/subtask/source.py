@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from tidegate.channel.elements import SplitTurn
-from tidegate.connectors.contract import Polled, SourceReader, Split
-from tidegate.connectors.splits import splits_part
-from tidegate.contract.errors import SnapshotError
-from tidegate.operators.contract import OperatorContext, SideOutput
+from tidegate.connectors.interface import Polled, SourceReader, Split
+from tidegate.connectors.split_documents import splits_part
+from tidegate.errors import SnapshotError
+from tidegate.operators.stream_operator import OperatorContext, SideOutput
 from tidegate.operators.specs import AlignmentGroup
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.chain import OperatorFailure

@@ -30,7 +30,7 @@ from tidegate.channel.elements import (
     Watermark,
     batch_bytes,
 )
-from tidegate.operators.contract import CommitPermit, OperatorContext, SideOutput, Waiting
+from tidegate.operators.stream_operator import CommitPermit, OperatorContext, SideOutput, Waiting
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.alignment import (
     AlignmentAborted,
@@ -43,14 +43,14 @@ from tidegate.subtask.alignment import (
     TakeUnaligned,
     UnblockAll,
 )
-from tidegate.subtask.capture import Capture, Captures, snapshot_metrics
+from tidegate.subtask.snapshots.in_flight_capture import Capture, Captures, snapshot_metrics
 from tidegate.subtask.chain import OperatorChain
 from tidegate.subtask.commits import Commits
 from tidegate.subtask.host import SubtaskHost
 from tidegate.subtask.inputs import InputPort, Inputs
 from tidegate.subtask.lifecycle import InputEnded, SubtaskLifecycle
-from tidegate.subtask.overtaking import Overtaking
-from tidegate.subtask.routing import Emitted, Router
+from tidegate.subtask.snapshots.unaligned_barrier import Overtaking
+from tidegate.subtask.router import Emitted, Router
 from tidegate.subtask.source import SourceInput
 from tidegate.subtask.timers import Timers
 from tidegate.subtask.watermarks import WatermarkTracker

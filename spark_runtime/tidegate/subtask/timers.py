@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tidegate.operators.contract import Output
+from tidegate.operators.stream_operator import Output
 from tidegate.subtask.chain import OperatorChain
 from tidegate.subtask.host import SubtaskHost
 from tidegate.subtask.inputs import Inputs

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tidegate.testing.script import Advance, Checkpoint, Crash, End, Watermark
     from tidegate.testing.sink_conformance import SinkConformance
     from tidegate.testing.source_conformance import SourceConformance
-    from tidegate.testing.trial import Completed, Outcome, run
+    from tidegate.testing.pipeline_run import Completed, Outcome, run
 
 __all__ = [
     "Advance",
@@ -34,24 +34,24 @@ __all__ = [
 _HOMES = {
     "Advance": "script",
     "Checkpoint": "script",
-    "Completed": "trial",
+    "Completed": "pipeline_run",
     "Crash": "script",
     "End": "script",
     "Fed": "fed_source",
-    "Outcome": "trial",
+    "Outcome": "pipeline_run",
     "SinkConformance": "sink_conformance",
     "SourceConformance": "source_conformance",
     "Watermark": "script",
-    "run": "trial",
+    "run": "pipeline_run",
 }
 
 _SUITES = (
     "sink_conformance",
     "source_conformance",
-    "state_kinds_conformance",
-    "state_snapshot_conformance",
-    "state_time_conformance",
-    "store_conformance",
+    "s_conformance",
+    "shot_conformance",
+    "_conformance",
+    "e_conformance",
 )
 if "_pytest.assertion" in sys.modules:  # before they are imported; else a failed assertion would not show its values
     importlib.import_module("pytest").register_assert_rewrite(*(f"{__name__}.{suite}" for suite in _SUITES))

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from tidegate.channel.elements import MIN_WATERMARK, Watermark
-from tidegate.connectors.contract import Boundedness, Polled, Source, SourceContext, SourceReader, Split
-from tidegate.contract.errors import PipelineError
-from tidegate.operators.contract import Output, StreamOperator
-from tidegate.pipeline.columns import missing_column
+from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
+from tidegate.errors import PipelineError
+from tidegate.operators.stream_operator import Output, StreamOperator
+from tidegate.api.draft.column_checks import missing_column
 from tidegate.testing.script import moment_us
 
 MARK = b"tidegate.watermark_us"

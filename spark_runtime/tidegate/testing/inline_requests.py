@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.operators.requests import AsyncFunction, Done, is_coroutine
+from tidegate.operators.async_requests import AsyncFunction, Done, is_coroutine
 
 
 class InlineRequests:

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from tidegate.contract.clock import parse_iso
-from tidegate.contract.errors import PipelineError
+from tidegate.clock import parse_iso
+from tidegate.errors import PipelineError
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -18,14 +18,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import dataset
 
-from tidegate.connectors.contract import Committable, Sink, SinkWriter
+from tidegate.connectors.interface import Committable, Sink, SinkWriter
 from tidegate.connectors.leftovers import StillNeeded
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.transactions import parse_transaction_id
-from tidegate.contract.errors import TidegateError
-from tidegate.contract.staged import StagedData, merged, quarantined_data
-from tidegate.contract.store import open_store
-from tidegate.contract.verdicts import Withheld
+from tidegate.errors import TidegateError
+from tidegate.jobs.client.staged_data import StagedData, merged, quarantined_data
+from tidegate.jobs.stores.store import open_store
+from tidegate.jobs.history.verdicts import Withheld
 from tidegate.testing.one_sink_job import (
     COLLECT_ACTIONS,
     CRASH_ACTIONS,

@@ -15,13 +15,7 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tidegate.connectors.contract import (
-    Polled,
-    Source,
-    SourceContext,
-    SourceReader,
-    Split,
-)
+from tidegate.connectors.interface import Polled, Source, SourceContext, SourceReader, Split
 
 MAX_BATCH_ROWS = 65_536
 _settings = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))

@@ -11,8 +11,8 @@ from typing import Any
 from airflow.sdk import DAG, Param
 
 from airflow_tidegate.operators.fork import TidegateForkJobOperator
-from airflow_tidegate.operators.garbage import TidegateCollectGarbageOperator
-from airflow_tidegate.operators.preflight import TidegateCheckRestoreOperator
+from airflow_tidegate.operators.collect_garbage import TidegateCollectGarbageOperator
+from airflow_tidegate.operators.check_restore import TidegateCheckRestoreOperator
 from airflow_tidegate.operators.rescale import TidegateRescaleJobOperator
 from airflow_tidegate.operators.restore import TidegateRestoreJobOperator
 from airflow_tidegate.operators.snapshots import TidegateTriggerCheckpointOperator, TidegateTriggerSavepointOperator
@@ -23,7 +23,7 @@ from airflow_tidegate.operators.upgrade import TidegateUpgradeJobOperator
 from airflow_tidegate.operators.verdicts import TidegateCommitCheckpointOperator, TidegateRejectCheckpointOperator
 from airflow_tidegate.sensors.checkpoint import TidegateCheckpointSensor
 from airflow_tidegate.sensors.end_of_data import TidegateEndOfDataSensor
-from airflow_tidegate.sensors.staged import TidegateStagedCheckpointSensor
+from airflow_tidegate.sensors.staged_checkpoint import TidegateStagedCheckpointSensor
 
 HOME = os.environ["FLIGHT_DELAYS_HOME"]
 JOB_ID = "{{ params.job_id }}"

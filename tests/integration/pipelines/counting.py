@@ -32,7 +32,7 @@ from tidegate import (
     tumbling,
     value_state,
 )
-from tidegate.connectors.contract import Sink
+from tidegate.connectors.interface import Sink
 
 KEYS = 17
 WINDOW_MS = 1000

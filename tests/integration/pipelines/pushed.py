@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate import Parquet, Pipeline, PushContext, Pusher, PushSource, count, sum, tumbling
-from tidegate.connectors.contract import Boundedness, SourceContext, Split
+from tidegate.connectors.interface import Boundedness, SourceContext, Split
 
 KEYS = 17
 SPLITS = 3

@@ -16,7 +16,7 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from tidegate import Parquet, Pipeline
-from tidegate.connectors.contract import Boundedness, Polled, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
 
 EPOCH = datetime(2024, 1, 1, tzinfo=UTC)
 INPUT = pa.schema([("k", pa.string()), ("item", pa.string()), ("n", pa.int64()), ("t", pa.timestamp("us", "UTC"))])

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from scripted_job import NOW, Job
 
-from tidegate.contract.client import JobClient
-from tidegate.contract.records import Launch
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.records import Launch
 
 
 @pytest.fixture
@@ -41,13 +41,13 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine has what a driver needs; Java is not looked for."""
-    monkeypatch.setattr("airflow_tidegate.launchers.ensuring.require_machine", lambda *_: None)
+    monkeypatch.setattr("airflow_tidegate.launchers.driver_launch.require_machine", lambda *_: None)
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triggers look again as soon as the test asks them to."""
-    monkeypatch.setattr("airflow_tidegate.shared_reads.SHORTEST_PAUSE_S", 0.0)
+    monkeypatch.setattr("airflow_tidegate.waits.shared_reader.SHORTEST_PAUSE_S", 0.0)
 
 
 @pytest.fixture
@@ -59,5 +59,5 @@ def between_looks(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
         assert steps, "the operator waits although nothing more will happen"
         steps.pop(0)()
 
-    monkeypatch.setattr("airflow_tidegate.operators.base.JobOperator.sleep", staticmethod(sleep))
+    monkeypatch.setattr("airflow_tidegate.operators.job_operator.JobOperator.sleep", staticmethod(sleep))
     return steps

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tidegate.contract.client import JobClient
-from tidegate.contract.log import DecisionLog, Reign
-from tidegate.contract.records import CommandResult, StatusHint, encode
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.decision_log import DecisionLog, Reign
+from tidegate.jobs.records import CommandResult, StatusHint, encode
 
 NOW = "2026-01-01T00:00:00.000+00:00"
 PIPELINE = "pipe.py:build"

@@ -14,7 +14,7 @@ import pytest
 from scripted_job import PIPELINE, Job
 
 import airflow_tidegate
-from airflow_tidegate.airflow_versions import TaskDeferred
+from airflow_tidegate.version_compat import TaskDeferred
 from airflow_tidegate.operators.start import TidegateRunJobOperator
 
 PROVIDER = Path(airflow_tidegate.__file__).parent
@@ -44,7 +44,7 @@ def test_what_differs_between_versions_is_imported_in_one_module() -> None:
         for name in imported(path)
         if name in (*MOVED, *SINCE_3_3)
     }
-    assert elsewhere == set(), "import it from airflow_tidegate.airflow_versions"
+    assert elsewhere == set(), "import it from airflow_tidegate.version_compat"
     assert len(modules) > 20
 
 
@@ -56,7 +56,7 @@ def test_a_kill_that_a_trigger_would_not_hear_of_is_announced_when_the_task_is_d
     warnings: list[str] = []
     log = SimpleNamespace(info=lambda *_: None, warning=lambda text, *values: warnings.append(text % values))
     monkeypatch.setattr(TidegateRunJobOperator, "log", log)
-    monkeypatch.setattr("airflow_tidegate.operators.base.TRIGGERS_HEAR_KILLS", heard)
+    monkeypatch.setattr("airflow_tidegate.operators.job_operator.TRIGGERS_HEAR_KILLS", heard)
     run = TidegateRunJobOperator(task_id="run", job_id="j1", pipeline=PIPELINE, deferrable=True)
     with pytest.raises(TaskDeferred):
         run.execute(job.context())

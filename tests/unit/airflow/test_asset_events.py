@@ -13,19 +13,19 @@ from airflow.triggers.base import BaseEventTrigger
 from scripted_job import Job, ScriptedDriver
 
 from airflow_tidegate.assets import checkpoint_asset, end_of_data_asset, watermark_asset
-from airflow_tidegate.happenings import EVENTS_AT_ONCE
-from airflow_tidegate.looks import JobReader, Look
-from airflow_tidegate.triggers import events
-from airflow_tidegate.triggers.events import (
+from airflow_tidegate.triggers.event_kinds import EVENTS_AT_ONCE
+from airflow_tidegate.waits.job_reader import JobReader, Look
+from airflow_tidegate.triggers import event_triggers
+from airflow_tidegate.triggers.event_triggers import (
     JobEventTrigger,
     Teller,
     TidegateCheckpointEventTrigger,
     TidegateEndOfDataEventTrigger,
     TidegateWatermarkEventTrigger,
 )
-from tidegate.contract.errors import OptionError, StoreError
-from tidegate.contract.records import RestoreFrom
-from tidegate.contract.watch_cursors import read_cursor
+from tidegate.errors import OptionError, StoreError
+from tidegate.jobs.records import RestoreFrom
+from tidegate.jobs.watch_cursors import read_cursor
 
 try:  # since 3.2
     from airflow.serialization.decoders import smart_decode_trigger_kwargs
@@ -48,8 +48,8 @@ LOOKS = 4
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "RETRY_S", 0.01)
-    monkeypatch.setattr(events, "HANDED_OVER_S", 0.0)
+    monkeypatch.setattr(event_triggers, "RETRY_S", 0.01)
+    monkeypatch.setattr(event_triggers, "HANDED_OVER_S", 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -172,7 +172,7 @@ def test_what_happened_while_no_triggerer_ran_is_told_afterwards_and_nothing_bef
 def test_an_event_that_airflow_may_not_have_written_down_is_told_again_with_the_same_key(
     job: Job, driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "HANDED_OVER_S", 1000.0)
+    monkeypatch.setattr(event_triggers, "HANDED_OVER_S", 1000.0)
     trigger = checkpoints()
     [first] = watch(job, trigger, [lambda: driver.checkpoint(1)], 1)
     [second] = watch(job, trigger, [], 1)
@@ -190,8 +190,8 @@ def test_the_cursor_follows_also_when_events_never_cease(
 ) -> None:
     """Each event settles by itself: a newer one does not put off an older one."""
     now = [0.0]
-    monkeypatch.setattr(events, "HANDED_OVER_S", 15.0)
-    monkeypatch.setattr(events.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(event_triggers, "HANDED_OVER_S", 15.0)
+    monkeypatch.setattr(event_triggers.time, "monotonic", lambda: now[0])
     trigger = checkpoints()
     teller, reader = new_teller(trigger), JobReader(job.client)
     assert teller.see(job.client, reader.look()) is None
@@ -250,7 +250,7 @@ def test_with_a_least_interval_what_happens_in_between_is_told_as_one(
     job: Job, driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr(events.time, "time", lambda: now[0])
+    monkeypatch.setattr(event_triggers.time, "time", lambda: now[0])
     trigger = checkpoints(min_interval="10 min")
     teller, reader = new_teller(trigger), JobReader(job.client)
     teller.see(job.client, reader.look())

@@ -11,7 +11,7 @@ from airflow.timetables.interval import CronDataIntervalTimetable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.operators.calendar_windows import Calendar
+from tidegate.operators.time.calendar import Calendar
 
 ZONES = {
     "Europe/Berlin": 2020,

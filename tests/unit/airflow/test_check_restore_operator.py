@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from scripted_job import NOW, Job, ScriptedDriver
 
-from airflow_tidegate.airflow_versions import AirflowException, AirflowFailException
-from airflow_tidegate.operators.preflight import TidegateCheckRestoreOperator
-from tidegate.contract import preflight
-from tidegate.contract.codec import canonical, encode, to_document
-from tidegate.contract.pinned_graph import PinnedGraph, pin_graph
+from airflow_tidegate.version_compat import AirflowException, AirflowFailException
+from airflow_tidegate.operators.check_restore import TidegateCheckRestoreOperator
+from tidegate.jobs.client import preflight
+from tidegate.jobs.codec import canonical, encode, to_document
+from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pin_graph
 from tidegate.snapshot.metadata import METADATA_VERSION
 
 STATE = {"name": "windows", "kind": "keyed", "form": "", "renamed": {}, "fills": True}
@@ -152,6 +152,6 @@ def test_the_contract_knows_the_newest_version_of_metadata() -> None:
 
 
 def test_a_preflight_needs_neither_arrow_nor_numpy() -> None:
-    code = "import sys, tidegate.contract.preflight as _; print({'pyarrow', 'numpy', 'pyspark'} & set(sys.modules))"
+    code = "import sys, tidegate.jobs.client.preflight as _; print({'pyarrow', 'numpy', 'pyspark'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

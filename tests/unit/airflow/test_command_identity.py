@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from airflow_tidegate.identity import ask_id
-from tidegate.contract.layout import JobLayout
+from airflow_tidegate.task_identity import ask_id
+from tidegate.jobs.layout import JobLayout
 
 
 def context(**changes: Any) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from scripted_job import Job, ScriptedDriver
 
-from airflow_tidegate.airflow_versions import AirflowException, AirflowFailException
+from airflow_tidegate.version_compat import AirflowException, AirflowFailException
 from airflow_tidegate.operators.snapshots import TidegateTriggerCheckpointOperator, TidegateTriggerSavepointOperator
 from airflow_tidegate.operators.stop import TidegateCancelJobOperator, TidegateStopJobOperator
-from tidegate.contract.stop_outcomes import next_action, remark
+from tidegate.jobs.stop_outcomes import next_action, remark
 
 Steps = list[Callable[[], None]]
 
@@ -268,7 +268,7 @@ def test_an_unknown_mode_fails_at_once_and_sends_nothing(job: Job, driver: Scrip
 def test_a_cancel_waits_for_the_job_to_be_cancelled(
     job: Job, driver: ScriptedDriver, between_looks: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidegate.contract.client.JobClient.is_alive", lambda self, **_: True)
+    monkeypatch.setattr("tidegate.jobs.client.job_client.JobClient.is_alive", lambda self, **_: True)
     between_looks.append(lambda: driver.status("CANCELED"))
     operator = TidegateCancelJobOperator(task_id="cancel", job_id="j1")
     assert operator.execute(job.context("cancel"))["status"] == "CANCELED"
@@ -285,8 +285,8 @@ def test_a_cancel_asks_a_driver_that_is_silent_though_its_process_is_there(
     job: Job, driver: ScriptedDriver, between_looks: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S9.4: it pauses, or its machine is overloaded; it finds the command when it goes on."""
-    monkeypatch.setattr("tidegate.contract.client.JobClient.is_alive", lambda self, **_: False)
-    monkeypatch.setattr("tidegate.contract.submission.find_local", lambda client, spec: object())
+    monkeypatch.setattr("tidegate.jobs.client.job_client.JobClient.is_alive", lambda self, **_: False)
+    monkeypatch.setattr("tidegate.jobs.client.submission.find_local", lambda client, spec: object())
     between_looks.append(lambda: driver.status("CANCELED"))
     operator = TidegateCancelJobOperator(task_id="cancel", job_id="j1")
     assert operator.execute(job.context("cancel"))["status"] == "CANCELED"
@@ -296,7 +296,7 @@ def test_a_cancel_asks_a_driver_that_is_silent_though_its_process_is_there(
 def test_a_cancel_of_a_job_whose_driver_is_dead_ends_it_behind_a_fence(
     job: Job, driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidegate.contract.client.JobClient.is_alive", lambda self, **_: False)
+    monkeypatch.setattr("tidegate.jobs.client.job_client.JobClient.is_alive", lambda self, **_: False)
     operator = TidegateCancelJobOperator(task_id="cancel", job_id="j1")
     result = operator.execute(job.context("cancel"))
     assert (result["status"], result["generation"]) == ("CANCELED", 2)

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from scripted_job import PIPELINE, Job, ScriptedDriver
 
-from airflow_tidegate.airflow_versions import AirflowFailException
+from airflow_tidegate.version_compat import AirflowFailException
 from airflow_tidegate.launchers import ensure_driver
 from airflow_tidegate.operators.start import TidegateStartJobOperator
-from tidegate.contract.errors import EnvironmentProblemError, JobFailedError
-from tidegate.contract.launchers import on_a_cluster
-from tidegate.contract.launchers.on_a_cluster import Answer
-from tidegate.contract.launching import record_launch
-from tidegate.contract.wishes import desired_of
+from tidegate.errors import EnvironmentProblemError, JobFailedError
+from tidegate.jobs.launch import cluster
+from tidegate.jobs.launch.cluster import Answer
+from tidegate.jobs.launches import record_launch
+from tidegate.jobs.launch.desired_state import desired_of
 
 APPLICATION = "application_1700000000000_0007"
 
@@ -43,7 +43,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
             return Answer(0, "\tState : RUNNING\n")
         return Answer(0, f"Submitted application {APPLICATION}\n")
 
-    for launcher in (on_a_cluster.YarnLauncher, on_a_cluster.KubernetesLauncher):
+    for launcher in (cluster.YarnLauncher, cluster.KubernetesLauncher):
         monkeypatch.setattr(launcher.__init__, "__defaults__", (run,))
     return asked
 
@@ -102,7 +102,7 @@ def test_a_driver_that_lives_is_not_asked_for_again(job: Job, connection: Any, m
     job.submit()
     record_launch(job.client, job.client.spec(1), launcher="local", attempt=1)
     runs(job)
-    monkeypatch.setattr("tidegate.contract.client.JobClient.is_alive", lambda self, **_: True)
+    monkeypatch.setattr("tidegate.jobs.client.job_client.JobClient.is_alive", lambda self, **_: True)
     operator = start()
     assert ensure_driver(job.client, job.client.spec(1), operator.job_root()) == 0
     assert desired_of(job.client) is None
@@ -129,7 +129,7 @@ def test_a_cluster_launcher_may_be_used_where_workers_are_ephemeral(
     assert ensure_driver(job.client, spec, start().job_root()) == 0
     assert len(programs) == 1
     connection(launcher="spark-submit")
-    monkeypatch.setattr("airflow_tidegate.launchers.ensuring.find_driver", lambda *_: None)
+    monkeypatch.setattr("airflow_tidegate.launchers.driver_launch.find_driver", lambda *_: None)
     with pytest.raises(EnvironmentProblemError, match="ephemeral"):
         ensure_driver(job.client, spec, start().job_root())
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from scripted_job import Job, ScriptedDriver
 
-from airflow_tidegate.airflow_versions import AirflowException, AirflowFailException
+from airflow_tidegate.version_compat import AirflowException, AirflowFailException
 from airflow_tidegate.operators.fork import TidegateForkJobOperator
-from tidegate.contract.client import JobClient
-from tidegate.contract.records import RestoreFrom
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.records import RestoreFrom
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from airflow_tidegate import lineage
 from airflow_tidegate.get_provider_info import get_provider_info
 from airflow_tidegate.links import TidegateJobLink, TidegateSparkUiLink
 from airflow_tidegate.operators.fork import TidegateForkJobOperator
-from airflow_tidegate.operators.garbage import TidegateCollectGarbageOperator
-from airflow_tidegate.operators.preflight import TidegateCheckRestoreOperator
+from airflow_tidegate.operators.collect_garbage import TidegateCollectGarbageOperator
+from airflow_tidegate.operators.check_restore import TidegateCheckRestoreOperator
 from airflow_tidegate.operators.rescale import TidegateRescaleJobOperator
 from airflow_tidegate.operators.snapshots import TidegateTriggerSavepointOperator
 from airflow_tidegate.operators.stop import TidegateCancelJobOperator, TidegateStopJobOperator
@@ -28,7 +28,7 @@ from airflow_tidegate.operators.verdicts import TidegateCommitCheckpointOperator
 from airflow_tidegate.sensors.checkpoint import TidegateCheckpointSensor
 from airflow_tidegate.sensors.end_of_data import TidegateEndOfDataSensor
 from airflow_tidegate.sensors.job_status import TidegateJobStatusSensor
-from airflow_tidegate.sensors.staged import TidegateStagedCheckpointSensor
+from airflow_tidegate.sensors.staged_checkpoint import TidegateStagedCheckpointSensor
 from airflow_tidegate.sensors.watermark import TidegateWatermarkSensor
 
 SERIALIZATION = getattr(serialized_objects, "DagSerialization", None) or serialized_objects.SerializedDAG

@@ -8,11 +8,11 @@ import pytest
 from scripted_job import PIPELINE, Job, ScriptedDriver
 
 from airflow_tidegate.operators.start import TidegateRunJobOperator
-from airflow_tidegate.step_waits import SuperviseWait
-from airflow_tidegate.waits import StatusWait
-from airflow_tidegate.watch import Watch
-from tidegate.contract.errors import CommandRefusedError, NotFoundError, StoreError
-from tidegate.contract.records import Owner, decode
+from airflow_tidegate.waits.step_waits import SuperviseWait
+from airflow_tidegate.waits.job_waits import StatusWait
+from airflow_tidegate.waits.watch import Watch
+from tidegate.errors import CommandRefusedError, NotFoundError, StoreError
+from tidegate.jobs.records import Owner, decode
 
 OPTIONS = {"on_owner_lost": "savepoint_then_stop", "owner_timeout": "1 min"}
 

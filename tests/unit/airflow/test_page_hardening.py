@@ -11,10 +11,10 @@ import pytest
 from page_stub import HOST, NONCE, Page, make_page
 from scripted_job import Job, ScriptedDriver
 
-from airflow_tidegate.plugins import app, looking
-from airflow_tidegate.plugins.looking import READS_AT_ONCE
-from tidegate.contract.client import JobClient
-from tidegate.contract.errors import StoreError
+from airflow_tidegate.plugins import page_app, job_cache
+from airflow_tidegate.plugins.job_cache import READS_AT_ONCE
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import StoreError
 
 JOB = "/api/jobs/tidegate_default/j1"
 
@@ -52,7 +52,7 @@ def another(job: Job, job_id: str) -> JobClient:
 def test_a_store_that_hangs_takes_a_few_threads_of_the_api_server_and_no_more(
     page: Page, job: Job, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looking, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(job_cache, "PATIENCE_S", 0.2)
     others = [another(job, f"k{n}").job_id for n in range(3 * READS_AT_ONCE)]
     released, hanging = threading.Event(), []
 
@@ -75,10 +75,10 @@ def test_a_store_that_hangs_takes_a_few_threads_of_the_api_server_and_no_more(
         while sum(r.is_alive() for r in readers) > READS_AT_ONCE and time.monotonic() < until:
             time.sleep(0.01)
         assert sum(r.is_alive() for r in readers) == len(hanging) == READS_AT_ONCE
-        monkeypatch.setattr(looking, "PATIENCE_S", 60.0)
+        monkeypatch.setattr(job_cache, "PATIENCE_S", 60.0)
         began = time.monotonic()
         assert page.user("ada", ("PUT", "connection tidegate_default")).get("/api/jobs").status_code == 200
-        assert time.monotonic() - began < looking.PATIENCE_S, "a job of the list was waited for"
+        assert time.monotonic() - began < job_cache.PATIENCE_S, "a job of the list was waited for"
     finally:
         released.set()
         for reader in readers:
@@ -134,11 +134,11 @@ def test_a_body_that_is_nested_deeply_is_no_json_object(page: Page) -> None:
 
 
 def test_names_that_somebody_makes_up_fill_no_memory(page: Page) -> None:
-    viewer, before = page.viewer(), len(app._statics())
+    viewer, before = page.viewer(), len(page_app._statics())
     for n in range(20):
         assert viewer.get(f"/static/nothing-{n}.js").status_code == 404
-    assert len(app._statics()) == before
-    assert app._statics.cache_info().currsize == 1
+    assert len(page_app._statics()) == before
+    assert page_app._statics.cache_info().currsize == 1
 
 
 @pytest.mark.parametrize("owner", ["", "~"])
@@ -151,7 +151,7 @@ def test_an_owner_that_names_no_dag_is_none(page: Page, job: Job, owner: str) ->
 
 
 def test_jobs_that_are_not_there_displace_none_that_are(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "MAX_JOBS", 2)
+    monkeypatch.setattr(job_cache, "MAX_JOBS", 2)
     viewer = page.viewer()
     assert viewer.get(JOB).status_code == 200
     known = page.jobs._watched[("tidegate_default", "j1")]
@@ -170,7 +170,7 @@ def test_the_list_goes_on_with_a_connection_whose_name_begins_like_the_one_befor
         monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps(connection))
         client = JobClient(str(job.root / name), "j")
         client.submit(pipeline="pipe.py:build", code_root=str(job.dag_file.parent), owner_dag="d")
-    monkeypatch.setattr(app, "PAGE_SIZE", 1)
+    monkeypatch.setattr(page_app, "PAGE_SIZE", 1)
     viewer, seen, after = page.viewer(), [], ""
     while after is not None:
         told = viewer.get(f"/api/jobs?after={after}").json()
@@ -184,7 +184,7 @@ def test_a_cancel_asks_a_driver_that_is_silent_though_its_process_is_there(
 ) -> None:
     """S9.4"""
     monkeypatch.setattr(JobClient, "is_alive", lambda self: False)
-    monkeypatch.setattr("tidegate.contract.submission.find_local", lambda client, spec: object())
+    monkeypatch.setattr("tidegate.jobs.client.submission.find_local", lambda client, spec: object())
     page.viewer().get(JOB)
     clock.seconds += 3600.0
     assert page.viewer().get(JOB).json()["is_silent"] is True

@@ -14,14 +14,14 @@ from fastapi.testclient import TestClient
 from page_stub import HOST, NONCE, Page, make_page
 from scripted_job import Job, ScriptedDriver
 
-from airflow_tidegate.plugins.app import make_app
-from airflow_tidegate.plugins.looking import LOOK_S
+from airflow_tidegate.plugins.page_app import make_app
+from airflow_tidegate.plugins.job_cache import LOOK_S
 from airflow_tidegate.plugins.plugin import LazyPage, TidegatePlugin, views
-from tidegate.contract.client import JobClient
-from tidegate.contract.launching import record_launch
-from tidegate.contract.layout import stable_id
-from tidegate.contract.records import Launch, encode
-from tidegate.contract.wishes import desired_of
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.launches import record_launch
+from tidegate.jobs.layout import stable_id
+from tidegate.jobs.records import Launch, encode
+from tidegate.jobs.launch.desired_state import desired_of
 
 JOB = "/api/jobs/tidegate_default/j1"
 VERBS = ("checkpoint", "savepoint", "stop", "cancel", "commit", "reject", "restore")
@@ -470,7 +470,7 @@ def test_throughput_is_that_of_two_hints_of_one_run_by_the_drivers_clock(
 
 
 def test_the_list_goes_on_page_by_page(page: Page, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_tidegate.plugins.app.PAGE_SIZE", 2)
+    monkeypatch.setattr("airflow_tidegate.plugins.page_app.PAGE_SIZE", 2)
     for n in range(4):
         other = JobClient(str(job.root), f"k{n}")
         other.submit(pipeline="pipe.py:build", code_root=str(job.dag_file.parent), owner_dag="d" if n % 2 else "x")

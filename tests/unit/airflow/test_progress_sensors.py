@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from scripted_job import Job, ScriptedDriver
 
-from airflow_tidegate.airflow_versions import AirflowException, AirflowFailException, TaskDeferred
+from airflow_tidegate.version_compat import AirflowException, AirflowFailException, TaskDeferred
 from airflow_tidegate.sensors.checkpoint import TidegateCheckpointSensor
 from airflow_tidegate.sensors.job_status import TidegateJobStatusSensor
 from airflow_tidegate.sensors.watermark import TidegateWatermarkSensor

@@ -16,7 +16,7 @@ from scripted_job import Job
 from airflow_tidegate.get_provider_info import get_provider_info
 from airflow_tidegate.hooks.tidegate import JobRoot, TidegateHook
 from airflow_tidegate.launchers import ensure_driver
-from tidegate.contract.errors import EnvironmentProblemError, OptionError
+from tidegate.errors import EnvironmentProblemError, OptionError
 
 
 def connect(monkeypatch: pytest.MonkeyPatch, **connection: Any) -> TidegateHook:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from scripted_job import Job, ScriptedDriver
 
-from airflow_tidegate.airflow_versions import AirflowFailException, AirflowSkipException
-from tidegate.contract.client import JobClient
+from airflow_tidegate.version_compat import AirflowFailException, AirflowSkipException
+from tidegate.jobs.client.job_client import JobClient
 
 REPOSITORY = Path(__file__).parents[3]
 DAGS = sorted((REPOSITORY / "dags").glob("*.py"))
@@ -97,7 +97,7 @@ def test_in_the_morning_a_job_is_started_restored_or_left_alone(job: Job, monkey
     driver = ScriptedDriver(job.client)
     driver.status("RUNNING")
     alive: list[bool] = [True, False]
-    monkeypatch.setattr("tidegate.contract.client.JobClient.is_alive", lambda self: alive.pop(0))
+    monkeypatch.setattr("tidegate.jobs.client.job_client.JobClient.is_alive", lambda self: alive.pop(0))
     assert whether("j1") == "checkpoint"
     assert whether("j1") == "restore", "its driver has died"
     driver.status("STOPPED")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from scripted_job import Job, ScriptedDriver
 
-from airflow_tidegate.airflow_versions import AirflowFailException
+from airflow_tidegate.version_compat import AirflowFailException
 from airflow_tidegate.operators.rescale import TidegateRescaleJobOperator
-from tidegate.contract.records import RestoreFrom
+from tidegate.jobs.records import RestoreFrom
 
 Steps = list[Callable[[], None]]
 OPTIONS = {"parallelism": 2, "checkpoint_interval": "10 s", "max_parallelism": 8}
@@ -50,7 +50,7 @@ class World:
 @pytest.fixture
 def world(job: Job, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(job)
-    monkeypatch.setattr("tidegate.contract.client.JobClient.is_alive", lambda self, **_: True)
+    monkeypatch.setattr("tidegate.jobs.client.job_client.JobClient.is_alive", lambda self, **_: True)
     return made
 
 

@@ -7,10 +7,10 @@ from typing import Any, cast
 import pytest
 from scripted_job import Job, ScriptedDriver
 
-from airflow_tidegate.airflow_versions import AirflowException, AirflowFailException
+from airflow_tidegate.version_compat import AirflowException, AirflowFailException
 from airflow_tidegate.operators.restore import TidegateRestoreJobOperator, restore_from
-from tidegate.contract.errors import OptionError
-from tidegate.contract.records import RestoreFrom
+from tidegate.errors import OptionError
+from tidegate.jobs.records import RestoreFrom
 
 
 def meaning(value: Any) -> RestoreFrom:

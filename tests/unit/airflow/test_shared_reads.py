@@ -14,13 +14,13 @@ import pytest
 from airflow.triggers.base import TriggerEvent
 from scripted_job import Job, ScriptedDriver
 
-from airflow_tidegate import shared_reads
-from airflow_tidegate.looks import LIVENESS_REQUESTS, REQUESTS_PER_LOOK, JobReader, Look
-from airflow_tidegate.shared_reads import LONGEST_PAUSE_S, LOOKS_AT_ONCE, STORE_RETRIES, Pace, shared_job
-from airflow_tidegate.triggers.waits import TidegateCheckpointTrigger, TidegateCommandTrigger
-from airflow_tidegate.waits import CheckpointWait, CommandWait
-from tidegate.contract.client import JobClient
-from tidegate.contract.errors import StoreError
+from airflow_tidegate.waits import shared_reader
+from airflow_tidegate.waits.job_reader import LIVENESS_REQUESTS, REQUESTS_PER_LOOK, JobReader, Look
+from airflow_tidegate.waits.shared_reader import LONGEST_PAUSE_S, LOOKS_AT_ONCE, STORE_RETRIES, Pace, shared_job
+from airflow_tidegate.triggers.job_triggers import TidegateCheckpointTrigger, TidegateCommandTrigger
+from airflow_tidegate.waits.job_waits import CheckpointWait, CommandWait
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import StoreError
 
 POLL_S = 0.01
 PATIENCE_S = 60
@@ -283,7 +283,7 @@ def test_a_wait_that_is_cancelled_leaves_the_others_alone_and_the_last_one_ends_
         last.cancel()
         await asyncio.gather(last, return_exceptions=True)
         assert not asyncio.all_tasks() - own, "a look goes on although nobody waits"
-        assert not shared_reads._of_loop[asyncio.get_running_loop()].jobs
+        assert not shared_reader._of_loop[asyncio.get_running_loop()].jobs
         return seen, len(goes.looks)
 
     before, after = run(live())

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from scripted_job import PIPELINE, Job, ScriptedDriver
 
-from airflow_tidegate.airflow_versions import AirflowException, AirflowFailException
+from airflow_tidegate.version_compat import AirflowException, AirflowFailException
 from airflow_tidegate.operators.restore import TidegateRestoreJobOperator
 from airflow_tidegate.operators.start import TidegateRunJobOperator, TidegateStartJobOperator
-from tidegate.contract.errors import SnapshotError
-from tidegate.contract.machine import require_machine
-from tidegate.contract.records import RelativePaths
-from tidegate.coordinator.going_back import check_way_back
-from tidegate.coordinator.recovery import choose_restore_point
-from tidegate.testing.collect import CollectSink
+from tidegate.errors import SnapshotError
+from tidegate.jobs.launch.driver_requirements import require_machine
+from tidegate.jobs.records import RelativePaths
+from tidegate.coordinator.recovery.rewind import check_way_back
+from tidegate.coordinator.recovery.restore_point import choose_restore_point
+from tidegate.testing.collect_sink import CollectSink
 
 
 def start(**changes: Any) -> TidegateStartJobOperator:
@@ -54,7 +54,7 @@ def test_start_returns_once_the_job_runs(job: Job, between_looks: list[Any]) -> 
 
 def test_what_this_host_lacks_is_said_before_anything_is_submitted(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection's master is local[2]."""
-    monkeypatch.setattr("airflow_tidegate.launchers.ensuring.require_machine", require_machine)
+    monkeypatch.setattr("airflow_tidegate.launchers.driver_launch.require_machine", require_machine)
     with pytest.raises(AirflowException, match=r"local\[2\] has 2 of 3 slots, all of which parallelism 3 needs"):
         start(options={"parallelism": 3}).execute(job.context())
     monkeypatch.setenv("JAVA_HOME", str(job.root))
@@ -88,7 +88,7 @@ def test_a_retry_launches_a_driver_for_its_own_submission_when_none_lives(
 ) -> None:
     runs_at_once(job)
     start().execute(job.context())
-    monkeypatch.setattr("tidegate.contract.client.JobClient.is_alive", lambda self, **_: False)
+    monkeypatch.setattr("tidegate.jobs.client.job_client.JobClient.is_alive", lambda self, **_: False)
     result = start().execute(job.context())
     assert job.launches == [1, 1]
     assert len(job.client.specs()) == 1
@@ -131,7 +131,7 @@ def test_a_second_job_of_the_same_id_is_refused_while_the_first_lives(
 ) -> None:
     runs_at_once(job)
     start().execute(job.context())
-    monkeypatch.setattr("tidegate.contract.client.JobClient.is_alive", lambda self, **_: True)
+    monkeypatch.setattr("tidegate.jobs.client.job_client.JobClient.is_alive", lambda self, **_: True)
     with pytest.raises(AirflowException, match="j1") as caught:
         start().execute(job.context(run_id="r2"))
     assert "running" in str(caught.value).lower()
@@ -266,7 +266,7 @@ def test_a_cleared_restore_is_refused_while_the_job_lives(job: Job, monkeypatch:
     drivers = runs_at_once(job)
     start().execute(job.context())
     drivers[0].checkpoint(1)
-    monkeypatch.setattr("tidegate.contract.client.JobClient.is_alive", lambda self, **_: True)
+    monkeypatch.setattr("tidegate.jobs.client.job_client.JobClient.is_alive", lambda self, **_: True)
     restore = TidegateRestoreJobOperator(task_id="restore", job_id="j1")
     with pytest.raises(AirflowException, match="is alive"):
         restore.execute(job.context("restore", clear_number=1))

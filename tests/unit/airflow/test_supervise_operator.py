@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from scripted_job import Job, ScriptedDriver
 
-from airflow_tidegate.airflow_versions import AirflowFailException, TaskDeferred
+from airflow_tidegate.version_compat import AirflowFailException, TaskDeferred
 from airflow_tidegate.operators.supervise import TidegateSuperviseJobOperator
-from airflow_tidegate.step_waits import SuperviseWait
+from airflow_tidegate.waits.step_waits import SuperviseWait
 from airflow_tidegate.triggers.steps import STEP_TRIGGERS
-from tidegate.contract.clock import iso
-from tidegate.contract.endings import meant_to_end_by
-from tidegate.contract.processes import host_name, process_space
-from tidegate.contract.records import Desired, Launch, encode
+from tidegate.clock import iso
+from tidegate.jobs.launch.endings import meant_to_end_by
+from tidegate.jobs.os_processes import host_name, process_space
+from tidegate.jobs.records import Desired, Launch, encode
 
 Steps = list[Callable[[], None]]
 
@@ -36,7 +36,7 @@ def dead_pid() -> int:
 def launch(job: Job, dead_pid: int, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Records a launch here whose process is gone, with a driver that has said RUNNING; launches of operators do the
     same."""
-    monkeypatch.setattr("tidegate.contract.client.JobClient.is_alive", lambda self, **_: False)
+    monkeypatch.setattr("tidegate.jobs.client.job_client.JobClient.is_alive", lambda self, **_: False)
 
     def record(spec: int = 1, ago: timedelta = timedelta(0)) -> None:
         attempt = 1 + sum(number == spec for number, _ in job.client.launches())
@@ -193,7 +193,7 @@ def job_time() -> float:
 def test_a_job_that_stands_still_wakes_somebody_and_is_left_running(
     job: Job, launch: Any, between_looks: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_tidegate.step_waits.SuperviseWait._progressed_s", lambda self, view, now_s: now_s - 99)
+    monkeypatch.setattr("airflow_tidegate.waits.step_waits.SuperviseWait._progressed_s", lambda self, view, now_s: now_s - 99)
     launch()
     with pytest.raises(AirflowFailException, match="no checkpoint has completed"):
         supervise(no_progress_timeout="90 s").execute(job.context("s"))

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_tidegate.supervising import Limits, Seen, decide
+from airflow_tidegate.waits.supervision_policy import Limits, Seen, decide
 
 LIMITS = Limits(max_relaunches=2, window=timedelta(hours=1), no_progress=timedelta(minutes=30))
 DEAD = Seen(now_s=10_000.0, lost="its process 7 is gone", launched_s=[1_000.0], progressed_s=9_999.0)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from scripted_job import Job, ScriptedDriver
 
-from airflow_tidegate.airflow_versions import AirflowException, AirflowFailException, TaskDeferred
+from airflow_tidegate.version_compat import AirflowException, AirflowFailException, TaskDeferred
 from airflow_tidegate.operators.upgrade import TidegateUpgradeJobOperator
-from tidegate.contract.clock import utc_now
-from tidegate.contract.errors import WaitTimeoutError
-from tidegate.contract.records import RestoreFrom
+from tidegate.clock import utc_now
+from tidegate.errors import WaitTimeoutError
+from tidegate.jobs.records import RestoreFrom
 
 Steps = list[Callable[[], None]]
 NEW = "new.py:build"
@@ -63,7 +63,7 @@ class World:
 @pytest.fixture
 def world(job: Job, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(job)
-    monkeypatch.setattr("tidegate.contract.client.JobClient.is_alive", lambda self, **_: made.is_alive)
+    monkeypatch.setattr("tidegate.jobs.client.job_client.JobClient.is_alive", lambda self, **_: made.is_alive)
     return made
 
 
@@ -173,7 +173,7 @@ def test_a_new_version_that_is_silent_though_its_process_is_there_is_asked_to_en
 
     def freezes() -> None:
         world.is_alive = False
-        monkeypatch.setattr("tidegate.contract.submission.find_local", lambda client, spec: object())
+        monkeypatch.setattr("tidegate.jobs.client.submission.find_local", lambda client, spec: object())
         time_is_up(operator)()
 
     between_looks += [world.suspends, freezes, world.is_cancelled]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_tidegate.operators.upgrade_steps import Facts, Step, next_step
-from tidegate.contract.status import JobStatus
+from tidegate.jobs.status import JobStatus
 
 RUNNING = Facts(newest=3, status=JobStatus.RUNNING, before=3)
 STOPPED = replace(RUNNING, status=JobStatus.STOPPED, savepoint="sp")

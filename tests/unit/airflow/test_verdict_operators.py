@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from scripted_job import Job, ScriptedDriver
 
-from airflow_tidegate.airflow_versions import AirflowException, AirflowFailException
+from airflow_tidegate.version_compat import AirflowException, AirflowFailException
 from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.launchers.committing import commit_pending
 from airflow_tidegate.operators.verdicts import TidegateCommitCheckpointOperator, TidegateRejectCheckpointOperator
-from airflow_tidegate.sensors.staged import TidegateStagedCheckpointSensor
-from airflow_tidegate.triggers.waits import TRIGGERS
-from tidegate.contract.errors import EnvironmentProblemError
+from airflow_tidegate.sensors.staged_checkpoint import TidegateStagedCheckpointSensor
+from airflow_tidegate.triggers.job_triggers import TRIGGERS
+from tidegate.errors import EnvironmentProblemError
 
 Steps = list[Callable[[], None]]
 

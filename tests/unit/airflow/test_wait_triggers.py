@@ -10,14 +10,14 @@ import pytest
 from airflow.triggers.base import TriggerEvent
 from scripted_job import PIPELINE, Job, ScriptedDriver
 
-from airflow_tidegate.airflow_versions import AirflowException, AirflowFailException, AirflowSensorTimeout, TaskDeferred
+from airflow_tidegate.version_compat import AirflowException, AirflowFailException, AirflowSensorTimeout, TaskDeferred
 from airflow_tidegate.operators.snapshots import TidegateTriggerSavepointOperator
 from airflow_tidegate.operators.start import TidegateRunJobOperator
 from airflow_tidegate.operators.stop import TidegateStopJobOperator
 from airflow_tidegate.sensors.checkpoint import TidegateCheckpointSensor
-from airflow_tidegate.triggers.waits import TRIGGERS, JobWaitTrigger, TidegateCheckpointTrigger
-from airflow_tidegate.waits import CheckpointWait, EndOfDataWait
-from tidegate.contract.errors import StoreError
+from airflow_tidegate.triggers.job_triggers import TRIGGERS, JobWaitTrigger, TidegateCheckpointTrigger
+from airflow_tidegate.waits.job_waits import CheckpointWait, EndOfDataWait
+from tidegate.errors import StoreError
 
 
 @pytest.fixture
@@ -200,8 +200,8 @@ def test_a_trigger_in_a_triggerer_holds_its_event_back_until_the_scheduler_has_h
 
     driver.checkpoint(1)
     trigger = checkpoint_trigger(job)
-    monkeypatch.setattr("airflow_tidegate.triggers.waits.LETTING_GO_S", 10.0)
-    monkeypatch.setattr("airflow_tidegate.triggers.waits.asyncio.sleep", sleep)
+    monkeypatch.setattr("airflow_tidegate.triggers.job_triggers.LETTING_GO_S", 10.0)
+    monkeypatch.setattr("airflow_tidegate.triggers.job_triggers.asyncio.sleep", sleep)
     assert "found" in fire(trigger)
     assert pauses == [], "`dag.test` runs triggers by itself"
     trigger.trigger_id = 7

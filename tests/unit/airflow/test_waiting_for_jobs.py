@@ -9,21 +9,16 @@ from typing import Any
 import pytest
 from scripted_job import NOW, Job, ScriptedDriver
 
-from airflow_tidegate.airflow_versions import (
-    AirflowException,
-    AirflowFailException,
-    AirflowSensorTimeout,
-    TaskDeferred,
-)
+from airflow_tidegate.version_compat import AirflowException, AirflowFailException, AirflowSensorTimeout, TaskDeferred
 from airflow_tidegate.deferring import TRIGGER_SLACK
 from airflow_tidegate.operators.snapshots import TidegateTriggerSavepointOperator
 from airflow_tidegate.sensors.checkpoint import TidegateCheckpointSensor
 from airflow_tidegate.sensors.end_of_data import TidegateEndOfDataSensor
-from airflow_tidegate.waits import CheckpointWait, CommandWait, StatusWait
-from airflow_tidegate.watch import LAUNCH_GRACE_S, Watch
-from tidegate.contract.errors import DriverLostError, JobFailedError, WaitTimeoutError
-from tidegate.contract.launching import record_launch, record_process
-from tidegate.contract.records import Launch
+from airflow_tidegate.waits.job_waits import CheckpointWait, CommandWait, StatusWait
+from airflow_tidegate.waits.watch import LAUNCH_GRACE_S, Watch
+from tidegate.errors import DriverLostError, JobFailedError, WaitTimeoutError
+from tidegate.jobs.launches import record_launch, record_process
+from tidegate.jobs.records import Launch
 
 
 @pytest.fixture
@@ -174,7 +169,7 @@ def test_a_sensor_on_a_failed_job_fails_with_the_root_cause_instead_of_waiting(
 def test_a_rescheduled_sensor_notices_a_dead_driver_within_one_poke(
     job: Job, driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidegate.contract.client.JobClient.is_alive", lambda self, **_: False)
+    monkeypatch.setattr("tidegate.jobs.client.job_client.JobClient.is_alive", lambda self, **_: False)
     with pytest.raises(AirflowException, match="driver is lost"):
         poke(checkpoint_sensor(mode="reschedule"), job)
     assert not poke(checkpoint_sensor(mode="poke"), job)
@@ -198,7 +193,7 @@ def test_a_driver_whose_process_here_is_gone_is_noticed_at_the_second_look(
     job: Job, driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = Launch(1, 1, "local", "here", NOW, (), "n", pid=4711)
-    monkeypatch.setattr("airflow_tidegate.looks.local_death", lambda client, spec: gone)
+    monkeypatch.setattr("airflow_tidegate.waits.job_reader.local_death", lambda client, spec: gone)
     watch = Clocks().watch(job, CheckpointWait(count=1))
     assert watch.step() is None, "its last words may have come after the first look"
     with pytest.raises(DriverLostError, match="4711"):
@@ -209,7 +204,7 @@ def test_last_words_of_a_process_that_is_gone_are_heard(
     job: Job, driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = Launch(1, 1, "local", "here", NOW, (), "n", pid=4711)
-    monkeypatch.setattr("airflow_tidegate.looks.local_death", lambda client, spec: gone)
+    monkeypatch.setattr("airflow_tidegate.waits.job_reader.local_death", lambda client, spec: gone)
     watch = Clocks().watch(job, StatusWait(spec=1, statuses=("FINISHED",)))
     assert watch.step() is None
     driver.status("FINISHED")

@@ -7,7 +7,7 @@ from typing import Any
 import latency
 import pytest
 
-from tidegate.contract.errors import JobFailedError
+from tidegate.errors import JobFailedError
 
 ROWS = [
     latency.Row("tidegate", slots, rate, 1.0, p99_ms, 0.5, "")

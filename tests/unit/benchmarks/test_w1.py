@@ -13,8 +13,8 @@ import w1_workload
 from pipelines import w1 as pipeline
 from tidegate_w1 import check
 
-from tidegate.connectors.contract import SinkContext
-from tidegate.contract.errors import JobFailedError
+from tidegate.connectors.interface import SinkContext
+from tidegate.errors import JobFailedError
 
 
 @pytest.mark.parametrize(("rows", "keys"), [(5_400_006, 10), (5_100_000, 100_000), (2_000, 7), (1_000_002, 30)])

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tidegate.channel import messages
-from tidegate.channel.auth import DRIVER, Credentials, DiallerHandshake, Role
-from tidegate.channel.control import ControlClient, ControlServer
+from tidegate.channel.control import message_framing
+from tidegate.channel.tcp.handshake import DRIVER, Credentials, DiallerHandshake, Role
+from tidegate.channel.control.connections import ControlClient, ControlServer
 from tidegate.channel.failures import ChannelError, HandshakeError, PeerLostError
-from tidegate.channel.sockets import dial
+from tidegate.channel.tcp.sockets import dial
 
 SECRET = b"s" * 32
 WAIT_S = 60.0
@@ -86,7 +86,7 @@ def test_a_message_of_many_megabytes_arrives_whole(driver: Driver) -> None:
 
 
 def test_a_message_beyond_the_bound_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
-    monkeypatch.setattr(messages, "MAX_MESSAGE_BYTES", 100)
+    monkeypatch.setattr(message_framing, "MAX_MESSAGE_BYTES", 100)
     client, _ = driver.connect(0)
     with pytest.raises(ChannelError, match=r"type 'ack'.*state_size_threshold"):
         client.send({"type": "ack", "state": "x" * 100})
@@ -171,15 +171,15 @@ def test_a_slot_that_breaks_the_protocol_is_lost(driver: Driver, data: bytes) ->
 
 def test_messages_cut_anywhere_by_the_network_arrive_whole(driver: Driver) -> None:
     connection = driver.dial_raw(6)
-    for byte in messages.encode_message({"n": 1}) + messages.encode_message({"n": 2}):
+    for byte in message_framing.encode_message({"n": 1}) + message_framing.encode_message({"n": 2}):
         connection.sendall(bytes([byte]))
     assert [driver.heard.get(timeout=WAIT_S) for _ in range(2)] == [(6, {"n": 1}), (6, {"n": 2})]
 
 
 def test_a_slot_that_reads_nothing_is_lost_when_too_much_waits(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
-    monkeypatch.setattr(messages, "MAX_QUEUED_BYTES", 2**20)
+    monkeypatch.setattr(message_framing, "MAX_QUEUED_BYTES", 2**20)
     connection = driver.dial_raw(6)
-    connection.sendall(messages.encode_message({"type": "hello"}))
+    connection.sendall(message_framing.encode_message({"type": "hello"}))
     driver.heard.get(timeout=WAIT_S)
     for _ in range(64):
         driver.server.send(6, {"type": "deploy", "state": "x" * 2**20})

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.channel.credit import ReceiverCredit, SenderCredit
+from tidegate.channel.tcp.credit import ReceiverCredit, SenderCredit
 from tidegate.channel.failures import ProtocolError
 
 

@@ -17,15 +17,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.channel import wire
-from tidegate.channel.accepting import Acceptor
-from tidegate.channel.auth import Credentials, DiallerHandshake, ListenerHandshake, Role
+from tidegate.channel.tcp import wire_format
+from tidegate.channel.tcp.acceptor import Acceptor
+from tidegate.channel.tcp.handshake import Credentials, DiallerHandshake, ListenerHandshake, Role
 from tidegate.channel.elements import CheckpointBarrier, Element, EndOfData, EndOfPartition, Watermark
 from tidegate.channel.failures import ChannelError, HandshakeError, PeerLostError, ProtocolError
-from tidegate.channel.socket_thread import SocketThread
-from tidegate.channel.sockets import HANDSHAKE_TIMEOUT_S, dial, listen_on
-from tidegate.channel.tcp import DataTransport, TcpInputChannel, TcpOutputChannel
-from tidegate.channel.wire import Kind
+from tidegate.channel.tcp.socket_thread import SocketThread
+from tidegate.channel.tcp.sockets import HANDSHAKE_TIMEOUT_S, dial, listen_on
+from tidegate.channel.tcp.data_transport import DataTransport, TcpInputChannel, TcpOutputChannel
+from tidegate.channel.tcp.wire_format import Kind
 
 SECRET = b"s" * 32
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -214,7 +214,7 @@ def test_many_channels_between_three_slots_keep_apart(resources: ExitStack) -> N
 
 
 def payload_bytes(element: Element) -> int:
-    return wire.encode_batch(element)[1].size if isinstance(element, pa.RecordBatch) else 0
+    return wire_format.encode_batch(element)[1].size if isinstance(element, pa.RecordBatch) else 0
 
 
 ELEMENTS = st.one_of(
@@ -348,8 +348,8 @@ class Impostor:
         victim.start()
 
     def batch(self, sequence: int, channel_id: int = 0) -> bytes:
-        flags, payload = wire.encode_batch(rows(1))
-        return wire.pack_header(Kind.BATCH, channel_id, sequence, payload.size, flags) + payload.to_pybytes()
+        flags, payload = wire_format.encode_batch(rows(1))
+        return wire_format.pack_header(Kind.BATCH, channel_id, sequence, payload.size, flags) + payload.to_pybytes()
 
     def failure_after(self, *frames: bytes) -> str:
         self.connection.sendall(b"".join(frames))
@@ -381,11 +381,11 @@ def test_a_sender_beyond_its_credit_is_detected(resources: ExitStack) -> None:
 
 
 def test_credit_for_nothing_is_detected(resources: ExitStack) -> None:
-    assert "0 outstanding" in Impostor(resources).failure_after(wire.credit_frame(1, 1))
+    assert "0 outstanding" in Impostor(resources).failure_after(wire_format.credit_frame(1, 1))
 
 
 def test_credit_for_an_unknown_channel_is_detected(resources: ExitStack) -> None:
-    assert "credit for an unknown channel" in Impostor(resources).failure_after(wire.credit_frame(0, 1))
+    assert "credit for an unknown channel" in Impostor(resources).failure_after(wire_format.credit_frame(0, 1))
 
 
 def test_two_slots_that_send_on_one_channel_are_detected(resources: ExitStack) -> None:
@@ -402,19 +402,19 @@ def test_two_slots_that_send_on_one_channel_are_detected(resources: ExitStack) -
 
 
 def test_a_frame_beyond_its_bound_is_refused_before_its_payload(resources: ExitStack) -> None:
-    header = wire.pack_header(Kind.BATCH, 0, 0, wire.MAX_FRAME_BYTES + 1)
+    header = wire_format.pack_header(Kind.BATCH, 0, 0, wire_format.MAX_FRAME_BYTES + 1)
     assert "BATCH frame claims" in Impostor(resources).failure_after(header)
 
 
 def test_an_answer_to_no_farewell_is_detected(resources: ExitStack) -> None:
-    assert "nobody said" in Impostor(resources).failure_after(wire.farewell_frame(Kind.FAREWELL_SEEN))
+    assert "nobody said" in Impostor(resources).failure_after(wire_format.farewell_frame(Kind.FAREWELL_SEEN))
 
 
 def test_frames_cut_anywhere_by_the_network_arrive_whole(resources: ExitStack) -> None:
     slot = Impostor(resources)
     received = slot.slots.transports[1].open_input(2, SCHEMA)
-    frames = slot.batch(0, channel_id=2) + wire.event_frame(Watermark(4), 2, 1)
-    for byte in frames + wire.event_frame(EndOfPartition(), 2, 2):
+    frames = slot.batch(0, channel_id=2) + wire_format.event_frame(Watermark(4), 2, 1)
+    for byte in frames + wire_format.event_frame(EndOfPartition(), 2, 2):
         slot.connection.sendall(bytes([byte]))
     expected = [rows(1), Watermark(4), EndOfPartition()]
     assert [slot.slots.wait(received.poll) for _ in expected] == expected

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tidegate.channel.auth import DRIVER, Credentials, DiallerHandshake, ListenerHandshake, Role
+from tidegate.channel.tcp.handshake import DRIVER, Credentials, DiallerHandshake, ListenerHandshake, Role
 from tidegate.channel.failures import HandshakeError
 
 OURS = Credentials(Role.DATA, generation=3, run_id="run-7", secret=b"s" * 32)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.channel import wire
+from tidegate.channel.tcp import wire_format
 from tidegate.channel.elements import (
     MAX_WATERMARK,
     MIN_WATERMARK,
@@ -20,7 +20,7 @@ from tidegate.channel.elements import (
     Watermark,
 )
 from tidegate.channel.failures import ChannelError, ProtocolError
-from tidegate.channel.wire import Kind
+from tidegate.channel.tcp.wire_format import Kind
 
 GOLDEN: list[tuple[Event, str]] = [
     (Watermark(1_000_000), "02000000 07000000 09000000 08000000 40420f0000000000"),
@@ -50,55 +50,55 @@ EVENTS = st.one_of(
 )
 
 
-def split(frame: bytes) -> tuple[wire.Header, bytes]:
-    header = wire.unpack_header(frame[: wire.HEADER_BYTES])
-    return header, frame[wire.HEADER_BYTES :]
+def split(frame: bytes) -> tuple[wire_format.Header, bytes]:
+    header = wire_format.unpack_header(frame[: wire_format.HEADER_BYTES])
+    return header, frame[wire_format.HEADER_BYTES :]
 
 
 @pytest.mark.parametrize(("event", "frame"), GOLDEN, ids=lambda value: type(value).__name__)
 def test_the_bytes_of_an_event_are_those_of_version_1(event: Event, frame: str) -> None:
-    assert wire.event_frame(event, channel_id=7, sequence=9) == bytes.fromhex(frame)
+    assert wire_format.event_frame(event, channel_id=7, sequence=9) == bytes.fromhex(frame)
 
 
 def test_the_bytes_of_credit_and_farewell_are_those_of_version_1() -> None:
-    assert wire.credit_frame(7, 4096) == bytes.fromhex("08000000 07000000 00000000 08000000 0010000000000000")
-    assert wire.farewell_frame(Kind.FAREWELL) == bytes.fromhex("09000000 ffffffff 00000000 00000000")
-    assert wire.farewell_frame(Kind.FAREWELL_SEEN) == bytes.fromhex("0a000000 ffffffff 00000000 00000000")
+    assert wire_format.credit_frame(7, 4096) == bytes.fromhex("08000000 07000000 00000000 08000000 0010000000000000")
+    assert wire_format.farewell_frame(Kind.FAREWELL) == bytes.fromhex("09000000 ffffffff 00000000 00000000")
+    assert wire_format.farewell_frame(Kind.FAREWELL_SEEN) == bytes.fromhex("0a000000 ffffffff 00000000 00000000")
 
 
 @given(EVENTS, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
 def test_an_event_comes_back_from_its_frame(event: Event, channel_id: int, sequence: int) -> None:
-    header, payload = split(wire.event_frame(event, channel_id, sequence))
+    header, payload = split(wire_format.event_frame(event, channel_id, sequence))
     assert (header.channel_id, header.sequence, header.length) == (channel_id, sequence, len(payload))
-    assert wire.decode_event(header, payload) == event
+    assert wire_format.decode_event(header, payload) == event
 
 
 @given(EVENTS, st.binary(max_size=40))
 def test_an_event_with_a_payload_of_another_length_is_refused(event: Event, payload: bytes) -> None:
-    header, right = split(wire.event_frame(event, 0, 0))
+    header, right = split(wire_format.event_frame(event, 0, 0))
     if len(payload) != len(right):
         with pytest.raises(ProtocolError):
-            wire.decode_event(header, payload)
+            wire_format.decode_event(header, payload)
 
 
 @pytest.mark.parametrize("codes", ["04 00", "00 03"])
 def test_a_barrier_of_an_unknown_kind_is_refused(codes: str) -> None:
-    header, payload = split(wire.event_frame(CheckpointBarrier(1, "checkpoint", 0), 0, 0))
+    header, payload = split(wire_format.event_frame(CheckpointBarrier(1, "checkpoint", 0), 0, 0))
     with pytest.raises(ProtocolError, match="BARRIER"):
-        wire.decode_event(header, payload[:-2] + bytes.fromhex(codes))
+        wire_format.decode_event(header, payload[:-2] + bytes.fromhex(codes))
 
 
 def test_an_unknown_kind_of_frame_is_refused() -> None:
     with pytest.raises(ProtocolError, match="unknown kind"):
-        wire.unpack_header(bytes([77]) + bytes(15))
+        wire_format.unpack_header(bytes([77]) + bytes(15))
 
 
 def test_a_frame_beyond_the_bound_of_its_kind_is_refused_by_its_header() -> None:
-    assert wire.unpack_header(wire.pack_header(Kind.BATCH, 0, 0, wire.MAX_FRAME_BYTES)).length == wire.MAX_FRAME_BYTES
+    assert wire_format.unpack_header(wire_format.pack_header(Kind.BATCH, 0, 0, wire_format.MAX_FRAME_BYTES)).length == wire_format.MAX_FRAME_BYTES
     with pytest.raises(ProtocolError, match="BATCH frame claims 268,435,457 bytes"):
-        wire.unpack_header(wire.pack_header(Kind.BATCH, 0, 0, wire.MAX_FRAME_BYTES + 1))
+        wire_format.unpack_header(wire_format.pack_header(Kind.BATCH, 0, 0, wire_format.MAX_FRAME_BYTES + 1))
     with pytest.raises(ProtocolError, match="WATERMARK frame claims 65 bytes"):
-        wire.unpack_header(wire.pack_header(Kind.WATERMARK, 0, 0, 65))
+        wire_format.unpack_header(wire_format.pack_header(Kind.WATERMARK, 0, 0, 65))
 
 
 @settings(deadline=None)
@@ -106,33 +106,33 @@ def test_a_frame_beyond_the_bound_of_its_kind_is_refused_by_its_header() -> None
 def test_a_slice_of_a_batch_comes_back_as_its_own_rows(values: list[str | None], offset: int) -> None:
     batch = pa.record_batch({"s": pa.array(values, pa.string()), "n": pa.array(range(len(values)), pa.int32())})
     part = batch.slice(min(offset, len(values)))
-    flags, payload = wire.encode_batch(part)
-    assert wire.decode_batch(flags, payload, part.schema).equals(part)
+    flags, payload = wire_format.encode_batch(part)
+    assert wire_format.decode_batch(flags, payload, part.schema).equals(part)
 
 
 def test_a_batch_is_read_without_copying_its_columns() -> None:
     batch = pa.record_batch({"a": pa.array(range(1_000), pa.int64())})
-    flags, payload = wire.encode_batch(batch)
-    values = wire.decode_batch(flags, payload, batch.schema).column(0).buffers()[1]
+    flags, payload = wire_format.encode_batch(batch)
+    values = wire_format.decode_batch(flags, payload, batch.schema).column(0).buffers()[1]
     assert payload.address <= values.address < payload.address + payload.size
 
 
 def test_dictionary_columns_travel_with_their_dictionaries() -> None:
     words = pa.array(["x", "y", "x", None]).dictionary_encode()
     batch = pa.record_batch({"w": words, "nested": pa.StructArray.from_arrays([words], ["w"])})
-    flags, payload = wire.encode_batch(batch)
-    assert wire.decode_batch(flags, payload, batch.schema).equals(batch)
+    flags, payload = wire_format.encode_batch(batch)
+    assert wire_format.decode_batch(flags, payload, batch.schema).equals(batch)
 
 
 def test_a_damaged_batch_is_refused() -> None:
     batch = pa.record_batch({"a": pa.array([1], pa.int64())})
-    _, payload = wire.encode_batch(batch)
+    _, payload = wire_format.encode_batch(batch)
     with pytest.raises(ProtocolError, match="cannot be read"):
-        wire.decode_batch(0, payload.slice(0, 20), batch.schema)
+        wire_format.decode_batch(0, payload.slice(0, 20), batch.schema)
 
 
 def test_a_batch_beyond_the_bound_of_a_frame_names_its_size_and_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 1_000)
+    monkeypatch.setattr(wire_format, "MAX_FRAME_BYTES", 1_000)
     batch = pa.record_batch({"a": pa.array(range(1_000), pa.int64())})
     with pytest.raises(ChannelError, match=r"1,000 rows, columns a.*Emit smaller batches"):
-        wire.encode_batch(batch)
+        wire_format.encode_batch(batch)

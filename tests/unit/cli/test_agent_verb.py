@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from cli_caller import Caller
 
-from tidegate.contract.launchers.agent import Agent
+from tidegate.jobs.launch.agent import Agent
 
 
 @pytest.fixture(autouse=True)

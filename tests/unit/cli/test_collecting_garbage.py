@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from cli_caller import Caller
 
-from tidegate.cli import collecting
-from tidegate.contract.store import open_store
+from tidegate.cli.upkeep import gc
+from tidegate.jobs.stores.store import open_store
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def orphan(tidegate: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     driver.reign.append("claim", data)
     driver.status("FAILED", reason="x")
     open_store(tidegate.root).create(f"{path}/op.state", b"five!")
-    monkeypatch.setattr(collecting, "utc_now", lambda: datetime(2040, 1, 1, tzinfo=UTC))
+    monkeypatch.setattr(gc, "utc_now", lambda: datetime(2040, 1, 1, tzinfo=UTC))
     return f"{tmp_path}/{path}"
 
 

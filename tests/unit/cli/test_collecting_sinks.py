@@ -9,7 +9,7 @@ import pytest
 from cli_caller import Caller
 from test_committing_late import Pinned
 
-from tidegate.contract.pinned_graph import PinnedGraph, pin_graph
+from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pin_graph
 from tidegate.coordinator import events as ev
 
 OLD_S = 946_684_800

@@ -7,8 +7,8 @@ import os
 import pytest
 from cli_caller import Caller, Driver
 
-from tidegate.contract.clock import elapsed_ms
-from tidegate.contract.stop_outcomes import next_action
+from tidegate.clock import elapsed_ms
+from tidegate.jobs.stop_outcomes import next_action
 
 
 def obedient(driver: Driver) -> None:

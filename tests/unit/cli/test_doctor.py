@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from cli_caller import Caller
 
-from tidegate.cli import doctor as doctor_verb
-from tidegate.cli import examination
-from tidegate.cli.examination import check_pyspark, check_python, check_slot_python
-from tidegate.contract.machine import Finding, check_java
+from tidegate.cli.upkeep import doctor as doctor_verb
+from tidegate.cli.upkeep import installation_checks
+from tidegate.cli.upkeep.installation_checks import check_pyspark, check_python, check_slot_python
+from tidegate.jobs.launch.driver_requirements import Finding, check_java
 
 
 @pytest.mark.parametrize(
@@ -69,18 +69,18 @@ def test_slots_must_run_on_an_interpreter_like_the_drivers(named: str | None, sa
 
 
 def test_a_root_that_works_and_one_that_does_not(tmp_path: Path) -> None:
-    assert examination._root(str(tmp_path), {}).ok
+    assert installation_checks._root(str(tmp_path), {}).ok
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
-    blocked = examination._root(str(tmp_path / "file" / "root"), {})
+    blocked = installation_checks._root(str(tmp_path / "file" / "root"), {})
     assert not blocked.ok and blocked.remedy
-    assert not examination._root("ftp://host/root", {}).ok
+    assert not installation_checks._root("ftp://host/root", {}).ok
 
 
 def test_a_kernel_cache_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
-    assert examination._kernel_cache({"NUMBA_CACHE_DIR": str(tmp_path)}).ok
+    assert installation_checks._kernel_cache({"NUMBA_CACHE_DIR": str(tmp_path)}).ok
     (tmp_path / "file").touch()
-    finding = examination._kernel_cache({"NUMBA_CACHE_DIR": str(tmp_path / "file" / "cache")})
+    finding = installation_checks._kernel_cache({"NUMBA_CACHE_DIR": str(tmp_path / "file" / "cache")})
     assert not finding.ok and "NUMBA_CACHE_DIR" in finding.remedy
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from cli_caller import Caller, Driver
 
-from tidegate.contract.staged import StagedData, StagedFile, files_staged
+from tidegate.jobs.client.staged_data import StagedData, StagedFile, files_staged
 
 GATE = {"commit": "on_request"}
 

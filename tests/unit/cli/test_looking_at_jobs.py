@@ -12,9 +12,9 @@ from cli_caller import Caller, Driver
 
 from tidegate.cli import main as entry
 from tidegate.cli.output import Output, table
-from tidegate.cli.presenting import event_time, size
-from tidegate.contract.errors import StoreError
-from tidegate.contract.records import RestoreFrom
+from tidegate.cli.presentation import event_time, size
+from tidegate.errors import StoreError
+from tidegate.jobs.records import RestoreFrom
 
 MEASURES = ("duration", "size", "alignment")
 VERBS = ("start", "restore", "status", "checkpoints", "list", "logs")
@@ -332,7 +332,7 @@ def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_exit_codes_of_all_errors_are_documented() -> None:
     text = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
-    from tidegate.contract import errors
+    from tidegate import errors
 
     classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.TidegateError)]
     for code in {c.exit_code for c in classes} | {0, entry.EXIT_BUG, entry.EXIT_INTERRUPTED, entry.EXIT_PIPE_CLOSED}:

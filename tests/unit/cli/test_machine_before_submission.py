@@ -11,8 +11,8 @@ import cli_caller
 import pytest
 from cli_caller import Caller
 
-from tidegate.contract import machine
-from tidegate.contract.machine import check_port, local_slots
+from tidegate.jobs.launch import driver_requirements
+from tidegate.jobs.launch.driver_requirements import check_port, local_slots
 
 
 def java(folder: Path, version: str | None) -> dict[str, str]:
@@ -109,7 +109,7 @@ def test_a_restore_looks_at_what_it_would_start(here: Caller) -> None:
 
 def test_a_submission_that_is_there_is_not_looked_at_again(here: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     assert start(here, "--submission-id", "one").code == 0
-    monkeypatch.setattr(machine, "check_loopback", lambda: machine.Finding("ports", False, "its own driver has it"))
+    monkeypatch.setattr(driver_requirements, "check_loopback", lambda: driver_requirements.Finding("ports", False, "its own driver has it"))
     assert start(here, "--submission-id", "one").code == 0
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from tidegate.cli.main import main
-from tidegate.cli.packing import packed_pipeline, run_pip
-from tidegate.contract.artifact import materialise, pack, resolve_pipeline, upload
-from tidegate.contract.errors import PipelineError
-from tidegate.contract.layout import JobLayout
-from tidegate.contract.memory_store import MemoryStore
-from tidegate.contract.packed_file import DESCRIPTION, check_unpacked, read_packed
-from tidegate.pipeline.load import load_pipeline
+from tidegate.cli.upkeep.pack import packed_pipeline, run_pip
+from tidegate.jobs.artifacts.artifact import materialise, pack, resolve_pipeline, upload
+from tidegate.errors import PipelineError
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.stores.in_memory import MemoryStore
+from tidegate.jobs.artifacts.packed_pipeline import DESCRIPTION, check_unpacked, read_packed
+from tidegate.api.loader.pipeline_loader import load_pipeline
 
 CODE = """
 import pyarrow as pa

@@ -14,22 +14,22 @@ import pyarrow.parquet as pq
 import pytest
 from cli_caller import Answer, Caller
 
-from tidegate.connectors.files import Files
-from tidegate.contract.client import JobClient
-from tidegate.contract.errors import SnapshotError, StoreError
-from tidegate.contract.pinned_graph import PinnedGraph
-from tidegate.contract.preflight import check_restore, graph_from
-from tidegate.contract.records import RestoreFrom, decode
+from tidegate.connectors.files.source.files import Files
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import SnapshotError, StoreError
+from tidegate.jobs.artifacts.pinned_graph import PinnedGraph
+from tidegate.jobs.client.preflight import check_restore, graph_from
+from tidegate.jobs.records import RestoreFrom, decode
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.job import Job
-from tidegate.coordinator.source_positions import check_positions
-from tidegate.testing.collect import forget_collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.coordinator.driver_job import Job
+from tidegate.coordinator.recovery.source_positions import check_positions
+from tidegate.testing.collect_sink import forget_collected
+from tidegate.testing.in_process_job import InProcessJob
 
 CODE = """
 import pyarrow as pa
 import tidegate as td
-from tidegate.testing.collect import CollectSink
+from tidegate.testing.collect_sink import CollectSink
 
 NAMES = pa.schema([("k", pa.int64()), ("name", pa.string())])
 

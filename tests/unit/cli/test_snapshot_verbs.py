@@ -14,11 +14,11 @@ import pytest
 from cli_caller import Caller
 
 import tidegate as td
-from tidegate.contract.errors import OptionError, SnapshotError
+from tidegate.errors import OptionError, SnapshotError
 from tidegate.coordinator import events as ev
-from tidegate.state.read_state import spark_schema
-from tidegate.testing.collect import CollectSink, forget_collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.state.state_reader import spark_schema
+from tidegate.testing.collect_sink import CollectSink, forget_collected
+from tidegate.testing.in_process_job import InProcessJob
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("ts", pa.timestamp("ms"))])
 NAMES = pa.schema([("k", pa.int64()), ("name", pa.string())])

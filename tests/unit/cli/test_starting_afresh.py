@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from cli_caller import Caller
 
-from tidegate.contract.client import JobClient
-from tidegate.contract.records import RelativePaths
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.records import RelativePaths
 
 WRITING = """
 import pyarrow as pa

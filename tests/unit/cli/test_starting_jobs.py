@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from cli_caller import Caller, Driver
 
-from tidegate.cli.starting import restore_from
-from tidegate.contract.client import JobClient, list_jobs
-from tidegate.contract.errors import OptionError
-from tidegate.contract.records import RestoreFrom
+from tidegate.cli.jobs.start import restore_from
+from tidegate.jobs.client.job_client import JobClient, list_jobs
+from tidegate.errors import OptionError
+from tidegate.jobs.records import RestoreFrom
 
 
 def running(driver: Driver) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tidegate.connectors.contract import Source, SourceContext, Split
+from tidegate.connectors.interface import Source, SourceContext, Split
 
 
 @dataclass

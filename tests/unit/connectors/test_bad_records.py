@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.unit.connectors.files_read import read_all, write
-from tidegate.connectors import text_records
-from tidegate.connectors.contract import Source, SourceContext, Split
-from tidegate.connectors.files import Files
+from tidegate.connectors.files.source import text_records
+from tidegate.connectors.interface import Source, SourceContext, Split
+from tidegate.connectors.files.source.files import Files
 from tidegate.connectors.replay import Replay
-from tidegate.contract.errors import PipelineError
+from tidegate.errors import PipelineError
 from tidegate.testing.source_conformance import SourceConformance
 
 GOOD_CSV = "n,s\n" + "".join(f"{n},row {n}\n" for n in range(50))

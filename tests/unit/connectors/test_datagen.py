@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from tidegate.connectors.contract import Source, SourceContext, SourceReader
+from tidegate.connectors.interface import Source, SourceContext, SourceReader
 from tidegate.connectors.datagen import DataGen
-from tidegate.contract.errors import OptionError, PipelineError
+from tidegate.errors import OptionError, PipelineError
 from tidegate.testing.source_conformance import SourceConformance
 
 SCHEMA = pa.schema([("n", pa.int64()), ("at", pa.timestamp("us"))])

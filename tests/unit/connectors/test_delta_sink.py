@@ -17,10 +17,10 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction
 from fsspec.implementations.local import LocalFileSystem
 
-from tidegate.connectors.contract import Committable, SinkWriter
-from tidegate.connectors.delta import Delta
-from tidegate.connectors.delta_log import DeltaLog
-from tidegate.contract.errors import TidegateError
+from tidegate.connectors.interface import Committable, SinkWriter
+from tidegate.connectors.delta.delta_sink import Delta
+from tidegate.connectors.delta.delta_log import DeltaLog
+from tidegate.errors import TidegateError
 from tidegate.testing.one_sink_job import Reign, numbers
 
 APPLICATION = "tidegate:job-1,lineage-1,out,0"
@@ -117,7 +117,7 @@ def _wrapped(effect: Callable[..., Any], around: Callable[..., Any]) -> Callable
 
 @pytest.fixture(autouse=True)
 def own_file_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidegate.connectors.delta.open_filesystem", lambda url, _: (OwnFileSystem(), url))
+    monkeypatch.setattr("tidegate.connectors.delta.delta_sink.open_filesystem", lambda url, _: (OwnFileSystem(), url))
 
 
 def test_a_commit_that_crashes_at_any_step_is_completed_by_the_next_run(

@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidegate import Csv, DataGen, JsonLines, Parquet, Pipeline
-from tidegate.connectors.contract import SinkContext
-from tidegate.contract.errors import OptionError, PipelineError
-from tidegate.contract.records import RestoreFrom
+from tidegate.connectors.interface import SinkContext
+from tidegate.errors import OptionError, PipelineError
+from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
-from tidegate.testing.in_process import InProcessJob, InProcessRun
+from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 SCHEMA = pa.schema([("n", pa.int64()), ("third", pa.int64())])
 SINKS: dict[str, Callable[..., Any]] = {"parquet": Parquet, "csv": Csv, "jsonl": JsonLines}

@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.unit.connectors.files_read import read_all, write
-from tidegate.connectors.encoded_files import EncodedFile, FileEncoding
-from tidegate.connectors.files import Files
-from tidegate.connectors.parquet_encoding import ParquetEncoding
-from tidegate.connectors.text_encodings import CsvEncoding, JsonLinesEncoding
-from tidegate.contract.errors import PipelineError
+from tidegate.connectors.files.sink.encoded_file import EncodedFile, FileEncoding
+from tidegate.connectors.files.source.files import Files
+from tidegate.connectors.files.sink.parquet_encoding import ParquetEncoding
+from tidegate.connectors.files.sink.text_encodings import CsvEncoding, JsonLinesEncoding
+from tidegate.errors import PipelineError
 
 ROWS = b"n\n" + b"".join(b"%d\n" % n for n in range(50_000))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from tidegate.connectors.file_listing import FoundFile, pinned
+from tidegate.connectors.files.source.file_listing import FoundFile, pinned
 
 
 def test_the_etag_of_an_object_decides_and_not_its_time() -> None:

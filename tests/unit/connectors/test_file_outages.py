@@ -8,7 +8,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from tests.unit.connectors.files_read import read_all, write
-from tidegate.connectors.files import Files
+from tidegate.connectors.files.source.files import Files
 from tidegate.subtask.failure_codes import failure_code
 
 

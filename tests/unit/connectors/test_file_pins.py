@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.unit.connectors.files_read import read_all, write
-from tidegate.connectors.contract import Source, SourceContext
-from tidegate.connectors.files import Files
+from tidegate.connectors.interface import Source, SourceContext
+from tidegate.connectors.files.source.files import Files
 from tidegate.connectors.replay import Replay
-from tidegate.contract.errors import PipelineError
+from tidegate.errors import PipelineError
 
 OLD, NEW = "n,at\n1,1\n2,2\n", "n,at\n8,8\n9,9\n"
 HOUR_NS = 3_600 * 10**9

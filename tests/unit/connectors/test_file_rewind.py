@@ -15,10 +15,10 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from published_rows import rows_in
 
-from tidegate.connectors.contract import Committable, SinkWriter
-from tidegate.connectors.parquet import Parquet
-from tidegate.connectors.text_files import Csv, JsonLines
-from tidegate.contract.errors import TidegateError
+from tidegate.connectors.interface import Committable, SinkWriter
+from tidegate.connectors.files.sink.parquet import Parquet
+from tidegate.connectors.files.sink.text_sinks import Csv, JsonLines
+from tidegate.errors import TidegateError
 from tidegate.testing.one_sink_job import Reign, numbers
 
 
@@ -107,7 +107,7 @@ def test_a_transaction_whose_commit_was_cut_short_is_taken_back_too(url: str, mo
     writer.write(numbers(20, 1))
     handles = staged(writer, 2, 21, 1)
     with monkeypatch.context() as patched:
-        patched.setattr("tidegate.connectors.file_writer.FileWriter._write_marker", _die)
+        patched.setattr("tidegate.connectors.files.sink.file_writer.FileWriter._write_marker", _die)
         with pytest.raises(Crash):
             writer.commit(handles)
     assert rows_in(url) == [10, 11, 20, 21]

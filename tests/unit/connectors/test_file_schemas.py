@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.unit.connectors.files_read import read_all, write
-from tidegate.connectors.files import Files
+from tidegate.connectors.files.source.files import Files
 from tidegate.connectors.replay import Replay
-from tidegate.contract.errors import OptionError, PipelineError
+from tidegate.errors import OptionError, PipelineError
 
 
 def test_a_country_is_no_null_and_digits_stay_digits(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.connectors.contract import Source, SourceContext, Split
-from tidegate.connectors.file_formats import MAX_BATCH_ROWS, format_of
-from tidegate.connectors.files import MIN_SPLIT_ROWS, Files
-from tidegate.contract.errors import OptionError, PipelineError
+from tidegate.connectors.interface import Source, SourceContext, Split
+from tidegate.connectors.files.source.file_formats import MAX_BATCH_ROWS, format_of
+from tidegate.connectors.files.source.files import MIN_SPLIT_ROWS, Files
+from tidegate.errors import OptionError, PipelineError
 
 
 def read(source: Source, splits: Sequence[Split] | None = None) -> list[dict[str, Any]]:

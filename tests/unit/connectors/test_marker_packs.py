@@ -20,13 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from published_rows import rows_in
 
-from tidegate.connectors.contract import Committable, Sink, SinkWriter
-from tidegate.connectors.delta import Delta
-from tidegate.connectors.file_layout import FileLayout
+from tidegate.connectors.interface import Committable, Sink, SinkWriter
+from tidegate.connectors.delta.delta_sink import Delta
+from tidegate.connectors.files.sink.sink_layout import FileLayout
 from tidegate.connectors.leftovers import ALL_CHECKPOINTS, Leftovers, StillNeeded
-from tidegate.connectors.marker_packs import PACK_SCHEMA, MarkerPacks
-from tidegate.connectors.parquet import Parquet
-from tidegate.contract.errors import TidegateError
+from tidegate.connectors.files.sink.marker_packs import PACK_SCHEMA, MarkerPacks
+from tidegate.connectors.files.sink.parquet import Parquet
+from tidegate.errors import TidegateError
 from tidegate.testing.one_sink_job import Reign, numbers
 
 EVER = datetime.max.replace(tzinfo=UTC)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.connectors.number_text import loses_digits, may_have_leading_zeros, may_lose_digits
+from tidegate.connectors.files.source.number_text import loses_digits, may_have_leading_zeros, may_lose_digits
 
 
 @given(st.from_regex(r"\A-?[0-9]{1,20}(\.[0-9]{0,20})?([eE][+-]?[0-9]{1,3})?\Z"))

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.connectors.contract import Source, SourceContext, SourceReader
+from tidegate.connectors.interface import Source, SourceContext, SourceReader
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.replay import Replay
 

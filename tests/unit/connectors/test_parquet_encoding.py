@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.connectors.parquet_encoding import ParquetEncoding, dictionary_columns
+from tidegate.connectors.files.sink.parquet_encoding import ParquetEncoding, dictionary_columns
 
 ROWS = 20_000
 NUMBERS = np.arange(ROWS)

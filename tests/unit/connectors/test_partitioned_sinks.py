@@ -14,15 +14,15 @@ import pyarrow as pa
 import pyarrow.dataset as pa_dataset
 import pytest
 
-from tidegate.connectors import file_writer
-from tidegate.connectors.contract import SinkContext, SinkWriter
-from tidegate.connectors.encoded_files import EncodedFile
-from tidegate.connectors.encoder_thread import begin_on_encoder_thread
-from tidegate.connectors.file_sink import FileSink
-from tidegate.connectors.parquet import Parquet
-from tidegate.connectors.partitions import hive_folder
-from tidegate.connectors.text_files import Csv, JsonLines
-from tidegate.contract.errors import OptionError, PipelineError, TidegateError
+from tidegate.connectors.files.sink import file_writer
+from tidegate.connectors.interface import SinkContext, SinkWriter
+from tidegate.connectors.files.sink.encoded_file import EncodedFile
+from tidegate.connectors.files.sink.encoder_thread import begin_on_encoder_thread
+from tidegate.connectors.files.sink.file_sink import FileSink
+from tidegate.connectors.files.sink.parquet import Parquet
+from tidegate.connectors.files.sink.hive_partitions import hive_folder
+from tidegate.connectors.files.sink.text_sinks import Csv, JsonLines
+from tidegate.errors import OptionError, PipelineError, TidegateError
 
 SINKS: list[Any] = [Parquet, Csv, JsonLines]
 ODD = ["a b", "ü=/%", 'q"\\', "..", "1:2?", None, ""]

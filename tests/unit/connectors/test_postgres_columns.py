@@ -8,7 +8,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from tidegate.connectors.postgres_columns import Column, copy_text, problem_of
+from tidegate.connectors.postgres.copy_columns import Column, copy_text, problem_of
 
 
 def column(base: str, modifier: int = -1, category: str = "N", always: bool = False) -> Column:

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from tidegate import Postgres
-from tidegate.connectors import waiting_rows
-from tidegate.connectors.postgres_connection import is_unreachable
-from tidegate.connectors.waiting_rows import WaitingRows
-from tidegate.contract.errors import EnvironmentProblemError, OptionError, OutageError, PipelineError
+from tidegate.connectors.postgres import row_spool
+from tidegate.connectors.postgres.connection import is_unreachable
+from tidegate.connectors.postgres.row_spool import WaitingRows
+from tidegate.errors import EnvironmentProblemError, OptionError, OutageError, PipelineError
 from tidegate.subtask.failure_codes import failure_code
 from tidegate.testing.one_sink_job import Reign, numbers
 
@@ -101,8 +101,8 @@ def test_without_psycopg_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 def test_records_that_wait_come_back_in_order_from_memory_and_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting_rows, "MEMORY_BYTES", 100)
-    monkeypatch.setattr(waiting_rows, "CHUNK_ROWS", 25)
+    monkeypatch.setattr(row_spool, "MEMORY_BYTES", 100)
+    monkeypatch.setattr(row_spool, "CHUNK_ROWS", 25)
     rows = WaitingRows(Reign.schema, str(tmp_path))
     for first in range(0, 100, 10):
         rows.append(numbers(first, 10))

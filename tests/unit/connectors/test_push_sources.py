@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.connectors.contract import Boundedness, Polled, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
 from tidegate.connectors.handover import ENTRY_BYTES, MAX_PUSH_ROWS
 from tidegate.connectors.push import PushClosedError, PushContext, Pusher, PushReader, PushSource
-from tidegate.contract.errors import PipelineError
+from tidegate.errors import PipelineError
 from tidegate.testing.source_conformance import SourceConformance
 
 SCHEMA = pa.schema([("n", pa.int64())])

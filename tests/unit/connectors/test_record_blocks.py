@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.connectors.files_read import read_all, write
-from tidegate.connectors import record_blocks
-from tidegate.connectors.files import Files
-from tidegate.connectors.record_blocks import csv_ends
-from tidegate.contract.errors import PipelineError
+from tidegate.connectors.files.source import record_blocks
+from tidegate.connectors.files.source.files import Files
+from tidegate.connectors.files.source.record_blocks import csv_ends
+from tidegate.errors import PipelineError
 
 
 def csv_records(text: str) -> list[str]:

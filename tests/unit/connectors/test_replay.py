@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.connectors.contract import Polled, Source, SourceContext, SourceReader
+from tidegate.connectors.interface import Polled, Source, SourceContext, SourceReader
 from tidegate.connectors.replay import Replay
-from tidegate.contract.errors import OptionError, PipelineError
+from tidegate.errors import OptionError, PipelineError
 
 START = datetime(2013, 1, 1)
 

@@ -9,14 +9,14 @@ from itertools import count
 import pyarrow as pa
 import pytest
 
-from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
 from tidegate.connectors.discard import Discard, DiscardWriter
 from tidegate.connectors.sink_operator import COMMITTABLES_SCHEMA, SinkOperator, SinkSpec
-from tidegate.contract.memory_store import MemoryStore
-from tidegate.contract.verdicts import Withheld
-from tidegate.operators.contract import CommitPermit
+from tidegate.jobs.stores.in_memory import MemoryStore
+from tidegate.jobs.history.verdicts import Withheld
+from tidegate.operators.stream_operator import CommitPermit
 from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
-from tidegate.testing.collect import Collection, CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import Collection, CollectSink, collected, forget_collected
 from tidegate.testing.one_sink_job import Reign, numbers
 
 _names = count()

@@ -16,12 +16,12 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from fsspec.core import url_to_fs
 
-from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
-from tidegate.connectors.delta import Delta
-from tidegate.connectors.parquet import Parquet
-from tidegate.connectors.text_files import Csv, JsonLines
-from tidegate.contract.staged import StagedData
-from tidegate.testing.collect import CollectSink, collected, forget_collected
+from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.delta.delta_sink import Delta
+from tidegate.connectors.files.sink.parquet import Parquet
+from tidegate.connectors.files.sink.text_sinks import Csv, JsonLines
+from tidegate.jobs.client.staged_data import StagedData
+from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
 from tidegate.testing.sink_conformance import SinkConformance
 
 _numbers = count()

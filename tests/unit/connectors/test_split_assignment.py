@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.connectors.contract import Split
-from tidegate.connectors.splits import (
+from tidegate.connectors.interface import Split
+from tidegate.connectors.split_documents import (
     assign,
     split_documents,
     split_from_json,

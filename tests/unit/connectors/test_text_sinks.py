@@ -22,12 +22,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.connectors import json_text
-from tidegate.connectors.contract import Sink, SinkContext, SourceContext
-from tidegate.connectors.files import Files
-from tidegate.connectors.json_text import json_lines
-from tidegate.connectors.text_files import Csv, JsonLines
-from tidegate.contract.errors import OptionError, PipelineError
+from tidegate.connectors.files.sink import json_text
+from tidegate.connectors.interface import Sink, SinkContext, SourceContext
+from tidegate.connectors.files.source.files import Files
+from tidegate.connectors.files.sink.json_text import json_lines
+from tidegate.connectors.files.sink.text_sinks import Csv, JsonLines
+from tidegate.errors import OptionError, PipelineError
 from tidegate.testing.one_sink_job import Reign
 
 MOMENT = datetime(2026, 11, 21, 16, 48, 50, 123456, tzinfo=UTC)

@@ -13,16 +13,16 @@ from types import FrameType
 import pytest
 from coordinator_driver import SOURCE, TOPOLOGY, WINDOW, Driver, of
 
-from tidegate.contract.checkpoints import checkpoint_views
-from tidegate.contract.layout import JobLayout
-from tidegate.contract.log import DecisionLog
-from tidegate.contract.memory_store import MemoryStore
-from tidegate.contract.records import Decision, DecisionKind
-from tidegate.contract.reigns import submissions_of
+from tidegate.jobs.history.checkpoints import checkpoint_views
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.decision_log import DecisionLog
+from tidegate.jobs.stores.in_memory import MemoryStore
+from tidegate.jobs.records import Decision, DecisionKind
+from tidegate.jobs.history.submissions import submissions_of
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.events import Acknowledged, Complete
-from tidegate.coordinator.finished_operators import naturally_ended
-from tidegate.coordinator.metadata_of import drained_operators, operator_states
+from tidegate.coordinator.checkpointing.finished_operators import naturally_ended
+from tidegate.coordinator.checkpointing.collected_metadata import drained_operators, operator_states
 from tidegate.coordinator.topology import ChainShape, FiresAtEnd, Topology
 
 
@@ -93,7 +93,7 @@ def test_an_append_costs_the_same_however_much_it_tells(monkeypatch: pytest.Monk
     reign = log.reign(spec=1, launch=1)
     much = {"checkpoint_id": 1, "subtasks": {f"0.{i}": {"ack_ms": 1.5} for i in range(100)}}
     with monkeypatch.context() as patched:
-        patched.delattr("tidegate.contract.log.decode")
+        patched.delattr("tidegate.jobs.decision_log.decode")
         few, many = (calls_of(partial(reign.append, "complete", data)) for data in ({}, much))
     assert many < few + 20
     assert reign.decisions == DecisionLog(store, JobLayout("job"), lambda: "", lambda: "").read()

@@ -11,11 +11,11 @@ import pytest
 
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.discard import Discard
-from tidegate.contract.errors import SnapshotError
-from tidegate.coordinator.restore import Restore, check_restore
+from tidegate.errors import SnapshotError
+from tidegate.coordinator.recovery.restore import Restore, check_restore
 from tidegate.operators.specs import UnionSpec
-from tidegate.plan.execution import plan
-from tidegate.plan.graph import Edge, JobGraph, Node
+from tidegate.plan.execution_plan import plan
+from tidegate.plan.job_graph import Edge, JobGraph, Node
 from tidegate.snapshot.handles import StateHandle
 from tidegate.snapshot.metadata import OperatorState, SnapshotMetadata, SubtaskState
 

@@ -8,15 +8,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.cli.validation import validate
+from tidegate.cli.pipeline_validation import validate
 from tidegate.connectors.datagen import DataGen
-from tidegate.contract.errors import PipelineError
-from tidegate.contract.options import JobOptions
+from tidegate.errors import PipelineError
+from tidegate.jobs.options import JobOptions
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.testing.collect import CollectSink, collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.api.pipeline import Pipeline
+from tidegate.testing.collect_sink import CollectSink, collected
+from tidegate.testing.in_process_job import InProcessJob
 
 SCHEMA = pa.schema([("n", pa.int64())])
 OFF = {"checkpoint_mode": "off"}
@@ -26,8 +26,8 @@ MODULE = """
 import pyarrow as pa
 
 from tidegate.connectors.datagen import DataGen
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.testing.collect import CollectSink
+from tidegate.api.pipeline import Pipeline
+from tidegate.testing.collect_sink import CollectSink
 
 
 def build(args):

@@ -8,7 +8,7 @@ import pytest
 from coordinator_driver import ALL, SOURCE, TOPOLOGY, WINDOW, Driver, of
 
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.final_snapshot import FINAL_RETRY_MS, MAX_FINAL_RETRY_MS, FinalSnapshot
+from tidegate.coordinator.stop.final_snapshot import FINAL_RETRY_MS, MAX_FINAL_RETRY_MS, FinalSnapshot
 
 
 def ready(**options: Any) -> Driver:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tidegate
-from tidegate.contract.errors import (
+from tidegate.errors import (
     DataError,
     NotFoundError,
     OutageError,
@@ -18,10 +18,10 @@ from tidegate.contract.errors import (
     StoreError,
     TidegateError,
 )
-from tidegate.contract.options import JobOptions
-from tidegate.coordinator.curability import Curability, CurableRestarts, curability
+from tidegate.jobs.options import JobOptions
+from tidegate.coordinator.supervision.curable_failures import Curability, CurableRestarts, curability
 from tidegate.coordinator.job_run import RunFailed
-from tidegate.coordinator.restart import restart_strategy
+from tidegate.coordinator.supervision.restart_strategy import restart_strategy
 from tidegate.subtask.failure_codes import RUNTIME_ERROR, SLOT_MEMORY, USER_ERROR, failure_code
 
 DECISIONS: dict[str, Curability] = {

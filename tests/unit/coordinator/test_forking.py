@@ -8,19 +8,19 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tidegate.connectors.contract import Sink
+from tidegate.connectors.interface import Sink
 from tidegate.connectors.datagen import DataGen
-from tidegate.connectors.delta import Delta
+from tidegate.connectors.delta.delta_sink import Delta
 from tidegate.connectors.discard import Discard
-from tidegate.connectors.parquet import Parquet
-from tidegate.connectors.text_files import Csv
-from tidegate.contract.errors import PipelineError
-from tidegate.contract.records import RestoreFrom, Spec
-from tidegate.contract.sink_places import is_same_place
-from tidegate.coordinator.forking import check_fork
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.plan.graph import JobGraph
-from tidegate.testing.collect import CollectSink
+from tidegate.connectors.files.sink.parquet import Parquet
+from tidegate.connectors.files.sink.text_sinks import Csv
+from tidegate.errors import PipelineError
+from tidegate.jobs.records import RestoreFrom, Spec
+from tidegate.jobs.history.sink_places import is_same_place
+from tidegate.coordinator.recovery.fork_check import check_fork
+from tidegate.api.pipeline import Pipeline
+from tidegate.plan.job_graph import JobGraph
+from tidegate.testing.collect_sink import CollectSink
 
 SCHEMA = pa.schema([("v", pa.int64())])
 FORK = RestoreFrom("savepoint", "j/checkpoints/1", fork_of="j")

@@ -9,10 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.contract.errors import SnapshotError
-from tidegate.contract.records import Decision, RestoreFrom, Spec
-from tidegate.coordinator.garbage import claimed_savepoints, find_garbage, named_snapshots, restored_checkpoint
-from tidegate.coordinator.recovery import choose_restore_point
+from tidegate.errors import SnapshotError
+from tidegate.jobs.records import Decision, RestoreFrom, Spec
+from tidegate.coordinator.garbage.abandoned_checkpoints import (
+    claimed_savepoints,
+    find_garbage,
+    named_snapshots,
+    restored_checkpoint,
+)
+from tidegate.coordinator.recovery.restore_point import choose_restore_point
 
 AT = "2026-01-01T00:00:00Z"
 

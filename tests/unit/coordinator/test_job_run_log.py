@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 from coordinator_driver import ALL, TOPOLOGY
 
-from tidegate.contract.checkpoints import checkpoint_views
-from tidegate.contract.errors import FencedError, StoreError, UnclearAnswerError
-from tidegate.contract.layout import JobLayout
-from tidegate.contract.local_store import LocalStore
-from tidegate.contract.log import DecisionLog
-from tidegate.contract.memory_store import MemoryStore
-from tidegate.contract.records import Decision, Spec
-from tidegate.contract.reigns import submissions_of
-from tidegate.contract.status import derive
-from tidegate.contract.stop_outcomes import CLAIM_FAILED, SAVEPOINT_FAILED, next_action
+from tidegate.jobs.history.checkpoints import checkpoint_views
+from tidegate.errors import FencedError, StoreError, UnclearAnswerError
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.stores.local_disk import LocalStore
+from tidegate.jobs.decision_log import DecisionLog
+from tidegate.jobs.stores.in_memory import MemoryStore
+from tidegate.jobs.records import Decision, Spec
+from tidegate.jobs.history.submissions import submissions_of
+from tidegate.jobs.status import derive
+from tidegate.jobs.stop_outcomes import CLAIM_FAILED, SAVEPOINT_FAILED, next_action
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.coordinator_options import CoordinatorOptions
 from tidegate.coordinator.job_run import JobFacts, JobRun, RunFailed
-from tidegate.coordinator.locations import probe_location
+from tidegate.snapshot.location import probe_location
 
 LAYOUT = JobLayout("job")
 REFUSED = {"savepoint": CLAIM_FAILED, "stop-savepoint": SAVEPOINT_FAILED}

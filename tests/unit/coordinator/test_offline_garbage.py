@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.contract.artifact import PackedArtifact, materialise, upload
-from tidegate.contract.errors import SnapshotError
-from tidegate.contract.layout import JobLayout
-from tidegate.contract.memory_store import MemoryStore
-from tidegate.contract.records import Decision, RestoreFrom, Spec, encode
-from tidegate.contract.store import Store, open_store
-from tidegate.coordinator.locations import open_location
-from tidegate.coordinator.offline_garbage import Freed, collect
-from tidegate.coordinator.recovery import choose_restore_point
+from tidegate.jobs.artifacts.artifact import PackedArtifact, materialise, upload
+from tidegate.errors import SnapshotError
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.stores.in_memory import MemoryStore
+from tidegate.jobs.records import Decision, RestoreFrom, Spec, encode
+from tidegate.jobs.stores.store import Store, open_store
+from tidegate.snapshot.location import open_location
+from tidegate.coordinator.garbage.garbage_collection import Freed, collect
+from tidegate.coordinator.recovery.restore_point import choose_restore_point
 from tidegate.snapshot.blobs import BlobFile, StoredBlob
 from tidegate.snapshot.handles import StateHandle
 from tidegate.snapshot.metadata import OperatorState, SnapshotMetadata, SubtaskState, write_metadata
@@ -338,7 +338,7 @@ def test_whatever_happened_nothing_that_can_be_reached_is_deleted(steps: list[st
 
 def _all_old(job: Job, keep: int | None) -> None:
     """Collect as if the memory store told that everything is old."""
-    from tidegate.contract.store import ObjectStat
+    from tidegate.jobs.stores.store import ObjectStat
 
     long_ago = datetime(2000, 1, 1, tzinfo=UTC)
     store = job.store

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.contract.options import OnOwnerLost
-from tidegate.coordinator.owner_watch import AskForEnd, OwnerSeen, OwnerUnseen, OwnerWatch
+from tidegate.jobs.options import OnOwnerLost
+from tidegate.coordinator.supervision.owner_watch import AskForEnd, OwnerSeen, OwnerUnseen, OwnerWatch
 
 TIMEOUT_MS = 600
 

@@ -9,12 +9,12 @@ from coordinator_driver import Driver, of
 from test_commit_gate import gated, spec
 from test_recovery import Log
 
-from tidegate.contract.records import RestoreFrom
-from tidegate.contract.verdicts import Withheld, verdicts_of
+from tidegate.jobs.records import RestoreFrom
+from tidegate.jobs.history.verdicts import Withheld, verdicts_of
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.commit_gate import CommitGate
+from tidegate.coordinator.commits.commit_gate import CommitGate
 from tidegate.coordinator.events import Ruling
-from tidegate.coordinator.rulings import Decide, is_closing, judge_ruling
+from tidegate.coordinator.commits.ruling import Decide, is_closing, judge_ruling
 from tidegate.coordinator.topology import ChainShape, Topology
 
 

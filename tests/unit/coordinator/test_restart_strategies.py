@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.contract.errors import OptionError
-from tidegate.contract.options import JobOptions
-from tidegate.coordinator.restart import (
+from tidegate.errors import OptionError
+from tidegate.jobs.options import JobOptions
+from tidegate.coordinator.supervision.restart_strategy import (
     JITTER,
     ExponentialDelayRestart,
     FailureRateRestart,

@@ -6,16 +6,21 @@ from typing import Any
 
 import pytest
 
-from tidegate.connectors.contract import Sink
-from tidegate.connectors.parquet import Parquet
-from tidegate.connectors.postgres import Postgres
-from tidegate.contract.errors import SnapshotError
-from tidegate.contract.records import Decision, RestoreFrom, Spec
-from tidegate.contract.status import derive
-from tidegate.coordinator.going_back import WayBack, check_way_back
-from tidegate.coordinator.recovery import RestorePoint, check_drained, choose_restore_point, completed_snapshots
-from tidegate.coordinator.retention import retired
-from tidegate.testing.collect import CollectSink
+from tidegate.connectors.interface import Sink
+from tidegate.connectors.files.sink.parquet import Parquet
+from tidegate.connectors.postgres.postgres_sink import Postgres
+from tidegate.errors import SnapshotError
+from tidegate.jobs.records import Decision, RestoreFrom, Spec
+from tidegate.jobs.status import derive
+from tidegate.coordinator.recovery.rewind import WayBack, check_way_back
+from tidegate.coordinator.recovery.restore_point import (
+    RestorePoint,
+    check_drained,
+    choose_restore_point,
+    completed_snapshots,
+)
+from tidegate.coordinator.checkpointing.retention import retired
+from tidegate.testing.collect_sink import CollectSink
 
 ACCEPT: Any = {"on_committed_after": "accept_duplicates"}
 REWIND: Any = {"on_committed_after": "rewind"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate.coordinator.liveness import SlotLiveness, SlotTrouble
+from tidegate.coordinator.supervision.slot_liveness import SlotLiveness, SlotTrouble
 
 SILENT_MS, HUNG_MS = 1_000, 5_000
 

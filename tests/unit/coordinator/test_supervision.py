@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.contract.options import JobOptions
-from tidegate.contract.records import Command, Decision
-from tidegate.contract.stop_outcomes import CANCELED_IN_STOP, ON_TIMEOUT, SAVEPOINT_FAILED, SAVEPOINT_OK
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import Command, Decision
+from tidegate.jobs.stop_outcomes import CANCELED_IN_STOP, ON_TIMEOUT, SAVEPOINT_FAILED, SAVEPOINT_OK
 from tidegate.coordinator.events import Answer, GiveUpStop, Request
 from tidegate.coordinator.job_run import RunEnded, RunFailed, StopGivenUp
-from tidegate.coordinator.recovery import ended_as
-from tidegate.coordinator.supervision import SIGTERM_STOP, Supervisor
-from tidegate.coordinator.supervision_events import (
+from tidegate.coordinator.recovery.restore_point import ended_as
+from tidegate.coordinator.supervision.supervisor import SIGTERM_STOP, Supervisor
+from tidegate.coordinator.supervision.supervision_events import (
     AnswerAllOpen,
     AnswerCommand,
     Begin,

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from tidegate.connectors.contract import Boundedness, Polled, Source, SourceContext, SourceReader, Split
-from tidegate.testing.in_process import InProcessRun
+from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
+from tidegate.testing.in_process_job import InProcessRun
 
 SCHEMA = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("ms"))])
 

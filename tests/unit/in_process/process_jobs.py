@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tidegate.channel.elements import StopMode
-from tidegate.contract.records import RestoreFrom
+from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.testing.in_process import InProcessJob, InProcessRun
+from tidegate.api.pipeline import Pipeline
+from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 MOST_ACCIDENTS = 8
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate import DataGen, Pipeline, Stream
-from tidegate.testing.collect import CollectSink
+from tidegate.testing.collect_sink import CollectSink
 
 BLOCK = 8
 """Rows of a block are as many milliseconds out of order at most: times of a block stay in it, and splits are whole

@@ -11,8 +11,8 @@ import pyarrow as pa
 from proof_cases import Case, Drawing, Result, Row
 
 from tidegate import ArrowAggregate
-from tidegate.pipeline import aggregates as agg
-from tidegate.pipeline.windows import session, sliding, tumbling
+from tidegate.api import aggregates as agg
+from tidegate.api.windows import session, sliding, tumbling
 
 WINDOW = "epoch_ms(window_start), epoch_ms(window_end)"
 

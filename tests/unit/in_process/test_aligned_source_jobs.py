@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from fed_splits import Fed
 
-from tidegate.pipeline.pipeline import Pipeline
+from tidegate.api.pipeline import Pipeline
 from tidegate.subtask.aligned_sources import TELL_EVERY_MS
-from tidegate.testing.collect import CollectSink, forget_collected
-from tidegate.testing.in_process import InProcessJob, InProcessRun
+from tidegate.testing.collect_sink import CollectSink, forget_collected
+from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 DRIFT_MS = 1_000
 BATCH_MS = 100

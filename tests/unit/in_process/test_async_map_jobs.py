@@ -14,13 +14,13 @@ import pytest
 
 from tidegate import count, tumbling
 from tidegate.connectors.datagen import DataGen
-from tidegate.contract.records import RestoreFrom
+from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.operators.requests import start_requests
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob, InProcessRun
+from tidegate.operators.async_requests import start_requests
+from tidegate.api.pipeline import Pipeline
+from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 from tidegate.testing.inline_requests import HeldRequests
 
 ROWS = 400

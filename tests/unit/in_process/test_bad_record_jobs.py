@@ -11,20 +11,20 @@ from typing import Any, Literal
 
 import pytest
 
-from tidegate.connectors import text_records
-from tidegate.connectors.contract import Source
-from tidegate.connectors.files import Files
+from tidegate.connectors.files.source import text_records
+from tidegate.connectors.interface import Source
+from tidegate.connectors.files.source.files import Files
 from tidegate.connectors.replay import Replay
-from tidegate.contract.errors import PipelineError
-from tidegate.contract.records import RestoreFrom
+from tidegate.errors import PipelineError
+from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.operators.contract import MAIN_OUTPUT
-from tidegate.pipeline.aggregates import count
-from tidegate.pipeline.pipeline import Pipeline
+from tidegate.operators.stream_operator import MAIN_OUTPUT
+from tidegate.api.aggregates import count
+from tidegate.api.pipeline import Pipeline
 from tidegate.testing.batch import InProcessBatch
-from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.in_process_job import InProcessJob
 
 ROWS, EVERY = 400, 7
 BAD = [n for n in range(ROWS) if n % EVERY == 0]

@@ -8,13 +8,13 @@ import pytest
 from batch_drivers import Drivers
 
 from tidegate import PipelineError, SparkWriter
-from tidegate.contract.errors import FencedError
-from tidegate.contract.options import JobOptions
-from tidegate.contract.records import RestoreFrom
+from tidegate.errors import FencedError
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator.batch_commit import completed_before, refuse_restore
 from tidegate.coordinator.events import Ruling
 from tidegate.coordinator.late_commit import commit_late
-from tidegate.testing.collect import collected
+from tidegate.testing.collect_sink import collected
 
 
 def test_output_is_visible_when_the_checkpoint_is_complete_and_published_and_not_before() -> None:

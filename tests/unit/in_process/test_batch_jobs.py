@@ -36,8 +36,8 @@ from tidegate import (
     tumbling,
 )
 from tidegate.testing.batch import InProcessBatch, run_batch
-from tidegate.testing.collect import CollectSink, collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.testing.collect_sink import CollectSink, collected
+from tidegate.testing.in_process_job import InProcessJob
 
 Row = tuple[object, ...]
 TIME = pa.timestamp("ms")

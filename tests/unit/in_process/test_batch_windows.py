@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from tidegate import Files, Pipeline, Stream, count, count_distinct, max, session, sliding, sum, tumbling
 from tidegate.testing.batch import InProcessBatch
-from tidegate.testing.collect import CollectSink, collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.testing.collect_sink import CollectSink, collected
+from tidegate.testing.in_process_job import InProcessJob
 
 EVENTS = pa.schema([("k", pa.string()), ("v", pa.int64()), ("ts", pa.timestamp("ms"))])
 LATEST_MS = 500_000

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 
 from tidegate.connectors.datagen import DataGen
-from tidegate.contract.errors import StoreError
-from tidegate.contract.local_store import LocalStore
-from tidegate.contract.records import RestoreFrom
+from tidegate.errors import StoreError
+from tidegate.jobs.stores.local_disk import LocalStore
+from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.testing.collect import CollectSink
-from tidegate.testing.in_process import InProcessJob, InProcessRun
+from tidegate.api.pipeline import Pipeline
+from tidegate.testing.collect_sink import CollectSink
+from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 SCHEMA = pa.schema([("k", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
 _names = itertools.count()

@@ -13,21 +13,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.connectors.contract import Polled
+from tidegate.connectors.interface import Polled
 from tidegate.connectors.datagen import DataGen
-from tidegate.connectors.parquet import Parquet
-from tidegate.contract.client import JobClient
-from tidegate.contract.errors import PipelineError, SnapshotError
-from tidegate.contract.records import RestoreFrom
-from tidegate.contract.staged import staged_data
-from tidegate.contract.status import derive
-from tidegate.contract.verdicts import verdicts_of
+from tidegate.connectors.files.sink.parquet import Parquet
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import PipelineError, SnapshotError
+from tidegate.jobs.records import RestoreFrom
+from tidegate.jobs.client.staged_data import staged_data
+from tidegate.jobs.status import derive
+from tidegate.jobs.history.verdicts import verdicts_of
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded, RunRejected
-from tidegate.coordinator.recovery import ended_as
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.testing.collect import CollectSink, collected
-from tidegate.testing.in_process import InProcessJob, InProcessRun
+from tidegate.coordinator.recovery.restore_point import ended_as
+from tidegate.api.pipeline import Pipeline
+from tidegate.testing.collect_sink import CollectSink, collected
+from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 SCHEMA = pa.schema([("v", pa.int64())])
 _names = itertools.count()

@@ -11,18 +11,18 @@ import pytest
 from test_commit_gate_jobs import Gated, endless
 from test_quarantine_jobs import rows_of
 
-from tidegate.contract.errors import CommandRefusedError, FencedError, StoreError
-from tidegate.contract.options import JobOptions
-from tidegate.contract.records import RestoreFrom
-from tidegate.contract.status import derive
-from tidegate.contract.verdicts import Verdicts, verdicts_of
+from tidegate.errors import CommandRefusedError, FencedError, StoreError
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import RestoreFrom
+from tidegate.jobs.status import derive
+from tidegate.jobs.history.verdicts import Verdicts, verdicts_of
 from tidegate.coordinator.events import Ruling, Then
-from tidegate.coordinator.job import Job
+from tidegate.coordinator.driver_job import Job
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.coordinator.late_commit import LateResult, commit_late, last_status, settled_status
-from tidegate.pipeline.commit_pending import _checked
-from tidegate.plan.execution import plan
-from tidegate.testing.collect import collected
+from tidegate.cli.verdicts.pending_commits import _checked
+from tidegate.plan.execution_plan import plan
+from tidegate.testing.collect_sink import collected
 
 _ids = itertools.count()
 

@@ -34,18 +34,18 @@ from tidegate import (
     reducing_state,
 )
 from tidegate.connectors.datagen import DataGen
-from tidegate.contract.errors import SnapshotError
-from tidegate.contract.records import RestoreFrom
+from tidegate.errors import SnapshotError
+from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.pipeline.pipeline import Pipeline
+from tidegate.api.pipeline import Pipeline
 from tidegate.snapshot.metadata import read_metadata
-from tidegate.snapshot.reading import SnapshotReader
-from tidegate.spark import batch_task
-from tidegate.state.contract import StateDescriptor
+from tidegate.snapshot.reader import SnapshotReader
+from tidegate.spark.batch import stage_task
+from tidegate.state.keyed_state import StateDescriptor
 from tidegate.testing.batch import run_batch
-from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.in_process_job import InProcessJob
 
 ROWS = 400
 KEYS = 13
@@ -449,6 +449,6 @@ def test_in_batch_the_same_processes_give_the_same_rows(sink: str) -> None:
 
 def test_in_batch_state_of_a_subtask_is_not_cut_by_blocks_of_keys(sink: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """S8.1: a process that keeps state by key alone begins anew after every block of rows."""
-    monkeypatch.setattr(batch_task, "BLOCK_ROWS", 50)
+    monkeypatch.setattr(stage_task, "BLOCK_ROWS", 50)
     run_batch(lambda: balance(sink), {"parallelism": 2})
     assert [row[0] for row in collected(sink).rows()].count("end_right") == 2

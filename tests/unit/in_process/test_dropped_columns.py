@@ -12,12 +12,12 @@ import pytest
 
 import tidegate as td
 from tidegate import KeyedProcess, KeyedRows, ProcessContext, list_state, map_state, reducing_state, value_state
-from tidegate.contract.errors import SnapshotError
-from tidegate.contract.records import RestoreFrom
+from tidegate.errors import SnapshotError
+from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.in_process_job import InProcessJob
 
 ROWS, KEYS = 400, 5
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])

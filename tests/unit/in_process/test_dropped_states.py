@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 import tidegate as td
-from tidegate.contract.errors import SnapshotError
-from tidegate.contract.records import RestoreFrom
+from tidegate.errors import SnapshotError
+from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.testing.in_process import InProcessJob
+from tidegate.testing.in_process_job import InProcessJob
 
 SCHEMA = pa.schema([("k", pa.int64()), ("n", pa.int64())])
 ONE, OTHER = td.value_state("last", {"n": pa.int64()}), td.value_state("other", {"n": pa.int64()})

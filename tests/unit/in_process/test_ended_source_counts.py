@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.connectors import text_records
-from tidegate.connectors.files import Files
+from tidegate.connectors.files.source import text_records
+from tidegate.connectors.files.source.files import Files
 from tidegate.connectors.replay import Replay
-from tidegate.contract.records import RestoreFrom
+from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
-from tidegate.pipeline.pipeline import Pipeline
+from tidegate.api.pipeline import Pipeline
 from tidegate.subtask.subtask import Subtask
-from tidegate.testing.collect import CollectSink, forget_collected
-from tidegate.testing.in_process import InProcessJob, InProcessRun
+from tidegate.testing.collect_sink import CollectSink, forget_collected
+from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 _sinks = itertools.count()
 

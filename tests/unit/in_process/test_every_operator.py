@@ -24,17 +24,17 @@ from proof_rows import ROW_BY_ROW
 
 import tidegate
 from tidegate import Pipeline, PipelineError, Stream
-from tidegate.operators.join_specs import AsOf, Bounds, StreamJoinKind, StreamJoinSpec
-from tidegate.operators.running_specs import AggregateOutput, RunningAggSpec
-from tidegate.operators.session_specs import SessionAggSpec
+from tidegate.operators.joins.join_specs import AsOf, Bounds, StreamJoinKind, StreamJoinSpec
+from tidegate.operators.aggregates.aggregate_specs import AggregateOutput, RunningAggSpec
+from tidegate.operators.windows.session_specs import SessionAggSpec
 from tidegate.operators.specs import BroadcastJoinSpec, JoinKind, WindowAggSpec
-from tidegate.operators.user_subtask import UserProcess
-from tidegate.pipeline import aggregates
-from tidegate.pipeline.connecting import ConnectedGroups, ConnectedStreams
-from tidegate.pipeline.grouping import GroupedStream, WindowedStream
-from tidegate.spark import batch_task
+from tidegate.operators.functions.context import UserProcess
+from tidegate.api import aggregates
+from tidegate.api.connected_streams import ConnectedGroups, ConnectedStreams
+from tidegate.api.grouped_stream import GroupedStream, WindowedStream
+from tidegate.spark.batch import stage_task
 from tidegate.testing.batch import InProcessBatch
-from tidegate.testing.collect import collected, forget_collected
+from tidegate.testing.collect_sink import collected, forget_collected
 
 CASES = {**ROW_BY_ROW, **GROUPS, **JOINS, **PROCESSES}
 BACK_ENDS = ("heap", "memory", "rocksdb")
@@ -108,7 +108,7 @@ def test_batch_gives_what_an_independent_calculation_gives(
 ) -> None:
     """Operators with keys begin anew after blocks of a random size, too."""
     case, rng = CASES[name], random.Random(seed)
-    monkeypatch.setattr(batch_task, "BLOCK_ROWS", rng.choice([rng.randint(10, 80), 100_000]))
+    monkeypatch.setattr(stage_task, "BLOCK_ROWS", rng.choice([rng.randint(10, 80), 100_000]))
     proof = Proof(case, seed, paced=False)
     parallelism = rng.randint(1, 4) if case.rescales else FIXED_PARALLELISM
     options = {"parallelism": parallelism, "state_backend": BACK_ENDS[seed % len(BACK_ENDS)]}

@@ -15,14 +15,14 @@ import pytest
 
 from tidegate import count, tumbling
 from tidegate.connectors.datagen import DataGen
-from tidegate.contract.records import RestoreFrom
+from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.pipeline.streams import Stream
-from tidegate.plan.execution import plan
-from tidegate.state.keyhash import partition_hash
-from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.api.pipeline import Pipeline
+from tidegate.api.stream import Stream
+from tidegate.plan.execution_plan import plan
+from tidegate.state.keys.key_hash import partition_hash
+from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.in_process_job import InProcessJob
 
 ROWS = 12_000
 BATCH_ROWS = 250

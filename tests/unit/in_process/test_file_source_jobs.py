@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.connectors.files import Files
-from tidegate.contract.errors import PipelineError
+from tidegate.connectors.files.source.files import Files
+from tidegate.errors import PipelineError
 from tidegate.coordinator import events as ev
-from tidegate.pipeline.aggregates import count
-from tidegate.pipeline.pipeline import Pipeline
+from tidegate.api.aggregates import count
+from tidegate.api.pipeline import Pipeline
 from tidegate.subtask.chain import OperatorFailure
-from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.in_process_job import InProcessJob
 
 _sinks = itertools.count()
 

@@ -12,20 +12,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from tidegate.connectors.contract import SourceContext, SourceReader
+from tidegate.connectors.interface import SourceContext, SourceReader
 from tidegate.connectors.datagen import DataGen
-from tidegate.contract.errors import SnapshotError
-from tidegate.contract.records import RestoreFrom
+from tidegate.errors import SnapshotError
+from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.operators.contract import OperatorContext, Output, StreamOperator
-from tidegate.pipeline.draft import DraftNode
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.pipeline.streams import Stream
+from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
+from tidegate.api.draft.graph_draft import DraftNode
+from tidegate.api.pipeline import Pipeline
+from tidegate.api.stream import Stream
 from tidegate.snapshot.metadata import SnapshotMetadata, read_metadata
 from tidegate.snapshot.parts import AsyncSnapshot, StateKind, StatePart
-from tidegate.testing.collect import CollectSink, collected
-from tidegate.testing.in_process import InProcessJob, InProcessRun
+from tidegate.testing.collect_sink import CollectSink, collected
+from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 SCHEMA = pa.schema([("v", pa.int64())])
 ROWS = 480

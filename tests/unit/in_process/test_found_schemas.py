@@ -13,19 +13,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.connectors.contract import Source
-from tidegate.connectors.files import Files
+from tidegate.connectors.interface import Source
+from tidegate.connectors.files.source.files import Files
 from tidegate.connectors.replay import Replay
-from tidegate.contract.errors import PipelineError, SnapshotError
-from tidegate.contract.pinned_graph import pinned_graph
-from tidegate.contract.records import RestoreFrom, encode
+from tidegate.errors import PipelineError, SnapshotError
+from tidegate.jobs.artifacts.pinned_graph import pinned_graph
+from tidegate.jobs.records import RestoreFrom, encode
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.coordinator.source_schemas import schemas_in_effect
-from tidegate.pipeline.aggregates import count
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob, InProcessRun
+from tidegate.coordinator.recovery.source_schemas import schemas_in_effect
+from tidegate.api.aggregates import count
+from tidegate.api.pipeline import Pipeline
+from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 ROWS = 120_000
 _sinks = itertools.count()

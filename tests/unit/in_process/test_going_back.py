@@ -14,20 +14,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.connectors.contract import Committable, Sink, SinkContext, Source
+from tidegate.connectors.interface import Committable, Sink, SinkContext, Source
 from tidegate.connectors.datagen import DataGen
-from tidegate.connectors.parquet import Parquet
+from tidegate.connectors.files.sink.parquet import Parquet
 from tidegate.connectors.transactions import parse_transaction_id
-from tidegate.contract.errors import FencedError, PipelineError, SnapshotError, StoreError
-from tidegate.contract.pinned_graph import PinnedGraph, pin_graph
-from tidegate.contract.records import RestoreFrom, encode
-from tidegate.contract.status import derive
+from tidegate.errors import FencedError, PipelineError, SnapshotError, StoreError
+from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pin_graph
+from tidegate.jobs.records import RestoreFrom, encode
+from tidegate.jobs.status import derive
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.pipeline.pipeline import Pipeline
+from tidegate.api.pipeline import Pipeline
 from tidegate.subtask.chain import OperatorFailure
-from tidegate.testing.collect import Collection, CollectSink, collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.testing.collect_sink import Collection, CollectSink, collected
+from tidegate.testing.in_process_job import InProcessJob
 
 ROWS = 4_000
 SCHEMA = pa.schema([("v", pa.int64())])

@@ -10,10 +10,10 @@ import pytest
 from fed_splits import SCHEMA, Fed, passed
 
 from tidegate import count, tumbling
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.pipeline.streams import Stream
-from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.api.pipeline import Pipeline
+from tidegate.api.stream import Stream
+from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.in_process_job import InProcessJob
 from tidegate.testing.inline_requests import HeldRequests
 
 _sinks = itertools.count()

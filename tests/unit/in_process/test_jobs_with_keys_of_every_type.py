@@ -14,14 +14,14 @@ import pytest
 
 from tidegate import KeyedProcess, KeyedRows, ProcessContext, reducing_state
 from tidegate.connectors.datagen import DataGen
-from tidegate.contract.records import RestoreFrom
+from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.pipeline.aggregates import count
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.pipeline.windows import tumbling
-from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.api.aggregates import count
+from tidegate.api.pipeline import Pipeline
+from tidegate.api.windows import tumbling
+from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.in_process_job import InProcessJob
 
 ROWS = 400
 SCHEMA = pa.schema(

@@ -27,17 +27,17 @@ from tidegate import (
     value_state,
 )
 from tidegate.connectors.datagen import DataGen
-from tidegate.contract.errors import SnapshotError
-from tidegate.contract.records import RestoreFrom
-from tidegate.contract.state_shapes import StateShape
+from tidegate.errors import SnapshotError
+from tidegate.jobs.records import RestoreFrom
+from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.operators import opened_back_end
-from tidegate.pipeline.pipeline import Pipeline
+from tidegate.operators import keyed_backend
+from tidegate.api.pipeline import Pipeline
 from tidegate.snapshot.metadata import read_metadata
-from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob
-from tidegate.testing.model_backend import ModelBackend
+from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.in_process_job import InProcessJob
+from state_suites.model_backend import ModelBackend
 
 ROWS = 600
 WINDOW_MS = 50
@@ -67,7 +67,7 @@ def back_end(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Name of a back end for the option; the model stands in the place of the default."""
     if request.param != "model":
         return str(request.param)
-    monkeypatch.setattr(opened_back_end, "new_backend", lambda name: ModelBackend())
+    monkeypatch.setattr(keyed_backend, "new_backend", lambda name: ModelBackend())
     return "heap"
 
 

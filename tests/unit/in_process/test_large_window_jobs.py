@@ -8,16 +8,16 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.connectors.datagen import DataGen
-from tidegate.contract.records import RestoreFrom
+from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.pipeline.aggregates import sum as total_of
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.pipeline.windows import tumbling
+from tidegate.api.aggregates import sum as total_of
+from tidegate.api.pipeline import Pipeline
+from tidegate.api.windows import tumbling
 from tidegate.snapshot.metadata import read_metadata
-from tidegate.state.columns import CHUNK_ENTRIES
-from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.state.cells import CHUNK_ENTRIES
+from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.in_process_job import InProcessJob
 
 KEYS = 5 * CHUNK_ENTRIES
 ROWS = 2 * KEYS

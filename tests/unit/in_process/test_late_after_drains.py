@@ -10,12 +10,12 @@ import pytest
 from fed_splits import Fed, passed
 
 from tidegate import Stream, count, tumbling
-from tidegate.contract.records import RestoreFrom
+from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob, InProcessRun
+from tidegate.api.pipeline import Pipeline
+from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 _names = itertools.count()
 

@@ -6,12 +6,12 @@ import pyarrow.compute as pc
 import pytest
 from test_finished_subtasks import ROWS, Finishing, checkpoint, until_ended, with_state
 
-from tidegate.contract.errors import SnapshotError
-from tidegate.contract.records import RestoreFrom
-from tidegate.contract.restore_check import RestoreVerdict, SnapshotFacts, Target, judge_restore
+from tidegate.errors import SnapshotError
+from tidegate.jobs.records import RestoreFrom
+from tidegate.jobs.restore.compatibility import RestoreVerdict, SnapshotFacts, Target, judge_restore
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.plan.execution import graph_document
+from tidegate.api.pipeline import Pipeline
+from tidegate.plan.execution_plan import graph_document
 
 
 def partially_finished() -> Finishing:

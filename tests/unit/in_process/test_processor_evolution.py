@@ -14,14 +14,14 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 import tidegate as td
-from tidegate.contract.errors import PipelineError, SnapshotError
-from tidegate.contract.records import RestoreFrom
+from tidegate.errors import PipelineError, SnapshotError
+from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.snapshot.reading import SnapshotReader
+from tidegate.snapshot.reader import SnapshotReader
 from tidegate.subtask.chain import OperatorFailure
-from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.in_process_job import InProcessJob
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 RESULT = "k BIGINT, n BIGINT, seen BIGINT, entries BIGINT, gone STRING"

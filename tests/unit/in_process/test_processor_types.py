@@ -16,11 +16,11 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 import tidegate as td
-from tidegate.contract.records import RestoreFrom
+from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.in_process_job import InProcessJob
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 NOON = pd.Timestamp("2024-07-01 12:00:00.123456")

@@ -12,18 +12,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.connectors.contract import Boundedness, SourceContext, Split
+from tidegate.connectors.interface import Boundedness, SourceContext, Split
 from tidegate.connectors.push import PushContext, Pusher, PushSource
-from tidegate.contract.records import RestoreFrom
+from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded, RunFailed
-from tidegate.pipeline.aggregates import count
-from tidegate.pipeline.aggregates import sum as total_of
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.pipeline.windows import tumbling
+from tidegate.api.aggregates import count
+from tidegate.api.aggregates import sum as total_of
+from tidegate.api.pipeline import Pipeline
+from tidegate.api.windows import tumbling
 from tidegate.subtask.chain import OperatorFailure
-from tidegate.testing.collect import CollectSink, collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.testing.collect_sink import CollectSink, collected
+from tidegate.testing.in_process_job import InProcessJob
 
 ROWS = 400
 KEYS = 5

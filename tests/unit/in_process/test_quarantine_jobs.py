@@ -11,15 +11,15 @@ import pytest
 from test_commit_gate_jobs import Gated
 
 from tidegate.connectors.datagen import DataGen
-from tidegate.connectors.parquet import Parquet
-from tidegate.contract.errors import StoreError
-from tidegate.contract.records import RestoreFrom
-from tidegate.contract.staged import quarantined_data
+from tidegate.connectors.files.sink.parquet import Parquet
+from tidegate.errors import StoreError
+from tidegate.jobs.records import RestoreFrom
+from tidegate.jobs.client.staged_data import quarantined_data
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.testing.collect import CollectSink, collected
-from tidegate.testing.in_process import InProcessJob, InProcessRun
+from tidegate.api.pipeline import Pipeline
+from tidegate.testing.collect_sink import CollectSink, collected
+from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 
 def rows_of(job: Gated, where: str) -> list[int]:
@@ -337,7 +337,7 @@ def test_a_store_that_cannot_be_reached_keeps_the_run_from_cleaning_up(monkeypat
     assert job.reject(1, "replay").ok
     job.run.crash()
     with monkeypatch.context() as broken:
-        broken.setattr("tidegate.testing.collect.CollectWriter.quarantine", _unreachable)
+        broken.setattr("tidegate.testing.collect_sink.CollectWriter.quarantine", _unreachable)
         with pytest.raises(StoreError, match="is not in quarantine"):
             job.job.rerun()
         left = job.job.last_job

@@ -12,13 +12,13 @@ from test_commit_gate_jobs import Gated, endless
 from test_quarantine_jobs import files_into, held_in_the_staging_folder, rows_of
 
 from tidegate.connectors.datagen import DataGen
-from tidegate.contract.errors import SnapshotError, StoreError
-from tidegate.contract.records import RestoreFrom
-from tidegate.contract.staged import quarantined_data
+from tidegate.errors import SnapshotError, StoreError
+from tidegate.jobs.records import RestoreFrom
+from tidegate.jobs.client.staged_data import quarantined_data
 from tidegate.coordinator import events as ev
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.testing.collect import CollectSink, collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.api.pipeline import Pipeline
+from tidegate.testing.collect_sink import CollectSink, collected
+from tidegate.testing.in_process_job import InProcessJob
 
 
 def savepoint_of_another_job(job: Gated, job_id: str = "other") -> str:
@@ -166,7 +166,7 @@ def test_a_store_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyP
     """S7.8: not the job's own store, which nothing could be read from; that of a savepoint, say."""
     job = behind_the_word()
     with monkeypatch.context() as broken:
-        broken.setattr("tidegate.coordinator.quarantine_moves.held_by_sinks", _no_answer)
+        broken.setattr("tidegate.coordinator.recovery.quarantine_moves.held_by_sinks", _no_answer)
         with pytest.raises(StoreError, match="tried again with the next run"):
             go_back(job)
     job.run = job.job.rerun()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from test_commit_gate_jobs import Gated
 from test_quarantine_jobs import rows_of, to_quarantine
 
-from tidegate.contract.records import RestoreFrom
+from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
-from tidegate.testing.collect import collected
+from tidegate.testing.collect_sink import collected
 
 
 def cancelled(job: Gated) -> None:

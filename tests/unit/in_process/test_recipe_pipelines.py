@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidegate.channel.elements import StopMode
-from tidegate.contract.records import RestoreFrom
+from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.subtask.chain import OperatorFailure
-from tidegate.testing.in_process import InProcessJob, InProcessRun
+from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 DAYS = 6
 AIRPORTS = ("EWR", "JFK", "LGA")

@@ -10,15 +10,15 @@ import pyarrow.parquet as pq
 import pytest
 
 import tidegate as td
-from tidegate.contract.errors import SnapshotError
-from tidegate.contract.records import RestoreFrom
-from tidegate.contract.restore_check import SnapshotFacts, Target, judge_restore
+from tidegate.errors import SnapshotError
+from tidegate.jobs.records import RestoreFrom
+from tidegate.jobs.restore.compatibility import SnapshotFacts, Target, judge_restore
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.plan.execution import graph_document
+from tidegate.plan.execution_plan import graph_document
 from tidegate.subtask.chain import OperatorFailure
-from tidegate.testing.collect import CollectSink
-from tidegate.testing.in_process import InProcessJob
+from tidegate.testing.collect_sink import CollectSink
+from tidegate.testing.in_process_job import InProcessJob
 
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.int64())])
 
@@ -189,9 +189,9 @@ def test_a_snapshot_that_does_not_name_classes_ends_in_an_error_that_says_so(
     files: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An earlier version wrote it: the reader finds out, and names uid, class and split."""
-    from tidegate.plan import text
+    from tidegate.plan import graph_text
 
-    monkeypatch.setattr(text, "_connector", lambda node: None)
+    monkeypatch.setattr(graph_text, "_connector", lambda node: None)
     job, path = stopped(replay(files), td.Discard())
     assert graph_document(pipeline(replay(files), td.Discard()).build())["operators"][0]["connector"] is None
     job.build = lambda: pipeline(td.Files(files), td.Discard())

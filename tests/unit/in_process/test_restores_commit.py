@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from test_commit_gate_jobs import Gated
 
-from tidegate.contract.errors import StoreError
-from tidegate.contract.records import RestoreFrom
+from tidegate.errors import StoreError
+from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.subtask.chain import OperatorFailure
-from tidegate.testing.collect import collected
+from tidegate.testing.collect_sink import collected
 
 _LATEST = RestoreFrom("latest")
 

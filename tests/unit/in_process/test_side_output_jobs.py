@@ -14,14 +14,14 @@ import pytest
 
 from tidegate import KeyedProcess, KeyedRows, ProcessContext, SideOutput, count, tumbling
 from tidegate.connectors.datagen import DataGen
-from tidegate.contract.records import RestoreFrom
+from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.pipeline.streams import Stream
+from tidegate.api.pipeline import Pipeline
+from tidegate.api.stream import Stream
 from tidegate.subtask.chain import OperatorFailure
-from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob, InProcessRun
+from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 ROWS = 600
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("ts", pa.timestamp("ms"))])

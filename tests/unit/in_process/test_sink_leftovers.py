@@ -17,18 +17,18 @@ from fsspec.implementations.local import LocalFileSystem
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tidegate.connectors.contract import SinkContext
+from tidegate.connectors.interface import SinkContext
 from tidegate.connectors.datagen import DataGen
-from tidegate.connectors.marker_packs import MarkerPacks
-from tidegate.connectors.parquet import Parquet
-from tidegate.contract.checkpoints import CheckpointView, checkpoint_views
-from tidegate.contract.errors import SnapshotError, TidegateError
-from tidegate.contract.records import RestoreFrom
-from tidegate.contract.reigns import submissions_of
-from tidegate.contract.rewinds import taken_back
+from tidegate.connectors.files.sink.marker_packs import MarkerPacks
+from tidegate.connectors.files.sink.parquet import Parquet
+from tidegate.jobs.history.checkpoints import CheckpointView, checkpoint_views
+from tidegate.errors import SnapshotError, TidegateError
+from tidegate.jobs.records import RestoreFrom
+from tidegate.jobs.history.submissions import submissions_of
+from tidegate.jobs.history.rewinds import taken_back
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.garbage import claimed_savepoints
-from tidegate.coordinator.sink_leftovers import (
+from tidegate.coordinator.garbage.abandoned_checkpoints import claimed_savepoints
+from tidegate.coordinator.garbage.sink_leftovers import (
     Asked,
     Lineage,
     SinkLeftovers,
@@ -37,9 +37,9 @@ from tidegate.coordinator.sink_leftovers import (
     collect_leftovers,
     lineages_of,
 )
-from tidegate.pipeline.pipeline import Pipeline
+from tidegate.api.pipeline import Pipeline
 from tidegate.subtask.chain import OperatorFailure
-from tidegate.testing.in_process import InProcessJob, InProcessRun
+from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 SCHEMA = pa.schema([("v", pa.int64())])
 EVER = datetime.max.replace(tzinfo=UTC)

@@ -12,13 +12,13 @@ import pytest
 
 from tidegate import SideOutput, count, tumbling
 from tidegate.connectors.datagen import DataGen
-from tidegate.contract.records import RestoreFrom
+from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.pipeline.streams import Stream
-from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.api.pipeline import Pipeline
+from tidegate.api.stream import Stream
+from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.in_process_job import InProcessJob
 
 ROWS, SPLITS = 600, 6
 SCHEMA = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("ms"))])

@@ -20,17 +20,17 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from rocksdict import Options, Rdict
 
 from tidegate.connectors.datagen import DataGen
-from tidegate.contract.errors import SnapshotError
-from tidegate.contract.records import RestoreFrom
-from tidegate.contract.state_shapes import StateShape
+from tidegate.errors import SnapshotError
+from tidegate.jobs.records import RestoreFrom
+from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.pipeline.pipeline import Pipeline
+from tidegate.api.pipeline import Pipeline
 from tidegate.snapshot.metadata import read_metadata
-from tidegate.snapshot.reading import SnapshotReader
+from tidegate.snapshot.reader import SnapshotReader
 from tidegate.testing.batch import InProcessBatch, run_batch
-from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.in_process_job import InProcessJob
 
 ROWS = 400
 KEYS = 7

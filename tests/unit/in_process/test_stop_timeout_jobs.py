@@ -9,15 +9,15 @@ import pyarrow as pa
 import pytest
 
 from tidegate.connectors.datagen import DataGen
-from tidegate.contract.records import RestoreFrom
-from tidegate.contract.stop_outcomes import SAVEPOINT_FAILED, SAVEPOINT_OK
+from tidegate.jobs.records import RestoreFrom
+from tidegate.jobs.stop_outcomes import SAVEPOINT_FAILED, SAVEPOINT_OK
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded, StopGivenUp
-from tidegate.pipeline.aggregates import count
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.pipeline.windows import tumbling
-from tidegate.testing.collect import CollectSink, collected
-from tidegate.testing.in_process import InProcessJob, InProcessRun
+from tidegate.api.aggregates import count
+from tidegate.api.pipeline import Pipeline
+from tidegate.api.windows import tumbling
+from tidegate.testing.collect_sink import CollectSink, collected
+from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 ROWS = 600
 SCHEMA = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("ms"))])

@@ -17,16 +17,16 @@ from process_jobs import run_with_accidents, suspended
 
 import tidegate as td
 from tidegate.connectors.datagen import DataGen
-from tidegate.contract.errors import SnapshotError
-from tidegate.contract.records import RestoreFrom
-from tidegate.contract.state_shapes import StateShape
+from tidegate.errors import SnapshotError
+from tidegate.jobs.records import RestoreFrom
+from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.snapshot.metadata import read_metadata
-from tidegate.snapshot.reading import SnapshotReader
+from tidegate.snapshot.reader import SnapshotReader
 from tidegate.testing.batch import InProcessBatch
-from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.in_process_job import InProcessJob
 
 ROWS = 400
 LEFT = pa.schema([("k", pa.string()), ("ms", pa.int64()), ("x", pa.int64())])

@@ -12,16 +12,16 @@ import pyarrow.compute as pc
 import pytest
 
 from tidegate.connectors.datagen import DataGen
-from tidegate.contract.errors import SnapshotError
-from tidegate.contract.records import RestoreFrom
+from tidegate.errors import SnapshotError
+from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.pipeline.aggregates import count
-from tidegate.pipeline.aggregates import sum as total_of
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.pipeline.windows import tumbling
-from tidegate.testing.collect import CollectSink, collected
-from tidegate.testing.in_process import InProcessJob, InProcessRun
+from tidegate.api.aggregates import count
+from tidegate.api.aggregates import sum as total_of
+from tidegate.api.pipeline import Pipeline
+from tidegate.api.windows import tumbling
+from tidegate.testing.collect_sink import CollectSink, collected
+from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 ROWS = 24_000
 KEYS = 7

@@ -12,10 +12,10 @@ import pytest
 
 from tidegate.connectors.datagen import DataGen
 from tidegate.coordinator import events as ev
-from tidegate.pipeline.aggregates import count
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.testing.collect import CollectSink
-from tidegate.testing.in_process import InProcessJob, InProcessRun
+from tidegate.api.aggregates import count
+from tidegate.api.pipeline import Pipeline
+from tidegate.testing.collect_sink import CollectSink
+from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 _names = itertools.count()
 

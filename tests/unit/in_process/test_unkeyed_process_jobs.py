@@ -27,17 +27,17 @@ from tidegate import (
 )
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.connectors.datagen import DataGen
-from tidegate.contract.errors import PipelineError, SnapshotError
-from tidegate.contract.records import RestoreFrom
-from tidegate.contract.state_shapes import StateShape, compare_states
+from tidegate.errors import PipelineError, SnapshotError
+from tidegate.jobs.records import RestoreFrom
+from tidegate.jobs.restore.state_shapes import StateShape, compare_states
 from tidegate.coordinator import events as ev
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.plan.text import graph_document
+from tidegate.api.pipeline import Pipeline
+from tidegate.plan.graph_text import graph_document
 from tidegate.snapshot.metadata import read_metadata
-from tidegate.snapshot.reading import SnapshotReader
+from tidegate.snapshot.reader import SnapshotReader
 from tidegate.testing.batch import run_batch
-from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.in_process_job import InProcessJob
 
 ROWS = 600
 SOURCE = pa.schema([("k", pa.int64()), ("v", pa.int64())])

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.operators.contract import OperatorContext, OperatorSpec, StreamOperator
+from tidegate.operators.stream_operator import OperatorContext, OperatorSpec, StreamOperator
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.streams import decode_parts, encode_parts
 

@@ -13,10 +13,10 @@ from typing import Any, Self
 import pyarrow as pa
 
 from tidegate.channel.elements import MIN_WATERMARK
-from tidegate.operators.contract import OperatorContext, OperatorSpec, SideOutput
+from tidegate.operators.stream_operator import OperatorContext, OperatorSpec, SideOutput
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
-from tidegate.state.keyhash import hash_keys, key_groups, subtask_of_key_groups
+from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
 
 GROUPS = 8
 STATE_MEMORY_BYTES = 2**20

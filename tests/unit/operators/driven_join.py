@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 import tidegate as td
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark
-from tidegate.operators.contract import OperatorContext
-from tidegate.operators.join_specs import StreamJoinSpec
+from tidegate.operators.stream_operator import OperatorContext
+from tidegate.operators.joins.join_specs import StreamJoinSpec
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
-from tidegate.state.keyhash import hash_keys, key_groups, subtask_of_key_groups
+from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
 
 GROUPS = 32
 LEFT = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us")), ("x", pa.int64())])

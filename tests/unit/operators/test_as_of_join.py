@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.operators.join_specs import StreamJoinSpec
+from tidegate.operators.joins.join_specs import StreamJoinSpec
 
 
 def as_of_spec(**arguments: Any) -> StreamJoinSpec:

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
-from tidegate.contract.errors import SnapshotError
+from tidegate.errors import SnapshotError
 from tidegate.operators.specs import BroadcastJoinSpec
 
 LEFT = pa.schema([("k", pa.int64()), ("s", pa.string()), ("x", pa.int64())])

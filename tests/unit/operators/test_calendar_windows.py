@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 import tidegate as td
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.contract.errors import SnapshotError, TidegateError
-from tidegate.operators.calendar_windows import EPOCH, EPOCH_UTC, MICROSECOND, Calendar
+from tidegate.errors import SnapshotError, TidegateError
+from tidegate.operators.time.calendar import EPOCH, EPOCH_UTC, MICROSECOND, Calendar
 from tidegate.operators.specs import Agg, TimeUnit, WindowAggSpec
 
 HOUR = 3_600_000_000

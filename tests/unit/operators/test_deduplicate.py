@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 import tidegate as td
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.contract.errors import PipelineError
-from tidegate.operators.contract import OperatorContext, SideOutput
+from tidegate.errors import PipelineError
+from tidegate.operators.stream_operator import OperatorContext, SideOutput
 from tidegate.operators.deduplicate_specs import DeduplicateSpec
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
-from tidegate.state.keyhash import hash_keys, key_groups, subtask_of_key_groups
+from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
 
 GROUPS = 8
 INPUT = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us")), ("n", pa.int64())])

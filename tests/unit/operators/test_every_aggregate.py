@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 
 import tidegate as td
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.contract.errors import PipelineError
-from tidegate.operators.contract import OperatorContext, OperatorSpec
+from tidegate.errors import PipelineError
+from tidegate.operators.stream_operator import OperatorContext, OperatorSpec
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
-from tidegate.state.accumulators import SumOverflowError
-from tidegate.state.aggregation import Aggregation
-from tidegate.state.array_limits import ArrayTooLarge
-from tidegate.state.keyhash import hash_keys, key_groups, subtask_of_key_groups
-from tidegate.state.row_log import RowLog
+from tidegate.state.aggregates.accumulators import SumOverflowError
+from tidegate.state.aggregates.aggregation import Aggregation
+from tidegate.state.arrow.array_limits import ArrayTooLarge
+from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
+from tidegate.state.aggregates.row_log import RowLog
 
 GROUPS = 16
 INPUT = pa.schema(
@@ -368,7 +368,7 @@ def test_kept_text_of_more_than_two_gibibytes_is_refused_with_the_aggregate_and_
 
 
 def test_an_aggregate_that_keeps_rows_folds_them_while_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidegate.state.row_log.FOLD_ROWS", 4)
+    monkeypatch.setattr("tidegate.state.aggregates.row_log.FOLD_ROWS", 4)
     subtasks = Subtasks(windowed(td.tumbling("1 s"), ["texts", "top", "own", "money"]))
     rows = [Row(n, "a", n, n, None, "xyz"[n % 3], Decimal(n), None) for n in range(30)]
     for row in rows:

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from tidegate.operators import expression_trees as trees
-from tidegate.operators.expression_trees import Call, ColumnRef, Literal, columns_of, columns_read, conjuncts
+from tidegate.plan import expression_trees as trees
+from tidegate.plan.expression_trees import Call, ColumnRef, Literal, columns_of, columns_read, conjuncts
 
 SCHEMA = pa.schema([("x", pa.int64()), ("end", pa.string()), ("s", pa.struct([("x", pa.int64())]))])
 X, END = pc.field("x"), pc.field("end")

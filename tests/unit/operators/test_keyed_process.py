@@ -11,16 +11,16 @@ import pyarrow as pa
 import pytest
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
-from tidegate.contract.errors import PipelineError, SnapshotError
-from tidegate.operators import opened_back_end
-from tidegate.operators.contract import OperatorContext, StreamOperator
+from tidegate.errors import PipelineError, SnapshotError
+from tidegate.operators import keyed_backend
+from tidegate.operators.stream_operator import OperatorContext, StreamOperator
 from tidegate.operators.specs import KeyedProcessSpec
-from tidegate.operators.user_process import FiredTimers, KeyedProcess, KeyedRows, ProcessContext
-from tidegate.pipeline.states import list_state, value_state
+from tidegate.operators.functions.keyed_process import FiredTimers, KeyedProcess, KeyedRows, ProcessContext
+from tidegate.api.states import list_state, value_state
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
-from tidegate.testing.model_backend import ModelBackend
+from state_suites.model_backend import ModelBackend
 
 GROUPS = 16
 INPUT = pa.schema([("k", pa.int64()), ("t", pa.int64())])
@@ -32,7 +32,7 @@ Answer = Callable[[FiredTimers, ProcessContext], None]
 @pytest.fixture(autouse=True)
 def model(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the operator adds is the same over every back end."""
-    monkeypatch.setattr(opened_back_end, "new_backend", lambda name: ModelBackend())
+    monkeypatch.setattr(keyed_backend, "new_backend", lambda name: ModelBackend())
 
 
 class Alarms(KeyedProcess):

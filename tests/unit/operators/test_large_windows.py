@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.operators.contract import OperatorContext, StreamOperator
+from tidegate.operators.stream_operator import OperatorContext, StreamOperator
 from tidegate.operators.specs import Agg, WindowAggSpec
 from tidegate.snapshot.parts import Blob, StatePart
-from tidegate.state.columns import CHUNK_ENTRIES
+from tidegate.state.cells import CHUNK_ENTRIES
 
 KEYS = 3 * CHUNK_ENTRIES + 100
 BOUNDS = [("window_start", pa.timestamp("us")), ("window_end", pa.timestamp("us"))]

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from tidegate.contract.errors import PipelineError
-from tidegate.operators.contract import SideOutput
+from tidegate.errors import PipelineError
+from tidegate.operators.stream_operator import SideOutput
 from tidegate.operators.specs import FilterSpec, MapInArrowSpec, ProjectSpec, UnionSpec
 
 SCHEMA = pa.schema([pa.field("a", pa.int64(), nullable=False), ("b", pa.string())])

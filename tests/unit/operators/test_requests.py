@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.operators.requests import MAX_THREADS, LoopRequests, Requests, ThreadRequests, start_requests
+from tidegate.operators.async_requests import MAX_THREADS, LoopRequests, Requests, ThreadRequests, start_requests
 
 BATCH = pa.record_batch({"v": [1]})
 PATIENCE_S = 30.0

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
-from tidegate.operators.contract import OperatorContext, OperatorSpec
+from tidegate.operators.stream_operator import OperatorContext, OperatorSpec
 from tidegate.operators.specs import Agg, BroadcastJoinSpec, WatermarkSpec, WindowAggSpec
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
-from tidegate.state.keyhash import hash_keys, key_groups, subtask_of_key_groups
+from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
 
 GROUPS = 128
 INPUT = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us"))])

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 
 import tidegate as td
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.contract.errors import PipelineError, SnapshotError
+from tidegate.errors import PipelineError, SnapshotError
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.operators.contract import OperatorContext
-from tidegate.operators.running_specs import RunningAggSpec
+from tidegate.operators.stream_operator import OperatorContext
+from tidegate.operators.aggregates.aggregate_specs import RunningAggSpec
 from tidegate.operators.specs import Agg
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
-from tidegate.state.keyhash import hash_keys, key_groups, subtask_of_key_groups
-from tidegate.testing.collect import CollectSink, collected, forget_collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
+from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.in_process_job import InProcessJob
 
 GROUPS = 8
 INPUT = pa.schema([("k", pa.int64()), ("v", pa.int64())])

@@ -27,9 +27,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tidegate as td
-from tidegate.contract.errors import SnapshotError
-from tidegate.operators.join_specs import Sessions, StreamJoinKind, StreamJoinSpec
-from tidegate.operators.session_spans import SessionSpans
+from tidegate.errors import SnapshotError
+from tidegate.operators.joins.join_specs import Sessions, StreamJoinKind, StreamJoinSpec
+from tidegate.operators.joins.session_spans import SessionSpans
 
 Row = tuple[Any, ...]
 

@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.contract.errors import SnapshotError, TidegateError
-from tidegate.operators import held_sessions, open_sessions
-from tidegate.operators.contract import OperatorContext, SideOutput
-from tidegate.operators.session_specs import SessionAggSpec
+from tidegate.errors import SnapshotError, TidegateError
+from tidegate.operators.windows import session_store, session_table
+from tidegate.operators.stream_operator import OperatorContext, SideOutput
+from tidegate.operators.windows.session_specs import SessionAggSpec
 from tidegate.operators.specs import Agg
 from tidegate.snapshot.parts import Blob, StatePart
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
-from tidegate.state.columns import CHUNK_ENTRIES
-from tidegate.state.keyhash import hash_keys, key_groups, subtask_of_key_groups
+from tidegate.state.cells import CHUNK_ENTRIES
+from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
 
 GROUPS = 8
 INPUT = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us")), ("v", pa.int64())])
@@ -338,7 +338,7 @@ def test_sessions_with_late_rows_and_restores_equal_a_model(
     expected: Counter[Result] = Counter()
     watermark, late = -100, 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(held_sessions, "MIN_DEAD", 0 if packs else open_sessions.MIN_DEAD)
+        patch.setattr(session_store, "MIN_DEAD", 0 if packs else session_table.MIN_DEAD)
         for number, rows in enumerate(batches):
             if rescales[number]:
                 late += sum(o.ctx.counters.get("late_dropped", 0) for o in operators)

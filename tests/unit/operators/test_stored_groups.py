@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.contract.errors import SnapshotError
-from tidegate.operators.running_specs import RunningAggSpec
+from tidegate.errors import SnapshotError
+from tidegate.operators.aggregates.aggregate_specs import RunningAggSpec
 from tidegate.operators.specs import Agg
 
 INPUT = pa.schema([("k", pa.string()), ("v", pa.int64()), ("f", pa.float64()), ("s", pa.string())])

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.contract.errors import SnapshotError
-from tidegate.operators.session_specs import SessionAggSpec
+from tidegate.errors import SnapshotError
+from tidegate.operators.windows.session_specs import SessionAggSpec
 from tidegate.operators.specs import Agg
 
 INPUT = pa.schema([("k", pa.string()), ("t", pa.timestamp("us")), ("v", pa.int64()), ("s", pa.string())])

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.contract.errors import SnapshotError
+from tidegate.errors import SnapshotError
 from tidegate.operators.specs import Agg, WindowAggSpec
-from tidegate.state.rocks_reading import RocksFiles
+from tidegate.state.rocksdb.file_reader import RocksFiles
 
 INPUT = pa.schema([("k", pa.string()), ("t", pa.timestamp("us")), ("v", pa.int64()), ("s", pa.string())])
 AGGREGATES = (Agg("n", "count"), Agg("total", "sum", "v"), Agg("texts", "collect", "s"), Agg("first", "first", "s"))

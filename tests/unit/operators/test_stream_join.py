@@ -29,8 +29,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tidegate as td
-from tidegate.contract.errors import SnapshotError
-from tidegate.operators.join_specs import StreamJoinSpec, Windows
+from tidegate.errors import SnapshotError
+from tidegate.operators.joins.join_specs import StreamJoinSpec, Windows
 
 KINDS = ("inner", "left", "right", "full", "semi", "anti")
 

@@ -14,14 +14,14 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.contract.errors import PipelineError, SnapshotError
-from tidegate.operators.contract import OperatorContext
-from tidegate.operators.overlaid_states import LARGE_MAP_ENTRIES
-from tidegate.operators.processor_specs import INITIAL, StatefulProcessorSpec
-from tidegate.operators.processor_states import declared
-from tidegate.operators.spark_ddl import schema_of
-from tidegate.operators.spark_values import arrow_schema
-from tidegate.operators.transform_with_state import TransformWithState
+from tidegate.errors import PipelineError, SnapshotError
+from tidegate.operators.stream_operator import OperatorContext
+from tidegate.compat.pyspark_stateful.state_overlays import LARGE_MAP_ENTRIES
+from tidegate.compat.pyspark_stateful.processor_specs import INITIAL, StatefulProcessorSpec
+from tidegate.compat.pyspark_stateful.state_declarations import declared
+from tidegate.compat.pyspark_stateful.spark_ddl import schema_of
+from tidegate.compat.pyspark_stateful.spark_values import arrow_schema
+from tidegate.compat.pyspark_stateful.transform_with_state import TransformWithState
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
@@ -290,7 +290,7 @@ def test_a_timer_that_is_due_fires_whatever_handlers_delete_however_many_keys_ar
 ) -> None:
     """As in Spark, where what fires is settled when firing begins."""
     for limit in ("FIRST_KEYS", "MOST_KEYS"):
-        monkeypatch.setattr(f"tidegate.operators.processor_calls.{limit}", 2)
+        monkeypatch.setattr(f"tidegate.compat.pyspark_stateful.processor_calls.{limit}", 2)
 
     def fire(self: Scripted, key: str, _: Any, time_ms: int) -> Iterator[Row]:
         self.handle.deleteTimer(11_000)

@@ -11,12 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from tidegate.contract.errors import PipelineError
-from tidegate.operators.contract import OperatorContext
+from tidegate.errors import PipelineError
+from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.specs import KeyedProcessSpec
-from tidegate.operators.user_process import KeyedProcess, KeyedRows, ProcessContext
-from tidegate.pipeline.states import aggregating_state, list_state, map_state, reducing_state, value_state
-from tidegate.state.contract import Elements, KeySet
+from tidegate.operators.functions.keyed_process import KeyedProcess, KeyedRows, ProcessContext
+from tidegate.api.states import aggregating_state, list_state, map_state, reducing_state, value_state
+from tidegate.state.keyed_state import Elements, KeySet
 
 INPUT = pa.schema([("k", pa.int64())])
 PLAIN = pa.schema([("n", pa.int32()), pa.field("text", pa.string(), nullable=False)])

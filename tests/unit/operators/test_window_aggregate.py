@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
-from tidegate.contract.errors import SnapshotError, TidegateError
+from tidegate.errors import SnapshotError, TidegateError
 from tidegate.operators.specs import Agg, WindowAggSpec
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN
-from tidegate.state.accumulators import SumOverflowError
-from tidegate.state.keyhash import hash_keys, key_groups
+from tidegate.state.aggregates.accumulators import SumOverflowError
+from tidegate.state.keys.key_hash import hash_keys, key_groups
 
 INPUT = pa.schema(
     [("k", pa.int64()), ("s", pa.string()), ("t", pa.timestamp("us")), ("v", pa.int64()), ("f", pa.float64())]

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 
 import tidegate as td
-from tidegate.contract.restore_check import chains_of
-from tidegate.contract.state_shapes import OWNER_COLUMN, StateShape
+from tidegate.jobs.restore.compatibility import chains_of
+from tidegate.jobs.restore.state_shapes import OWNER_COLUMN, StateShape
 from tidegate.coordinator import events as ev
-from tidegate.plan.execution import graph_document, plan
-from tidegate.snapshot.reading import SnapshotReader
-from tidegate.testing.collect import CollectSink, forget_collected
-from tidegate.testing.in_process import InProcessJob
+from tidegate.plan.execution_plan import graph_document, plan
+from tidegate.snapshot.reader import SnapshotReader
+from tidegate.testing.collect_sink import CollectSink, forget_collected
+from tidegate.testing.in_process_job import InProcessJob
 
 SCHEMA = pa.schema(
     [("k", pa.int32()), ("s", pa.string()), ("f", pa.float32()), ("u", pa.uint64()), ("ts", pa.timestamp("ms"))]

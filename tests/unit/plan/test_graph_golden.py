@@ -12,8 +12,8 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import tidegate as td
 from tidegate.connectors.found_schema import FOUND_SCHEMA, FoundSchema, found_schemas
-from tidegate.contract.restore_check import SnapshotFacts, Target, judge_restore
-from tidegate.plan.text import GRAPH_DOCUMENT_VERSION, graph_document
+from tidegate.jobs.restore.compatibility import SnapshotFacts, Target, judge_restore
+from tidegate.plan.graph_text import GRAPH_DOCUMENT_VERSION, graph_document
 
 GOLDEN = Path(__file__).parent / "golden"
 OLDEST = 4

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from tidegate.operators.expression_trees import read_expression
-from tidegate.plan.native_conditions import Condition, Field, condition_of, fields_of, text_of
+from tidegate.plan.expression_trees import read_expression
+from tidegate.plan.pushdown_conditions import Condition, Field, condition_of, fields_of, text_of
 
 SCHEMA = pa.schema(
     [

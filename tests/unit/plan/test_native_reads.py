@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 import pytest
 
 from tidegate import Discard, Pipeline, SparkFrame, Stream, count, max, sum, tumbling
-from tidegate.plan.batch import sinks_at_the_end
-from tidegate.plan.native import NativeRead, as_it_is, native_read
+from tidegate.plan.batch_plan import sinks_at_the_end
+from tidegate.plan.spark_pushdown import NativeRead, as_it_is, native_read
 
 SCHEMA = pa.schema(
     [("k", pa.int64()), ("v", pa.int64()), ("x", pa.float64()), ("ts", pa.timestamp("us")), ("note", pa.string())]
@@ -25,7 +25,7 @@ def read_of(
     p = Pipeline()
     draw(p.read(SparkFrame(lambda spark: spark.range(1), schema=SCHEMA), uid="rows")).write(Discard(), uid="out")
     graph = sinks_at_the_end(p.build())
-    from tidegate.plan.native_conditions import fields_of
+    from tidegate.plan.pushdown_conditions import fields_of
 
     read = native_read(graph, graph.by_uid("rows"), lambda condition: all(map(accepts, fields_of(condition))))
     return read.describe(graph), read

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.contract.options import SnapshotCompression
+from tidegate.jobs.options import SnapshotCompression
 from tidegate.snapshot.blobs import PACK_BYTES, checksum, matches, packed, packs
 from tidegate.snapshot.parts import Blob
 from tidegate.snapshot.row_streams import stream_of, table_of

@@ -10,11 +10,11 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from tidegate.contract.errors import SnapshotError
+from tidegate.errors import SnapshotError
 from tidegate.snapshot.channel_state import InFlight, ReplayInput, channel_part, replay_for
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.streams import decode_parts, encode_parts
-from tidegate.state.keyhash import partition_hash
+from tidegate.state.keys.key_hash import partition_hash
 
 SCHEMA = pa.schema([("k", pa.int64()), ("n", pa.int64())])
 KEYS, MAX_PARALLELISM = 20, 16

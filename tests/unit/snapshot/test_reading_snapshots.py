@@ -12,17 +12,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tidegate.contract.errors import SnapshotError
-from tidegate.contract.store import open_store
+from tidegate.errors import SnapshotError
+from tidegate.jobs.stores.store import open_store
 from tidegate.snapshot.handles import StateHandle, StreamFactory
 from tidegate.snapshot.metadata import OperatorState, SnapshotMetadata, SubtaskState, write_metadata
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StateKind, StatePart
-from tidegate.snapshot.reading import SnapshotReader
+from tidegate.snapshot.reader import SnapshotReader
 from tidegate.snapshot.streams import encode_parts
-from tidegate.state.backends import new_backend
-from tidegate.state.contract import BackendContext, StateDescriptor, TimeToLive
-from tidegate.state.keyhash import hash_keys, key_groups
-from tidegate.state.read_state import open_reader, read_state, read_state_batches
+from tidegate.state.backend_registry import new_backend
+from tidegate.state.keyed_state import BackendContext, StateDescriptor, TimeToLive
+from tidegate.state.keys.key_hash import hash_keys, key_groups
+from tidegate.state.state_reader import open_reader, read_state, read_state_batches
 
 SCHEMA = pa.schema([(KEY_GROUP_COLUMN, pa.uint16()), ("value:v", pa.int64())])
 FOLDER = "job/checkpoints/chk-1-g1"

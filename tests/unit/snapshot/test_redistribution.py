@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.contract.errors import SnapshotError
+from tidegate.errors import SnapshotError
 from tidegate.snapshot.handles import StateHandle
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.metadata import OperatorState, SubtaskState
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, OWNER_COLUMN, Blob, StateKind, StatePart
 from tidegate.snapshot.redistribution import Rescale, Share, redistributed, share_of
 from tidegate.snapshot.streams import decode_parts, encode_parts
-from tidegate.state.keyhash import hash_keys, key_groups, partition_hash, subtask_of_key_groups
+from tidegate.state.keys.key_hash import hash_keys, key_groups, partition_hash, subtask_of_key_groups
 
 GROUPS = 16
 PARALLELISM = st.integers(1, GROUPS)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.contract.errors import AlreadyExistsError, SnapshotError
-from tidegate.contract.store import Store, open_store
+from tidegate.errors import AlreadyExistsError, SnapshotError
+from tidegate.jobs.stores.store import Store, open_store
 from tidegate.snapshot.blobs import BlobFile, StoredBlob
 from tidegate.snapshot.handles import StateHandle, StreamFactory
 from tidegate.snapshot.metadata import (

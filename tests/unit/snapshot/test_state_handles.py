@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.contract.errors import AlreadyExistsError, SnapshotError
-from tidegate.contract.store import Store, open_store
+from tidegate.errors import AlreadyExistsError, SnapshotError
+from tidegate.jobs.stores.store import Store, open_store
 from tidegate.snapshot.handles import DEFAULT_THRESHOLD_BYTES, StateHandle, StreamFactory
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.contract.errors import SnapshotError
+from tidegate.errors import SnapshotError
 from tidegate.snapshot import streams
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StatePart
 from tidegate.snapshot.streams import STREAM_VERSION, decode_parts, encode_parts, read_header

@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 from pyspark import SparkContext
 
-from tidegate.contract.errors import FencedError, StoreError
+from tidegate.errors import FencedError, StoreError
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.batch_commit import Told
 from tidegate.coordinator.job_run import RunEnded, RunFailed
-from tidegate.spark import batch_run
-from tidegate.spark.batch_run import BatchAttempt, BatchRun
-from tidegate.spark.batch_worker import FAILURE
+from tidegate.spark.driver_loop import batch_attempt
+from tidegate.spark.driver_loop.batch_attempt import BatchAttempt, BatchRun
+from tidegate.spark.batch.worker_task import FAILURE
 
 TOLD = (Told("out", 0, None),)
 
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_run, "TICK_S", 0.005)
+    monkeypatch.setattr(batch_attempt, "TICK_S", 0.005)
     # A session that another test in this process had leaves its gateway; there is no JVM to copy properties from.
     monkeypatch.setattr(SparkContext, "_gateway", None)
 
@@ -134,8 +134,8 @@ def test_a_run_that_is_given_up_cancels_its_stages_and_completes_nothing() -> No
 def test_a_run_that_is_given_up_between_two_jobs_of_spark_is_cancelled_in_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(batch_run, "CANCEL_AGAIN_S", 0.005)
-    monkeypatch.setattr(batch_run, "CANCEL_WAIT_S", 10.0)
+    monkeypatch.setattr(batch_attempt, "CANCEL_AGAIN_S", 0.005)
+    monkeypatch.setattr(batch_attempt, "CANCEL_WAIT_S", 10.0)
     second = threading.Event()
 
     def calculate() -> Sequence[Told]:
@@ -172,8 +172,8 @@ def test_a_run_that_is_given_up_while_it_commits_ends_the_commit() -> None:
 
 def test_a_commit_that_does_not_end_in_time_is_given_up_with_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its stages are cancelled once at least, also when no time is left for that."""
-    monkeypatch.setattr(batch_run, "CANCEL_WAIT_S", 0.0)
-    monkeypatch.setattr(batch_run, "CANCEL_AGAIN_S", 0.005)
+    monkeypatch.setattr(batch_attempt, "CANCEL_WAIT_S", 0.0)
+    monkeypatch.setattr(batch_attempt, "CANCEL_AGAIN_S", 0.005)
     over = threading.Event()
 
     def publish() -> None:

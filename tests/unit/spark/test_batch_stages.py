@@ -16,16 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate import DataGen, Discard, Pipeline, PipelineError, SparkFrame, SparkTable, SparkWriter, count, tumbling
-from tidegate.connectors.contract import SinkContext, SourceContext
-from tidegate.connectors.materialised import splits_of_files
-from tidegate.contract.errors import OptionError, TidegateError
-from tidegate.contract.options import JobOptions
-from tidegate.contract.records import Spec
-from tidegate.plan.batch import BatchPlan, plan_batch
-from tidegate.spark.batch_exchange import HASH, SORTED_BY, TARGET, Blocks, Tagger
-from tidegate.spark.batch_rows import from_wire, to_wire, wire_schema
-from tidegate.spark.batch_worker import FAILURE, TaskFailedError, failure_in, subtask_of, told_failure
-from tidegate.spark.materialising import WriteTask
+from tidegate.connectors.interface import SinkContext, SourceContext
+from tidegate.connectors.spark.materialised_splits import splits_of_files
+from tidegate.errors import OptionError, TidegateError
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import Spec
+from tidegate.plan.batch_plan import BatchPlan, plan_batch
+from tidegate.spark.batch.exchange import HASH, SORTED_BY, TARGET, Blocks, Tagger
+from tidegate.spark.batch.wire_rows import from_wire, to_wire, wire_schema
+from tidegate.spark.batch.worker_task import FAILURE, TaskFailedError, failure_in, subtask_of, told_failure
+from tidegate.spark.driver_loop.row_materialisation import WriteTask
 from tidegate.spark.session import spark_settings
 from tidegate.subtask.chain import OperatorFailure
 

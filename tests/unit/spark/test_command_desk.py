@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from tidegate.contract.errors import StoreError
-from tidegate.contract.layout import JobLayout
-from tidegate.contract.records import Command, CommandResult, Spec, Withdrawn, decode, encode
-from tidegate.contract.store import Store, open_store
+from tidegate.errors import StoreError
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.records import Command, CommandResult, Spec, Withdrawn, decode, encode
+from tidegate.jobs.stores.store import Store, open_store
 from tidegate.coordinator.events import Answer
-from tidegate.coordinator.supervision_events import AnswerAllOpen
-from tidegate.spark import command_poller
-from tidegate.spark.commands import CommandDesk
+from tidegate.coordinator.supervision.supervision_events import AnswerAllOpen
+from tidegate.spark.driver_loop import command_poller
+from tidegate.spark.driver_loop.command_desk import CommandDesk
 
 _roots = itertools.count()
 LAYOUT = JobLayout("job")

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tidegate.contract.client import JobClient
-from tidegate.contract.errors import FencedError
-from tidegate.contract.log import DecisionLog
-from tidegate.contract.pinned_graph import PinnedGraph, pin_graph
-from tidegate.contract.records import RestoreFrom, encode
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import FencedError
+from tidegate.jobs.decision_log import DecisionLog
+from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pin_graph
+from tidegate.jobs.records import RestoreFrom, encode
 from tidegate.spark import driver as driver_module
 
 PIPELINE = """
@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.discard import Discard
-from tidegate.pipeline.pipeline import Pipeline
+from tidegate.api.pipeline import Pipeline
 
 
 def build(args):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.contract.client import JobClient
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.spark.driver import Driver
 
 PIPELINE = """

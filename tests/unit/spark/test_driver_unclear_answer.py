@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tidegate.contract.client import JobClient
-from tidegate.contract.errors import StoreError
-from tidegate.contract.local_store import LocalStore
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import StoreError
+from tidegate.jobs.stores.local_disk import LocalStore
 from tidegate.spark import driver as driver_module
 
 PIPELINE = """
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.discard import Discard
-from tidegate.pipeline.pipeline import Pipeline
+from tidegate.api.pipeline import Pipeline
 
 
 def build(args):
@@ -64,7 +64,7 @@ class DeafSupervision:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(LocalStore, "create", create_and_forget)
             patch.setattr(LocalStore, "read", read_nothing)
-            patch.setattr("tidegate.contract.log.time.sleep", lambda seconds: None)
+            patch.setattr("tidegate.jobs.decision_log.time.sleep", lambda seconds: None)
             self._job.status("WAITING_FOR_SLOTS")
         raise AssertionError("the append came back")
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tidegate.contract.client import JobClient
-from tidegate.contract.options import JobOptions
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.options import JobOptions
 from tidegate.spark import driver as driver_module
 
 PIPELINE = """
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.discard import Discard
-from tidegate.pipeline.pipeline import Pipeline
+from tidegate.api.pipeline import Pipeline
 
 
 def build(args):
@@ -119,7 +119,7 @@ def test_a_relaunch_keeps_the_attempts_that_were_derived(tmp_path: Path, monkeyp
     submitted.drive()
     assert submitted.client.spec(1).options["restart_attempts"] == "auto"
     assert submitted.document()["options"]["restart_attempts"] == 3
-    monkeypatch.setattr("tidegate.contract.options.DEFAULT_ATTEMPTS", 50)
+    monkeypatch.setattr("tidegate.jobs.options.DEFAULT_ATTEMPTS", 50)
     submitted.drive()
     assert submitted.options[-1].restart_attempts == 3
 

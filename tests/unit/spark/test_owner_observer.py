@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.contract.client import JobClient
-from tidegate.contract.errors import StoreError
-from tidegate.contract.options import JobOptions
-from tidegate.contract.records import Command, CommandResult, Spec, encode
-from tidegate.spark.owner import OwnerObserver
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import StoreError
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import Command, CommandResult, Spec, encode
+from tidegate.spark.driver_loop.owner_observer import OwnerObserver
 
 TIMEOUT_MS = 60_000
 

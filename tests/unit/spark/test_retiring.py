@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tidegate.contract.errors import FencedError, StoreError, UnclearAnswerError
-from tidegate.contract.memory_store import MemoryStore
-from tidegate.spark import retiring as retiring_module
-from tidegate.spark.retiring import RETRY_S, Retiring
+from tidegate.errors import FencedError, StoreError, UnclearAnswerError
+from tidegate.jobs.stores.in_memory import MemoryStore
+from tidegate.spark.driver_loop import checkpoint_deletion as retiring_module
+from tidegate.spark.driver_loop.checkpoint_deletion import RETRY_S, Retiring
 
 _names = itertools.count()
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tidegate.contract.memory_store import MemoryStore
+from tidegate.jobs.stores.in_memory import MemoryStore
 from tidegate.spark.slot_mail import SlotMail
 from tidegate.subtask.slot import Slot, Wake
 

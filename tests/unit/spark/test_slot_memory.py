@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.contract.options import JobOptions
+from tidegate.jobs.options import JobOptions
 from tidegate.spark import slot_entry
 from tidegate.spark.slot_entry import SlotProcess
 from tidegate.subtask.failure_codes import SLOT_MEMORY

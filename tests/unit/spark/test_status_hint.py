@@ -12,12 +12,12 @@ import pytest
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.discard import Discard
-from tidegate.contract.layout import JobLayout
-from tidegate.contract.memory_store import MemoryStore
-from tidegate.contract.records import StatusHint, decode
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.spark.attempt import SlotView
-from tidegate.spark.hint import HintWriter, job_metrics, job_watermark_us
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.stores.in_memory import MemoryStore
+from tidegate.jobs.records import StatusHint, decode
+from tidegate.api.pipeline import Pipeline
+from tidegate.spark.driver_loop.attempt import SlotView
+from tidegate.spark.driver_loop.status_hint import HintWriter, job_metrics, job_watermark_us
 
 LAYOUT = JobLayout("job")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.contract.client import JobClient
-from tidegate.contract.errors import FencedError
-from tidegate.contract.launching import record_launch
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import FencedError
+from tidegate.jobs.launches import record_launch
 from tidegate.spark.driver import Driver, main
 
 EXIT_FENCED = 13

@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from tidegate.contract.errors import FencedError, SlotsUnavailableError, SnapshotError, StoreError
-from tidegate.contract.layout import JobLayout
-from tidegate.contract.log import DecisionLog
-from tidegate.contract.options import JobOptions
-from tidegate.contract.records import Command, CommandResult, Spec, Withdrawn, decode, encode
-from tidegate.contract.store import open_store
+from tidegate.errors import FencedError, SlotsUnavailableError, SnapshotError, StoreError
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.decision_log import DecisionLog
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import Command, CommandResult, Spec, Withdrawn, decode, encode
+from tidegate.jobs.stores.store import open_store
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.job import Job
+from tidegate.coordinator.driver_job import Job
 from tidegate.coordinator.job_run import RunEnded, RunFailed
-from tidegate.coordinator.supervision import EXIT_JOB_FAILED, SIGTERM_STOP
+from tidegate.coordinator.supervision.supervisor import EXIT_JOB_FAILED, SIGTERM_STOP
 from tidegate.coordinator.topology import ChainShape, Topology
-from tidegate.plan.graph import JobGraph
-from tidegate.spark import supervision
-from tidegate.spark.commands import CommandDesk
+from tidegate.plan.job_graph import JobGraph
+from tidegate.spark.driver_loop import streaming_loop
+from tidegate.spark.driver_loop.command_desk import CommandDesk
 from tidegate.spark.session import ui_url
-from tidegate.spark.supervision import Supervision
+from tidegate.spark.driver_loop.streaming_loop import Supervision
 
 NOW = "2026-01-01T00:00:00+00:00"
 LATER = "2999-01-01T00:00:00+00:00"
@@ -39,9 +39,9 @@ Script = Callable[["FakeAttempt"], RunEnded | RunFailed]
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervision, "COMMAND_POLL_S", 0.005)
-    monkeypatch.setattr(supervision, "SLOT_POLL_S", 0.005)
-    monkeypatch.setattr("tidegate.spark.command_poller.POLL_S", 0.005)
+    monkeypatch.setattr(streaming_loop, "COMMAND_POLL_S", 0.005)
+    monkeypatch.setattr(streaming_loop, "SLOT_POLL_S", 0.005)
+    monkeypatch.setattr("tidegate.spark.driver_loop.command_poller.POLL_S", 0.005)
 
 
 class FakeJob:
@@ -316,7 +316,7 @@ def test_sigterm_while_waiting_for_slots_ends_the_driver_with_a_status() -> None
 def test_a_stop_whose_time_is_up_as_the_slots_come_is_given_up_by_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """S7.7: between the slots and the run there is nobody yet who could be told."""
     job, now_ms = FakeJob(), [time.time_ns() // 1_000_000]
-    monkeypatch.setattr(supervision, "steady_clock", lambda: lambda: now_ms[0])
+    monkeypatch.setattr(streaming_loop, "steady_clock", lambda: lambda: now_ms[0])
     taken: list[Any] = []
 
     def look() -> bool:

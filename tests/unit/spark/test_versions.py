@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.contract.errors import EnvironmentProblemError
+from tidegate.errors import EnvironmentProblemError
 from tidegate.spark.slot_entry import SlotProcess
 from tidegate.spark.versions import check_versions, own_versions
 

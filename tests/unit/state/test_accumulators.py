@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tidegate.state.accumulators import Accumulator, SumOverflowError, read_values
-from tidegate.state.columns import Cells
+from tidegate.state.aggregates.accumulators import Accumulator, SumOverflowError, read_values
+from tidegate.state.cells import Cells
 
 
 def aggregate(function: Any, array: pa.Array, output: pa.DataType, entries: list[int] | None = None) -> list[Any]:

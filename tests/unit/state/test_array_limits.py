@@ -11,14 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from tidegate.contract.errors import PipelineError, SnapshotError
+from tidegate.errors import PipelineError, SnapshotError
 from tidegate.snapshot.parts import StatePart
-from tidegate.state import array_limits, arrow_columns, heap_lists, heap_snapshot
-from tidegate.state.array_limits import ArrayTooLarge, in_parts
-from tidegate.state.contract import BackendContext, KeyedStateBackend, StateDescriptor, TimeToLive
-from tidegate.state.heap import TIMER_KINDS, HeapBackend
-from tidegate.state.memory import MemoryBackend
-from tidegate.testing.plain_states import Shelf
+from tidegate.state.arrow import array_limits, arrow_columns
+from tidegate.state.heap import list_columns, frozen_state
+from tidegate.state.arrow.array_limits import ArrayTooLarge, in_parts
+from tidegate.state.keyed_state import BackendContext, KeyedStateBackend, StateDescriptor, TimeToLive
+from tidegate.state.heap.heap_backend import TIMER_KINDS, HeapBackend
+from tidegate.state.heap.memory import MemoryBackend
+from state_suites.plain_states import Shelf
 
 LIMIT = 4_000
 KEYS = 600
@@ -34,9 +35,9 @@ STATES = (
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(array_limits, "LARGEST_ARRAY", LIMIT)
-    monkeypatch.setattr(heap_snapshot, "INLINE_BYTES", LIMIT)
+    monkeypatch.setattr(frozen_state, "INLINE_BYTES", LIMIT)
     monkeypatch.setattr(arrow_columns, "COMPACT_BYTES", 1_000)
-    monkeypatch.setattr(heap_lists, "COMPACT_ROWS", 100)
+    monkeypatch.setattr(list_columns, "COMPACT_ROWS", 100)
 
 
 def opened(backend: KeyedStateBackend) -> KeyedStateBackend:

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tidegate.contract.errors import PipelineError
-from tidegate.state import arrow_columns
-from tidegate.state.arrow_buffers import ranges_of
-from tidegate.state.arrow_columns import new_column
-from tidegate.state.columns import Cells
+from tidegate.errors import PipelineError
+from tidegate.state.arrow import arrow_columns
+from tidegate.state.arrow.arrow_buffers import ranges_of
+from tidegate.state.arrow.arrow_columns import new_column
+from tidegate.state.cells import Cells
 
 CASES: dict[str, tuple[pa.DataType, list[Any]]] = {
     "int8": (pa.int8(), [1, -1, None]),

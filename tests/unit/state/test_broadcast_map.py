@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.contract.errors import PipelineError
+from tidegate.errors import PipelineError
 from tidegate.state import broadcast_map
 from tidegate.state.broadcast_map import BroadcastMap
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from tidegate.state.columns import CHUNK_ENTRIES, Arrays, Cells, FrozenCells
+from tidegate.state.cells import CHUNK_ENTRIES, Arrays, Cells, FrozenCells
 
 CHUNKS = 5
 SIZE = CHUNKS * CHUNK_ENTRIES - 7

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.state.erasable_index import new_erasable
-from tidegate.state.keyindex import KeyReader
+from tidegate.state.heap.erasable_index import new_erasable
+from tidegate.state.keys.key_index import KeyReader
 
 SCHEMAS = {"int": pa.schema([("k", pa.int64())]), "text": pa.schema([("k", pa.string())])}
 KEYS: dict[str, st.SearchStrategy[Any]] = {

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 
 from tidegate.snapshot.parts import StatePart
-from tidegate.state import arrow_columns, heap_lists
-from tidegate.state.contract import BackendContext, StateDescriptor
-from tidegate.state.heap import HeapBackend
+from tidegate.state.arrow import arrow_columns
+from tidegate.state.heap import list_columns
+from tidegate.state.keyed_state import BackendContext, StateDescriptor
+from tidegate.state.heap.heap_backend import HeapBackend
 
 KEYS = 100_000
 COLUMNS = pa.schema([("n", pa.int64()), ("s", pa.string())])
@@ -70,7 +71,7 @@ def rows_of(parts: Sequence[StatePart], shelf: dict[str, bytes]) -> dict[str, pa
 @pytest.mark.parametrize("seed", [1, 2])
 def test_what_two_threads_write_is_the_moment_of_each_freeze(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrow_columns, "COMPACT_BYTES", 20_000)
-    monkeypatch.setattr(heap_lists, "COMPACT_ROWS", 5_000)
+    monkeypatch.setattr(list_columns, "COMPACT_ROWS", 5_000)
     changing, shelf = Changing(seed), dict[str, bytes]()
     with ThreadPoolExecutor(2) as pool:
         for checkpoint in range(1, 4):

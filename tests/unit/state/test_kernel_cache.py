@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numba
 
-from tidegate.state.compiled import CACHE_VARIABLE, private_cache_directory
-from tidegate.state.kernels import compile_all
-from tidegate.state.keyhash import _targets
-from tidegate.state.keyindex_kernels import add_bytes, add_fixed
+from tidegate.state.compiler import CACHE_VARIABLE, private_cache_directory
+from tidegate.spark.kernel_preload import compile_all
+from tidegate.state.keys.key_hash import _targets
+from tidegate.state.keys.key_index_kernels import add_bytes, add_fixed
 
 
 def test_the_cache_is_private_to_its_user(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.contract.errors import PipelineError
-from tidegate.state.keybytes import canonical_bytes
-from tidegate.state.keyhash import hash_keys, hash_rows, key_groups, partition_hash, subtask_of_key_groups
+from tidegate.errors import PipelineError
+from tidegate.state.keys.key_bytes import canonical_bytes
+from tidegate.state.keys.key_hash import hash_keys, hash_rows, key_groups, partition_hash, subtask_of_key_groups
 
 MASK = 2**64 - 1
 GOLDEN_INT_GROUPS = [118, 3, 54, 104, 38]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.state.keyindex import KeyReader
+from tidegate.state.keys.key_index import KeyReader
 
 SCHEMAS = {
     "int": pa.schema([("k", pa.int64())]),

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.state.decimal_keys import decimal_array, decimal_bytes
-from tidegate.state.keybytes import is_key_type, valid_mask
-from tidegate.state.keyindex import KeyReader
-from tidegate.state.keytypes import stored_array, stored_type
-from tidegate.testing.key_vectors import arrays, vectors
+from tidegate.state.keys.decimal_keys import decimal_array, decimal_bytes
+from tidegate.state.keys.key_bytes import is_key_type, valid_mask
+from tidegate.state.keys.key_index import KeyReader
+from tidegate.state.keys.key_types import stored_array, stored_type
+from state_suites.key_vectors import arrays, vectors
 
 GOLDEN = Path(__file__).parent / "golden" / "key_bytes.v1.json"
 
@@ -33,7 +33,7 @@ def test_keys_of_every_type_have_the_golden_bytes_hashes_and_groups() -> None:
 @pytest.mark.parametrize("seed", ["0", "4711"])
 def test_another_process_with_another_hash_seed_gives_the_same(seed: str) -> None:
     found = subprocess.run(
-        [sys.executable, "-m", "tidegate.testing.key_vectors"],
+        [sys.executable, "-m", "state_suites.key_vectors"],
         env={**os.environ, "PYTHONHASHSEED": seed},
         capture_output=True,
         text=True,

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tidegate.state.contract import KeyedStateBackend
-from tidegate.state.heap import HeapBackend
-from tidegate.state.memory import MemoryBackend
-from tidegate.state.rocks_backend import RocksBackend
-from tidegate.testing.model_backend import ModelBackend
-from tidegate.testing.state_machine import BackendMachine
+from tidegate.state.keyed_state import KeyedStateBackend
+from tidegate.state.heap.heap_backend import HeapBackend
+from tidegate.state.heap.memory import MemoryBackend
+from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
+from state_suites.model_backend import ModelBackend
+from state_suites.backend_machine import BackendMachine
 
 BACKENDS: dict[str, Callable[[], KeyedStateBackend]] = {
     "model": ModelBackend,

@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tidegate.contract.errors import EnvironmentProblemError, PipelineError, SnapshotError
+from tidegate.errors import EnvironmentProblemError, PipelineError, SnapshotError
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StatePart
-from tidegate.state import rocks_cache, rocks_rows
-from tidegate.state.contract import BackendContext, Elements, KeySet, StateDescriptor, TimeToLive
-from tidegate.state.layout import TIME_COLUMN
-from tidegate.state.rocks_backend import RocksBackend
-from tidegate.state.rocks_list import CHUNK_BYTES
+from tidegate.state.rocksdb import row_cache, portable_rows
+from tidegate.state.keyed_state import BackendContext, Elements, KeySet, StateDescriptor, TimeToLive
+from tidegate.state.state_layout import TIME_COLUMN
+from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
+from tidegate.state.rocksdb.list_chunks import CHUNK_BYTES
 
 KEYS = pa.schema([("k", pa.int64())])
 VALUE = StateDescriptor("v", "value", pa.schema([("n", pa.int64())]))
@@ -270,7 +270,7 @@ def test_rows_that_are_over_go_from_the_disk_also_when_snapshots_write_them_all(
     opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S5.1: between two snapshots there is never enough for the cache to write by itself."""
-    monkeypatch.setattr(rocks_cache, "MOST_CHANGES", 1_000)
+    monkeypatch.setattr(row_cache, "MOST_CHANGES", 1_000)
     now = 0
     backend = opened(now_ms=lambda: now)
     state = backend.value(StateDescriptor("v", "value", VALUE.columns, ttl=TimeToLive(1_000)))
@@ -340,7 +340,7 @@ def test_a_portable_snapshot_of_large_state_is_in_pieces_that_are_read_one_at_a_
     opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S5.2."""
-    monkeypatch.setattr(rocks_rows, "PIECE_BYTES", 2**16)
+    monkeypatch.setattr(portable_rows, "PIECE_BYTES", 2**16)
     backend = opened(memory_bytes=4 * SMALL_BYTES)
     rng = np.random.default_rng(1)
     expected = rng.integers(-(2**62), 2**62, 200_000)
@@ -425,7 +425,7 @@ def test_files_keep_their_ids_through_restores(opened: Opener) -> None:
 
 def test_a_snapshot_takes_hold_of_a_bounded_number_of_changes(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     """S5.2: the rest is in the database already."""
-    monkeypatch.setattr(rocks_cache, "MOST_CHANGES", 1_000)
+    monkeypatch.setattr(row_cache, "MOST_CHANGES", 1_000)
     backend = opened()
     for start in range(0, 10_000, 300):
         put(backend, range(start, start + 300), range(300))

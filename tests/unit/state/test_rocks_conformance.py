@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tidegate.state.rocks_backend import RocksBackend
-from tidegate.testing.state_conformance import KeyedBackendConformance
+from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
+from state_suites.backend_conformance import KeyedBackendConformance
 
 
 class TestRocksBackend(KeyedBackendConformance):

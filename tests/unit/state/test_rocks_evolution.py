@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tidegate.contract.errors import SnapshotError
+from tidegate.errors import SnapshotError
 from tidegate.snapshot.parts import StatePart
-from tidegate.state.contract import BackendContext, KeySet, StateDescriptor, TimeToLive
-from tidegate.state.rocks_backend import RocksBackend
+from tidegate.state.keyed_state import BackendContext, KeySet, StateDescriptor, TimeToLive
+from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
 
 GROUPS = 8
 KEYS, NOW = pa.schema([("k", pa.int32()), ("s", pa.string())]), pa.schema([("id", pa.int64()), ("s", pa.string())])

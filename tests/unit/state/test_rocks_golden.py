@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.snapshot.parts import Blob, StatePart
-from tidegate.state.contract import BackendContext, StateDescriptor, TimeToLive
-from tidegate.state.rocks_backend import RocksBackend
+from tidegate.state.keyed_state import BackendContext, StateDescriptor, TimeToLive
+from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
 
 GOLDEN = Path(__file__).parent / "golden" / "rocksdb-v1.arrow"
 KEYS = pa.schema([("name", pa.string()), ("day", pa.date32())])

@@ -9,8 +9,8 @@ from pathlib import Path
 PROGRAM = """
 import sys
 import numpy as np, pyarrow as pa
-from tidegate.state.contract import BackendContext, StateDescriptor
-from tidegate.state.rocks_backend import RocksBackend
+from tidegate.state.keyed_state import BackendContext, StateDescriptor
+from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
 
 def resident_bytes():
     with open("/proc/self/statm") as file:

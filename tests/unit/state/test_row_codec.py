@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tidegate.contract.errors import PipelineError, SnapshotError
-from tidegate.state.byterows import ByteRows, frames, joined, stacked, unframed
-from tidegate.state.keybytes import canonical_bytes
-from tidegate.state.keydecode import key_columns
-from tidegate.state.rowcodec import RowCodec
+from tidegate.errors import PipelineError, SnapshotError
+from tidegate.state.rocksdb.byte_rows import ByteRows, frames, joined, stacked, unframed
+from tidegate.state.keys.key_bytes import canonical_bytes
+from tidegate.state.rocksdb.key_columns import key_columns
+from tidegate.state.rocksdb.row_codec import RowCodec
 
 EVERY_TYPE = pa.RecordBatch.from_pydict(
     {

@@ -7,14 +7,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tidegate.contract.errors import OptionError, SnapshotError
-from tidegate.state.backends import new_backend
-from tidegate.state.columns import CHUNK_ENTRIES
-from tidegate.state.contract import BackendContext, KeyedStateBackend, StateDescriptor, TimeToLive
-from tidegate.state.heap import HeapBackend
-from tidegate.state.heap_snapshot import INLINE_ENTRIES
-from tidegate.state.memory import MemoryBackend
-from tidegate.state.rocks_backend import RocksBackend
+from tidegate.errors import OptionError, SnapshotError
+from tidegate.state.backend_registry import new_backend
+from tidegate.state.cells import CHUNK_ENTRIES
+from tidegate.state.keyed_state import BackendContext, KeyedStateBackend, StateDescriptor, TimeToLive
+from tidegate.state.heap.heap_backend import HeapBackend
+from tidegate.state.heap.frozen_state import INLINE_ENTRIES
+from tidegate.state.heap.memory import MemoryBackend
+from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
 
 KEYS = pa.schema([("k", pa.int64())])
 VALUE = StateDescriptor("v", "value", pa.schema([("n", pa.int64())]))

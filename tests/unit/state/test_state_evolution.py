@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.contract.errors import SnapshotError
-from tidegate.contract.evolution import Column, evolution, is_wider_key
-from tidegate.contract.state_shapes import StateShape, compare_states
-from tidegate.snapshot.evolving import columns_of, evolved
+from tidegate.errors import SnapshotError
+from tidegate.jobs.restore.state_evolution import Column, evolution, is_wider_key
+from tidegate.jobs.restore.state_shapes import StateShape, compare_states
+from tidegate.snapshot.evolved_columns import columns_of, evolved
 from tidegate.snapshot.parts import Blob, StatePart
-from tidegate.state.contract import StateDescriptor, TimeToLive
-from tidegate.state.evolving import evolved_parts
-from tidegate.state.keyhash import hash_keys
-from tidegate.state.layout import part_schema, timer_part, timer_schema
+from tidegate.state.keyed_state import StateDescriptor, TimeToLive
+from tidegate.state.evolved_parts import evolved_parts
+from tidegate.state.keys.key_hash import hash_keys
+from tidegate.state.state_layout import part_schema, timer_part, timer_schema
 
 KEYS = pa.schema([("k", pa.int32())])
 WIDE_KEYS = pa.schema([("k", pa.int64())])

@@ -10,20 +10,20 @@ import pytest
 
 from tidegate.channel.elements import Watermark
 from tidegate.connectors.datagen import DataGen
-from tidegate.contract.errors import SnapshotError
-from tidegate.operators.contract import CommitPermit
-from tidegate.pipeline.aggregates import count
-from tidegate.pipeline.pipeline import Pipeline
-from tidegate.pipeline.windows import tumbling
-from tidegate.plan.execution import plan
+from tidegate.errors import SnapshotError
+from tidegate.operators.stream_operator import CommitPermit
+from tidegate.api.aggregates import count
+from tidegate.api.pipeline import Pipeline
+from tidegate.api.windows import tumbling
+from tidegate.plan.execution_plan import plan
 from tidegate.snapshot.channel_state import InFlight, channel_part
 from tidegate.snapshot.parts import StatePart
 from tidegate.subtask.deployment import Deployment, deploy
-from tidegate.subtask.restored import Restored
+from tidegate.subtask.snapshots.restored_state import Restored
 from tidegate.subtask.slot import Slot, Wake
 from tidegate.subtask.subtask import Subtask
-from tidegate.testing.collect import CollectSink
-from tidegate.testing.in_process import InlineExecutor
+from tidegate.testing.collect_sink import CollectSink
+from tidegate.testing.in_process_job import InlineExecutor
 
 SCHEMA = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("ms"))])
 NAMES = pa.schema([("k", pa.int64()), ("name", pa.string())])

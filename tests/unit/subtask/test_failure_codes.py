@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.contract.errors import NotFoundError, PipelineError, SnapshotError, StoreError, TidegateError
+from tidegate.errors import NotFoundError, PipelineError, SnapshotError, StoreError, TidegateError
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.subtask.failure_codes import USER_ERROR, failure_code
 

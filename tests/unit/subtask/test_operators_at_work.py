@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pyarrow as pa
 import pytest
 
-from tidegate.operators.contract import CommitPermit, Output, StreamOperator, Waiting
+from tidegate.operators.stream_operator import CommitPermit, Output, StreamOperator, Waiting
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.subtask.chain import OperatorChain
 

@@ -10,16 +10,16 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, CheckpointBarrier, IdleStatus, Watermark
 from tidegate.channel.memory import MemoryChannel
-from tidegate.connectors.contract import Polled, SourceReader, Split
-from tidegate.operators.contract import OperatorContext, Output, SideOutput, StreamOperator
+from tidegate.connectors.interface import Polled, SourceReader, Split
+from tidegate.operators.stream_operator import OperatorContext, Output, SideOutput, StreamOperator
 from tidegate.operators.specs import WatermarkSpec
 from tidegate.subtask.chain import OperatorChain
-from tidegate.subtask.routing import OutputEdge, Router
+from tidegate.subtask.router import OutputEdge, Router
 from tidegate.subtask.slot import Slot, Wake
 from tidegate.subtask.source import SourceInput
 from tidegate.subtask.subtask import InputPort, Subtask
 from tidegate.subtask.watermarks import WatermarkTracker
-from tidegate.testing.in_process import InlineExecutor
+from tidegate.testing.in_process_job import InlineExecutor
 
 BATCH = pa.record_batch({"v": [1, 2, 3]})
 

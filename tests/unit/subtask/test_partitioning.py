@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.subtask.chain import OperatorFailure
-from tidegate.subtask.partitioning import custom_cut
+from tidegate.subtask.partitioner import custom_cut
 
 
 @given(st.integers(1, 5).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n - 1)))), st.booleans())

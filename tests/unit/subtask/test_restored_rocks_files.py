@@ -9,14 +9,14 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from tidegate.contract.store import Store, open_store
-from tidegate.plan.execution import ExecutionPlan
+from tidegate.jobs.stores.store import Store, open_store
+from tidegate.plan.execution_plan import ExecutionPlan
 from tidegate.snapshot.redistribution import Share
-from tidegate.state.contract import BackendContext, StateDescriptor
-from tidegate.state.rocks_backend import RocksBackend
-from tidegate.subtask.restored import Restored, load_restored
-from tidegate.subtask.snapshot_writer import SnapshotPlace, SnapshotWriter, Written
-from tidegate.testing.in_process import InlineExecutor
+from tidegate.state.keyed_state import BackendContext, StateDescriptor
+from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
+from tidegate.subtask.snapshots.restored_state import Restored, load_restored
+from tidegate.subtask.snapshots.snapshot_writer import SnapshotPlace, SnapshotWriter, Written
+from tidegate.testing.in_process_job import InlineExecutor
 
 KEYS = pa.schema([("k", pa.int64())])
 VALUE = StateDescriptor("v", "value", pa.schema([("n", pa.int64())]))

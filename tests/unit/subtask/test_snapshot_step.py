@@ -11,16 +11,16 @@ import pytest
 
 from tidegate.channel.elements import MAX_WATERMARK, CheckpointBarrier, EndOfData, EndOfPartition, Watermark
 from tidegate.channel.memory import MemoryChannel
-from tidegate.connectors.contract import Polled, SourceReader, Split
-from tidegate.connectors.splits import splits_from_parts
-from tidegate.contract.memory_store import MemoryStore
-from tidegate.contract.store import Store
-from tidegate.operators.contract import CommitPermit, Output, StreamOperator
+from tidegate.connectors.interface import Polled, SourceReader, Split
+from tidegate.connectors.split_documents import splits_from_parts
+from tidegate.jobs.stores.in_memory import MemoryStore
+from tidegate.jobs.stores.store import Store
+from tidegate.operators.stream_operator import CommitPermit, Output, StreamOperator
 from tidegate.snapshot.handles import StateHandle, StreamFactory
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, Blob, StatePart
 from tidegate.snapshot.streams import decode_parts
 from tidegate.subtask.chain import OperatorChain
-from tidegate.subtask.routing import OutputEdge, Router
+from tidegate.subtask.router import OutputEdge, Router
 from tidegate.subtask.slot import Slot, Wake
 from tidegate.subtask.source import SourceInput
 from tidegate.subtask.subtask import InputPort, Subtask

@@ -13,14 +13,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tidegate.contract.errors import SnapshotError
-from tidegate.contract.store import Store, open_store
+from tidegate.errors import SnapshotError
+from tidegate.jobs.stores.store import Store, open_store
 from tidegate.snapshot.blobs import MAX_SMALL_FILES, PACK_BYTES
 from tidegate.snapshot.handles import StateHandle, StreamFactory
 from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StatePart
-from tidegate.subtask.snapshot_writer import SnapshotPlace, SnapshotWriter, Written
-from tidegate.testing.in_process import InlineExecutor
+from tidegate.subtask.snapshots.snapshot_writer import SnapshotPlace, SnapshotWriter, Written
+from tidegate.testing.in_process_job import InlineExecutor
 
 TABLE = pa.table({KEY_GROUP_COLUMN: pa.array([], pa.uint16()), "v": pa.array([], pa.int64())})
 MEET_S = 20.0

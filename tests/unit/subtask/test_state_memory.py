@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 
 import tidegate as td
-from tidegate.operators.back_ends import back_end_in_batch
-from tidegate.plan.execution import plan
-from tidegate.state.contract import KeyedStateBackend
+from tidegate.plan.backend_use import back_end_in_batch
+from tidegate.plan.execution_plan import plan
+from tidegate.state.keyed_state import KeyedStateBackend
 from tidegate.subtask.deployment import Deployment, deploy
 from tidegate.subtask.slot import Slot, Wake
-from tidegate.testing.collect import CollectSink
-from tidegate.testing.in_process import InlineExecutor
+from tidegate.testing.collect_sink import CollectSink
+from tidegate.testing.in_process_job import InlineExecutor
 
 SCHEMA = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("ms"))])
 

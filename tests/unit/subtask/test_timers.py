@@ -11,13 +11,13 @@ import pytest
 
 from tidegate.channel.elements import CheckpointBarrier, EndOfData, IdleStatus, Watermark
 from tidegate.channel.memory import MemoryChannel
-from tidegate.contract.memory_store import MemoryStore
-from tidegate.operators.contract import OperatorContext, Output, StreamOperator
+from tidegate.jobs.stores.in_memory import MemoryStore
+from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.subtask.chain import OperatorChain, OperatorFailure
-from tidegate.subtask.routing import OutputEdge, Router
+from tidegate.subtask.router import OutputEdge, Router
 from tidegate.subtask.slot import Slot, Wake
 from tidegate.subtask.subtask import InputPort, Subtask
-from tidegate.testing.in_process import InlineExecutor
+from tidegate.testing.in_process_job import InlineExecutor
 
 SCHEMA = pa.schema([("n", pa.int64())])
 

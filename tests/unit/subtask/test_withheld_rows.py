@@ -9,14 +9,14 @@ import pytest
 
 from tidegate.channel.elements import MAX_WATERMARK, EndOfData, EndOfPartition, IdleStatus, Watermark
 from tidegate.channel.memory import MemoryChannel
-from tidegate.contract.memory_store import MemoryStore
-from tidegate.operators.contract import OperatorContext
+from tidegate.jobs.stores.in_memory import MemoryStore
+from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.specs import BroadcastJoinSpec
 from tidegate.subtask.chain import OperatorChain
-from tidegate.subtask.routing import OutputEdge, Router
+from tidegate.subtask.router import OutputEdge, Router
 from tidegate.subtask.slot import Slot, Wake
 from tidegate.subtask.subtask import InputPort, Subtask
-from tidegate.testing.in_process import InlineExecutor
+from tidegate.testing.in_process_job import InlineExecutor
 
 LEFT = pa.schema([("k", pa.int64())])
 RIGHT = pa.schema([("k", pa.int64()), ("v", pa.int64())])

@@ -9,12 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.contract.memory_store import MemoryStore
+from tidegate.jobs.stores.in_memory import MemoryStore
 from tidegate.snapshot.parts import StatePart
 from tidegate.subtask.slot import Slot, Wake
-from tidegate.subtask.snapshot_writer import SnapshotPlace
-from tidegate.subtask.writing import side_by_side
-from tidegate.testing.in_process import InlineExecutor
+from tidegate.subtask.snapshots.snapshot_writer import SnapshotPlace
+from tidegate.subtask.snapshots.writer_threads import side_by_side
+from tidegate.testing.in_process_job import InlineExecutor
 
 MEET_S = 20.0
 """How long a thread waits for the others, seconds; only a failing test waits."""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tidegate.connectors.contract import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
 from tidegate.connectors.transactions import check_own, is_leftover, transaction_id
-from tidegate.contract.errors import TidegateError
+from tidegate.errors import TidegateError
 from tidegate.testing import SinkConformance
 
 _PAGE = Path(__file__).parents[3] / "docs" / "connectors.md"

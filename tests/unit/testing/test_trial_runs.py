@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import tidegate
 from tidegate import DataGen, Discard, Parquet, Pipeline, Stream, count, tumbling
-from tidegate.contract.errors import OptionError, PipelineError, TidegateError
+from tidegate.errors import OptionError, PipelineError, TidegateError
 from tidegate.testing import Advance, Checkpoint, Crash, End, Fed, Outcome, Watermark, run
 
 ORDERS = pa.schema([("shop", pa.string()), ("time", pa.timestamp("us")), ("price", pa.int64())])
@@ -276,13 +276,13 @@ def test_a_wrong_option_is_refused_with_the_nearest_right_one() -> None:
 
 
 def test_a_run_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tidegate.contract import memory_store
-    from tidegate.testing import collect
+    from tidegate.jobs.stores import in_memory
+    from tidegate.testing import collect_sink
 
-    before = set(memory_store._objects), set(collect._registry)
+    before = set(in_memory._objects), set(collect_sink._registry)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     run(hourly, {"orders": [order("a", "10:00"), Checkpoint(), Crash()]})
-    assert (set(memory_store._objects), set(collect._registry)) == before
+    assert (set(in_memory._objects), set(collect_sink._registry)) == before
 
 
 ELEMENTS = st.one_of(

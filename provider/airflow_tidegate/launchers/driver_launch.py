@@ -1,0 +1,105 @@
+"""At most one driver per submission, by the launcher that the connection names."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_tidegate.hooks.tidegate import JobRoot
+from airflow_tidegate.launchers import local
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import JobFailedError
+from tidegate.jobs.launch.launcher_registry import find_driver, launchers
+from tidegate.jobs.launch.launcher import Launcher
+from tidegate.jobs.launch.driver_requirements import require_machine, without_ports
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import Launch, Spec
+from tidegate.jobs.status import JobStatus, JobView
+from tidegate.jobs.launch.desired_state import want_running
+
+_log = logging.getLogger(__name__)
+
+
+def check_machine(
+    root: JobRoot, master: str | None, spark_conf: Mapping[str, Any], options: JobOptions, *, replaces: bool = False
+) -> None:
+    """Look at what a driver needs of this host, where it would be started here; before a job is submitted, or another
+    one stopped for it.
+
+    Args:
+        replaces: the job runs, and its driver still has its ports.
+
+    Raises:
+        EnvironmentProblemError, SlotsUnavailableError: see `require_machine`.
+    """
+    if root.launcher_settings().kind in local.KINDS:
+        require_machine(master or root.master, without_ports(spark_conf) if replaces else spark_conf, options)
+
+
+def ensure_driver(client: JobClient, spec: Spec, root: JobRoot) -> int:
+    """See to it that a driver lives for `spec`; launch one only if none does. With the launcher `agent` nothing is
+    launched here: the job directory says that one is wanted, and the agent beside the cluster launches it.
+
+    Not atomic between two callers: the loser's driver ends itself, since a newer launch than its own is recorded, or is
+    fenced off by the winner's (S9.2).
+
+    Args:
+        client: the job's client.
+        spec: the submission.
+        root: what the connection says.
+
+    Returns:
+        The generation up to which statuses belong to an earlier driver of this submission; 0 when there was none, or
+        when it lives or has ended well.
+
+    Raises:
+        EnvironmentProblemError: workers are ephemeral here, or nothing could be started.
+        JobFailedError: the submission was cancelled; only a new one can run.
+        OptionError: master and launcher do not go together.
+    """
+    view = client.view()
+    if view.spec_number > spec.number:
+        return 0
+    begun = view.spec_number == spec.number and view.status is not JobStatus.CREATED
+    if begun and view.status is JobStatus.CANCELED:
+        raise JobFailedError(
+            "the job was cancelled",
+            where=f"job {client.job_id}, submission {spec.number}",
+            remedy="clear the task to submit it anew",
+        )
+    if begun and view.is_terminal and view.status is not JobStatus.FAILED:
+        return 0
+    settings = root.launcher_settings()
+    clusters = {kind: made for kind, made in launchers(settings).items() if kind not in local.KINDS}
+    if _lives(client, spec, view, clusters):
+        _log.info("job %s: a driver of submission %s lives already", client.job_id, spec.number)
+        return 0
+    if settings.kind == "agent":
+        want_running(client, spec, by="airflow", anew=begun)
+        _log.info("job %s: submission %s waits for an agent to launch it", client.job_id, spec.number)
+    else:
+        launch = _launch(client, spec, root, clusters)
+        place = f"pid {launch.pid}" if launch.pid is not None else launch.external_id
+        _log.info(
+            "job %s: launched a driver for submission %s by %s, %s",
+            client.job_id,
+            spec.number,
+            launch.launcher,
+            place,
+        )
+    return view.generation if begun else 0
+
+
+def _launch(client: JobClient, spec: Spec, root: JobRoot, clusters: dict[str, Launcher]) -> Launch:
+    settings = root.launcher_settings()
+    if settings.kind in local.KINDS:
+        return local.launch(client, spec, settings)
+    return clusters[settings.kind].launch(client, spec)
+
+
+def _lives(client: JobClient, spec: Spec, view: JobView, clusters: dict[str, Launcher]) -> bool:
+    """A driver of another host beats; that takes a few heartbeats to observe, and comes last."""
+    if local.find_local(client, spec) is not None or find_driver(client, spec, clusters) is not None:
+        return True
+    return view.spec_number == spec.number and view.is_active and client.is_alive()

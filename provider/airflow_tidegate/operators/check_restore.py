@@ -1,0 +1,99 @@
+"""Ask whether a job can go on from a snapshot, before anything is stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from airflow_tidegate.failures import AirflowFailException, airflow_failures
+from airflow_tidegate.arguments import NOTHING, flag, whole_number
+from airflow_tidegate.operators.job_operator import JobOperator
+from airflow_tidegate.operators.restore import restore_from
+from airflow_tidegate.waits.job_waits import Payload
+from tidegate.errors import OptionError
+from tidegate.jobs.client.preflight import check_restore, graph_from
+from tidegate.jobs.restore.compatibility import Finding
+
+OnMisfit = Literal["fail", "return"]
+
+
+class TidegateCheckRestoreOperator(JobOperator):
+    """Say whether a pipeline can go on from a snapshot: uids, states and their columns, max_parallelism, what has
+    finished, drains (S5.5, S6.4, S7.5). Reads the job directory alone: no driver, Spark or pipeline is needed.
+
+    Whether sources still find their positions it cannot see; `tidegate snapshot check` does. It changes nothing, so a
+    retry and a clear look anew. XCom: `{"fits", "findings", "path", "spec"}`, a
+    finding being `{"code", "verdict", "uid", "state", "what", "cause", "remedy"}`.
+
+    Args:
+        from_: the snapshot: "latest", a checkpoint id, a savepoint's path or URL, or the XCom of a savepoint,
+            checkpoint or stop task.
+        graph: of the pipeline: path or URL of a file that `tidegate snapshot check --write-graph` wrote, or its
+            document; None: the graph that the driver of the job's newest submission has pinned.
+        parallelism: to restore with; None: the graph's own.
+        allow_non_restored_state: state without an operator may be dropped (S5.5).
+        allow_drained: what a drain took may be restored (S7.5).
+        on_misfit: "fail" the Airflow task with every reason, or "return" the verdict, for a branch.
+    """
+
+    template_fields: Sequence[str] = (
+        *JobOperator.template_fields,
+        "from_",
+        "graph",
+        "parallelism",
+        "allow_non_restored_state",
+        "allow_drained",
+        "on_misfit",
+    )
+
+    def __init__(
+        self,
+        *,
+        from_: str | int | Mapping[str, Any] = "latest",
+        graph: str | Mapping[str, Any] | None = None,
+        parallelism: int | str | None = None,
+        allow_non_restored_state: bool | str = False,
+        allow_drained: bool | str = False,
+        on_misfit: OnMisfit = "fail",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.from_ = from_
+        self.graph = graph
+        self.parallelism = parallelism
+        self.allow_non_restored_state = allow_non_restored_state
+        self.allow_drained = allow_drained
+        self.on_misfit = on_misfit
+
+    def execute(self, context: Any) -> Payload:
+        """Look and judge. Raises AirflowFailException with every reason when it does not fit."""
+        with airflow_failures():
+            if self.on_misfit not in ("fail", "return"):
+                raise OptionError(
+                    f"on_misfit={self.on_misfit!r} is unknown",
+                    where=f"Airflow task {self.task_id}",
+                    remedy='use "fail" or "return"',
+                )
+            root = self.job_root()
+            restore = restore_from(
+                self.from_,
+                allow_non_restored_state=flag(self.allow_non_restored_state, "allow_non_restored_state"),
+                on_committed_after="refuse",
+                allow_drained=flag(self.allow_drained, "allow_drained"),
+            )
+            found = check_restore(
+                root.client(self.job_id),
+                restore,
+                None if self.graph in NOTHING else graph_from(self.graph or "", root.storage_options),
+                parallelism=None if self.parallelism in NOTHING else whole_number(self.parallelism, "parallelism", 1),
+            )
+        for finding in found.verdict.findings:
+            self.log.info("job %s, snapshot %s: %s: %s", self.job_id, found.path, finding.verdict, _words(finding))
+        if not found.verdict.fits and self.on_misfit == "fail":
+            reasons = "; ".join(map(_words, found.verdict.refused))
+            raise AirflowFailException(f"job {self.job_id}: the pipeline does not fit snapshot {found.path}: {reasons}")
+        return {**found.verdict.to_json(), "path": found.path, "spec": found.spec}
+
+
+def _words(finding: Finding) -> str:
+    return ". ".join(text for text in (": ".join(filter(None, (finding.what, finding.cause))), finding.remedy) if text)

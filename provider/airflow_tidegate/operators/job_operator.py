@@ -1,0 +1,172 @@
+"""What operators share: about one job; and most of them: ask, wait in the worker or in the triggerer, give an XCom."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import BaseOperator
+
+from airflow_tidegate.version_compat import TRIGGERS_HEAR_KILLS
+from airflow_tidegate.deferring import TRIGGER_SLACK, deferrable_or_default
+from airflow_tidegate.failures import Failure, airflow_failures
+from airflow_tidegate.hooks.tidegate import DEFAULT_CONN_ID, JobRoot, TidegateHook
+from airflow_tidegate.on_kill import send_kill_command, triggers_hear
+from airflow_tidegate.lineage import lineage_of
+from airflow_tidegate.links import TidegateJobLink, TidegateSparkUiLink
+from airflow_tidegate.arguments import duration, optional_duration
+from airflow_tidegate.triggers.steps import STEP_TRIGGERS
+from airflow_tidegate.waits.job_waits import Payload, Wait
+from airflow_tidegate.waits.watch import Watch, deadline
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import TidegateError, WaitTimeoutError
+
+NOT_KEPT_WHILE_DEFERRED = (
+    "this task waits in the triggerer from here on. Should a user end it there, the job will not be told (%s): this "
+    "version of Airflow says nothing to triggers. Use Airflow 3.3, or deferrable=False, where on_kill must be kept"
+)
+"""For the task log of an Airflow before 3.3; takes the verb of the command that would have been sent."""
+
+
+class JobOperator(BaseOperator):
+    """About one job. Not used by itself.
+
+    Args:
+        job_id: the job; templated.
+        tidegate_conn_id: connection of type `tidegate`.
+        timeout: how long to wait in all, as timedelta or text such as "10 min"; None: for ever.
+        poll_interval: between two looks at the job directory; of a deferred wait the first: they grow rarer by and by.
+        deferrable: wait in the triggerer and give the worker slot back; None: as Airflow's setting `[operators]
+            default_deferrable` says.
+    """
+
+    template_fields: Sequence[str] = ("job_id", "tidegate_conn_id", "timeout", "poll_interval")
+    ui_color: str = "#dbe9ee"
+    operator_extra_links = (TidegateJobLink(), TidegateSparkUiLink())
+    sleep: Callable[[float], None] = staticmethod(time.sleep)
+    """Between two looks in a worker; replaced in tests."""
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        tidegate_conn_id: str = DEFAULT_CONN_ID,
+        timeout: timedelta | str | None = "30 min",
+        poll_interval: timedelta | str = "1 s",
+        deferrable: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.job_id = job_id
+        self.tidegate_conn_id = tidegate_conn_id
+        self.timeout = timeout
+        self.poll_interval = poll_interval
+        self.deferrable = deferrable_or_default(deferrable)
+        self._kill_command: dict[str, Any] | None = None
+
+    # ------------------------------------------------------------ what a verb fills in
+
+    def finish(self, client: JobClient, found: Payload) -> Payload:
+        """The XCom, from what was found."""
+        return found
+
+    def gave_up(self, client: JobClient, wait: Mapping[str, Any]) -> None:
+        """The wait, given by its fields, took too long: take back what can be taken back."""
+
+    # ------------------------------------------------------------ Airflow's entry points
+
+    def on_kill(self) -> None:
+        """The Airflow task was killed in a worker: send the command its policy asks for, if any."""
+        if self._kill_command is not None:
+            send_kill_command(self.job_root().client(self.job_id), self._kill_command)
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """For OpenLineage's provider: where the job writes, and which snapshot is its newest; None when the job cannot
+        be looked at."""
+        try:
+            return lineage_of(self.job_root().client(self.job_id))
+        except (TidegateError, ImportError) as error:
+            self.log.info("job %s: nothing to tell OpenLineage: %s", self.job_id, error)
+            return None
+
+    def job_root(self) -> JobRoot:
+        """What the connection says."""
+        return TidegateHook(self.tidegate_conn_id).get_conn()
+
+    # ------------------------------------------------------------ inside
+
+    def wait_limit(self) -> timedelta | None:
+        """`timeout`, parsed. Raises OptionError."""
+        return optional_duration(self.timeout, "timeout")
+
+    def _defer(self, context: Any, root: JobRoot, watch: Watch, limit_s: float | None, poll_s: float) -> None:
+        kill_command = self._kill_command if triggers_hear(context) else None
+        trigger = STEP_TRIGGERS[watch.wait.kind](
+            root=root.root,
+            job_id=self.job_id,
+            storage_options=root.storage_options,
+            wait=watch.wait.fields(),
+            deadline_at=watch.deadline_at,
+            timeout_s=limit_s or 0.0,
+            poll_s=poll_s,
+            kill_command=kill_command,
+        )
+        if kill_command is not None and not TRIGGERS_HEAR_KILLS:
+            self.log.warning(NOT_KEPT_WHILE_DEFERRED, kill_command["verb"])
+        self.defer(
+            trigger=trigger,
+            method_name="execute_complete",
+            timeout=None if limit_s is None else timedelta(seconds=limit_s) + TRIGGER_SLACK,
+        )
+
+    def _done(self, client: JobClient, found: Payload) -> Payload:
+        result = self.finish(client, found)
+        self.log.info("job %s: %s", self.job_id, ", ".join(f"{k} {v}" for k, v in result.items() if v is not None))
+        return result
+
+
+class AskingOperator(JobOperator):
+    """One job, one question, one wait. Not used by itself."""
+
+    @abstractmethod
+    def begin(self, client: JobClient, context: Any) -> Wait:
+        """Ask, idempotently, and say what to wait for. May set `_kill_command` for `on_kill`."""
+
+    def execute(self, context: Any) -> Payload:
+        """Ask and wait. Raises AirflowFailException for what no retry can mend."""
+        with airflow_failures():
+            timeout, poll_s = self.wait_limit(), duration(self.poll_interval, "poll_interval").total_seconds()
+            root = self.job_root()
+            client = root.client(self.job_id)
+            wait = self.begin(client, context)
+            watch = Watch(
+                client,
+                wait,
+                deadline_at=deadline(timeout),
+                timeout_s=timeout.total_seconds() if timeout else 0.0,
+            )
+            try:
+                found = watch.step()
+                if found is None and self.deferrable:
+                    self._defer(context, root, watch, timeout.total_seconds() if timeout else None, poll_s)
+                if found is None:
+                    self.sleep(poll_s)
+                    found = watch.run(poll_s, self.sleep)
+            except WaitTimeoutError:
+                self.gave_up(client, wait.fields())
+                raise
+            return self._done(client, found)
+
+    def execute_complete(self, context: Any, event: Mapping[str, Any]) -> Payload:
+        """Called with the trigger's event."""
+        with airflow_failures():
+            client = self.job_root().client(self.job_id)
+            if "failure" in event:
+                failure = Failure.from_event(event)
+                if failure.code == WaitTimeoutError.code:
+                    self.gave_up(client, event["wait"])
+                failure.end_task()
+            return self._done(client, dict(event["found"]))

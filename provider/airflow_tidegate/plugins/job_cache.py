@@ -1,0 +1,278 @@
+"""Reading jobs for the page: one process, one read of a job for all who look at it within a moment."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from airflow.configuration import conf
+
+from airflow_tidegate.hooks.tidegate import DEFAULT_CONN_ID, JobRoot, TidegateHook
+from airflow_tidegate.plugins.restore_permission import why_not
+from tidegate.jobs.client.job_client import JobClient, list_jobs
+from tidegate.errors import JobNotFoundError, RecordError, SnapshotError, StoreError, TidegateError
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import Decision, Spec, StatusHint
+from tidegate.jobs.restore.snapshot_lookup import open_snapshot
+from tidegate.jobs.client.staged_data import StagedData
+from tidegate.jobs.status import CheckpointView, JobView, derive_durable, with_hint
+from tidegate.jobs.client.waiter import HeartbeatWatch
+
+LOOK_S = 1.5
+"""How old what is shown may be, seconds: so long all who look share one read."""
+LIST_S = 5.0
+"""The same of the list of jobs below a root, and of what a connection says."""
+RATE_WINDOW_S = 15.0
+"""Throughput is that of so many seconds, seconds."""
+MAX_JOBS = 512
+"""Jobs that are kept in memory; the one not looked at for longest goes first."""
+READS_AT_ONCE = 4
+"""Reads of one connection's jobs under way at once, in one process."""
+PATIENCE_S = 5.0
+"""How long a request waits for others' reads, seconds."""
+MAX_POINTS = 20
+"""Snapshots of which it is looked up whether they are still there."""
+
+
+def connections() -> tuple[str, ...]:
+    """Connections whose jobs the page shows: the setting `connections` of the section `tidegate`, ids with commas."""
+    configured = conf.get("tidegate", "connections", fallback=DEFAULT_CONN_ID) or DEFAULT_CONN_ID
+    return tuple(dict.fromkeys(name.strip() for name in configured.split(",") if name.strip()))
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A job as of one look.
+
+    Attributes:
+        view, specs, decisions: of the same moment.
+        rates: records a second by uid of the source; empty before two looks have seen the same run.
+        silent_s: for how long this process has seen the driver give no sign of life, seconds.
+        is_silent: that is longer than the job's `heartbeat_timeout`.
+        staged: what waits for a verdict, by checkpoint.
+        staged_problem: why that cannot be told; "": it can.
+        points: snapshots to restore from that are there, newest first; only looked up while no driver runs.
+        restore_problem: why the page cannot restore it then; "": it can.
+    """
+
+    view: JobView
+    specs: tuple[Spec, ...]
+    decisions: tuple[Decision, ...]
+    rates: Mapping[str, float] = field(default_factory=dict)
+    silent_s: float = 0.0
+    is_silent: bool = False
+    staged: tuple[StagedData, ...] = ()
+    staged_problem: str = ""
+    points: tuple[CheckpointView, ...] = ()
+    restore_problem: str = ""
+
+    @property
+    def spec(self) -> Spec:
+        """The newest submission."""
+        return self.specs[-1]
+
+
+class _Watched:
+    """A job that somebody looks at. From one thread at a time."""
+
+    def __init__(self, root: JobRoot, job_id: str, monotonic: Callable[[], float]) -> None:
+        self.root = root
+        self.lock = threading.Lock()
+        self.look: Look | None = None
+        self.looked_s = 0.0
+        self._client = root.client(job_id)
+        self._monotonic = monotonic
+        self._watch = HeartbeatWatch(0.0, monotonic)
+        self._samples: deque[tuple[float, Mapping[str, int]]] = deque()
+        self._run_id = ""
+        self._known: dict[str, tuple[int, Any]] = {}
+
+    def read(self) -> Look:
+        """Raises JobNotFoundError, and StoreError for what cannot be read."""
+        client = self._client
+        specs = client.specs()
+        if not specs:
+            raise JobNotFoundError("there is no job of this id", where=f"job {client.job_id}")
+        decisions = client.decisions()
+        durable = derive_durable(specs, decisions)
+        hint = client.hint(durable.driver_generation) if durable.driver_generation else None
+        view = with_hint(durable, hint)
+        self._watch.silence_s = JobOptions.from_mapping(specs[-1].options).heartbeat_timeout.total_seconds()
+        is_silent = self._watch.is_silent(view)
+        staged, problem = self._once_per_decision("staged", view, self._staged) if view.waiting else ((), "")
+        free = view.is_terminal or is_silent or not view.is_active
+        points = self._once_per_decision("points", view, self._points) if free else ()
+        why = self._once_per_decision("restorable", view, lambda _: why_not(client, self.root, specs)) if free else ""
+        silent_s = self._watch.silent_s(view)
+        rates = self._rates(view, hint)
+        return Look(view, specs, decisions, rates, silent_s, is_silent, staged, problem, points, why)
+
+    def _once_per_decision(self, name: str, view: JobView, find: Callable[[JobView], Any]) -> Any:
+        known = self._known.get(name)
+        if known is None or known[0] != view.last_decision:
+            self._known[name] = known = (view.last_decision, find(view))
+        return known[1]
+
+    def _staged(self, view: JobView) -> tuple[tuple[StagedData, ...], str]:
+        try:
+            return self._client.staged(max(view.waiting)), ""
+        except SnapshotError as error:
+            return (), error.what
+
+    def _points(self, view: JobView) -> tuple[CheckpointView, ...]:
+        kept = [c for c in reversed(view.completed) if c.verdict != "rejected" and not c.taken_back]
+        return tuple(c for c in kept[:MAX_POINTS] if self._is_there(c))
+
+    def _is_there(self, snapshot: CheckpointView) -> bool:
+        store, folder = open_snapshot(self._client.store, self._client.storage_options, snapshot.path)
+        return bool(store.exists(JobLayout.metadata(folder)))
+
+    def _rates(self, view: JobView, hint: StatusHint | None) -> Mapping[str, float]:
+        """Of two hints of one run, by the driver's own clock."""
+        if hint is None or view.is_terminal or view.run_id != self._run_id:
+            self._samples.clear()
+        self._run_id = view.run_id
+        if hint is None or view.is_terminal:
+            return {}
+        at_s = datetime.fromisoformat(hint.at).timestamp()
+        counts: Mapping[str, int] = {s.uid: s.records for s in view.sources if s.records is not None}
+        if not self._samples or at_s > self._samples[-1][0]:
+            self._samples.append((at_s, counts))
+        while len(self._samples) > 2 and at_s - self._samples[1][0] >= RATE_WINDOW_S:
+            self._samples.popleft()
+        since_s, before = self._samples[0]
+        newest_s, counts = self._samples[-1]
+        if newest_s <= since_s:
+            return {}
+        return {uid: max(0, n - before.get(uid, 0)) / (newest_s - since_s) for uid, n in counts.items()}
+
+
+class _Gate:
+    """How many threads may wait for the store of one connection. They are Airflow's API server's own, which answers the
+    tasks as well: a store that hangs must not take them all."""
+
+    def __init__(self, conn_id: str, monotonic: Callable[[], float]) -> None:
+        self.turns = threading.Semaphore(READS_AT_ONCE)
+        self._conn_id, self._monotonic = conn_id, monotonic
+        self._stuck_s: float | None = None
+
+    @contextmanager
+    def holding(self, lock: threading.Lock | threading.Semaphore) -> Iterator[None]:
+        """Hold a job's lock, or a turn. Raises StoreError when none comes within `PATIENCE_S`; for as long after that,
+        nobody waits any more."""
+        now_s = self._monotonic()
+        patient = self._stuck_s is None or now_s - self._stuck_s >= PATIENCE_S
+        if not lock.acquire(timeout=PATIENCE_S if patient else 0):
+            if patient:
+                self._stuck_s = self._monotonic()
+            raise StoreError(
+                "the job root does not answer",
+                where=f"connection {self._conn_id}",
+                cause=f"earlier reads have not come back for {PATIENCE_S:g} s",
+                remedy="Look at the store, and at the way from the API server to it",
+            )
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def _understood(read: Callable[[], Look], job_id: str) -> Look:
+    """What `read` gives; RecordError for records of which it makes no sense."""
+    try:
+        return read()
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise RecordError(
+            "its records cannot be understood", where=f"job {job_id}", cause=f"{type(error).__name__}: {error}"
+        ) from error
+
+
+class Jobs:
+    """All jobs of the connections that the page shows. Safe from any thread; blocks on the stores."""
+
+    def __init__(
+        self,
+        root_of: Callable[[str], JobRoot] = lambda conn_id: TidegateHook(conn_id).get_conn(),
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._root_of, self._monotonic = root_of, monotonic
+        self._lock = threading.Lock()
+        self._watched: OrderedDict[tuple[str, str], _Watched] = OrderedDict()
+        self._listed: dict[str, tuple[float, list[str]]] = {}
+        self._roots: dict[str, tuple[float, JobRoot]] = {}
+        self._gates: dict[str, _Gate] = {}
+
+    def root(self, conn_id: str) -> JobRoot:
+        """What a connection says. Raises JobNotFoundError for one that the page does not show."""
+        if conn_id not in connections():
+            raise JobNotFoundError("the page shows no such connection", where=f"connection {conn_id}")
+        known = self._roots.get(conn_id)
+        if known is None or self._monotonic() - known[0] >= LIST_S:
+            self._roots[conn_id] = known = (self._monotonic(), self._root_of(conn_id))
+        return known[1]
+
+    def client(self, conn_id: str, job_id: str) -> JobClient:
+        """A client of the caller's own, for commands."""
+        return self.root(conn_id).client(job_id)
+
+    def ids(self, conn_id: str) -> list[str]:
+        """All jobs below a connection's root, sorted."""
+        known = self._listed.get(conn_id)
+        if known is None or self._monotonic() - known[0] >= LIST_S:
+            root, gate = self.root(conn_id), self._gate(conn_id)
+            with gate.holding(gate.turns):
+                self._listed[conn_id] = known = (self._monotonic(), list_jobs(root.root, dict(root.storage_options)))
+        return known[1]
+
+    def look(self, conn_id: str, job_id: str, *, fresh: bool = False) -> Look:
+        """A job as it was at most `LOOK_S` ago. Args: fresh: as it is now.
+
+        Raises:
+            JobNotFoundError: no such job or connection.
+            OptionError: not a job id.
+            StoreError: it cannot be read.
+        """
+        watched, gate = self._watch(conn_id, job_id), self._gate(conn_id)
+        with gate.holding(watched.lock):
+            if fresh or watched.look is None or self._monotonic() - watched.looked_s >= LOOK_S:
+                with gate.holding(gate.turns), self._forgetting(conn_id, job_id):
+                    watched.look = _understood(watched.read, job_id)
+                watched.looked_s = self._monotonic()
+            return watched.look
+
+    @contextmanager
+    def _forgetting(self, conn_id: str, job_id: str) -> Iterator[None]:
+        """A job that turns out not to be there is not kept: made-up ids must not displace those of real jobs."""
+        try:
+            yield
+        except JobNotFoundError:
+            with self._lock:
+                self._watched.pop((conn_id, job_id), None)
+            raise
+
+    def _gate(self, conn_id: str) -> _Gate:
+        with self._lock:
+            return self._gates.setdefault(conn_id, _Gate(conn_id, self._monotonic))
+
+    def _watch(self, conn_id: str, job_id: str) -> _Watched:
+        root, key = self.root(conn_id), (conn_id, job_id)
+        with self._lock:
+            watched = self._watched.get(key)
+            if watched is None or watched.root != root:
+                watched = self._watched[key] = _Watched(root, job_id, self._monotonic)
+            self._watched.move_to_end(key)
+            while len(self._watched) > MAX_JOBS:
+                self._watched.popitem(last=False)
+            return watched
+
+
+def unreadable(error: TidegateError) -> str:
+    """One line for a list."""
+    return f"{error.what}{f': {error.cause}' if error.cause else ''}"

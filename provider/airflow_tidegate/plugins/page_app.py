@@ -1,0 +1,299 @@
+"""The page's routes. Every one knows its user; what it gives or does is judged by the job's owner DAG (`access`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import cache
+from html import escape
+from importlib.resources import files
+from typing import Annotated, Any
+from urllib.parse import quote, urlencode
+
+from airflow.api_fastapi.core_api.security import GetUserDep, get_user, requires_access_dag
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+
+from airflow_tidegate.plugins.access import Owned, Right, may, name_of, readable, require_own_origin
+from airflow_tidegate.plugins.actions import RIGHTS, Press, press
+from airflow_tidegate.plugins.job_documents import job_document, summary_document
+from airflow_tidegate.plugins.job_cache import Jobs, Look, connections, unreadable
+from tidegate.errors import JobNotFoundError, OptionError, RecordError, StoreError, TidegateError
+
+PAGE_SIZE = 50
+"""Jobs in one answer of the list."""
+MAX_BODY_BYTES = 16_384
+CONTENT_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "SAMEORIGIN",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+NO_SUCH_JOB = "there is no such job, or you may not see it"
+CANNOT_BE_READ = "jobs of this connection cannot be read now; those who may change the connection are told why"
+router = APIRouter(dependencies=[Depends(get_user)])
+
+
+def make_app(jobs: Jobs | None = None) -> FastAPI:
+    """The application. Args: jobs: where it reads; None: the connections that Airflow's configuration names."""
+    app = FastAPI(title="tidegate", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.jobs = jobs or Jobs()
+    app.include_router(router)
+    app.add_exception_handler(TidegateError, _problem)
+
+    @app.middleware("http")
+    async def secure(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        response = await call_next(request)
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
+        return response
+
+    return app
+
+
+async def _problem(_: Request, error: Exception) -> JSONResponse:
+    """An error of ours in the words that it has, for the page to show."""
+    assert isinstance(error, TidegateError)
+    status = 409
+    if isinstance(error, JobNotFoundError):
+        status = 404
+    elif isinstance(error, OptionError):
+        status = 400
+    elif isinstance(error, StoreError) and not isinstance(error, RecordError):
+        status = 502
+    told = {"what": error.what, "where": error.where, "cause": error.cause, "remedy": error.remedy}
+    return JSONResponse({"error": told}, status)
+
+
+def _jobs(request: Request) -> Jobs:
+    jobs: Jobs = request.app.state.jobs
+    return jobs
+
+
+JobsDep = Annotated[Jobs, Depends(_jobs)]
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    """The JSON object of a request, once it is known who asks and from where."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise HTTPException(415, "send application/json")
+    raw = bytearray()
+    async for part in request.stream():  # a chunked request does not say how long it is
+        raw += part
+        if len(raw) > MAX_BODY_BYTES:
+            raise HTTPException(413, f"send at most {MAX_BODY_BYTES} bytes")
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict):
+        raise HTTPException(400, "send a JSON object")
+    return body
+
+
+def _seen(conn_id: str, job_id: str, jobs: Jobs, request: Request, user: GetUserDep, *, fresh: bool = False) -> Look:
+    """The job, for somebody who may read it; for others it is not there. Why it cannot be read, with paths and what the
+    store said, is for those who can mend it: whose job it is cannot be told then."""
+    try:
+        look = jobs.look(conn_id, job_id, fresh=fresh)
+    except (JobNotFoundError, OptionError):
+        raise HTTPException(404, NO_SUCH_JOB) from None
+    except TidegateError:
+        if may("read", Owned(conn_id, None), request, user):
+            raise
+        raise HTTPException(502, CANNOT_BE_READ) from None
+    if not may("read", Owned(conn_id, look.spec.owner_dag), request, user):
+        raise HTTPException(404, NO_SUCH_JOB)
+    return look
+
+
+# ---------------------------------------------------------------- pages
+
+
+@cache
+def _statics() -> dict[str, bytes]:
+    """Name -> content of the page's files."""
+    return {file.name: file.read_bytes() for file in files("airflow_tidegate.plugins").joinpath("static").iterdir()}
+
+
+def _page(request: Request, name: str, **facts: str) -> HTMLResponse:
+    """One of the two pages; `facts` go into attributes of its root element."""
+    data = {"root": request.scope.get("root_path", "").rstrip("/"), **facts}
+    told = " ".join(f'data-{key}="{escape(value, quote=True)}"' for key, value in data.items())
+    text = _statics()["page.html"].decode()
+    return HTMLResponse(
+        text.replace("{{root}}", escape(data["root"], quote=True)).replace("{{page}}", name).replace("{{facts}}", told)
+    )
+
+
+@router.get("/ui/jobs")
+def list_page(request: Request) -> HTMLResponse:
+    """The list of jobs."""
+    return _page(request, "jobs")
+
+
+@router.get("/ui/jobs/{conn_id}/{job_id}")
+def job_page(conn_id: str, job_id: str, request: Request, user: GetUserDep, jobs: JobsDep) -> HTMLResponse:
+    """One job."""
+    _seen(conn_id, job_id, jobs, request, user)
+    return _page(request, "job", conn=conn_id, job=job_id)
+
+
+@router.get("/ui/go", dependencies=[Depends(requires_access_dag("GET"))])
+def go(
+    request: Request, user: GetUserDep, jobs: JobsDep, dag_id: str, run_id: str = "", task_id: str = ""
+) -> RedirectResponse:
+    """From a DAG, a run or a task to its job; to the list where there are several, or none."""
+    found = [(owned, name, look) for owned, name, look in _readable_jobs(jobs, request, user) if _owns(dag_id, look)]
+    for asked in (f"airflow:{dag_id}/{run_id}/{task_id}", f"airflow:{dag_id}/{run_id}/") if run_id else ():
+        closer = [one for one in found if any(_is_by(spec.submitted_by, asked) for spec in one[2].specs)]
+        if closer:
+            found = closer
+            break
+    base = f"{request.scope.get('root_path', '').rstrip('/')}/ui/jobs"
+    if len(found) == 1:
+        owned, name, _ = found[0]
+        return RedirectResponse(f"{base}/{quote(owned.conn_id, safe='')}/{quote(name, safe='')}", 303)
+    return RedirectResponse(f"{base}?{urlencode({'dag': dag_id})}", 303)
+
+
+def _owns(dag_id: str, look: Look) -> bool:
+    return look.spec.owner_dag == dag_id
+
+
+def _is_by(name: str, asked: str) -> bool:
+    """A submitter is the task that is asked for, or one of the run."""
+    return name.startswith(asked) if asked.endswith("/") else name == asked
+
+
+@router.get("/static/{name}")
+def static(name: str) -> Response:
+    """Scripts, styles and pictures."""
+    content_type = next((CONTENT_TYPES[s] for s in CONTENT_TYPES if name.endswith(s)), None)
+    content = _statics().get(name) if content_type is not None else None
+    if content is None:
+        raise HTTPException(404, "there is no such file")
+    return Response(content, media_type=content_type, headers={"Cache-Control": "private, no-cache"})
+
+
+# ---------------------------------------------------------------- reading
+
+
+def _readable_jobs(jobs: Jobs, request: Request, user: GetUserDep) -> list[tuple[Owned, str, Look]]:
+    """All jobs that can be read and that the user may see."""
+    looks: list[tuple[Owned, str, Look]] = []
+    for conn_id in connections():
+        with suppress(Exception):  # the list names what cannot be read
+            for job_id in jobs.ids(conn_id):
+                with suppress(TidegateError):
+                    look = jobs.look(conn_id, job_id)
+                    looks.append((Owned(conn_id, look.spec.owner_dag), job_id, look))
+    seen = readable([owned for owned, _, _ in looks], request, user)
+    return [one for one in looks if one[0] in seen]
+
+
+@router.get("/api/jobs")
+def list_jobs(request: Request, user: GetUserDep, jobs: JobsDep, after: str = "", dag: str = "") -> dict[str, Any]:
+    """A page of the jobs that the user may see, by connection and id. Args: after: `next` of the answer before; dag: of
+    this owner only. A job or a root that cannot be read is named to those who may mend it."""
+    problems: list[dict[str, str]] = []
+    keys: list[tuple[str, str]] = []
+    for conn_id in sorted(connections()):
+        try:
+            keys += [(conn_id, job_id) for job_id in jobs.ids(conn_id)]
+        except Exception as error:  # a connection that is missing raises Airflow's own errors
+            problems.append({"conn_id": conn_id, "job_id": "", "problem": _words(error)})
+    if after:
+        conn_id, _, job_id = after.rpartition("/")
+        keys = [key for key in keys if key > (conn_id, job_id)]
+    told: list[dict[str, Any]] = []
+    last = ""
+    now = datetime.now(UTC)
+    while keys and len(told) < PAGE_SIZE:
+        some, keys = keys[:PAGE_SIZE], keys[PAGE_SIZE:]
+        looks: list[tuple[Owned, str, Look]] = []
+        for conn_id, job_id in some:
+            try:
+                look = jobs.look(conn_id, job_id)
+            except TidegateError as error:
+                problems.append({"conn_id": conn_id, "job_id": job_id, "problem": _words(error)})
+                continue
+            if not dag or look.spec.owner_dag == dag:
+                looks.append((Owned(conn_id, look.spec.owner_dag), job_id, look))
+        seen = readable([owned for owned, _, _ in looks], request, user)
+        for owned, job_id, look in looks:
+            if owned not in seen:
+                continue
+            try:
+                told.append(summary_document(owned.conn_id, job_id, look, now))
+            except Exception as error:  # one job's records do not hide all others
+                problems.append({"conn_id": owned.conn_id, "job_id": job_id, "problem": _words(error)})
+        last = "/".join(some[-1])
+    menders = {conn_id: may("read", Owned(conn_id, None), request, user) for conn_id in connections()}
+    return {
+        "jobs": told,
+        "problems": [problem for problem in problems if menders[problem["conn_id"]]],
+        "unreadable": sum(not menders[problem["conn_id"]] for problem in problems),
+        "next": last if keys else None,
+        "connections": list(connections()),
+    }
+
+
+def _words(error: Exception) -> str:
+    return unreadable(error) if isinstance(error, TidegateError) else f"{type(error).__name__}: {error}"
+
+
+@router.get("/api/jobs/{conn_id}/{job_id}")
+def read_job(conn_id: str, job_id: str, request: Request, user: GetUserDep, jobs: JobsDep) -> dict[str, Any]:
+    """A job, and what the user may do with it."""
+    look = _seen(conn_id, job_id, jobs, request, user)
+    owned = Owned(conn_id, look.spec.owner_dag)
+    rights: tuple[Right, ...] = ("operate", "control")
+    return {
+        **job_document(conn_id, look, datetime.now(UTC)),
+        "may": {right: may(right, owned, request, user) for right in rights},
+    }
+
+
+@router.get("/api/jobs/{conn_id}/{job_id}/commands/{command_id}")
+def read_answer(
+    conn_id: str, job_id: str, command_id: str, request: Request, user: GetUserDep, jobs: JobsDep
+) -> dict[str, Any]:
+    """What became of a command: `{"answered": false}`, or the driver's answer."""
+    look = _seen(conn_id, job_id, jobs, request, user)
+    result = jobs.client(conn_id, job_id).result(command_id)
+    if result is None:
+        return {"answered": False, "is_terminal": look.view.is_terminal}
+    told = {"ok": result.ok, "code": result.code, "message": result.message, "data": dict(result.data)}
+    return {"answered": True, **told}
+
+
+# ---------------------------------------------------------------- acting
+
+
+@router.post("/api/jobs/{conn_id}/{job_id}/{verb}", dependencies=[Depends(require_own_origin)])
+def act(
+    conn_id: str,
+    job_id: str,
+    verb: str,
+    body: Annotated[dict[str, Any], Depends(_body)],
+    request: Request,
+    user: GetUserDep,
+    jobs: JobsDep,
+) -> JSONResponse:
+    """A button. 202 with `{"command_id"}` or `{"done"}`; 403 when the user may only look."""
+    if verb not in RIGHTS:
+        raise HTTPException(404, f"there is no {verb!r}")
+    look = _seen(conn_id, job_id, jobs, request, user, fresh=True)
+    if not may(RIGHTS[verb], Owned(conn_id, look.spec.owner_dag), request, user):
+        owner = f"DAG {look.spec.owner_dag}" if look.spec.owner_dag is not None else f"connection {conn_id}"
+        raise HTTPException(403, f"your rights on {owner}, which owns the job, do not allow {verb}")
+    asked = Press.of(verb, body, name_of(user))
+    return JSONResponse(press(jobs.client(conn_id, job_id), jobs.root(conn_id), look, asked), 202)

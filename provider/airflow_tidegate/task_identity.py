@@ -1,0 +1,42 @@
+"""Names that an Airflow task instance gives to what it asks for, so that a retry finds its own question and answer.
+
+A name is made of dag id, run id, task id, map index and the run's clear number. A retry of the task instance computes
+the same name; Airflow raises the clear number of the whole run with every clear, so that a cleared task asks anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidegate.jobs.layout import stable_id
+
+
+def ask_id(context: Any, verb: str) -> str:
+    """The deterministic id of what this task instance asks for with `verb`; safe as a file name.
+
+    Args:
+        context: the Airflow task context.
+        verb: `submit`, `checkpoint`, `savepoint`, `stop` or `cancel`.
+    """
+    instance = context["ti"]
+    map_index = getattr(instance, "map_index", -1)
+    clear_number = getattr(context.get("dag_run"), "clear_number", None) or 0
+    return stable_id(
+        verb,
+        instance.task_id,
+        instance.dag_id,
+        instance.run_id,
+        -1 if map_index is None else map_index,
+        clear_number,
+    )
+
+
+def numbered(ask: str, attempt: int) -> str:
+    """The id of the `attempt`-th question of one task instance; the first keeps the plain name."""
+    return ask if attempt == 1 else f"{ask}-{attempt}"
+
+
+def asked_by(context: Any) -> str:
+    """Who asks, for the job directory's records: `airflow:<dag>/<run>/<task>`."""
+    instance = context["ti"]
+    return f"airflow:{instance.dag_id}/{instance.run_id}/{instance.task_id}"

@@ -1,0 +1,175 @@
+"""What can happen to a job that starts DAGs: each kind as a pure function of a look and of how far one has told.
+
+A cursor is JSON and small. The events of a look follow from the look and the cursor alone, so a watcher that comes back
+with an older cursor tells the same events again, with the same dedupe keys.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from airflow_tidegate.waits.watermark_wait import durable_point, point_text
+from airflow_tidegate.waits.job_reader import Look
+from airflow_tidegate.waits.job_waits import EndOfDataWait, checkpoint_facts, refuse_unknown_sources
+from tidegate.jobs.status import CheckpointView, JobView
+
+Cursor = Mapping[str, Any]
+Payload = dict[str, Any]
+
+EVENTS_AT_ONCE = 24
+"""Events that one look gives at most; the rest comes with the next looks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """An event, and the cursor once it has been told."""
+
+    payload: Payload
+    cursor: Cursor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Happenings(ABC):
+    """One kind of event."""
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def beginning(self, look: Look) -> Cursor | None:
+        """The cursor of a watcher that begins now; None: it cannot yet."""
+
+    def current(self, look: Look, cursor: Cursor) -> Cursor:
+        """The cursor to go on from: `cursor`, unless what it counts in has begun anew since."""
+        return cursor
+
+    @abstractmethod
+    def since(self, look: Look, cursor: Cursor, *, as_one: bool) -> list[Happening]:
+        """What has happened since, oldest first, at most EVENTS_AT_ONCE. `as_one`: all of it as one event."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoints(Happenings):
+    """A snapshot is completed; `published`: and what it covers is committed, where the job has sinks that commit.
+
+    An event for several is that of the newest, with their number.
+    """
+
+    kind: ClassVar[str] = "checkpoint"
+    published: bool = False
+
+    def beginning(self, look: Look) -> Cursor | None:
+        """Behind the log as it is."""
+        return {"entry": look.view.last_decision}
+
+    def since(self, look: Look, cursor: Cursor, *, as_one: bool) -> list[Happening]:
+        """In the order of the log's entries: a checkpoint that overtakes another one hides it not."""
+        fresh = sorted((c for c in look.view.completed if self._entry(c) > cursor["entry"]), key=self._entry)
+        chosen = [(fresh[-1], len(fresh))] if as_one and fresh else [(c, 1) for c in fresh[:EVENTS_AT_ONCE]]
+        return [Happening(self._payload(look.view, c, count), {"entry": self._entry(c)}) for c, count in chosen]
+
+    def _entry(self, checkpoint: CheckpointView) -> int:
+        """The log's entry by which it happened; 0: it has not."""
+        if not self.published:
+            return checkpoint.settled_by
+        return (checkpoint.committed_by or checkpoint.settled_by) if checkpoint.is_published else 0
+
+    def _payload(self, view: JobView, checkpoint: CheckpointView, count: int) -> Payload:
+        watermark_us = checkpoint.watermark_us
+        return {
+            "event": "published_checkpoint" if self.published else "checkpoint",
+            "job_id": view.job_id,
+            "dedupe_key": f"{view.job_id}/{self.kind}/{checkpoint.checkpoint_id}",
+            **checkpoint_facts(checkpoint),
+            "watermark": None if watermark_us is None else point_text(watermark_us),
+            "count": count,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatermarkSteps(Happenings):
+    """The watermark passes a multiple of `every_us`, counted from 1970, UTC: the interval before it is complete.
+
+    Attributes:
+        every_us: length of an interval, microseconds.
+        start_us: where the first interval begins; None: the first that begins after the watcher does.
+        durable: by the watermark of published checkpoints.
+    """
+
+    kind: ClassVar[str] = "watermark"
+    every_us: int
+    start_us: int | None = None
+    durable: bool = False
+
+    def beginning(self, look: Look) -> Cursor | None:
+        """At `start_us`, else at the newest boundary that was passed; a job without watermark has none yet."""
+        from_us = self.start_us if self.start_us is not None else self._watermark_us(look.view)
+        if from_us is None:
+            return None
+        return {"lineage": look.spec.lineage, "boundary_us": from_us // self.every_us * self.every_us}
+
+    def current(self, look: Look, cursor: Cursor) -> Cursor:
+        """A job begun afresh has a time of its own: it begins anew as soon as there is one."""
+        if look.spec.lineage == cursor["lineage"]:
+            return cursor
+        return self.beginning(look) or cursor
+
+    def since(self, look: Look, cursor: Cursor, *, as_one: bool) -> list[Happening]:
+        """One event an interval; none of a lineage that has no watermark yet."""
+        if look.spec.lineage != cursor["lineage"]:
+            return []
+        watermark_us, boundary_us = self._watermark_us(look.view), int(cursor["boundary_us"])
+        steps = 0 if watermark_us is None else max(0, (watermark_us - boundary_us) // self.every_us)
+        ends = [boundary_us + n * self.every_us for n in range(1, min(steps, EVENTS_AT_ONCE) + 1)]
+        if as_one and steps:
+            ends = [boundary_us + steps * self.every_us]
+        found = []
+        for end_us in ends:
+            found.append(self._happening(look, boundary_us, end_us))
+            boundary_us = end_us
+        return found
+
+    def _happening(self, look: Look, start_us: int, end_us: int) -> Happening:
+        view, lineage, end = look.view, look.spec.lineage, point_text(end_us)
+        payload = {
+            "event": "watermark",
+            "job_id": view.job_id,
+            "dedupe_key": f"{view.job_id}/{self.kind}/{lineage}/{end}",
+            "interval_start": point_text(start_us),
+            "interval_end": end,
+            "intervals": (end_us - start_us) // self.every_us,
+            "watermark": point_text(self._watermark_us(view) or end_us),
+        }
+        return Happening(payload, {"lineage": lineage, "boundary_us": end_us})
+
+    def _watermark_us(self, view: JobView) -> int | None:
+        if not self.durable:
+            return view.watermark_us
+        point = durable_point(view)
+        return point.watermark_us if point is not None else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndsOfData(Happenings):
+    """Sources come to their end, once a submission; see `EndOfDataWait`."""
+
+    kind: ClassVar[str] = "end_of_data"
+    sources: tuple[str, ...] = ()
+    played_all: tuple[str, ...] = ()
+
+    def beginning(self, look: Look) -> Cursor | None:
+        """An end that is there already is told."""
+        return {"spec": 0}
+
+    def since(self, look: Look, cursor: Cursor, *, as_one: bool) -> list[Happening]:
+        """At most one."""
+        view = look.view
+        refuse_unknown_sources(view, (*self.sources, *self.played_all))
+        found = EndOfDataWait(sources=self.sources, played_all=self.played_all).found(view)
+        if found is None or view.spec_number <= cursor["spec"]:
+            return []
+        key = f"{view.job_id}/{self.kind}/{view.spec_number}"
+        payload = {"event": self.kind, "dedupe_key": key, "spec": view.spec_number, **found}
+        return [Happening(payload, {"spec": view.spec_number})]

@@ -1,0 +1,253 @@
+"""Event triggers, for `AssetWatcher`s: DAGs start when a checkpoint completes, a watermark passes an hour, data ends.
+
+Airflow runs such a trigger for as long as a DAG is scheduled on its asset. Each event is handed over at least once: the
+cursor in the job directory follows `HANDED_OVER_S` behind, so that an event which a triggerer had not passed on when it
+died is told again, with the same `dedupe_key`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+from asgiref.sync import sync_to_async
+
+from airflow_tidegate.waits.watermark_wait import point_us
+from airflow_tidegate.triggers.event_kinds import (
+    Checkpoints,
+    Cursor,
+    EndsOfData,
+    Happening,
+    Happenings,
+    WatermarkSteps,
+)
+from airflow_tidegate.hooks.tidegate import DEFAULT_CONN_ID, TidegateHook
+from airflow_tidegate.waits.job_reader import Look
+from airflow_tidegate.waits.shared_reader import shared_job
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.clock import now_iso, parse_iso
+from tidegate.errors import OptionError, TidegateError
+from tidegate.jobs.layout import stable_id
+from tidegate.jobs.options import parse_duration
+from tidegate.jobs.records import WatchCursor
+from tidegate.jobs.watch_cursors import read_cursor, write_cursor
+
+HANDED_OVER_S = 15.0
+"""How long Airflow may take to write an event that a trigger gave it into its database, seconds."""
+RETRY_S = 30.0
+"""Pause after an error, seconds: there is no job of this id yet, the store or the connection fails."""
+
+
+class JobEventTrigger(BaseEventTrigger):
+    """What all event triggers share. Not used by itself.
+
+    Args:
+        job_id: the job; it need not be there yet.
+        conn_id: connection of type `tidegate`; resolved in the triggerer.
+        watcher: tells this watcher from others of the same kind on the job: two Airflows that watch one job need two
+            names, since each watcher has its cursor.
+        min_interval: least time between two events, as text ("10 min"); what happens in between is told as one. None:
+            an event for each happening.
+        poll_interval: between looks at the job directory after a change; grows while nothing changes.
+    """
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        conn_id: str = DEFAULT_CONN_ID,
+        watcher: str = "airflow",
+        min_interval: str | None = None,
+        poll_interval: str = "5 s",
+    ) -> None:
+        super().__init__()
+        self.job_id, self.conn_id, self.watcher = job_id, conn_id, watcher
+        self.min_interval, self.poll_interval = min_interval, poll_interval
+        self.least_s = parse_duration(min_interval, where="min_interval").total_seconds() if min_interval else 0.0
+        self.poll_s = parse_duration(poll_interval, where="poll_interval").total_seconds()
+
+    @abstractmethod
+    def happenings(self) -> Happenings:
+        """What to tell."""
+
+    @abstractmethod
+    def arguments(self) -> dict[str, Any]:
+        """Own arguments, JSON-able."""
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Class path and the arguments that make the same trigger again."""
+        shared = ("job_id", "conn_id", "watcher", "min_interval", "poll_interval")
+        return (
+            f"{type(self).__module__}.{type(self).__qualname__}",
+            {**{name: getattr(self, name) for name in shared}, **self.arguments()},
+        )
+
+    @property
+    def cursor_id(self) -> str:
+        """Name of the cursor: a trigger with other arguments tells other events, or at other times, and has one of its
+        own."""
+        arguments = sorted(f"{name}={value}" for name, value in self.arguments().items())
+        pace = [f"min_interval={self.min_interval}"] if self.min_interval else []
+        return stable_id(self.watcher, self.happenings().kind, *arguments, *pace)
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Tell what happens, for ever. Whatever fails is tried again: nobody else would look after this job."""
+        teller = Teller(self.happenings(), self.cursor_id, least_s=self.least_s, poll_s=self.poll_s)
+        while True:
+            try:
+                root = await sync_to_async(TidegateHook(self.conn_id).get_conn)()
+                async with shared_job(root.root, self.job_id, root.storage_options) as job:
+                    while True:
+                        for happening in await job.first(teller):
+                            yield TriggerEvent(happening.payload)
+                            teller.handed_over(happening)
+            except Exception as error:
+                unexpected = None if isinstance(error, TidegateError) else error
+                self.log.warning("watching job %s: %s; tried again soon", self.job_id, error, exc_info=unexpected)
+            await asyncio.sleep(RETRY_S)
+
+
+class Teller:
+    """An observer that knows what it has told. `see` runs in a thread, `handed_over` on the event loop, never both at
+    once."""
+
+    deadline_at: float | None = None
+
+    def __init__(self, happenings: Happenings, cursor_id: str, *, least_s: float, poll_s: float) -> None:
+        self._happenings, self._cursor_id = happenings, cursor_id
+        self._least_s, self.poll_s = least_s, poll_s
+        self._told: Cursor | None = None
+        self._told_at: float | None = None
+        self._unsaved: deque[tuple[float, WatchCursor]] = deque()
+
+    def see(self, client: JobClient, look: Look) -> list[Happening] | None:
+        """What has happened since; None: nothing, or it is not time yet."""
+        if self._told is None and not self._begin(client, look):
+            return None
+        assert self._told is not None, "it has begun"
+        self._go_on(client, look)
+        self._save(client)
+        if self._told_at is not None and time.time() - self._told_at < self._least_s:
+            return None
+        return self._happenings.since(look, self._told, as_one=self._least_s > 0) or None
+
+    def handed_over(self, happening: Happening) -> None:
+        """Airflow has taken the event."""
+        self._told, self._told_at = happening.cursor, time.time()
+        self._unsaved.append((time.monotonic(), self._cursor()))
+
+    def _begin(self, client: JobClient, look: Look) -> bool:
+        """Go on from the cursor, else begin now, which is written down: what happens from now on is not lost."""
+        found = read_cursor(client.store, client.layout, self._cursor_id)
+        if found is not None:
+            self._told, self._told_at = found.data, parse_iso(found.at).timestamp()
+            return True
+        self._told = self._happenings.beginning(look)
+        if self._told is None:
+            return False
+        write_cursor(client.store, client.layout, self._cursor())
+        return True
+
+    def _go_on(self, client: JobClient, look: Look) -> None:
+        """Keep a cursor that has begun anew: behind those of events that Airflow may still be writing down."""
+        assert self._told is not None, "it has begun"
+        current = self._happenings.current(look, self._told)
+        if current == self._told:
+            return
+        self._told = current
+        if self._unsaved:
+            self._unsaved.append((time.monotonic(), self._cursor()))
+        else:
+            write_cursor(client.store, client.layout, self._cursor())
+
+    def _save(self, client: JobClient) -> None:
+        """Write down the newest event that Airflow has had for long enough."""
+        settled = 0
+        for handed_over, _ in self._unsaved:
+            settled += time.monotonic() - handed_over >= HANDED_OVER_S
+        if settled:
+            write_cursor(client.store, client.layout, self._unsaved[settled - 1][1])
+            for _ in range(settled):
+                self._unsaved.popleft()
+
+    def _cursor(self) -> WatchCursor:
+        assert self._told is not None, "it has begun"
+        return WatchCursor(self._cursor_id, now_iso(), self._told)
+
+
+class TidegateCheckpointEventTrigger(JobEventTrigger):
+    """Fires when a snapshot of the job is completed.
+
+    Args:
+        published: only those whose output is committed, where the job has sinks that commit: for readers of the output.
+        other arguments: see `JobEventTrigger`.
+    """
+
+    def __init__(self, *, published: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.published = published
+
+    def happenings(self) -> Happenings:
+        """Checkpoints."""
+        return Checkpoints(published=self.published)
+
+    def arguments(self) -> dict[str, Any]:
+        """Own arguments."""
+        return {"published": self.published}
+
+
+class TidegateWatermarkEventTrigger(JobEventTrigger):
+    """Fires each time the job's watermark has passed the end of an interval.
+
+    Args:
+        every: length of an interval, as text: "1 h"; intervals are counted from 1970, UTC.
+        start: where the first interval begins, a point in time with zone as text; None: with the first that begins
+            after the watcher does.
+        durable: by the watermark of published checkpoints: the rows of the interval are committed.
+        other arguments: see `JobEventTrigger`.
+    """
+
+    def __init__(self, *, every: str, start: str | None = None, durable: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.every, self.start, self.durable = every, start, durable
+        self._every_us = parse_duration(every, where="every") // timedelta(microseconds=1)
+        self._start_us = None if start is None else point_us(start, "start")
+        if not self._every_us:
+            raise OptionError("an interval has a length", where="argument every", remedy='give one such as "1 h"')
+
+    def happenings(self) -> Happenings:
+        """Steps of the watermark."""
+        return WatermarkSteps(every_us=self._every_us, start_us=self._start_us, durable=self.durable)
+
+    def arguments(self) -> dict[str, Any]:
+        """Own arguments."""
+        return {"every": self.every, "start": self.start, "durable": self.durable}
+
+
+class TidegateEndOfDataEventTrigger(JobEventTrigger):
+    """Fires when sources have come to their end, once for each submission of the job.
+
+    Args:
+        sources: uids with commas; with neither argument: all sources of the job.
+        played_all: uids, with commas, of replaying sources that have played all they have.
+        other arguments: see `JobEventTrigger`.
+    """
+
+    def __init__(self, *, sources: str = "", played_all: str = "", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.sources, self.played_all = sources, played_all
+
+    def happenings(self) -> Happenings:
+        """Ends of data."""
+        named = [tuple(u.strip() for u in text.split(",") if u.strip()) for text in (self.sources, self.played_all)]
+        return EndsOfData(sources=named[0], played_all=named[1])
+
+    def arguments(self) -> dict[str, Any]:
+        """Own arguments."""
+        return {"sources": self.sources, "played_all": self.played_all}

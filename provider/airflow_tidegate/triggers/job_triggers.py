@@ -1,0 +1,215 @@
+"""Triggers: the same waits as in a worker, held by the triggerer.
+
+A trigger is its arguments and nothing more, so it survives a restart of the triggerer; the deadline is a point on the
+wall clock for the same reason. One look at the job directory serves all triggers of a job (`shared_reads`), in a
+thread, never on the event loop. `cleanup` leaves the job alone: it also runs when a triggerer restarts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, ClassVar
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+from asgiref.sync import sync_to_async
+
+from airflow_tidegate.waits.watermark_wait import WatermarkWait
+from airflow_tidegate.failures import Failure
+from airflow_tidegate.on_kill import send_kill_command, still_deferred
+from airflow_tidegate.waits.shared_reader import shared_job
+from airflow_tidegate.waits.job_waits import (
+    CancelWait,
+    CheckpointWait,
+    CommandWait,
+    CommitWait,
+    EndOfDataWait,
+    JobStatusWait,
+    StagedWait,
+    StatusWait,
+    StopWait,
+    Wait,
+)
+from airflow_tidegate.waits.watch import Judge
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import TidegateError
+
+LETTING_GO_S = 10.0
+"""Least time from a trigger's start to its event, seconds. The scheduler must have heard by then that the worker has
+let go of the task, else Airflow (3.3) takes the worker's exit for that of the resumed task, which is queued, and fails
+it. A worker may notice only after `[workers] min_heartbeat_interval`, 5 s, that the task's process has ended; then come
+a round of the executor and one of the scheduler."""
+
+
+class _WaitObserver(Judge):
+    """A wait as an observer of shared looks."""
+
+    def __init__(self, wait: Wait, trigger: JobWaitTrigger) -> None:
+        super().__init__(wait, deadline_at=trigger.deadline_at, timeout_s=trigger.timeout_s)
+        self.poll_s = trigger.poll_s
+
+
+class JobWaitTrigger(BaseTrigger):
+    """What all waiting triggers share.
+
+    Fires one event: `{"wait": {...}, "found": {...}}`, or `{"wait": {...}, "failure": {...}}` as `Failure.to_event`
+    makes it. The wait comes back with it, because not every way to resume a deferred task passes arguments of its own.
+
+    Args:
+        root: job root.
+        job_id: the job.
+        storage_options: fsspec options; secrets as references.
+        wait: keyword arguments of the wait (`Wait.fields`).
+        deadline_at: seconds since the epoch; None: wait for ever.
+        timeout_s: length of the whole wait, for messages.
+        poll_s: seconds between looks after a change; while nothing changes the pauses grow (`shared_reads.Pace`).
+        kill_command: what to send when a user kills the deferred task (`kills.kill_command`), or None.
+    """
+
+    wait_class: ClassVar[type[Wait]]
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        job_id: str,
+        wait: Mapping[str, Any],
+        storage_options: Mapping[str, Any] | None = None,
+        deadline_at: float | None = None,
+        timeout_s: float = 0.0,
+        poll_s: float = 5.0,
+        kill_command: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.root, self.job_id = root, job_id
+        self.storage_options = dict(storage_options or {})
+        self.wait = dict(wait)
+        self.deadline_at, self.timeout_s, self.poll_s = deadline_at, timeout_s, poll_s
+        self.kill_command = dict(kill_command) if kill_command else None
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Class path and the arguments that make the same trigger again."""
+        return (
+            f"{type(self).__module__}.{type(self).__qualname__}",
+            {
+                "root": self.root,
+                "job_id": self.job_id,
+                "wait": self.wait,
+                "storage_options": self.storage_options,
+                "deadline_at": self.deadline_at,
+                "timeout_s": self.timeout_s,
+                "poll_s": self.poll_s,
+                "kill_command": self.kill_command,
+            },
+        )
+
+    def client(self) -> JobClient:
+        """A client of the job; made in a thread, because opening a store may block."""
+        return JobClient(self.root, self.job_id, self.storage_options)
+
+    def question(self) -> Wait:
+        """The wait this trigger asks."""
+        arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in self.wait.items()}
+        return self.wait_class(**arguments)
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look until found, or until it cannot come any more."""
+        began = time.monotonic()
+        try:
+            async with shared_job(self.root, self.job_id, self.storage_options) as job:
+                event = {"wait": self.wait, "found": await job.first(_WaitObserver(self.question(), self))}
+        except TidegateError as error:
+            event = {"wait": self.wait, **Failure.of(error).to_event()}
+        if self.trigger_id is not None:  # a triggerer runs it, not `dag.test`
+            await asyncio.sleep(max(0.0, began + LETTING_GO_S - time.monotonic()))
+        yield TriggerEvent(event)
+
+    async def on_kill(self) -> None:
+        """A user ended the deferred task: send the command that the operator's policy asks for, if any."""
+        if self.kill_command is None:
+            return
+        if await sync_to_async(still_deferred)(self.task_instance):
+            self.log.info("job %s: another triggerer waits on; nothing is sent", self.job_id)
+            return
+        await asyncio.to_thread(self._send_kill_command, self.kill_command)
+
+    def _send_kill_command(self, command: Mapping[str, Any]) -> None:
+        send_kill_command(self.client(), command)
+
+
+class TidegateStatusTrigger(JobWaitTrigger):
+    """Waits for a job status (`StatusWait`)."""
+
+    wait_class = StatusWait
+
+
+class TidegateCommandTrigger(JobWaitTrigger):
+    """Waits for the answer to a command (`CommandWait`)."""
+
+    wait_class = CommandWait
+
+
+class TidegateStopTrigger(JobWaitTrigger):
+    """Waits for a job to stop (`StopWait`)."""
+
+    wait_class = StopWait
+
+
+class TidegateCancelTrigger(JobWaitTrigger):
+    """Waits for a job to be cancelled (`CancelWait`)."""
+
+    wait_class = CancelWait
+
+
+class TidegateCheckpointTrigger(JobWaitTrigger):
+    """Waits for a completed snapshot (`CheckpointWait`)."""
+
+    wait_class = CheckpointWait
+
+
+class TidegateStagedTrigger(JobWaitTrigger):
+    """Waits for a checkpoint that waits for a verdict (`StagedWait`)."""
+
+    wait_class = StagedWait
+
+
+class TidegateCommitTrigger(JobWaitTrigger):
+    """Waits for an approved checkpoint to be committed (`CommitWait`)."""
+
+    wait_class = CommitWait
+
+
+class TidegateEndOfDataTrigger(JobWaitTrigger):
+    """Waits for sources to end, or to have played all (`EndOfDataWait`)."""
+
+    wait_class = EndOfDataWait
+
+
+class TidegateJobStatusTrigger(JobWaitTrigger):
+    """Waits for a status of the job's newest submission (`JobStatusWait`)."""
+
+    wait_class = JobStatusWait
+
+
+class TidegateWatermarkTrigger(JobWaitTrigger):
+    """Waits for event time to pass a point (`WatermarkWait`)."""
+
+    wait_class = WatermarkWait
+
+
+TRIGGERS: Mapping[str, type[JobWaitTrigger]] = {
+    trigger.wait_class.kind: trigger
+    for trigger in (
+        TidegateStatusTrigger,
+        TidegateCommandTrigger,
+        TidegateStopTrigger,
+        TidegateCancelTrigger,
+        TidegateCheckpointTrigger,
+        TidegateEndOfDataTrigger,
+        TidegateStagedTrigger,
+        TidegateCommitTrigger,
+        TidegateJobStatusTrigger,
+        TidegateWatermarkTrigger,
+    )
+}

@@ -1,0 +1,392 @@
+"""What an Airflow task can wait for, as serialisable questions about a job.
+
+One place for operators, sensors and triggers: a `Wait` is pure data with one question, `look`, over the job's derived
+view and the store. `watch.py` asks it again and again, in a worker or in the triggerer, and notices that nobody is left
+to bring about what is waited for.
+"""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.clock import parse_iso
+from tidegate.errors import CommandRefusedError, OptionError
+from tidegate.jobs.records import CommandResult
+from tidegate.jobs.status import CheckpointView, JobStatus, JobView, SourceView
+from tidegate.jobs.stop_outcomes import NEXT_OF_REFUSED, STOP_OUTCOMES
+from tidegate.jobs.client.waiter import ended_error
+
+Payload = dict[str, Any]
+"""What was found, JSON-able."""
+NEXT_ACTIONS = {
+    **{code: outcome.next_action for code, outcome in STOP_OUTCOMES.items() if not outcome.stopped},
+    **NEXT_OF_REFUSED,
+    "superseded": "Retry the task, to ask the job's current submission",
+    "expired": "No driver saw the command in time; see that one runs, then retry the task",
+    "job_failed": "Restore the job from its latest snapshot",
+    "job_ended": "There is nothing to ask any more; look at how the job ended",
+}
+"""Code of a negative answer -> what to do next (S7.7, S9.4)."""
+
+ENDED_WELL = frozenset({JobStatus.FINISHED, JobStatus.FINISHED_COMMIT_PENDING, JobStatus.STOPPED})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait(ABC):
+    """A question about a job."""
+
+    kind: ClassVar[str]
+    """Names the wait where it is serialised; each kind has its trigger class."""
+    what: ClassVar[str]
+    """What is waited for, in words, for messages."""
+
+    @abstractmethod
+    def look(self, client: JobClient, view: JobView) -> Payload | None:
+        """What was waited for, or None: not yet. May read the store.
+
+        Args:
+            client: the job's client.
+            view: read just before.
+
+        Raises:
+            TidegateError: it cannot come any more.
+        """
+
+    def raise_if_over(self, view: JobView) -> None:
+        """Raise what tells why the job is over, with its root cause; nothing when it is not."""
+        if view.is_terminal:
+            raise ended_error(view, view.spec_number, self.what)
+
+    def fields(self) -> dict[str, Any]:
+        """JSON-able keyword arguments that make the same wait again."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusWait(Wait):
+    """Until submission `spec` has one of `statuses`.
+
+    Attributes:
+        spec: number of the submission.
+        statuses: job statuses that end the wait.
+        after_generation: what drivers up to this generation say belongs to an earlier try and is not listened to.
+        owner: who waits, when it owns the submission (`on_owner_lost`): `Watch` renews `owner.json` meanwhile; "": not.
+    """
+
+    kind: ClassVar[str] = "status"
+    what: ClassVar[str] = "the job's status"
+    spec: int
+    statuses: tuple[str, ...]
+    after_generation: int = 0
+    owner: str = ""
+
+    def look(self, client: JobClient, view: JobView) -> Payload | None:
+        """The job's summary once its status is one of `statuses`."""
+        if view.spec_number > self.spec:
+            raise ended_error(view, self.spec, self.what)
+        if view.spec_number < self.spec or (self.after_generation and view.generation <= self.after_generation):
+            return None
+        if view.status.value in self.statuses:
+            return summary(view)
+        self.raise_if_over(view)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStatusWait(Wait):
+    """Until the job, whichever submission is its newest by then, has one of `statuses`; else an error once it ended."""
+
+    kind: ClassVar[str] = "job_status"
+    what: ClassVar[str] = "the job's status"
+    statuses: tuple[str, ...]
+
+    def look(self, client: JobClient, view: JobView) -> Payload | None:
+        """The job's summary once its status is one of `statuses`."""
+        if view.status.value in self.statuses:
+            return summary(view)
+        self.raise_if_over(view)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandWait(Wait):
+    """Until command `command_id` is answered; a refusal is an error."""
+
+    kind: ClassVar[str] = "command"
+    what: ClassVar[str] = "the driver's answer"
+    command_id: str
+
+    def look(self, client: JobClient, view: JobView) -> Payload | None:
+        """The answer's data with `answered_at`."""
+        result = client.result(self.command_id)
+        if result is None:
+            return self._without_answer(view)
+        if not result.ok:
+            raise refusal(view, result)
+        return {**result.data, "answered_at": result.at}
+
+    def _without_answer(self, view: JobView) -> Payload | None:
+        self.raise_if_over(view)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopWait(CommandWait):
+    """Until the job has stopped as asked; a job that came to its own end meanwhile has stopped too (S7.5, S7.7)."""
+
+    kind: ClassVar[str] = "stop"
+    what: ClassVar[str] = "the job to stop"
+
+    def look(self, client: JobClient, view: JobView) -> Payload | None:
+        """The answer's data; "there is nothing to stop" is what a driver answers whose job comes to its own end, as it
+        records that or just before."""
+        result = client.result(self.command_id)
+        if result is None or result.code != "job_ended":
+            return super().look(client, view)
+        if view.status in ENDED_WELL:
+            return ended_as_stop(view)
+        command = client.command(self.command_id)
+        is_ending = not view.is_terminal and command is not None and command.spec == view.spec_number
+        return None if is_ending else super().look(client, view)
+
+    def _without_answer(self, view: JobView) -> Payload | None:
+        if view.status not in ENDED_WELL:
+            self.raise_if_over(view)
+            return None
+        return ended_as_stop(view)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CancelWait(CommandWait):
+    """Until the job is cancelled, or has ended otherwise."""
+
+    kind: ClassVar[str] = "cancel"
+    what: ClassVar[str] = "the job to be cancelled"
+
+    def look(self, client: JobClient, view: JobView) -> Payload | None:
+        """The job's summary once it has ended."""
+        if view.is_terminal:
+            return summary(view)
+        result = client.result(self.command_id)
+        if result is not None and not result.ok:
+            raise refusal(view, result)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointWait(Wait):
+    """Until a completed snapshot is there.
+
+    Attributes:
+        checkpoint_id: this very one; its abortion is an error.
+        newer_than: any with a greater id.
+        count: so many, of the current submission.
+        triggered_after: ISO 8601; any that was triggered later, by the driver's clock: it holds what was there then.
+    """
+
+    kind: ClassVar[str] = "checkpoint"
+    what: ClassVar[str] = "a completed checkpoint"
+    checkpoint_id: int | None = None
+    newer_than: int | None = None
+    count: int | None = None
+    triggered_after: str | None = None
+
+    def look(self, client: JobClient, view: JobView) -> Payload | None:
+        """The newest completed snapshot that satisfies the wait."""
+        completed: Sequence[CheckpointView] = view.completed
+        if self.checkpoint_id is not None:
+            refuse_aborted(view, self.checkpoint_id)
+            completed = [c for c in completed if c.checkpoint_id == self.checkpoint_id]
+        if self.newer_than is not None:
+            completed = [c for c in completed if c.checkpoint_id > self.newer_than]
+        if self.triggered_after is not None:
+            after = parse_iso(self.triggered_after)
+            completed = [c for c in completed if parse_iso(c.triggered_at) > after]
+        if self.count is not None:
+            completed = [c for c in completed if c.spec == view.spec_number]
+        if len(completed) >= (self.count or 1):
+            return {**checkpoint_facts(completed[-1]), "count": len(completed)}
+        self.raise_if_over(view)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedWait(Wait):
+    """Until a checkpoint waits for a verdict of the commit gate (S7.8). With neither attribute: any one.
+
+    Attributes:
+        checkpoint_id: this very one; also found when it was approved since. Its abortion or rejection is an error.
+        newer_than: any that waits with a greater id.
+    """
+
+    kind: ClassVar[str] = "staged"
+    what: ClassVar[str] = "a checkpoint that waits for a verdict"
+    checkpoint_id: int | None = None
+    newer_than: int | None = None
+
+    def look(self, client: JobClient, view: JobView) -> Payload | None:
+        """The newest staged checkpoint that satisfies the wait; a job that has ended may still have some."""
+        self._refuse_ungated(client, view)
+        if self.checkpoint_id is not None:
+            refuse_aborted(view, self.checkpoint_id)
+        for checkpoint in reversed(view.completed):
+            if self._is_wanted(checkpoint):
+                self._refuse_settled(view, checkpoint)
+                return {
+                    **checkpoint_facts(checkpoint),
+                    "verdict": checkpoint.verdict,
+                    "waiting": list(view.waiting),
+                }
+        self.raise_if_over(view)
+        return None
+
+    def _is_wanted(self, checkpoint: CheckpointView) -> bool:
+        if self.checkpoint_id is not None:
+            return checkpoint.checkpoint_id == self.checkpoint_id
+        return checkpoint.verdict == "waiting" and checkpoint.checkpoint_id > (self.newer_than or 0)
+
+    def _refuse_settled(self, view: JobView, checkpoint: CheckpointView) -> None:
+        """One that was rejected, or never waits: savepoints, and what was abandoned by a restore of something older."""
+        if checkpoint.verdict in ("waiting", "approved"):
+            return
+        what = "was rejected" if checkpoint.verdict == "rejected" else f"({checkpoint.kind}) waits for no verdict"
+        raise CommandRefusedError(
+            f"checkpoint {checkpoint.checkpoint_id} {what}",
+            where=f"job {view.job_id}",
+            remedy="wait for a newer one (newer_than=)",
+        )
+
+    def _refuse_ungated(self, client: JobClient, view: JobView) -> None:
+        if client.spec(view.spec_number).options.get("commit") != "on_request":
+            raise OptionError(
+                "the job commits by itself: nothing ever waits for a verdict",
+                where=f"job {view.job_id}",
+                remedy='submit it with the option commit="on_request"',
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitWait(CommandWait):
+    """Until the checkpoint that a `commit` command approved is committed by every sink (S7.8)."""
+
+    kind: ClassVar[str] = "commit"
+    what: ClassVar[str] = "the commit"
+
+    def look(self, client: JobClient, view: JobView) -> Payload | None:
+        """The answer's data once its checkpoint is committed; or `committed` False, when the job ended before that."""
+        found = super().look(client, view)
+        if found is None:
+            return None
+        committed = found["checkpoint_id"] not in view.uncommitted
+        return {**found, "committed": committed} if committed or view.is_terminal else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndOfDataWait(Wait):
+    """Until sources have come to their end.
+
+    Attributes:
+        sources: uids whose every subtask must have ended; empty together with `played_all`: all sources of the job.
+        played_all: uids of replaying sources that must have played all they have; they stay open after that.
+    """
+
+    kind: ClassVar[str] = "end_of_data"
+    what: ClassVar[str] = "the end of data"
+    sources: tuple[str, ...] = ()
+    played_all: tuple[str, ...] = ()
+
+    def look(self, client: JobClient, view: JobView) -> Payload | None:
+        """The sources' facts once all have ended."""
+        refuse_unknown_sources(view, (*self.sources, *self.played_all))
+        found = self.found(view)
+        if found is None:
+            self.raise_if_over(view)
+        return found
+
+    def found(self, view: JobView) -> Payload | None:
+        """The sources' facts once all have ended; None: not yet, or never."""
+        known = {s.uid: s for s in view.sources}
+        ended = {uid for uid, s in known.items() if s.end_of_data}
+        played = {uid for uid, s in known.items() if s.played_all or s.end_of_data}
+        needed = set(self.sources) or (set() if self.played_all else set(known))
+        finished = view.status in (JobStatus.FINISHED, JobStatus.FINISHED_COMMIT_PENDING)
+        if finished or (known and needed <= ended and set(self.played_all) <= played):
+            return {
+                "job_id": view.job_id,
+                "status": view.status.value,
+                "sources": {uid: _source_facts(s) for uid, s in known.items()},
+            }
+        return None
+
+
+def refuse_unknown_sources(view: JobView, uids: Sequence[str]) -> None:
+    """Raise OptionError for one that the running job does not have: nothing will ever be heard of it."""
+    known = {source.uid for source in view.sources}
+    if view.status is not JobStatus.RUNNING or not known or view.hint_generation != view.generation:
+        return
+    for uid in uids:
+        if uid not in known:
+            near = difflib.get_close_matches(uid, known, 1)
+            raise OptionError(
+                f"the job has no source {uid!r}",
+                where=f"job {view.job_id}",
+                cause=f"its sources are {', '.join(sorted(known))}",
+                remedy=f"did you mean {near[0]!r}" if near else "name one of them",
+            )
+
+
+def refuse_aborted(view: JobView, checkpoint_id: int) -> None:
+    """Raise CommandRefusedError when this one was aborted: it will never be completed."""
+    checkpoint = view.checkpoint(checkpoint_id)
+    if checkpoint is not None and checkpoint.status == "aborted":
+        raise CommandRefusedError(
+            f"checkpoint {checkpoint_id} was aborted",
+            where=f"job {view.job_id}",
+            cause=checkpoint.reason or "no reason recorded",
+            remedy="wait for a newer one (newer_than=), or trigger one",
+        )
+
+
+def _source_facts(source: SourceView) -> Payload:
+    return {"records": source.records, "end_of_data": source.end_of_data, "played_all": source.played_all}
+
+
+def ended_as_stop(view: JobView) -> Payload:
+    """What a stop gives when the job is over already: the outcome of the stop that ended it, or its own end."""
+    return {"outcome": "finished", "mode": None, "path": None, "checkpoint_id": None, **(view.stop or {})}
+
+
+def refusal(view: JobView, result: CommandResult) -> CommandRefusedError:
+    """A negative answer as an error, with the next action where the answer's code has one."""
+    return CommandRefusedError(
+        result.message or "the job refused",
+        where=f"job {view.job_id}, status {view.status.value}",
+        cause=f"code {result.code}",
+        remedy=NEXT_ACTIONS.get(str(result.data.get("outcome", result.code)), ""),
+    )
+
+
+def summary(view: JobView) -> Payload:
+    """A job in four facts."""
+    return {
+        "job_id": view.job_id,
+        "spec": view.spec_number,
+        "generation": view.generation,
+        "status": view.status.value,
+    }
+
+
+def checkpoint_facts(checkpoint: CheckpointView) -> Payload:
+    """A completed snapshot, JSON-able."""
+    return {
+        "checkpoint_id": checkpoint.checkpoint_id,
+        "kind": checkpoint.kind,
+        "path": checkpoint.path,
+        "duration_ms": checkpoint.duration_ms,
+        "completed_at": checkpoint.completed_at,
+    }

@@ -1,0 +1,75 @@
+"""Owning a job (`on_owner_lost`): an Airflow task that waits for its job's end says now and then that it is there, in a
+worker or in the triggerer. When it does so no more, the job itself does what its option says."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from airflow_tidegate.waits.job_waits import Wait
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import StoreError
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import Spec
+
+RENEWALS = 6
+"""Renewals within `owner_timeout`: some may be lost, and a task takes its time from worker to triggerer."""
+_log = logging.getLogger(__name__)
+
+
+def claim(client: JobClient, spec: Spec, by: str) -> str:
+    """Own submission `spec`, before a driver is launched, when it does something about a lost owner.
+
+    Returns:
+        `by`; "" when it does nothing about it, and needs no owner.
+    """
+    if JobOptions.from_mapping(spec.options).on_owner_lost == "keep_running":
+        return ""
+    client.renew_owner(spec.number, by)
+    return by
+
+
+class Owning:
+    """Renews while somebody waits: at most RENEWALS times within `owner_timeout`, however often it is asked.
+
+    Args:
+        by: the owner, for people.
+        only: number of the submission owned; 0: whichever is the newest.
+        monotonic: seconds.
+    """
+
+    def __init__(self, by: str, only: int, monotonic: Callable[[], float]) -> None:
+        self._by, self._only, self._monotonic = by, only, monotonic
+        self._spec = 0
+        self._interval_s: float | None = None
+        self._at_s: float | None = None
+
+    @classmethod
+    def of(cls, wait: Wait, monotonic: Callable[[], float]) -> Owning | None:
+        """For a wait that names its owner (`owner`), of its submission (`spec`) if it has one; None for any other."""
+        by = getattr(wait, "owner", "")
+        return cls(by, getattr(wait, "spec", 0), monotonic) if by else None
+
+    def renew(self, client: JobClient, spec: Spec) -> None:
+        """Renew when it is due; blocks. A store that does not take it now is tried again at the next look.
+
+        Args:
+            client: of the job.
+            spec: its newest submission.
+        """
+        if self._only not in (0, spec.number):
+            return
+        if spec.number != self._spec:
+            options = JobOptions.from_mapping(spec.options)
+            interval_s = options.owner_timeout.total_seconds() / RENEWALS
+            self._interval_s = None if options.on_owner_lost == "keep_running" else interval_s
+            self._spec, self._at_s = spec.number, None
+        now_s = self._monotonic()
+        if self._interval_s is None or (self._at_s is not None and now_s - self._at_s < self._interval_s):
+            return
+        try:
+            client.renew_owner(spec.number, self._by)
+        except StoreError as error:
+            _log.warning("job %s: owner.json could not be renewed: %s", client.job_id, error)
+        else:
+            self._at_s = now_s

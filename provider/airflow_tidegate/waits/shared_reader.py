@@ -1,0 +1,262 @@
+"""One look at a job serves all who wait for something of it in this process.
+
+A triggerer holds hundreds of waits on some dozens of jobs. For each job there is at most one look under way, in a
+thread, never on the event loop; it serves every observer of the job. Looks come less and less often while nothing
+changes, and stop with the last observer. State is kept for each event loop apart.
+
+Cancelling an observer (a trigger's cleanup, the triggerer's shutdown) touches no other one. A look that is under way
+then comes to its end in its thread, unheard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+from airflow_tidegate.waits.job_reader import JobReader, Look
+from airflow_tidegate.waits.watch import look_within_s
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import TidegateError
+
+T = TypeVar("T", covariant=True)
+
+LOOKS_AT_ONCE = 4
+"""Looks under way at once in one event loop, over all jobs of one root. They have threads of their own: a store that
+hangs holds up neither the jobs of another root nor what else the loop's default threads do, name look-ups for one."""
+LONGEST_PAUSE_S = 15.0
+"""Between two looks at a job of which nothing changes, seconds, unless an observer asks for more."""
+PAUSE_GROWTH = 2.0
+"""How many times longer each pause is than the one before, while nothing changes."""
+SHORTEST_PAUSE_S = 1.0
+"""Between two looks at a job, whatever its observers ask for, seconds."""
+LOOKS_IN_SILENCE = 2
+"""Looks, at least, within the time that a driver, or an owner, may be silent."""
+STORE_RETRIES = 5
+"""Looks in a row that may fail on the store before an observer is told."""
+
+
+class Observer(Protocol[T]):
+    """Asked about every look at a job until it has an answer. Its `see` runs in a thread, one call at a time."""
+
+    poll_s: float
+    """Pause between looks that it asks for after a change, seconds."""
+    deadline_at: float | None
+    """Wall clock: a look is taken then, whatever the pause."""
+
+    def see(self, client: JobClient, look: Look) -> T | None:
+        """What was looked for; None: look again. May read the store. What it raises ends it; of a failing store, at
+        the `STORE_RETRIES`-th time in a row."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """How long to pause between looks: from `shortest_s` on, longer each time nothing has changed."""
+
+    _pause_s: float = 0.0
+
+    def next_pause_s(self, shortest_s: float, silence_s: float, *, moved: bool) -> float:
+        """The pause after a look.
+
+        Args:
+            shortest_s: what the most impatient observer asks for, seconds.
+            silence_s: how long driver and owner may be silent, seconds: there are `LOOKS_IN_SILENCE` looks in that.
+            moved: something has changed.
+        """
+        longest_s = max(shortest_s, min(LONGEST_PAUSE_S, silence_s / LOOKS_IN_SILENCE))
+        grown_s = shortest_s if moved else self._pause_s * PAUSE_GROWTH
+        self._pause_s = min(max(grown_s, shortest_s), longest_s)
+        return self._pause_s
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting(Generic[T]):
+    observer: Observer[T]
+    answer: asyncio.Future[Any]
+    failures: int = 0
+
+
+@dataclass(slots=True)
+class _Round:
+    """One look: the answers it gave, and what it says about the next."""
+
+    answers: list[tuple[_Waiting[Any], Any]] = field(default_factory=list)
+    failures: list[tuple[_Waiting[Any], Exception]] = field(default_factory=list)
+    moved: bool = False
+    silence_s: float = LONGEST_PAUSE_S * LOOKS_IN_SILENCE
+    store_fails: bool = False
+
+
+class _Lane:
+    """Turns and threads for the looks at the jobs of one root, in one event loop."""
+
+    def __init__(self) -> None:
+        self.turns = asyncio.Semaphore(LOOKS_AT_ONCE)
+        self.threads = ThreadPoolExecutor(LOOKS_AT_ONCE, thread_name_prefix="tidegate-looks")
+        self.held = 0
+
+
+class SharedJob:
+    """One job of one event loop. See `shared_job`."""
+
+    def __init__(self, open_client: Callable[[], JobClient], lane: _Lane) -> None:
+        self._open_client, self._lane = open_client, lane
+        self._reader: JobReader | None = None
+        self._waiting: list[_Waiting[Any]] = []
+        self._came = asyncio.Event()
+        self._looking: asyncio.Task[None] | None = None
+        self.held = 0
+
+    async def first(self, observer: Observer[T]) -> T:
+        """The first answer of `observer`, which is asked at once and then again and again.
+
+        Raises:
+            TidegateError, or whatever `observer.see` raises.
+        """
+        waiting = _Waiting(observer, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        self._came.set()
+        if self._looking is None or self._looking.done():
+            # In a context of its own: what is logged there belongs to no observer.
+            self._looking = asyncio.create_task(self._look_on(), context=contextvars.Context())
+        try:
+            found: T = await waiting.answer
+            return found
+        finally:
+            self._waiting.remove(waiting)
+
+    async def close(self) -> None:
+        """No look is taken any more."""
+        if self._looking is not None:
+            self._looking.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._looking
+
+    async def _look_on(self) -> None:
+        pace = Pace()
+        while self._unanswered():
+            self._came.clear()
+            async with self._lane.turns:
+                asked = self._unanswered()
+                if not asked:
+                    return
+                try:
+                    loop = asyncio.get_running_loop()
+                    seen = await loop.run_in_executor(self._lane.threads, self._take_round, asked)
+                except Exception as error:  # nobody may wait for ever because of an error here
+                    seen = _Round(failures=[(waiting, error) for waiting in asked])
+            for waiting, answer in seen.answers:
+                if not waiting.answer.done():
+                    waiting.answer.set_result(answer)
+            for waiting, failure in seen.failures:
+                if not waiting.answer.done():
+                    waiting.answer.set_exception(failure)
+            if self._unanswered():
+                shortest_s = max(min(w.observer.poll_s for w in self._unanswered()), SHORTEST_PAUSE_S)
+                pause_s = pace.next_pause_s(shortest_s, seen.silence_s, moved=seen.moved)
+                # Of a store that fails, tries are counted: neither those who come nor a deadline use them up faster.
+                await (asyncio.sleep(pause_s) if seen.store_fails else self._pause(pause_s))
+
+    async def _pause(self, pause_s: float) -> None:
+        """Until the next look is due, or somebody new has come."""
+        deadlines = [w.observer.deadline_at for w in self._unanswered() if w.observer.deadline_at is not None]
+        if deadlines:
+            pause_s = min(pause_s, max(min(deadlines) - time.time(), 0.0))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._came.wait(), pause_s)
+
+    def _unanswered(self) -> list[_Waiting[Any]]:
+        return [waiting for waiting in self._waiting if not waiting.answer.done()]
+
+    # ------------------------------------------------------------ in a thread
+
+    def _take_round(self, asked: list[_Waiting[Any]]) -> _Round:
+        """One look, and what everybody says to it."""
+        seen = _Round()
+        try:
+            if self._reader is None:
+                self._reader = JobReader(self._open_client())
+            look = self._reader.look()
+        except Exception as error:
+            for waiting in asked:
+                self._failed(seen, waiting, error)
+            return seen
+        seen.moved, seen.silence_s = look.moved, look_within_s(look.options)
+        for waiting in asked:
+            try:
+                answer = waiting.observer.see(self._reader.client, look)
+            except Exception as error:
+                self._failed(seen, waiting, error)
+                continue
+            waiting.failures = 0
+            if answer is not None:
+                seen.answers.append((waiting, answer))
+        return seen
+
+    @staticmethod
+    def _failed(seen: _Round, waiting: _Waiting[Any], error: Exception) -> None:
+        """A store may fail for a moment; everything else is told at once."""
+        waiting.failures += 1
+        if not isinstance(error, TidegateError) or error.code != "store" or waiting.failures > STORE_RETRIES:
+            seen.failures.append((waiting, error))
+        else:
+            seen.store_fails = True
+
+
+class _SharedJobs:
+    """All jobs of one event loop."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[tuple[str, str, str], SharedJob] = {}
+        self.lanes: dict[str, _Lane] = {}
+
+    @contextmanager
+    def lane(self, root: str) -> Iterator[_Lane]:
+        """Of the jobs below `root`, for as long as one of them is held."""
+        lane = self.lanes.get(root) or self.lanes.setdefault(root, _Lane())
+        lane.held += 1
+        try:
+            yield lane
+        finally:
+            lane.held -= 1
+            if not lane.held:
+                del self.lanes[root]
+                lane.threads.shutdown(wait=False)
+
+
+_of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _SharedJobs] = WeakKeyDictionary()
+
+
+@asynccontextmanager
+async def shared_job(
+    root: str, job_id: str, storage_options: Mapping[str, Any] | None = None
+) -> AsyncIterator[SharedJob]:
+    """The one reader of this job in this event loop, for as long as somebody holds it. Touches nothing by itself.
+
+    Args:
+        root: job root.
+        job_id: the job.
+        storage_options: fsspec options; secrets as references.
+    """
+    options = dict(storage_options or {})
+    shared = _of_loop.setdefault(asyncio.get_running_loop(), _SharedJobs())
+    key = (root, job_id, json.dumps(options, sort_keys=True, default=str))
+    with shared.lane(root) as lane:
+        job = shared.jobs.get(key)
+        if job is None:
+            job = shared.jobs[key] = SharedJob(lambda: JobClient(root, job_id, options), lane)
+        job.held += 1
+        try:
+            yield job
+        finally:
+            job.held -= 1
+            if not job.held:
+                del shared.jobs[key]
+                await job.close()

@@ -1,0 +1,107 @@
+"""Waits of operators that go through several steps: supervising a job, upgrading one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from airflow_tidegate.waits.supervision_policy import Limits, Seen, decide
+from airflow_tidegate.waits.job_waits import Payload, Wait, checkpoint_facts, summary
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.clock import parse_iso
+from tidegate.jobs.status import JobStatus, JobView
+from tidegate.jobs.status_text import records_read
+from tidegate.jobs.client.waiter import ended_error
+
+
+@dataclass
+class _Progress:
+    """How many records sources had read when that last changed, as one observer saw it."""
+
+    records: int | None = None
+    at_s: float = 0.0
+
+    def look(self, records: int, now_s: float) -> float:
+        """When it last changed, seconds since the epoch; the first look counts as a change."""
+        if records != self.records:
+            self.records, self.at_s = records, now_s
+        return self.at_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuperviseWait(Wait):
+    """Until a supervised job is over, or stands still. What source progress it has seen is its own: a trigger that is
+    made again begins to watch that anew.
+
+    Attributes:
+        no_progress_s: how long the job may stand still, seconds; None: for ever.
+        owner: who supervises, and owns whatever submission is the newest (`on_owner_lost`); "": nobody.
+    """
+
+    kind: ClassVar[str] = "supervise"
+    what: ClassVar[str] = "the job's end"
+    no_progress_s: float | None = None
+    owner: str = ""
+    now: Callable[[], float] = field(default=time.time, compare=False, repr=False)
+    _progress: _Progress = field(default_factory=_Progress, init=False, compare=False, repr=False)
+
+    def look(self, client: JobClient, view: JobView) -> Payload | None:
+        """`{"action": "end", ...summary}`, or `{"action": "fail", "why", "remedy"}`."""
+        if view.is_terminal:
+            return {"action": "end", **summary(view)}
+        now_s = self.now()
+        seen = Seen(now_s, progressed_s=self._progressed_s(view, now_s), waits_for_verdict=view.sources_paused)
+        limit = None if self.no_progress_s is None else timedelta(seconds=self.no_progress_s)
+        decision = decide(seen, Limits(0, timedelta(0), limit))
+        if decision.action == "watch":
+            return None
+        return {"action": decision.action, "why": decision.why, "remedy": decision.remedy}
+
+    def fields(self) -> dict[str, Any]:
+        """See `Wait.fields`."""
+        return {"no_progress_s": self.no_progress_s, "owner": self.owner}
+
+    def _progressed_s(self, view: JobView, now_s: float) -> float:
+        read_s = self._progress.look(records_read(view) or 0, now_s)
+        told = view.completed[-1].completed_at if view.completed else None
+        try:
+            return max(read_s, parse_iso(told).timestamp()) if told else read_s
+        except ValueError:
+            return read_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstCheckpointWait(Wait):
+    """Until submission `spec` has completed a snapshot, or come to its own end.
+
+    Attributes:
+        spec: number of the submission.
+        after_generation: what drivers up to this generation say belongs to an earlier try.
+    """
+
+    kind: ClassVar[str] = "first_checkpoint"
+    what: ClassVar[str] = "the first completed checkpoint"
+    spec: int
+    after_generation: int = 0
+
+    def look(self, client: JobClient, view: JobView) -> Payload | None:
+        """The snapshot, or `checkpoint_id` None for a job that ended well without one; with the job's summary."""
+        if view.spec_number != self.spec:
+            raise ended_error(view, self.spec, self.what)
+        first = first_snapshot(view, self.spec)
+        if first is not None:
+            return {**summary(view), **first}
+        if self.after_generation and view.generation <= self.after_generation:
+            return None
+        if view.status in (JobStatus.FINISHED, JobStatus.FINISHED_COMMIT_PENDING):
+            return {**summary(view), "checkpoint_id": None, "path": None}
+        self.raise_if_over(view)
+        return None
+
+
+def first_snapshot(view: JobView, spec: int) -> Payload | None:
+    """The first snapshot that submission `spec` completed, as `checkpoint_facts`."""
+    return next((checkpoint_facts(c) for c in view.completed if c.spec == spec), None)

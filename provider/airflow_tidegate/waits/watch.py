@@ -1,0 +1,160 @@
+"""Asking a `Wait` again and again, with a deadline, and with an eye on whether anybody is left to bring it about.
+
+`Watch.step` is one look; it blocks on the store and nothing else. `run` sleeps between looks in a worker. In the
+triggerer `shared_reads` takes the looks, one for all waits on a job, and a `Judge` of each wait says what they mean.
+Liveness is judged by the heartbeat counter as this observer sees it move (design, section 4), and, where the driver was
+launched on this host, by its process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from airflow_tidegate.waits.job_reader import JobReader, Look
+from airflow_tidegate.waits.ownership import Owning
+from airflow_tidegate.waits.job_waits import Payload, Wait
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import DriverLostError, WaitTimeoutError
+from tidegate.jobs.launch.lost_driver import last_words
+from tidegate.jobs.launches import may_be_queued
+from tidegate.jobs.process_output import output_tail
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import Launch, Spec
+from tidegate.jobs.status import JobStatus, JobView
+from tidegate.jobs.status_text import waiting_words
+from tidegate.jobs.client.waiter import HeartbeatWatch, lost_error
+
+LAUNCH_GRACE_S = 180.0
+"""How long a launched driver may take before it says its first word: starting Python and reading the store, seconds."""
+
+
+class Judge:
+    """What one look says about one wait: found, not yet, or never. Blocks on the store only as far as the wait does.
+    Not thread-safe; one look at a time.
+
+    Args:
+        wait: what is waited for.
+        deadline_at: wall-clock seconds since the epoch after which the wait is over; None: never. Wall clock, because
+            it is handed from a worker to a triggerer.
+        timeout_s: length of the whole wait, for messages.
+        now: wall clock.
+        monotonic: clock for liveness.
+    """
+
+    def __init__(
+        self,
+        wait: Wait,
+        *,
+        deadline_at: float | None,
+        timeout_s: float,
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.wait, self.deadline_at, self._timeout_s = wait, deadline_at, timeout_s
+        self._now, self._monotonic = now, monotonic
+        self._death: Launch | None = None
+        self._observed: tuple[int, HeartbeatWatch] | None = None
+        self._owning = Owning.of(wait, monotonic)
+
+    def see(self, client: JobClient, look: Look) -> Payload | None:
+        """What was waited for, or None: not yet. Raises what the wait raises, WaitTimeoutError after the deadline, and
+        DriverLostError when the driver is gone."""
+        if self._owning is not None:
+            self._owning.renew(client, look.spec)
+        view = look.view
+        found = self.wait.look(client, view)
+        if found is not None:
+            return found
+        if self.deadline_at is not None and self._now() >= self.deadline_at:
+            raise WaitTimeoutError(
+                f"{self.wait.what} did not come within {self._timeout_s:g} s",
+                where=f"job {view.job_id}",
+                cause=f"the job is {view.status.value}{_slots(view)}",
+                remedy="Look at the job's status and log, or raise the timeout",
+            )
+        if not view.is_terminal:
+            self._notice_lost_driver(client, look)
+        return None
+
+    def _notice_lost_driver(self, client: JobClient, look: Look) -> None:
+        view, death, heartbeat = look.view, look.death, self._observing(look)
+        if death is not None and death == self._death:
+            raise lost_error(view, f"its process {death.pid} on {death.host} is gone", output_tail(death))
+        # A process found gone for the first time may have said its last words after this look's view.
+        self._death = death
+        silent_s = heartbeat.silent_s(view)
+        if heartbeat.is_silent(view):
+            raise _lost(client, view, look.spec, f"no heartbeat for {silent_s:.3g} s")
+        is_late = view.status is JobStatus.CREATED and silent_s >= LAUNCH_GRACE_S
+        if is_late and not may_be_queued(client, look.spec):
+            raise _lost(client, view, look.spec, f"it has not begun within {silent_s:.3g} s")
+
+    def _observing(self, look: Look) -> HeartbeatWatch:
+        number = look.view.spec_number
+        if self._observed is None or self._observed[0] != number:
+            silence_s = look.options.heartbeat_timeout.total_seconds()
+            self._observed = (number, HeartbeatWatch(silence_s, self._monotonic))
+        return self._observed[1]
+
+
+class Watch:
+    """One observer's view of one wait, with a reader of its own. Not thread-safe; `step` is called by one caller at a
+    time. Arguments besides `client`, the job's client: see `Judge`."""
+
+    def __init__(
+        self,
+        client: JobClient,
+        wait: Wait,
+        *,
+        deadline_at: float | None,
+        timeout_s: float,
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.client, self.wait, self.deadline_at = client, wait, deadline_at
+        self._reader = JobReader(client)
+        self._judge = Judge(wait, deadline_at=deadline_at, timeout_s=timeout_s, now=now, monotonic=monotonic)
+
+    def step(self) -> Payload | None:
+        """One look. Raises what `Judge.see` raises."""
+        return self._judge.see(self.client, self._reader.look())
+
+    def run(self, poll_s: float, sleep: Callable[[float], None]) -> Payload:
+        """Look until found, sleeping `poll_s` seconds between looks."""
+        while (found := self.step()) is None:
+            sleep(poll_s)
+        return found
+
+    def notice_silence_now(self) -> None:
+        """Observe the driver within this call, for callers that forget what they saw at their last look. Takes some
+        heartbeats when it is dead. Raises DriverLostError."""
+        view = self.client.view()
+        if view.is_active and not self.client.is_alive():
+            raise _lost(self.client, view, self.client.spec(view.spec_number), "its heartbeat stands still")
+
+
+def _lost(client: JobClient, view: JobView, spec: Spec, cause: str) -> DriverLostError:
+    """With where the driver was launched, and its last words as far as they can be read from here."""
+    place, tail = last_words(client, spec)
+    return lost_error(view, f"{cause}; {place}", tail)
+
+
+def look_within_s(options: JobOptions) -> float:
+    """In this time more than one look has to be taken at a job, seconds: so soon its driver counts as dead, or it
+    misses its owner."""
+    owned = options.on_owner_lost != "keep_running"
+    limits = [options.heartbeat_timeout, *([options.owner_timeout] if owned else [])]
+    return min(limit.total_seconds() for limit in limits)
+
+
+def deadline(timeout: timedelta | None, now: Callable[[], float] = time.time) -> float | None:
+    """Wall-clock seconds since the epoch at which a wait of `timeout` that begins now is over."""
+    return None if timeout is None else now() + timeout.total_seconds()
+
+
+def _slots(view: JobView) -> str:
+    """How far a job that waits for slots is."""
+    words = waiting_words(view)
+    return f", {words}" if words else ""

@@ -1,0 +1,122 @@
+"""Points in event time: reading them from arguments, and how far a job has come past them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
+
+from airflow_tidegate.waits.job_waits import Payload, Wait, refuse_unknown_sources
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.clock import iso
+from tidegate.errors import OptionError
+from tidegate.jobs.status import CheckpointView, JobStatus, JobView
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatermarkWait(Wait):
+    """Until the watermark has reached a point: nothing before it comes any more (S4.4).
+
+    Attributes:
+        at_us: the point, microseconds since the epoch.
+        source: uid of one source; None: the whole job.
+        durable: reached by a published checkpoint, which no failure takes back; False: by what the driver tells now.
+    """
+
+    kind: ClassVar[str] = "watermark"
+    what: ClassVar[str] = "the watermark"
+    at_us: int
+    source: str | None = None
+    durable: bool = False
+
+    def look(self, client: JobClient, view: JobView) -> Payload | None:
+        """The watermark once it is there, and the checkpoint when that was asked for."""
+        if self.source is not None:
+            refuse_unknown_sources(view, (self.source,))
+        if self._all_is_over(view):
+            return self._found(view, None, None)
+        if self.durable:
+            point = durable_point(view)
+            if point is not None and _mark(point) >= self.at_us:
+                return self._found(view, point.watermark_us, point.checkpoint_id)
+        else:
+            watermark_us = self._current(view)
+            if watermark_us is not None and watermark_us >= self.at_us:
+                return self._found(view, watermark_us, None)
+        self.raise_if_over(view)
+        return None
+
+    def _current(self, view: JobView) -> int | None:
+        if self.source is None:
+            return view.watermark_us
+        source = view.source(self.source)
+        return source.watermark_us if source is not None else None
+
+    def _all_is_over(self, view: JobView) -> bool:
+        """A job that has read everything, or a source that has, is past every point."""
+        if self.source is not None and not self.durable:
+            source = view.source(self.source)
+            if source is not None and source.end_of_data:
+                return True
+        return view.status is JobStatus.FINISHED or (
+            view.status is JobStatus.FINISHED_COMMIT_PENDING and not self.durable
+        )
+
+    def _found(self, view: JobView, watermark_us: int | None, checkpoint_id: int | None) -> Payload:
+        return {
+            "job_id": view.job_id,
+            "status": view.status.value,
+            "at": point_text(self.at_us),
+            "watermark": None if watermark_us is None else point_text(watermark_us),
+            "checkpoint_id": checkpoint_id,
+        }
+
+
+def durable_point(view: JobView) -> CheckpointView | None:
+    """The published checkpoint of the current submission's line that is farthest in event time; None when none tells
+    how far it is."""
+    line = [c for c in view.completed if c.spec == view.spec_number]
+    if view.restored is not None:
+        line.append(view.restored)
+    told = [c for c in line if c.is_published and c.watermark_us is not None]
+    return max(told, key=_mark, default=None)
+
+
+def _mark(point: CheckpointView) -> int:
+    assert point.watermark_us is not None, "asked of a checkpoint that does not tell how far it is"
+    return point.watermark_us
+
+
+def point_us(value: Any, name: str) -> int:
+    """A point in time as microseconds since the epoch.
+
+    Args:
+        value: datetime with zone, or ISO 8601 text with zone, as templates render it.
+        name: of the argument, for errors.
+
+    Raises:
+        OptionError: it is none, or has no zone.
+    """
+    moment = value
+    if isinstance(value, str):
+        try:
+            moment = datetime.fromisoformat(value.strip())
+        except ValueError:
+            moment = None
+    if not isinstance(moment, datetime) or moment.tzinfo is None:
+        raise OptionError(
+            f"{value!r} is not a point in time with a zone",
+            where=f"argument {name}",
+            remedy='give "{{ data_interval_end }}", or a text such as "2026-01-31T06:00:00Z"',
+        )
+    return (moment - EPOCH) // timedelta(microseconds=1)
+
+
+def point_text(time_us: int) -> str:
+    """`2026-01-31T06:00:00.000Z`; outside the years that people write, the number itself."""
+    try:
+        return iso(EPOCH + timedelta(microseconds=time_us))
+    except OverflowError:
+        return str(time_us)

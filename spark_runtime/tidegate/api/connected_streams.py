@@ -1,0 +1,243 @@
+"""`a.connect(b)`: two streams for one process of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import pyarrow as pa
+
+from tidegate.errors import PipelineError
+from tidegate.operators.functions.process_inputs import ProcessInput
+from tidegate.operators.processes.process_specs import ProcessSpec
+from tidegate.operators.specs import KeyedProcessSpec
+from tidegate.operators.functions.co_process import BroadcastProcess, CoProcess, KeyedBroadcastProcess, KeyedCoProcess
+from tidegate.api.draft.column_checks import refuse_duplicates, require_column, require_key, same_columns
+from tidegate.api.draft.graph_draft import DraftNode, place, require_uid
+from tidegate.api.draft.stream_time import EventTime, common_event_time
+from tidegate.api.joining import BroadcastStream
+from tidegate.api.draft.call_site import user_location
+from tidegate.api.process_nodes import keyed_spec, unkeyed_spec
+from tidegate.api.draft.side_outputs import checked_side_outputs, declared_schemas
+from tidegate.api.stream_base import StreamBase
+from tidegate.plan.job_graph import Edge
+from tidegate.state.keys.key_types import stored_type
+
+AnyStream = TypeVar("AnyStream", bound=StreamBase)
+
+
+class ConnectedStreams(Generic[AnyStream]):
+    """Two streams; follow it by `.process(...)`, or by `.group_by(...)` for state and timers per key."""
+
+    def __init__(self, left: AnyStream, right: object, where: str) -> None:
+        if not isinstance(right, StreamBase) and hasattr(right, "connect"):
+            raise PipelineError(
+                "a grouped stream is connected with one that is not grouped",
+                where=where,
+                remedy="Group both: left.group_by(...).connect(right.group_by(...))",
+            )
+        left._require_sibling(right, where)
+        assert isinstance(right, StreamBase)
+        self._left = left
+        self._right: StreamBase = right
+
+    def group_by(self, *keys: str, right: str | Sequence[str] | None = None) -> ConnectedGroups[AnyStream]:
+        """Group both streams by key columns, so that equal keys share state and timers; of one that is connected with
+        a broadcast stream only the first. Null is a key of its own.
+
+        Args:
+            keys: columns of the left stream.
+            right: those of the right stream, in the same order and of the same types; default: of the same names.
+
+        Raises:
+            PipelineError: no such column, types that differ, or of a type that cannot be a key.
+        """
+        where = place("group_by", None, user_location())
+        of_right: tuple[str, ...] = ()
+        if not isinstance(self._right, BroadcastStream):
+            of_right = keys if right is None else ((right,) if isinstance(right, str) else tuple(right))
+        elif right is not None:
+            raise PipelineError(
+                "the broadcast side has no keys",
+                where=where,
+                cause="every subtask gets all of it",
+                remedy="Leave right away, or the .broadcast()",
+            )
+        return ConnectedGroups(self._left, keys, self._right, of_right, where)
+
+    def process(
+        self,
+        process: CoProcess | BroadcastProcess,
+        *,
+        schema: pa.Schema,
+        side_outputs: Mapping[str, pa.Schema] | None = None,
+        uid: str | None = None,
+    ) -> AnyStream:
+        """Run a process of your own, with state per subtask.
+
+        A stream without `with_watermark` does not hold event time back. The event-time column counts as unchanged where
+        `schema` has it, of the same type as in the left stream, and the right one has none or the same.
+
+        Args:
+            process: an instance of a subclass of `CoProcess`, or beside a broadcast stream of `BroadcastProcess`; every
+                subtask takes a shallow copy.
+            schema: of the batches it gives; checked batch by batch.
+            side_outputs: other outputs, name -> schema; read them with `.side_output(name)` of what this returns.
+            uid: required.
+
+        Raises:
+            PipelineError: not such a process, states or timers that go by key, no schema, or no uid.
+        """
+        drawn = _drawn(self._right, uid)
+        where = drawn.where
+        inputs = _inputs(self._left, self._right)
+        timeless = _timeless(self._left, self._right)
+        spec = unkeyed_spec(process, inputs, schema, where, timeless)
+        second = self._right._node_id
+        broadcast = isinstance(self._right, BroadcastStream)
+        edges = (*self._left._forward(), Edge(second, "broadcast") if broadcast else Edge(second, "forward"))
+        return _result(self._left, self._right, drawn, edges, spec, side_outputs)
+
+
+class ConnectedGroups(Generic[AnyStream]):
+    """Two streams, grouped by key; follow it by `.process(...)`."""
+
+    def __init__(
+        self, left: AnyStream, keys: tuple[str, ...], right: StreamBase, right_keys: tuple[str, ...], where: str
+    ) -> None:
+        for stream, names in ((left, keys), (right, right_keys)):
+            for key in names:
+                require_key(require_column(stream.schema, key, where), where)
+            refuse_duplicates(names, where, remedy="Name each key column once")
+        if not keys:
+            raise PipelineError("group_by of no columns", where=where, remedy='Name at least one: .group_by("carrier")')
+        if not isinstance(right, BroadcastStream):
+            _require_same_keys(left.schema, keys, right.schema, right_keys, where)
+        self._left = left
+        self._keys = keys
+        self._right = right
+        self._right_keys = right_keys
+
+    def process(
+        self,
+        process: KeyedCoProcess | KeyedBroadcastProcess,
+        *,
+        schema: pa.Schema,
+        side_outputs: Mapping[str, pa.Schema] | None = None,
+        uid: str | None = None,
+        renamed: Mapping[str, str] | None = None,
+    ) -> AnyStream:
+        """Run a process of your own, with state and timers per key. See `ConnectedStreams.process`.
+
+        Args:
+            process: an instance of a subclass of `KeyedCoProcess`, or beside a broadcast stream of
+                `KeyedBroadcastProcess`; every subtask takes a shallow copy.
+            schema: of the batches it gives; checked batch by batch.
+            side_outputs: other outputs, name -> schema; read them with `.side_output(name)` of what this returns.
+            uid: required.
+            renamed: key column of the left stream in older snapshots -> its name now, so that they can be restored
+                (S5.5).
+
+        Raises:
+            PipelineError: not such a process, its states cannot be told apart, no schema, or no uid.
+        """
+        drawn = _drawn(self._right, uid)
+        where = drawn.where
+        inputs = _inputs(self._left, self._right, self._keys, self._right_keys)
+        spec = keyed_spec(process, inputs, schema, renamed, where, _timeless(self._left, self._right))
+        broadcast = isinstance(self._right, BroadcastStream)
+        second = self._right._node_id
+        edges = (
+            Edge(self._left._node_id, "hash", self._keys),
+            Edge(second, "broadcast") if broadcast else Edge(second, "hash", self._right_keys),
+        )
+        return _result(self._left, self._right, drawn, edges, spec, side_outputs)
+
+
+def process_input(stream: StreamBase, name: Any, keys: tuple[str, ...] = ()) -> ProcessInput:
+    """The stream as an input of a process."""
+    time = stream._event_time
+    return ProcessInput(name, stream.schema, keys, time.column, time.unit)
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Where a call stands."""
+
+    uid: str
+    kind: str
+    location: str
+
+    @property
+    def where(self) -> str:
+        return place(self.kind, self.uid, self.location)
+
+
+def _drawn(right: StreamBase, uid: str | None) -> _Drawn:
+    location = user_location()
+    kind = "broadcast-process" if isinstance(right, BroadcastStream) else "co-process"
+    return _Drawn(require_uid(uid, kind, location), kind, location)
+
+
+def _inputs(
+    left: StreamBase, right: StreamBase, keys: tuple[str, ...] = (), right_keys: tuple[str, ...] = ()
+) -> tuple[ProcessInput, ProcessInput]:
+    broadcast = isinstance(right, BroadcastStream)
+    first = process_input(left, "" if broadcast else "left", keys)
+    return first, process_input(right, "broadcast" if broadcast else "right", right_keys)
+
+
+def _timeless(left: StreamBase, right: StreamBase) -> tuple[int, ...]:
+    """Of two of which one has watermarks, the other."""
+    with_time = [bool(stream._event_time.assigned) for stream in (left, right)]
+    return tuple(n for n, has in enumerate(with_time) if not has) if any(with_time) else ()
+
+
+def _result(
+    left: AnyStream,
+    right: StreamBase,
+    drawn: _Drawn,
+    edges: tuple[Edge, Edge],
+    spec: KeyedProcessSpec | ProcessSpec,
+    side_outputs: Mapping[str, pa.Schema] | None,
+) -> AnyStream:
+    """The stream of the process. An output has event time where it has the column of a side that does."""
+    with_time = left if left._event_time.assigned else right
+    times = [stream._event_time for stream in (left, right) if stream._event_time.assigned]
+    if isinstance(right, BroadcastStream) and left._event_time.assigned:
+        times = times[:1]
+    of_both = common_event_time(times, drawn.where) if times else EventTime()
+    sides = checked_side_outputs(side_outputs, with_time.schema, of_both, drawn.where)
+    node = DraftNode(
+        drawn.uid,
+        drawn.kind,
+        edges,
+        spec.schema,
+        drawn.location,
+        stateful=True,
+        spec=replace(spec, side_outputs=declared_schemas(sides)),
+        side_outputs=sides,
+    )
+    event_time = of_both.kept_by(same_columns(node.schema, with_time.schema), drawn.where)
+    bounded = left.bounded and right.bounded
+    return type(left)(left._draft, left._draft.add(node), node.schema, event_time, bounded=bounded)
+
+
+def _require_same_keys(
+    left: pa.Schema, keys: Sequence[str], right: pa.Schema, right_keys: Sequence[str], where: str
+) -> None:
+    if len(keys) != len(right_keys):
+        raise PipelineError(
+            f"{len(keys)} key columns on the left, {len(right_keys)} on the right",
+            where=where,
+            remedy='Give as many of both: .group_by("order", right="order_id")',
+        )
+    for mine, theirs in zip(keys, right_keys, strict=True):
+        types = left.field(mine).type, right.field(theirs).type
+        if stored_type(types[0]) != stored_type(types[1]):
+            raise PipelineError(
+                f"key column {mine!r} is {types[0]} on the left, {theirs!r} is {types[1]} on the right",
+                where=where,
+                remedy=f"Cast one of them first: .with_columns({theirs}=pc.field({theirs!r}).cast(...))",
+            )

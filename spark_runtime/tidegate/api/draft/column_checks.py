@@ -1,0 +1,103 @@
+"""Columns: which there are, which can be keys, event times or aggregated, and the errors that say so."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import pyarrow as pa
+
+from tidegate.errors import PipelineError
+from tidegate.state.keys.key_types import KEY_TYPES_TEXT, is_key_type
+
+MAX_NAMED_COLUMNS = 20
+"""Columns that an error message lists at most."""
+
+
+def require_column(schema: pa.Schema, column: str, where: str) -> pa.Field:
+    """The field of this name; PipelineError naming the nearest one when it is missing."""
+    if not isinstance(column, str):
+        raise PipelineError(
+            f"a column name is a string, got {column!r}", where=where, remedy='Name columns as in "dep_delay"'
+        )
+    if column not in schema.names:
+        raise missing_column(schema, column, where)
+    return schema.field(column)
+
+
+def missing_column(schema: pa.Schema, column: str, where: str) -> PipelineError:
+    """The error for a column that is not there."""
+    near = nearest(column, schema.names)
+    shown = ", ".join(schema.names[:MAX_NAMED_COLUMNS]) or "none"
+    if len(schema.names) > MAX_NAMED_COLUMNS:
+        shown += f" and {len(schema.names) - MAX_NAMED_COLUMNS} more"
+    return PipelineError(
+        f"there is no column {column!r}" + (f", did you mean {near!r}?" if near else ""),
+        where=where,
+        cause=f"the columns here are {shown}",
+        remedy=f"Use {near!r}, or add the column upstream" if near else "Use one of these, or add the column upstream",
+    )
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The most similar of `names`; None when none is similar."""
+    by_folded = {n.casefold(): n for n in names}
+    found = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.6)
+    return by_folded[found[0]] if found else None
+
+
+def same_columns(schema: pa.Schema, upstream: pa.Schema) -> dict[str, str]:
+    """Columns that a function's declared result has with the name and type of one it takes: they count as unchanged."""
+    return {
+        name: name
+        for name in schema.names
+        if name in upstream.names and schema.field(name).type == upstream.field(name).type
+    }
+
+
+def refuse_duplicates(names: Iterable[str], where: str, *, remedy: str) -> None:
+    """PipelineError when a column name comes twice."""
+    twice = [name for name, n in Counter(names).items() if n > 1]
+    if twice:
+        raise PipelineError(f"there would be two columns named {twice[0]!r}", where=where, remedy=remedy)
+
+
+def checked_renames(renamed: Mapping[str, str] | None, names: Sequence[str], where: str) -> tuple[tuple[str, str], ...]:
+    """`renamed` as (old name, new name); PipelineError when a new name is none of `names` or comes twice."""
+    given = dict(renamed or {})
+    wrong = next((new for new in given.values() if new not in names), None)
+    if wrong is not None:
+        near = nearest(wrong, names)
+        raise PipelineError(
+            f"renamed names {wrong!r}, which is no column here" + (f", did you mean {near!r}?" if near else ""),
+            where=where,
+            cause=f"the columns here are {', '.join(names)}",
+            remedy='Write renamed={"old name": "new name"}',
+        )
+    refuse_duplicates(given.values(), where, remedy="Let each column have one old name in renamed")
+    return tuple(given.items())
+
+
+def require_key(field: pa.Field, where: str) -> None:
+    """PipelineError when the column cannot be a key (S5.1)."""
+    if is_key_type(field.type):
+        return
+    raise PipelineError(
+        f"column {field.name!r} of type {field.type} cannot be a key",
+        where=where,
+        cause=f"keys are {KEY_TYPES_TEXT}",
+        remedy=f"Use another column, or cast it first: .with_columns({field.name}=pc.field({field.name!r}).cast(...))",
+    )
+
+
+def require_result_schema(schema: object, call: str, where: str) -> pa.Schema:
+    """The schema of what a user's code gives to `call`; PipelineError when it is none, or has a name twice."""
+    if not isinstance(schema, pa.Schema):
+        raise PipelineError(
+            f"{call} needs the schema of its result, got {type(schema).__name__}",
+            where=where,
+            remedy='Give one: schema=pa.schema([("name", pa.string())])',
+        )
+    refuse_duplicates(schema.names, where, remedy="Give every column a name of its own")
+    return schema

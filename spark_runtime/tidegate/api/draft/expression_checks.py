@@ -1,0 +1,172 @@
+"""Expressions are checked when the pipeline is built, on a row of nulls, so that no typo waits for data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.acero as acero
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from tidegate.errors import PipelineError
+from tidegate.api.draft.column_checks import missing_column, nearest
+
+_NOT_FOUND = re.compile(r"^No match for FieldRef\.(?P<reference>.*) in ", re.MULTILINE)
+_NARROW_DECIMAL = re.compile(r"Precision is not great enough for the result. It should be at least (?P<precision>\d+)")
+_DECIMAL = re.compile(r"to_type=(?P<kind>decimal\d+)\((?P<precision>\d+), (?P<scale>-?\d+)\)")
+_CALLED = re.compile(r"(\w+)\(")
+MAX_DECIMAL128 = 38
+"""Digits."""
+_NAME = re.compile(r"Name\((?P<name>.*?)\)(?= FieldRef|\)?$)")
+
+
+def require_expression(value: object, where: str) -> pc.Expression:
+    """`value`, an expression; PipelineError otherwise."""
+    if isinstance(value, pc.Expression):
+        return value
+    got = f"{value!r}" if isinstance(value, str | int | float | bool | None) else type(value).__name__
+    remedy = f"Write pc.field({value!r}) for the column" if isinstance(value, str) else f"Write pc.scalar({got})"
+    if not isinstance(value, str | int | float):
+        remedy = "Build it from pyarrow.compute: pc.field, pc.scalar and functions of them"
+    raise PipelineError(f"an expression of pyarrow.compute is needed, got {got}", where=where, remedy=remedy)
+
+
+def result_fields(columns: Sequence[tuple[str, pc.Expression]], schema: pa.Schema, where: str) -> tuple[pa.Field, ...]:
+    """Name and type of each expression over `schema`. A column passed on as it is stays not null where it was.
+
+    Raises:
+        PipelineError: a column that is not there, types that do not fit, or an aggregate instead of a value per row.
+    """
+    fields = []
+    for name, expression in columns:
+        source = passed_column(expression, schema)
+        if source is not None:
+            fields.append(schema.field(source).with_name(name).remove_metadata())
+        else:
+            fields.append(pa.field(name, _result_type(name, expression, schema, where)))
+    return tuple(fields)
+
+
+def require_boolean(expression: pc.Expression, schema: pa.Schema, where: str) -> None:
+    """PipelineError when the expression cannot be a filter over `schema`."""
+    ((_, type_),) = ((f.name, f.type) for f in result_fields((("filter", expression),), schema, where))
+    if not pt.is_boolean(type_):
+        raise PipelineError(
+            f"a filter needs true or false, {expression} gives {type_}",
+            where=where,
+            remedy='Compare it with something, as in pc.field("delay") > 0, or ask .is_valid()',
+        )
+
+
+def passed_column(expression: pc.Expression, schema: pa.Schema) -> str | None:
+    """The column that the expression is, when it is nothing but one."""
+    text = str(expression)
+    if text in schema.names and expression.equals(pc.field(text)):
+        return text
+    return None
+
+
+def _result_type(name: str, expression: pc.Expression, schema: pa.Schema, where: str) -> pa.DataType:
+    row = pa.table([pa.nulls(1, f.type) for f in schema], names=schema.names)
+    try:
+        made = acero.Declaration.from_sequence(
+            [
+                acero.Declaration("table_source", acero.TableSourceNodeOptions(row)),
+                acero.Declaration("project", acero.ProjectNodeOptions([expression], [name])),
+            ]
+        ).to_table(use_threads=False)
+    except (pa.ArrowException, TypeError, ValueError, KeyError) as error:
+        raise _explained(str(error), expression, schema, where) from error
+    type_ = made.schema.field(0).type
+    if pt.is_null(type_):
+        raise PipelineError(
+            f"{expression} has no type",
+            where=where,
+            cause="an untyped null",
+            remedy="Give it one: pc.scalar(None).cast(pa.string())",
+        )
+    return type_
+
+
+def _explained(message: str, expression: pc.Expression, schema: pa.Schema, where: str) -> PipelineError:
+    found = _NOT_FOUND.search(message)
+    if found is not None:
+        names = [m["name"] for m in _NAME.finditer(found["reference"])]
+        if names and names[0] not in schema.names:
+            return missing_column(schema, names[0], where)
+        if len(names) > 1:
+            return _missing_member(names, schema, where)
+        return PipelineError(
+            f"{expression} refers to no column",
+            where=where,
+            cause=f"there are {len(schema.names)} columns",
+            remedy="Refer to columns by name, as in pc.field('delay')",
+        )
+    needed = _NARROW_DECIMAL.search(message)
+    if needed is not None:
+        return _too_narrow(int(needed["precision"]), expression, where)
+    if "non-scalar" in message:
+        vector = next((name for name in _CALLED.findall(str(expression)) if _kind(name) == "vector"), None)
+        if vector is not None:
+            return PipelineError(
+                f"{expression} gives no value per row",
+                where=where,
+                cause=f"{vector} takes a whole column, and may give more or fewer values than it has rows",
+                remedy="Call it in a function of record batches: .map_in_arrow(function, schema=...)"
+                + (", with pc.list_parent_indices for the other columns" if vector == "list_flatten" else ""),
+            )
+        return PipelineError(
+            f"{expression} is an aggregate, not a value per row",
+            where=where,
+            remedy="Aggregate with .group_by(...).window(...).agg(...)",
+        )
+    return PipelineError(
+        f"the expression {expression} does not fit the columns",
+        where=where,
+        cause=message.splitlines()[0],
+        remedy="Cast to types that fit, as in pc.field('delay').cast(pa.float64())",
+    )
+
+
+def _kind(function: str) -> str:
+    try:
+        return str(pc.get_function(function).kind)
+    except KeyError:
+        return ""
+
+
+def _too_narrow(needed: int, expression: pc.Expression, where: str) -> PipelineError:
+    """Whole numbers that are cast to a decimal with less room than their type may need."""
+    target = next((m for m in _DECIMAL.finditer(str(expression)) if int(m["precision"]) < needed), None)
+    if target is None:
+        return PipelineError(
+            f"the decimal of {expression} is too narrow", where=where, remedy=f"Give it {needed} digits at least"
+        )
+    kind, precision, scale = target["kind"], target["precision"], target["scale"]
+    wide = "decimal128" if needed <= MAX_DECIMAL128 else "decimal256"
+    return PipelineError(
+        f"whole numbers of this type may not fit {kind}({precision}, {scale}): {expression}",
+        where=where,
+        cause=f"the largest needs {needed} digits, {scale} of them behind the point",
+        remedy=f"Cast by way of a wider one, so that only values which do not fit are errors: "
+        f".cast(pa.{wide}({needed}, {scale})).cast(pa.{kind}({precision}, {scale})); or give {needed} digits",
+    )
+
+
+def _missing_member(names: Sequence[str], schema: pa.Schema, where: str) -> PipelineError:
+    type_ = schema.field(names[0]).type
+    path = names[0]
+    for name in names[1:]:
+        members = [type_.field(i).name for i in range(type_.num_fields)] if pt.is_struct(type_) else []
+        if name not in members:
+            near = nearest(name, members)
+            return PipelineError(
+                f"column {path!r} has no member {name!r}" + (f", did you mean {near!r}?" if near else ""),
+                where=where,
+                cause=f"its type is {type_}",
+                remedy=f"Use one of {', '.join(members)}" if members else "Refer to a column of type struct",
+            )
+        type_, path = type_.field(name).type, f"{path}.{name}"
+    return missing_column(schema, names[0], where)

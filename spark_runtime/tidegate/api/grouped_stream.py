@@ -1,0 +1,346 @@
+"""`group_by(...)`: keyed windows, and processes of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, NoReturn
+
+import pyarrow as pa
+
+from tidegate.errors import PipelineError
+from tidegate.operators.aggregates.aggregate_specs import AggregateOutput
+from tidegate.operators.windows.session_specs import SessionAggSpec
+from tidegate.operators.specs import Agg, WindowAggSpec
+from tidegate.operators.functions.keyed_process import KeyedProcess
+from tidegate.api.running_aggregates import EVERYTHING, running, top_rows, unnested, without
+from tidegate.api.aggregates import Aggregate, bound_aggregates
+from tidegate.api.draft.column_checks import (
+    checked_renames,
+    refuse_duplicates,
+    require_column,
+    require_key,
+    same_columns,
+)
+from tidegate.api.connected_streams import ConnectedGroups, process_input
+from tidegate.api.draft.graph_draft import DraftNode, DraftOutput, place, require_uid
+from tidegate.api.foreign_names import no_such_name
+from tidegate.api.joining import BroadcastStream
+from tidegate.api.draft.call_site import user_location
+from tidegate.api.process_nodes import keyed_spec
+from tidegate.api.draft.side_outputs import checked_side_outputs, declared_schemas
+from tidegate.api.stateful_processor_calls import StatefulProcessorCalls
+from tidegate.api.windows import Session, Sliding, Tumbling, Window, lateness_us
+from tidegate.plan.job_graph import Edge
+from tidegate.state.keys.key_types import stored_field
+
+if TYPE_CHECKING:
+    from tidegate.api.stream import Stream
+
+LATE = "late"
+"""Side output of a window over event time."""
+WINDOW_START = "window_start"
+WINDOW_END = "window_end"
+WINDOW_BOUND = pa.timestamp("us")
+"""Type of both bounds; without zone, in UTC."""
+
+
+class GroupedStream(StatefulProcessorCalls):
+    """A stream grouped by key columns; follow it by `.window(...)`, `.process(...)`, `.transform_with_state(...)` or
+    `.connect(...)`."""
+
+    def __init__(self, stream: Stream, keys: tuple[str, ...], location: str) -> None:
+        where = place("group_by", None, location)
+        if not keys:
+            raise PipelineError("group_by of no columns", where=where, remedy='Name at least one: .group_by("carrier")')
+        for key in keys:
+            require_key(require_column(stream.schema, key, where), where)
+        refuse_duplicates(keys, where, remedy="Name each key column once")
+        self._stream = stream
+        self._keys = keys
+
+    if not TYPE_CHECKING:  # a type checker knows the names
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise AttributeError naming the nearest call."""
+            no_such_name(self, name, "a grouped stream")
+
+    def window(self, window: Window, *, allowed_lateness: str | timedelta | None = None) -> WindowedStream:
+        """Cut each group into windows over event time or processing time; follow it by `.agg(...)`.
+
+        Args:
+            window: `tumbling(...)`, `sliding(...)` or `session(...)`.
+            allowed_lateness: how much longer, in event time, a window takes records once it is over. Each batch of
+                such records gives the result of their keys again, of all records so far: whoever reads it takes the
+                last of equal keys and bounds. Default none.
+
+        Raises:
+            PipelineError: not a window; or a window over event time and there is none: no `with_watermark` upstream, or
+                its column was dropped; or lateness where nothing is late.
+        """
+        where = place("window", None, user_location())
+        if not isinstance(window, Window):
+            raise PipelineError(
+                f"a window is needed, got {window!r}",
+                where=where,
+                remedy=f"Write tumbling({window!r})" if isinstance(window, str) else 'Write tumbling("1 day")',
+            )
+        time_column = self._stream._event_time.require(where) if window.time == "event" else None
+        lateness = lateness_us(allowed_lateness, window.time, where)
+        return WindowedStream(self._stream, self._keys, window, time_column, lateness)
+
+    def agg(
+        self,
+        *,
+        output: AggregateOutput = "update",
+        uid: str | None = None,
+        renamed: Mapping[str, str] | None = None,
+        **aggregates: Aggregate,
+    ) -> Stream:
+        """Aggregates of all records of each group so far. State grows with the number of groups, and is never given up.
+
+        Args:
+            output: "update": each delivered batch gives a record for every group in it; whoever reads it takes the last
+                of equal keys, and how many there are depends on how records are cut in batches (S8.2). "final": one
+                record for each group, at the end of the input, which must be bounded.
+            uid: required.
+            renamed: key or output column in older snapshots -> its name now, so that they can be restored (S5.5).
+            aggregates: output column = `count()`, `sum("delay")` and so on.
+
+        Raises:
+            PipelineError: no uid, no such column, a type that does not fit, or a name twice.
+        """
+        location = user_location()
+        uid = require_uid(uid, "aggregate", location)
+        stream = self._stream
+        where = place("aggregate", uid, location)
+        aggs, fields = bound_aggregates(aggregates, stream.schema, stream._event_time.column, where)
+        grouped: Stream = running(stream, self._keys, aggs, fields, stream.schema, output, uid, renamed, location)
+        return grouped
+
+    def top_n(
+        self,
+        n: int,
+        *,
+        by: str,
+        ascending: bool = False,
+        output: AggregateOutput = "update",
+        uid: str | None = None,
+    ) -> Stream:
+        """The `n` records of each group in which `by` is largest, or with `ascending` smallest, with their `rank` from
+        1; of equal ones the earliest come first. With n=1 and `by` the event time: the latest record of each key.
+
+        Args:
+            n: at least 1.
+            by: a column; records in which it is null are left out.
+            ascending: smallest first.
+            output: "update": each delivered batch gives all records of the groups in it anew; whoever reads it takes
+                the last of equal keys and ranks. "final": once, at the end of the input.
+            uid: required.
+
+        Returns:
+            The keys, `rank` (int32) and the other columns.
+        """
+        location = user_location()
+        uid = require_uid(uid, "top_n", location)
+        where = place("top_n", uid, location)
+        stream = self._stream
+        agg, field = top_rows(stream.schema, self._keys, n, by, ascending, stream._event_time.column, where)
+        held = running(stream, self._keys, (agg,), (field,), stream.schema, output, uid, None, location)
+        rows: Stream = unnested(held, field.name, location)
+        return rows
+
+    def process(
+        self,
+        process: KeyedProcess,
+        *,
+        schema: pa.Schema,
+        side_outputs: Mapping[str, pa.Schema] | None = None,
+        uid: str | None = None,
+        renamed: Mapping[str, str] | None = None,
+    ) -> Stream:
+        """Run a process of your own, with state and timers per key.
+
+        The event-time column counts as unchanged where `schema` has it, of the same type.
+
+        Args:
+            process: an instance of a subclass of `KeyedProcess`; every subtask takes a shallow copy.
+            schema: of the batches it gives; checked batch by batch.
+            side_outputs: other outputs, name -> schema; read them with `.side_output(name)` of what this returns.
+            uid: required.
+            renamed: key column in older snapshots -> its name now, so that they can be restored (S5.5); of a state's
+                columns the state says it.
+
+        Raises:
+            PipelineError: not a process, its states cannot be told apart, no schema, or no uid.
+        """
+        location = user_location()
+        uid = require_uid(uid, "process", location)
+        where = place("process", uid, location)
+        stream = self._stream
+        time = stream._event_time
+        sides = checked_side_outputs(side_outputs, stream.schema, time, where)
+        inputs = (process_input(stream, "", self._keys),)
+        spec = replace(keyed_spec(process, inputs, schema, renamed, where), side_outputs=declared_schemas(sides))
+        node = DraftNode(
+            uid,
+            "process",
+            (Edge(stream._node_id, "hash", self._keys),),
+            spec.schema,
+            location,
+            stateful=True,
+            spec=spec,
+            side_outputs=sides,
+        )
+        return stream._then(node, time.kept_by(same_columns(spec.schema, stream.schema), where))
+
+    def connect(self, other: GroupedStream | BroadcastStream) -> ConnectedGroups[Stream]:
+        """Put two streams, whose columns may differ, into one process of your own, with state and timers per key;
+        follow it by `.process(...)`.
+
+        Args:
+            other: a stream grouped by as many columns, of the same types; or `rules.broadcast()`, bounded or not, whose
+                records every subtask gets.
+
+        Raises:
+            PipelineError: not such a stream, of another pipeline, or keys of other types.
+        """
+        where = place("connect", None, user_location())
+        stream, keys = (other._stream, other._keys) if isinstance(other, GroupedStream) else (other, ())
+        self._stream._require_sibling(stream, where)
+        if not isinstance(other, GroupedStream | BroadcastStream):
+            raise PipelineError(
+                "a grouped stream is connected with one that is not grouped",
+                where=where,
+                remedy="Group both: left.group_by(...).connect(right.group_by(...)); or mark the other: .broadcast()",
+            )
+        return ConnectedGroups(self._stream, self._keys, stream, keys, where)
+
+
+class WindowedStream:
+    """Groups cut into windows; follow it by `.agg(...)`."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        keys: tuple[str, ...],
+        window: Window,
+        time_column: str | None,
+        lateness_us: int,
+    ) -> None:
+        self._stream = stream
+        self._keys = keys
+        self._window = window
+        self._time_column = time_column
+        self._lateness_us = lateness_us
+
+    if not TYPE_CHECKING:  # a type checker knows the names
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise AttributeError naming the nearest call."""
+            no_such_name(self, name, "a windowed stream")
+
+    def agg(
+        self, *, uid: str | None = None, renamed: Mapping[str, str] | None = None, **aggregates: Aggregate
+    ) -> Stream:
+        """One record per key and window with records, when the watermark, or over processing time the clock, has passed
+        the window's end.
+
+        Over event time records that come later than that, and than the allowed lateness, are the result's
+        `.side_output("late")`, as they came; where it is not read they are dropped and counted (`late_dropped`). The
+        result has no
+        event time of its own: for another window over event time say `.with_watermark("window_start", "0 s")`.
+
+        Args:
+            uid: required.
+            renamed: key or output column in older snapshots -> its name now, so that they can be restored (S5.5).
+            aggregates: output column = `count()`, `sum("delay")` and the others of `pipeline.aggregates`.
+
+        Returns:
+            The keys (of a dictionary its values), `window_start`, `window_end` (timestamp[us], UTC) and the aggregates.
+
+        Raises:
+            PipelineError: no uid, no such column, a type that does not fit, or a name twice.
+        """
+        location = user_location()
+        uid = require_uid(uid, "window", location)
+        where = place("window", uid, location)
+        stream = self._stream
+        aggs, fields = bound_aggregates(aggregates, stream.schema, self._time_column, where)
+        return self._windowed(aggs, fields, uid, renamed, location)
+
+    def top_n(self, n: int, *, by: str, ascending: bool = False, uid: str | None = None) -> Stream:
+        """The `n` records of each key and window in which `by` is largest, or with `ascending` smallest, with their
+        `rank` from 1; of equal ones the earliest come first.
+
+        Args:
+            n: at least 1.
+            by: a column; records in which it is null are left out.
+            ascending: smallest first.
+            uid: required.
+
+        Returns:
+            The keys, `window_start`, `window_end`, `rank` (int32) and the other columns.
+        """
+        location = user_location()
+        uid = require_uid(uid, "top_n", location)
+        where = place("top_n", uid, location)
+        agg, field = top_rows(self._stream.schema, self._keys, n, by, ascending, self._time_column, where)
+        held = self._windowed((agg,), (field,), uid, None, location)
+        rows: Stream = unnested(held, field.name, location)
+        return rows
+
+    def _windowed(
+        self,
+        aggs: tuple[Agg, ...],
+        fields: Sequence[pa.Field],
+        uid: str,
+        renamed: Mapping[str, str] | None,
+        location: str,
+    ) -> Stream:
+        where = place("window", uid, location)
+        stream = self._stream
+        names = [*self._keys, WINDOW_START, WINDOW_END, *(field.name for field in fields)]
+        refuse_duplicates(names, where, remedy="Rename the aggregate or the key column")
+        schema = pa.schema(
+            [
+                *(stored_field(stream.schema.field(key)).remove_metadata() for key in self._keys),
+                pa.field(WINDOW_START, WINDOW_BOUND),
+                pa.field(WINDOW_END, WINDOW_BOUND),
+                *fields,
+            ]
+        )
+        mapping = checked_renames(renamed, (*self._keys, *(field.name for field in fields)), where)
+        spec = self._spec(aggs, schema, mapping)
+        edge = Edge(stream._node_id, "hash", self._keys)
+        kind = "window" if self._time_column is not None else "processing-window"
+        late = (DraftOutput(LATE, stream.schema, stream._event_time),) if self._time_column is not None else ()
+        node = DraftNode(uid, kind, (edge,), schema, location, stateful=True, spec=spec, side_outputs=late)
+        result: Stream = stream._then(node, stream._event_time.gone(f"the {where} gives records of its own"))
+        if EVERYTHING in self._keys:
+            result = without(result, (EVERYTHING,), location)
+        return result
+
+    def _spec(
+        self, aggs: tuple[Agg, ...], schema: pa.Schema, renamed: tuple[tuple[str, str], ...]
+    ) -> WindowAggSpec | SessionAggSpec:
+        stream, window = self._stream, self._window
+        time = (self._time_column, stream._event_time.unit)
+        if isinstance(window, Session):
+            return SessionAggSpec(
+                self._keys, *time, window.gap_us, aggs, stream.schema, schema, renamed, self._lateness_us
+            )
+        return WindowAggSpec(
+            self._keys,
+            *time,
+            window.size_us,
+            window.offset_us,
+            aggs,
+            stream.schema,
+            schema,
+            renamed,
+            window.slide_us if isinstance(window, Sliding) else 0,
+            self._lateness_us,
+            window.calendar if isinstance(window, Tumbling) else None,
+        )

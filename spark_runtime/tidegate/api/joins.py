@@ -1,0 +1,307 @@
+"""What a join of two streams needs of them, and the columns that it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, get_args
+
+import pyarrow as pa
+
+from tidegate.errors import PipelineError
+from tidegate.operators.joins.join_specs import (
+    LEFT,
+    RIGHT,
+    SPAN_START,
+    AsOf,
+    Between,
+    Bounds,
+    JoinInput,
+    Sessions,
+    StreamJoinKind,
+    StreamJoinSpec,
+    Windows,
+)
+from tidegate.api.draft.column_checks import checked_renames, refuse_duplicates, require_column, require_key
+from tidegate.api.draft.stream_time import EventTime
+from tidegate.api.draft.expression_checks import require_boolean, require_expression
+from tidegate.api.grouped_stream import WINDOW_BOUND, WINDOW_END, WINDOW_START
+from tidegate.api.states import require_storable
+from tidegate.api.windows import Session, Sliding, Tumbling, signed_us
+from tidegate.state.keys.key_types import stored_field
+
+if TYPE_CHECKING:
+    from tidegate.api.stream_base import StreamBase
+
+Keys = str | Sequence[str]
+Duration = str | timedelta
+SIDE_NAMES = ("left", "right")
+
+
+@dataclass(frozen=True)
+class JoinCall:
+    """Arguments of `Stream.join`, as they came."""
+
+    how: object
+    on: Keys | None
+    left_on: Keys | None
+    right_on: Keys | None
+    between: object
+    window: object
+    ttl: object
+    where: object
+    suffix: object
+    renamed: Mapping[str, str] | None
+
+
+def stream_join(left: StreamBase, right: StreamBase, call: JoinCall, where: str) -> tuple[StreamJoinSpec, EventTime]:
+    """The operator of a join and the event time of what it gives; PipelineError for anything that does not fit."""
+    how = _kind(call.how, where)
+    bounds = _bounds(call, where)
+    keys = join_keys(left.schema, right.schema, call.on, call.left_on, call.right_on, where)
+    if bounds is None:
+        _require_ends(how, left.bounded, right.bounded, where)
+    if isinstance(bounds, Between | Windows) and any(mine == SPAN_START for mine, _ in keys):
+        raise PipelineError(
+            f"a key column is named {SPAN_START!r}",
+            where=where,
+            cause="the state of the join has a key column of this name",
+            remedy="Give it another name first: .select(...)",
+        )
+    inputs = _inputs((left, right), keys, call.suffix, bounds, where)
+    pairs = _pair_schema(inputs, how, bounds, where)
+    condition = None
+    if call.where is not None:
+        condition = require_expression(call.where, where)
+        require_boolean(condition, pairs, where)
+    names = [*left.schema.names, *(name for name in right.schema.names if name not in left.schema.names)]
+    renamed = checked_renames(call.renamed, names, where)
+    schema = pairs
+    if how in ("semi", "anti"):
+        added = [WINDOW_START, WINDOW_END] if isinstance(bounds, Windows | Sessions) else []
+        schema = pa.schema([pairs.field(name) for name in [*left.schema.names, *added]])
+    spec = StreamJoinSpec(how, inputs, bounds, pairs, schema, condition, renamed)
+    return spec, _event_time(spec, left._event_time, right._event_time, where)
+
+
+def as_of_join(
+    left: StreamBase, right: StreamBase, call: JoinCall, tolerance: object, where: str
+) -> tuple[StreamJoinSpec, EventTime]:
+    """The same for a join as of a time; of `call` keys, kind, suffix and renamed columns count."""
+    if call.how not in ("inner", "left"):
+        raise PipelineError(
+            f"how={call.how!r} is not offered as of a time",
+            where=where,
+            cause="a version is in force for any number of records, or for none",
+            remedy='Use "inner" or "left"',
+        )
+    tolerance_us = None if tolerance is None else signed_us(tolerance, "tolerance", where)
+    if tolerance_us is not None and tolerance_us < 0:
+        raise PipelineError(
+            f"no version is in force for {tolerance}", where=where, remedy='Give a tolerance such as "1 day", or none'
+        )
+    how, bounds = _kind(call.how, where), AsOf(tolerance_us)
+    keys = join_keys(left.schema, right.schema, call.on, call.left_on, call.right_on, where)
+    inputs = _inputs((left, right), keys, call.suffix, bounds, where)
+    schema = _pair_schema(inputs, how, bounds, where)
+    names = [*left.schema.names, *(name for name in right.schema.names if name not in left.schema.names)]
+    renamed = checked_renames(call.renamed, names, where)
+    return StreamJoinSpec(how, inputs, bounds, schema, schema, None, renamed), left._event_time
+
+
+def join_keys(
+    left: pa.Schema, right: pa.Schema, on: Keys | None, left_on: Keys | None, right_on: Keys | None, where: str
+) -> tuple[tuple[str, str], ...]:
+    """(left, right) key columns, of types that can be compared; PipelineError otherwise."""
+    if (on is None) == (left_on is None) or (left_on is None) != (right_on is None):
+        raise PipelineError(
+            "a join needs its key columns" if on is None else "a join has its key columns twice",
+            where=where,
+            remedy='Name them: on="carrier"; with different names left_on="carrier", right_on="code"',
+        )
+    mine, theirs = (_names(on), _names(on)) if on is not None else (_names(left_on), _names(right_on))
+    if not mine and not theirs:
+        raise PipelineError("a join needs a key column", where=where, remedy='Name it: on="carrier"')
+    if len(mine) != len(theirs):
+        raise PipelineError(
+            f"{len(mine)} key columns of the left cannot be compared with {len(theirs)} of the right",
+            where=where,
+            remedy='Name as many of each side, at least one: on="carrier"',
+        )
+    for names in (mine, theirs):
+        refuse_duplicates(names, where, remedy="Name each key column once")
+    for one, other in zip(mine, theirs, strict=True):
+        first = require_column(left, one, f"left side of {where}")
+        second = require_column(right, other, f"right side of {where}")
+        require_key(first, where)
+        if stored_field(first).type != stored_field(second).type:
+            raise PipelineError(
+                f"key column {one!r} is {first.type} on the left, {other!r} is {second.type} on the right",
+                where=where,
+                remedy=f"Cast one of them first: .with_columns({one}=pc.field({one!r}).cast(...))",
+            )
+    return tuple(zip(mine, theirs, strict=True))
+
+
+def output_names(
+    left: pa.Schema, right: pa.Schema, keys: Sequence[tuple[str, str]], suffix: object, where: str
+) -> tuple[tuple[str, str], ...]:
+    """(column, its name in the result) of the right's columns but the keys that have their name on the left too;
+    PipelineError for a name on both sides when there is no suffix, or one that does not help."""
+    if suffix is not None and (not isinstance(suffix, str) or not suffix):
+        raise PipelineError(f"{suffix!r} is not a suffix of columns", where=where, remedy='Give text: suffix="_right"')
+    shared = {theirs for mine, theirs in keys if mine == theirs}
+    columns = [name for name in right.names if name not in shared]
+    clash = [name for name in columns if name in left.names]
+    if clash and suffix is None:
+        raise PipelineError(
+            f"column {clash[0]!r} is on both sides of the join",
+            where=where,
+            remedy=f'Say how the other\'s is to be called: suffix="_right" makes it {clash[0] + "_right"!r}; '
+            f"or rename it on one side: .select(..., other_name=pc.field({clash[0]!r}))",
+        )
+    names = tuple((name, f"{name}{suffix}" if name in clash else name) for name in columns)
+    refuse_duplicates([*left.names, *(name for _, name in names)], where, remedy="Give another suffix")
+    return names
+
+
+def _names(keys: Keys | None) -> tuple[str, ...]:
+    return (keys,) if isinstance(keys, str) else tuple(keys or ())
+
+
+def _kind(how: object, where: str) -> StreamJoinKind:
+    for known in get_args(StreamJoinKind):
+        if how == known:
+            kind: StreamJoinKind = known
+            return kind
+    words = {"outer": "full", "full_outer": "full", "left_outer": "left", "right_outer": "right"}
+    words |= {"left_semi": "semi", "leftsemi": "semi", "left_anti": "anti", "leftanti": "anti"}
+    near = words.get(str(how))
+    raise PipelineError(
+        f"how={how!r} is not offered" + (f", did you mean {near!r}?" if near else ""),
+        where=where,
+        remedy=f"Use one of {', '.join(get_args(StreamJoinKind))}",
+    )
+
+
+def _bounds(call: JoinCall, where: str) -> Bounds:
+    given = {"between": call.between, "window": call.window, "ttl": call.ttl}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise PipelineError(
+            f"a join has one bound on times, got {' and '.join(names)}",
+            where=where,
+            remedy="Give one of between, window and ttl",
+        )
+    if call.between is not None:
+        return _between(call.between, where)
+    if call.ttl is not None:
+        ttl_us = signed_us(call.ttl, "ttl", where)
+        if ttl_us < 0:
+            raise PipelineError(f"nothing lives for {call.ttl}", where=where, remedy='Give a ttl such as "1 day"')
+        return Between(-ttl_us, ttl_us)
+    return None if call.window is None else _windows(call.window, where)
+
+
+def _between(between: object, where: str) -> Between:
+    if not isinstance(between, tuple | list) or len(between) != 2:
+        raise PipelineError(
+            f"between is not a pair of durations: {between!r}",
+            where=where,
+            remedy='Say how much earlier and later the other side may be: between=("-5 min", "10 min")',
+        )
+    lower_us, upper_us = (signed_us(bound, "between", where) for bound in between)
+    if lower_us > upper_us:
+        raise PipelineError(
+            f"nothing is between {between[0]} and {between[1]}",
+            where=where,
+            remedy=f"Give the earlier bound first: between=({between[1]!r}, {between[0]!r})",
+        )
+    return Between(lower_us, upper_us)
+
+
+def _windows(window: object, where: str) -> Windows | Sessions:
+    if not isinstance(window, Tumbling | Sliding | Session):
+        raise PipelineError(
+            f"a window is needed, got {window!r}",
+            where=where,
+            remedy=f"Write tumbling({window!r})"
+            if isinstance(window, str)
+            else 'Write tumbling("1 day"), sliding("1 day", "1 hour") or session("30 min")',
+        )
+    if window.time != "event":
+        raise PipelineError(
+            "a join has windows over event time only",
+            where=where,
+            cause="two streams have no processing time in common",
+            remedy="Leave out time=, and say with_watermark on both sides",
+        )
+    if isinstance(window, Session):
+        return Sessions(window.gap_us)
+    slide_us = window.slide_us if isinstance(window, Sliding) else window.size_us
+    calendar = window.calendar if isinstance(window, Tumbling) else None
+    return Windows(window.size_us, slide_us, window.offset_us, calendar)
+
+
+def _require_ends(how: StreamJoinKind, left: bool, right: bool, where: str) -> None:
+    """Without bounds on times rows stand alone when the other side has ended: it must end."""
+    waits_for = {"left": (RIGHT,), "anti": (RIGHT,), "right": (LEFT,), "full": (LEFT, RIGHT)}.get(how, ())
+    for side in waits_for:
+        if not (left, right)[side]:
+            raise PipelineError(
+                f"a {how} join without bounds on times needs a bounded {SIDE_NAMES[side]} side",
+                where=where,
+                cause=f"a row without a match could come out only when the {SIDE_NAMES[side]} side has ended, which it "
+                "never does",
+                remedy='Say how long rows wait for a match in event time: ttl="1 day", between=("-5 min", "10 min") or '
+                'window=tumbling("1 hour"); or ask for how="inner"',
+            )
+
+
+def _inputs(
+    streams: tuple[StreamBase, StreamBase],
+    keys: Sequence[tuple[str, str]],
+    suffix: object,
+    bounds: Bounds,
+    where: str,
+) -> tuple[JoinInput, JoinInput]:
+    left, right = (pa.schema([stored_field(f).remove_metadata() for f in stream.schema]) for stream in streams)
+    for schema in (left, right):
+        require_storable(schema, where)
+    given: list[JoinInput] = []
+    columns = (tuple((name, name) for name in left.names), output_names(left, right, keys, suffix, where))
+    for side, schema in enumerate((left, right)):
+        time, column = streams[side]._event_time, None
+        if bounds is not None:
+            column = time.require(f"{SIDE_NAMES[side]} side of {where}", "the join")
+        names = tuple(pair[side] for pair in keys)
+        given.append(JoinInput(schema, names, columns[side], column, time.unit))
+    return given[LEFT], given[RIGHT]
+
+
+def _pair_schema(inputs: tuple[JoinInput, JoinInput], how: StreamJoinKind, bounds: Bounds, where: str) -> pa.Schema:
+    fields: list[pa.Field] = []
+    for side, given in enumerate(inputs):
+        absent = how == "full" or how == ("right" if side == LEFT else "left")
+        for column, name in given.columns:
+            field = given.schema.field(column).with_name(name)
+            fields.append(field.with_nullable(True) if absent else field)
+    if isinstance(bounds, Windows | Sessions):
+        fields += [pa.field(WINDOW_START, WINDOW_BOUND), pa.field(WINDOW_END, WINDOW_BOUND)]
+    refuse_duplicates([f.name for f in fields], where, remedy="Rename the column: the join adds it to say the window")
+    return pa.schema(fields)
+
+
+def _event_time(spec: StreamJoinSpec, left: EventTime, right: EventTime, where: str) -> EventTime:
+    if spec.bounds is None:
+        kept = left if left.column is not None or left.lost else right
+        return kept.gone(f"the {where} gives rows whenever their match comes")
+    if spec.how == "full":
+        return left.gone(f"the {where} gives rows of which either side may be missing")
+    if spec.how != "right":
+        return left
+    column = spec.inputs[RIGHT].time_column
+    names = dict(spec.inputs[RIGHT].columns)
+    assert column is not None, "a join by time has event times"
+    return EventTime(names.get(column, column), right.unit, right.assigned)

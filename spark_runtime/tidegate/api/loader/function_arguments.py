@@ -1,0 +1,237 @@
+"""The arguments of a pipeline's function, checked against its signature before it is called.
+
+A function that takes one mapping gets it as it was given. One whose only parameter is annotated with a dataclass gets
+an instance of that, and any other gets the arguments by name; then names and types are checked, and texts, as the
+command line gives them, become what the annotation says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime, timedelta
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from tidegate.clock import parse_iso
+from tidegate.errors import OptionError, PipelineError
+from tidegate.units import parse_duration
+from tidegate.api.draft.column_checks import nearest
+
+_MAPPINGS = (dict, Mapping)
+_SEQUENCES: Mapping[Any, Callable[[Any], Any]] = {list: list, tuple: tuple, Sequence: tuple}
+_TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parameter:
+    """What is known of one argument. `default`: it may be left out."""
+
+    name: str
+    type_: Any
+    default: bool
+
+
+def call_with(function: Callable[..., object], arguments: Mapping[str, Any], where: str) -> object:
+    """Call a pipeline's function with the arguments of a job.
+
+    Args:
+        where: the pipeline, for errors.
+
+    Raises:
+        PipelineError: an argument that it does not have, naming the nearest one, one that is missing, or one of another
+            type. What the function itself raises passes.
+    """
+    taken = _parameters(function)
+    if taken is None or _takes_a_mapping(taken):
+        return function(dict(arguments))
+    only = taken[0].annotation if len(taken) == 1 else None
+    if isinstance(only, type) and dataclasses.is_dataclass(only):
+        field_hints = get_type_hints(only)
+        fields = [
+            _Parameter(
+                f.name,
+                field_hints[f.name],
+                f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING,
+            )
+            for f in dataclasses.fields(only)
+            if f.init
+        ]
+        return function(only(**_checked(fields, arguments, where, open_ended=False)))
+    known = [
+        _Parameter(p.name, p.annotation, p.default is not inspect.Parameter.empty)
+        for p in taken
+        if p.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    ]
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken)
+    return function(**_checked(known, arguments, where, open_ended=open_ended))
+
+
+def _parameters(function: Callable[..., object]) -> list[inspect.Parameter] | None:
+    """With annotations as types, and Any where there is none or it cannot be looked up; None: nothing is known."""
+    try:
+        found = inspect.signature(function, eval_str=True)
+    except ValueError:
+        return None
+    except Exception:  # some annotation is a text that is no type here: the others are
+        found = inspect.signature(function)
+    names = getattr(inspect.unwrap(function), "__globals__", {})
+    return [p.replace(annotation=_looked_up(p.annotation, names)) for p in found.parameters.values()]
+
+
+def _looked_up(annotation: Any, names: Mapping[str, Any]) -> Any:
+    """The type; each by itself, since that of another parameter, or of the result, may be for type checkers alone."""
+    if annotation is inspect.Parameter.empty:
+        return Any
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        return eval(annotation, dict(names))
+    except Exception:  # whatever it says, it says nothing here
+        return Any
+
+
+def _takes_a_mapping(taken: Sequence[inspect.Parameter]) -> bool:
+    """Its one parameter that needs a value has no annotation, or that of a mapping."""
+    needed = [p for p in taken if p.default is inspect.Parameter.empty and p.kind is not inspect.Parameter.VAR_KEYWORD]
+    if len(needed) != 1 or needed[0] is not taken[0] or needed[0].kind is inspect.Parameter.KEYWORD_ONLY:
+        return False
+    hint = needed[0].annotation
+    return hint is Any or (get_origin(hint) or hint) in _MAPPINGS
+
+
+def _checked(
+    known: Sequence[_Parameter], arguments: Mapping[str, Any], where: str, *, open_ended: bool
+) -> dict[str, Any]:
+    """Every argument of the type that its parameter says."""
+    by_name = {parameter.name: parameter for parameter in known}
+    all_names = ", ".join(f"{p.name}: {_type_text(p.type_)}" for p in known) or "none"
+    for name in arguments:
+        if name not in by_name and not open_ended:
+            near = nearest(name, by_name)
+            raise PipelineError(
+                f"there is no argument {name!r}" + (f", did you mean {near!r}?" if near else ""),
+                where=where,
+                cause=f"its arguments are {all_names}",
+                remedy="Give it under its right name, or leave it out",
+            )
+    missing = [p for p in known if not p.default and p.name not in arguments]
+    if missing:
+        raise PipelineError(
+            f"the argument {missing[0].name!r} is missing",
+            where=where,
+            cause=f"its arguments are {all_names}",
+            remedy=f"Give it: --arg {missing[0].name}=..., or in the arguments of the operator",
+        )
+    return {
+        name: _converted(value, by_name[name].type_, f"{where}, argument {name!r}") if name in by_name else value
+        for name, value in arguments.items()
+    }
+
+
+def _converted(value: Any, type_: Any, where: str) -> Any:
+    """The value as `type_`; PipelineError when it is none."""
+    try:
+        return _as(value, type_)
+    except (TypeError, ValueError, OptionError) as error:
+        cause = error.cause or error.what if isinstance(error, OptionError) else str(error)
+        raise PipelineError(
+            f"{value!r} is not of type {_type_text(type_)}",
+            where=where,
+            cause=cause,
+            remedy="Give a value of this type; --args-json takes numbers and lists",
+        ) from error
+
+
+def _as(value: Any, type_: Any) -> Any:
+    if type_ is Any:
+        return value
+    origin, inner = get_origin(type_), get_args(type_)
+    if origin in (Union, types.UnionType):
+        return _as_one_of(value, inner)
+    if origin is Literal:
+        return next(choice for choice in inner if _is_choice(value, choice)) if _has(value, inner) else _no(inner)
+    if origin is Annotated:
+        return _as(value, inner[0])
+    if (origin or type_) in _SEQUENCES:
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise TypeError("a list is needed")
+        if origin is tuple and Ellipsis not in inner:
+            if len(value) != len(inner):
+                raise TypeError(f"{len(inner)} values are needed")
+            return tuple(_as(v, item) for v, item in zip(value, inner, strict=True))
+        item = inner[0] if inner else Any
+        return _SEQUENCES[origin or type_]([_as(v, item) for v in value])
+    if (origin or type_) in _MAPPINGS:
+        if not isinstance(value, Mapping):
+            raise TypeError("an object with names is needed")
+        return {name: _as(v, inner[1] if len(inner) == 2 else Any) for name, v in value.items()}
+    if isinstance(type_, type) and issubclass(type_, Enum):
+        found = [member for member in type_ if value in (member.value, member.name)]
+        return found[0] if found else _no(type_)
+    return _as_simple(value, type_)
+
+
+def _as_simple(value: Any, type_: Any) -> Any:
+    text = value if isinstance(value, str) else None
+    if type_ is bool:
+        if isinstance(value, bool):
+            return value
+        if text is not None and text.lower() in (*_TRUE, *_FALSE):
+            return text.lower() in _TRUE
+        raise TypeError("true or false is needed")
+    if type_ in (int, float):
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if text is not None or whole or (type_ is float and isinstance(value, float)):
+            return type_(value)
+        raise TypeError("a whole number is needed" if type_ is int else "a number is needed")
+    if type_ is timedelta:
+        return parse_duration(value)
+    if type_ is datetime and text is not None:
+        return parse_iso(text)
+    if type_ is date and text is not None:
+        return date.fromisoformat(text)
+    if type_ is Path and text is not None:
+        return Path(text)
+    if type_ is type(None) and value is None:
+        return None
+    if isinstance(type_, type) and isinstance(value, type_) and not (type_ is not bool and isinstance(value, bool)):
+        return value
+    raise TypeError(f"it is of type {type(value).__name__}")
+
+
+def _as_one_of(value: Any, choices: Sequence[Any]) -> Any:
+    """As the first that fits; of an optional one None stays None, and a text stays a text where it may."""
+    if value is None and type(None) in choices:
+        return None
+    if isinstance(value, str) and str in choices:
+        return value
+    errors: list[str] = []
+    for choice in choices:
+        if choice is not type(None):
+            try:
+                return _as(value, choice)
+            except (TypeError, ValueError, OptionError) as error:
+                errors.append(str(error))
+    raise TypeError(errors[0] if errors else "nothing fits")
+
+
+def _has(value: Any, choices: Sequence[Any]) -> bool:
+    return any(_is_choice(value, choice) for choice in choices)
+
+
+def _is_choice(value: Any, choice: Any) -> bool:
+    return bool(value == choice and type(value) is type(choice)) or (isinstance(value, str) and value == str(choice))
+
+
+def _no(choices: Any) -> Any:
+    raise ValueError(f"it is none of {', '.join(str(getattr(c, 'value', c)) for c in choices)}")
+
+
+def _type_text(type_: Any) -> str:
+    if type_ is Any:
+        return "any"
+    return type_.__name__ if isinstance(type_, type) and not get_args(type_) else str(type_).replace("typing.", "")

@@ -1,0 +1,226 @@
+"""From `module:function` below a folder to the JobGraph that the user's function draws."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+from tidegate.connectors.found_schema import FoundSchemas, using_found_schemas
+from tidegate.connectors.storage import relative_paths
+from tidegate.errors import PipelineError, TidegateError
+from tidegate.jobs.artifacts.packed_pipeline import SITE_PACKAGES, check_unpacked, is_packed_pipeline
+from tidegate.jobs.records import RelativePaths
+from tidegate.api.loader.function_arguments import call_with
+from tidegate.api.draft.column_checks import nearest
+from tidegate.api.draft.call_site import code_root, format_location, is_below
+from tidegate.api.pipeline import Pipeline
+from tidegate.plan.job_graph import JobGraph
+
+_loaded_roots: list[str] = []
+"""Folders that earlier calls put on sys.path; the next call takes them away."""
+_loaded_modules: set[str] = set()
+"""Modules that earlier calls loaded from those folders."""
+
+
+def load_pipeline(
+    root_dir: str,
+    target: str,
+    arguments: Mapping[str, Any],
+    *,
+    check_sinks: bool = True,
+    paths: RelativePaths | None = None,
+    schemas: FoundSchemas | None = None,
+) -> JobGraph:
+    """Import the module from `root_dir`, call its function with the arguments, and build what it gives.
+
+    `root_dir` is first on sys.path from then on, and behind it the packages of a packed pipeline, until another call;
+    modules that an earlier call took from its folder are forgotten, so that one process can load several versions. The
+    packages of packed pipelines that are on sys.path as they are, as Spark's --py-files puts them there, come last. Not
+    safe for several threads.
+
+    Args:
+        root_dir: folder with the pipeline's code, such as a materialised artifact.
+        target: `module:function`.
+        arguments: what the function gets; see `arguments`.
+        check_sinks: ask every sink whether it can take its records, which may do I/O.
+        paths: where relative paths lie; None: in the working directory of this process.
+        schemas: that the job's sources found before (S5.5); a source that is not named looks at its input.
+
+    Raises:
+        PipelineError: the module or function is missing, what the user's code raised, with its place, or a result
+            that is not a Pipeline. Other TidegateErrors of the user's calls pass as they are.
+    """
+    module_name, colon, function_name = target.partition(":")
+    if not (colon and module_name and function_name):
+        raise PipelineError(
+            f"{target!r} does not name a pipeline", remedy='Write "module:function", such as "flight_delays:build"'
+        )
+    check_unpacked(root_dir)
+    with (
+        code_root(root_dir),
+        _remembering_modules(root_dir),
+        relative_paths(paths),
+        using_found_schemas(schemas or {}),
+    ):
+        module = _import(root_dir, module_name)
+        function = _function(module, function_name)
+        where = f"pipeline {target}"
+        with _users_errors(root_dir, where, arguments):
+            made = call_with(function, arguments, f"{where} in {format_location(*_place_of(function))}")
+        if not isinstance(made, Pipeline):
+            raise PipelineError(
+                f"{function_name} returned {'nothing' if made is None else type(made).__name__}, not a Pipeline",
+                where=where,
+                remedy="End it with `return p`, where p = Pipeline()",
+            )
+        with _users_errors(root_dir, where, arguments):
+            return made.build(check_sinks=check_sinks)
+
+
+def _import(root_dir: str, module_name: str) -> ModuleType:
+    where = f"pipeline module {module_name!r}"
+    top = module_name.partition(".")[0]
+    if top in sys.stdlib_module_names or top in ("tidegate", "pyarrow", "numpy", "pyspark"):
+        raise PipelineError(
+            f"a pipeline's file cannot be named {top!r}",
+            where=where,
+            cause="a module of Python or of the runtime has this name",
+            remedy="Rename the file",
+        )
+    _put_first(root_dir, top, where)
+    with _users_errors(root_dir, where, {}):
+        try:
+            return importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not (module_name + ".").startswith(error.name + "."):
+                raise
+            names = sorted(_modules_in(root_dir))
+            near = nearest(top, names)
+            raise PipelineError(
+                f"there is no module {module_name!r}" + (f", did you mean {near!r}?" if near else ""),
+                where=f"code folder {root_dir}",
+                cause=f"it holds {', '.join(names) or 'no Python files'}",
+                remedy="Name the file without .py and without its folder",
+            ) from error
+
+
+def _put_first(root_dir: str, top: str, where: str) -> None:
+    """Make `root_dir` the first of sys.path; forget what earlier calls loaded, and another module of the name `top`."""
+    for name in _loaded_modules:
+        sys.modules.pop(name, None)
+    _loaded_modules.clear()
+    taken = sys.modules.get(top)
+    if taken is not None:
+        file = getattr(taken, "__file__", None) or "this process"
+        if any(part in file for part in ("site-packages", "dist-packages")) and top in _modules_in(root_dir):
+            raise PipelineError(
+                f"a pipeline's file cannot be named {top!r}",
+                where=where,
+                cause=f"an installed module has this name: {file}",
+                remedy="Rename the file",
+            )
+        for name in [n for n in sys.modules if n == top or n.startswith(top + ".")]:
+            del sys.modules[name]
+    root = os.path.realpath(root_dir)
+    sys.path[:] = [entry for entry in sys.path if entry not in (root, *_loaded_roots)]
+    added = [root, *(path for path in [os.path.join(root, SITE_PACKAGES)] if os.path.isdir(path))]
+    beside = [os.path.join(entry, SITE_PACKAGES) for entry in sys.path if is_packed_pipeline(entry)]
+    sys.path[:0] = added
+    sys.path += [path for path in beside if path not in sys.path]
+    _loaded_roots[:] = added
+    importlib.invalidate_caches()
+
+
+@contextlib.contextmanager
+def _remembering_modules(root_dir: str) -> Iterator[None]:
+    """Note the modules that are loaded from `root_dir` meanwhile, for the next call to forget."""
+    before = set(sys.modules)
+    try:
+        yield
+    finally:
+        for name in sys.modules.keys() - before:
+            module = sys.modules[name]
+            places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
+            if any(place and is_below(place, root_dir) for place in places):
+                _loaded_modules.add(name)
+
+
+def _modules_in(root_dir: str) -> set[str]:
+    if not os.path.isdir(root_dir):
+        return set()
+    return {
+        entry.removesuffix(".py")
+        for entry in os.listdir(root_dir)
+        if entry.removesuffix(".py").isidentifier()
+        and (entry.endswith(".py") or os.path.isdir(os.path.join(root_dir, entry)))
+    }
+
+
+def _place_of(function: Callable[..., object]) -> tuple[str, int | None]:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return (code.co_filename, code.co_firstlineno) if code is not None else (repr(function), None)
+
+
+def _function(module: ModuleType, name: str) -> Callable[..., object]:
+    file = format_location(module.__file__ or module.__name__, None)
+    found = getattr(module, name, None)
+    if found is None:
+        functions = inspect.getmembers(module, inspect.isfunction)
+        names = [n for n, value in functions if value.__module__ == module.__name__]
+        near = nearest(name, names)
+        raise PipelineError(
+            f"there is no function {name!r}" + (f", did you mean {near!r}?" if near else ""),
+            where=file,
+            cause=f"its functions are {', '.join(names)}" if names else "it has no functions",
+            remedy="Name the function that takes the arguments and returns the Pipeline",
+        )
+    if not callable(found):
+        raise PipelineError(
+            f"{name!r} is a {type(found).__name__}, not a function", where=file, remedy="Name a function"
+        )
+    return found
+
+
+@contextlib.contextmanager
+def _users_errors(root_dir: str, where: str, arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Turn what the user's code raises into a PipelineError with the last place in their code."""
+    try:
+        yield
+    except TidegateError:
+        raise
+    except SyntaxError as error:
+        raise PipelineError(
+            f"the pipeline's code has a syntax error: {error.msg}",
+            where=format_location(error.filename or where, error.lineno),
+            cause=(error.text or "").strip(),
+            remedy="Correct the line",
+        ) from error
+    except Exception as error:
+        raise _translated(error, root_dir, where, arguments) from error
+
+
+def _translated(error: Exception, root_dir: str, where: str, arguments: Mapping[str, Any]) -> PipelineError:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if is_below(frame.filename, root_dir)]
+    line = ""
+    if own:
+        where = f"{where}, {format_location(own[-1].filename, own[-1].lineno)} in {own[-1].name}"
+        line = (own[-1].line or "").strip()
+    what = f"the pipeline's code raised {type(error).__name__}: {error}"
+    remedy = "Correct the code, or the arguments it is given"
+    if isinstance(error, ModuleNotFoundError):
+        remedy = "Put the module beside the pipeline, or install the package where the driver and the slots run"
+    elif isinstance(error, KeyError) and error.args and error.args[0] not in arguments and "[" in line:
+        given = ", ".join(map(str, arguments)) or "none"
+        near = nearest(str(error.args[0]), map(str, arguments))
+        remedy = f"If it is an argument of the job, give it; given are: {given}" + (
+            f". Did you mean {near!r}?" if near else ""
+        )
+    return PipelineError(what, where=where, cause=f"`{line}`" if line else "", remedy=remedy)

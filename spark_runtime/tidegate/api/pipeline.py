@@ -1,0 +1,91 @@
+"""Pipeline: where a user starts to draw a job."""
+
+from __future__ import annotations
+
+from tidegate.connectors.interface import Source
+from tidegate.connectors.found_schema import recorded_schema
+from tidegate.errors import PipelineError
+from tidegate.api.draft.column_checks import refuse_duplicates
+from tidegate.api.draft.graph_draft import DraftNode, DraftOutput, GraphDraft, place, placed, require_uid
+from tidegate.api.draft.stream_time import EventTime
+from tidegate.api.draft.call_site import user_location
+from tidegate.api.stream import Stream
+from tidegate.plan.job_graph import JobGraph
+
+
+class Pipeline:
+    """A job being drawn: read sources, chain calls on the streams, write to sinks. Nothing runs.
+
+    A pipeline file has a function that takes the job's arguments and gives one::
+
+        def build(args):
+            p = Pipeline()
+            flights = p.read(Files(args["flights"]), uid="flights").with_watermark("time_hour", "1 hour")
+            daily = flights.group_by("carrier").window(tumbling("1 day")).agg(flights=count(), uid="daily")
+            daily.write(Parquet(args["out"]), uid="out")
+            return p
+
+    The function must depend on its arguments alone: the driver and every slot call it for themselves.
+    """
+
+    def __init__(self) -> None:
+        self._draft = GraphDraft()
+
+    def read(self, source: Source, *, uid: str | None = None) -> Stream:
+        """The records of a source. Asks the source for its schema, which may read a file's header.
+
+        Raises:
+            PipelineError: not a source, no uid, or what the source says, such as a missing file.
+        """
+        location = user_location()
+        uid = require_uid(uid, "source", location)
+        where = place("source", uid, location)
+        if not isinstance(source, Source):
+            raise PipelineError(
+                f"read needs a source, got {source!r}",
+                where=where,
+                remedy=f"Write Files({source!r})" if isinstance(source, str) else "Give one, such as Files(path)",
+            )
+        try:
+            recorded = recorded_schema(uid)
+            if recorded is not None:
+                source = source.with_found_schema(recorded)
+            schema = source.schema()
+        except PipelineError as error:
+            raise placed(error, where) from error
+        if not schema.names:
+            raise PipelineError("the source has no columns", where=where, remedy="Look at the files, or give schema=")
+        refuse_duplicates(schema.names, where, remedy="Rename one of them in the source")
+        sides = tuple(DraftOutput(name, side) for name, side in source.side_outputs().items())
+        node = DraftNode(
+            uid,
+            "source",
+            (),
+            schema,
+            location,
+            stateful=True,
+            source=source,
+            side_outputs=sides,
+            must_be_read=source.must_be_read(),
+        )
+        return Stream(self._draft, self._draft.add(node), schema, EventTime(), bounded=source.boundedness == "bounded")
+
+    def build(self, *, check_sinks: bool = True) -> JobGraph:
+        """The finished graph, as frozen data. May be called again after more calls.
+
+        Args:
+            check_sinks: ask every sink whether it can take its records, which may do I/O.
+
+        Raises:
+            PipelineError: no sink, records that go nowhere, or what a sink says.
+        """
+        return self._draft.graph(check_sinks=check_sinks)
+
+    def explain(self) -> str:
+        """A readable tree: sinks, or what nothing reads yet, first, their inputs below them, with schemas and places in
+        the user's code. At any time, also before there is a sink."""
+        return self._draft.so_far().explain()
+
+    def _repr_html_(self) -> str:
+        """A picture of it, for notebooks; at any time."""
+        return self._draft.so_far()._repr_html_()

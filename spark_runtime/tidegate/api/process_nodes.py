@@ -1,0 +1,152 @@
+"""What a process of the user's own needs to be part of a pipeline."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+
+from tidegate.errors import PipelineError
+from tidegate.operators.functions.process_inputs import ProcessInput, overrides
+from tidegate.operators.processes.process_specs import ProcessSpec
+from tidegate.operators.specs import KeyedProcessSpec
+from tidegate.operators.functions.co_process import BroadcastProcess, CoProcess, KeyedBroadcastProcess, KeyedCoProcess
+from tidegate.operators.functions.keyed_process import KeyedProcess
+from tidegate.operators.functions.context import SubtaskState, UserProcess
+from tidegate.operators.functions.process import Process
+from tidegate.api.draft.column_checks import checked_renames, require_result_schema
+from tidegate.api.states import checked_states
+from tidegate.api.windows import duration_us
+from tidegate.state.keyed_state import StateDescriptor
+from tidegate.state.raw_state import RawDescriptor
+
+_CALLS: dict[type[UserProcess], str] = {
+    Process: "stream.process(...)",
+    KeyedProcess: 'stream.group_by("k").process(...)',
+    CoProcess: "left.connect(right).process(...)",
+    KeyedCoProcess: 'left.connect(right).group_by("k").process(...)',
+    BroadcastProcess: "stream.connect(rules.broadcast()).process(...)",
+    KeyedBroadcastProcess: 'stream.group_by("k").connect(rules.broadcast()).process(...)',
+}
+"""Where an instance of each goes."""
+
+
+def keyed_spec(
+    process: object,
+    inputs: Sequence[ProcessInput],
+    schema: object,
+    renamed: Mapping[str, str] | None,
+    where: str,
+    timeless: Sequence[int] = (),
+) -> KeyedProcessSpec:
+    """The operator of a process with keys; PipelineError for anything that does not fit.
+
+    Args:
+        inputs: one, or two of which the second has keys, too, or is broadcast.
+        timeless: inputs without `with_watermark` beside one that has it.
+    """
+    wanted = {1: KeyedProcess, 2: KeyedCoProcess if inputs[-1].keys else KeyedBroadcastProcess}[len(inputs)]
+    require_process(process, wanted, inputs, where)
+    assert isinstance(process, KeyedProcess | KeyedCoProcess | KeyedBroadcastProcess)
+    schema = require_result_schema(schema, "process", where)
+    states = _states(process, where)
+    first = inputs[0]
+    return KeyedProcessSpec(
+        process,
+        first.keys,
+        tuple(state for state in states if isinstance(state, StateDescriptor)),
+        first.time_column,
+        first.time_unit,
+        first.schema,
+        schema,
+        checked_renames(renamed, first.keys, where),
+        subtask_states=_of_subtask(states),
+        second=inputs[1] if len(inputs) > 1 else None,
+        timeless_inputs=tuple(timeless),
+    )
+
+
+def unkeyed_spec(
+    process: object, inputs: Sequence[ProcessInput], schema: object, where: str, timeless: Sequence[int] = ()
+) -> ProcessSpec:
+    """The operator of a process without keys; PipelineError for anything that does not fit. See `keyed_spec`."""
+    wanted = {1: Process, 2: BroadcastProcess if inputs[-1].name == "broadcast" else CoProcess}[len(inputs)]
+    require_process(process, wanted, inputs, where)
+    assert isinstance(process, Process | CoProcess | BroadcastProcess)
+    schema = require_result_schema(schema, "process", where)
+    states = _states(process, where)
+    keyed = [s.name for s in states if isinstance(s, StateDescriptor) or (isinstance(s, RawDescriptor) and s.keyed)]
+    name = type(process).__name__
+    if keyed:
+        raise PipelineError(
+            f"state {keyed[0]!r} of {name} is kept by key, and its rows have no keys",
+            where=where,
+            remedy='Group by columns first, .group_by("carrier"), and subclass a Keyed process; or declare state of a '
+            "subtask: operator_list_state, union_list_state, broadcast_state, raw_state",
+        )
+    if hasattr(type(process), "on_timers"):
+        raise PipelineError(
+            f"{name} has on_timers, and its rows have no keys",
+            where=where,
+            cause="timers are kept by key",
+            remedy='Say by which columns first: .group_by("carrier"), and subclass a Keyed process; or call by the '
+            'clock: every = "5 s" and on_processing_time',
+        )
+    return ProcessSpec(process, tuple(inputs), _of_subtask(states), schema, _every_ms(process, where), tuple(timeless))
+
+
+def require_process(process: object, wanted: type[UserProcess], inputs: Sequence[ProcessInput], where: str) -> None:
+    """PipelineError unless it is an instance of a subclass of `wanted`, with a method of its own for each input."""
+    given = f"the class {process.__name__}" if inspect.isclass(process) else type(process).__name__
+    if isinstance(process, wanted):
+        for method in (given_input.method for given_input in inputs):
+            if not overrides(process, method):
+                raise PipelineError(
+                    f"{given} has no method {method}", where=where, remedy=f"Write it: def {method}(self, rows, ctx)"
+                )
+        return
+    if inspect.isclass(process) and issubclass(process, wanted):
+        remedy = f"Make one: .process({process.__name__}(), ...)"
+    else:
+        own = type(process) if not inspect.isclass(process) else process
+        call = next((call for base, call in _CALLS.items() if issubclass(own, base)), None)
+        remedy = (
+            f"Subclass tidegate.{wanted.__name__} and give an instance; functions without state: .map_in_arrow(...)"
+            if call is None
+            else f"Say {call}, or subclass tidegate.{wanted.__name__}"
+        )
+    raise PipelineError(f"process needs a {wanted.__name__}, got {given}", where=where, remedy=remedy)
+
+
+def _states(process: UserProcess, where: str) -> tuple[StateDescriptor | SubtaskState, ...]:
+    states = checked_states(process.states, where)
+    raw = next((state for state in states if isinstance(state, RawDescriptor)), None)
+    for method in ("write_raw", "read_raw") if raw is not None else ():
+        if not overrides(process, method):
+            raise PipelineError(
+                f"{type(process).__name__} declares raw state and has no {method}",
+                where=where,
+                cause="its bytes are the process's own to write and to read",
+                remedy="Write both: def write_raw(self, name, out) and def read_raw(self, name, pieces)",
+            )
+    return states
+
+
+def _of_subtask(states: Sequence[StateDescriptor | SubtaskState]) -> tuple[SubtaskState, ...]:
+    return tuple(state for state in states if not isinstance(state, StateDescriptor))
+
+
+def _every_ms(process: Process | CoProcess | BroadcastProcess, where: str) -> int | None:
+    called = overrides(process, "on_processing_time")
+    if called != (process.every is not None):
+        raise PipelineError(
+            f"{type(process).__name__} says " + ("not how often" if called else "how often, and not what to do"),
+            where=where,
+            cause="`every` and on_processing_time go together",
+            remedy='Give both: every = "5 s" and def on_processing_time(self, now_ms, ctx)',
+        )
+    if process.every is None:
+        return None
+    every_ms = duration_us(process.every, "every", where) // 1000
+    if every_ms < 1:
+        raise PipelineError(f"every={process.every!r} is too often", where=where, remedy='Give at least "1 ms"')
+    return every_ms

@@ -1,0 +1,144 @@
+"""`group_by(...).transform_with_state(...)`: what PySpark's arguments become in a pipeline, checked where they are
+given."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tidegate.errors import PipelineError
+from tidegate.compat.pyspark_stateful.processor_specs import StatefulProcessorSpec, TimeMode
+from tidegate.api.draft.column_checks import checked_renames, require_column
+from tidegate.api.draft.stream_time import EventTime, time_unit
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+TIME_MODES: Mapping[str, TimeMode] = {"none": "none", "processingtime": "processingtime", "eventtime": "eventtime"}
+
+
+def processor_spec(
+    processor: object,
+    output_type: object,
+    output_mode: object,
+    time_mode: object,
+    output_time: object,
+    *,
+    pandas: bool,
+    keys: tuple[str, ...],
+    input_schema: pa.Schema,
+    time: EventTime,
+    initial: tuple[pa.Schema | None, tuple[str, ...]],
+    renamed: Mapping[str, str] | None,
+    where: str,
+) -> StatefulProcessorSpec:
+    """The operator of a processor; PipelineError for anything that does not fit."""
+    from tidegate.compat.pyspark_stateful.state_declarations import declared
+    from tidegate.compat.pyspark_stateful.spark_ddl import schema_of
+    from tidegate.compat.pyspark_stateful.spark_values import arrow_schema
+
+    own = _processor(processor, where)
+    _require_output_mode(output_mode, where)
+    mode = _time_mode(time_mode, where)
+    if pandas and importlib.util.find_spec("pandas") is None:
+        raise PipelineError(
+            "transform_with_state_in_pandas needs pandas, which is not installed",
+            where=where,
+            remedy="Install pandas, here and where the slots run, or use transform_with_state",
+        )
+    what = "outputStructType"
+    schema = arrow_schema(schema_of(output_type, what, where), what, where, nullable=False)
+    time_column = time.require(where) if mode == "eventtime" else None
+    output = _output_time(output_time, schema, time, where)
+    declarations = declared(own, mode, where)
+    return StatefulProcessorSpec(
+        own,
+        pandas,
+        declarations.states,
+        declarations.deleted,
+        mode,
+        keys,
+        time_column,
+        time.unit,
+        input_schema,
+        *initial,
+        schema,
+        output.column,
+        output.unit,
+        checked_renames(renamed, keys, where),
+    )
+
+
+def initial_columns(
+    initial: Any, keys: tuple[str, ...], input_schema: pa.Schema, where: str
+) -> tuple[pa.Schema | None, tuple[str, ...]]:
+    """Schema and key columns of an initial state; PipelineError when its keys are not of the types of the stream's."""
+    if initial is None:
+        return None, ()
+    stream, initial_keys = initial._stream, initial._keys
+    if not stream.bounded:
+        raise PipelineError(
+            "initialState is unbounded: rows would wait for its end for ever",
+            where=where,
+            remedy="Give one that comes to its end by itself, such as p.read(Files(...))",
+        )
+    types = [input_schema.field(key).type for key in keys]
+    given = [stream.schema.field(key).type for key in initial_keys]
+    if types != given:
+        raise PipelineError(
+            f"initialState is grouped by {', '.join(initial_keys)} ({', '.join(map(str, given))}), "
+            f"the stream by {', '.join(keys)} ({', '.join(map(str, types))})",
+            where=where,
+            remedy="Group both by columns of the same types, in the same order; cast them first",
+        )
+    return stream.schema, initial_keys
+
+
+def _processor(processor: object, where: str) -> StatefulProcessor:
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+    if isinstance(processor, StatefulProcessor):
+        return processor
+    if inspect.isclass(processor):
+        given, remedy = f"the class {processor.__name__}", f"Make one: {processor.__name__}()"
+    else:
+        given, remedy = f"a {type(processor).__name__}", "Subclass pyspark.sql.streaming.StatefulProcessor"
+    raise PipelineError(f"statefulProcessor is {given}", where=where, remedy=remedy)
+
+
+def _require_output_mode(mode: object, where: str) -> None:
+    if isinstance(mode, str) and mode.lower() in ("append", "update"):
+        return
+    complete = isinstance(mode, str) and mode.lower() == "complete"
+    raise PipelineError(
+        f"outputMode is {mode!r}",
+        where=where,
+        cause="Spark refuses Complete for transformWithState, too" if complete else "there is no such output mode",
+        remedy="Say Append or Update: a processor says itself what it gives, so that both are one here",
+    )
+
+
+def _time_mode(mode: object, where: str) -> TimeMode:
+    known = TIME_MODES.get(mode.lower()) if isinstance(mode, str) else None
+    if known is None:
+        raise PipelineError(f"timeMode is {mode!r}", where=where, remedy="Say None, ProcessingTime or EventTime")
+    return known
+
+
+def _output_time(column: object, schema: pa.Schema, time: EventTime, where: str) -> EventTime:
+    """Event time of what the processor gives."""
+    if column == "" or column is None:
+        return EventTime()
+    if time.column is None:
+        raise PipelineError(
+            f"eventTimeColumnName is {column!r}, and the stream has no watermark",
+            where=where,
+            cause=time.lost or "there is no with_watermark upstream",
+            remedy='Say which column holds event time: .with_watermark("time", "10 min")',
+        )
+    field = require_column(schema, str(column), where)
+    return EventTime(field.name, time_unit(field, None, where), time.assigned)

@@ -1,0 +1,73 @@
+"""What every stream is: a place in the graph that is being drawn, with schema and event time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn, Self
+
+import pyarrow as pa
+
+from tidegate.errors import PipelineError
+from tidegate.api.draft.graph_draft import DraftNode, GraphDraft
+from tidegate.api.draft.stream_time import EventTime
+from tidegate.api.foreign_names import no_such_name
+from tidegate.plan.job_graph import Edge
+
+
+class StreamBase:
+    """Records of one schema, as a node of the draft gives them. The calls that users chain are in the subclasses, one
+    family a module; `Stream` has them all.
+
+    Attributes:
+        schema: of the records.
+        bounded: it comes to its end by itself.
+    """
+
+    def __init__(
+        self, draft: GraphDraft, node_id: int, schema: pa.Schema, event_time: EventTime, *, bounded: bool
+    ) -> None:
+        self._draft = draft
+        self._node_id = node_id
+        self._event_time = event_time
+        if event_time.column is not None:
+            draft.note_event_time(node_id, event_time.column, event_time.unit)
+        self.schema = schema
+        self.bounded = bounded
+
+    if not TYPE_CHECKING:  # a type checker knows the names
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise AttributeError: what to use in the place of a name of Spark, Flink, Beam or pandas."""
+            no_such_name(self, name, "a stream")
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{f.name}: {f.type}" for f in self.schema)
+        return f"Stream[{columns}] ({'bounded' if self.bounded else 'unbounded'})"
+
+    def explain(self) -> str:
+        """The pipeline's `explain()`, as far as it has been drawn."""
+        return self._draft.so_far().explain()
+
+    def _repr_html_(self) -> str:
+        """A picture of the pipeline so far, for notebooks."""
+        return self._draft.so_far()._repr_html_()
+
+    def _forward(self) -> tuple[Edge]:
+        return (Edge(self._node_id, "forward"),)
+
+    def _then(self, node: DraftNode, event_time: EventTime) -> Self:
+        """The stream that a node with this one as its (first) input gives."""
+        return type(self)(self._draft, self._draft.add(node), node.schema, event_time, bounded=self.bounded)
+
+    def _require_sibling(self, other: object, where: str) -> None:
+        if not isinstance(other, StreamBase):
+            raise PipelineError(
+                f"a stream is needed, got {type(other).__name__}",
+                where=where,
+                remedy="Give what p.read(...) and its calls return",
+            )
+        if other._draft is not self._draft:
+            raise PipelineError(
+                "the streams belong to two pipelines",
+                where=where,
+                remedy="Read both from one Pipeline()",
+            )

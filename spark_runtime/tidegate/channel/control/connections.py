@@ -1,0 +1,263 @@
+"""Control connections: every slot dials the driver, both then send JSON objects (design, "Control").
+
+Either end learns once that the other is gone; who takes that as a failure is not decided here.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tidegate.channel.tcp.acceptor import Acceptor
+from tidegate.channel.tcp.handshake import DRIVER, Credentials, DiallerHandshake, ListenerHandshake, Role
+from tidegate.channel.control.message_framing import MessageConnection, encode_message
+from tidegate.channel.tcp.socket_thread import SocketThread
+from tidegate.channel.tcp.sockets import dial, listen_on
+from tidegate.errors import TidegateError
+
+DIAL_TIMEOUT_S = 30.0
+"""For a slot to reach the driver and be authenticated, seconds."""
+CLOSE_TIMEOUT_S = 1.0
+"""`close` lets queued messages go out for this long, seconds."""
+USER_TIMEOUT_MS = 60_000
+"""A control connection whose bytes are not acknowledged for this long is lost, milliseconds."""
+
+
+class _ControlEnd:
+    """One authenticated control connection, served by a socket thread; shared by both sides.
+
+    Calls `on_message` for each message, then `on_lost` once, never after `shut`; both on the thread.
+    """
+
+    def __init__(
+        self,
+        thread: SocketThread,
+        connection: socket.socket,
+        on_message: Callable[[dict[str, Any]], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        option = getattr(socket, "TCP_USER_TIMEOUT", None)
+        if option is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, option, USER_TIMEOUT_MS)
+        self._thread = thread
+        self._messages = MessageConnection(connection)
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._drained = threading.Condition()
+        self._is_open = True
+
+    def open(self) -> None:
+        """Start reading. On the thread."""
+        self._watch(selectors.EVENT_READ)
+
+    def send(self, data: bytes) -> None:
+        """Queue an encoded message; from any thread, does not block. After a loss: dropped."""
+        if self._is_open:
+            self._messages.queue(data)
+            self._thread.call(self._write)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all that was sent has been given to the system. False: not in time, or the connection is lost."""
+        if self._thread.is_current:
+            self._write()
+            return not self._messages.has_outgoing
+        with self._drained:
+            self._drained.wait_for(lambda: not self._is_open or not self._messages.has_outgoing, timeout_s)
+            return not self._messages.has_outgoing
+
+    def shut(self) -> None:
+        """Close without telling `on_lost`. On the thread."""
+        if self._is_open:
+            self._is_open = False
+            self._thread.unwatch(self._messages.connection)
+            self._messages.connection.close()
+            with self._drained:
+                self._drained.notify_all()
+
+    def _watch(self, events: int) -> None:
+        self._thread.watch(self._messages.connection, events, self._on_ready)
+
+    def _on_ready(self, events: int) -> None:
+        if events & selectors.EVENT_READ:
+            self._read()
+        if events & selectors.EVENT_WRITE:
+            self._write()
+
+    def _read(self) -> None:
+        try:
+            for message in self._messages.read():
+                self._on_message(message)
+        except (OSError, TidegateError) as error:
+            self._lose(error)
+        except Exception as error:
+            traceback.print_exc()
+            self._lose(error)
+
+    def _write(self) -> None:
+        if not self._is_open:
+            return
+        try:
+            done = self._messages.write()
+        except (OSError, TidegateError) as error:
+            self._lose(error)
+            return
+        self._watch(selectors.EVENT_READ if done else selectors.EVENT_READ | selectors.EVENT_WRITE)
+        if done:
+            with self._drained:
+                self._drained.notify_all()
+
+    def _lose(self, error: BaseException) -> None:
+        if self._is_open:
+            self.shut()
+            self._on_lost(str(error) or type(error).__name__)
+
+
+class ControlServer:
+    """The driver's side. One thread serves all slots.
+
+    `on_message(slot, message)` and `on_lost(slot, reason)` are called on that thread and must not block. They come in
+    order: every message of a slot before its loss, the loss once. A slot number is taken for the server's life: a
+    second connection for it is refused, also after a loss, because a lost slot ends its run.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        generation: int,
+        run_id: str,
+        on_message: Callable[[int, dict[str, Any]], None],
+        on_lost: Callable[[int, str], None],
+    ) -> None:
+        self._credentials = Credentials(Role.CONTROL, generation, run_id, secret)
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._ends: dict[int, _ControlEnd] = {}
+        self._acceptor: Acceptor | None = None
+        self._thread = SocketThread("tidegate-control", on_error=_print_error)
+        self._is_closed = False
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """Connections closed before they were authenticated, by reason."""
+        return dict(self._acceptor.refused) if self._acceptor is not None else {}
+
+    def listen(self, host: str) -> tuple[str, int]:
+        """Listen on a free port of `host`, start the thread. Returns the address to dial. Once.
+
+        Raises:
+            OSError: `host` is not an address of this machine.
+        """
+        assert self._acceptor is None, "listen is called once"
+        listener = listen_on(host)
+        self._acceptor = Acceptor(self._thread, listener, self._new_handshake, self._on_authenticated)
+        self._thread.start()
+        self._thread.call(self._acceptor.open)
+        return host, listener.getsockname()[1]
+
+    def _new_handshake(self) -> ListenerHandshake:
+        return ListenerHandshake(self._credentials, DRIVER, self._admit)
+
+    def _admit(self, slot: int) -> str | None:
+        return "this slot is connected already" if slot in self._ends else None
+
+    def _on_authenticated(self, connection: socket.socket, slot: int) -> None:
+        end = _ControlEnd(
+            self._thread,
+            connection,
+            lambda message: self._on_message(slot, message),
+            lambda reason: self._on_lost(slot, reason),
+        )
+        self._ends[slot] = end
+        end.open()
+
+    def send(self, slot: int, message: Mapping[str, Any]) -> None:
+        """Send to one slot; from any thread, does not block. To a slot that is lost or was never there: dropped.
+
+        Raises:
+            ChannelError: the message is too long.
+        """
+        end = self._ends.get(slot)
+        if end is not None:
+            end.send(encode_message(message))
+
+    def broadcast(self, message: Mapping[str, Any]) -> None:
+        """Send to every connected slot."""
+        data = encode_message(message)
+        for end in tuple(self._ends.values()):
+            end.send(data)
+
+    def close(self) -> None:
+        """Let queued messages go out for a moment, then close everything, without `on_lost`. Twice is fine."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        for end in tuple(self._ends.values()):
+            end.flush(max(0.0, deadline - time.monotonic()))
+        self._thread.call(self._shut_all)
+        self._thread.stop()
+
+    def _shut_all(self) -> None:
+        if self._acceptor is not None:
+            self._acceptor.close()
+        for end in self._ends.values():
+            end.shut()
+
+
+class ControlClient:
+    """A slot's side. The constructor dials the driver and blocks until both are authenticated.
+
+    `on_message(message)` and `on_lost(reason)` are called on the client's own thread, in order, and must not block;
+    `on_lost` once, and not after `close`.
+
+    Raises:
+        PeerLostError: the driver cannot be reached.
+        HandshakeError: it is of another run or generation, or has this slot already.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        secret: bytes,
+        generation: int,
+        run_id: str,
+        slot: int,
+        on_message: Callable[[dict[str, Any]], None],
+        on_lost: Callable[[str], None],
+        timeout_s: float = DIAL_TIMEOUT_S,
+    ) -> None:
+        credentials = Credentials(Role.CONTROL, generation, run_id, secret)
+        connection = dial(host, port, DiallerHandshake(credentials, slot, DRIVER), timeout_s, "the driver")
+        self._thread = SocketThread("tidegate-control", on_error=_print_error)
+        self._end = _ControlEnd(self._thread, connection, on_message, on_lost)
+        self._thread.start()
+        self._thread.call(self._end.open)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send to the driver; from any thread, does not block. After a loss: dropped.
+
+        Raises:
+            ChannelError: the message is too long.
+        """
+        self._end.send(encode_message(message))
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all that was sent has been given to the system. False: not in time, or the connection is lost."""
+        return self._end.flush(timeout_s)
+
+    def close(self) -> None:
+        """Let queued messages go out for a moment, then close. Twice is fine."""
+        self._end.flush(CLOSE_TIMEOUT_S)
+        self._thread.call(self._end.shut)
+        self._thread.stop()
+
+
+def _print_error(error: BaseException) -> None:
+    traceback.print_exception(error, file=sys.stderr)

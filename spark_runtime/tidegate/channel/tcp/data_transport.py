@@ -1,0 +1,363 @@
+"""Channels between slots: one TCP connection per pair of slots, many channels on each, one I/O thread (design, "Data").
+
+The slot's loop only touches deques and counters, and writes to a socket when that does not block. Of two slots the one
+with the lower number dials. Every other process that connects must prove to be of this run (`auth`).
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import pyarrow as pa
+
+from tidegate.channel.tcp.acceptor import Acceptor
+from tidegate.channel.tcp.handshake import Credentials, DiallerHandshake, ListenerHandshake, Role
+from tidegate.channel.tcp.credit import ReceiverCredit, SenderCredit
+from tidegate.channel.elements import CheckpointBarrier, Element, EndOfPartition
+from tidegate.channel.failures import ChannelError, PeerLostError, ProtocolError
+from tidegate.channel.tcp.peer_link import PeerLink
+from tidegate.channel.ports import Announce, InputChannel, OutputChannel, in_front_of
+from tidegate.channel.tcp.socket_thread import SocketThread
+from tidegate.channel.tcp.sockets import dial, listen_on
+from tidegate.channel.tcp.wire_format import (
+    SEQUENCES,
+    Header,
+    Kind,
+    credit_frame,
+    decode_batch,
+    decode_credit,
+    decode_event,
+    encode_batch,
+    event_frame,
+    pack_header,
+)
+
+_ANNOUNCED = (Kind.BARRIER, Kind.END_OF_PARTITION)
+FLUSH_TIMEOUT_S = 30.0
+"""How long `flush` waits for every other slot to have everything, seconds: their I/O threads answer, not loops."""
+
+
+class TcpOutputChannel:
+    """OutputChannel to a subtask of another slot."""
+
+    def __init__(self, channel_id: int, link: PeerLink, capacity_bytes: int, overdraft_bytes: int = 0) -> None:
+        self.channel_id = channel_id
+        self.link = link
+        self.credit = SenderCredit(capacity_bytes, overdraft_bytes)
+        self._sequence = 0
+        self.has_capacity = self.credit.has_capacity
+        self.overdraw = self.credit.overdraw
+
+    @property
+    def outstanding_bytes(self) -> int:
+        """Payload bytes sent and not known to be consumed: at most capacity, overdraft and one batch."""
+        return self.credit.outstanding_bytes
+
+    def send(self, element: Element) -> None:
+        """Serialise and put on the way.
+
+        Raises:
+            ChannelError: the batch is too large, or the receiving slot has ended.
+        """
+        if self.link.peer_has_ended:
+            raise ProtocolError(f"slot {self.link.slot} has ended and is sent more", where=f"channel {self.channel_id}")
+        sequence = self._sequence
+        if isinstance(element, pa.RecordBatch):
+            flags, payload = encode_batch(element)
+            self.credit.sent(payload.size)
+            self.link.outbox.put(pack_header(Kind.BATCH, self.channel_id, sequence, payload.size, flags), payload)
+        else:
+            self.link.outbox.put(event_frame(element, self.channel_id, sequence))
+        self._sequence = (sequence + 1) % SEQUENCES
+
+
+class TcpInputChannel:
+    """InputChannel from a subtask of another slot."""
+
+    def __init__(self, channel_id: int, schema: pa.Schema, capacity_bytes: int, overdraft_bytes: int = 0) -> None:
+        self.channel_id = channel_id
+        self._schema = schema
+        self._credit = ReceiverCredit(capacity_bytes, overdraft_bytes)
+        self._announce: Announce | None = None
+        self._queue: deque[tuple[Header, pa.Buffer]] = deque()
+        self._link: PeerLink | None = None
+        self._sequence = 0
+
+    @property
+    def queued_bytes(self) -> int:
+        """Payload bytes of batches that have arrived and were not polled."""
+        return self._credit.queued_bytes
+
+    def poll(self) -> Element | None:
+        """The next element, or None; grants credit for what was taken.
+
+        Raises:
+            ProtocolError: it cannot be read.
+        """
+        if not self._queue:
+            return None
+        header, payload = self._queue.popleft()
+        if header.kind is not Kind.BATCH:
+            return decode_event(header, payload)
+        link = self._link
+        assert link is not None
+        consumed_bytes = self._credit.consumed(header.length)
+        if consumed_bytes and not link.peer_has_ended:
+            link.outbox.put_urgent(credit_frame(self.channel_id, consumed_bytes))
+        return decode_batch(header.flags, payload, self._schema)
+
+    def announce_to(self, announce: Announce) -> None:
+        """See `InputChannel.announce_to`; `announce` is called on the I/O thread."""
+        self._announce = announce
+
+    def ahead_of(self, checkpoint_id: int) -> list[Element]:
+        """See `InputChannel.ahead_of`; batches are views of what was received.
+
+        Raises:
+            ProtocolError: one cannot be read.
+        """
+        return in_front_of(checkpoint_id, map(self._decode, self._queue.copy()))
+
+    def _decode(self, frame: tuple[Header, pa.Buffer]) -> Element:
+        header, payload = frame
+        if header.kind is Kind.BATCH:
+            return decode_batch(header.flags, payload, self._schema)
+        return decode_event(header, payload)
+
+    def take(self, link: PeerLink, header: Header, payload: pa.Buffer) -> None:
+        """Queue an element that has arrived. On the I/O thread.
+
+        Raises:
+            ProtocolError: one is missing before it, it exceeds the credit, or another slot sent those before.
+        """
+        if self._link is None:
+            self._link = link
+        elif self._link is not link:
+            raise ProtocolError(
+                f"slots {self._link.slot} and {link.slot} both send", where=f"channel {self.channel_id}"
+            )
+        if header.sequence != self._sequence:
+            raise ProtocolError(
+                f"element {header.sequence} came where {self._sequence} was due",
+                where=f"channel {self.channel_id} from slot {link.slot}",
+                cause="an element was lost or came twice",
+            )
+        self._sequence = (self._sequence + 1) % SEQUENCES
+        if header.kind is Kind.BATCH:
+            self._credit.arrived(header.length)
+        self._queue.append((header, payload))
+        if self._announce is not None and header.kind in _ANNOUNCED:
+            event = decode_event(header, payload)
+            assert isinstance(event, CheckpointBarrier | EndOfPartition), event
+            self._announce(event)
+
+
+class DataTransport:
+    """All connections of one slot to the others.
+
+    Call order, from one thread: `listen`; `open_input` and `open_output` for every channel; when every slot has done so
+    `connect`, `start`; when this slot has sent its last element `flush`; `close` always. Nothing arrives on an input
+    before `start`. Not restarted: a new run has a new transport.
+    """
+
+    def __init__(
+        self,
+        slot: int,
+        secret: bytes,
+        generation: int,
+        run_id: str,
+        capacity_bytes: int,
+        wake: Callable[[], None],
+        overdraft_bytes: int = 0,
+    ) -> None:
+        """Args: secret: of this run. capacity_bytes, overdraft_bytes: of each channel, the same in every slot.
+        wake: called on the I/O thread when an input has elements, an output may have capacity, or there is a failure;
+        must not block."""
+        self._slot = slot
+        self._credentials = Credentials(Role.DATA, generation, run_id, secret)
+        self._capacity_bytes = capacity_bytes
+        self._overdraft_bytes = overdraft_bytes
+        self._wake = wake
+        self._inputs: dict[int, TcpInputChannel] = {}
+        self._outputs: dict[int, TcpOutputChannel] = {}
+        self._links: dict[int, PeerLink] = {}
+        self._links_lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._acceptor: Acceptor | None = None
+        self._thread = SocketThread(f"tidegate-data-{slot}", self._on_bug)
+        self._started = False
+        self._closed = False
+        self._failure: BaseException | None = None
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The first thing that went wrong; from then on elements may be missing and the run must fail."""
+        return self._failure
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """Connections closed before they were authenticated, by reason."""
+        return dict(self._acceptor.refused) if self._acceptor is not None else {}
+
+    # ------------------------------------------------------------ setting up
+
+    def listen(self, host: str) -> tuple[str, int]:
+        """Listen on a free port of `host` and start the I/O thread. Returns the address for `connect` of the others.
+
+        Raises:
+            OSError: `host` is not an address of this machine.
+        """
+        assert self._acceptor is None, "listen is called once"
+        listener = listen_on(host)
+        self._acceptor = Acceptor(self._thread, listener, self._new_handshake, self._attach)
+        self._thread.start()
+        self._thread.call(self._acceptor.open)
+        return host, listener.getsockname()[1]
+
+    def open_input(self, channel_id: int, schema: pa.Schema) -> InputChannel:
+        """The receiving end of `channel_id`, whose batches have `schema`."""
+        assert channel_id not in self._inputs, f"channel {channel_id} is opened twice"
+        channel = TcpInputChannel(channel_id, schema, self._capacity_bytes, self._overdraft_bytes)
+        self._inputs[channel_id] = channel
+        return channel
+
+    def open_output(self, channel_id: int, target_slot: int) -> OutputChannel:
+        """The sending end of `channel_id`, which ends in `target_slot`, another slot."""
+        assert channel_id not in self._outputs, f"channel {channel_id} is opened twice"
+        assert target_slot != self._slot, "a channel within a slot needs no transport"
+        channel = TcpOutputChannel(channel_id, self._link(target_slot), self._capacity_bytes, self._overdraft_bytes)
+        self._outputs[channel_id] = channel
+        return channel
+
+    def connect(self, peers: Mapping[int, tuple[str, int]], timeout_s: float) -> None:
+        """Connect to every slot of `peers` (this one may be among them): dial the higher, await the lower. Blocks.
+
+        Raises:
+            PeerLostError: one cannot be reached, or did not come in time.
+            HandshakeError: one is of another run or generation.
+        """
+        deadline = time.monotonic() + timeout_s
+        for slot, (host, port) in sorted(peers.items()):
+            if slot > self._slot:
+                handshake = DiallerHandshake(self._credentials, self._slot, slot)
+                connection = dial(host, port, handshake, deadline - time.monotonic(), f"slot {slot}")
+                self._thread.call(partial(self._attach, connection, slot))
+        links = [self._link(slot) for slot in peers if slot != self._slot]
+        with self._changed:
+            if not self._changed.wait_for(
+                lambda: all(link.is_connected for link in links), max(0.0, deadline - time.monotonic())
+            ):
+                missing = [link.slot for link in links if not link.is_connected]
+                raise PeerLostError(
+                    f"slots {missing} did not connect in {timeout_s:g} s",
+                    where=f"slot {self._slot}",
+                    cause=f"refused here: {self.refused}" if self.refused else "they did not try or not get through",
+                    remedy="See their logs, and whether the network lets executors reach each other",
+                )
+
+    def start(self) -> None:
+        """Let elements arrive."""
+        self._thread.call(self._start_reading)
+
+    def _link(self, slot: int) -> PeerLink:
+        with self._links_lock:
+            if slot not in self._links:
+                self._links[slot] = PeerLink(slot, self._slot, self._thread, self)
+            return self._links[slot]
+
+    # ------------------------------------------------------------ ending
+
+    def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
+        """Say farewell to every connected slot; return when all that was sent has arrived there. Once, nothing is sent
+        after it. Then `close` loses nothing, and the others do not take it for a failure.
+
+        Raises:
+            ChannelError: the failure, or not in time.
+        """
+        links = [link for link in self._links.values() if link.is_connected]
+        for link in links:
+            link.farewell()
+        with self._changed:
+            flushed = self._changed.wait_for(
+                lambda: self._failure is not None or all(link.is_flushed for link in links), timeout_s
+            )
+        if self._failure is not None:
+            raise self._failure
+        if not flushed:
+            raise PeerLostError(
+                f"slots {[link.slot for link in links if not link.is_flushed]} did not take all within {timeout_s:g} s",
+                where=f"slot {self._slot}",
+                remedy="See their logs: their processes hang, or the network does",
+            )
+
+    def close(self) -> None:
+        """Close every connection and end the thread. Without `flush` the others take it for a loss. Twice is fine."""
+        if not self._closed:
+            self._closed = True
+            self._thread.call(self._close_all)
+            self._thread.stop()
+
+    def _close_all(self) -> None:
+        if self._acceptor is not None:
+            self._acceptor.close()
+        for link in list(self._links.values()):
+            link.close()
+
+    # ------------------------------------------------------------ on the I/O thread
+
+    def _new_handshake(self) -> ListenerHandshake:
+        return ListenerHandshake(self._credentials, self._slot, self._admit)
+
+    def _admit(self, slot: int) -> str | None:
+        if slot >= self._slot:
+            return "the lower slot dials"
+        return "this slot is connected already" if self._link(slot).is_connected else None
+
+    def _attach(self, connection: socket.socket, slot: int) -> None:
+        self._link(slot).attach(connection, reads=self._started)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _start_reading(self) -> None:
+        self._started = True
+        for link in list(self._links.values()):
+            link.start_reading()
+
+    def on_frame(self, link: PeerLink, header: Header, payload: pa.Buffer) -> None:
+        """LinkOwner: an element or a credit."""
+        if header.kind is Kind.CREDIT:
+            output = self._outputs.get(header.channel_id)
+            if output is None or output.link is not link:
+                raise ProtocolError("credit for an unknown channel", where=f"{header.channel_id} from slot {link.slot}")
+            output.credit.granted(decode_credit(payload))
+        else:
+            channel = self._inputs.get(header.channel_id)
+            if channel is None:
+                raise ProtocolError("an unknown channel", where=f"{header.channel_id} from slot {link.slot}")
+            channel.take(link, header, payload)
+
+    def on_read(self) -> None:
+        """LinkOwner: wake the loop once for all that came."""
+        self._wake()
+        if any(link.peer_has_ended or link.is_flushed for link in self._links.values()):
+            with self._changed:
+                self._changed.notify_all()
+
+    def on_failure(self, error: ChannelError) -> None:
+        """LinkOwner: the first one counts."""
+        self._record(error)
+
+    def _on_bug(self, error: BaseException) -> None:
+        self._record(error)
+
+    def _record(self, error: BaseException) -> None:
+        if self._failure is None and not self._closed:
+            self._failure = error
+        with self._changed:
+            self._changed.notify_all()
+        self._wake()

@@ -1,0 +1,209 @@
+"""The data connection to one other slot: reads frames, keeps the outbox, tells what happens to its owner."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from typing import Protocol
+
+import pyarrow as pa
+
+from tidegate.channel.failures import ChannelError, PeerLostError, ProtocolError
+from tidegate.channel.tcp.outbox import Outbox
+from tidegate.channel.tcp.socket_thread import SocketThread
+from tidegate.channel.tcp.wire_format import HEADER_BYTES, Header, Kind, farewell_frame, unpack_header
+
+READ_BUDGET_BYTES = 16 * 2**20
+"""Read at most this much from one connection before the others have their turn."""
+
+
+class LinkOwner(Protocol):
+    """What a link tells; on the I/O thread, must not block."""
+
+    def on_frame(self, link: PeerLink, header: Header, payload: pa.Buffer) -> None:
+        """A frame that concerns a channel has arrived, in order.
+
+        Raises:
+            ChannelError: the frame is not allowed; ends the link.
+        """
+
+    def on_read(self) -> None:
+        """Some frames have just been told."""
+
+    def on_failure(self, error: ChannelError) -> None:
+        """The link is of no use any more."""
+
+
+class PeerLink:
+    """Frames may be put before it is connected; they go out then.
+
+    Attributes:
+        slot: at the other end.
+        outbox: of this connection; after a loss what is put there is dropped.
+    """
+
+    def __init__(self, slot: int, own_slot: int, thread: SocketThread, owner: LinkOwner) -> None:
+        self.slot = slot
+        self._own_slot = own_slot
+        self._thread = thread
+        self._owner = owner
+        self._socket: socket.socket | None = None
+        self._reads = False
+        self._header = memoryview(bytearray(HEADER_BYTES))
+        self._header_size = 0
+        self._frame: Header | None = None
+        self._payload = pa.allocate_buffer(0)
+        self._payload_view = memoryview(self._payload)
+        self._payload_size = 0
+        self._farewell_sent = False
+        self._farewell_answered = False
+        self._peer_has_ended = False
+        self._is_closed = False
+        self.outbox = Outbox(lambda: thread.call(self._watch), lambda error: thread.call(lambda: self._lose(error)))
+
+    @property
+    def is_connected(self) -> bool:
+        """It has had a socket."""
+        return self._socket is not None
+
+    @property
+    def peer_has_ended(self) -> bool:
+        """The peer has said farewell: nothing more comes from it, and nothing but credit may go to it."""
+        return self._peer_has_ended
+
+    @property
+    def is_flushed(self) -> bool:
+        """Everything put before `farewell` has arrived, or the peer has ended and needs nothing more."""
+        return self._farewell_answered or self._peer_has_ended
+
+    # ------------------------------------------------------------ on the I/O thread
+
+    def attach(self, connection: socket.socket, reads: bool) -> None:
+        """Take the authenticated socket. `reads`: at once; else the system holds what comes until `start_reading`."""
+        assert self._socket is None, f"slot {self.slot} is connected twice"
+        self._socket = connection
+        self._reads = reads
+        self.outbox.attach(connection)
+        self._watch()
+
+    def start_reading(self) -> None:
+        """From now on the owner is told of frames."""
+        self._reads = True
+        self._watch()
+
+    def close(self) -> None:
+        """Close the connection without telling. May come twice."""
+        self._is_closed = True
+        if self._socket is not None:
+            self._thread.unwatch(self._socket)
+            self.outbox.detach()
+            self._socket.close()
+
+    def _watch(self) -> None:
+        if self._socket is None or self._is_closed:
+            return
+        events = selectors.EVENT_READ if self._reads else 0
+        if self.outbox.is_blocked:
+            events |= selectors.EVENT_WRITE
+        if events:
+            self._thread.watch(self._socket, events, self._on_ready)
+        else:
+            self._thread.unwatch(self._socket)
+
+    def _on_ready(self, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            self.outbox.unblock()
+            if not self.outbox.is_blocked:
+                self._watch()
+        if events & selectors.EVENT_READ and not self._is_closed:
+            try:
+                self._read()
+            except OSError as error:
+                self._lose(error)
+            except ChannelError as error:
+                self._fail(error)
+            except Exception:
+                self.close()
+                raise
+            finally:
+                self._owner.on_read()
+
+    def _lose(self, error: OSError) -> None:
+        """The connection is gone: fine after a farewell, else a failure."""
+        if self._peer_has_ended:
+            self.close()
+        elif not self._is_closed:
+            self._fail(
+                PeerLostError(
+                    f"slot {self.slot} was lost",
+                    where=f"data connection of slot {self._own_slot}",
+                    cause=str(error) or type(error).__name__,
+                    remedy=f"See the log of slot {self.slot} for why it ended",
+                )
+            )
+
+    def _fail(self, error: ChannelError) -> None:
+        self.close()
+        self._owner.on_failure(error)
+
+    # ------------------------------------------------------------ reading
+
+    def _read(self) -> None:
+        """Read until nothing is there. The next header comes with the rest of a payload, in one system call."""
+        connection = self._socket
+        assert connection is not None
+        budget = READ_BUDGET_BYTES
+        while budget > 0 and not self._is_closed:
+            header = self._header[self._header_size :]
+            payload = self._payload_view[self._payload_size :]
+            try:
+                size = connection.recvmsg_into([payload, header])[0] if self._frame else connection.recv_into(header)
+            except BlockingIOError:
+                return
+            if size == 0:
+                raise ConnectionResetError("connection closed")
+            budget -= size
+            wanted = (payload.nbytes if self._frame else 0) + header.nbytes
+            self._take(size)
+            if size < wanted:
+                return
+
+    def _take(self, size: int) -> None:
+        """Account for `size` bytes read into payload, then header."""
+        if self._frame is not None:
+            of_payload = min(size, self._frame.length - self._payload_size)
+            self._payload_size += of_payload
+            size -= of_payload
+            if self._payload_size == self._frame.length:
+                self._finish_frame(self._frame)
+        self._header_size += size
+        if self._header_size == HEADER_BYTES:
+            self._header_size = 0
+            header = unpack_header(self._header)
+            self._frame = header
+            self._payload_size = 0
+            self._payload = pa.allocate_buffer(header.length)
+            self._payload_view = memoryview(self._payload)
+            if header.length == 0:
+                self._finish_frame(header)
+
+    def _finish_frame(self, header: Header) -> None:
+        payload, self._frame = self._payload, None
+        self._payload_view = memoryview(b"")
+        self._payload_size = 0
+        if header.kind is Kind.FAREWELL:
+            self._peer_has_ended = True
+            self.outbox.put_urgent(farewell_frame(Kind.FAREWELL_SEEN))
+        elif header.kind is Kind.FAREWELL_SEEN:
+            if not self._farewell_sent:
+                raise ProtocolError("a farewell was answered that nobody said", where=f"slot {self.slot}")
+            self._farewell_answered = True
+        else:
+            self._owner.on_frame(self, header, payload)
+
+    # ------------------------------------------------------------ any thread
+
+    def farewell(self) -> None:
+        """The last element has been put. Once."""
+        self._farewell_sent = True
+        self.outbox.put(farewell_frame(Kind.FAREWELL))

@@ -1,0 +1,92 @@
+"""Sockets as this package wants them: listening, dialling, tuned, handshaken."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from tidegate.channel.tcp.handshake import DiallerHandshake
+from tidegate.channel.failures import HandshakeError, PeerLostError
+
+HANDSHAKE_TIMEOUT_S = 5.0
+"""A connection that is not authenticated after this long is closed, seconds."""
+BACKLOG = 1_024
+"""Connections the kernel holds for a listener; every slot of a large job dials at once."""
+_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
+"""A silent peer whose host is gone is noticed after 10 + 4 x 5 s."""
+
+
+def listen_on(host: str) -> socket.socket:
+    """A non-blocking listener on a free port of `host` (address or name, IPv4 or IPv6).
+
+    Raises:
+        OSError: `host` is not an address of this machine.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+def tune(connection: socket.socket) -> None:
+    """Send at once, notice dead hosts. Buffer sizes stay the kernel's to tune: setting them ends its tuning."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE:
+        option = getattr(socket, name, None)
+        if option is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def dial(host: str, port: int, handshake: DiallerHandshake, timeout_s: float, who: str) -> socket.socket:
+    """Connect and authenticate; blocks up to `timeout_s`. Returns a tuned non-blocking socket.
+
+    Args:
+        who: whom this should reach, for errors: "slot 3", "the driver".
+
+    Raises:
+        PeerLostError: nobody listens, or too slow.
+        HandshakeError: refused by either side.
+    """
+    deadline = time.monotonic() + timeout_s
+    where = f"{who} at {host}:{port}"
+    try:
+        connection = socket.create_connection((host, port), timeout=max(0.001, timeout_s))
+    except OSError as error:
+        raise PeerLostError(
+            f"{who} cannot be reached",
+            where=where,
+            cause=str(error),
+            remedy="See its log for why it ended, and whether the network lets executors and driver reach each other",
+        ) from error
+    try:
+        tune(connection)
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
+        connection.sendall(handshake.hello)
+        while handshake.needed:
+            data = _receive_exactly(connection, handshake.needed, deadline)
+            answer = handshake.receive(data)
+            connection.sendall(answer)
+        connection.setblocking(False)
+        return connection
+    except HandshakeError as error:
+        connection.close()
+        raise HandshakeError(error.reason, where=where) from error
+    except OSError as error:
+        connection.close()
+        raise HandshakeError(
+            "no answer in time" if isinstance(error, TimeoutError) else "refused by the other side",
+            where=where,
+            remedy="It may belong to another run or generation of the job, or have ended: see its log",
+        ) from error
+
+
+def _receive_exactly(connection: socket.socket, size: int, deadline: float) -> bytes:
+    received = b""
+    while len(received) < size:
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
+        piece = connection.recv(size - len(received))
+        if not piece:
+            raise ConnectionResetError("closed during the handshake")
+        received += piece
+    return received

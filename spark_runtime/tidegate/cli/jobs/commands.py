@@ -1,0 +1,168 @@
+"""`tidegate checkpoint`, `savepoint`, `stop` and `cancel`: commands to a running job."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import timedelta
+from typing import Any
+
+from tidegate.cli import arguments
+from tidegate.cli.presentation import checkpoint_document, size, status_text
+from tidegate.cli.job_lookup import absolute, client_of, same_place, show_progress
+from tidegate.cli.environment import Surroundings, Verbs
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import CommandRefusedError, WaitTimeoutError
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import CommandResult
+from tidegate.jobs.status import JobStatus
+from tidegate.jobs.stop_outcomes import ON_TIMEOUT, answer_wait, next_action, remark
+
+DEFAULT_TIMEOUT = "10 min"
+CANCEL_TIMEOUT = "2 min"
+COMMAND_LIFE = timedelta(hours=1)
+"""A driver refuses a command that is older; one that is waited for longer lives so long."""
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verbs."""
+    parser = verbs.add_parser(
+        "checkpoint", help="take a checkpoint now", description="Takes a checkpoint and waits for it."
+    )
+    arguments.add_job(parser)
+    arguments.add_timeout(parser, DEFAULT_TIMEOUT, f"how long to wait (default: {DEFAULT_TIMEOUT})")
+    parser.set_defaults(run=checkpoint, path=None)
+    parser = verbs.add_parser(
+        "savepoint", help="take a savepoint; the job goes on", description="Takes a savepoint and waits for it."
+    )
+    arguments.add_job(parser)
+    _add_path(parser)
+    arguments.add_timeout(parser, DEFAULT_TIMEOUT, f"how long to wait (default: {DEFAULT_TIMEOUT})")
+    parser.set_defaults(run=savepoint)
+    parser = verbs.add_parser(
+        "stop",
+        help="stop with a savepoint",
+        description="Stops the job with a savepoint and commits what it covers. Windows stay in it if not drained.",
+    )
+    arguments.add_job(parser)
+    parser.add_argument("--drain", action="store_true", help="fire all windows and timers first; for the end of a job")
+    _add_path(parser)
+    arguments.add_timeout(parser, None, "how long the job may take to end (default: the job's stop_timeout)")
+    parser.add_argument(
+        "--on-timeout",
+        choices=ON_TIMEOUT,
+        default=ON_TIMEOUT[0],
+        help="then: go on as before (default); try once more without a drain; or end the job without a savepoint",
+    )
+    parser.set_defaults(run=stop)
+    parser = verbs.add_parser(
+        "cancel", help="end the job without a snapshot", description="Ends the job at once; its checkpoints stay."
+    )
+    arguments.add_job(parser)
+    arguments.add_timeout(parser, CANCEL_TIMEOUT, f"how long to wait (default: {CANCEL_TIMEOUT})")
+    parser.set_defaults(run=cancel)
+
+
+def _add_path(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--path", metavar="FOLDER", help="folder or URL for the savepoint (default: the job's)")
+
+
+def checkpoint(args: argparse.Namespace, around: Surroundings) -> int:
+    """Take a checkpoint."""
+    return _snapshot(args, around, "checkpoint")
+
+
+def savepoint(args: argparse.Namespace, around: Surroundings) -> int:
+    """Take a savepoint."""
+    return _snapshot(args, around, "savepoint")
+
+
+def _snapshot(args: argparse.Namespace, around: Surroundings, verb: str) -> int:
+    client = client_of(args, around)
+    timeout = arguments.duration(args.timeout, "--timeout")
+    result = ask(client, around, verb, _with_path(args, {}), timeout)
+    taken = client.view().checkpoint(int(result.data.get("checkpoint_id", 0)))
+    output = around.output
+    text = f"{verb} {result.data.get('checkpoint_id')}: {result.data.get('path')}"
+    if taken is not None and taken.duration_ms is not None:
+        text += f" ({taken.duration_ms:,} ms, {size(taken.metrics.get('bytes'))})"
+    output.say(text)
+    document = checkpoint_document(taken) if taken is not None else dict(result.data)
+    output.document({"job_id": client.job_id, "command_id": result.command_id, **document})
+    return 0
+
+
+def stop(args: argparse.Namespace, around: Surroundings) -> int:
+    """Stop with a savepoint: suspend, or drain."""
+    client = client_of(args, around)
+    timeout = arguments.duration(args.timeout, "--timeout")
+    given = {"mode": "drain" if args.drain else "suspend", "timeout": timeout, "on_timeout": args.on_timeout}
+    if timeout is None:
+        timeout = JobOptions.from_mapping(client.spec(client.view().spec_number).options).stop_timeout
+    result = ask(client, around, "stop", _with_path(args, given), answer_wait(timeout))
+    view = client.view()
+    output = around.output
+    outcome, mode = result.data.get("outcome", view.status), result.data.get("mode", given["mode"])
+    output.say(f"{client.job_id}: {outcome} ({mode}), savepoint {result.data.get('path')}")
+    if words := remark(result.data):
+        output.note(f"tidegate: {words}")
+    if mode == "suspend":
+        output.say(f"next: tidegate restore {same_place(args, client.job_id)}")
+    document = {"job_id": client.job_id, "command_id": result.command_id, "status": str(view.status)}
+    output.document({**document, **dict(result.data), "next": next_action(str(outcome))})
+    return 0
+
+
+def cancel(args: argparse.Namespace, around: Surroundings) -> int:
+    """End the job; when its driver is dead, end it in the driver's place."""
+    client = client_of(args, around)
+    timeout = arguments.duration(args.timeout, "--timeout")
+    view = client.view()
+    if view.is_terminal and view.status is not JobStatus.CANCELED:
+        raise CommandRefusedError(
+            f"the job is {view.status}", where=f"job {client.job_id}", remedy="There is nothing to cancel"
+        )
+    around.output.progress(f"{client.job_id}: looking for its driver")
+    command_id: str | None = None
+    if not view.is_terminal and client.is_alive():
+        try:
+            command_id = ask(client, around, "cancel", {}, timeout).command_id
+        except CommandRefusedError:
+            if client.view().status is not JobStatus.CANCELED:  # else somebody else was faster
+                raise
+        view = client.wait_status(
+            {JobStatus.CANCELED},
+            timeout,
+            around.poll_s,
+            lambda seen: show_progress(around, seen),
+            spec=view.spec_number,
+        )
+    else:
+        view = client.cancel_dead(around.caller)
+    around.output.say(f"{client.job_id}: {status_text(view)}")
+    around.output.document({"job_id": client.job_id, "command_id": command_id, "status": str(view.status)})
+    return 0
+
+
+def _with_path(args: argparse.Namespace, given: dict[str, Any]) -> dict[str, Any]:
+    return given if args.path is None else {**given, "path": absolute(args.path)}
+
+
+def ask(
+    client: JobClient, around: Surroundings, verb: str, given: dict[str, Any], timeout: timedelta | None
+) -> CommandResult:
+    """Send a command and wait for its answer. CommandRefusedError for a refusal; timeouts name the command."""
+    lives = COMMAND_LIFE if timeout is None else max(COMMAND_LIFE, timeout)
+    command = client.send(verb, given, expires_in=lives, issued_by=around.caller)
+    try:
+        result = client.wait_result(
+            command.command_id, timeout, around.poll_s, lambda view: show_progress(around, view)
+        )
+    except WaitTimeoutError as error:
+        raise WaitTimeoutError(
+            error.what,
+            where=f"{error.where}, command {command.command_id}",
+            cause=error.cause,
+            remedy="Nothing was undone: the driver may still carry it out; see `tidegate status` and `tidegate logs`",
+        ) from error
+    outcome = str(result.data.get("outcome", result.code))
+    return result.raise_if_refused(where=f"job {client.job_id}", remedy=next_action(outcome))

@@ -1,0 +1,177 @@
+"""`tidegate status`, `checkpoints`, `list` and `logs`: looking at jobs without touching them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Any
+
+from tidegate.cli import arguments
+from tidegate.cli.output import table
+from tidegate.cli.presentation import (
+    checkpoint_document,
+    checkpoint_lines,
+    progress_text,
+    statistics_lines,
+    status_text,
+    view_document,
+    view_lines,
+)
+from tidegate.cli.job_lookup import client_of
+from tidegate.cli.environment import Surroundings, Verbs
+from tidegate.jobs.client.job_client import JobClient, list_jobs
+from tidegate.errors import OptionError, TidegateError
+from tidegate.jobs.restore.snapshot_lookup import has_deleted_checkpoints
+from tidegate.jobs.status import JobStatus, JobView
+
+FOLLOW_POLL_S = 1.0
+"""Pause between two looks at logs that are followed, seconds."""
+_EVERY = tuple(status for status in JobStatus if status.is_terminal)
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verbs."""
+    parser = verbs.add_parser(
+        "status", help="what a job is doing", description="Shows a job; --watch until it has ended."
+    )
+    arguments.add_job(parser)
+    parser.add_argument(
+        "--watch", action="store_true", help="keep looking until the job has ended or its driver is lost"
+    )
+    parser.set_defaults(run=status)
+    parser = verbs.add_parser("checkpoints", help="a job's snapshots", description="Lists all snapshots, oldest first.")
+    arguments.add_job(parser)
+    parser.set_defaults(run=checkpoints)
+    parser = verbs.add_parser("list", help="the jobs of a root", description="Lists the jobs of a root.")
+    arguments.add_root(parser)
+    parser.set_defaults(run=list_all)
+    parser = verbs.add_parser("logs", help="a job's logs", description="Shows the logs of the driver and the slots.")
+    arguments.add_job(parser)
+    parser.add_argument("--follow", action="store_true", help="go on until the job has ended")
+    parser.add_argument("--generation", type=int, metavar="N", help="of an earlier driver (default: the newest)")
+    parser.set_defaults(run=logs)
+
+
+def status(args: argparse.Namespace, around: Surroundings) -> int:
+    """Show a job; exit code 0 whatever its status is."""
+    client = client_of(args, around)
+    view = client.view()
+    if args.watch:
+        _refuse_json(args, "--watch")
+        view = _watch(client, around)
+    alive = None if view.is_terminal else client.is_alive()
+    for line in view_lines(view, alive=alive):
+        around.output.say(line)
+    around.output.document(view_document(view, alive=alive))
+    return 0
+
+
+def _watch(client: JobClient, around: Surroundings) -> JobView:
+    """Look until the job has ended: a progress line on a terminal, else a line whenever status or snapshots change."""
+    said: tuple[object, ...] = ()
+
+    def on_poll(view: JobView) -> None:
+        nonlocal said
+        around.output.progress(progress_text(view))
+        news = (view.status, view.reason, view.generation, len(view.completed))
+        if not around.output.shows_progress and news != said:
+            around.output.say(progress_text(view))
+        said = news
+
+    return client.wait_status(_EVERY, None, around.poll_s, on_poll)
+
+
+def checkpoints(args: argparse.Namespace, around: Surroundings) -> int:
+    """List a job's snapshots."""
+    client = client_of(args, around)
+    view = client.view()
+    if not view.checkpoints:
+        around.output.say(f"{client.job_id}: no snapshot yet")
+    else:
+        for line in checkpoint_lines(view.checkpoints, deleted=has_deleted_checkpoints(client.specs()[-1], view)):
+            around.output.say(line)
+        for line in statistics_lines(view.statistics):
+            around.output.say(line)
+    around.output.document(
+        {
+            "job_id": client.job_id,
+            "checkpoints": [checkpoint_document(checkpoint) for checkpoint in view.checkpoints],
+            "statistics": dataclasses.asdict(view.statistics),
+        }
+    )
+    return 0
+
+
+def list_all(args: argparse.Namespace, around: Surroundings) -> int:
+    """List a root's jobs. A job that cannot be read is listed with its error."""
+    root, storage_options = (
+        arguments.root(args, around.environment),
+        arguments.storage_options(args, around.environment),
+    )
+    rows: list[tuple[str, str, str, str]] = []
+    documents: list[dict[str, Any]] = []
+    for job_id in list_jobs(root, storage_options):
+        try:
+            view = around.connect(root, job_id, storage_options).view()
+        except TidegateError as error:
+            rows.append((job_id, "-", "-", f"cannot be read: {error}"))
+            documents.append({"job_id": job_id, "status": None, "error": str(error)})
+        else:
+            rows.append((job_id, str(view.spec_number), str(len(view.completed)), status_text(view)))
+            documents.append(view_document(view))
+    if not rows:
+        around.output.say(f"no jobs below {root}")
+    else:
+        headings = ("job", "submission", "snapshots", "status")
+        for line in table(headings, rows, right=frozenset({"submission", "snapshots"})):
+            around.output.say(line)
+    around.output.document({"root": root, "jobs": documents})
+    return 0
+
+
+def logs(args: argparse.Namespace, around: Surroundings) -> int:
+    """Show logs, each under its name when there are several."""
+    client = client_of(args, around)
+    client.view()
+    if args.generation is not None and args.generation < 1:
+        raise OptionError(f"{args.generation} is not a generation", where="--generation", remedy="Give 1 or more")
+    if args.follow:
+        _refuse_json(args, "--follow")
+        _follow(client, around, args.generation)
+        return 0
+    files = client.logs(args.generation)
+    for name, text in files.items():
+        if not args.json:
+            around.output.raw(_headed(name, text, several=len(files) > 1))
+    if not files:
+        around.output.note(f"{client.job_id}: no logs that can be read from here")
+    around.output.document({"job_id": client.job_id, "files": files})
+    return 0
+
+
+def _follow(client: JobClient, around: Surroundings, generation: int | None) -> None:
+    shown: dict[str, int] = {}
+    last = ""
+    while True:
+        ended = client.view().is_terminal
+        for name, text in client.logs(generation).items():
+            fresh = text[shown.get(name, 0) :]
+            if fresh:
+                around.output.raw(_headed(name, fresh, several=name != last and bool(last)))
+                last = name
+            shown[name] = len(text)
+        if ended:
+            return
+        around.sleep(FOLLOW_POLL_S)
+
+
+def _headed(name: str, text: str, *, several: bool) -> str:
+    body = text if text.endswith("\n") else f"{text}\n"
+    return f"==> {name} <==\n{body}" if several else body
+
+
+def _refuse_json(args: argparse.Namespace, flag: str) -> None:
+    if args.json:
+        raise OptionError(
+            f"{flag} cannot be used with --json", where=flag, cause="--json is one document", remedy="Drop one"
+        )

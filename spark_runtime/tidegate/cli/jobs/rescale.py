@@ -1,0 +1,92 @@
+"""`tidegate rescale`: a running job at another parallelism (S5.5)."""
+
+from __future__ import annotations
+
+import argparse
+
+from tidegate.cli import arguments
+from tidegate.cli.jobs.commands import ask
+from tidegate.cli.job_lookup import client_of, same_place
+from tidegate.cli.jobs.start import add_waiting, run_submission
+from tidegate.cli.environment import Surroundings, Verbs
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import CommandRefusedError, OptionError
+from tidegate.jobs.launch.driver_requirements import without_ports
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import RestoreFrom
+from tidegate.jobs.status import JobStatus, JobView
+from tidegate.jobs.stop_outcomes import answer_wait, stop_arguments
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "rescale",
+        help="go on at another parallelism",
+        description="Suspends a job with a savepoint and restores it at another parallelism; all else is as before. "
+        "A job that is suspended already is restored. Should it not come up, restore it at the old parallelism.",
+    )
+    arguments.add_job(parser)
+    parser.add_argument("--parallelism", type=int, metavar="N", required=True, help="slots from now on")
+    parser.add_argument("--stop-timeout", metavar="DURATION", help="how long the job may take to suspend")
+    add_waiting(parser)
+    parser.set_defaults(run=rescale)
+
+
+def rescale(args: argparse.Namespace, around: Surroundings) -> int:
+    """Suspend, submit, start. A job that runs at the parallelism already is left as it is."""
+    client = client_of(args, around)
+    timeout = arguments.duration(args.timeout, "--timeout")
+    view = client.view()
+    before = client.spec(view.spec_number)
+    _check(args.parallelism, JobOptions.from_mapping(before.options))
+    if view.is_active and before.options["parallelism"] == args.parallelism:
+        around.output.say(f"{client.job_id}: runs at parallelism {args.parallelism} already")
+        around.output.document({"job_id": client.job_id, "spec": view.spec_number, "parallelism": args.parallelism})
+        return 0
+    options = JobOptions.from_mapping({**before.options, "parallelism": args.parallelism})
+    conf = before.spark_conf if view.is_terminal else without_ports(before.spark_conf)
+    around.require(before.master, conf, options, around.environment)
+    path = _suspended(args, around, client, view)
+    around.output.note(f"{client.job_id}: suspended with savepoint {path}")
+    spec = client.submit(
+        pipeline=None,
+        options=options,
+        restore=RestoreFrom("savepoint", path=path),
+        submission_id=args.submission_id,
+        submitted_by=around.caller,
+    )
+    back = f"tidegate restore {same_place(args, client.job_id)} --option parallelism={before.options['parallelism']}"
+    around.output.note(f"should it not come up: {back}")
+    return run_submission(args, around, client, spec, timeout)
+
+
+def _suspended(args: argparse.Namespace, around: Surroundings, client: JobClient, view: JobView) -> str:
+    """Path of the savepoint that the job is suspended with."""
+    if not view.is_terminal:
+        limit = arguments.duration(args.stop_timeout, "--stop-timeout")
+        given = stop_arguments({"mode": "suspend", "timeout": limit})
+        if limit is None:
+            limit = JobOptions.from_mapping(client.spec(view.spec_number).options).stop_timeout
+        ask(client, around, "stop", given, answer_wait(limit))
+        view = client.view()
+    stop = view.stop or {}
+    if view.status is not JobStatus.STOPPED or stop.get("mode") != "suspend" or not stop.get("path"):
+        raise CommandRefusedError(
+            f"the job is {view.status}, not suspended",
+            where=f"job {client.job_id}",
+            remedy=f"Restore it: tidegate restore {client.job_id} --option parallelism={args.parallelism}",
+        )
+    return str(stop["path"])
+
+
+def _check(parallelism: int, options: JobOptions) -> None:
+    """Before anything is stopped. Raises OptionError."""
+    if 1 <= parallelism <= options.max_parallelism:
+        return
+    raise OptionError(
+        f"parallelism {parallelism} is not between 1 and the job's max_parallelism, {options.max_parallelism}",
+        where="--parallelism",
+        cause="its state has as many key groups, for its whole life",
+        remedy=f"Give 1 to {options.max_parallelism}",
+    )

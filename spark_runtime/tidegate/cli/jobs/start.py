@@ -1,0 +1,354 @@
+"""`tidegate start`, `tidegate restore` and `tidegate fork`: submit, launch, wait."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from tidegate.cli import arguments
+from tidegate.cli.presentation import status_text, view_document, view_lines
+from tidegate.cli.job_lookup import client_of, same_place, show_progress
+from tidegate.cli.pipeline_arguments import add_pipeline_settings, given_arguments, given_options
+from tidegate.cli.environment import Surroundings, Verbs
+from tidegate.cli.pipeline_validation import validate
+from tidegate.jobs.client import fork as forking, submission
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import CommandRefusedError, JobNotFoundError, OptionError
+from tidegate.jobs.client.job_names import job_remedy
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.artifacts.pinned_graph import pinned_graph
+from tidegate.jobs.records import Launch, RestoreFrom, Spec
+from tidegate.jobs.status import JobStatus, JobView
+from tidegate.jobs.client.waiter import failure_error
+
+if TYPE_CHECKING:
+    from tidegate.connectors.found_schema import FoundSchemas
+
+START_ALLOWANCE = timedelta(minutes=2)
+"""How long a driver may take besides waiting for slots until its job runs, by default."""
+
+_STARTED = (JobStatus.RUNNING, JobStatus.STOPPED, JobStatus.FINISHED, JobStatus.FINISHED_COMMIT_PENDING)
+_ENDED = tuple(status for status in JobStatus if status.is_terminal)
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verbs."""
+    parser = verbs.add_parser(
+        "start",
+        help="submit a pipeline as a job and start it",
+        description="Checks the pipeline, pins its code, submits it, starts a driver here and waits until it runs.",
+    )
+    parser.add_argument("pipeline", metavar="PIPELINE", help="path/to/file.py:function or package.module:function")
+    arguments.add_job(parser, positional=False)
+    _add_fresh(parser, "start under the id of a job that is over, without its state: all input is read again.")
+    _add_settings(parser)
+    parser.set_defaults(run=start)
+    parser = verbs.add_parser(
+        "restore",
+        help="start a job from one of its snapshots, or from another job's savepoint",
+        description="Starts a new driver from a snapshot. What is not given is as before, the pinned code too.",
+    )
+    arguments.add_job(parser)
+    _add_source(parser)
+    parser.add_argument(
+        "--on-committed-after",
+        choices=("refuse", "rewind", "accept_duplicates"),
+        default="refuse",
+        help="what to do when something was committed after the snapshot (default: refuse)",
+    )
+    parser.add_argument(
+        "--claim",
+        action="store_true",
+        help="the job owns the snapshot that --from names: it may share its files, and deletes it, a savepoint too, "
+        "when it is not needed any more",
+    )
+    _add_settings(parser)
+    parser.set_defaults(run=restore)
+    parser = verbs.add_parser(
+        "fork",
+        help="run a bounded job beside another one, from one of its snapshots",
+        description="Starts a job of its own from another job's snapshot, which is only read. Its sources have to be "
+        "bounded, and its sinks may not write to where the original's do. What is not given is the original's.",
+    )
+    parser.add_argument("original", metavar="ORIGINAL", help="id of the job whose snapshot it begins with")
+    arguments.add_job(parser, positional=False)
+    _add_source(parser)
+    _add_fresh(parser, "fork under the id of a job that is over, without its state: it begins with the snapshot again.")
+    _add_settings(parser)
+    parser.set_defaults(run=fork)
+
+
+def _add_fresh(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help=f"{what} What happens to output that exists, the if_exists of each file sink decides: error (default) "
+        "refuses the start, append adds to it, overwrite removes it with the first commit",
+    )
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--from",
+        dest="source",
+        default="latest",
+        metavar="latest|ID|PATH",
+        help="the latest recovery point (default), a checkpoint's number, or a snapshot's folder or URL",
+    )
+    parser.add_argument(
+        "--max-snapshot-age",
+        metavar="DURATION",
+        help="refuse a snapshot that completed longer ago, before anything is submitted (default: any age)",
+    )
+    parser.add_argument(
+        "--pipeline", metavar="PIPELINE", help="other code than before: file.py:function or module:function"
+    )
+    parser.add_argument(
+        "--allow-non-restored-state", action="store_true", help="drop state that no operator of the pipeline takes"
+    )
+    parser.add_argument(
+        "--allow-drained", action="store_true", help="restore what a drain took: its windows fired early and emit again"
+    )
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    add_pipeline_settings(parser)
+    parser.add_argument("--master", help="Spark master URL (default: local[*])")
+    parser.add_argument(
+        "--conf", action="append", metavar="NAME=VALUE", help="Spark setting; secrets as secret:env/NAME"
+    )
+    add_waiting(parser)
+
+
+def add_waiting(parser: argparse.ArgumentParser) -> None:
+    """Arguments of verbs that end with `run_submission`."""
+    parser.add_argument("--submission-id", help="submitting again under the same id gives the existing submission")
+    waiting = parser.add_mutually_exclusive_group()
+    waiting.add_argument("--detach", action="store_true", help="return when the driver's process is started")
+    waiting.add_argument("--wait", action="store_true", help="wait until the job has ended")
+    what = "how long to wait (default: slots_timeout and 2 min; with --wait: for ever)"
+    arguments.add_timeout(parser, None, what)
+
+
+def start(args: argparse.Namespace, around: Surroundings) -> int:
+    """Submit and start anew."""
+    client = client_of(args, around)
+    options = JobOptions.from_mapping(given_options(args) or {})
+    given = given_arguments(args) or {}
+    timeout = arguments.duration(args.timeout, "--timeout")
+    is_new = submission.check_start(client, args.submission_id, fresh=args.fresh)
+    around.output.progress("checking the pipeline")
+    effects = validate(args.pipeline, args.code_root, given, options, starts=client.job_id if is_new else "")
+    if args.fresh and client.specs():
+        for uid, effect in effects:
+            around.output.note(f"fresh start: sink {uid!r}: {effect}")
+    spark_conf = arguments.pairs(args.conf, "--conf")
+    if is_new:
+        around.require(args.master, spark_conf, options, around.environment)
+    around.output.progress("submitting")
+    spec = client.submit(
+        pipeline=args.pipeline,
+        arguments=given,
+        options=options,
+        submission_id=args.submission_id,
+        master=args.master,
+        spark_conf=spark_conf,
+        submitted_by=around.caller,
+        code_root=args.code_root,
+        fresh=args.fresh,
+    )
+    return run_submission(args, around, client, spec, timeout)
+
+
+def restore(args: argparse.Namespace, around: Surroundings) -> int:
+    """Submit and start from a snapshot. Options and arguments given are laid over those of the submission before."""
+    client = client_of(args, around)
+    before = client.spec(client.view().followed) if client.specs() else None
+    if before is None and args.pipeline is None:
+        raise JobNotFoundError(
+            "there is no job of this id",
+            where=f"job {client.job_id}, root {client.root}",
+            remedy=job_remedy(
+                client.store,
+                client.job_id,
+                "To fork another job's savepoint under a new id, name the code: --pipeline file.py:build",
+            ),
+        )
+    options = _laid_over(before.options if before else {}, given_options(args))
+    checked = None if options is None else JobOptions.from_mapping(options)
+    given = _laid_over(before.arguments if before else {}, given_arguments(args))
+    timeout = arguments.duration(args.timeout, "--timeout")
+    if args.pipeline is not None:
+        around.output.progress("checking the pipeline")
+        in_effect = checked or JobOptions.from_mapping(before.options if before else None)
+        in_use = given if given is not None else before.arguments if before else {}
+        paths, schemas = (before.relative_paths, _schemas(client, before)) if before else (None, None)
+        validate(args.pipeline, args.code_root, in_use, in_effect, paths=paths, schemas=schemas)
+    spark_conf = _laid_over(before.spark_conf if before else {}, arguments.pairs(args.conf, "--conf") or None)
+    _require(args, around, before, spark_conf, checked or JobOptions.from_mapping(before.options if before else None))
+    around.output.progress("submitting")
+    request = submission.Request(
+        pipeline=args.pipeline,
+        arguments=given,
+        options=checked,
+        submission_id=args.submission_id or secrets.token_hex(16),
+        master=args.master,
+        spark_conf=spark_conf,
+        restore=replace(
+            restore_from(args.source, args.allow_non_restored_state, args.on_committed_after, args.allow_drained),
+            claim_mode="claim" if args.claim else "no_claim",
+        ),
+        owner_dag=None,
+        submitted_by=around.caller,
+        code_root=args.code_root,
+        max_snapshot_age=arguments.duration(args.max_snapshot_age, "--max-snapshot-age"),
+    )
+    return run_submission(args, around, client, submission.submit(client, request), timeout)
+
+
+def _schemas(client: JobClient, before: Spec) -> FoundSchemas:
+    """That the sources of an earlier submission found: files that came since do not change them."""
+    from tidegate.connectors.found_schema import found_schemas
+
+    pinned = pinned_graph(client.store, client.layout, before.number)
+    return {} if pinned is None else found_schemas(pinned.graph)
+
+
+def fork(args: argparse.Namespace, around: Surroundings) -> int:
+    """Submit and start a fork. Options and arguments given are laid over those under which its snapshot was taken."""
+    client = client_of(args, around)
+    where = arguments.root(args, around.environment), arguments.storage_options(args, around.environment)
+    original = around.connect(where[0], args.original, where[1])
+    given = given_arguments(args)
+    forking.check_differs(client, original, args.pipeline, given)
+    submission.check_start(client, args.submission_id, fresh=args.fresh, what="fork")
+    wanted = restore_from(args.source, args.allow_non_restored_state, "refuse", args.allow_drained)
+    known = next((s for s in client.specs() if s.submission_id == args.submission_id), None)
+    before = known or forking.find_origin(original, wanted).spec
+    options = JobOptions.from_mapping(_laid_over(before.options, given_options(args)) or before.options)
+    timeout = arguments.duration(args.timeout, "--timeout")
+    if args.pipeline is not None:
+        around.output.progress("checking the pipeline")
+        in_use = {**before.arguments, **(given or {})}
+        schemas = _schemas(client if known else original, before)
+        validate(args.pipeline, args.code_root, in_use, options, paths=before.relative_paths, schemas=schemas)
+    spark_conf = _laid_over(before.spark_conf, arguments.pairs(args.conf, "--conf") or None)
+    _require(args, around, before, spark_conf, options)
+    around.output.progress("submitting")
+    request = submission.Request(
+        pipeline=args.pipeline,
+        arguments=given,
+        options=options,
+        submission_id=args.submission_id or secrets.token_hex(16),
+        master=args.master,
+        spark_conf=spark_conf,
+        restore=wanted,
+        owner_dag=None,
+        submitted_by=around.caller,
+        code_root=args.code_root,
+        max_snapshot_age=arguments.duration(args.max_snapshot_age, "--max-snapshot-age"),
+        fresh=args.fresh,
+    )
+    return run_submission(args, around, client, forking.fork(client, original, request), timeout)
+
+
+def _require(
+    args: argparse.Namespace,
+    around: Surroundings,
+    before: Spec | None,
+    spark_conf: Mapping[str, Any] | None,
+    options: JobOptions,
+) -> None:
+    """What a driver needs here, with what is as before. Args: spark_conf: None: as before."""
+    if before is not None and before.submission_id == args.submission_id:
+        return  # it is there already, and its driver may have the ports
+    master = args.master or (before.master if before else None)
+    conf = spark_conf if spark_conf is not None else before.spark_conf if before else {}
+    around.require(master, conf, options, around.environment)
+
+
+def restore_from(
+    source: str,
+    allow_non_restored_state: bool = False,
+    on_committed_after: Any = "refuse",
+    allow_drained: bool = False,
+) -> RestoreFrom:
+    """`latest`, a checkpoint's number, or a snapshot's folder: absolute, a URL, or relative to the root - or, when a
+    snapshot lies there, to the working directory. Raises OptionError for an empty one."""
+    make: Callable[..., RestoreFrom] = RestoreFrom
+    more: Mapping[str, Any] = {
+        "allow_non_restored_state": allow_non_restored_state,
+        "on_committed_after": on_committed_after,
+        "allow_drained": allow_drained,
+    }
+    if source == "latest":
+        return make("latest", **more)
+    if source.isascii() and source.isdigit():
+        return make("checkpoint", checkpoint_id=int(source), **more)
+    if not source.strip():
+        raise OptionError(
+            "no snapshot is named", where="--from", remedy="Give latest, a checkpoint's number, or a path"
+        )
+    path = os.path.expanduser(source).rstrip("/") or source
+    if "://" not in path and os.path.isfile(os.path.join(path, "_metadata")):
+        path = os.path.abspath(path)
+    return make("savepoint", path=path, **more)
+
+
+def run_submission(
+    args: argparse.Namespace, around: Surroundings, client: JobClient, spec: Spec, timeout: timedelta | None
+) -> int:
+    output = around.output
+    launch = around.launch(client, spec)
+    if args.detach:
+        view = client.view()
+        output.say(f"{client.job_id}: submission {spec.number} started, process {launch.pid}")
+        _say_next(args, around, client.job_id)
+    else:
+        output.progress(f"{client.job_id}: waiting for the driver")
+        if timeout is None and not args.wait:
+            timeout = JobOptions.from_mapping(spec.options).slots_timeout + START_ALLOWANCE
+        wanted = _ENDED if args.wait else _STARTED
+        view = client.wait_status(
+            wanted, timeout, around.poll_s, lambda seen: show_progress(around, seen), spec=spec.number
+        )
+        if args.wait:
+            view = _succeeded(client, view)
+            for line in view_lines(view):
+                output.say(line)
+        else:
+            output.say(f"{client.job_id}: {status_text(view)}, submission {spec.number}, generation {view.generation}")
+            if not view.is_terminal:
+                _say_next(args, around, client.job_id)
+    output.document({**view_document(view), "launch": _launch_document(launch)})
+    return 0
+
+
+def _succeeded(client: JobClient, view: JobView) -> JobView:
+    """The view of a job that ended well; JobFailedError or CommandRefusedError otherwise."""
+    if view.status is JobStatus.FAILED:
+        raise failure_error(view)
+    if view.status is JobStatus.CANCELED:
+        raise CommandRefusedError(
+            "the job was cancelled", where=f"job {client.job_id}", cause=view.reason, remedy="Restore it to go on"
+        )
+    return view
+
+
+def _say_next(args: argparse.Namespace, around: Surroundings, job_id: str) -> None:
+    place = same_place(args, job_id)
+    around.output.say(f"next: tidegate status --watch {place}")
+    around.output.say(f"      tidegate stop {place}")
+
+
+def _launch_document(launch: Launch) -> dict[str, Any]:
+    return {"attempt": launch.attempt, "host": launch.host, "pid": launch.pid, "log": launch.log}
+
+
+def _laid_over(before: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if given is None else {**before, **given}

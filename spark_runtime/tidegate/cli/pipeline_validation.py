@@ -1,0 +1,92 @@
+"""Building a pipeline before it is submitted, so that a mistake in it leaves nothing behind in the job directory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tidegate.jobs.artifacts.artifact import pack, resolve_pipeline
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import RelativePaths
+
+if TYPE_CHECKING:
+    from tidegate.connectors.found_schema import FoundSchemas
+    from tidegate.plan.execution_plan import ExecutionPlan
+    from tidegate.plan.job_graph import JobGraph
+
+
+def validate(
+    pipeline: str,
+    code_root: str | None,
+    arguments: Mapping[str, Any],
+    options: JobOptions,
+    *,
+    starts: str = "",
+    paths: RelativePaths | None = None,
+    schemas: FoundSchemas | None = None,
+) -> tuple[tuple[str, str], ...]:
+    """Build the pipeline from what would be pinned of it, and plan it, as the driver will. See `built`.
+
+    Args:
+        starts: id of the job that is to start afresh with it: its sinks are asked whether they may write to what is
+            there. Empty: nothing starts afresh.
+        paths: where relative paths lie; None: in the working directory.
+        schemas: that the job's sources found before.
+
+    Returns:
+        (uid, text) of each file sink: what a fresh start does with the files that are there.
+    """
+    from tidegate.coordinator.recovery.fresh_start import check_fresh_start, existing_output
+
+    with built(pipeline, code_root, arguments, options, paths, schemas) as (graph, _):
+        if starts:
+            check_fresh_start(graph, starts)
+        return tuple(existing_output(graph))
+
+
+@contextlib.contextmanager
+def built(
+    pipeline: str,
+    code_root: str | None,
+    arguments: Mapping[str, Any],
+    options: JobOptions,
+    paths: RelativePaths | None = None,
+    schemas: FoundSchemas | None = None,
+) -> Iterator[tuple[JobGraph, ExecutionPlan]]:
+    """The pipeline, built from what would be pinned of it, and planned, as the driver will; its code is there within
+    the context. What the user's code prints goes to standard error.
+
+    Args:
+        paths: where relative paths lie; None: in the working directory.
+        schemas: that the job's sources found before (S5.5); one that is not named looks at its input.
+
+    Raises:
+        PipelineError: the code is not there, or the pipeline cannot be built or planned from it, or needs snapshots
+            that the options turn off, or is nothing for its execution mode.
+    """
+    path, target = resolve_pipeline(pipeline, code_root)
+    from tidegate.coordinator.checkpoint_mode import check_checkpoint_mode, check_commit, check_sink_modes
+    from tidegate.api.loader.pipeline_loader import load_pipeline
+    from tidegate.plan.batch_plan import plan_batch
+    from tidegate.plan.execution_plan import plan
+
+    with tempfile.TemporaryDirectory(prefix="tidegate-check-") as folder, contextlib.redirect_stdout(sys.stderr):
+        for name, content in pack(path).files:
+            file = os.path.join(folder, *name.split("/"))
+            os.makedirs(os.path.dirname(file), exist_ok=True)
+            with open(file, "wb") as copy:
+                copy.write(content)
+        graph = load_pipeline(folder, target, arguments, paths=paths, schemas=schemas)
+        execution = plan(graph, options.parallelism, options.max_parallelism)
+        if options.execution_mode == "batch":
+            allowed = options.allow_mode_dependent
+            plan_batch(graph, options.parallelism, options.max_parallelism, allow_mode_dependent=allowed)
+        else:
+            check_checkpoint_mode(graph, options)
+        check_commit(graph, options)
+        check_sink_modes(graph, options)
+        yield graph, execution

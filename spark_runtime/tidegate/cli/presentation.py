@@ -1,0 +1,293 @@
+"""A job's view as text and as JSON. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tidegate.cli.output import table
+from tidegate.jobs.history.statistics import CheckpointStatistics
+from tidegate.jobs.status import CheckpointView, FailureView, JobStatus, JobView, SourceView
+from tidegate.jobs.status_text import (
+    counters_period,
+    deletions_words,
+    event_time,
+    failure_words,
+    records_read,
+    records_words,
+    slots_there,
+    waiting_words,
+)
+from tidegate.jobs.stop_outcomes import COMMITS_PENDING, COMMITTED, STOP_OUTCOMES, remark
+
+MOST_IDS = 20
+"""Of checkpoints that a line names."""
+_SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def view_document(view: JobView, *, alive: bool | None = None) -> dict[str, Any]:
+    """A job for programs. `alive`: whether its driver was seen to live; None: not looked at, or nothing to look at."""
+    return {
+        "job_id": view.job_id,
+        "status": str(view.status),
+        "reason": view.reason,
+        "is_terminal": view.is_terminal,
+        "driver_alive": alive,
+        "spec": view.spec_number,
+        "generation": view.generation,
+        "run_id": view.run_id,
+        "restarts": view.restarts,
+        "slots": {"registered": slots_there(view), "needed": view.slots_needed},
+        "watermark": event_time(view.watermark_us),
+        "watermark_us": view.watermark_us,
+        "sources": [_source_document(source) for source in view.sources],
+        "latest_checkpoint": _optional(view.completed[-1] if view.completed else None),
+        "latest_recovery_point": _optional(view.latest_recovery_point),
+        "latest_savepoint": _optional(view.latest_savepoint),
+        "restored_from": view.restored_from,
+        "failure": _failure_document(view.failure),
+        "stop": dict(view.stop) if view.stop is not None else None,
+        "waiting": list(view.waiting),
+        "uncommitted": list(view.uncommitted),
+        "sources_paused": view.sources_paused,
+        "waits_for_deletions": view.waits_for_deletions,
+        "counters": {uid: dict(counts) for uid, counts in view.counters.items()},
+    }
+
+
+def checkpoint_document(checkpoint: CheckpointView) -> dict[str, Any]:
+    """A snapshot for programs."""
+    return {
+        "checkpoint_id": checkpoint.checkpoint_id,
+        "kind": checkpoint.kind,
+        "status": checkpoint.status,
+        "path": checkpoint.path,
+        "generation": checkpoint.generation,
+        "spec": checkpoint.spec,
+        "triggered_at": checkpoint.triggered_at,
+        "completed_at": checkpoint.completed_at,
+        "duration_ms": checkpoint.duration_ms,
+        "reason": checkpoint.reason,
+        "code": checkpoint.code,
+        "committed": checkpoint.committed,
+        "verdict": checkpoint.verdict,
+        "taken_back": checkpoint.taken_back,
+        "by": checkpoint.by,
+        "metrics": dict(checkpoint.metrics),
+    }
+
+
+def view_lines(view: JobView, *, alive: bool | None = None) -> list[str]:
+    """A job for people."""
+    lines = [f"{view.job_id}: {status_text(view)}"]
+    if alive is False:
+        never = view.status is JobStatus.CREATED
+        gone = "no sign of life; `tidegate restore` goes on, `tidegate cancel` ends it"
+        lines.append(f"  driver: {'never began; start it again' if never else gone}")
+    lines.append(f"  submission {view.spec_number}, generation {view.generation}, restarts {view.restarts}")
+    if view.watermark_us is not None:
+        lines.append(f"  watermark {event_time(view.watermark_us)}")
+    for source in view.sources:
+        lines.append(f"  source {source.uid}: {_source_text(source)}")
+    for uid, counts in sorted(view.counters.items()):
+        if counted := ", ".join(f"{n:,} {name}" for name, n in sorted(counts.items())):
+            lines.append(f"  counted by {uid} {counters_period(uid, view)}: {counted}")
+    newest = next((c for c in reversed(view.completed) if c.verdict != "rejected" and not c.taken_back), None)
+    if newest is not None:
+        lines.append(f"  latest snapshot: {newest.kind} {newest.checkpoint_id}, {newest.path}")
+    if words := deletions_words(view):
+        lines.append(f"  {words}")
+    lines += [f"  {words}" for words in _verdict_lines(view)]
+    if view.restored_from is not None:
+        lines.append(f"  restored from: {view.restored_from}")
+    if view.stop is not None:
+        lines += [f"  stop: {words}" for words in stop_lines(view.stop)]
+    elif _is_stopping(view):
+        lines.append("  stop: its savepoint is complete; the job ends when what that covers is committed")
+    if view.failure is not None:
+        lines += [f"  {line}" for line in failure_lines(view.failure, view.status)]
+    return lines
+
+
+def _verdict_lines(view: JobView) -> list[str]:
+    """What is behind the commit gate, or was (S7.8)."""
+    lines = []
+    if view.waiting:
+        pause = "; sources pause until there is one" if view.sources_paused else ""
+        lines.append(f"waiting for a verdict: {_ids(view.waiting)}{pause}")
+    if approved := [c.checkpoint_id for c in view.checkpoints if c.verdict == "approved" and not c.committed]:
+        lines.append(f"approved, not committed yet: {_ids(approved)}")
+    if gone := [c.checkpoint_id for c in view.checkpoints if c.verdict == "quarantined"]:
+        lines.append(f"in quarantine: {_ids(gone)}")
+    if view.status is JobStatus.FINISHED_COMMIT_PENDING:
+        lines.append(f"next: {STOP_OUTCOMES[COMMITS_PENDING].next_action}")
+    return lines
+
+
+def _ids(checkpoint_ids: Sequence[int]) -> str:
+    more = len(checkpoint_ids) - MOST_IDS
+    return (f"{more} older, " if more > 0 else "") + ", ".join(map(str, checkpoint_ids[-MOST_IDS:]))
+
+
+def status_text(view: JobView) -> str:
+    """Status with what explains it, on one line."""
+    if words := waiting_words(view):
+        return f"{view.status} ({words})"
+    if view.stop is not None and view.status is JobStatus.STOPPED:
+        mode, outcome, path = (view.stop.get(name) for name in ("mode", "outcome", "path"))
+        return f"{view.status} ({mode}, {outcome}) with savepoint {path}"
+    return f"{view.status}: {view.reason}" if view.reason else str(view.status)
+
+
+def _is_stopping(view: JobView) -> bool:
+    newest = view.completed[-1] if view.completed else None
+    own = newest is not None and newest.kind == "stop-savepoint" and newest.spec == view.spec_number
+    return own and not view.is_terminal
+
+
+def stop_lines(stop: Mapping[str, Any]) -> list[str]:
+    """How a stop ended, where that asks for something, and the next action."""
+    outcome = str(stop.get("outcome", ""))
+    known = STOP_OUTCOMES.get(outcome)
+    if outcome == COMMITTED or known is None:
+        return [words] if (words := remark(stop)) else []
+    return [f"{outcome}: {known.meaning}", f"next: {known.next_action}"]
+
+
+def progress_text(view: JobView) -> str:
+    """A job on one line, for the progress line."""
+    parts = [f"{view.job_id} {status_text(view)}"]
+    if view.status is JobStatus.RUNNING:
+        if (records := records_read(view)) is not None:
+            parts.append(records_words(records))
+        parts.append(f"{len(view.completed)} snapshots")
+        if view.watermark_us is not None:
+            parts.append(f"watermark {event_time(view.watermark_us)}")
+    if view.restarts:
+        parts.append(f"{view.restarts} restarts")
+    return ", ".join(parts)
+
+
+def checkpoint_lines(checkpoints: tuple[CheckpointView, ...], *, deleted: bool = False) -> list[str]:
+    """The history as a table, oldest first (S2.5).
+
+    Args:
+        deleted: the job has ended, and has deleted its checkpoints (`retention=delete`).
+    """
+    headings = ("id", "kind", "status", "triggered", "duration", "size", "alignment", "committed", "path")
+    rows = [
+        (
+            str(c.checkpoint_id),
+            c.kind,
+            c.status,
+            c.triggered_at,
+            "-" if c.duration_ms is None else f"{c.duration_ms:,} ms",
+            size(c.metrics.get("bytes")),
+            _milliseconds(c.metrics.get("alignment_ms")),
+            "taken back" if c.taken_back else "yes" if c.committed else (c.verdict or "-"),
+            _path_words(c, deleted),
+        )
+        for c in checkpoints
+    ]
+    return table(headings, rows, right=frozenset({"id", "duration", "size", "alignment"}))
+
+
+def _path_words(checkpoint: CheckpointView, deleted: bool) -> str:
+    if checkpoint.status == "aborted":
+        return checkpoint.reason or "aborted"
+    if deleted and checkpoint.status == "completed" and "savepoint" not in checkpoint.kind:
+        return "deleted when the job ended (retention=delete)"
+    return str(checkpoint.path)
+
+
+def statistics_lines(statistics: CheckpointStatistics) -> list[str]:
+    """Counts and figures of the history, to stand below it (S2.5)."""
+    parts = [f"{statistics.completed} completed ({statistics.savepoints} savepoints)"]
+    parts.append(_by_code(sum(statistics.aborted.values()), "aborted", statistics.aborted))
+    parts += [f"{statistics.in_progress} in progress", f"{statistics.restored} restored"]
+    lines = ["", f"{statistics.triggered} triggered: {', '.join(parts)}"]
+    if statistics.refused:
+        lines.append(_by_code(sum(statistics.refused.values()), "requests refused", statistics.refused))
+    figures = (
+        ("duration", statistics.duration_ms, _milliseconds),
+        ("size", statistics.size_bytes, size),
+        ("alignment", statistics.alignment_ms, _milliseconds),
+    )
+    headings = ("", "min", "avg", "max", "p50", "p90", "p99")
+    rows = [
+        (name, *(show(figure) for figure in (of.min, of.avg, of.max, of.p50, of.p90, of.p99)))
+        for name, of, show in figures
+        if of is not None
+    ]
+    return lines + (table(headings, rows, right=frozenset(headings[1:])) if rows else [])
+
+
+def _by_code(count: int, what: str, by_code: Mapping[str, int]) -> str:
+    codes = ", ".join(f"{n} {code}" for code, n in by_code.items())
+    return f"{count} {what}{f' ({codes})' if codes else ''}"
+
+
+def failure_lines(failure: FailureView, status: JobStatus) -> list[str]:
+    """A failure with its place and the traceback of the user's code."""
+    place = failure.operator or ""
+    if failure.subtask is not None:
+        place += f"{', ' if place else ''}subtask {failure.subtask}"
+    lines = [f"{failure_words(failure, status)}{f' [{place}]' if place else ''}: {failure.message}"]
+    if failure.traceback and not failure.recovered:
+        lines += [f"  {line}" for line in failure.traceback.rstrip().splitlines()]
+    return lines
+
+
+def size(size_bytes: object) -> str:
+    """Bytes to three digits or so: "1.5 MiB"; "-" for what is no number."""
+    if not isinstance(size_bytes, int | float) or isinstance(size_bytes, bool):
+        return "-"
+    number, unit = float(size_bytes), 0
+    while number >= 1024 and unit < len(_SIZE_UNITS) - 1:
+        number, unit = number / 1024, unit + 1
+    return f"{number:.0f} {_SIZE_UNITS[unit]}" if unit == 0 else f"{number:.1f} {_SIZE_UNITS[unit]}"
+
+
+def _milliseconds(value: object) -> str:
+    return f"{value:,.0f} ms" if isinstance(value, int | float) and not isinstance(value, bool) else "-"
+
+
+def _optional(checkpoint: CheckpointView | None) -> Mapping[str, Any] | None:
+    return None if checkpoint is None else checkpoint_document(checkpoint)
+
+
+def _source_document(source: SourceView) -> dict[str, Any]:
+    return {
+        "uid": source.uid,
+        "boundedness": source.boundedness,
+        "records": source.records,
+        "end_of_data": source.end_of_data,
+        "played_all": source.played_all,
+        "watermark": event_time(source.watermark_us),
+        "watermark_us": source.watermark_us,
+        "details": dict(source.details),
+    }
+
+
+def _source_text(source: SourceView) -> str:
+    parts = [source.boundedness]
+    if source.records is not None:
+        parts.append(records_words(source.records))
+    if source.end_of_data:
+        parts.append("ended")
+    elif source.played_all:
+        parts.append("played all")
+    return ", ".join(parts)
+
+
+def _failure_document(failure: FailureView | None) -> dict[str, Any] | None:
+    if failure is None:
+        return None
+    return {
+        "message": failure.message,
+        "operator": failure.operator,
+        "subtask": failure.subtask,
+        "traceback": failure.traceback,
+        "at": failure.at,
+        "recovered": failure.recovered,
+    }

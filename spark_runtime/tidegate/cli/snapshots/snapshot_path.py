@@ -1,0 +1,48 @@
+"""From a verb's arguments to the snapshot it concerns, and the positions of sources in it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from tidegate.cli import arguments
+from tidegate.cli.environment import Surroundings
+from tidegate.connectors.split_documents import SPLITS, split_documents
+from tidegate.jobs.layout import METADATA_NAME
+from tidegate.jobs.stores.store import open_store
+from tidegate.snapshot.parts import StatePart
+from tidegate.snapshot.reader import SnapshotReader
+from tidegate.state.state_reader import open_reader
+
+
+def add_path(parser: argparse.ArgumentParser) -> None:
+    """Arguments of every verb that concerns one snapshot."""
+    parser.add_argument("path", metavar="PATH", help="folder or URL of the snapshot; also relative to --root")
+    arguments.add_root(parser)
+
+
+def reader_of(args: argparse.Namespace, around: Surroundings) -> SnapshotReader:
+    """The snapshot that is named: a URL, an absolute path, one below the working directory when a snapshot lies there,
+    else one below the root. Raises SnapshotError, StoreError, OptionError."""
+    options = arguments.storage_options(args, around.environment)
+    path = os.path.expanduser(args.path)
+    named = args.root or around.environment.get(arguments.ROOT_VARIABLE)
+    is_here = os.path.isfile(os.path.join(path, METADATA_NAME))
+    if "://" in path or path.startswith("/") or is_here or not named:
+        return open_reader(path, options)
+    return open_reader(path, options, root=open_store(named, options))
+
+
+def current_splits(reader: SnapshotReader, uid: str) -> list[dict[str, Any]] | None:
+    """A source's splits as JSON, with the positions that a restore goes on from; None: not a source."""
+    known = reader.metadata.splits.get(uid)
+    if known is None:
+        return None
+    found: dict[str, Mapping[str, Any]] = {split["split_id"]: split for split in known}
+    operator = reader.metadata.operator(uid)
+    if operator is not None and any(state.handle is not None for state in operator.subtasks):
+        for rows in reader.tables(uid, SPLITS):
+            found.update({split["split_id"]: split for split in split_documents([StatePart(SPLITS, "list", rows)])})
+    return [dict(split) for split in found.values()]

@@ -1,0 +1,131 @@
+"""What a snapshot holds, as a document for programs and as lines for people. Reads; changes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow.compute as pc
+
+from tidegate.channel.elements import MIN_WATERMARK
+from tidegate.cli.output import table
+from tidegate.cli.presentation import size
+from tidegate.cli.snapshots.snapshot_path import current_splits
+from tidegate.jobs.status_text import event_time
+from tidegate.snapshot.metadata import OperatorState
+from tidegate.snapshot.reader import SnapshotReader, StateShape
+
+PROGRESS = "progress"
+"""State in which operators over event time keep how far they are."""
+MAX_SPLITS_SHOWN = 20
+"""Splits of one source in the text for people; the document has all."""
+
+
+def summary_document(reader: SnapshotReader) -> dict[str, Any]:
+    """The snapshot. Reads every state stream."""
+    metadata = reader.metadata
+    kinds = {operator["uid"]: operator["kind"] for operator in metadata.graph.get("operators", ())}
+    operators = [_operator_document(reader, operator, kinds.get(operator.uid)) for operator in metadata.operators]
+    marks = [operator["watermark_us"] for operator in operators if operator["watermark_us"] is not None]
+    return {
+        "path": reader.path,
+        "checkpoint_id": metadata.checkpoint_id,
+        "kind": metadata.kind,
+        "stop_mode": metadata.stop_mode,
+        "job_id": metadata.job_id,
+        "lineage": metadata.lineage,
+        "parent": metadata.parent,
+        "generation": metadata.generation,
+        "run_id": metadata.run_id,
+        "created_at": metadata.created_at,
+        "parallelism": metadata.parallelism,
+        "max_parallelism": metadata.max_parallelism,
+        "size_bytes": metadata.size_bytes,
+        "watermark": event_time(min(marks, default=None)),
+        "watermark_us": min(marks, default=None),
+        "drained_operators": list(metadata.drained_operators),
+        "operators": operators,
+    }
+
+
+def _operator_document(reader: SnapshotReader, operator: OperatorState, kind: str | None) -> dict[str, Any]:
+    states = reader.states(operator.uid) if any(s.handle is not None for s in operator.subtasks) else ()
+    watermark_us = _watermark_us(reader, operator.uid, states)
+    return {
+        "uid": operator.uid,
+        "kind": kind,
+        "status": operator.status,
+        "drained": operator.uid in reader.metadata.drained_operators,
+        "subtasks": len(operator.subtasks),
+        "size_bytes": sum(s.handle.full_bytes for s in operator.subtasks if s.handle is not None),
+        "watermark": event_time(watermark_us),
+        "watermark_us": watermark_us,
+        "states": [_state_document(shape) for shape in states],
+        "splits": current_splits(reader, operator.uid),
+    }
+
+
+def _state_document(shape: StateShape) -> dict[str, Any]:
+    return {
+        "name": shape.name,
+        "kind": shape.kind,
+        "format": shape.format,
+        "columns": [{"name": name, "type": type_} for name, type_ in shape.columns],
+        "rows": shape.rows,
+        "size_bytes": shape.size_bytes,
+        "subtasks": shape.subtasks,
+    }
+
+
+def _watermark_us(reader: SnapshotReader, uid: str, states: tuple[StateShape, ...]) -> int | None:
+    """The lowest watermark that the operator's subtasks had come to; None: it keeps none, or none had come."""
+    progress = next((s for s in states if s.name == PROGRESS and "watermark_us" in dict(s.columns)), None)
+    if progress is None:
+        return None
+    lows = [pc.min(found.column("watermark_us")).as_py() for found in reader.tables(uid, PROGRESS)]
+    low = min((low for low in lows if low is not None), default=None)
+    return None if low == MIN_WATERMARK else low
+
+
+def summary_lines(document: Mapping[str, Any]) -> list[str]:
+    """The document for people."""
+    kind = f"{document['kind']}{' by ' + document['stop_mode'] if document['stop_mode'] else ''}"
+    lines = [
+        f"{kind} {document['checkpoint_id']} of job {document['job_id']}, {document['created_at']}",
+        f"  {document['path']}",
+        f"  lineage {document['lineage']}, previous snapshot {document['parent'] or 'none'}",
+        f"  generation {document['generation']}, run {document['run_id']}",
+        f"  parallelism {document['parallelism']} of at most {document['max_parallelism']}, state "
+        f"{size(document['size_bytes'])}",
+        f"  watermark {document['watermark'] or '-'}",
+    ]
+    for operator in document["operators"]:
+        lines += ["", *_operator_lines(operator)]
+    return lines
+
+
+def _operator_lines(operator: Mapping[str, Any]) -> list[str]:
+    told = [operator["status"].replace("_", " "), *(["drained"] if operator["drained"] else [])]
+    if operator["watermark"] is not None:
+        told.append(f"watermark {operator['watermark']}")
+    lines = [f"{operator['uid']} ({operator['kind'] or 'unknown'}): {', '.join(told)}"]
+    rows = [
+        (
+            f"  {state['name']}",
+            state["kind"],
+            "-" if state["rows"] is None else f"{state['rows']:,}",
+            size(state["size_bytes"]) if state["format"] == "rows" else state["format"],
+            ", ".join(f"{column['name']} {column['type']}" for column in state["columns"]),
+        )
+        for state in operator["states"]
+    ]
+    if rows:
+        lines += table(("  state", "kind", "rows", "size", "columns"), rows, right=frozenset({"rows", "size"}))
+    splits = operator["splits"] or ()
+    for split in splits[:MAX_SPLITS_SHOWN]:
+        reached = "at its start" if split["position"] is None else f"position {json.dumps(split['position'])}"
+        lines.append(f"  split {split['split_id']}: {'read to its end' if split['finished'] else reached}")
+    if len(splits) > MAX_SPLITS_SHOWN:
+        lines.append(f"  and {len(splits) - MAX_SPLITS_SHOWN:,} more splits")
+    return lines

@@ -1,0 +1,43 @@
+"""`tidegate doctor`: is everything here that a job needs?"""
+
+from __future__ import annotations
+
+import argparse
+
+from tidegate.cli import arguments
+from tidegate.cli.upkeep.installation_checks import examine
+from tidegate.cli.environment import Surroundings, Verbs
+from tidegate.errors import EnvironmentProblemError
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "doctor",
+        help="check Java, Python, packages, ports and access to the root",
+        description="Checks what a job needs of this machine. Exit code 12 when something is wrong.",
+    )
+    arguments.add_root(parser)
+    parser.set_defaults(run=doctor)
+
+
+def doctor(args: argparse.Namespace, around: Surroundings) -> int:
+    """Print one line a finding. Returns EnvironmentProblemError's exit code when there is a problem."""
+    root = args.root or around.environment.get(arguments.ROOT_VARIABLE)
+    findings = examine(root, arguments.storage_options(args, around.environment), around.environment)
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        around.output.say(f"{'ok     ' if finding.ok else 'problem'}  {finding.name:<{width}}  {finding.detail}")
+        if not finding.ok:
+            around.output.say(f"{'':<{width + 11}}{finding.remedy}")
+    problems = [finding for finding in findings if not finding.ok]
+    around.output.say("all well" if not problems else f"{len(problems)} of {len(findings)} checks found a problem")
+    around.output.document(
+        {
+            "ok": not problems,
+            "findings": [
+                {"name": f.name, "ok": f.ok, "detail": f.detail, "remedy": f.remedy or None} for f in findings
+            ],
+        }
+    )
+    return EnvironmentProblemError.exit_code if problems else 0

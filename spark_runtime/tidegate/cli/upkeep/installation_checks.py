@@ -1,0 +1,158 @@
+"""What tidegate needs of a machine, and whether this one has it. Each check is a function from what it looked at to a
+Finding; `examine` does the looking. Java and ports are checked before a job is submitted, too (`contract.machine`)."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from tidegate.errors import TidegateError
+from tidegate.jobs.launch.driver_requirements import (
+    COMMAND_TIMEOUT_S,
+    Finding,
+    check_java,
+    check_loopback,
+    java_of,
+    said,
+)
+from tidegate.jobs.stores.store import open_store
+
+LEAST_PYTHON = (3, 11)
+MOST_PYTHON = (3, 14)
+KERNEL_CACHE_VARIABLE = "NUMBA_CACHE_DIR"
+
+
+def check_python(version: tuple[int, int], executable: str) -> Finding:
+    """Python 3.11 to 3.14."""
+    detail = f"{version[0]}.{version[1]} at {executable}"
+    if LEAST_PYTHON <= version <= MOST_PYTHON:
+        return Finding("python", True, detail)
+    return Finding("python", False, detail, "Use Python 3.11, 3.12, 3.13 or 3.14")
+
+
+def check_pyspark(installed: Mapping[str, str | None], has_jars: bool) -> Finding:
+    """pyspark is there and whole. pyspark-client brings a module of the same name without Spark itself, and whichever
+    was installed last has overwritten the other's files.
+
+    Args:
+        installed: versions of the distributions `pyspark` and `pyspark-client`; None: not installed.
+        has_jars: Spark's own jars lie beside the module.
+    """
+    spark, client = installed.get("pyspark"), installed.get("pyspark-client")
+    again = f"pip install --force-reinstall --no-deps 'pyspark=={spark or '4.*'}'"
+    if client is not None:
+        both = f"pyspark-client {client} is installed" + (
+            f" beside pyspark {spark} and overwrites its files" if spark else ""
+        )
+        return Finding("pyspark", False, both, f"Run `pip uninstall pyspark-client`, then `{again}`")
+    if spark is None:
+        return Finding("pyspark", False, "not installed for this interpreter", "Install tidegate with its dependencies")
+    if int(spark.split(".")[0]) < 4:
+        return Finding("pyspark", False, f"{spark} is too old", "Install pyspark 4 or newer")
+    if not has_jars:
+        return Finding("pyspark", False, f"{spark}, but Spark's jars are missing", f"Run `{again}`")
+    return Finding("pyspark", True, spark)
+
+
+def check_slot_python(named: str | None, said: str | None, version: tuple[int, int]) -> Finding:
+    """The interpreter that Spark starts slots with. `said`: "3.11" when it imports what slots need, else why not."""
+    if named is None:
+        return Finding("PYSPARK_PYTHON", True, f"not set: slots use {sys.executable}")
+    own = f"{version[0]}.{version[1]}"
+    remedy = f"Unset PYSPARK_PYTHON, or set it to {sys.executable}"
+    if said is None:
+        return Finding("PYSPARK_PYTHON", False, f"{named} cannot be run", remedy)
+    if said != own:
+        told = (
+            f"is Python {said}, the driver's is {own}"
+            if re.fullmatch(r"\d+\.\d+", said)
+            else f"lacks something: {said}"
+        )
+        return Finding("PYSPARK_PYTHON", False, f"{named} {told}", remedy)
+    return Finding("PYSPARK_PYTHON", True, named)
+
+
+def examine(root: str | None, storage_options: Mapping[str, Any], environment: Mapping[str, str]) -> list[Finding]:
+    """Look at everything. Never raises for what it finds."""
+    version = (sys.version_info.major, sys.version_info.minor)
+    java = java_of(environment)
+    named = environment.get("PYSPARK_PYTHON")
+    return [
+        check_python(version, sys.executable),
+        check_java(said(java, "-version"), java),
+        check_pyspark({name: _version(name) for name in ("pyspark", "pyspark-client")}, _has_jars()),
+        check_slot_python(named, None if named is None else _slot_python_said(named), version),
+        *[_package(name) for name in ("pyarrow", "numpy", "numba", "fsspec")],
+        check_loopback(),
+        _kernel_cache(environment),
+        _root(root, storage_options),
+    ]
+
+
+def _slot_python_said(python: str) -> str | None:
+    code = (
+        "import sys\n"
+        "try:\n"
+        "    import fsspec, numba, numpy, pyarrow, pyspark, tidegate\n"
+        "    print('%d.%d' % sys.version_info[:2])\n"
+        "except ImportError as error:\n"
+        "    print(error)\n"
+    )
+    try:
+        command = [python, "-W", "ignore", "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _has_jars() -> bool:
+    found = importlib.util.find_spec("pyspark")
+    places = list(found.submodule_search_locations or ()) if found is not None else []
+    return any(os.path.isdir(os.path.join(place, "jars")) for place in places)
+
+
+def _package(name: str) -> Finding:
+    version = _version(name)
+    if version is None:
+        return Finding(name, False, "not installed for this interpreter", "Install tidegate with its dependencies")
+    return Finding(name, True, version)
+
+
+def _kernel_cache(environment: Mapping[str, str]) -> Finding:
+    """Where compiled kernels are kept: without a lasting place each driver and slot compiles them anew."""
+    named = environment.get(KERNEL_CACHE_VARIABLE)
+    base = named or environment.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    try:
+        os.makedirs(base, mode=0o700, exist_ok=True)
+        with tempfile.TemporaryFile(dir=base):
+            return Finding("kernel cache", True, f"{base} is writable")
+    except OSError as error:
+        remedy = f"Set {KERNEL_CACHE_VARIABLE} to a writable folder of this user"
+        return Finding("kernel cache", False, f"{base} is not writable: {error.strerror}", remedy)
+
+
+def _root(root: str | None, storage_options: Mapping[str, Any]) -> Finding:
+    if root is None:
+        return Finding("root", True, "not looked at: no --root and no TIDEGATE_ROOT")
+    try:
+        store = open_store(root, storage_options)
+        store.probe()
+    except TidegateError as error:
+        detail = f"{error.what}{f' [{error.where}]' if error.where else ''}{f': {error.cause}' if error.cause else ''}"
+        return Finding("root", False, detail, error.remedy or "Use another root")
+    return Finding("root", True, f"{store.url}: create-only writes, reads, listings and deletes work")

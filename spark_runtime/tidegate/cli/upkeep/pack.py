@@ -1,0 +1,169 @@
+"""`tidegate pack`: a pipeline, and what it needs, in one file."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from importlib import metadata
+
+from tidegate.cli.environment import Surroundings, Verbs
+from tidegate.jobs.artifacts.artifact import pack, resolve_pipeline
+from tidegate.errors import EnvironmentProblemError, OptionError, PipelineError
+from tidegate.jobs.artifacts.packed_pipeline import SITE_PACKAGES, SUFFIX, Files, describe, packed
+
+RUNTIMES_OWN = (
+    *("tidegate", "pyspark", "py4j", "pyarrow", "numpy", "numba", "llvmlite", "fsspec", "pendulum"),
+    *("python-dateutil", "six", "tzdata"),
+)
+"""Packages that driver and executors have already, with tidegate: never packed, and held at the versions here."""
+INSTALL_LIMIT_S = 1800.0
+"""How long pip may take, seconds."""
+TAIL = 2000
+"""How much of pip's words an error shows, characters."""
+_LEFT_OUT = ("INSTALLER", "REQUESTED", "direct_url.json")
+"""Files of a `.dist-info` that tell of this machine."""
+
+Install = Callable[[Sequence[str]], None]
+"""Runs pip with these words."""
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "pack",
+        help="put a pipeline and the packages it needs into one file",
+        description="Writes a zip that `start`, `restore` and Airflow take in the place of PIPELINE.",
+    )
+    parser.add_argument("pipeline", metavar="PIPELINE", help="path/to/file.py:function or package.module:function")
+    parser.add_argument("-r", "--requirements", metavar="FILE", help="packages to put in, as pip reads them")
+    parser.add_argument("-o", "--output", metavar="FILE.zip", required=True, help="the file to write")
+    parser.add_argument("--code-root", metavar="FOLDER", help="folder to pack as a whole")
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, around: Surroundings) -> int:
+    """Write the file, and say its hash."""
+    if not args.output.endswith(SUFFIX):
+        raise OptionError(f"{args.output} is no {SUFFIX}", where="--output", remedy="Write -o pipeline.zip")
+    path, target = resolve_pipeline(args.pipeline, args.code_root)
+    if path.endswith(SUFFIX):
+        raise OptionError("it is packed already", where=path, remedy="Name the pipeline's own file")
+    around.output.progress("packing")
+    data, names = packed_pipeline(path, target, args.requirements)
+    with open(args.output, "wb") as file:
+        file.write(data)
+    digest = hashlib.sha256(data).hexdigest()
+    around.output.say(f"{args.output}: {target}, {len(names)} packages, {len(data)} bytes, sha256 {digest}")
+    document = {"file": args.output, "pipeline": target, "packages": names, "sha256": digest, "bytes": len(data)}
+    around.output.document(document)
+    return 0
+
+
+def packed_pipeline(
+    path: str, target: str, requirements: str | None, install: Install | None = None
+) -> tuple[bytes, list[str]]:
+    """The file's bytes, and `name==version` of each package in it.
+
+    Raises:
+        PipelineError: pip could not install the requirements, or a file of them has a name that is taken.
+        EnvironmentProblemError: there is no pip.
+    """
+    code = pack(path).files
+    packages: Files = ()
+    names: list[str] = []
+    if requirements is not None:
+        packages, names = _packages(requirements, install or run_pip)
+    return packed(describe(target, names, packages), (*code, *packages)), names
+
+
+def _packages(requirements: str, install: Install) -> tuple[Files, list[str]]:
+    if not os.path.isfile(requirements):
+        raise OptionError("there is no such file", where=f"--requirements {requirements}", remedy="Check the path")
+    with tempfile.TemporaryDirectory(prefix="tidegate-pack-") as folder:
+        constraints, target = os.path.join(folder, "constraints.txt"), os.path.join(folder, SITE_PACKAGES)
+        with open(constraints, "w", encoding="utf-8") as file:
+            file.writelines(f"{name}=={version}\n" for name, version in _own_versions())
+        install(["install", "--target", target, "--no-compile", "-r", requirements, "-c", constraints])
+        names: list[str] = []
+        own: set[str] = set()
+        for found in metadata.distributions(path=[target]):
+            files = {str(file) for file in found.files or ()}
+            if _normal(found.name) in RUNTIMES_OWN:
+                own |= files
+            else:
+                names.append(f"{_normal(found.name)}=={found.version}")
+        return tuple(_files(target, own)), sorted(names)
+
+
+def _files(target: str, own: set[str]) -> list[tuple[str, bytes]]:
+    """What pip installed, without the runtime's own, scripts, and what tells of this machine."""
+    kept: list[tuple[str, bytes]] = []
+    for directory, folders, names in os.walk(target):
+        relative = os.path.relpath(directory, target)
+        folders[:] = sorted(n for n in folders if n != "__pycache__" and not (relative == "." and n == "bin"))
+        for name in sorted(names):
+            inside = name if relative == "." else f"{relative.replace(os.sep, '/')}/{name}"
+            if inside in own or (relative.endswith(".dist-info") and name in _LEFT_OUT):
+                continue
+            with open(os.path.join(directory, name), "rb") as file:
+                content = file.read()
+            if relative.endswith(".dist-info") and name == "RECORD":
+                content = _record(content)
+            kept.append((f"{SITE_PACKAGES}/{inside}", content))
+    return kept
+
+
+def _record(content: bytes) -> bytes:
+    """A package's list of its files, without those that are left out: hashes of scripts, which begin with the path of
+    this interpreter, would make other bytes on every machine."""
+    kept = []
+    for line in content.splitlines(keepends=True):
+        path = next(csv.reader([line.decode()]), [""])[0]
+        folder, _, name = path.rpartition("/")
+        is_script = path.startswith(("../", "bin/"))
+        if not is_script and not (folder.endswith(".dist-info") and name in _LEFT_OUT):
+            kept.append(line)
+    return b"".join(kept)
+
+
+def run_pip(words: Sequence[str]) -> None:
+    """Run this interpreter's pip."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *words]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=INSTALL_LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise PipelineError(f"pip did not end within {INSTALL_LIMIT_S:g} s", remedy="Look at its index") from error
+    if done.returncode == 0:
+        return
+    if "No module named pip" in done.stderr:
+        raise EnvironmentProblemError(
+            "there is no pip here", cause=f"{sys.executable} has none", remedy="Run `python -m ensurepip`"
+        )
+    raise PipelineError(
+        "pip could not install the requirements",
+        cause=done.stderr[-TAIL:].strip(),
+        remedy=f"Correct the file; {', '.join(RUNTIMES_OWN[:6])} and what they need stay as they are installed here",
+    )
+
+
+def _own_versions() -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for name in RUNTIMES_OWN:
+        try:
+            found.append((name, metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _normal(name: str) -> str:
+    return name.lower().replace("_", "-").replace(".", "-")

@@ -1,0 +1,127 @@
+"""`tidegate gc --sinks`: what a job's sinks keep for nobody, removed from outside of a driver (S2.3, ADR 0022)."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from datetime import datetime, timedelta
+
+from tidegate.connectors.interface import Sink, SinkContext
+from tidegate.connectors.found_schema import found_schemas
+from tidegate.jobs.artifacts.artifact import materialise
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import TidegateError
+from tidegate.jobs.artifacts.pinned_graph import pinned_graph
+from tidegate.jobs.records import Spec
+from tidegate.jobs.history.submissions import followed_by, may_have_run, submissions_of
+from tidegate.coordinator.garbage.abandoned_checkpoints import claimed_savepoints
+from tidegate.coordinator.garbage.sink_leftovers import (
+    SinkLeftovers,
+    asked_of,
+    asked_steadily,
+    collect_leftovers,
+    lineages_of,
+)
+from tidegate.api.loader.pipeline_loader import load_pipeline
+
+
+def collect_sinks(
+    client: JobClient,
+    *,
+    now: datetime,
+    older_than: timedelta,
+    dry_run: bool = False,
+    deleted: Collection[str] = (),
+) -> SinkLeftovers:
+    """Go through all that the job's sinks keep. Runs the user's code that submissions pinned, in this process: of the
+    newest one that may have run, and of older ones that wrote to other places.
+
+    Args:
+        now: before anything is read.
+        deleted: folders of checkpoints that this collection has deleted, or would.
+
+    Raises:
+        PipelineError, RecordError: the newest submission's pipeline cannot be built; nothing was changed.
+        TidegateError: a sink could not, whatever it raised; call again.
+    """
+    decisions, specs = client.decisions(), client.specs()
+    lineages = lineages_of(decisions, specs)
+    if not lineages:
+        return SinkLeftovers()
+    ran = may_have_run(submissions_of(decisions))
+    newest = followed_by(len(specs) + 1, ran)
+    owned = claimed_savepoints(decisions, specs)
+    kept: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="tidegate-gc-") as scratch:
+        sinks = list(_sinks(client, [s for s in reversed(specs) if s.number in {*ran, newest}], scratch, kept))
+        told = [f"sink {ctx.uid!r} cannot tell what it keeps" for sink, ctx in sinks if not sink.can_collect]
+        try:
+            found = collect_leftovers(
+                sinks,
+                lineages,
+                lambda lineage: asked_steadily(
+                    lineage,
+                    lambda: lineages_of(client.decisions(), client.specs()),
+                    lambda as_it_is: asked_of(as_it_is, client.store, client.specs(), owned, deleted),
+                ),
+                now - older_than,
+                dry_run=dry_run,
+            )
+        except TidegateError:
+            raise
+        except Exception as error:
+            raise TidegateError(
+                "what sinks keep could not be collected",
+                where=f"job {client.job_id}",
+                cause=f"{type(error).__name__}: {error}",
+                remedy="Mend that, and call `tidegate gc --sinks` again: what is done is not done twice",
+            ) from error
+    return SinkLeftovers(found.found, found.too_young, (*found.kept, *told, *kept))
+
+
+def _sinks(
+    client: JobClient, newest_first: Sequence[Spec], scratch: str, kept: list[str]
+) -> Iterator[tuple[Sink, SinkContext]]:
+    """Every two-phase sink that a submission had, once for each uid and place, with the context of a writer."""
+    seen: set[tuple[str, str]] = set()
+    for at, spec in enumerate(newest_first):
+        pinned = pinned_graph(client.store, client.layout, spec.number)
+        others = {(uid, told) for uid, told in pinned.sinks.items()} - seen if pinned is not None else set()
+        if at and not others:
+            continue
+        code = os.path.join(scratch, str(spec.number))
+        try:
+            materialise(client.store, client.layout, spec.artifact, code)
+            graph = load_pipeline(
+                code,
+                spec.pipeline,
+                dict(spec.arguments),
+                check_sinks=False,
+                paths=spec.relative_paths,
+                schemas=found_schemas(pinned.graph) if pinned is not None else None,
+            )
+        except TidegateError as error:
+            if not at:
+                raise
+            places = ", ".join(f"{uid!r} ({told})" for uid, told in sorted(others))
+            kept.append(f"sinks {places} of submission {spec.number}, whose pipeline cannot be built: {error}")
+            seen |= others
+            continue
+        for node in graph.nodes:
+            if node.sink is None or not node.sink.two_phase or (node.uid, node.sink.describe()) in seen:
+                continue
+            seen.add((node.uid, node.sink.describe()))
+            yield (
+                node.sink,
+                SinkContext(
+                    job_id=client.job_id,
+                    lineage=spec.lineage,
+                    uid=node.uid,
+                    subtask=0,
+                    parallelism=1,
+                    generation=0,
+                    run_id="gc",
+                    schema=graph.edge_schema(node.inputs[0]),
+                ),
+            )

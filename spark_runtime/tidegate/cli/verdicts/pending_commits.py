@@ -1,0 +1,118 @@
+"""`tidegate commit-pending`: what is permitted and not committed, committed with no job running (S7.4, S7.8)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+
+from tidegate.jobs.artifacts.artifact import materialise
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.clock import iso
+from tidegate.errors import CommandRefusedError
+from tidegate.jobs.launches import find_local
+from tidegate.jobs.decision_log import last_fence
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.history.verdicts import Verdicts, verdicts_of
+from tidegate.coordinator.events import Ruling
+from tidegate.coordinator.driver_job import Job
+from tidegate.coordinator.late_commit import (
+    LateResult,
+    commit_late,
+    committed_last,
+    last_status,
+    newest_uncommitted,
+    settled_status,
+)
+from tidegate.coordinator.recovery.source_schemas import schemas_in_effect
+from tidegate.api.loader.pipeline_loader import load_pipeline
+from tidegate.plan.execution_plan import plan
+
+
+def commit_pending(client: JobClient, ruling: Ruling | None = None) -> LateResult:
+    """Commit what is approved, after `ruling` if there is one, from the pinned pipeline and the latest recovery point;
+    of a job that commits by itself what that point covers.
+
+    It takes a fence in the decision log, so that no driver of before can decide anything any more, and is itself
+    fenced off by the next. The job's status stays what it was until all is done. Idempotent; to be called again when it
+    was interrupted, whenever that was. Runs the user's code that the submission pinned, in this process.
+
+    Args:
+        ruling: verdict to give first; rejections: `stop` and `quarantine`.
+
+    Raises:
+        JobNotFoundError: no such job.
+        CommandRefusedError: a driver is alive, or has not begun yet; or the verdict cannot be given, as where there is
+            no commit gate.
+        PipelineError, RecordError: the pinned pipeline cannot be built.
+        See `commit_late` for others.
+    """
+    verdicts = _checked(client)
+    spec = client.spec(verdicts.spec)  # another one may have been submitted since
+    if ruling is not None and not verdicts.gated:
+        raise CommandRefusedError(
+            "this job commits by itself: nothing of it waits for a verdict",
+            where=f"job {client.job_id}",
+            cause="its option commit is 'automatic'",
+            remedy="Leave the verdict out: then what its newest snapshot covers is committed",
+        )
+    due: object = [n for n in verdicts.uncommitted if n <= verdicts.approved]
+    if not verdicts.gated:
+        due = newest_uncommitted(client.decisions(), client.specs(), verdicts)
+    told, rejected = last_status(client.decisions(), spec.number)
+    unsaid = settled_status(told, verdicts, rejected) is not None  # by a call that died before it did
+    if ruling is None and not due and not verdicts.withheld and not unsaid:
+        return LateResult(committed_last(verdicts), verdicts.waiting, verdicts.uncommitted, ())
+    fence = last_fence(client.decisions())
+    assert fence is not None, "a job with checkpoints had a driver"
+    with tempfile.TemporaryDirectory(prefix="tidegate-commit-") as scratch:
+        code = os.path.join(scratch, "artifact")
+        materialise(client.store, client.layout, spec.artifact, code)
+        graph = load_pipeline(
+            code,
+            spec.pipeline,
+            dict(spec.arguments),
+            check_sinks=False,
+            paths=spec.relative_paths,
+            schemas=schemas_in_effect(client.store, client.layout, spec, client.specs(), client.log),
+        )
+        options = JobOptions.from_mapping(spec.options)
+        execution = plan(graph, options.parallelism, options.max_parallelism)
+        job = Job(
+            root=client.root,
+            storage_options=client.storage_options,
+            store=client.store,
+            layout=client.layout,
+            spec=spec,
+            options=options,
+            graph=graph,
+            plan=execution,
+            log=client.log,
+            reign=client.log.reign(spec=spec.number, launch=fence.data["launch"], only_commits=True),
+            now_iso=lambda: iso(client.now()),
+            specs=client.specs,
+        )
+        return commit_late(job, f"commit-{secrets.token_hex(4)}", ruling)
+
+
+def _checked(client: JobClient) -> Verdicts:
+    view = client.view()
+    spec = client.spec(view.spec_number)
+    where = f"job {client.job_id}"
+    verdicts = verdicts_of(client.specs(), client.decisions(), spec.number)
+    beyond = sorted(set(view.uncommitted) - set(verdicts.uncommitted if verdicts.gated else ()))
+    if view.is_terminal and view.followed != spec.number and beyond:
+        raise CommandRefusedError(
+            f"checkpoints {beyond} are of submission {view.followed}",
+            where=where,
+            cause=f"submission {spec.number} has come after it, was refused before it ran, and does not hold them",
+            remedy="Restore the latest with commit=on_request (`tidegate restore` takes it from there), and let that "
+            "run approve or reject them",
+        )
+    if not view.is_terminal and (client.is_alive() or find_local(client, spec) is not None):
+        remedy = "Approve or reject it with `tidegate approve` or `reject`; or wait for its end"
+        raise CommandRefusedError("the driver is alive", where=where, remedy=remedy)
+    if not view.is_terminal and not view.is_active:
+        remedy = "Start it with `tidegate restore`, or end it with `tidegate cancel`"
+        raise CommandRefusedError("its driver has not begun yet", where=where, remedy=remedy)
+    return verdicts

@@ -1,0 +1,110 @@
+"""The initial state of a StatefulProcessor: which key groups have it, and the rows that wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.channel.elements import MIN_WATERMARK
+from tidegate.errors import SnapshotError
+from tidegate.compat.pyspark_stateful.processor_specs import StatefulProcessorSpec
+from tidegate.operators.restored_parts import checked_part
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, StatePart
+from tidegate.state.keyed_state import KeySet
+
+COMPLETE_STATE = "initial:complete"
+WAITING_STATE = "initial:waiting"
+"""States of the runtime's own: users' names hold no colon."""
+COMPLETE_SCHEMA = pa.schema(
+    [
+        pa.field(KEY_GROUP_COLUMN, pa.uint16(), nullable=False),
+        pa.field("complete", pa.bool_(), nullable=False),
+        pa.field("held_us", pa.int64(), nullable=False),
+    ]
+)
+"""For each key group whether its initial state is complete, and the watermark that is held back until it is."""
+
+
+class InitialState:
+    """No operator selects its input: rows that come before the initial state is complete wait for it.
+
+    Attributes:
+        complete: it is, or there is none.
+        held_us: the watermark that is held back; MIN_WATERMARK: none.
+    """
+
+    def __init__(self, spec: StatefulProcessorSpec, groups: range, uid: str) -> None:
+        self.complete = spec.initial_schema is None
+        self.held_us = MIN_WATERMARK
+        self._spec, self._groups, self._uid = spec, groups, uid
+        self._waiting: list[pa.RecordBatch] = []
+        self._schema = pa.schema([pa.field(KEY_GROUP_COLUMN, pa.uint16()), *spec.input_schema])
+
+    @property
+    def anyone_waits(self) -> bool:
+        """There are rows that wait."""
+        return bool(self._waiting)
+
+    def wait(self, batch: pa.RecordBatch, keys: KeySet) -> None:
+        """Keep rows until the initial state is complete."""
+        groups = pa.array(keys.groups[keys.rows])
+        self._waiting.append(pa.RecordBatch.from_arrays([groups, *batch.columns], schema=self._schema))
+
+    def released(self) -> list[pa.RecordBatch]:
+        """It is complete: the rows that have waited, in order of arrival."""
+        self.complete = True
+        waiting, self._waiting = self._waiting, []
+        schema = self._spec.input_schema
+        return [pa.RecordBatch.from_arrays(batch.columns[1:], schema=schema) for batch in waiting]
+
+    def freeze(self) -> Callable[[], list[StatePart]]:
+        """As it is now; the returned function makes the parts, none where there is no initial state."""
+        if self._spec.initial_schema is None:
+            return list
+        groups = np.array(self._groups, np.uint16)
+        columns = [groups, np.full(len(groups), self.complete), np.full(len(groups), self.held_us, np.int64)]
+        waiting = tuple(self._waiting)
+
+        def parts() -> list[StatePart]:
+            complete = pa.table(list(map(pa.array, columns)), schema=COMPLETE_SCHEMA)
+            rows = pa.Table.from_batches(waiting, schema=self._schema)
+            return [StatePart(COMPLETE_STATE, "keyed", complete), StatePart(WAITING_STATE, "keyed", rows)]
+
+        return parts
+
+    def restore(self, parts: Sequence[StatePart], *, drained: bool) -> None:
+        """Take back what `freeze` gave, all of this subtask's. Where a snapshot has none the operator had no initial
+        state then, and it is too late for one now. Args: drained: the initial state was cut short, and goes on (S7.5).
+
+        Raises:
+            SnapshotError: rows wait for an initial state that the pipeline does not have any more, or have other
+                columns now.
+        """
+        waiting = [part for part in parts if part.name == WAITING_STATE]
+        if self._spec.initial_schema is None:
+            if any(part.table.num_rows for part in waiting):
+                raise SnapshotError(
+                    "The snapshot holds rows that wait for an initial state, and the pipeline has none",
+                    where=f"operator {self._uid!r}",
+                    cause="it was taken before the initial state was complete",
+                    remedy="Give initialState again, or restore a later snapshot",
+                )
+            return
+        renamed = dict(self._spec.renamed)
+        for part in waiting:
+            table = checked_part(part, self._schema, self._uid, renamed).table
+            mine = table.filter(self._own(table))
+            self._waiting += [
+                pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)
+                for batch in mine.to_batches()
+                if batch.num_rows
+            ]
+        tables = [part.table.filter(self._own(part.table)) for part in parts if part.name == COMPLETE_STATE]
+        self.complete = not drained and all(all(table["complete"].to_pylist()) for table in tables)
+        self.held_us = min((held for table in tables for held in table["held_us"].to_pylist()), default=MIN_WATERMARK)
+
+    def _own(self, table: pa.Table) -> pa.Array:
+        groups = table[KEY_GROUP_COLUMN].to_numpy()
+        return pa.array((groups >= self._groups.start) & (groups < self._groups.stop))

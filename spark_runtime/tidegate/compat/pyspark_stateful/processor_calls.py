@@ -1,0 +1,160 @@
+"""The calls of a StatefulProcessor's methods, key by key, over states that are read and written for many keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
+
+from tidegate.errors import PipelineError
+from tidegate.operators.time.event_time import EventTime
+from tidegate.compat.pyspark_stateful.timer_overlay import TimerOverlay
+from tidegate.compat.pyspark_stateful.processor_handle import ProcessorHandle
+from tidegate.compat.pyspark_stateful.processor_rows import ProcessorRows
+from tidegate.state.keyed_state import DueTimers, KeySet
+
+LEAST_KEYS = 16
+FIRST_KEYS = 1024
+MOST_KEYS = 64 * 1024
+"""Keys that are worked through together: fewer where their lists and maps are large, more where they are small."""
+MANY_ELEMENTS = 256 * 1024
+"""List elements and map entries that should at most be read together."""
+
+
+class ProcessorCalls:
+    """Calls the processor, and gives the batches of what it gives.
+
+    All methods are generators and must be exhausted before another is called: states are written at their ends. What
+    is left of the results comes with `results`.
+
+    Attributes:
+        limit: keys that a set should have at most.
+    """
+
+    def __init__(
+        self, processor: StatefulProcessor, handle: ProcessorHandle, timers: TimerOverlay, rows: ProcessorRows
+    ) -> None:
+        self.limit = FIRST_KEYS
+        self._processor = processor
+        self._handle = handle
+        self._timers = timers
+        self._rows = rows
+
+    def rows(self, batch: pa.RecordBatch, keys: KeySet, values: TimerValues) -> Iterator[pa.RecordBatch]:
+        """`handleInputRows`, once for each key."""
+        self._begin(keys)
+        by_key = self._rows.by_key(batch, keys)
+        for number, key in enumerate(self._rows.keys(keys)):
+            self._handle.key.number = number
+            results = self._processor.handleInputRows(key, by_key.of(number), values)
+            yield from self._taken(results, "handleInputRows")
+        self._write()
+
+    def initial(self, batch: pa.RecordBatch, keys: KeySet, values: TimerValues) -> None:
+        """`handleInitialState`, for each row, or each key's frame."""
+        self._begin(keys)
+        by_key = self._rows.by_key(batch, keys)
+        for number, key in enumerate(self._rows.keys(keys)):
+            self._handle.key.number = number
+            for row in by_key.of(number):
+                self._processor.handleInitialState(key, row, values)
+        self._write()
+
+    def timers(
+        self, due: DueTimers, until_us: int, values: Callable[[int], TimerValues]
+    ) -> Iterator[pa.RecordBatch | tuple[pa.RecordBatch, list[int]]]:
+        """`handleExpiredTimer`, once for each timer, in order of time; last the timers that handlers have registered
+        and that are due too, if any, as `TimerOverlay.write` gives them.
+
+        Args:
+            until_us: timers up to this time fire.
+            values: of a timer that fires at this time, milliseconds.
+        """
+        self._begin(due.keys, due)
+        keys = self._rows.keys(due.keys)
+        for number, time_us in zip(due.owners.tolist(), due.times_us.tolist(), strict=True):
+            time_ms = time_us // 1000
+            self._handle.key.number = number
+            results = self._processor.handleExpiredTimer(
+                key=keys[number], timerValues=values(time_ms), expiredTimerInfo=ExpiredTimerInfo(time_ms)
+            )
+            yield from self._taken(results, "handleExpiredTimer")
+            self._timers.delete(number, time_ms)
+        late = self._write(until_us)
+        if late is not None:
+            yield late
+
+    def results(self) -> Iterator[pa.RecordBatch]:
+        """What was given and not yielded yet."""
+        yield from self._rows.batches()
+
+    def _begin(self, keys: KeySet, due: DueTimers | None = None) -> None:
+        for overlay in self._handle.overlays:
+            overlay.begin(keys)
+        self._timers.begin(keys, due)
+
+    def _write(self, fired_until_us: int | None = None) -> tuple[pa.RecordBatch, list[int]] | None:
+        self._handle.key.number = None
+        read = 0
+        for overlay in self._handle.overlays:
+            overlay.write()
+            read += overlay.elements
+        if read > MANY_ELEMENTS:
+            self.limit = max(LEAST_KEYS, self.limit // 2)
+        elif read < MANY_ELEMENTS // 4:
+            self.limit = min(MOST_KEYS, self.limit * 2)
+        return self._timers.write(fired_until_us)
+
+    def _taken(self, results: Any, method: str) -> Iterator[pa.RecordBatch]:
+        if results is None:
+            return
+        if not isinstance(results, Iterable):
+            raise self._rows.refused(f"{method} gave a {type(results).__name__}", "Give an iterator, or yield")
+        for result in results:
+            self._rows.add(result, method)
+            if self._rows.full:
+                yield from self._rows.batches()
+
+
+class TimesNow(TimerValues):
+    """PySpark's `TimerValues`; see there. The clock is read when it is asked for, and once: batch mode has none, and
+    whoever goes by event time alone does not need it."""
+
+    def __init__(self, now_ms: Callable[[], int], watermark_ms: int) -> None:
+        super().__init__(currentWatermarkInMs=watermark_ms)
+        self._now_ms = now_ms
+        self._read_ms: int | None = None
+
+    def getCurrentProcessingTimeInMs(self) -> int:
+        """See PySpark."""
+        if self._read_ms is None:
+            self._read_ms = self._now_ms()
+        return self._read_ms
+
+
+class OutputTime:
+    """The event-time column of what a processor gives.
+
+    Attributes:
+        passed_us: the watermark that was passed on: a row of an earlier time would be late downstream.
+    """
+
+    def __init__(self, time: EventTime, processor: str, where: str, passed_us: int) -> None:
+        self.passed_us = passed_us
+        self._time, self._processor, self._where = time, processor, where
+
+    def check(self, batch: pa.RecordBatch) -> None:
+        """PipelineError when a row is behind the watermark, as in Spark."""
+        times = self._time.microseconds(batch).drop_null().to_numpy()
+        if len(times) and int(times.min()) < self.passed_us:
+            early, passed = (np.datetime64(int(us), "us") for us in (times.min(), self.passed_us))
+            raise PipelineError(
+                f"the processor {self._processor} gave a row of {early} in column {self._time.column!r}, and the "
+                f"watermark has come to {passed}",
+                where=self._where,
+                cause="it would be late for the operators downstream, and be dropped there; Spark refuses it too",
+                remedy="Give rows of times that the watermark has not reached, or leave eventTimeColumnName away",
+            )

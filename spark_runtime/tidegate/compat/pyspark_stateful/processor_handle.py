@@ -1,0 +1,308 @@
+"""What a StatefulProcessor is handed in its slot: PySpark's own handle, states and timers, over an operator's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, TypeVar
+
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
+
+from tidegate.errors import PipelineError
+from tidegate.compat.pyspark_stateful.state_overlays import ListOverlay, MapOverlay, Overlay, ValueOverlay
+from tidegate.compat.pyspark_stateful.timer_overlay import LEAST_MS, MOST_MS, TimerOverlay
+from tidegate.compat.pyspark_stateful.state_declarations import DeclaredState, Keyless, Schema, state_of
+from tidegate.compat.pyspark_stateful.spark_values import Kept
+from tidegate.compat.pyspark_stateful.user_place import calling_line
+from tidegate.state.keyed_state import KeyedKind, KeyedStateBackend, StateDescriptor
+
+Fit = TypeVar("Fit")
+
+
+class KeyInHand:
+    """The key that the processor is called for.
+
+    Attributes:
+        number: of the key in the set in hand; None: it is called for none.
+    """
+
+    def __init__(self, where: str) -> None:
+        self.number: int | None = None
+        self._where = where
+
+    def require(self, call: str) -> int:
+        """Its number; PipelineError when there is none."""
+        if self.number is None:
+            raise PipelineError(
+                f"{call} is called while no key is handled",
+                where=f"{self._where}, {calling_line()}",
+                cause="states and timers are those of the key that a handle... method was called for",
+                remedy="Call it in handleInputRows, handleExpiredTimer or handleInitialState",
+            )
+        return self.number
+
+    def fit(self, accept: Callable[[Any], Fit], value: Any, overlay: Overlay[Any]) -> Fit:
+        """What `accept` makes of a value, whose PipelineError then names the key too."""
+        try:
+            return accept(value)
+        except PipelineError as error:
+            if self.number is None:
+                raise
+            [row] = overlay.keys.columns().slice(self.number, 1).to_pylist()
+            where = f"{error.where}, key {', '.join(f'{name}={one!r}' for name, one in row.items())}"
+            raise PipelineError(error.what, where=where, cause=error.cause, remedy=error.remedy) from None
+
+
+class OverlaidValue(ValueState):
+    """PySpark's `ValueState`; see there."""
+
+    def __init__(self, overlay: ValueOverlay, key: KeyInHand) -> None:
+        self._overlay, self._key = overlay, key
+
+    def exists(self) -> bool:
+        """See PySpark."""
+        return self._overlay.get(self._key.require("exists")) is not None
+
+    def get(self) -> tuple[Any, ...] | None:
+        """See PySpark."""
+        row = self._overlay.get(self._key.require("get"))
+        return None if row is None else self._overlay.codec.given(row)
+
+    def update(self, newValue: tuple[Any, ...]) -> None:
+        """See PySpark. PipelineError when the value is not of the schema."""
+        self._overlay.set(
+            self._key.require("update"), self._key.fit(self._overlay.codec.accepted, newValue, self._overlay)
+        )
+
+    def clear(self) -> None:
+        """See PySpark."""
+        self._overlay.set(self._key.require("clear"), None)
+
+
+class OverlaidList(ListState):
+    """PySpark's `ListState`; see there. An iterator has the elements as they are when it is made."""
+
+    def __init__(self, overlay: ListOverlay, key: KeyInHand) -> None:
+        self._overlay, self._key = overlay, key
+
+    def exists(self) -> bool:
+        """See PySpark."""
+        return bool(self._overlay.get(self._key.require("exists")))
+
+    def get(self) -> Iterator[tuple[Any, ...]]:
+        """See PySpark."""
+        return map(self._overlay.codec.given, self._overlay.get(self._key.require("get")))
+
+    def put(self, newState: list[tuple[Any, ...]]) -> None:
+        """See PySpark. PipelineError when an element is not of the schema."""
+        key, rows = self._key.require("put"), self._key.fit(self._overlay.codec.accepted_list, newState, self._overlay)
+        self._overlay.replace(key, rows)
+
+    def appendValue(self, newState: tuple[Any, ...]) -> None:
+        """See PySpark. PipelineError when it is not of the schema."""
+        self._overlay.append(
+            self._key.require("appendValue"), [self._key.fit(self._overlay.codec.accepted, newState, self._overlay)]
+        )
+
+    def appendList(self, newState: list[tuple[Any, ...]]) -> None:
+        """See PySpark. PipelineError when an element is not of the schema."""
+        key, rows = (
+            self._key.require("appendList"),
+            self._key.fit(self._overlay.codec.accepted_list, newState, self._overlay),
+        )
+        self._overlay.append(key, rows)
+
+    def clear(self) -> None:
+        """See PySpark."""
+        self._overlay.replace(self._key.require("clear"), [])
+
+
+class OverlaidMap(MapState):
+    """PySpark's `MapState`; see there. An iterator has the entries as they are when it is made, in any order."""
+
+    def __init__(self, overlay: MapOverlay, key: KeyInHand) -> None:
+        self._overlay, self._key = overlay, key
+        self._row = Row(*overlay.codec.schema.names)
+
+    def exists(self) -> bool:
+        """See PySpark."""
+        return bool(self._overlay.items(self._key.require("exists")))
+
+    def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """See PySpark; a `Row`, as there."""
+        row = self._overlay.get(self._key.require("getValue"), self._map_key(key))
+        return None if row is None else self._row(*self._overlay.codec.given(row))
+
+    def containsKey(self, key: tuple[Any, ...]) -> bool:
+        """See PySpark."""
+        return self._overlay.get(self._key.require("containsKey"), self._map_key(key)) is not None
+
+    def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:
+        """See PySpark. PipelineError when either is not of its schema."""
+        map_key, row = self._map_key(key), self._key.fit(self._overlay.codec.accepted, value, self._overlay)
+        self._overlay.set(self._key.require("updateValue"), map_key, row)
+
+    def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+        """See PySpark."""
+        entries = self._overlay.items(self._key.require("iterator"))
+        key, row = self._overlay.map_key.given, self._overlay.codec.given
+        return ((key(map_key), row(kept)) for map_key, kept in entries.items())
+
+    def _map_key(self, key: tuple[Any, ...]) -> Kept:
+        return self._key.fit(self._overlay.map_key.accepted, key, self._overlay)
+
+    def keys(self) -> Iterator[tuple[Any, ...]]:
+        """See PySpark."""
+        return map(self._overlay.map_key.given, self._overlay.items(self._key.require("keys")))
+
+    def values(self) -> Iterator[tuple[Any, ...]]:
+        """See PySpark."""
+        return map(self._overlay.codec.given, self._overlay.items(self._key.require("values")).values())
+
+    def removeKey(self, key: tuple[Any, ...]) -> None:
+        """See PySpark."""
+        self._overlay.set(self._key.require("removeKey"), self._map_key(key), None)
+
+    def clear(self) -> None:
+        """See PySpark."""
+        self._overlay.clear(self._key.require("clear"))
+
+
+class ProcessorHandle(StatefulProcessorHandle):
+    """The handle that `init` gets in a slot, and keeps.
+
+    Attributes:
+        key: the key in hand.
+        overlays: of all states.
+        timers: None: timeMode is None.
+    """
+
+    def __init__(
+        self,
+        declared: Mapping[str, DeclaredState],
+        back_end: KeyedStateBackend,
+        timers: TimerOverlay | None,
+        time_mode: str,
+        where: str,
+        deleted: Collection[str] = (),
+    ) -> None:
+        """Args: declared: by name, as they were when the pipeline was built. deleted: names of `deleteIfExists`."""
+        self._deleted = deleted
+        self.key = KeyInHand(where)
+        self.timers = timers
+        self.overlays: list[Overlay[Any]] = []
+        self._where, self._time_mode = where, time_mode
+        self._declared = declared
+        self._states: dict[str, Any] = {}
+        self._open = True
+        for name, state in declared.items():
+            self._states[name] = self._opened(state, back_end)
+
+    def opened(self) -> None:
+        """`init` is over: nothing is declared any more."""
+        self._open = False
+
+    def getValueState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> Any:
+        """See PySpark."""
+        return self._state("value", stateName, None, schema, ttlDurationMs)
+
+    def getListState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> Any:
+        """See PySpark."""
+        return self._state("list", stateName, None, schema, ttlDurationMs)
+
+    def getMapState(
+        self, stateName: str, userKeySchema: Schema, valueSchema: Schema, ttlDurationMs: int | None = None
+    ) -> Any:
+        """See PySpark."""
+        return self._state("map", stateName, userKeySchema, valueSchema, ttlDurationMs)
+
+    def deleteIfExists(self, stateName: str) -> None:
+        """Was done at the restore."""
+        self._require_init("deleteIfExists")
+        if stateName not in self._deleted:
+            raise self._otherwise(stateName)
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        """See PySpark. PipelineError with timeMode None, or when it is no time."""
+        key, timers = self._timers_of("registerTimer")
+        timers.register(key, self._time(expiryTimestampMs))
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        """See PySpark. PipelineError with timeMode None, or when it is no time."""
+        key, timers = self._timers_of("deleteTimer")
+        timers.delete(key, self._time(expiryTimestampMs))
+
+    def listTimers(self) -> Iterator[int]:
+        """See PySpark; ascending. PipelineError with timeMode None."""
+        key, timers = self._timers_of("listTimers")
+        return iter(timers.of(key))
+
+    def _opened(self, state: DeclaredState, back_end: KeyedStateBackend) -> Any:
+        overlay: Any
+        if state.descriptor.kind == "value":
+            overlay = ValueOverlay(back_end.value(state.descriptor), state.columns)
+            self.overlays.append(overlay)
+            return OverlaidValue(overlay, self.key)
+        if state.map_key is None:
+            overlay = ListOverlay(back_end.list(state.descriptor), state.columns)
+            self.overlays.append(overlay)
+            return OverlaidList(overlay, self.key)
+        overlay = MapOverlay(back_end.map(state.descriptor), state.map_key, state.columns)
+        self.overlays.append(overlay)
+        return OverlaidMap(overlay, self.key)
+
+    def _state(self, kind: KeyedKind, name: str, key: Schema | None, schema: Schema, ttl_ms: int | None) -> Any:
+        self._require_init(f"get{kind.title()}State")
+        given = state_of(kind, name, key, schema, ttl_ms, self._time_mode, self._where).descriptor
+        if name in self._deleted:
+            return Keyless(lambda call: self._of_deleted(name, call))
+        before = self._declared.get(name)
+        if before is None or _shape(before.descriptor) != _shape(given):
+            raise self._otherwise(name)
+        return self._states[name]
+
+    def _otherwise(self, name: str) -> PipelineError:
+        return PipelineError(
+            f"init declares state {name!r} otherwise than where the pipeline was built",
+            where=self._where,
+            cause="what init declares depends on more than the processor",
+            remedy="Declare the same states in every call of init",
+        )
+
+    def _of_deleted(self, name: str, call: str) -> PipelineError:
+        return PipelineError(
+            f"{call} {name!r}, which deleteIfExists has deleted",
+            where=f"{self._where}, {calling_line()}",
+            remedy=f"Do not delete {name!r} in init, or do not use it; clear() empties a key's state",
+        )
+
+    def _require_init(self, call: str) -> None:
+        if not self._open:
+            raise PipelineError(
+                f"{call} is called outside of init",
+                where=f"{self._where}, {calling_line()}",
+                remedy="Declare all states in init, and keep what it returns: self.count = handle.getValueState(...)",
+            )
+
+    def _timers_of(self, call: str) -> tuple[int, TimerOverlay]:
+        if self.timers is None:
+            raise PipelineError(
+                f"{call} is called with timeMode None",
+                where=f"{self._where}, {calling_line()}",
+                remedy='Say timeMode="EventTime" or timeMode="ProcessingTime"',
+            )
+        return self.key.require(call), self.timers
+
+    def _time(self, time_ms: object) -> int:
+        if isinstance(time_ms, bool) or not hasattr(time_ms, "__index__"):
+            raise PipelineError(
+                f"a timer is set to {time_ms!r}",
+                where=f"{self._where}, {calling_line()}",
+                remedy="Give milliseconds since the epoch: a whole number",
+            )
+        return min(max(int(time_ms.__index__()), LEAST_MS), MOST_MS)
+
+
+def _shape(state: StateDescriptor) -> tuple[Any, ...]:
+    """What must not differ between two declarations of one state."""
+    return state.kind, state.columns, state.map_key, state.ttl

@@ -1,0 +1,261 @@
+"""Rows as a StatefulProcessor takes and gives them: `Row` objects or pandas frames, from and to record batches."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+from pyspark.sql import Row
+
+from tidegate.errors import PipelineError
+from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
+from tidegate.compat.pyspark_stateful.python_values import python_values
+from tidegate.state.keyed_state import KeySet
+from tidegate.state.arrow.missing_values import arrow_array
+
+
+class RowsOfKeys(ABC):
+    """The rows of a delivered batch, by key."""
+
+    @abstractmethod
+    def of(self, key: int) -> Iterator[Any]:
+        """Those of key number `key`, as `handleInputRows` takes them."""
+
+
+class ProcessorRows(ABC):
+    """One variant of a processor's rows.
+
+    What it gives is collected by `add` until `full`, and made into batches of the declared schema by `batches`.
+    """
+
+    def __init__(self, schema: pa.Schema, processor: str, where: str) -> None:
+        """Args: schema: of what it gives. processor: name of its class, for errors."""
+        self._schema = schema
+        self._processor = processor
+        self._where = where
+        self._rows = 0
+        self._method = "handleInputRows"
+
+    @abstractmethod
+    def by_key(self, batch: pa.RecordBatch, keys: KeySet) -> RowsOfKeys:
+        """The rows of each key, in order."""
+
+    @abstractmethod
+    def keys(self, keys: KeySet) -> list[tuple[Any, ...]]:
+        """The keys as the processor's methods take them: tuples of one value for each key column."""
+
+    @property
+    def full(self) -> bool:
+        """As many rows are collected as a batch should have."""
+        return self._rows >= MAX_BATCH_ROWS
+
+    def add(self, result: Any, method: str) -> None:
+        """Collect one result of the method; PipelineError when it is of no such kind."""
+        self._method = method
+        self._rows += self._collect(result)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """What was collected; PipelineError when it does not fit the declared schema."""
+        if not self._rows:
+            return
+        batch = self._taken()
+        self._rows = 0
+        for field, array in zip(self._schema, batch.columns, strict=True):
+            if not field.nullable and array.null_count:
+                raise self.refused(f"column {field.name!r} has nulls, declared is not null", "Declare it nullable")
+        for start in range(0, batch.num_rows, MAX_BATCH_ROWS):
+            yield batch.slice(start, MAX_BATCH_ROWS)
+
+    @abstractmethod
+    def _collect(self, result: Any) -> int:
+        """Keep the result; gives its number of rows."""
+
+    @abstractmethod
+    def _taken(self) -> pa.RecordBatch:
+        """What was kept, which is forgotten."""
+
+    def refused(self, cause: str, remedy: str) -> PipelineError:
+        """The error for a result."""
+        return PipelineError(
+            f"{self._method} of the processor {self._processor} broke outputStructType",
+            where=self._where,
+            cause=cause,
+            remedy=remedy,
+        )
+
+    def _column(self, field: pa.Field, values: Any) -> pa.Array:
+        try:
+            return arrow_array(values, field.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise self.refused(
+                f"column {field.name!r} is {field.type}: {error}",
+                f"Give values of that type, or declare another type for {field.name!r}",
+            ) from error
+
+
+class _Objects(RowsOfKeys):
+    def __init__(self, batch: pa.RecordBatch, keys: KeySet) -> None:
+        ordered, self._bounds = _by_key(batch, keys)
+        self._row = Row(*batch.schema.names)
+        self._values = list(zip(*map(python_values, ordered.columns), strict=True))
+
+    def of(self, key: int) -> Iterator[Row]:
+        row = self._row
+        return (row(*values) for values in self._values[self._bounds[key] : self._bounds[key + 1]])
+
+
+class RowObjects(ProcessorRows):
+    """`Row` objects: the variant of `transformWithState`."""
+
+    def __init__(self, schema: pa.Schema, processor: str, where: str) -> None:
+        super().__init__(schema, processor, where)
+        self._names = schema.names
+        self._flat = not any(pt.is_nested(field.type) for field in schema)
+        self._collected: list[tuple[Any, ...]] = []
+
+    def by_key(self, batch: pa.RecordBatch, keys: KeySet) -> RowsOfKeys:
+        """See `ProcessorRows`."""
+        return _Objects(batch, keys)
+
+    def keys(self, keys: KeySet) -> list[tuple[Any, ...]]:
+        """See `ProcessorRows`."""
+        return list(zip(*map(python_values, keys.columns().columns), strict=True))
+
+    def _collect(self, result: Any) -> int:
+        if not isinstance(result, Row):
+            raise self.refused(f"it gave a {type(result).__name__}", "Yield pyspark.sql.Row objects")
+        if self._flat and getattr(result, "__fields__", None) == self._names and len(result) == len(self._names):
+            self._collected.append(result)
+            return 1
+        if not hasattr(result, "__fields__"):
+            raise self.refused("it gave a Row without names", "Name its values: Row(k=..., count=...)")
+        values = result.asDict(True)
+        self._collected.append(tuple([values.get(name) for name in self._names]))
+        return 1
+
+    def _taken(self) -> pa.RecordBatch:
+        rows, self._collected = self._collected, []
+        columns = zip(*rows, strict=True)
+        arrays = [self._column(field, list(column)) for field, column in zip(self._schema, columns, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+class _Frames(RowsOfKeys):
+    def __init__(self, batch: pa.RecordBatch, keys: KeySet) -> None:
+        ordered, self._bounds = _by_key(batch, keys)
+        self._frame, self._guessed = _frame(ordered)
+
+    def of(self, key: int) -> Iterator[Any]:
+        frame = self._frame.iloc[self._bounds[key] : self._bounds[key + 1]].reset_index(drop=True)
+        for name in self._guessed:
+            frame[name] = frame[name].infer_objects()
+        yield frame
+
+
+class PandasFrames(ProcessorRows):
+    """pandas frames: the variant of `transformWithStateInPandas`. One frame for each key and delivered batch."""
+
+    def __init__(self, schema: pa.Schema, processor: str, where: str) -> None:
+        super().__init__(schema, processor, where)
+        import pandas as pd
+
+        self._pandas: Any = pd
+        self._collected: list[Any] = []
+
+    def by_key(self, batch: pa.RecordBatch, keys: KeySet) -> RowsOfKeys:
+        """See `ProcessorRows`."""
+        return _Frames(batch, keys)
+
+    def keys(self, keys: KeySet) -> list[tuple[Any, ...]]:
+        """See `ProcessorRows`; timestamps are pandas' own, without a zone, instants as those of UTC."""
+        columns = [
+            _frame(pa.record_batch([column], names=["key"]))[0]["key"].tolist()
+            if pt.is_timestamp(column.type)
+            else column.to_pylist()
+            for column in keys.columns().columns
+        ]
+        return list(zip(*columns, strict=True))
+
+    def _collect(self, result: Any) -> int:
+        if not isinstance(result, self._pandas.DataFrame):
+            raise self.refused(f"it gave a {type(result).__name__}", "Yield pandas.DataFrame objects")
+        names = list(result.columns)
+        if not len(result) and not names:
+            return 0
+        declared = self._schema.names
+        by_name = any(isinstance(name, str) for name in names)
+        if len(names) < len(declared) or (by_name and any(names.count(name) != 1 for name in declared)):
+            raise self.refused(f"columns are {names}, declared are {declared}", "Give each of these columns, once")
+        if not len(result):
+            return 0
+        if by_name:
+            result = result if names == declared else result[declared]
+        else:
+            result = result.iloc[:, : len(declared)].set_axis(declared, axis=1)
+        self._collected.append(result)
+        return len(result)
+
+    def _taken(self) -> pa.RecordBatch:
+        frames, self._collected = self._collected, []
+        alike: list[list[Any]] = []
+        for frame in frames:
+            if alike and list(alike[-1][0].dtypes.items()) == list(frame.dtypes.items()):
+                alike[-1].append(frame)
+            else:
+                alike.append([frame])
+        batches = [self._batch(group[0] if len(group) == 1 else self._pandas.concat(group)) for group in alike]
+        return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+    def _batch(self, frame: Any) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays(
+            [self._series(field, frame[field.name]) for field in self._schema], schema=self._schema
+        )
+
+    def _series(self, field: pa.Field, series: Any) -> pa.Array:
+        """As Spark converts it: to the declared type, or to pandas' own and from that safely."""
+        try:
+            return pa.Array.from_pandas(series, type=field.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            pass
+        try:
+            return pa.Array.from_pandas(series).cast(field.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise self.refused(
+                f"column {field.name!r} is {field.type}: {error}",
+                f"Give values of that type, or declare another type for {field.name!r}",
+            ) from error
+
+
+def _by_key(batch: pa.RecordBatch, keys: KeySet) -> tuple[pa.RecordBatch, list[int]]:
+    """The rows with those of a key together, in order, and where each key's begin."""
+    counts = np.bincount(keys.rows, minlength=keys.size)
+    bounds: list[int] = [0, *np.cumsum(counts).tolist()]
+    if (np.diff(keys.rows) < 0).any():
+        batch = batch.take(pa.array(np.argsort(keys.rows, kind="stable")))
+    return batch, bounds
+
+
+def _frame(batch: pa.RecordBatch) -> tuple[Any, Sequence[str]]:
+    """The rows as Spark's frames have them: whole numbers of 64 bits (floats where there are nulls), floats of 64,
+    timestamps without a zone in nanoseconds, instants as those of UTC, as what comes back is read; and the columns
+    whose type each key's rows tell."""
+    columns = [array.dictionary_decode() if pt.is_dictionary(array.type) else array for array in batch.columns]
+    batch = pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+    frame = pa.Table.from_batches([batch]).to_pandas(maps_as_pydicts="strict", date_as_object=True)
+    guessed: list[str] = []
+    for field in batch.schema:
+        if pt.is_timestamp(field.type):
+            series = frame[field.name]
+            naive = series.dt.tz_convert(None) if field.type.tz is not None else series
+            frame[field.name] = naive.astype("datetime64[ns]")
+        elif pt.is_floating(field.type):
+            frame[field.name] = frame[field.name].astype(np.float64)
+        elif pt.is_integer(field.type) and not pt.is_uint64(field.type) and frame[field.name].dtype.kind in "iu":
+            frame[field.name] = frame[field.name].astype(np.int64)
+        elif pt.is_boolean(field.type) and frame[field.name].dtype == np.object_:
+            guessed.append(field.name)
+    return frame, guessed

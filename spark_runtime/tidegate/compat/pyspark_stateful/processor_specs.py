@@ -1,0 +1,106 @@
+"""Frozen description of a PySpark StatefulProcessor in a JobGraph; see `specs`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow as pa
+
+from tidegate.jobs.options import ProcessingTimeOnEnd
+from tidegate.jobs.restore.state_shapes import StateShape
+from tidegate.operators.stream_operator import EndOfInput, StreamOperator
+from tidegate.operators.functions.mode_dependence import why_batch_sensitive
+from tidegate.operators.specs import TimeUnit
+from tidegate.state.keys.key_types import stored_field
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+    from tidegate.compat.pyspark_stateful.state_declarations import DeclaredState
+
+TimeMode = Literal["none", "processingtime", "eventtime"]
+INITIAL = 1
+"""Input that brings the initial state; 0 brings the rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class StatefulProcessorSpec:
+    """Runs a StatefulProcessor with its states and timers.
+
+    Attributes:
+        processor: the user's; every subtask takes a deep copy, and calls `init` of it.
+        pandas: its rows are pandas frames, else `Row` objects.
+        declared: states that `init` declares, names unique.
+        deleted: states that `init` deletes from older snapshots.
+        time_mode: of timers and TTL.
+        keys: key columns; null is a key of its own.
+        time_column: event time of the rows, with time mode "eventtime"; else None.
+        time_unit: of the time column.
+        input_schema: of the rows.
+        initial_schema: of the initial state, whose key columns are `initial_keys`; None: there is none.
+        initial_keys: its key columns, in the order of `keys` and of their types.
+        schema: of what it gives.
+        output_time: event-time column of what it gives; None: it has none.
+        output_unit: of that column.
+        renamed: (key column in older snapshots, its name now).
+    """
+
+    processor: StatefulProcessor
+    pandas: bool
+    declared: tuple[DeclaredState, ...]
+    deleted: tuple[str, ...]
+    time_mode: TimeMode
+    keys: tuple[str, ...]
+    time_column: str | None
+    time_unit: TimeUnit
+    input_schema: pa.Schema
+    initial_schema: pa.Schema | None
+    initial_keys: tuple[str, ...]
+    schema: pa.Schema
+    output_time: str | None
+    output_unit: TimeUnit
+    renamed: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        """The key columns, as states have them."""
+        return pa.schema([stored_field(self.input_schema.field(key)) for key in self.keys])
+
+    def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
+        """Timers that fire; without them rows that had waited for the initial state to be whole."""
+        from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+        fires = type(self.processor).handleExpiredTimer is not StatefulProcessor.handleExpiredTimer
+        dropped = self.time_mode == "processingtime" and processing_time_on_end == "drop"
+        if fires and self.time_mode != "none" and not dropped:
+            return "any"
+        return "none" if self.initial_schema is None else INITIAL
+
+    @property
+    def cuts_by_key(self) -> bool:
+        """Its keys may be worked through apart, each with its own end of the input: they share no state."""
+        return self.initial_schema is None
+
+    def mode_dependence(self) -> str:
+        """By the clock, or when the user says so."""
+        if self.time_mode == "processingtime":
+            return "its timers and TTL go by the clock: timeMode is ProcessingTime"
+        return why_batch_sensitive(type(self.processor))
+
+    def create(self) -> StreamOperator:
+        """A fresh operator around a copy of the processor."""
+        from tidegate.compat.pyspark_stateful.transform_with_state import TransformWithState
+
+        return TransformWithState(self)
+
+    def states(self) -> tuple[StateShape, ...]:
+        """What the processor declares, its timers, and what the initial state leaves."""
+        from tidegate.compat.pyspark_stateful.processor_shapes import processor_shapes
+
+        return processor_shapes(self)
+
+    def describe(self) -> str:
+        """The processor's class, keys and states."""
+        states = ", ".join(f"{s.descriptor.name} ({s.descriptor.kind})" for s in self.declared) or "no states"
+        return f"transform_with_state {type(self.processor).__qualname__} by {', '.join(self.keys)}: {states}"

@@ -1,0 +1,100 @@
+"""Data files of a Delta table, and what its log says of each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import date, datetime
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+
+from tidegate.connectors.files.sink.encoded_file import EncodedFile
+from tidegate.connectors.files.sink.parquet_encoding import ParquetEncoding
+from tidegate.connectors.files.sink.hive_partitions import NULL_FOLDER
+
+LONGEST_FOLDER = 100
+"""Characters of a partition's folder name; a longer value is cut and told apart by a digest."""
+LONGEST_BOUND = 32
+"""Characters of a string's smallest and largest value in the statistics; longer ones are left out."""
+
+
+class DataFile(EncodedFile):
+    """A Parquet file of one partition, without the partition columns.
+
+    Args:
+        partition: the partition's values by column, as the log writes them.
+    """
+
+    def __init__(self, path: str, name: str, schema: pa.Schema, partition: Mapping[str, str | None]) -> None:
+        super().__init__(path, name, schema, ParquetEncoding())
+        self._columns = schema
+        self._partition = dict(partition)
+
+    def entry(self) -> dict[str, Any]:
+        """All that the log's add action says, and the folder the file is to lie in."""
+        status = os.stat(self.path)
+        return {
+            **super().entry(),
+            "folder": "".join(f"{_folder(name, value)}/" for name, value in self._partition.items()),
+            "partition": self._partition,
+            "bytes": status.st_size,
+            "modified_ms": int(status.st_mtime * 1000),
+            "stats": statistics(self.path, self._columns),
+        }
+
+
+def _folder(name: str, value: str | None) -> str:
+    """The log holds the value; the folder's name is for people, and for stores that spread load by prefix."""
+    text = f"{quote(name, safe='')}={NULL_FOLDER if value is None else quote(value, safe='')}"
+    if len(text) <= LONGEST_FOLDER:
+        return text
+    return f"{text[: LONGEST_FOLDER - 9]}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def statistics(path: str, schema: pa.Schema) -> str:
+    """The add action's statistics, from the file's footer: rows; for plain columns nulls; for integers, dates,
+    timestamps and short strings the bounds. Readers skip files by them, so what might mislead is left out (floats:
+    NaN)."""
+    footer = pq.read_metadata(path)
+    nulls: dict[str, int] = {}
+    smallest: dict[str, Any] = {}
+    largest: dict[str, Any] = {}
+    for index in range(footer.num_columns):
+        name = footer.schema.column(index).path
+        if name not in schema.names or "." in name:
+            continue
+        found = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
+        if not all(part is not None and part.has_null_count for part in found):
+            continue
+        nulls[name] = sum(part.null_count for part in found)
+        bounded = [part for part in found if part.has_min_max]
+        complete = all(part.has_min_max or part.num_values == 0 for part in found)
+        if bounded and complete and _has_bounds(schema.field(name).type):
+            # Parquet holds years that Python's calendar lacks.
+            with suppress(ValueError, OverflowError):
+                low, high = min(part.min for part in bounded), max(part.max for part in bounded)
+                _put(smallest, name, low)
+                _put(largest, name, high)
+    made = {"numRecords": footer.num_rows, "minValues": smallest, "maxValues": largest, "nullCount": nulls}
+    return json.dumps(made, sort_keys=True)
+
+
+def _has_bounds(kind: pa.DataType) -> bool:
+    return pt.is_signed_integer(kind) or pt.is_date32(kind) or pt.is_timestamp(kind) or pt.is_string(kind)
+
+
+def _put(bounds: dict[str, Any], name: str, value: Any) -> None:
+    if isinstance(value, datetime):
+        text = value.replace(tzinfo=None).isoformat(timespec="microseconds")
+        bounds[name] = text if value.tzinfo is None else f"{text}Z"
+    elif isinstance(value, date):
+        bounds[name] = value.isoformat()
+    elif not isinstance(value, str) or len(value) <= LONGEST_BOUND:
+        bounds[name] = value

@@ -1,0 +1,190 @@
+"""Which records a Delta table takes: types, names, and what a table that is there demands.
+
+Source: the Delta transaction log protocol (PROTOCOL.md of delta-io/delta): "Schema Serialization Format", "Column
+Invariants", "Valid Feature Names in Table Features".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from tidegate.errors import PipelineError
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_FORBIDDEN_IN_NAMES = re.compile(r"[ ,;{}()\n\t=]")
+_HARMLESS_FEATURES = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "columnMapping",
+        "deletionVectors",
+        "generatedColumns",
+        "identityColumns",
+        "invariants",
+        "timestampNtz",
+        "v2Checkpoint",
+        "vacuumProtocolCheck",
+    }
+)
+"""Writer features that ask nothing of one who appends files, or whose use is seen in columns and properties."""
+_DEMANDING_PROPERTIES = ("delta.constraints.", "delta.columnMapping.mode", "delta.setTransactionRetentionDuration")
+"""Checks of each row, other names in the files, and forgetting what was committed: the sink does none of them."""
+
+
+def stored_schema(schema: pa.Schema, partition_by: Sequence[str], url: str) -> pa.Schema:
+    """`schema` as Delta stores it: microseconds, UTC, plain strings; without metadata.
+
+    Raises:
+        PipelineError: a name or type that Delta lacks, or `partition_by` names no usable column.
+    """
+    lowered = [name.lower() for name in schema.names]
+    if twice := sorted({name for name in schema.names if lowered.count(name.lower()) > 1}):
+        raise PipelineError(
+            "Column names repeat; Delta does not tell upper case from lower",
+            where=url,
+            cause=f"{twice}",
+            remedy="Rename with select()",
+        )
+    for name in schema.names:
+        if _FORBIDDEN_IN_NAMES.search(name) or not name:
+            raise PipelineError(
+                f"A Delta column cannot be named {name!r}",
+                where=url,
+                cause="blanks, line breaks and ,;{}()= are not allowed",
+                remedy="Rename with select()",
+            )
+    stored = pa.schema([_stored_field(field, field.name, url) for field in schema])
+    _check_partitioning(stored, partition_by, url)
+    return stored
+
+
+def _stored_field(field: pa.Field, column: str, url: str) -> pa.Field:
+    return pa.field(field.name, _stored_type(field.type, column, url), field.nullable)
+
+
+def _stored_type(kind: pa.DataType, column: str, url: str) -> pa.DataType:
+    if pt.is_signed_integer(kind) or pt.is_boolean(kind) or pt.is_float32(kind) or pt.is_float64(kind):
+        return kind
+    if pt.is_date32(kind) or pt.is_decimal128(kind):
+        return kind
+    if pt.is_timestamp(kind) and kind.unit != "ns":
+        return pa.timestamp("us", None if kind.tz is None else "UTC")
+    if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind):
+        return pa.string()
+    if pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind) or pt.is_binary_view(kind):
+        return pa.binary()
+    if pt.is_dictionary(kind):
+        return _stored_type(kind.value_type, column, url)
+    if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
+        # The name Parquet and Delta give a list's elements.
+        return pa.list_(_stored_field(kind.value_field.with_name("element"), column, url))
+    if pt.is_struct(kind):
+        return pa.struct([_stored_field(kind.field(i), column, url) for i in range(kind.num_fields)])
+    if pt.is_map(kind):
+        return pa.map_(_stored_field(kind.key_field, column, url), _stored_field(kind.item_field, column, url))
+    raise PipelineError(
+        f"Column {column!r} of type {kind} cannot be written to Delta",
+        where=url,
+        cause="Delta has signed integers, float, double, decimal(38), string, binary, boolean, date, and microseconds",
+        remedy="Cast it with with_columns(), or leave it out with select()",
+    )
+
+
+def _check_partitioning(stored: pa.Schema, partition_by: Sequence[str], url: str) -> None:
+    for name in partition_by:
+        if name not in stored.names:
+            raise PipelineError(
+                f"partition_by names a column that is not there: {name!r}",
+                where=url,
+                cause=f"there are {', '.join(stored.names)}",
+                remedy="Name one of them",
+            )
+        kind = stored.field(name).type
+        if not (pt.is_string(kind) or pt.is_signed_integer(kind) or pt.is_boolean(kind) or pt.is_date32(kind)):
+            raise PipelineError(
+                f"Column {name!r} of type {kind} cannot partition a table",
+                where=url,
+                cause="this sink partitions by strings, integers, booleans and dates",
+                remedy="Partition by a coarser column, such as the date of a timestamp",
+            )
+    if set(partition_by) == set(stored.names):
+        raise PipelineError(
+            "partition_by names every column", where=url, remedy="Leave one out: files hold the columns that remain"
+        )
+
+
+def check_table(table: DeltaTable, stored: pa.Schema, partition_by: Sequence[str], url: str) -> None:
+    """Whether files of these columns can be appended to the table as it is now. Columns of the table that the records
+    lack are read as null.
+
+    Args:
+        stored: of `stored_schema`.
+
+    Raises:
+        PipelineError: names what differs, or what the table demands and this sink does not do.
+    """
+    remedy = "Write to another folder, or change the pipeline or the table"
+    metadata = table.metadata()
+    if list(metadata.partition_columns) != list(partition_by):
+        raise PipelineError(
+            "The Delta table is partitioned otherwise",
+            where=url,
+            cause=f"there: {list(metadata.partition_columns)}; partition_by={list(partition_by)}",
+            remedy=remedy,
+        )
+    there = {field.name: field for field in _arrow(table.schema())}
+    for field in _arrow(delta_schema(stored)):
+        if field.name not in there or there[field.name].type != field.type:
+            raise _other_schema(there.values(), stored, url, remedy)
+    for name, field in there.items():
+        ours = stored.field(name) if name in stored.names else None
+        if not field.nullable and (ours is None or ours.nullable):
+            raise PipelineError(
+                f"The Delta table wants column {name!r} without nulls",
+                where=url,
+                cause="the records have no such column" if ours is None else "the records may hold nulls there",
+                remedy="Write a non-nullable column, or drop the table's NOT NULL",
+            )
+    demands = [name for name in table.protocol().writer_features or [] if name not in _HARMLESS_FEATURES]
+    demands += [
+        name
+        for name, value in metadata.configuration.items()
+        if name.startswith(_DEMANDING_PROPERTIES) and (name, value) != ("delta.columnMapping.mode", "none")
+    ]
+    demands += sorted({key for field in table.schema().fields for key in field.metadata if key.startswith("delta.")})
+    if demands:
+        raise PipelineError(
+            "The Delta table demands what this sink does not do", where=url, cause=", ".join(demands), remedy=remedy
+        )
+
+
+def delta_schema(stored: pa.Schema) -> Any:
+    """The `deltalake.Schema` of a table of these columns."""
+    from deltalake import Schema
+
+    return Schema.from_arrow(stored)
+
+
+def _arrow(schema: Any) -> pa.Schema:
+    return pa.schema(schema.to_arrow())
+
+
+def _other_schema(there: Iterable[pa.Field], ours: pa.Schema, url: str, remedy: str) -> PipelineError:
+    return PipelineError(
+        "The Delta table has another schema",
+        where=url,
+        cause=f"there: {_columns(there)}; to be written: {_columns(ours)}",
+        remedy=remedy,
+    )
+
+
+def _columns(fields: Iterable[pa.Field]) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in fields)

@@ -1,0 +1,159 @@
+"""Removing what file sinks keep for nobody: staged files of lineages that are over, commit markers (S2.3, ADR 0022).
+
+Markers are put together into packs, by which a commit is as idempotent as by the marker, and a rewind finds what is
+missing. May be broken off anywhere and repeated, by two at once, and beside a running job.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from fsspec import AbstractFileSystem
+
+from tidegate.connectors.files.sink.sink_layout import MARKER_SUFFIX, FileLayout, parse_staged_name
+from tidegate.connectors.leftovers import Leftover, Leftovers, StillNeeded
+from tidegate.connectors.files.sink.marker_packs import PACK_SCHEMA, MarkerPacks
+from tidegate.connectors.storage import list_folder
+from tidegate.connectors.transactions import parse_transaction_id
+
+MARKERS_AT_ONCE = 20_000
+"""Markers in a pack before all are put together; what a crash may leave to do again."""
+REQUESTS_AT_ONCE = 16
+UNFINISHED_SUFFIX = ".tmp"
+_TIMES = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
+"""Where file systems tell in a listing when a file was written."""
+_Made = TypeVar("_Made")
+
+
+@dataclass(frozen=True)
+class _Stored:
+    path: str
+    size_bytes: int
+    written: datetime | None
+
+    @property
+    def name(self) -> str:
+        return self.path.rsplit("/", 1)[-1]
+
+
+class FileLeftovers:
+    """Those of one file sink in one job and lineage."""
+
+    def __init__(self, filesystem: AbstractFileSystem, layout: FileLayout, needed: StillNeeded) -> None:
+        self._fs = filesystem
+        self._layout = layout
+        self._needed = needed
+        self._packs = MarkerPacks(filesystem, layout.committed)
+
+    def collect(self, *, dry_run: bool) -> Leftovers:
+        """Remove them, or only tell what would go. Blocks."""
+        staged, young = self._staged()
+        markers, unfinished = self._markers()
+        if not dry_run:
+            self._remove(one.path for one in staged)
+            self._remove(one.path for one in unfinished)
+            removed = self._pack(markers)
+            markers = [one for one in markers if one.path in removed]
+        found = [Leftover(one.path, "staged", 1, one.size_bytes) for one in staged]
+        old = [*markers, *unfinished]
+        if old:
+            found.append(Leftover(self._layout.commits, "markers", len(old), sum(one.size_bytes for one in old)))
+        return Leftovers(tuple(found), young)
+
+    def _staged(self) -> tuple[list[_Stored], int]:
+        """Staged files that nobody needs and that are old enough; how many are not."""
+        if self._needed.handles is None:
+            return [], 0
+        kept = {
+            (parse_transaction_id(handle.transaction_id).subtask, file["staged"])
+            for handle in self._needed.handles
+            for file in handle.data.get("files", ())
+        }
+        found: list[_Stored] = []
+        for folder in list_folder(self._fs, self._layout.staging_of_all)[1]:
+            subtask = folder.rsplit("/", 1)[-1]
+            if subtask.isdecimal():
+                ours = (one for one in self._files_in(folder) if parse_staged_name(one.name) is not None)
+                found += [one for one in ours if (int(subtask), one.name) not in kept]
+        old = [one for one in found if self._is_old(one)]
+        return old, len(found) - len(old)
+
+    def _markers(self) -> tuple[list[_Stored], list[_Stored]]:
+        """Commit markers that are old enough, and what crashes left of some."""
+        ours = (one for one in self._files_in(self._layout.commits) if one.name.startswith(self._layout.markers_begin))
+        old = [one for one in ours if self._is_old(one)]
+        return (
+            [one for one in old if one.name.endswith(MARKER_SUFFIX)],
+            [one for one in old if one.name.endswith(UNFINISHED_SUFFIX)],
+        )
+
+    def _pack(self, markers: Sequence[_Stored]) -> set[str]:
+        """Remove markers, each once a pack stands for it, or nobody can ask for it; the paths of those that went."""
+        gone: set[str] = set()
+        for first in range(0, len(markers), MARKERS_AT_ONCE):
+            wanted: list[tuple[str, tuple[int, int]]] = []
+            unasked: list[tuple[str, tuple[int, int]]] = []
+            for one in markers[first : first + MARKERS_AT_ONCE]:
+                made = self._layout.marked_by(one.name)
+                assert made is not None, "it is a marker of this sink"
+                (wanted if made[1] >= self._needed.markers_from else unasked).append((one.path, made))
+            read = list(self._at_once(self._files_of, [path for path, _ in wanted]))
+            kept = [(path, made, files) for (path, made), files in zip(wanted, read, strict=True) if files is not None]
+            if kept:
+                columns: list[list[Any]] = [[made[0] for _, made, _ in kept], [made[1] for _, made, _ in kept]]
+                self._packs.add(pa.Table.from_arrays([*columns, [files for *_, files in kept]], schema=PACK_SCHEMA))
+            removed = [path for path, *_ in kept] + [path for path, _ in unasked]
+            self._remove(removed)
+            gone.update(removed)
+        self._packs.put_together(self._needed.markers_from)
+        return gone
+
+    def _files_of(self, marker: str) -> int | None:
+        """How many files its transaction published; None: it cannot be told, and the marker stays."""
+        try:
+            return len(json.loads(self._fs.cat_file(marker)).get("files", ()))
+        except (FileNotFoundError, ValueError, AttributeError, TypeError):
+            return None
+
+    def _files_in(self, folder: str) -> Iterator[_Stored]:
+        with suppress(FileNotFoundError):
+            for entry in self._fs.ls(folder, detail=True):
+                if entry["type"] == "file":
+                    yield _Stored(entry["name"], int(entry.get("size") or 0), _written(self._fs, entry))
+
+    def _is_old(self, one: _Stored) -> bool:
+        return one.written is not None and one.written < self._needed.before
+
+    def _remove(self, paths: Iterable[str]) -> None:
+        list(self._at_once(self._remove_one, paths))
+
+    def _remove_one(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            self._fs.rm_file(path)
+
+    def _at_once(self, do: Callable[[str], _Made], of: Iterable[str]) -> Iterator[_Made]:
+        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as threads:
+            yield from threads.map(do, of)
+
+
+def _written(filesystem: AbstractFileSystem, entry: dict[str, Any]) -> datetime | None:
+    """When a listed file was written; None: the file system does not tell."""
+    told = next((entry[name] for name in _TIMES if entry.get(name) is not None), None)
+    if isinstance(told, int | float):
+        return datetime.fromtimestamp(told, UTC)
+    if isinstance(told, str):
+        with suppress(ValueError):
+            told = datetime.fromisoformat(told)
+    if not isinstance(told, datetime):
+        with suppress(NotImplementedError, FileNotFoundError):
+            told = filesystem.modified(entry["name"])
+    if not isinstance(told, datetime):
+        return None
+    return told if told.tzinfo is not None else told.replace(tzinfo=UTC)

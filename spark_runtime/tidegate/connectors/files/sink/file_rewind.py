@@ -1,0 +1,121 @@
+"""Taking back what a file sink published behind a snapshot (S9.3)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+import pyarrow.compute as pc
+from fsspec import AbstractFileSystem
+
+from tidegate.connectors.interface import SinkContext
+from tidegate.connectors.files.sink.sink_layout import FileLayout
+from tidegate.connectors.files.sink.marker_packs import MarkerPacks
+from tidegate.connectors.storage import is_local, list_folder, sync_to_disk
+from tidegate.errors import TidegateError
+
+NAMED_FILES = 3
+"""In an error."""
+
+
+class FileRewind:
+    """The published transactions of one sink behind snapshot `checkpoint_id`, up to and without checkpoint `before`: of
+    all its subtasks, in `ctx`'s job and lineage; of other jobs, lineages and sinks in the same folder none.
+
+    Markers go first, then files. So one that still has its marker has all its files, unless a reader took some; and
+    what a crash leaves has no marker and is found by its name, as is a transaction whose commit a crash cut short. Of
+    markers that were packed a note says that they count no more.
+    """
+
+    def __init__(
+        self, filesystem: AbstractFileSystem, layout: FileLayout, ctx: SinkContext, checkpoint_id: int, before: int
+    ) -> None:
+        self._fs = filesystem
+        self._layout = layout
+        self._ctx = ctx
+        self._checkpoint_id = checkpoint_id
+        self._before = before
+        self._packs = MarkerPacks(filesystem, layout.committed)
+
+    def check(self) -> None:
+        """Whether everything can be taken back.
+
+        Raises:
+            TidegateError: published files are gone: what readers moved or removed cannot be taken back from them.
+        """
+        there = set(self._files())
+        gone = [path for marker in self._markers() for path in self._files_of(marker) if path not in there]
+        gone += self._gone_of_packed(there)
+        if gone:
+            raise TidegateError(
+                f"The sink cannot take back what it published behind checkpoint {self._checkpoint_id}",
+                where=f"job {self._ctx.job_id}, sink {self._ctx.uid!r}, {self._layout.root}",
+                cause=f"{len(gone)} published files were moved or removed by someone: {gone[:NAMED_FILES]}",
+                remedy="Bring them back; or restore with on_committed_after=accept_duplicates, and see to their rows",
+            )
+
+    def take_back(self) -> None:
+        """Remove markers, then files. Idempotent; to be repeated after a failure."""
+        markers = self._markers()
+        if (newest := self._newest(markers, self._files())) is not None:
+            self._packs.rewind(self._checkpoint_id, newest + 1)
+        for marker in markers:
+            self._remove(marker)
+        if is_local(self._fs) and os.path.isdir(self._layout.commits):
+            sync_to_disk(self._layout.commits)
+        files = list(self._files())
+        for path in files:
+            self._remove(path)
+        if is_local(self._fs):
+            for folder in {os.path.dirname(path) for path in files}:
+                sync_to_disk(folder)
+
+    def _markers(self) -> list[str]:
+        """Paths of the markers of transactions to take back."""
+        found = list_folder(self._fs, self._layout.commits)[0]
+        return [path for path in found if self._is_between(self._layout.marked_by(path.rsplit("/", 1)[-1]))]
+
+    def _is_between(self, made: tuple[int, int] | None) -> bool:
+        return made is not None and self._checkpoint_id < made[1] < self._before
+
+    def _newest(self, markers: Iterable[str], files: Iterable[str]) -> int | None:
+        """Checkpoint of the newest transaction to take back; None: there is none."""
+        packed = pc.max(self._packs.between(self._checkpoint_id, self._before)["checkpoint_id"]).as_py()
+        marked = [self._layout.marked_by(path.rsplit("/", 1)[-1]) for path in markers]
+        published = [self._layout.published_by(path.rsplit("/", 1)[-1]) for path in files]
+        ids = [made[1] for made in (*marked, *published) if made is not None]
+        return max([*ids, *([] if packed is None else [packed])], default=None)
+
+    def _gone_of_packed(self, there: Iterable[str]) -> list[str]:
+        """What is missing of transactions whose markers are packed: these tell no names, but how many files."""
+        counted = Counter(self._layout.published_by(path.rsplit("/", 1)[-1]) for path in there)
+        marked = {self._layout.marked_by(path.rsplit("/", 1)[-1]) for path in self._markers()}
+        lacking = []
+        for row in self._packs.between(self._checkpoint_id, self._before).to_pylist():
+            made = row["subtask"], row["checkpoint_id"]
+            missing = 0 if made in marked else row["files"] - counted[made]
+            lacking += [f"of subtask {made[0]}, checkpoint {made[1]}"] * max(0, missing)
+        return lacking
+
+    def _files_of(self, marker: str) -> list[str]:
+        record = json.loads(self._fs.cat_file(marker))
+        return [self._layout.target(file["path"]) for file in record["files"]]
+
+    def _files(self) -> Iterator[str]:
+        """Paths of the published files to take back, found by their names."""
+        right_here, folders = list_folder(self._fs, self._layout.root)
+        yield from filter(self._is_behind, right_here)
+        for folder in folders:
+            # A folder of a partition; however the sink is partitioned by now.
+            if "=" in folder.rsplit("/", 1)[-1]:
+                yield from filter(self._is_behind, self._fs.find(folder))
+
+    def _is_behind(self, path: str) -> bool:
+        return self._is_between(self._layout.published_by(path.rsplit("/", 1)[-1]))
+
+    def _remove(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            self._fs.rm_file(path)

@@ -1,0 +1,184 @@
+"""FileSink: what the sinks share that write a folder of files with two-phase commit."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from fsspec import AbstractFileSystem
+
+from tidegate.connectors.interface import NO_CHECKPOINT, Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.files.sink.encoded_file import FileEncoding
+from tidegate.connectors.files.sink.existing_output import ExistingOutput, IfExists, check_if_exists, is_output
+from tidegate.connectors.files.source.file_formats import FormatName
+from tidegate.connectors.files.sink.sink_layout import FileLayout
+from tidegate.connectors.files.sink.file_leftovers import FileLeftovers
+from tidegate.connectors.files.sink.file_rewind import FileRewind
+from tidegate.connectors.files.sink.staged_files import staged_files
+from tidegate.connectors.files.sink.file_writer import FileCut, FileWriter
+from tidegate.connectors.leftovers import Leftovers, StillNeeded
+from tidegate.connectors.files.sink.hive_partitions import check_partition_columns, partition_columns
+from tidegate.connectors.storage import absolute, check_target_folder, list_folder, open_filesystem
+from tidegate.errors import OptionError, PipelineError
+from tidegate.jobs.client.staged_data import StagedData
+from tidegate.units import ByteSize, parse_size
+
+DEFAULT_TARGET_FILE_ROWS = 1_000_000
+DEFAULT_TARGET_FILE_SIZE = "256 MiB"
+OTHER_FOLDER = "Write to another folder, or remove what is there"
+
+
+class FileSink(Sink):
+    """Writes records to `<path>/part-*`, or `<path>/<column>=<value>/part-*`. A format gives its encoding, and says
+    which types it takes.
+
+    Args, raises: as the subclasses say.
+    """
+
+    can_rewind = True
+    can_quarantine = True
+    can_collect = True
+
+    _format_name: ClassVar[FormatName]
+    """Of the files; other files of it in the folder count for `if_exists`."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        encoding: FileEncoding,
+        *,
+        partition_by: str | Sequence[str],
+        storage_options: Mapping[str, Any] | None,
+        target_file_rows: int,
+        target_file_size: str | ByteSize,
+        if_exists: IfExists,
+    ) -> None:
+        name = type(self).__name__
+        self._url = absolute(path)
+        self._encoding = encoding
+        self._partition_by = partition_columns(partition_by, f"{name}(partition_by=...)")
+        self._storage_options = dict(storage_options or {})
+        self._cut = file_cut(target_file_rows, target_file_size, name)
+        self.if_exists = check_if_exists(if_exists, name)
+
+    def check(self, schema: pa.Schema) -> None:
+        """Whether the format has these types and the folder can be used, before anything runs. Changes nothing.
+
+        Raises:
+            PipelineError: a column's name or type, the folder, or files of another schema or partitioning in it.
+        """
+        if twice := sorted({name for name in schema.names if schema.names.count(name) > 1}):
+            raise PipelineError("Column names repeat", where=self._url, cause=f"{twice}", remedy="Rename with select()")
+        check_partition_columns(schema, self._partition_by, self._url)
+        in_files = pa.schema([field for field in schema if field.name not in self._partition_by])
+        self._check_types(in_files)
+        filesystem, root = open_filesystem(self._url, self._storage_options)
+        check_target_folder(filesystem, root, self._url)
+        if self.if_exists == "overwrite":
+            return
+        found = self._file_there(filesystem, root)
+        if found is not None:
+            self._check_same(filesystem, found, in_files)
+
+    def check_fresh_start(self, ctx: SinkContext) -> None:
+        """With `if_exists="error"`: whether the folder and its partitions are free of files of others. With
+        "overwrite", in the driver: a record that the first commit is to remove them."""
+        filesystem, root = open_filesystem(self._url, self._storage_options)
+        existing = ExistingOutput(filesystem, FileLayout(root, ctx), ctx, self._format_name)
+        if self.if_exists == "error":
+            existing.check_absent()
+        elif self.if_exists == "overwrite" and ctx.lineage:
+            existing.begin()
+
+    @property
+    @abstractmethod
+    def _suffixes(self) -> tuple[str, ...]:
+        """Of all files of the format, however compressed."""
+
+    @abstractmethod
+    def _check_types(self, schema: pa.Schema) -> None:
+        """Raise PipelineError naming the column that cannot be written."""
+
+    def _check_same(self, filesystem: AbstractFileSystem, path: str, schema: pa.Schema) -> None:
+        """Raise PipelineError unless the file, which is there already, has this schema, as far as its format tells."""
+
+    def _file_there(self, filesystem: AbstractFileSystem, root: str) -> str | None:
+        """A file of the format that is there already, where files of this sink would be too."""
+        folder = root
+        for column in (*self._partition_by, None):
+            files, folders = list_folder(filesystem, folder)
+            files = [path for path in files if is_output(path, self._suffixes)]
+            parts = [path for path in folders if "=" in path.rsplit("/", 1)[-1]]
+            strange = [p for p in parts if column is None or not p.rsplit("/", 1)[-1].startswith(f"{column}=")]
+            if column is not None:
+                strange += files
+            if strange:
+                raise PipelineError(
+                    "The sink's folder is partitioned in another way",
+                    where=strange[0],
+                    cause=f"partition_by={list(self._partition_by)}",
+                    remedy=OTHER_FOLDER,
+                )
+            if column is None:
+                return files[0] if files else None
+            if not parts:
+                return None
+            folder = parts[0]
+        return None
+
+    def create_writer(self, ctx: SinkContext) -> SinkWriter:
+        """A writer into this subtask's staging folder."""
+        filesystem, root = open_filesystem(self._url, self._storage_options)
+        layout, existing = FileLayout(root, ctx), None
+        if self.if_exists == "overwrite":
+            existing = ExistingOutput(filesystem, layout, ctx, self._format_name)
+        return FileWriter(filesystem, layout, ctx, self._encoding, self._cut, self._partition_by, existing)
+
+    def rewind_to(
+        self,
+        ctx: SinkContext,
+        checkpoint_id: int,
+        pending: Sequence[Committable] = (),
+        *,
+        before: int = NO_CHECKPOINT,
+    ) -> Callable[[], None]:
+        """Removes published files behind the snapshot, in the folder and all its partitions."""
+        filesystem, root = open_filesystem(self._url, self._storage_options)
+        rewind = FileRewind(filesystem, FileLayout(root, ctx), ctx, checkpoint_id, before)
+        rewind.check()
+
+        def take_back() -> None:
+            # Before the published files go, so that a zombie finds nothing to publish in their place.
+            writer = self.create_writer(ctx)
+            writer.recover(checkpoint_id, pending)
+            writer.close()
+            rewind.take_back()
+
+        return take_back
+
+    def collect(self, ctx: SinkContext, needed: StillNeeded, *, dry_run: bool = False) -> Leftovers:
+        """Removes staged files, and packs commit markers."""
+        filesystem, root = open_filesystem(self._url, self._storage_options)
+        return FileLeftovers(filesystem, FileLayout(root, ctx), needed).collect(dry_run=dry_run)
+
+    def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:
+        """The files in the staging folder."""
+        root = open_filesystem(self._url, self._storage_options)[1]
+        return staged_files(self._url, FileLayout(root, ctx), ctx.uid, checkpoint_id, handle)
+
+    def describe(self) -> str:
+        """The path and how it is partitioned."""
+        by = f", partition_by={list(self._partition_by)}" if self._partition_by else ""
+        return f"{type(self).__name__}({self._url!r}{by})"
+
+
+def file_cut(target_file_rows: int, target_file_size: str | ByteSize, name: str) -> FileCut:
+    """When sink `name` begins the next file. Raises OptionError."""
+    size = parse_size(target_file_size, where=f"{name}(target_file_size=...)")
+    for option, value in (("target_file_rows", target_file_rows), ("target_file_size", size)):
+        if value < 1:
+            raise OptionError(f"{option}={value!r} is too small", where=f"{name}({option}=...)", remedy="Use 1 or more")
+    return FileCut(target_file_rows, size)

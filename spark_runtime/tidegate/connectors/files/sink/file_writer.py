@@ -1,0 +1,341 @@
+"""The writer of all file sinks: stage, pre-commit, publish, clean up (S7.4)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from fsspec import AbstractFileSystem
+
+from tidegate.connectors.interface import Committable, SinkContext, SinkWriter
+from tidegate.connectors.files.sink.encoded_file import EncodedFile, FileEncoding
+from tidegate.connectors.files.sink.existing_output import ExistingOutput
+from tidegate.connectors.files.sink.sink_layout import FileLayout, parse_staged_name, target_name
+from tidegate.connectors.files.sink.staged_files import staged_files, suffix_of
+from tidegate.connectors.files.sink.marker_packs import MarkerPacks
+from tidegate.connectors.files.sink.hive_partitions import PartitionValues, by_partition, hive_folder
+from tidegate.connectors.quarantine import Quarantine
+from tidegate.connectors.storage import is_local, sync_to_disk
+from tidegate.connectors.transactions import check_own, looks_after, parse_transaction_id, transaction_id
+from tidegate.errors import SinkConflictError, TidegateError
+from tidegate.jobs.client.staged_data import StagedData
+
+MARKER_VERSION = 1
+OPEN_FILES = 64
+"""Partitions written at a time; with more, the file longest without rows is closed."""
+WAITING_BYTES = 128 * 2**20
+"""Of all open files together, before they encode what they hold."""
+
+
+@dataclass(frozen=True)
+class FileCut:
+    """When a file is closed and the next begun: at about so many rows, or bytes on disk, whichever comes first."""
+
+    rows: int
+    size_bytes: int
+
+    def reached(self, file: EncodedFile) -> bool:
+        """Whether the file is long enough."""
+        return file.rows >= self.rows or file.size_bytes() >= self.size_bytes
+
+
+class FileWriter(SinkWriter):
+    """Two-phase writer of one subtask. A transaction is what was written between two barriers; its handle names its
+    files.
+
+    - `write`: encodes to a file that no reader looks at: in the staging folder of a local target, else in scratch
+      space; one file for each partition at a time.
+    - pre-commit (asynchronous): the files' ends, then fsync or upload to the staging folder. Behind the last record
+      the files are ended at once: while the job agrees on its last snapshot, slots have nothing else to do.
+    - `commit`: every file is renamed into place (local: atomic) or copied and its staged copy removed (object stores:
+      an object appears whole); the transaction's marker follows. Repeating any part is harmless. With a marker, be it
+      packed: nothing to do, also when readers have moved the files since. Without marker: a staged file is published, a
+      published one accepted;
+      neither there: `TidegateError`.
+    - `recover`: removes what earlier runs of this subtask, and of those of a higher parallelism that it looks after,
+      left staged, never what this run or a newer generation stages.
+
+    `commit`, `abort`, `recover` touch no state shared with `write`, so they may run on another thread.
+    """
+
+    def __init__(
+        self,
+        filesystem: AbstractFileSystem,
+        layout: FileLayout,
+        ctx: SinkContext,
+        encoding: FileEncoding,
+        cut: FileCut,
+        partition_by: Sequence[str] = (),
+        existing: ExistingOutput | None = None,
+    ) -> None:
+        """Args: existing: files that the first commit replaces; None: none are."""
+        self._fs = filesystem
+        self._existing = existing
+        self._local = is_local(filesystem)
+        self._layout = layout
+        self._ctx = ctx
+        self._encoding = encoding
+        self._cut = cut
+        self._partition_by = tuple(partition_by)
+        in_files = [field for field in ctx.schema if field.name not in self._partition_by]
+        self._in_files = pa.schema(in_files, ctx.schema.metadata)
+        self._number = 1
+        self._files: list[EncodedFile] = []
+        self._open: dict[PartitionValues, EncodedFile] = {}
+        self._scratch: str | None = None
+        self._packs = MarkerPacks(filesystem, layout.committed)
+        if self._local:
+            os.makedirs(layout.staging, exist_ok=True)
+            os.makedirs(layout.commits, exist_ok=True)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add the batch to the running transaction."""
+        if batch.num_rows == 0:
+            return
+        for values, rows in by_partition(batch, self._partition_by):
+            self._file_of(values).write(rows)
+        if sum(file.waiting_bytes for file in self._open.values()) > WAITING_BYTES:
+            for file in self._open.values():
+                file.write_group()
+
+    def _file_of(self, values: PartitionValues) -> EncodedFile:
+        """The open file of a partition, which becomes the last to be closed."""
+        file = self._open.pop(values, None)
+        if file is not None and self._cut.reached(file):
+            file.close()
+            file = None
+        if file is None:
+            if len(self._open) >= OPEN_FILES:
+                self._open.pop(next(iter(self._open))).close()
+            file = self._begin_file(values)
+            self._files.append(file)
+        self._open[values] = file
+        return file
+
+    def _begin_file(self, values: PartitionValues) -> EncodedFile:
+        folder = hive_folder(self._partition_by, values)
+        return EncodedFile(*self._next_file(), self._in_files, self._encoding, folder)
+
+    def _next_file(self) -> tuple[str, str]:
+        """Path and name of the running transaction's next file."""
+        name = self._layout.staged_name(self._number, len(self._files), self._encoding.suffix)
+        return self._encoding_path(name), name
+
+    def _encoding_path(self, name: str) -> str:
+        if self._local:
+            return self._layout.staged(name)
+        if self._scratch is None:
+            self._scratch = tempfile.mkdtemp(prefix="files-", dir=self._ctx.scratch or None)
+        return os.path.join(self._scratch, name)
+
+    def end_input(self) -> None:
+        """Encode what waits on the encoder thread, ahead of the pre-commit."""
+        self._open = {}
+        for file in self._files:
+            file.begin_end()
+
+    def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
+        """Close the running transaction; the returned function makes its files durable in the staging folder."""
+        files, self._files, self._open = self._files, [], {}
+        number, self._number = self._number, self._number + 1
+        # Without rows, too: the first commit removes what was there before, also of a job that has no results.
+        replaces = self._existing is not None and self._existing.is_due
+        if not files and not replaces:
+            return tuple
+        transaction = transaction_id(self._ctx, checkpoint_id, number)
+
+        def stage() -> Sequence[Committable]:
+            entries = []
+            for file in files:
+                file.begin_end()
+            for file in files:
+                file.end()
+                entries.append(file.entry())
+                self._make_durable(file)
+            if self._local:
+                sync_to_disk(self._layout.staging)
+            return [Committable(transaction, {"files": entries, **({"replaces": True} if replaces else {})})]
+
+        return stage
+
+    def _make_durable(self, file: EncodedFile) -> None:
+        if self._local:
+            sync_to_disk(file.path)
+        else:
+            self._fs.put_file(file.path, self._layout.staged(file.name))
+            os.remove(file.path)
+
+    def commit(self, committables: Sequence[Committable]) -> None:
+        """Publish, idempotently.
+
+        Raises:
+            TidegateError: a transaction is lost (no marker, no staged and no published file), is of another lineage, or
+                a file of another origin has its name.
+        """
+        for handle in committables:
+            check_own(self._ctx, handle)
+            if not self._is_marked(handle):
+                self._commit(handle)
+                if self._local:
+                    continue  # files that were renamed are staged no more
+            self._remove_staged(handle)
+
+    def _is_marked(self, handle: Committable) -> bool:
+        # In this order: a marker is packed before it is removed.
+        made = parse_transaction_id(handle.transaction_id)
+        return self._fs.exists(self._marker(handle)) or self._packs.holds(made.subtask, made.checkpoint_id)
+
+    def _marker(self, handle: Committable) -> str:
+        return self._layout.marker(handle.transaction_id)
+
+    def _commit(self, handle: Committable) -> None:
+        """Publish the transaction, which has no marker, and write its marker."""
+        targets = self._move_files(handle)
+        if handle.data.get("replaces") and self._existing is not None:
+            if self._local:
+                for folder in self._layout.folders_of(targets):
+                    sync_to_disk(folder)
+            self._existing.replace(self._write_marker)
+        rows = [file["rows"] for file in handle.data["files"]]
+        files = [{"path": target, "rows": n} for target, n in zip(targets, rows, strict=True)]
+        told = {"transaction_id": handle.transaction_id, "files": files}
+        self._write_marker(self._marker(handle), told, self._layout.folders_of(targets))
+
+    def _publish_files(self, handle: Committable) -> Sequence[str]:
+        """Bring every staged file to its place, durably; the paths there, relative to the sink's folder."""
+        targets = self._move_files(handle)
+        if self._local:
+            for folder in self._layout.folders_of(targets):
+                sync_to_disk(folder)
+        return targets
+
+    def _move_files(self, handle: Committable) -> Sequence[str]:
+        """See `_publish_files`; durable only when the folders have been synchronised."""
+        made = parse_transaction_id(handle.transaction_id)
+        files = handle.data["files"]
+        targets = [file.get("folder", "") + target_name(made, n, file["staged"]) for n, file in enumerate(files)]
+        if self._local:
+            for target in targets:
+                os.makedirs(os.path.dirname(self._layout.target(target)), exist_ok=True)
+        for file, target in zip(files, targets, strict=True):
+            staged = self._layout.staged(file["staged"], made.subtask)
+            self._publish(staged, self._layout.target(target), handle.transaction_id)
+        return targets
+
+    def _publish(self, staged: str, target: str, transaction: str) -> None:
+        # In this order: another run of this subtask, holding the same permit, may publish in between.
+        if self._fs.exists(target):
+            is_staged = self._fs.exists(staged)
+            if is_staged and (self._local or self._fs.size(staged) != self._fs.size(target)):
+                raise SinkConflictError(
+                    "A file that this transaction did not write has the name it needs",
+                    where=target,
+                    cause=f"transaction {transaction} is still staged",
+                    remedy="Move that file away and restore the job, which repeats the commit",
+                )
+            return
+        try:
+            if self._local:
+                # Who removes unknown files from a folder goes by their age (Delta's VACUUM).
+                os.utime(staged)
+                os.replace(staged, target)
+            else:
+                self._fs.cp_file(staged, target)
+        except FileNotFoundError as e:
+            # Unless that run was quicker.
+            if not self._fs.exists(target):
+                raise TidegateError(
+                    "A transaction that was to be committed is lost",
+                    where=f"sink {self._ctx.uid!r}, subtask {self._ctx.subtask}, transaction {transaction}",
+                    cause=f"no commit marker, and neither {staged} nor {target} is there; someone removed staged files",
+                    remedy="Bring the staged file back, or restore an earlier snapshot",
+                ) from e
+
+    def _write_marker(self, marker: str, what: Mapping[str, Any], published: Sequence[str] = ()) -> None:
+        """Durably, behind the entries of the folders `published`. Those are synchronised when the marker's bytes have
+        been: with these a journaling file system wrote the renames, too, and has nothing left to do."""
+        record = {"version": MARKER_VERSION, **what}
+        content = json.dumps(record, sort_keys=True).encode()
+        if not self._local:
+            self._fs.pipe_file(marker, content)
+            return
+        unfinished = self._layout.unfinished(marker)
+        with open(unfinished, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        for folder in published:
+            sync_to_disk(folder)
+        os.replace(unfinished, marker)
+        sync_to_disk(os.path.dirname(marker))
+
+    def abort(self, committables: Sequence[Committable]) -> None:
+        """Remove staged files; published ones stay."""
+        for handle in committables:
+            check_own(self._ctx, handle)
+            self._remove_staged(handle)
+
+    def quarantine(self, committables: Sequence[Committable], into: Quarantine) -> None:
+        """Move the files, partition folders kept."""
+        for handle in committables:
+            check_own(self._ctx, handle)
+            made = parse_transaction_id(handle.transaction_id)
+            held = self._staged_data(handle, into.checkpoint_of(made))
+            moved = []
+            for n, (entry, file) in enumerate(zip(handle.data["files"], held.files, strict=True)):
+                name = f"{entry.get('folder', '')}{n}{suffix_of(entry['staged'])}"
+                path = into.take_file(self._fs, self._layout.staged(entry["staged"], made.subtask), made, name)
+                if path is not None:
+                    moved.append(replace(file, path=path))
+            if moved:
+                into.note(made, replace(held, files=tuple(moved)))
+
+    def _staged_data(self, handle: Committable, checkpoint_id: int) -> StagedData:
+        return staged_files(self._layout.root, self._layout, self._ctx.uid, checkpoint_id, handle)
+
+    def _remove_staged(self, handle: Committable) -> None:
+        made = parse_transaction_id(handle.transaction_id)
+        for file in handle.data["files"]:
+            self._remove(self._layout.staged(file["staged"], made.subtask))
+
+    def _remove(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            self._fs.rm_file(path)
+
+    def recover(self, checkpoint_id: int, pending: Sequence[Committable] = ()) -> None:
+        """Remove what earlier runs of the subtasks this one looks after left staged and `pending` does not name."""
+        kept = {
+            (parse_transaction_id(handle.transaction_id).subtask, file["staged"])
+            for handle in pending
+            for file in handle.data["files"]
+        }
+        for folder in self._names(self._layout.staging_of_all):
+            if not folder.isdecimal() or not looks_after(self._ctx, int(folder)):
+                continue
+            subtask = int(folder)
+            for name in self._names(f"{self._layout.staging_of_all}/{folder}"):
+                made = parse_staged_name(name)
+                if made is not None and (subtask, name) not in kept and self._layout.left_before(made):
+                    self._remove(self._layout.staged(name, subtask))
+
+    def _names(self, folder: str) -> list[str]:
+        try:
+            paths = self._fs.ls(folder, detail=False)
+        except FileNotFoundError:
+            return []
+        return [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
+
+    def close(self) -> None:
+        """Drop the running transaction; what was pre-committed stays."""
+        for file in self._files:
+            file.drop()
+        self._files, self._open = [], {}
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)

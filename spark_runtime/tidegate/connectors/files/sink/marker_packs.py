@@ -1,0 +1,186 @@
+"""Commit markers of a file sink that have been put together: which transactions are committed, in a few files (ADR
+0022).
+
+    <path>/_tidegate/committed/<job>/<lineage>/<uid>/pack-<first>-<last>-<nonce>.parquet   checkpoints first to last
+    <path>/_tidegate/committed/<job>/<lineage>/<uid>/rewound-<after>-<before>.json          taken back: those between
+
+A pack has a row for each committed transaction: its subtask, its checkpoint, and how many files it published. Packs are
+never changed. What is known is what all of them say together, without what was taken back, so that a pack may be
+written twice, by two at once, or beside a rewind. A pack is durable before the markers and packs that it stands for
+are removed; so whoever looks for a marker first, and then into the packs, finds every committed transaction.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from fsspec import AbstractFileSystem
+
+from tidegate.connectors.storage import is_local, list_folder, sync_to_disk
+from tidegate.errors import EnvironmentProblemError, OutageError
+
+PACK_VERSION = 1
+PACK_SCHEMA = pa.schema(
+    [
+        pa.field("subtask", pa.int32(), nullable=False),
+        pa.field("checkpoint_id", pa.int64(), nullable=False),
+        pa.field("files", pa.int32(), nullable=False),
+    ],
+    {"tidegate_markers": str(PACK_VERSION)},
+)
+LISTINGS = 10
+"""Of the packs, until a reading finds all that it lists: another collection may put them together meanwhile."""
+ROWS_PER_GROUP = 64 * 1024
+"""Read at a time by who looks for one transaction."""
+
+_PACK = re.compile(r"pack-(\d+)-(\d+)-[0-9a-f]+\.parquet")
+_REWOUND = re.compile(r"rewound-(\d+)-(\d+)\.json")
+_Read = TypeVar("_Read")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What is in the folder: (path, first, last) of packs; (after, before) of what was taken back, both excluded."""
+
+    packs: tuple[tuple[str, int, int], ...]
+    rewound: tuple[tuple[int, int], ...]
+
+    def is_rewound(self, checkpoint_id: int) -> bool:
+        """Whether what was committed for it has been taken back."""
+        return any(after < checkpoint_id < before for after, before in self.rewound)
+
+
+class MarkerPacks:
+    """Those of one sink in one job and lineage. Args: folder: `FileLayout.committed`."""
+
+    def __init__(self, filesystem: AbstractFileSystem, folder: str) -> None:
+        self._fs = filesystem
+        self._folder = folder
+
+    def listed(self) -> Listed:
+        """What is there now; one request."""
+        found = [(path, path.rsplit("/", 1)[-1]) for path in list_folder(self._fs, self._folder)[0]]
+        packs = [(path, match) for path, name in found if (match := _PACK.fullmatch(name))]
+        rewound = [match for _, name in found if (match := _REWOUND.fullmatch(name))]
+        return Listed(
+            tuple((path, int(match[1]), int(match[2])) for path, match in packs),
+            tuple((int(match[1]), int(match[2])) for match in rewound),
+        )
+
+    def holds(self, subtask: int, checkpoint_id: int) -> bool:
+        """Whether the subtask's transaction of this checkpoint is committed. For a checkpoint newer than all packs,
+        as that of a job at work is, one request."""
+
+        def look(listed: Listed) -> bool:
+            if listed.is_rewound(checkpoint_id):
+                return False
+            asked = [("subtask", "=", subtask), ("checkpoint_id", "=", checkpoint_id)]
+            near = (path for path, first, last in listed.packs if first <= checkpoint_id <= last)
+            return any(self._read(path, asked).num_rows for path in near)
+
+        return self._steadily(look)
+
+    def between(self, after: int, before: int) -> pa.Table:
+        """Committed transactions of the checkpoints between, both excluded: one row each."""
+
+        def look(listed: Listed) -> pa.Table:
+            asked = [("checkpoint_id", ">", after), ("checkpoint_id", "<", before)]
+            near = [path for path, first, last in listed.packs if last > after and first < before]
+            return together([self._read(path, asked) for path in near], listed)
+
+        return self._steadily(look)
+
+    def _steadily(self, look: Callable[[Listed], _Read]) -> _Read:
+        for _ in range(LISTINGS):
+            with suppress(FileNotFoundError):
+                return look(self.listed())
+        raise OutageError(
+            f"The packed commit markers changed {LISTINGS} times while they were read",
+            where=self._folder,
+            cause="several collections at once, or a listing that shows what was removed",
+            remedy="Try again",
+        )
+
+    def _read(self, path: str, filters: list[tuple[str, str, int]] | None = None) -> pa.Table:
+        with self._fs.open(path, "rb") as file:
+            version = (pq.read_schema(file).metadata or {}).get(b"tidegate_markers", b"0")
+            if int(version) > PACK_VERSION:
+                remedy = "Upgrade tidegate"
+                raise EnvironmentProblemError("Commit markers of a newer version", where=path, remedy=remedy)
+            file.seek(0)
+            return pq.read_table(file, columns=PACK_SCHEMA.names, filters=filters).cast(PACK_SCHEMA)
+
+    def add(self, markers: pa.Table) -> None:
+        """Write a pack of these, durably. Args: markers: of `PACK_SCHEMA`, at least one row."""
+        ordered = markers.sort_by([("checkpoint_id", "ascending"), ("subtask", "ascending")])
+        ids = ordered["checkpoint_id"]
+        name = f"pack-{ids[0].as_py()}-{ids[-1].as_py()}-{secrets.token_hex(8)}.parquet"
+        sink = pa.BufferOutputStream()
+        pq.write_table(
+            ordered.replace_schema_metadata(PACK_SCHEMA.metadata),
+            sink,
+            row_group_size=ROWS_PER_GROUP,
+            compression="zstd",
+            use_dictionary=False,
+            column_encoding=dict.fromkeys(PACK_SCHEMA.names, "DELTA_BINARY_PACKED"),
+        )
+        self._put(name, sink.getvalue().to_pybytes())
+
+    def put_together(self, needed_from: int) -> None:
+        """Make one pack of all, without what was taken back and what is older than checkpoint `needed_from`. What a
+        rival removes first was already part of his pack."""
+        listed = self.listed()
+        old = [path for path, _, _ in listed.packs]
+        if len(old) < 2 and all(first >= needed_from for _, first, _ in listed.packs):
+            return
+        try:
+            found = together([self._read(path) for path in old], listed)
+        except FileNotFoundError:
+            return
+        found = found.filter(pc.field("checkpoint_id") >= needed_from)
+        if found.num_rows:
+            self.add(found)
+        for path in old:
+            with suppress(FileNotFoundError):
+                self._fs.rm_file(path)
+
+    def rewind(self, after: int, before: int) -> None:
+        """Note that what was committed for the checkpoints between, both excluded, is taken back, before it is: a
+        collection beside it may still write a pack that holds it. None of them is ever claimed again."""
+        record = {"version": PACK_VERSION, "after": after, "before": before}
+        self._put(f"rewound-{after}-{before}.json", json.dumps(record, sort_keys=True).encode())
+
+    def _put(self, name: str, content: bytes) -> None:
+        path = f"{self._folder}/{name}"
+        if not is_local(self._fs):
+            self._fs.pipe_file(path, content)
+            return
+        os.makedirs(self._folder, exist_ok=True)
+        unfinished = f"{self._folder}/.{name}.{secrets.token_hex(4)}.tmp"
+        with open(unfinished, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+        for folder in (self._folder, *(self._folder.rsplit("/", n)[0] for n in (1, 2, 3, 4))):
+            sync_to_disk(folder)
+
+
+def together(packs: Sequence[pa.Table], listed: Listed) -> pa.Table:
+    """One row for each committed transaction of several packs."""
+    found = pa.concat_tables([PACK_SCHEMA.empty_table(), *packs])
+    for after, before in listed.rewound:
+        field = pc.field("checkpoint_id")
+        found = found.filter((field <= after) | (field >= before))
+    once = found.group_by(["subtask", "checkpoint_id"]).aggregate([("files", "max")])
+    return once.rename_columns({"files_max": "files"}).select(PACK_SCHEMA.names).cast(PACK_SCHEMA)

@@ -1,0 +1,149 @@
+"""Where file sinks keep what: every path below a sink's folder is built here.
+
+    <path>/[<column>=<value>/...]part-<job>--<lineage>--<uid>--<subtask>--<checkpoint>--<n>.<suffix>  published
+    <path>/_tidegate/staging/<job>/<lineage>/<uid>/<subtask>/<name>.<suffix>.staged   pre-committed or being written
+    <path>/_tidegate/commits/<transaction id>.json                                    commit markers
+    <path>/_tidegate/committed/<job>/<lineage>/<uid>/...                              those that were packed
+    <path>/_tidegate/replaced/<job>--<lineage>--<uid>.begun.json      a fresh start is to remove what was there before
+    <path>/_tidegate/replaced/<job>--<lineage>--<uid>.json            it has been removed
+
+Readers (Spark, pandas, pyarrow datasets, DuckDB on `<path>/*.parquet`) pass over `_tidegate`. A staged name carries
+generation, run, transaction number and file number, so that a zombie never writes to its successor's file (S9.2).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from tidegate.connectors.interface import SinkContext
+from tidegate.connectors.transactions import TransactionId
+from tidegate.errors import SinkConflictError
+
+PRIVATE_FOLDER = "_tidegate"
+STAGED_SUFFIX = ".staged"
+MARKER_SUFFIX = ".json"
+
+_SEPARATOR = "--"
+_PLAIN = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
+_STAGED_NAME = re.compile(r"g(\d+)--(.+)--(\d+)--(\d+)((?:\.[a-z0-9]+)+)\.staged")
+_PUBLISHED_NAME = re.compile(r"part-(.+)--(\d+)--(\d+)--(\d+)(?:\.[a-z0-9]+)+")
+
+
+@dataclass(frozen=True)
+class StagedName:
+    """Who wrote a staged file: generation, run, transaction number and file number within it; and the file's
+    suffix."""
+
+    generation: int
+    run: str
+    transaction: int
+    file: int
+    suffix: str
+
+    def __str__(self) -> str:
+        parts = [f"g{self.generation}", self.run, str(self.transaction), str(self.file)]
+        return _SEPARATOR.join(parts) + self.suffix + STAGED_SUFFIX
+
+
+def parse_staged_name(name: str) -> StagedName | None:
+    """Inverse of `str(StagedName)`; None for a file that is not ours."""
+    match = _STAGED_NAME.fullmatch(name)
+    return StagedName(int(match[1]), match[2], int(match[3]), int(match[4]), match[5]) if match else None
+
+
+def token(text: str) -> str:
+    """`text` as a part of a file name: as it is when plain, else cleaned and with a digest, so that no two texts
+    share a token. A token holds no separator."""
+    if _PLAIN.fullmatch(text) and _SEPARATOR not in text:
+        return text
+    return f"{re.sub('[^A-Za-z0-9_]', '_', text)}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+class FileLayout:
+    """The paths of one subtask's writer below `root`, without a trailing slash.
+
+    Attributes:
+        staging: folder of this subtask's staged files.
+        staging_of_all: its parent: one folder for each subtask of this sink, named by index.
+        commits: folder of the markers.
+        committed: folder of the sink's packed markers.
+        markers_begin: what names of the sink's markers begin with.
+        own_files_begin: what names of published files of this job and lineage begin with, whichever sink's.
+        replaces: path of the record that the lineage is to remove what was there before it.
+        replaced: path of the record that it has been removed.
+    """
+
+    def __init__(self, root: str, ctx: SinkContext) -> None:
+        self.root = root.rstrip("/")
+        self._run = token(ctx.run_id)
+        self._generation = ctx.generation
+        self._subtask = ctx.subtask
+        names = [token(ctx.job_id), token(ctx.lineage), token(ctx.uid)]
+        self._writers = _SEPARATOR.join(names)
+        self.staging_of_all = "/".join([self.root, PRIVATE_FOLDER, "staging", *names])
+        self.staging = f"{self.staging_of_all}/{ctx.subtask}"
+        self.commits = f"{self.root}/{PRIVATE_FOLDER}/commits"
+        self.committed = "/".join([self.root, PRIVATE_FOLDER, "committed", *names])
+        self.own_files_begin = f"part-{_SEPARATOR.join(names[:2])}{_SEPARATOR}"
+        self.replaces = f"{self.root}/{PRIVATE_FOLDER}/replaced/{self._writers}.begun{MARKER_SUFFIX}"
+        self.replaced = f"{self.root}/{PRIVATE_FOLDER}/replaced/{self._writers}{MARKER_SUFFIX}"
+        self.markers_begin = "".join(f"{quote(name, safe='')}," for name in (ctx.job_id, ctx.lineage, ctx.uid))
+
+    def left_before(self, name: StagedName) -> bool:
+        """Whether a run before this one wrote the staged file."""
+        return (name.generation, name.run) < (self._generation, self._run)
+
+    def staged_name(self, transaction: int, file: int, suffix: str) -> str:
+        """Name, within `staging`, of a file this run writes."""
+        return str(StagedName(self._generation, self._run, transaction, file, suffix))
+
+    def staged(self, name: str, subtask: int | None = None) -> str:
+        """Path of a file staged by `subtask`; None: by this one."""
+        return f"{self.staging if subtask is None else f'{self.staging_of_all}/{subtask}'}/{name}"
+
+    def target(self, name: str) -> str:
+        """Path of a published file."""
+        return f"{self.root}/{name}"
+
+    def folders_of(self, targets: Sequence[str]) -> list[str]:
+        """The folders of published files, and those above them up to the sink's own; the deepest first."""
+        found = {self.root}
+        for target in targets:
+            parts = target.split("/")[:-1]
+            found.update(self.target("/".join(parts[:depth])) for depth in range(1, len(parts) + 1))
+        return sorted(found, reverse=True)
+
+    def published_by(self, name: str) -> tuple[int, int] | None:
+        """The subtask of this sink, in this lineage, that published the file of this name, and for which checkpoint;
+        None: it is none of theirs."""
+        match = _PUBLISHED_NAME.fullmatch(name)
+        return (int(match[2]), int(match[3])) if match and match[1] == self._writers else None
+
+    def marked_by(self, name: str) -> tuple[int, int] | None:
+        """Subtask and checkpoint of the transaction whose marker has this name; None: it is no marker of this sink."""
+        if not (name.startswith(self.markers_begin) and name.endswith(MARKER_SUFFIX)):
+            return None
+        parts = name[len(self.markers_begin) :].removesuffix(MARKER_SUFFIX).split(",")
+        return int(parts[0]), int(parts[1])
+
+    def marker(self, transaction_id: str) -> str:
+        """Path of a transaction's commit marker."""
+        return f"{self.commits}/{transaction_id}{MARKER_SUFFIX}"
+
+    def unfinished(self, marker: str) -> str:
+        """Path under which this run's subtask writes a marker before it renames it."""
+        return f"{marker}.g{self._generation}-{self._run}-{self._subtask}.tmp"
+
+
+def target_name(made: TransactionId, file: int, staged: str) -> str:
+    """Name of the published file; unique, because checkpoint ids are claimed once in a lineage. Its suffix is that of
+    the staged file: the sink may write another format, or another compression, by now."""
+    name = parse_staged_name(staged)
+    if name is None:
+        raise SinkConflictError("Not a staged file", where=staged, cause="damaged or foreign state of a sink")
+    parts = [token(made.job_id), token(made.lineage), token(made.uid), str(made.subtask), str(made.checkpoint_id)]
+    return f"part-{_SEPARATOR.join([*parts, str(file)])}{name.suffix}"

@@ -1,0 +1,211 @@
+"""CSV records, by Arrow's reader."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from tidegate.connectors.files.source.number_text import (
+    all_whole,
+    beyond_float,
+    may_have_leading_zeros,
+    may_lose_digits,
+    with_leading_zeros,
+)
+from tidegate.connectors.files.source.record_blocks import Ends, csv_ends
+from tidegate.connectors.files.source.character_encoding import RecordError
+
+_COLUMN = re.compile(r"In CSV column #(\d+): ")
+_ROW = re.compile(r"Row #\d+: ")
+_QUOTED = re.compile(rb'(?:\A|(?<=[,\r\n]))(?:""(?=[,\r\n]|\Z)|("[^"]*(?:""[^"]*)*"))')
+"""A field in quotes; without the group: an empty one."""
+
+
+def header_names(line: bytes) -> list[str]:
+    """The names in a header line, which is in UTF-8."""
+    return next(csv.reader([line.decode().strip("\r\n")]), [])
+
+
+_TEXT = pa.schema([("text", pa.binary())])
+
+
+class CsvHead:
+    """Gives the text of records itself, of those that have as many values as there are names."""
+
+    schema = _TEXT
+
+    def __init__(self, names: Sequence[str], null_values: Sequence[str]) -> None:
+        self._names, self._null_values = list(names), null_values
+
+    def ends(self, text: bytes, is_last: bool) -> Ends:
+        """See `TextParser`."""
+        return csv_ends(text, is_last)
+
+    def parse(self, text: bytes) -> pa.RecordBatch:
+        """See `TextParser`."""
+        read_csv(text, self._names, self._null_values, dict.fromkeys(self._names[:1], pa.string()))
+        return pa.record_batch([[text]], schema=_TEXT)
+
+    def reason(self, error: Exception, text: bytes) -> str:
+        """See `TextParser`."""
+        return _reason(error, self._names)
+
+
+class CsvParser:
+    """Reads records of files with one header.
+
+    Args:
+        names: of the file's columns, in order.
+        schema: of the batches; columns are taken by name, those that the file lacks are null.
+        null_values: texts that mean null.
+        keeps_digits: refuse numbers of which the column's type would lose digits.
+    """
+
+    def __init__(
+        self, names: Sequence[str], schema: pa.Schema, null_values: Sequence[str], *, keeps_digits: bool
+    ) -> None:
+        self._names = list(names)
+        self.schema = schema
+        self._null_values = list(null_values)
+        present = [field for field in schema if field.name in names]
+        self._others = [f for f in present if not _is_text(f.type)]
+        self._types = {field.name: field.type for field in present}
+        self._floats = [f.name for f in present if keeps_digits and pa.types.is_floating(f.type)]
+        self._numbers = [f.name for f in present if keeps_digits and pa.types.is_integer(f.type)] + self._floats
+
+    def ends(self, text: bytes, is_last: bool) -> Ends:
+        """See `TextParser`."""
+        return csv_ends(text, is_last)
+
+    def parse(self, text: bytes) -> pa.RecordBatch:
+        """See `TextParser`."""
+        try:
+            table = self._read(text, self._types)
+        except pa.ArrowInvalid:
+            if not self._others:
+                raise
+            other, null_values = _empty_quotes_as_null(text, self._null_values)
+            if other == text:
+                raise
+            table = self._with_empty_quotes(text, other, null_values)
+        self._refuse_losses(text)
+        rows = table.num_rows
+        columns = [
+            _one(table.column(field.name), field.type) if field.name in self._types else pa.nulls(rows, field.type)
+            for field in self.schema
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def reason(self, error: Exception, text: bytes) -> str:
+        """See `TextParser`."""
+        return _reason(error, self._names)
+
+    def _with_empty_quotes(self, text: bytes, other: bytes, null_values: Sequence[str]) -> pa.Table:
+        """In quotes nothing is an empty string where the column is text, and null where it is not."""
+        table = self._read(text, {name: _text_of(kind) for name, kind in self._types.items()})
+        unquoted = read_csv(other, self._names, null_values, {field.name: field.type for field in self._others})
+        for field in self._others:
+            place = table.schema.get_field_index(field.name)
+            table = table.set_column(place, field, unquoted.column(field.name))
+        return table
+
+    def _refuse_losses(self, text: bytes) -> None:
+        """Raises RecordError."""
+        zeros = self._numbers if self._numbers and may_have_leading_zeros(text) else []
+        floats = self._floats if self._floats and may_lose_digits(text) else []
+        if not zeros and not floats:
+            return
+        texts = self._read(text, dict.fromkeys([*zeros, *floats], pa.string()))
+        for name in zeros:
+            found = with_leading_zeros(_one(texts.column(name), pa.string()))
+            _refuse(name, found, "its hexadecimal form" if "x" in (found or "").lower() else "its leading zeros")
+        for name in floats:
+            _refuse(name, beyond_float(_one(texts.column(name), pa.string())), "digits")
+
+    def _read(self, text: bytes, types: dict[str, pa.DataType]) -> pa.Table:
+        return read_csv(text, self._names, self._null_values, types)
+
+
+def read_csv(
+    text: bytes,
+    names: Sequence[str],
+    null_values: Sequence[str],
+    types: dict[str, pa.DataType] | None = None,
+) -> pa.Table:
+    """Records as Arrow reads them. Args: types: of the columns to read; None: all, of the types that Arrow finds."""
+    convert: dict[str, Any] = {}
+    if types is not None:
+        convert = {"column_types": types, "include_columns": list(types) or list(names[:1])}
+    return pa_csv.read_csv(
+        pa.BufferReader(text),
+        read_options=pa_csv.ReadOptions(column_names=list(names), block_size=len(text) + 1, use_threads=False),
+        parse_options=pa_csv.ParseOptions(newlines_in_values=True),
+        convert_options=pa_csv.ConvertOptions(
+            null_values=list(null_values),
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+            **convert,
+        ),
+    )
+
+
+def infer_csv(text: bytes, names: Sequence[str], null_values: Sequence[str]) -> pa.Schema:
+    """The types of records, as Arrow finds them, but for numbers that would lose digits: they are strings."""
+    text, null_values = _empty_quotes_as_null(text, null_values)
+    found = read_csv(text, names, null_values).schema
+    numbers = [f.name for f in found if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)]
+    texts = read_csv(text, names, null_values, dict.fromkeys(numbers, pa.string()))
+    for place, field in enumerate(found):
+        if field.name in numbers:
+            column = _one(texts.column(field.name), pa.string())
+            lost = with_leading_zeros(column) is not None
+            if pa.types.is_floating(field.type):
+                lost = lost or beyond_float(column) is not None or all_whole(column)
+            if lost:
+                found = found.set(place, field.with_type(pa.string()))
+    return found
+
+
+def _empty_quotes_as_null(text: bytes, null_values: Sequence[str]) -> tuple[bytes, Sequence[str]]:
+    """The text with another one in place of each empty text in quotes, and that too among the null values: Arrow takes
+    all of them for null in quotes, or none."""
+    if "" not in null_values or b'""' not in text:
+        return text, null_values
+    null = next(mark for mark in (b"\x1a" * length for length in itertools.count(1)) if mark not in text)
+    return _QUOTED.sub(lambda match: match[1] or null, text), [*null_values, null.decode()]
+
+
+def _reason(error: Exception, names: Sequence[str]) -> str:
+    text = " ".join(str(error).split()).removeprefix("CSV parse error: ")
+    return _ROW.sub("", _COLUMN.sub(lambda m: f"column {names[int(m[1])]!r}: ", text))
+
+
+def _refuse(name: str, number: str | None, lost: str) -> None:
+    if number is not None:
+        raise RecordError(
+            f"column {name!r}: {number!r} would lose {lost} as a number; declare the column in schema=, as a string"
+        )
+
+
+def _one(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([pa.array([], kind), *column.chunks])
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+    )
+
+
+def _text_of(kind: pa.DataType) -> pa.DataType:
+    return kind if _is_text(kind) else pa.string()

@@ -1,0 +1,335 @@
+"""What `Files` and `Replay` share: the user's paths and format arguments, the files they lead to, and their schema."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+from fsspec import AbstractFileSystem
+
+from tidegate.connectors.files.source.bad_records import BAD_RECORDS, BAD_RECORDS_SCHEMA, refused
+from tidegate.connectors.files.source.file_errors import of_system
+from tidegate.connectors.files.source.file_formats import (
+    CsvFormat,
+    FileFormat,
+    FormatName,
+    JsonLinesFormat,
+    ParquetFormat,
+    format_of,
+)
+from tidegate.connectors.files.source.file_listing import FoundFile, find_files
+from tidegate.connectors.files.source.file_schema import (
+    FilePolicy,
+    FileSchema,
+    differences,
+    missing_columns,
+    new_columns,
+    refuse_doubled,
+)
+from tidegate.connectors.found_schema import FoundSchema
+from tidegate.connectors.storage import absolute, is_local, open_filesystem
+from tidegate.connectors.files.source.text_records import Chunk
+from tidegate.errors import OptionError, PipelineError
+
+_FORMATS = ("parquet", "csv", "json")
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A file, folder, glob or fsspec URL, or several."""
+
+
+CHECKED_CHUNKS = 64
+"""A file that is not local is looked at for changes once in so many chunks, and at its end."""
+
+
+class Noted(Protocol):
+    """Receives the columns that a file lacks, or has beyond the schema, where that is allowed."""
+
+    def __call__(self, *, missing: Sequence[str], new: Sequence[str]) -> None:
+        """By path of the column."""
+
+
+class FileSet:
+    """Files of one format and one schema. No I/O before `schema` or `files` is asked.
+
+    Args:
+        paths: where the files are.
+        format: None: by the suffix, which all files must then share (`.parquet`, `.csv`, `.json`, `.jsonl`, `.ndjson`;
+            text also
+            compressed: `.csv.gz`).
+        schema: None: from the first file with a record: its footer, or the types in a text file's first 4 MiB. Numbers
+            that would lose digits there, such as `007`, `0xff` or 2**63, make their column a string, and so do JSON
+            times of which only some have a zone.
+        columns: names to read, in this order, at least one; None: all.
+        storage_options: fsspec options; values may be references to secrets.
+        policy: how files are read.
+
+    Raises:
+        OptionError: an argument is empty or unknown.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        format: FormatName | None,
+        schema: pa.Schema | None,
+        columns: Sequence[str] | None,
+        storage_options: Mapping[str, Any] | None,
+        policy: FilePolicy,
+    ) -> None:
+        given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+        if not given:
+            raise OptionError("No path was given", where="paths", remedy="Name a file, a folder, a glob or a URL")
+        if format is not None and format not in _FORMATS:
+            raise OptionError(
+                f"format={format!r} is unknown", where="format", remedy=f"Use one of {', '.join(_FORMATS)}"
+            )
+        if isinstance(columns, str):
+            raise OptionError("A list of texts is needed, not one text", where="columns", remedy="Use [...]")
+        if columns is not None and not columns:
+            raise OptionError(
+                "no column is named", where="columns", remedy="Name columns, or leave columns= out for all"
+            )
+        self.urls = tuple(absolute(path) for path in given)
+        self._format_name = format
+        self._given_schema = schema
+        self._columns = None if columns is None else tuple(columns)
+        self._storage_options = dict(storage_options or {})
+        self.policy = policy
+        self._fails_on_missing = (policy.on_missing_field or ("fail" if schema is None else "null")) == "fail"
+        self._known_files: list[FoundFile] | None = None
+        self._known_columns: FileSchema | None = None
+        self._found: FoundSchema | None = None
+        self._from = "schema="
+
+    def describe(self) -> str:
+        """The paths."""
+        return ", ".join(self.urls)
+
+    def schema(self) -> pa.Schema:
+        """The schema of the records, remembered.
+
+        Raises:
+            PipelineError: no file, an unreadable first file, or a name in `columns` that it lacks.
+        """
+        return self._columns_known().emitted
+
+    def found_schema(self) -> FoundSchema | None:
+        """See `Source.found_schema`."""
+        self._columns_known()
+        return self._found
+
+    def with_found_schema(self, found: FoundSchema) -> FileSet:
+        """See `Source.with_found_schema`: then no file is looked at for the schema."""
+        if self._given_schema is not None:
+            return self
+        other = copy.copy(self)
+        other._found, other._known_columns = found, None
+        return other
+
+    def _columns_known(self) -> FileSchema:
+        if self._known_columns is None:
+            self._known_columns = self._find_columns()
+        return self._known_columns
+
+    def _find_columns(self) -> FileSchema:
+        whole = self._given_schema
+        if whole is None:
+            self._found = self._found or self._inferred()
+            whole, self._from = self._found.schema, self._found.where
+        emitted = whole
+        refuse_doubled(self._from, whole.names, whole.names if self._columns is None else self._columns)
+        if self._columns is not None:
+            missing = [name for name in self._columns if name not in whole.names]
+            if missing:
+                raise PipelineError(
+                    f"There is no column {missing[0]!r}",
+                    where=self._listed()[0].path if self._given_schema is not None else self._from,
+                    cause=f"the columns are {', '.join(whole.names)}",
+                    remedy="Check columns=",
+                )
+            emitted = pa.schema([whole.field(name) for name in self._columns])
+        return FileSchema(emitted, whole, inferred=self._given_schema is None)
+
+    def _inferred(self) -> FoundSchema:
+        """Of the first file that has a record."""
+        listed = self._listed()
+        for file in listed:
+            found = self.format(file.path).infer(*self._at(file))
+            if found is not None:
+                return FoundSchema(found, file.path)
+        bad = self._no_good_record()
+        if bad is not None:
+            raise bad
+        names = self.format(listed[0].path).fields(*self._at(listed[0]))
+        if names is None:
+            raise PipelineError(
+                "no file has a record, so that there is no schema",
+                where=listed[0].path,
+                remedy="Declare schema=, or wait for data",
+            )
+        return FoundSchema(names, listed[0].path)
+
+    def _no_good_record(self) -> PipelineError | None:
+        """Of files that have records, all of which are bad."""
+        for file in self._listed():
+            bad = self.format(file.path).first_bad(*self._at(file))
+            if bad is not None:
+                return PipelineError(
+                    "no file has a record that can be read, so that there is no schema",
+                    where=f"{file.path}, offset {bad.offset:,}",
+                    cause=f"the first bad record: {bad.reason}",
+                    remedy="Correct the file, check format= and encoding=, or declare schema=",
+                )
+        return None
+
+    def side_outputs(self) -> Mapping[str, pa.Schema]:
+        """See `Source.side_outputs`."""
+        return {BAD_RECORDS: BAD_RECORDS_SCHEMA} if self.policy.on_bad_record == "dead_letter" else {}
+
+    def must_be_read(self) -> Mapping[str, str]:
+        """See `Source.must_be_read`."""
+        return dict.fromkeys(self.side_outputs(), 'on_bad_record="dead_letter" sends bad records there')
+
+    def files(self) -> Sequence[FoundFile]:
+        """All files now there, each checked to have the schema.
+
+        Raises:
+            PipelineError: a file differs from the first; names both.
+        """
+        self._known_files = None
+        listed = self._listed()
+        columns = self._columns_known()
+        for file in listed:
+            if file.path != self._from and self._is_compared(file):
+                self._compare(file, columns)
+        return listed
+
+    def _is_compared(self, file: FoundFile) -> bool:
+        """Of JSON lines a good part must be read for it."""
+        is_json = isinstance(self.format(file.path), JsonLinesFormat)
+        return not is_json or self._fails_on_missing or self.policy.on_new_field == "fail"
+
+    def _compare(self, file: FoundFile, columns: FileSchema) -> None:
+        kind = self.format(file.path)
+        there = kind.fields(*self._at(file))
+        if there is None:
+            return
+        refuse_doubled(file.path, there.names, columns.emitted.names)
+        unlike = differences(there, columns)
+        if unlike.types and isinstance(kind, ParquetFormat):
+            name, other, own = unlike.types[0]
+            raise PipelineError(
+                "Files of one source differ in their schema",
+                where=f"{file.path}, compared with {self._from}",
+                cause=f"column {name!r} is {other} there and {own} here",
+                remedy="Read them as two sources, or give schema= or columns= that fit both",
+            )
+        self._tell(file.path, missing=unlike.missing, new=unlike.new)
+
+    def _tell(self, path: str, *, missing: Sequence[str] = (), new: Sequence[str] = ()) -> None:
+        """Raises where that is not allowed."""
+        if missing and self._fails_on_missing:
+            raise missing_columns(path, self._from, missing)
+        if new and self.policy.on_new_field == "fail":
+            raise new_columns(path, self._from, new)
+
+    def _listed(self) -> list[FoundFile]:
+        if self._known_files is None:
+            listed = find_files(self.urls, self._storage_options)
+            kinds = {f.path: format_of(f.path) for f in listed} if self._format_name is None else {}
+            first = kinds.get(listed[0].path)
+            for path, kind in kinds.items():
+                if kind is None or kind != first:
+                    raise PipelineError(
+                        "Cannot tell the format of this file"
+                        if kind is None
+                        else "Files of one source differ in their format",
+                        where=path if kind is None else f"{path}, compared with {listed[0].path}",
+                        remedy="Give format=, or a glob that leaves the file out",
+                    )
+            self._known_files = listed
+        return self._known_files
+
+    def format(self, path: str) -> FileFormat:
+        """How `path` is read."""
+        name = self._format_name or format_of(path)
+        if name == "csv":
+            return CsvFormat(self.policy)
+        if name == "json":
+            return JsonLinesFormat(self.policy)
+        return ParquetFormat()
+
+    def row_groups(self, file: FoundFile) -> Sequence[int]:
+        """See `FileFormat.row_groups`."""
+        return self.format(file.path).row_groups(*self._at(file))
+
+    def chunks(
+        self, file: FoundFile, *, groups: tuple[int, int] | None = None, at: int = 0, noted: Noted | None = None
+    ) -> Iterator[Chunk]:
+        """The file's records from position `at` on, see `FileFormat.chunks`; opened at the first `next`.
+
+        Raises:
+            PipelineError: the file is gone, or was changed since it was listed; a record is bad and fails the job.
+        """
+
+        def told(path: str, *, missing: Sequence[str] = (), new: Sequence[str] = ()) -> None:
+            self._tell(path, missing=missing, new=new)
+            if noted is not None:
+                noted(missing=missing, new=new)
+
+        filesystem, path = self._at(file)
+
+        def refuse_changed() -> None:
+            refusal = _refused(filesystem, file)
+            if refusal is not None:
+                raise refusal
+
+        every = 1 if is_local(filesystem) else CHECKED_CHUNKS
+        refuse_changed()
+        read = self.format(path).chunks(filesystem, path, self._columns_known(), groups, at, told)
+        for number, chunk in enumerate(read, 1):
+            if number % every == 0:
+                refuse_changed()
+            if chunk.bad and self.policy.stops_at_bad:
+                raise refused(path, chunk.bad[0])
+            yield chunk
+        refuse_changed()
+
+    def why_unreadable(self, file: FoundFile) -> str:
+        """Why the file is not there as it was listed; "": it is. Raises OSError when its system does not answer."""
+        try:
+            refusal = _refused(self._at(file)[0], file)
+        except PipelineError as error:
+            return str(error)
+        return "" if refusal is None else f"{refusal.what}: {refusal.cause}"
+
+    def _at(self, file: FoundFile) -> tuple[Any, str]:
+        url = self.urls[min(file.given, len(self.urls) - 1)]
+        return open_filesystem(url, self._storage_options)[0], file.path
+
+
+def _refused(filesystem: AbstractFileSystem, file: FoundFile) -> PipelineError | None:
+    """Raises OSError when the file system does not answer, which is no word about the file."""
+    try:
+        change = file.change(filesystem.info(file.path))
+    except FileNotFoundError as e:
+        return PipelineError(
+            "An input file is gone",
+            where=file.path,
+            cause=str(e),
+            remedy="Bring it back, or start without the snapshot",
+        )
+    except OSError as e:
+        raise of_system(file.path, e) from e
+    if not change:
+        return None
+    return PipelineError(
+        "An input file was changed while the job was using it",
+        where=file.path,
+        cause=change,
+        remedy="Write new data to new files; bring the old file back, or start without the snapshot",
+    )

@@ -1,0 +1,245 @@
+"""Files: Parquet, CSV and JSON lines, read once."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, Self
+
+import pyarrow as pa
+
+from tidegate.connectors.files.source.bad_records import BAD_RECORDS, OnBadRecord, bad_batch
+from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.files.source.file_errors import shorter_than_before
+from tidegate.connectors.files.source.file_formats import FormatName
+from tidegate.connectors.files.source.file_listing import FoundFile
+from tidegate.connectors.files.source.file_position import FilePosition
+from tidegate.connectors.files.source.file_schema import DEFAULT_NULL_VALUES, FilePolicy, OnMissingField, OnNewField
+from tidegate.connectors.files.source.file_set import FileSet, Paths
+from tidegate.connectors.found_schema import FoundSchema
+from tidegate.connectors.files.source.text_records import Chunk
+
+MIN_SPLIT_ROWS = 65_536
+"""A Parquet file is cut into splits of whole row groups, of at least this many rows."""
+
+
+class Files(Source):
+    """Reads the files that are there when the job starts, each record once; bounded. A restart or a restore reads the
+    same files: those that came later need a job of their own.
+
+    A split is a file, or some row groups of a Parquet file; its position (S4.2) is the place behind the last record,
+    with the counts of what has been read. Files must not change while the job, or a snapshot of it, uses them: their
+    size, time of change and ETag are kept with the split, and one that differs fails the job. `key=value` folders add
+    no columns.
+
+    Args:
+        paths: files, folders, globs or fsspec URLs.
+        format: "parquet", "csv" or "json" (JSON lines); None: by the suffix.
+        schema: of the records; None: found in the first file that has a record. Integers with leading zeros or beyond
+            64 bits, and floats of too many digits, are then strings.
+        columns: names to read, in this order; None: all.
+        storage_options: of fsspec; values may be references to secrets.
+        null_values: texts that mean null in CSV; a string in quotes is never null. Default: nothing.
+        encoding: of text. Default: UTF-8.
+        on_missing_field: a file lacks a column: "fail", or "null"; default: "fail", unless `schema` is given.
+        on_new_field: a file has a column beyond the schema: "ignore" it and count the files, or "fail".
+        on_bad_record: a record cannot be read: "fail" the job, "skip" and count it (`bad_records`), or "dead_letter":
+            count it, and emit it to the side output `bad_records` (file, offset, raw, reason), which must be read.
+
+    Raises:
+        OptionError: an argument is unknown, or `encoding` is no encoding of text.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        format: FormatName | None = None,
+        schema: pa.Schema | None = None,
+        columns: Sequence[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        null_values: Sequence[str] = DEFAULT_NULL_VALUES,
+        encoding: str = "utf-8",
+        on_missing_field: OnMissingField | None = None,
+        on_new_field: OnNewField = "ignore",
+        on_bad_record: OnBadRecord = "fail",
+    ) -> None:
+        self._files = FileSet(
+            paths,
+            format=format,
+            schema=schema,
+            columns=columns,
+            storage_options=storage_options,
+            policy=FilePolicy(null_values, encoding, on_missing_field, on_new_field, on_bad_record),
+        )
+
+    @property
+    def boundedness(self) -> Boundedness:
+        """Bounded."""
+        return "bounded"
+
+    def schema(self) -> pa.Schema:
+        """Given, or found in the first file; see `FileSet.schema`."""
+        return self._files.schema()
+
+    def found_schema(self) -> FoundSchema | None:
+        """Of the first file with a record, unless `schema` was given."""
+        return self._files.found_schema()
+
+    def with_found_schema(self, found: FoundSchema) -> Self:
+        """The same files, whose later ones are read with that schema."""
+        other = copy.copy(self)
+        other._files = self._files.with_found_schema(found)
+        return other
+
+    def side_outputs(self) -> Mapping[str, pa.Schema]:
+        """`bad_records`, with `on_bad_record="dead_letter"`."""
+        return self._files.side_outputs()
+
+    def must_be_read(self) -> Mapping[str, str]:
+        """The same: a dead letter that nobody reads would be skipped in silence."""
+        return self._files.must_be_read()
+
+    def discover(self, parallelism: int) -> Sequence[Split]:
+        """One split per file, several for a Parquet file with many rows; in the order of the paths.
+
+        Raises:
+            PipelineError: no file matches, or the files differ.
+        """
+        files = self._files.files()
+        groups = [self._files.row_groups(file) for file in files]
+        wanted_rows = max(MIN_SPLIT_ROWS, -(-sum(map(sum, groups)) // parallelism))
+        splits = []
+        for file, rows in zip(files, groups, strict=True):
+            where = asdict(file)
+            cuts = _cut(rows, wanted_rows)
+            for cut in cuts:
+                name = file.path if len(cuts) == 1 else f"{file.path}#{cut[0]}-{cut[1]}"
+                weight = max(1, file.size_bytes // len(cuts))
+                splits.append(
+                    Split(f"{file.given}:{name}", {**where, "groups": list(cut) if rows else None}, weight=weight)
+                )
+        return splits
+
+    def create_reader(self, ctx: SourceContext) -> SourceReader:
+        """A reader that takes its splits one after the other."""
+        return FilesReader(self._files)
+
+    def unavailable(self, splits: Sequence[Split]) -> Sequence[tuple[str, str]]:
+        """Those whose file is gone, or was changed."""
+        files = {split.split_id: file_of(split) for split in splits}
+        found = {split_id: self._files.why_unreadable(file) for split_id, file in files.items()}
+        return [(split_id, why) for split_id, why in found.items() if why]
+
+    def describe(self) -> str:
+        """The paths."""
+        return f"Files({self._files.describe()})"
+
+
+def _cut(rows: Sequence[int], wanted_rows: int) -> list[tuple[int, int]]:
+    """Ranges [first, last) of row groups, as equal as they get, of some `wanted_rows` rows; at least one range."""
+    total = sum(rows)
+    parts = max(1, round(total / wanted_rows))
+    cuts: list[tuple[int, int]] = []
+    first, before = 0, 0
+    for group, n in enumerate(rows):
+        middle_in = (2 * before + n) * parts // (2 * total) if total else 0
+        if middle_in > len(cuts) and group > first:
+            cuts.append((first, group))
+            first = group
+        before += n
+    return [*cuts, (first, len(rows))]
+
+
+def file_of(split: Split) -> FoundFile:
+    """The file of a split, as it was when it was listed."""
+    data = split.data
+    return FoundFile(data["given"], data["path"], data["size_bytes"], data.get("mtime"), data.get("etag"))
+
+
+class FilesReader(SourceReader):
+    """Reader of `Files`: one split after the other, in the order given."""
+
+    def __init__(self, files: FileSet) -> None:
+        self._files = files
+        self._splits: dict[str, Split] = {}
+        self._left: deque[str] = deque()
+        self._at = FilePosition()
+        self._reading: Iterator[Chunk] | None = None
+
+    def add_splits(self, splits: Sequence[Split]) -> None:
+        """Take splits; nothing is opened yet."""
+        self._splits = {split.split_id: split for split in splits}
+        self._left = deque(split.split_id for split in splits if not split.finished)
+
+    def poll(self, now_ms: int) -> Polled:
+        """The next batch of the split being read, or the first of the next."""
+        while self._left:
+            split = self._splits[self._left[0]]
+            if self._reading is None:
+                self._at = FilePosition.from_json(split.position, is_text=split.data["groups"] is None)
+                self._reading = self._open(split)
+            chunk = next(self._reading, None)
+            if chunk is None:
+                self._refuse_shorter(split)
+                self._splits[split.split_id] = self._current(finished=True)
+                self._left.popleft()
+                self._reading = None
+                continue
+            self._at, batch, bad = self._at.after(chunk)
+            sides = {}
+            if bad and self._files.policy.on_bad_record == "dead_letter":
+                sides = {BAD_RECORDS: bad_batch(split.data["path"], bad)}
+            if batch.num_rows:
+                return Polled(batch, split.split_id, sides=sides)
+            if chunk.bad:  # one poll is not to go through a whole file of them
+                return Polled(sides=sides, splits_changed=True)
+        return Polled(state="end")
+
+    def _open(self, split: Split) -> Iterator[Chunk]:
+        groups = None if split.data["groups"] is None else (split.data["groups"][0], split.data["groups"][1])
+        return self._files.chunks(file_of(split), groups=groups, at=self._at.at, noted=self._note)
+
+    def _note(self, *, missing: Sequence[str], new: Sequence[str]) -> None:
+        self._at = self._at.noting(missing, new)
+
+    def _refuse_shorter(self, split: Split) -> None:
+        if self._at.skip:
+            raise shorter_than_before(split.data["path"], self._at.rows - self._at.skip, self._at.rows)
+
+    def _current(self, *, finished: bool) -> Split:
+        return replace(self._splits[self._left[0]], position=self._at.to_json(), finished=finished)
+
+    def snapshot(self) -> Sequence[Split]:
+        """All splits; the one being read with its position."""
+        now = dict(self._splits)
+        if self._reading is not None and not self._at.skip:
+            now[self._left[0]] = self._current(finished=False)
+        return list(now.values())
+
+    def _positions(self) -> list[FilePosition]:
+        return [FilePosition.from_json(split.position, is_text=True) for split in self.snapshot()]
+
+    def progress(self) -> Mapping[str, Any]:
+        """Records emitted over all runs, splits in all and left."""
+        rows = sum(position.rows for position in self._positions())
+        return {"rows": rows, "splits": len(self._splits), "splits_left": len(self._left)}
+
+    def counters(self) -> Mapping[str, int]:
+        """`bad_records`; `missing_fields` and `new_fields`: columns, once for each file."""
+        positions = self._positions()
+        counts = {
+            "bad_records": sum(position.bad for position in positions),
+            "missing_fields": sum(len(position.missing) for position in positions),
+            "new_fields": sum(len(position.new) for position in positions),
+        }
+        return {name: n for name, n in counts.items() if n}
+
+    def close(self) -> None:
+        """Close the open file. What `counters` and `progress` give stays as it was: the last heartbeat comes later."""
+        if self._reading is not None:
+            self._splits = {split.split_id: split for split in self.snapshot()}
+            self._reading.close()  # type: ignore[attr-defined]
+            self._reading = None

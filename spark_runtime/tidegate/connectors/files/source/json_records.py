@@ -1,0 +1,389 @@
+"""JSON lines: one object a line, by Arrow's reader."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pa_json
+
+from tidegate.connectors.files.source.file_schema import FileSchema, differences
+from tidegate.connectors.files.source.json_values import (
+    IsText,
+    Number,
+    is_declared_text,
+    is_found_text,
+    is_string,
+    loads,
+    members,
+    nonblank_lines,
+    numbers_quoted,
+    unknown_fields,
+)
+from tidegate.connectors.files.source.number_text import all_whole, loses_digits, may_lose_digits
+from tidegate.connectors.files.source.record_blocks import Ends, line_ends
+from tidegate.connectors.files.source.character_encoding import RecordError
+
+MAX_NEW_FIELDS = 100
+"""A file that has so many is not searched for more: that reads every block twice."""
+
+_UNEXPECTED = "unexpected field"
+_TO_NUMBER = "from string to number"
+_TOO_BIG = "Number too big"
+_CHANGED = re.compile(r"changed from \w+ to \w+ in row (\d+)")
+"""In Arrow's errors: a field that the schema lacks; a number where it has a string; a number beyond a 64-bit
+float, wherever it is; any other type than before."""
+
+
+_EPOCH = "1970-01-01T"
+_MAX_DEPTH = 200
+"""Of objects and lists in each other: Python reads some hundreds only, and how many depends on who calls."""
+_STRING_OR_POWER = re.compile(rb'"(?:[^"\\]|\\.)*"|(?:0|[1-9][0-9]*)(?:\.[0-9]+)?[eE]\+?[0-9]+')
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+
+_TEXT = pa.schema([("text", pa.binary())])
+
+
+class JsonHead:
+    """Gives the text of objects itself."""
+
+    schema = _TEXT
+
+    def ends(self, text: bytes, is_last: bool) -> Ends:
+        """See `TextParser`."""
+        return line_ends(text, is_last)
+
+    def parse(self, text: bytes) -> pa.RecordBatch:
+        """See `TextParser`. That objects do not agree on a type is `infer_json`'s business."""
+        _refuse_other_values(text)
+        try:
+            _infer(text)
+        except pa.ArrowInvalid as error:
+            if not (disagreeing_row(error) or 0) > 0:
+                raise
+        return pa.record_batch([[text]], schema=_TEXT)
+
+    def reason(self, error: Exception, text: bytes) -> str:
+        """See `TextParser`."""
+        return _reason(error, text)
+
+
+class JsonParser:
+    """Reads objects of one file.
+
+    Args:
+        columns: of the batches, and all known ones.
+        on_new: told the paths of fields that no known column has, each once, when a block first has it, up to some
+            `MAX_NEW_FIELDS`; None: they are passed over.
+    """
+
+    def __init__(self, columns: FileSchema, on_new: Callable[[Sequence[str]], None] | None) -> None:
+        self.schema = columns.emitted
+        self._columns = columns
+        self._is_text: IsText = is_found_text if columns.inferred else is_declared_text
+        self._texts = [f.name for f in columns.emitted if _holds(f.type, self._is_text)]
+        self._is_strict = on_new is not None
+        self._typed = columns.known if self._is_strict else columns.emitted
+        self._on_new = on_new
+        self._new: dict[str, None] = {}
+        self._has_timestamps = any(_holds(f.type, pa.types.is_timestamp) for f in columns.emitted)
+        declares_times = bool(self._texts) and not columns.inferred
+        self._has_strings = declares_times or any(map(_holds_string, columns.emitted.types))
+        self._keeps_digits = columns.inferred and any(map(_holds_float, columns.emitted.types))
+
+    def ends(self, text: bytes, is_last: bool) -> Ends:
+        """See `TextParser`."""
+        return line_ends(text, is_last)
+
+    def parse(self, text: bytes) -> pa.RecordBatch:
+        """See `TextParser`."""
+        lines = _refuse_other_values(text)
+        if self._on_new is not None and not self._is_strict:
+            self._look_for_new(text)
+        table = self._read(text)
+        if table.num_rows != lines:
+            _refuse_others_beside(text)
+        if self._keeps_digits and may_lose_digits(text):
+            self._refuse_losses(text)
+        columns = [self._column(table, field) for field in self.schema]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def reason(self, error: Exception, text: bytes) -> str:
+        """See `TextParser`."""
+        return _reason(error, text)
+
+    def _column(self, table: pa.Table, field: pa.Field) -> pa.Array:
+        read = table.column(field.name)
+        if field.name not in self._texts or read.type == field.type:
+            return _one(read, field.type)
+        try:
+            return _from_texts(_one(read, read.type), field.type)
+        except pa.ArrowInvalid as error:
+            remedy = "; declare the field in schema=, as a string" if self._columns.inferred else ""
+            raise RecordError(f"field {field.name!r}: {str(error).rstrip('.')}{remedy}") from error
+
+    def _read(self, text: bytes, *, quoted: bool = False) -> pa.Table:
+        try:
+            return self._read_as(text, self._with_texts())
+        except pa.ArrowInvalid as error:
+            if self._is_strict and _UNEXPECTED in str(error):
+                if not self._look_for_new(text):
+                    raise
+                self._is_strict, self._typed = False, self._columns.emitted
+                return self._read(text, quoted=quoted)
+            if quoted or not self._has_strings or not any(known in str(error) for known in (_TO_NUMBER, _TOO_BIG)):
+                raise
+        if self._texts and not self._columns.inferred and not self._has_timestamps:
+            with suppress(pa.ArrowInvalid):  # all dates and times of the block are numbers, as Arrow reads them
+                return self._read_as(text, self._typed)
+        return self._read(numbers_quoted(text, self._typed, self._is_text), quoted=True)
+
+    def _read_as(self, text: bytes, schema: pa.Schema) -> pa.Table:
+        return read_json(text, schema, "error" if self._is_strict else "ignore")
+
+    def _with_texts(self) -> pa.Schema:
+        """The fields as they are read, before the cast."""
+        return pa.schema([f.with_type(_as_text(f.type, self._is_text)) for f in self._typed])
+
+    def _look_for_new(self, text: bytes) -> bool:
+        """Tell the new fields of a block that have not been told; False: the block is not readable as a whole."""
+        assert self._on_new is not None, "nobody asks for new fields"
+        try:
+            found = _new_fields(text, self._columns)
+        except RecordError:
+            return False
+        fresh = [path for path in dict.fromkeys(found) if path not in self._new]
+        if fresh:
+            self._on_new(fresh)
+            self._new.update(dict.fromkeys(fresh))
+        if len(self._new) >= MAX_NEW_FIELDS:
+            self._on_new = None
+        return True
+
+    def _refuse_losses(self, text: bytes) -> None:
+        """Raises RecordError."""
+        for line in nonblank_lines(text):
+            for name, kind, value in members(loads(line), list(self.schema)):
+                if pa.types.is_floating(kind) and isinstance(value, Number) and loses_digits(value):
+                    raise RecordError(
+                        f"field {name!r}: {str(value)!r} would lose digits as a number; declare the field in schema=, "
+                        "as a string"
+                    )
+
+
+def read_json(text: bytes, schema: pa.Schema | None, unexpected: str) -> pa.Table:
+    """Objects as Arrow reads them."""
+    return pa_json.read_json(
+        pa.BufferReader(text),
+        read_options=pa_json.ReadOptions(block_size=len(text) + 1, use_threads=False),
+        parse_options=pa_json.ParseOptions(
+            explicit_schema=schema, newlines_in_values=False, unexpected_field_behavior=unexpected
+        ),
+    )
+
+
+def disagreeing_row(error: Exception) -> int | None:
+    """Number of the object in which a member has another type than before."""
+    found = _CHANGED.search(str(error))
+    return None if found is None else int(found[1])
+
+
+def infer_json(text: bytes) -> pa.Schema:
+    """The types of objects, as Arrow finds them, but for numbers that would lose digits and times of which some have a
+    zone and some have none: they are strings. Times that all have one are times in UTC; dates are dates, and times with
+    fractions of a second are times.
+
+    Raises:
+        RecordError, ArrowInvalid: a record is no object, or no JSON.
+    """
+    _refuse_other_values(text)
+    read, readable = _infer(text)
+    found = read.schema
+    if any(_holds(kind, pa.types.is_timestamp) for kind in found.types):
+        texts = pa.schema([f.with_type(_as_text(f.type, pa.types.is_timestamp)) for f in found])
+        read = read_json(readable, texts, "error")
+    found = pa.schema([f.with_type(_with_times(_one(read[f.name], read[f.name].type), f.type)) for f in found])
+    if not any(map(_holds_float, found.types)):
+        return found
+    numbers: dict[str, list[str]] = {}
+    for line in nonblank_lines(text):
+        for name, kind, value in members(loads(line), list(found)):
+            if pa.types.is_floating(kind) and isinstance(value, Number):
+                numbers.setdefault(name, []).append(value)
+    lost = {n for n, texts in numbers.items() if any(map(loses_digits, texts)) or all_whole(pa.array(texts))}
+    return pa.schema([_with_strings(field, "", lost) for field in found])
+
+
+def _infer(text: bytes) -> tuple[pa.Table, bytes]:
+    """Objects with the types that Arrow finds, and the text that was read for it: numbers such as `1e400`, of which it
+    reads no block, are another number there."""
+    try:
+        return read_json(text, None, "infer"), text
+    except pa.ArrowInvalid as error:
+        if _TOO_BIG not in str(error):
+            raise
+    readable = _STRING_OR_POWER.sub(lambda found: found[0] if found[0].startswith(b'"') else b"0.5", text)
+    return read_json(readable, None, "infer"), readable
+
+
+def _with_strings(field: pa.Field, prefix: str, paths: set[str]) -> pa.Field:
+    path = prefix + field.name
+    return field.with_type(_type_with_strings(field.type, path, paths))
+
+
+def _type_with_strings(kind: pa.DataType, path: str, paths: set[str]) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([_with_strings(kind.field(i), path + ".", paths) for i in range(kind.num_fields)])
+    if pa.types.is_list(kind):
+        return pa.list_(_type_with_strings(kind.value_type, path, paths))
+    return pa.string() if path in paths and pa.types.is_floating(kind) else kind
+
+
+# ------------------------------------------------------------ dates and times
+
+
+def _holds(kind: pa.DataType, is_text: IsText) -> bool:
+    return is_text(kind) or any(_holds(kind.field(i).type, is_text) for i in range(kind.num_fields))
+
+
+def _as_text(kind: pa.DataType, is_text: IsText) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        return pa.struct([field.with_type(_as_text(field.type, is_text)) for field in fields])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_as_text(kind.value_type, is_text)))
+    return pa.string() if is_text(kind) else kind
+
+
+def _from_texts(read: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Values of what `_as_text` had read as texts. Arrow has no cast from text to a time of day, but to a timestamp."""
+    if read.type == kind:
+        return read
+    if pa.types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        children = [_from_texts(read.field(i), field.type) for i, field in enumerate(fields)]
+        return pa.StructArray.from_arrays(children, fields=fields, mask=read.is_null())
+    if pa.types.is_list(kind):
+        values = _from_texts(read.values, kind.value_type)
+        return pa.ListArray.from_arrays(read.offsets, values, type=kind, mask=read.is_null())
+    if pa.types.is_time(kind):
+        stamp = pa.timestamp(kind.unit)
+        try:
+            return pc.binary_join_element_wise(_EPOCH, read, "").cast(stamp).cast(kind)
+        except pa.ArrowInvalid as error:
+            raise pa.ArrowInvalid(str(error).replace(_EPOCH, "").replace(str(stamp), str(kind))) from error
+    return read.cast(kind)
+
+
+def _with_times(texts: pa.Array, kind: pa.DataType) -> pa.DataType:
+    """The type, with dates and times for texts that are all such ones, in UTC where all have a zone, such as `Z`. Arrow
+    takes dates for times, finds no times with fractions of a second, and tells no time with a zone from one without."""
+    if pa.types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        return pa.struct([f.with_type(_with_times(texts.field(f.name), f.type)) for f in fields])
+    if pa.types.is_list(kind):
+        return pa.list_(_with_times(texts.flatten(), kind.value_type))
+    first = texts.drop_null()[:1]
+    if pa.types.is_timestamp(kind):
+        candidates = (pa.date32(), kind, pa.timestamp(kind.unit, "UTC"))
+    elif is_string(kind) and len(first):
+        candidates = tuple(pa.timestamp(unit, zone) for unit in ("us", "ns") for zone in (None, "UTC"))
+    else:
+        return kind
+    fitting = (found for found in candidates if _fits(first, found))  # a cast that fails is slow: it goes on to the end
+    return next((found for found in fitting if _fits(texts, found)), pa.string())
+
+
+def _fits(texts: pa.Array, kind: pa.DataType) -> bool:
+    try:
+        texts.cast(kind)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+# ------------------------------------------------------------ what is no object
+
+
+def _refuse_other_values(text: bytes) -> int:
+    """The number of lines with something on them. RecordError when one does not begin as an object: Arrow would take
+    `null` for a row of nulls, or die of it. Also when one is nested too deeply."""
+    data = np.frombuffer(text, np.uint8)
+    if not len(data):
+        return 0
+    ends = line_ends(text, True)
+    begins = np.concatenate([[0], ends[:-1]])
+    opened = np.searchsorted(np.flatnonzero((data | 32) == 123), np.append(begins, len(data)))
+    for place in np.flatnonzero(np.diff(opened) > _MAX_DEPTH).tolist():
+        if _depth(text[begins[place] : ends[place]]) > _MAX_DEPTH:
+            raise RecordError(f"it is nested too deeply: more than {_MAX_DEPTH} objects and lists in each other")
+    first = data[begins]
+    blank = (first == 10) | (first == 13)
+    odd = ~blank & (first != 123)
+    if not odd.any():
+        return len(begins) - int(blank.sum())
+    lines = list(nonblank_lines(text))
+    for line in lines:
+        if not line.startswith(b"{"):
+            raise RecordError("it is not a JSON object, one of which makes a line")
+    return len(lines)
+
+
+def _depth(line: bytes) -> int:
+    """The most objects and lists in each other. `[` and `{` differ in one bit only, as do their ends."""
+    marks = np.frombuffer(_STRING.sub(b"", line), np.uint8) | 32
+    return int(np.cumsum((marks == 123).astype(np.int64) - (marks == 125)).max(initial=0))
+
+
+def _refuse_others_beside(text: bytes) -> None:
+    """Raises RecordError when a line with several values has one that is no object."""
+    decoder = json.JSONDecoder()
+    for line in nonblank_lines(text):
+        rest = line.decode()
+        while rest:
+            try:
+                value, end = decoder.raw_decode(rest)
+            except ValueError as error:
+                raise RecordError(str(error)) from error
+            if not isinstance(value, dict):
+                raise RecordError("it is not a JSON object, one of which makes a line")
+            rest = rest[end:].lstrip()
+
+
+def _new_fields(text: bytes, columns: FileSchema) -> Sequence[str]:
+    """Paths of fields that no known column has. Raises RecordError: something is no JSON."""
+    try:
+        return differences(read_json(text, None, "infer").schema, columns).new
+    except pa.ArrowInvalid:  # a new field has several types
+        fields = list(columns.known)
+        return [path for line in nonblank_lines(text) for path in unknown_fields(loads(line), fields)]
+
+
+def _holds_string(kind: pa.DataType) -> bool:
+    return is_string(kind) or any(_holds_string(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def _holds_float(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind)) or any(_holds_float(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def _reason(error: Exception, text: bytes) -> str:
+    """Arrow takes a line that is cut off within a string for one of invalid encoding: Python says better what is no
+    JSON."""
+    if not isinstance(error, RecordError):
+        try:
+            json.loads(text.rstrip())
+        except json.JSONDecodeError as no_json:
+            return f"{no_json.msg[:1].lower()}{no_json.msg[1:]} (character {no_json.pos})"
+        except ValueError:
+            pass
+    return " ".join(str(error).split()).removeprefix("JSON parse error: ").removesuffix(" in row 0")
+
+
+def _one(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([pa.array([], kind), *column.chunks])

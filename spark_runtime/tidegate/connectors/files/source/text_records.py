@@ -1,0 +1,121 @@
+"""Text files as batches of records: good blocks at once, the records of a bad one each for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from tidegate.connectors.files.source.bad_records import BadRecord
+from tidegate.connectors.files.source.record_blocks import MAX_RECORD_BYTES, Block, ByteStream, Ends, blocks
+from tidegate.connectors.files.source.character_encoding import Decoder, RecordError
+
+READ_BLOCK_BYTES = 2**20
+"""Text is parsed in blocks of this size, so that one poll takes a few milliseconds."""
+ISOLATED_RECORDS = 1_024
+"""Of a block with a bad record so many are looked at in one poll."""
+
+
+class TextParser(Protocol):
+    """Records of one text format in one schema."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the batches."""
+
+    def ends(self, text: bytes, is_last: bool) -> Ends:
+        """See `record_blocks.FindEnds`."""
+
+    def parse(self, text: bytes) -> pa.RecordBatch:
+        """Whole records, in UTF-8, in the order of the text. Raises RecordError or ArrowInvalid when one of them cannot
+        be read."""
+
+    def reason(self, error: Exception, text: bytes) -> str:
+        """Why, for people, from what `parse` raised for a single record with this text."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some of a file's records.
+
+    Attributes:
+        batch: those that could be read, perhaps none.
+        bad: the others, in the order of the file.
+        at: where what follows begins: bytes of the (decompressed) text, or rows.
+    """
+
+    batch: pa.RecordBatch
+    bad: tuple[BadRecord, ...]
+    at: int
+
+
+def text_chunks(
+    stream: ByteStream,
+    parser: TextParser,
+    offset: int,
+    decode: Decoder,
+    *,
+    stop_at_bad: bool,
+    block_bytes: int = READ_BLOCK_BYTES,
+) -> Iterator[Chunk]:
+    """All chunks of a stream that stands at `offset`.
+
+    Args:
+        decode: text to UTF-8; RecordError when it cannot be.
+        stop_at_bad: the first bad record is the last thing asked for.
+    """
+    for block in blocks(stream, offset, parser.ends, block_bytes):
+        if block.torn:
+            yield Chunk(_none(parser), (_torn(block),), block.end)
+            continue
+        try:
+            yield Chunk(parser.parse(decode(block.data)), (), block.end)
+        except (RecordError, pa.ArrowInvalid):
+            yield from _isolated(block, parser, decode, stop_at_bad)
+
+
+def _isolated(block: Block, parser: TextParser, decode: Decoder, stop_at_bad: bool) -> Iterator[Chunk]:
+    ends = block.ends.tolist()
+    for first in range(0, len(ends), ISOLATED_RECORDS):
+        last = min(first + ISOLATED_RECORDS, len(ends))
+        good: list[pa.RecordBatch] = []
+        bad: list[BadRecord] = []
+        for found in _halved(block, [0, *ends], first, last, parser, decode):
+            if isinstance(found, BadRecord):
+                bad.append(found)
+                if stop_at_bad:
+                    break
+            else:
+                good.append(found)
+        batch = pa.concat_batches(good) if good else _none(parser)
+        yield Chunk(batch, tuple(bad), block.offset + ends[last - 1])
+
+
+def _halved(
+    block: Block, bounds: Sequence[int], first: int, last: int, parser: TextParser, decode: Decoder
+) -> Iterator[pa.RecordBatch | BadRecord]:
+    """Records [first, last): together when they can be read, else each half."""
+    text = block.data[bounds[first] : bounds[last]]
+    try:
+        batch = parser.parse(decode(text))
+    except (RecordError, pa.ArrowInvalid) as error:
+        if last - first > 1:
+            middle = (first + last) // 2
+            yield from _halved(block, bounds, first, middle, parser, decode)
+            yield from _halved(block, bounds, middle, last, parser, decode)
+        else:
+            yield BadRecord(block.offset + bounds[first], text.rstrip(b"\r\n"), parser.reason(error, text))
+        return
+    yield batch
+
+
+def _none(parser: TextParser) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([], schema=parser.schema)
+
+
+def _torn(block: Block) -> BadRecord:
+    limit = MAX_RECORD_BYTES // 2**20
+    why = f"it does not end: a quotation mark in it is not closed, or it is longer than {limit} MiB"
+    return BadRecord(block.offset, block.data.rstrip(b"\r\n"), why)

@@ -1,0 +1,93 @@
+"""The text of a file as a stream of bytes: decompressed, without a byte order mark, and from anywhere on."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pyarrow as pa
+from fsspec import AbstractFileSystem
+
+from tidegate.connectors.files.source.file_errors import shorter_than_before
+from tidegate.connectors.files.source.record_blocks import ByteStream
+from tidegate.connectors.files.source.character_encoding import TextEncoding
+
+COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "xz": "xz", "zip": "zip", "zst": "zstd"}
+"""Suffix -> what fsspec calls it."""
+SKIPPED_BYTES = 2**20
+_MARK = b"\xef\xbb\xbf"
+"""Byte order mark, in front of UTF-8 text."""
+_NO_TEXT = "tidegate.no-text"
+codecs.register_error(
+    _NO_TEXT, lambda error: ("\udc00", error.end) if isinstance(error, UnicodeDecodeError) else ("", 0)
+)
+
+
+@contextmanager
+def open_text(filesystem: AbstractFileSystem, path: str, encoding: TextEncoding, at: int = 0) -> Iterator[Any]:
+    """A stream over the file's (decompressed) text from byte `at` on; of a wide encoding in UTF-8."""
+    suffix = path.rsplit(".", 1)[-1].lower()
+    compression = COMPRESSIONS.get(suffix)
+    with ExitStack() as opened:
+        if suffix == "zst":
+            # fsspec needs a package of its own for it.
+            raw = opened.enter_context(filesystem.open(path, "rb"))
+            stream: Any = opened.enter_context(pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd"))
+        else:
+            stream = opened.enter_context(filesystem.open(path, "rb", compression=compression))
+        if encoding.is_wide:
+            stream = _Transcoded(stream, encoding.name)
+        if at and compression is None and not encoding.is_wide:
+            stream.seek(at)
+        elif at:
+            _skip(stream, at, path)
+        yield stream
+
+
+def _skip(stream: ByteStream, at: int, path: str) -> None:
+    left = at
+    while left:
+        skipped = len(stream.read(min(left, SKIPPED_BYTES)))
+        if not skipped:
+            raise shorter_than_before(path, at - left, at)
+        left -= skipped
+
+
+class _Transcoded:
+    """A stream in UTF-8 over one in another encoding. What cannot be decoded is no UTF-8 there either, so that it is
+    found with the record it is in."""
+
+    def __init__(self, stream: ByteStream, encoding: str) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder(encoding)(_NO_TEXT)
+        self._ready = b""
+
+    def read(self, size: int, /) -> bytes:
+        """See `ByteStream`."""
+        while not self._ready:
+            raw = self._stream.read(size)
+            self._ready = self._decoder.decode(raw, not raw).encode("utf-8", "surrogatepass")
+            if not raw:
+                break
+        found, self._ready = self._ready[:size], self._ready[size:]
+        return found
+
+
+class _Pushed:
+    """A stream of which something has been read."""
+
+    def __init__(self, first: bytes, stream: ByteStream) -> None:
+        self._first, self._stream = first, stream
+
+    def read(self, size: int, /) -> bytes:
+        """That first."""
+        first, self._first = self._first, b""
+        return first or self._stream.read(size)
+
+
+def after_mark(stream: ByteStream) -> tuple[ByteStream, int]:
+    """A stream that stands at its start without a byte order mark, and the offset of what follows."""
+    first = stream.read(len(_MARK))
+    return (stream, len(_MARK)) if first == _MARK else (_Pushed(first, stream), 0)

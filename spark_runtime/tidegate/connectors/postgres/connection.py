@@ -1,0 +1,210 @@
+"""Connections to a PostgreSQL database: made without secrets in texts, used for one transaction at a time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tidegate.errors import EnvironmentProblemError, OptionError, PipelineError
+from tidegate.jobs.secrets import MASK, is_reference, resolve_secrets
+
+if TYPE_CHECKING:
+    import psycopg
+
+DEFAULT_CONNECT_TIMEOUT_S = 10
+ATTEMPTS = 3
+"""For one transaction: a kept connection may have been cut since, and the server may end one of two that wait for each
+other."""
+IDLE_IN_TRANSACTION_LIMIT_S = 60
+"""The server ends a transaction whose client says nothing for so long: a frozen zombie must not keep its locks."""
+IDLE_CONNECTIONS = 2
+"""Connections kept by one writer; more are made while more of its threads have work, and closed after it."""
+
+_SECRET_PARAMETERS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def load_psycopg() -> Any:
+    """The module `psycopg`.
+
+    Raises:
+        EnvironmentProblemError: it is not installed, or finds no libpq.
+    """
+    try:
+        import psycopg
+    except ImportError as e:
+        raise EnvironmentProblemError(
+            "The Postgres sink needs the package psycopg",
+            where="this Python environment",
+            cause=str(e).splitlines()[0],
+            remedy="Install the extra: pip install 'tidegate[postgres]', wherever driver and slots run",
+        ) from e
+    return psycopg
+
+
+class Database:
+    """How to reach a database. No I/O before `connect`.
+
+    Args:
+        dsn: libpq's connection string or URL, without secrets.
+        password: reference to a secret, or None.
+
+    Attributes:
+        place: user, host, port and name of the database, for messages.
+    """
+
+    def __init__(self, dsn: str, password: str | None = None) -> None:
+        self._parameters = _parameters_of(dsn)
+        if password is not None and not is_reference(password):
+            raise OptionError(
+                "The password is given in plain text",
+                where="Postgres(password=...)",
+                cause="pipelines and arguments are stored where every reader of the job directory sees them",
+                remedy="Give a reference: secret:env/NAME or secret:file/PATH",
+            )
+        self._password = password
+        self.place = _place(self._parameters)
+
+    def connect(self, application: str) -> psycopg.Connection[Any]:
+        """A connection outside any transaction.
+
+        Raises:
+            psycopg.Error: refused or not reached.
+            OptionError: the password's reference leads nowhere.
+        """
+        psycopg = load_psycopg()
+        given: dict[str, Any] = {"connect_timeout": DEFAULT_CONNECT_TIMEOUT_S, "application_name": application}
+        given |= self._parameters
+        given |= {"password": self._resolved()} if self._password else {}
+        # Prepared statements would not survive a pooler between the server and us.
+        connection = psycopg.connect(**{**given, "client_encoding": "UTF8"}, autocommit=True, prepare_threshold=None)
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        return connection
+
+    def _resolved(self) -> str:
+        return str(resolve_secrets({"password": self._password})["password"])
+
+    def said(self, error: Exception) -> str:
+        """What the server or libpq said, on one line; neither the password nor the server's detail, which may quote a
+        whole row."""
+        diagnosis = getattr(error, "diag", None)
+        text = getattr(diagnosis, "message_primary", None) or str(error)
+        state = getattr(error, "sqlstate", None)
+        text = " ".join(text.split()) + (f" (SQLSTATE {state})" if state else "")
+        if self._password:
+            try:
+                secret = self._resolved()
+            except OptionError:
+                secret = ""
+            text = text.replace(secret, MASK) if secret else text
+        return text
+
+
+def is_unreachable(error: Exception) -> bool:
+    """Nothing answered, or the connection was lost. Not where a server that was reached refuses: its word names the
+    severity, or has a code of another class."""
+    if not isinstance(error, load_psycopg().OperationalError):
+        return False
+    return error.sqlstate.startswith("08") if error.sqlstate else "FATAL" not in str(error)
+
+
+class Connections:
+    """One writer's connections; for all of its threads. Safe to close at any time, more than once."""
+
+    def __init__(self, database: Database, application: str) -> None:
+        self._database = database
+        self._application = application
+        self._lock = threading.Lock()
+        self._idle: list[psycopg.Connection[Any]] = []
+        self._closed = False
+
+    def run(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
+        """`work` in one transaction, committed durably when it returns and undone when it raises. Tried again, on a new
+        connection, when the connection is lost or the server asks for that, so `work` must bear being repeated, also
+        after a commit whose answer was lost.
+
+        Raises:
+            psycopg.Error: the last attempt's.
+        """
+        psycopg = load_psycopg()
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return self._once(work)
+            except psycopg.OperationalError as e:
+                if attempt == ATTEMPTS:
+                    raise
+                log.warning("a transaction at %s is repeated: %s", self._database.place, self._database.said(e))
+        raise AssertionError("unreachable")
+
+    def _once(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        if connection is None:
+            connection = self._database.connect(self._application)
+        kept = False
+        try:
+            with connection.transaction():
+                connection.execute(
+                    "SELECT set_config('idle_in_transaction_session_timeout', %s, true),"
+                    " CASE WHEN current_setting('synchronous_commit') = 'off'"
+                    " THEN set_config('synchronous_commit', 'on', true) END",
+                    [f"{IDLE_IN_TRANSACTION_LIMIT_S}s"],
+                )
+                made = work(connection)
+            kept = True
+        finally:
+            with self._lock:
+                kept = kept and not self._closed and len(self._idle) < IDLE_CONNECTIONS
+                if kept:
+                    self._idle.append(connection)
+            if not kept:
+                connection.close()
+        return made
+
+    def close(self) -> None:
+        """Close idle connections now and busy ones when their work ends."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+
+def _parameters_of(dsn: str) -> dict[str, Any]:
+    psycopg = load_psycopg()
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        parameters = dict(conninfo_to_dict(dsn))
+    except psycopg.ProgrammingError:
+        # libpq's own words would quote the string, and with it a password that is in it.
+        raise OptionError(
+            "The connection string cannot be read",
+            where="Postgres(dsn=...)",
+            remedy='Give "host=... dbname=... user=..." or "postgresql://user@host/dbname"',
+        ) from None
+    secret = [name for name in _SECRET_PARAMETERS if parameters.get(name)]
+    if secret:
+        raise OptionError(
+            f"The connection string holds a secret: {', '.join(secret)}",
+            where="Postgres(dsn=...)",
+            cause="pipelines and arguments are stored where every reader of the job directory sees them",
+            remedy='Leave it out and give password="secret:env/NAME" or "secret:file/PATH"',
+        )
+    return parameters
+
+
+def _place(parameters: Mapping[str, Any]) -> str:
+    user = f"{parameters['user']}@" if "user" in parameters else ""
+    host = parameters.get("host") or parameters.get("hostaddr") or parameters.get("service") or "localhost"
+    port = f":{parameters['port']}" if "port" in parameters else ""
+    return f"{user}{host}{port}/{parameters.get('dbname', '')}"
+
+
+def refused(database: Database, error: Exception, what: str, where: str, remedy: str) -> PipelineError:
+    """A check's error from psycopg's."""
+    return PipelineError(what, where=f"{database.place}, {where}", cause=database.said(error), remedy=remedy)

@@ -1,0 +1,346 @@
+"""The Postgres sink's writer: stage, pre-commit, publish, clean up (S7.4)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.connectors.interface import Committable, SinkContext, SinkWriter
+from tidegate.connectors.postgres.copy_columns import copy_text
+from tidegate.connectors.postgres.connection import Connections, Database, is_unreachable, load_psycopg
+from tidegate.connectors.postgres.staging_tables import (
+    ROW_COLUMN,
+    TRANSACTION_COLUMN,
+    Registration,
+    StagedRows,
+    Staging,
+)
+from tidegate.connectors.postgres.target_table import Target, columns_of
+from tidegate.connectors.quarantine import Quarantine
+from tidegate.connectors.transactions import (
+    TransactionId,
+    check_own,
+    is_leftover,
+    parse_transaction_id,
+    transaction_id,
+)
+from tidegate.connectors.postgres.row_spool import WaitingRows
+from tidegate.errors import FencedError, OutageError, SinkConflictError, SnapshotError, TidegateError
+from tidegate.jobs.client.staged_data import StagedData
+
+if TYPE_CHECKING:
+    import psycopg
+
+ORDER_LIMIT_S = 60.0
+"""An upsert waits so long for another subtask to commit what an older checkpoint left at another parallelism ..."""
+ORDER_PAUSE_S = 0.1
+"""... and looks again after this time."""
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class PostgresWriter(SinkWriter):
+    """Two-phase writer of one subtask. A transaction is what was written between two barriers; its handle gives the
+    number of its rows, all else is in the database.
+
+    - `write`: keeps the records in memory, and on local disk when they are many. No I/O with the server.
+    - pre-commit (asynchronous): one database transaction copies the rows into a staging table and notes the
+      transaction.
+    - `commit`: for each checkpoint, in order, one database transaction takes the noted transactions away, inserts their
+      rows into the table, deletes them from the staging table and writes the commit markers. With a marker: nothing to
+      do. Neither noted nor marked: `TidegateError`.
+    - `recover`: removes what earlier runs of this subtask, and of those of a higher parallelism that it looks after,
+      left staged, never what this run or a newer generation stages.
+
+    The first of these that needs the server registers the writer; from then on a writer of an older generation for the
+    same subtask stages, commits and aborts nothing more (`FencedError`), and what it recovers is nothing (S9.2). All
+    but `write` and `prepare_commit` may run on several threads, a connection each; each outcome that the server left
+    unclear is looked up when the step is repeated.
+    """
+
+    def __init__(self, database: Database, target: Target, staging: Staging, ctx: SinkContext) -> None:
+        self._database = database
+        self._target = target
+        self._staging = staging
+        self._ctx = ctx
+        self._connections = Connections(database, f"tidegate {ctx.job_id}/{ctx.uid}/{ctx.subtask}"[:63])
+        self._rows: WaitingRows | None = None
+        self._registering = threading.Lock()
+        self._registration: Registration | None = None
+        self._next_number = 1
+        self._closing = threading.Event()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add the batch to the running transaction."""
+        if batch.num_rows == 0:
+            return
+        if self._rows is None:
+            self._rows = WaitingRows(self._ctx.schema, self._ctx.scratch)
+        self._rows.append(batch)
+
+    def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
+        """Close the running transaction; the returned function stages its rows in the database."""
+        rows, self._rows = self._rows, None
+        if rows is None:
+            return tuple
+
+        def stage() -> Sequence[Committable]:
+            writer = self._registered().writer
+            made = parse_transaction_id(transaction_id(self._ctx, checkpoint_id, self._number()))
+            table = self._run(lambda connection: self._staging_table(connection, made), "staged", str(made))
+            self._run(lambda connection: self._stage(connection, writer, made, table, rows), "staged", str(made))
+            rows.drop()
+            return [Committable(str(made), {"rows": rows.rows, "staging": table})]
+
+        return stage
+
+    def _staging_table(self, connection: psycopg.Connection[Any], made: TransactionId) -> str:
+        """Name of the table to stage in; asked each time, because the target may have been altered since."""
+        there = columns_of(connection, self._target)
+        names = self._ctx.schema.names
+        if missing := [name for name in names if name not in there]:
+            raise SinkConflictError(
+                "The table is gone, or lost columns that the records have",
+                where=self._where(str(made)),
+                cause=f"no {', '.join(missing)}",
+                remedy="Bring them back and restore the job",
+            )
+        return self._staging.staging_table(connection, self._target.name, [there[name] for name in names])
+
+    def _stage(
+        self, connection: psycopg.Connection[Any], writer: int, made: TransactionId, table: str, rows: WaitingRows
+    ) -> None:
+        number = self._staging.announce(connection, writer, made, self._target.name, table, rows.rows)
+        if number is None:
+            return  # An earlier attempt was committed and only its answer lost.
+        first = 0
+        with connection.cursor() as cursor:
+            with cursor.copy(self._staging.copy_statement(table, self._ctx.schema.names)) as copy:
+                for chunk in rows.chunks():
+                    order = pa.array(np.arange(first, first + chunk.num_rows))
+                    same = pa.repeat(pa.scalar(number, pa.int64()), chunk.num_rows)
+                    copy.write(copy_text(chunk, {TRANSACTION_COLUMN: same, ROW_COLUMN: order}))
+                    first += chunk.num_rows
+            if cursor.rowcount != rows.rows:
+                raise TidegateError(
+                    "The database took another number of rows than it was given",
+                    where=self._where(str(made)),
+                    cause=f"given {rows.rows}, taken {cursor.rowcount}",
+                )
+        self._hold_reign(connection)
+
+    def commit(self, committables: Sequence[Committable]) -> None:
+        """Publish, idempotently; each checkpoint's handles in one database transaction, oldest first.
+
+        Raises:
+            FencedError: a newer generation writes this subtask.
+            SnapshotError: a transaction is lost (no marker, nothing staged), or damaged.
+            TidegateError: it is of another lineage, or the database refuses its rows; then nothing of its
+                checkpoint is visible.
+        """
+        for handle in committables:
+            check_own(self._ctx, handle)
+        made = sorted((parse_transaction_id(h.transaction_id) for h in committables), key=lambda m: m.checkpoint_id)
+        for checkpoint_id, group in groupby(made, key=lambda m: m.checkpoint_id):
+            self._publish(checkpoint_id, list(group))
+
+    def _publish(self, checkpoint_id: int, transactions: Sequence[TransactionId]) -> None:
+        self._registered()
+        where = f"checkpoint {checkpoint_id}"
+        for _ in range(int(ORDER_LIMIT_S / ORDER_PAUSE_S)):
+            if self._run(
+                lambda connection: self._try_publish(connection, checkpoint_id, transactions), "committed", where
+            ):
+                return
+            if self._closing.wait(ORDER_PAUSE_S):
+                break
+        raise OutageError(
+            "An upsert would overtake rows of an older checkpoint, which another subtask has not committed",
+            where=self._where(where),
+            cause=f"staged transactions of another parallelism are still there after {ORDER_LIMIT_S:.0f} s",
+            remedy="See why the other subtasks do not commit; the commit is repeated at the next start",
+        )
+
+    def _try_publish(
+        self, connection: psycopg.Connection[Any], checkpoint_id: int, transactions: Sequence[TransactionId]
+    ) -> bool:
+        self._hold_reign(connection)
+        if self._target.key and self._staging.waits_elsewhere(connection, self._ctx, checkpoint_id):
+            return False
+        for made in transactions:
+            staged = self._staging.take(connection, str(made))
+            if staged is not None:
+                self._move(connection, made, staged)
+            elif not self._staging.is_marked(connection, made):
+                raise SnapshotError(
+                    "A transaction that was to be committed is lost",
+                    where=self._where(str(made)),
+                    cause=f"no commit marker and nothing staged in schema {self._staging.schema!r}; someone removed "
+                    "it, or the database was restored from a backup",
+                    remedy="Bring back the staged rows with the sink's other tables, or restore an earlier snapshot",
+                )
+        return True
+
+    def _move(self, connection: psycopg.Connection[Any], made: TransactionId, staged: StagedRows) -> None:
+        if staged.target != self._target.name:
+            raise SinkConflictError(
+                "A transaction is staged for another table than this sink writes to",
+                where=self._where(str(made)),
+                cause=f"it is for {staged.target}",
+                remedy="Restore with the sink's table as it was, let it commit, and change it then",
+            )
+        self._staging.publish(connection, staged, self._target)
+        found = self._staging.remove_rows(connection, staged)
+        if found != staged.rows or not self._staging.mark(connection, made):
+            raise SnapshotError(
+                "A staged transaction is damaged",
+                where=self._where(str(made)),
+                cause=f"{staged.rows} rows were staged and {found} are in {self._staging.schema}.{staged.staging}",
+                remedy="Restore an earlier snapshot; nothing of this transaction was published",
+            )
+
+    def abort(self, committables: Sequence[Committable]) -> None:
+        """Remove staged rows; published ones stay.
+
+        Raises:
+            FencedError, TidegateError: as for `commit`.
+        """
+        for handle in committables:
+            check_own(self._ctx, handle)
+        self._registered()
+
+        def remove(connection: psycopg.Connection[Any]) -> None:
+            self._hold_reign(connection)
+            self._remove(connection, [handle.transaction_id for handle in committables])
+
+        self._run(remove, "removed", f"{len(committables)} transactions")
+
+    def quarantine(self, committables: Sequence[Committable], into: Quarantine) -> None:
+        """Leave the rows in the staging table, named by another list than that of what can be committed or removed.
+
+        Raises:
+            FencedError, TidegateError: as for `commit`.
+        """
+        for handle in committables:
+            check_own(self._ctx, handle)
+            made = parse_transaction_id(handle.transaction_id)
+            n = into.checkpoint_of(made)
+            self._registered()
+
+            def put_away(
+                connection: psycopg.Connection[Any], made: TransactionId = made, n: int = n
+            ) -> StagedData | None:
+                self._hold_reign(connection)
+                found = self._staging.put_away(connection, made, n)
+                if found is None:
+                    return None
+                relation, where = self._staging.numbered(found)
+                place = self._database.place
+                return StagedData(made.uid, n, "table", found.rows, relation=relation, where=where, place=place)
+
+            data = self._run(put_away, "put into quarantine", str(made))
+            if data is not None:
+                into.note(made, data)
+
+    def _remove(self, connection: psycopg.Connection[Any], transactions: Sequence[str]) -> None:
+        for transaction in transactions:
+            staged = self._staging.take(connection, transaction)
+            if staged is not None:
+                self._staging.remove_rows(connection, staged)
+
+    def recover(self, checkpoint_id: int, pending: Sequence[Committable] = ()) -> None:
+        """Remove what earlier runs of the subtasks this one looks after left staged and `pending` does not name;
+        nothing when a later run has begun."""
+        registration = self._register()
+        if registration is None:
+            return
+        kept = {handle.transaction_id for handle in pending}
+
+        def clean(connection: psycopg.Connection[Any]) -> None:
+            self._staging.lock(connection, self._ctx, alone=False)
+            if self._staging.replaced(connection, self._ctx, registration.writer):
+                return
+            staged = self._staging.staged(connection, self._ctx)
+            self._remove(connection, [t for t in staged if t not in kept and is_leftover(self._ctx, t)])
+            self._staging.forget_idle_writers(connection, self._ctx, registration.writer)
+
+        self._run(clean, "removed", "what earlier runs left")
+
+    def close(self) -> None:
+        """Drop the running transaction; what was pre-committed stays."""
+        self._closing.set()
+        if self._rows is not None:
+            self._rows.drop()
+            self._rows = None
+        self._connections.close()
+
+    def _number(self) -> int:
+        with self._registering:
+            number, self._next_number = self._next_number, self._next_number + 1
+            return number
+
+    def _registered(self) -> Registration:
+        registration = self._register()
+        if registration is None:
+            raise self._fenced()
+        return registration
+
+    def _register(self) -> Registration | None:
+        """This writer's registration, made at the first call; None when a newer generation was there before."""
+
+        def register(connection: psycopg.Connection[Any]) -> Registration | None:
+            self._staging.create(connection)
+            self._staging.lock(connection, self._ctx, alone=True)
+            return self._staging.register(connection, self._ctx)
+
+        with self._registering:
+            if self._registration is None:
+                self._registration = self._run(register, "begun", "registration of the writer")
+                if self._registration is not None:
+                    self._next_number = self._registration.next_number
+            return self._registration
+
+    def _hold_reign(self, connection: psycopg.Connection[Any]) -> None:
+        """Raise when a newer generation has registered; none will before this transaction ends."""
+        self._staging.lock(connection, self._ctx, alone=False)
+        if self._staging.superseded(connection, self._ctx) is not None:
+            raise self._fenced()
+
+    def _fenced(self) -> FencedError:
+        return FencedError(
+            "A newer generation of the job writes to this table",
+            where=self._where(f"generation {self._ctx.generation}"),
+            remedy="Nothing: this process is a leftover and has changed nothing",
+        )
+
+    def _run(self, work: Callable[[psycopg.Connection[Any]], T], done: str, what: str) -> T:
+        psycopg = load_psycopg()
+        try:
+            return self._connections.run(work)
+        except psycopg.Error as e:
+            if is_unreachable(e):
+                raise OutageError(
+                    "The database cannot be reached",
+                    where=self._where(what),
+                    cause=self._database.said(e),
+                    remedy="Check the server and the network; the job tries again by itself, as its restart strategy "
+                    "says",
+                ) from None
+            # Without its cause: the server's detail quotes rows, which do not belong in logs.
+            raise TidegateError(
+                f"Rows could not be {done}" if done != "begun" else "The database does not take this writer",
+                where=self._where(what),
+                cause=self._database.said(e),
+                remedy="Mend it in the database, whose log has the details; the step is repeated at the next start",
+            ) from None
+
+    def _where(self, what: str) -> str:
+        ctx = self._ctx
+        return f"job {ctx.job_id}, sink {ctx.uid!r}, subtask {ctx.subtask}, {self._target.name}, {what}"

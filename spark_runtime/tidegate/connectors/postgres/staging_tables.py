@@ -1,0 +1,389 @@
+"""The Postgres sink's own tables, and every statement on them.
+
+In the schema `tidegate`, unless another was asked for:
+
+    writers        a row per run and subtask that wrote: who it was, and `committed`, the numbers of its transactions
+                   that are in the target table: the commit markers, as ranges, so that they take a row per run
+                   and not one per checkpoint
+    transactions   a row per transaction that is staged and not committed: whose, for which checkpoint and target, how
+                   many rows and in which staging table
+    quarantined    a row per transaction that was rejected and kept for people (S7.8), made with the first
+    rows_...       a staging table per target table and set of columns: a transaction's rows, numbered in order
+
+A staged transaction is its row in `transactions`; whoever deletes it, in the transaction that publishes or removes its
+rows, has decided. An advisory lock per sink orders this against the registration of newer writers, which fences older
+ones (S9.2).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tidegate.connectors.interface import SinkContext
+from tidegate.connectors.transactions import TransactionId
+
+if TYPE_CHECKING:
+    import psycopg
+    from psycopg.sql import Composed
+
+    from tidegate.connectors.postgres.copy_columns import Column
+    from tidegate.connectors.postgres.target_table import Target
+
+TRANSACTION_COLUMN = "tidegate_transaction"
+ROW_COLUMN = "tidegate_row"
+RESERVED_COLUMNS = (TRANSACTION_COLUMN, ROW_COLUMN)
+
+_SHARED_TABLES = ("writers", "transactions")
+_CREATE = """
+CREATE TABLE IF NOT EXISTS {schema}.writers (
+    writer bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    job_id text NOT NULL, lineage text NOT NULL, uid text NOT NULL, subtask integer NOT NULL,
+    generation bigint NOT NULL, run_id text NOT NULL, parallelism integer NOT NULL,
+    committed int8multirange NOT NULL DEFAULT '{{}}',
+    UNIQUE (job_id, lineage, uid, subtask, generation, run_id)
+);
+CREATE TABLE IF NOT EXISTS {schema}.transactions (
+    transaction_id text PRIMARY KEY,
+    transaction bigint GENERATED ALWAYS AS IDENTITY UNIQUE,
+    writer bigint NOT NULL REFERENCES {schema}.writers, number bigint NOT NULL,
+    checkpoint_id bigint NOT NULL, target text NOT NULL, staging text NOT NULL, rows bigint NOT NULL,
+    UNIQUE (writer, number)
+);
+"""
+_CREATE_QUARANTINED = """
+CREATE TABLE IF NOT EXISTS {schema}.quarantined (
+    transaction_id text PRIMARY KEY,
+    transaction bigint NOT NULL, checkpoint_id bigint NOT NULL, target text NOT NULL, staging text NOT NULL,
+    rows bigint NOT NULL
+);
+"""
+_LOCK = "SELECT pg_advisory_xact_lock{shared}(hashtextextended(%s, 0))"
+_IN_TRANSACTION = f"{TRANSACTION_COLUMN} = %s"
+_OF_SINK = "job_id = %(job_id)s AND lineage = %(lineage)s AND uid = %(uid)s"
+_OF_WRITER = f"{_OF_SINK} AND subtask = %(subtask)s AND generation = %(generation)s AND run_id = %(run_id)s"
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A writer's row.
+
+    Attributes:
+        writer: its number; a later registered writer has a higher one.
+        next_number: number for its next transaction.
+    """
+
+    writer: int
+    next_number: int
+
+
+@dataclass(frozen=True)
+class StagedRows:
+    """What a taken transaction left to be published or removed.
+
+    Attributes:
+        transaction: its number in the staging table.
+        target: the table the rows are for.
+    """
+
+    transaction: int
+    target: str
+    staging: str
+    rows: int
+
+
+class Staging:
+    """The statements. Methods run in the caller's database transaction; names are quoted here.
+
+    Args:
+        schema: name of the schema that holds the tables.
+    """
+
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+
+    def _sql(self, text: str, **names: Any) -> Composed:
+        from psycopg import sql
+
+        return sql.SQL(text).format(schema=sql.Identifier(self.schema), **names)
+
+    def problems(self, connection: psycopg.Connection[Any]) -> Sequence[str]:
+        """What this user lacks to use the tables, or to make them."""
+        there = "SELECT oid, has_schema_privilege(oid, 'USAGE'), has_schema_privilege(oid, 'CREATE') FROM pg_namespace"
+        row = connection.execute(f"{there} WHERE nspname = %s", [self.schema]).fetchone()
+        if row is None:
+            may = connection.execute("SELECT has_database_privilege(current_database(), 'CREATE')").fetchone()
+            if may and may[0]:
+                return []
+            return [f"schema {self.schema!r} for staged rows is missing, and the user lacks CREATE on the database"]
+        schema, *rights = row
+        if not all(rights):
+            return [f"the user lacks USAGE or CREATE on schema {self.schema!r}, where rows are staged"]
+        lacking = connection.execute(
+            "SELECT relname::text FROM pg_class WHERE relnamespace = %s AND relname = ANY (%s)"
+            " AND NOT (has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT')"
+            " AND has_table_privilege(oid, 'UPDATE') AND has_table_privilege(oid, 'DELETE'))",
+            [schema, list(_SHARED_TABLES)],
+        )
+        return [f"the user lacks rights on table {self.schema}.{name}, another user's" for (name,) in lacking]
+
+    def lock(self, connection: psycopg.Connection[Any], ctx: SinkContext, *, alone: bool) -> None:
+        """Hold off, until the transaction ends, whoever wants this sink's lock alone, or when `alone`, everyone."""
+        key = "\x1f".join(["tidegate", self.schema, ctx.job_id, ctx.lineage, ctx.uid])
+        connection.execute(_LOCK.format(shared="" if alone else "_shared"), [key])
+
+    def create(self, connection: psycopg.Connection[Any]) -> None:
+        """Make schema and shared tables when they are missing."""
+        if self._lacks(connection, *_SHARED_TABLES):
+            connection.execute(_LOCK.format(shared=""), ["tidegate tables"])
+            if connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", [self.schema]).fetchone() is None:
+                connection.execute(self._sql("CREATE SCHEMA {schema}"))
+            connection.execute(self._sql(_CREATE))
+
+    def _lacks(self, connection: psycopg.Connection[Any], *tables: str) -> bool:
+        query = (
+            "SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE n.nspname = %s AND c.relname = ANY (%s) AND c.relkind = 'r'"
+        )
+        return len(connection.execute(query, [self.schema, list(tables)]).fetchall()) < len(tables)
+
+    def register(self, connection: psycopg.Connection[Any], ctx: SinkContext) -> Registration | None:
+        """Note the writer, from when on older generations' are fenced; None when it is itself of an older one. Needs
+        the lock alone."""
+        if self.superseded(connection, ctx) is not None:
+            return None
+        row = connection.execute(
+            self._sql(
+                "INSERT INTO {schema}.writers (job_id, lineage, uid, subtask, generation, run_id, parallelism) VALUES"
+                " (%(job_id)s, %(lineage)s, %(uid)s, %(subtask)s, %(generation)s, %(run_id)s, %(parallelism)s)"
+                " ON CONFLICT (job_id, lineage, uid, subtask, generation, run_id)"
+                " DO UPDATE SET parallelism = EXCLUDED.parallelism RETURNING writer, greatest(1, upper(committed),"
+                " (SELECT max(number) + 1 FROM {schema}.transactions t WHERE t.writer = writers.writer))"
+            ),
+            _names(ctx),
+        ).fetchone()
+        assert row is not None
+        return Registration(*row)
+
+    def superseded(self, connection: psycopg.Connection[Any], ctx: SinkContext) -> int | None:
+        """The newest generation of which a writer looks after this one's subtask, when it is newer than its own
+        (S9.2)."""
+        row = connection.execute(
+            self._sql(
+                f"SELECT max(generation) FROM {{schema}}.writers WHERE {_OF_SINK}"
+                " AND generation > %(generation)s AND %(subtask)s %% parallelism = subtask"
+            ),
+            _names(ctx),
+        ).fetchone()
+        return row[0] if row else None
+
+    def replaced(self, connection: psycopg.Connection[Any], ctx: SinkContext, writer: int) -> bool:
+        """Whether a later run of any generation has a writer that looks after this one's subtask."""
+        query = (
+            f"SELECT FROM {{schema}}.writers WHERE {_OF_SINK}"
+            " AND writer > %(writer)s AND %(subtask)s %% parallelism = subtask LIMIT 1"
+        )
+        return connection.execute(self._sql(query), {**_names(ctx), "writer": writer}).fetchone() is not None
+
+    def staging_table(self, connection: psycopg.Connection[Any], target: str, columns: Sequence[Column]) -> str:
+        """Name of the staging table for these columns of the target; made when missing. Its columns are of the
+        target's types and NOT NULL where those are, so that what the target cannot take is refused before the
+        checkpoint completes, and not at its commit."""
+        from psycopg import sql
+
+        shape = repr([target, [(c.name, c.sql_type, c.collation, c.required) for c in columns]])
+        name = f"rows_{hashlib.sha256(shape.encode()).hexdigest()[:16]}"
+        if not self._lacks(connection, name):
+            return name
+        connection.execute(_LOCK.format(shared=""), ["tidegate tables"])
+        defined = [sql.SQL("{} bigint NOT NULL").format(sql.Identifier(column)) for column in RESERVED_COLUMNS]
+        for column in columns:
+            collation = f" COLLATE {column.collation}" if column.collation else ""
+            required = " NOT NULL" if column.required else ""
+            definition = sql.SQL(f"{column.sql_type}{collation}{required}")
+            defined.append(sql.Identifier(column.name) + sql.SQL(" ") + definition)
+        table, columns_sql = sql.Identifier(name), sql.SQL(", ").join(defined)
+        connection.execute(
+            self._sql("CREATE TABLE IF NOT EXISTS {schema}.{table} ({columns})", table=table, columns=columns_sql)
+        )
+        order = sql.SQL(", ").join(sql.Identifier(column) for column in RESERVED_COLUMNS)
+        index = sql.Identifier(f"{name}_order")
+        connection.execute(
+            self._sql(
+                "CREATE INDEX IF NOT EXISTS {index} ON {schema}.{table} ({order})",
+                index=index,
+                table=table,
+                order=order,
+            )
+        )
+        said = sql.Literal(
+            f"Rows that tidegate staged for {target}; in use while transactions or quarantined names this table"
+        )
+        connection.execute(self._sql("COMMENT ON TABLE {schema}.{table} IS {said}", table=table, said=said))
+        return name
+
+    def announce(
+        self,
+        connection: psycopg.Connection[Any],
+        writer: int,
+        made: TransactionId,
+        target: str,
+        staging: str,
+        rows: int,
+    ) -> int | None:
+        """Note a transaction about to be staged; its number in the staging table, or None when it is there already."""
+        row = connection.execute(
+            self._sql(
+                "INSERT INTO {schema}.transactions"
+                " (transaction_id, writer, number, checkpoint_id, target, staging, rows)"
+                " VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT (transaction_id) DO NOTHING RETURNING transaction"
+            ),
+            [str(made), writer, made.number, made.checkpoint_id, target, staging, rows],
+        ).fetchone()
+        return row[0] if row else None
+
+    def copy_statement(self, staging: str, columns: Sequence[str]) -> Composed:
+        """COPY into a staging table."""
+        from psycopg import sql
+
+        names = sql.SQL(", ").join(sql.Identifier(name) for name in (*RESERVED_COLUMNS, *columns))
+        statement = "COPY {schema}.{table} ({names}) FROM STDIN (FORMAT text)"
+        return self._sql(statement, table=sql.Identifier(staging), names=names)
+
+    def place_of(self, staging: str, transaction_id: str) -> tuple[str, str]:
+        """Where a transaction's rows are: the staging table and the condition, as SQL. Not from a server: the number of
+        the transaction is looked up by its id."""
+        schema, table = _quoted(self.schema), _quoted(staging)
+        escaped = transaction_id.replace("'", "''")
+        number = f"SELECT transaction FROM {schema}.transactions WHERE transaction_id = '{escaped}'"
+        return f"{schema}.{table}", f"{TRANSACTION_COLUMN} IN ({number})"
+
+    def take(self, connection: psycopg.Connection[Any], transaction_id: str) -> StagedRows | None:
+        """Take a staged transaction, to publish or remove its rows; None when it is not there (any more)."""
+        query = "DELETE FROM {schema}.transactions WHERE transaction_id = %s"
+        returned = "RETURNING transaction, target, staging, rows"
+        row = connection.execute(self._sql(f"{query} {returned}"), [transaction_id]).fetchone()
+        return StagedRows(*row) if row else None
+
+    def put_away(
+        self, connection: psycopg.Connection[Any], made: TransactionId, checkpoint_id: int
+    ) -> StagedRows | None:
+        """Move a transaction from those that are staged to those in quarantine, with its rows where they are; None when
+        it is in neither list."""
+        if self._lacks(connection, "quarantined"):
+            connection.execute(_LOCK.format(shared=""), ["tidegate tables"])
+            connection.execute(self._sql(_CREATE_QUARANTINED))
+        staged = self.take(connection, str(made))
+        if staged is not None:
+            query = "INSERT INTO {schema}.quarantined VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"
+            values = [str(made), staged.transaction, checkpoint_id, staged.target, staged.staging, staged.rows]
+            connection.execute(self._sql(query), values)
+        query = "SELECT transaction, target, staging, rows FROM {schema}.quarantined WHERE transaction_id = %s"
+        row = connection.execute(self._sql(query), [str(made)]).fetchone()
+        return StagedRows(*row) if row else None
+
+    def numbered(self, staged: StagedRows) -> tuple[str, str]:
+        """Where the rows of a transaction are, by its number."""
+        where = f"{TRANSACTION_COLUMN} = {staged.transaction}"
+        return f"{_quoted(self.schema)}.{_quoted(staged.staging)}", where
+
+    def publish(self, connection: psycopg.Connection[Any], staged: StagedRows, target: Target) -> None:
+        """Insert a taken transaction's rows into the target. With a key, of several rows of one the last is taken, in
+        order of the key, so that writers of the same keys do not wait for each other in a circle."""
+        from psycopg import sql
+
+        columns = self._columns_of(connection, staged.staging)
+        names = sql.SQL(", ").join(sql.Identifier(name) for name in columns)
+        key = sql.SQL(", ").join(sql.Identifier(name) for name in target.key)
+        replaced = [name for name in columns if name not in target.key]
+        new = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in replaced)
+        query = (
+            f"INSERT INTO {{target}} ({{names}}) SELECT {{names}} FROM {{schema}}.{{staging}} WHERE {_IN_TRANSACTION}"
+        )
+        if target.key:
+            query = query.replace("SELECT {names}", "SELECT DISTINCT ON ({key}) {names}")
+            query += f" ORDER BY {{key}}, {ROW_COLUMN} DESC ON CONFLICT ({{key}}) DO "
+            query += "UPDATE SET {new}" if replaced else "NOTHING"
+        parts = {"names": names, "key": key, "new": new, "staging": sql.Identifier(staged.staging)}
+        statement = self._sql(query, target=sql.Identifier(target.schema, target.table), **parts)
+        connection.execute(statement, [staged.transaction])
+
+    def _columns_of(self, connection: psycopg.Connection[Any], staging: str) -> Sequence[str]:
+        """The staged columns, which an earlier version of the pipeline may have chosen."""
+        rows = connection.execute(
+            "SELECT a.attname::text FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"
+            " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s"
+            " AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
+            [self.schema, staging],
+        )
+        return [name for (name,) in rows if name not in RESERVED_COLUMNS]
+
+    def remove_rows(self, connection: psycopg.Connection[Any], staged: StagedRows) -> int:
+        """Delete a taken transaction's rows; how many there were."""
+        from psycopg import sql
+
+        query = f"DELETE FROM {{schema}}.{{table}} WHERE {_IN_TRANSACTION}"
+        statement = self._sql(query, table=sql.Identifier(staged.staging))
+        return connection.execute(statement, [staged.transaction]).rowcount
+
+    def mark(self, connection: psycopg.Connection[Any], made: TransactionId) -> bool:
+        """Write the commit marker; False when its writer is unknown."""
+        query = (
+            "UPDATE {schema}.writers SET committed = committed"
+            f" + int8multirange(int8range(%(number)s, %(number)s, '[]')) WHERE {_OF_WRITER}"
+        )
+        return connection.execute(self._sql(query), {**_names(made), "number": made.number}).rowcount == 1
+
+    def is_marked(self, connection: psycopg.Connection[Any], made: TransactionId) -> bool:
+        """Whether the transaction is committed."""
+        query = f"SELECT FROM {{schema}}.writers WHERE {_OF_WRITER} AND committed @> %(number)s::bigint"
+        row = connection.execute(self._sql(query), {**_names(made), "number": made.number}).fetchone()
+        return row is not None
+
+    def staged(self, connection: psycopg.Connection[Any], ctx: SinkContext) -> Sequence[str]:
+        """Ids of all staged transactions of the sink, in order of id."""
+        query = (
+            "SELECT transaction_id FROM {schema}.transactions JOIN {schema}.writers USING (writer)"
+            f" WHERE {_OF_SINK} ORDER BY 1"
+        )
+        return [row[0] for row in connection.execute(self._sql(query), _names(ctx))]
+
+    def waits_elsewhere(self, connection: psycopg.Connection[Any], ctx: SinkContext, checkpoint_id: int) -> bool:
+        """Whether a run of another parallelism left staged, for an older checkpoint, what another subtask is to commit
+        or remove."""
+        query = (
+            f"SELECT FROM {{schema}}.transactions JOIN {{schema}}.writers USING (writer) WHERE {_OF_SINK}"
+            " AND parallelism <> %(parallelism)s AND subtask %% %(parallelism)s <> %(subtask)s"
+            " AND checkpoint_id < %(checkpoint_id)s LIMIT 1"
+        )
+        row = connection.execute(self._sql(query), {**_names(ctx), "checkpoint_id": checkpoint_id}).fetchone()
+        return row is not None
+
+    def forget_idle_writers(self, connection: psycopg.Connection[Any], ctx: SinkContext, writer: int) -> None:
+        """Delete rows of earlier runs of the subtasks this one looks after that committed nothing and stage
+        nothing: no handle can name a transaction of theirs that is there, and this one's row fences as theirs did."""
+        query = (
+            f"DELETE FROM {{schema}}.writers w WHERE {_OF_SINK} AND writer < %(writer)s AND isempty(committed)"
+            " AND subtask %% %(parallelism)s = %(subtask)s"
+            " AND NOT EXISTS (SELECT FROM {schema}.transactions t WHERE t.writer = w.writer)"
+        )
+        connection.execute(self._sql(query), {**_names(ctx), "writer": writer})
+
+
+def _quoted(name: str) -> str:
+    doubled = name.replace('"', '""')
+    return f'"{doubled}"'
+
+
+def _names(of: SinkContext | TransactionId) -> Mapping[str, Any]:
+    return {
+        "job_id": of.job_id,
+        "lineage": of.lineage,
+        "uid": of.uid,
+        "subtask": of.subtask,
+        "generation": of.generation,
+        "run_id": of.run_id,
+        "parallelism": of.parallelism if isinstance(of, SinkContext) else None,
+    }

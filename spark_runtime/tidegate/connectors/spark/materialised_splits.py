@@ -1,0 +1,106 @@
+"""Rows that a driver had Spark write to the job directory, as splits: Parquet files, each row once (S4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.connectors.interface import Polled, SourceReader, Split
+from tidegate.connectors.files.source.file_schema import FilePolicy
+from tidegate.connectors.files.source.file_set import FileSet
+from tidegate.connectors.files.source.files import Files, FilesReader, file_of
+from tidegate.errors import PipelineError
+
+
+def splits_of_files(
+    urls: Sequence[str], schema: pa.Schema, storage_options: Mapping[str, Any], parallelism: int
+) -> list[Split]:
+    """The splits of files that were written, none for none. Each says where it lies: readers know nothing else.
+
+    Args:
+        storage_options: of the job directory, with references to secrets.
+    """
+    if not urls:
+        return []
+    source = Files(list(urls), format="parquet", schema=schema, storage_options=storage_options)
+    # Their names are never written again, and a job directory may be copied: only the size is compared.
+    place = {"storage_options": dict(storage_options), "mtime": None, "etag": None}
+    return [
+        replace(split, data={**split.data, "url": urls[split.data["given"]], **place})
+        for split in source.discover(parallelism)
+    ]
+
+
+class MaterialisedReader(SourceReader):
+    """One split after the other, as `FilesReader`."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._reader: FilesReader | None = None
+
+    def add_splits(self, splits: Sequence[Split]) -> None:
+        """Take splits; nothing is opened yet."""
+        self._reader = FilesReader(_file_set(self._schema, splits)) if splits else None
+        if self._reader is not None:
+            self._reader.add_splits(splits)
+
+    def poll(self, now_ms: int) -> Polled:
+        """The next batch."""
+        return Polled(state="end") if self._reader is None else self._reader.poll(now_ms)
+
+    def snapshot(self) -> Sequence[Split]:
+        """All splits; the one being read with its position."""
+        return () if self._reader is None else self._reader.snapshot()
+
+    def progress(self) -> Mapping[str, Any]:
+        """As of `FilesReader`."""
+        return {} if self._reader is None else self._reader.progress()
+
+    def counters(self) -> Mapping[str, int]:
+        """As of `FilesReader`."""
+        return {} if self._reader is None else self._reader.counters()
+
+    def close(self) -> None:
+        """Close the open file."""
+        if self._reader is not None:
+            self._reader.close()
+
+
+def unavailable_files(schema: pa.Schema, splits: Sequence[Split]) -> list[tuple[str, str]]:
+    """(split id, why) of those whose file is gone, or has another size."""
+    found = []
+    for split in splits:
+        found.append((split.split_id, _file_set(schema, [split]).why_unreadable(file_of(split))))
+    return [(split_id, why) for split_id, why in found if why]
+
+
+def as_declared(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """Rows of a DataFrame in the schema that its source declares. Raises PipelineError naming the column."""
+    arrays = []
+    for field in schema:
+        column = batch.column(field.name)
+        try:
+            arrays.append(column if column.type == field.type else column.cast(field.type))
+        except pa.ArrowException as error:
+            raise PipelineError(
+                f"column {field.name!r} of the DataFrame cannot be {field.type}",
+                where=where,
+                cause=f"it is {column.type}: {error}",
+                remedy="Declare its type in schema=, or cast it in the DataFrame",
+            ) from error
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _file_set(schema: pa.Schema, splits: Sequence[Split]) -> FileSet:
+    data = splits[0].data
+    return FileSet(
+        [data["url"]],
+        format="parquet",
+        schema=schema,
+        columns=None,
+        storage_options=data["storage_options"],
+        policy=FilePolicy(on_missing_field="fail"),
+    )

@@ -1,0 +1,59 @@
+"""From collected acknowledgements to the `_metadata` of a snapshot (S2.1, S6.2). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from tidegate.coordinator.events import Complete, Subtask
+from tidegate.coordinator.checkpointing.finished_operators import naturally_ended
+from tidegate.coordinator.topology import Topology
+from tidegate.snapshot.handles import StateHandle
+from tidegate.snapshot.metadata import OperatorState, SubtaskState
+
+MAX_SUBTASKS_IN_HISTORY = 64
+"""Subtasks whose acknowledgement a "complete" entry holds; bounds the entry to some 15 KiB."""
+
+
+def operator_states(complete: Complete, topology: Topology) -> tuple[OperatorState, ...]:
+    """Per operator: finished, partially finished or running, and the handle of every subtask.
+
+    A drained source and what it feeds is not finished: only what hangs on naturally ended sources is (S6.2).
+    """
+    really = naturally_ended(complete, topology)
+    out: list[OperatorState] = []
+    for chain in topology.chains:
+        mine = [(chain.chain_id, i) for i in range(topology.parallelism)]
+        count = sum(s in really for s in mine)
+        status: Literal["running", "partially_finished", "finished"]
+        status = "finished" if count == len(mine) else "partially_finished" if count else "running"
+        for uid in chain.operators:
+            subtasks = tuple(_subtask_state(s, uid, s in really, complete) for s in mine)
+            out.append(OperatorState(uid, status, subtasks))
+    return tuple(out)
+
+
+def drained_operators(complete: Complete, topology: Topology) -> tuple[str, ...]:
+    """Operators that a drain made fire early: those of which some source had not ended by itself (S7.5)."""
+    if complete.stop != "drain":
+        return ()
+    really = naturally_ended(complete, topology)
+    subtasks = range(topology.parallelism)
+    return tuple(f.uid for f in topology.fire_at_end if any((f.chain_id, i) not in really for i in subtasks))
+
+
+def subtask_history(complete: Complete) -> dict[str, dict[str, float]]:
+    """The acknowledgement of every subtask for the history (S2.5): "chain.index" -> ack_ms after the trigger, sync,
+    async,
+    alignment time, start delay, bytes. Of a job with more than MAX_SUBTASKS_IN_HISTORY subtasks, the slowest so
+    many."""
+    slowest = sorted(complete.acks.values(), key=lambda ack: -ack.metrics.get("ack_ms", 0))
+    kept = sorted(slowest[:MAX_SUBTASKS_IN_HISTORY], key=lambda ack: ack.subtask)
+    return {f"{ack.subtask[0]}.{ack.subtask[1]}": dict(ack.metrics) for ack in kept}
+
+
+def _subtask_state(subtask: Subtask, uid: str, finished: bool, complete: Complete) -> SubtaskState:
+    ack = complete.acks.get(subtask)
+    document: Mapping[str, Any] | None = ack.operators.get(uid) if ack is not None else None
+    handle = StateHandle.from_json(document) if document is not None else None
+    return SubtaskState(subtask[1], finished, handle)

@@ -1,0 +1,110 @@
+"""A snapshot on its way (S2.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from tidegate.channel.elements import CheckpointKind
+from tidegate.coordinator.checkpointing.checkpoint_plan import CheckpointPlan
+from tidegate.coordinator.events import (
+    AbortCode,
+    Acknowledged,
+    Action,
+    Complete,
+    EndRun,
+    Request,
+    Retire,
+    SendAbort,
+    Subtask,
+)
+
+COUNTED: frozenset[AbortCode] = frozenset({"expired", "declined", "io"})
+"""Aborts that are failures: they count against `tolerable_checkpoint_failures`, but for savepoints (S2.2)."""
+NAMED_SUBTASKS = 5
+"""Subtasks that the reason of an expiry names."""
+
+_SUMMED = ("bytes", "persisted_bytes", "alignment_bytes", "in_flight_bytes", "unaligned")
+_WORST = ("sync_ms", "async_ms", "alignment_ms", "start_delay_ms")
+
+
+@dataclass
+class PendingCheckpoint:
+    """Mutable record of one snapshot between trigger and completion or abort. `after_all_data`: it was triggered when
+    every subtask had passed EndOfData on, so that all may finish on it (S7.3)."""
+
+    checkpoint_id: int
+    request: Request
+    path: str
+    triggered_ms: int
+    deadline_ms: int
+    plan: CheckpointPlan
+    acks: dict[Subtask, Acknowledged] = field(default_factory=dict)
+    completing: bool = False
+    after_all_data: bool = False
+
+    def waits_for(self, subtask: Subtask) -> bool:
+        """`subtask` is planned and has not acknowledged."""
+        return subtask in self.plan.wait_for and subtask not in self.acks
+
+    def acknowledge(self, ack: Acknowledged, now_ms: int) -> bool:
+        """Take an acknowledgement once, with the time it took from the trigger; True when it was the last one."""
+        if not self.waits_for(ack.subtask) or self.completing:
+            return False
+        self.acks[ack.subtask] = replace(ack, metrics={**ack.metrics, "ack_ms": now_ms - self.triggered_ms})
+        return len(self.acks) == len(self.plan.wait_for)
+
+    def collected(self, now_ms: int) -> Complete:
+        """What is to be completed, once all have acknowledged."""
+        return Complete(
+            self.checkpoint_id,
+            self.request.kind,
+            self.request.stop,
+            self.path,
+            self.triggered_ms,
+            dict(self.acks),
+            self.plan.finished,
+            self.metrics(now_ms),
+        )
+
+    def to_end(self, uncommitted: tuple[int, ...]) -> EndRun:
+        """It was a stop's, and every subtask has finished."""
+        request = self.request
+        return EndRun(request.stop, self.checkpoint_id, self.path, request.request_id, uncommitted)
+
+    def give_up(self, reason: str, code: AbortCode, counts: bool = False) -> list[Action]:
+        """The actions for a snapshot that will never complete: an abort for every subtask, and the deletion of its
+        files (S2.2, S2.3)."""
+        checkpoint_id = self.checkpoint_id
+        return [SendAbort(checkpoint_id, reason, code, counts), Retire(checkpoint_id, self.path)]
+
+    def expiry(self, now_ms: int) -> str:
+        """Why it expires, naming subtasks that have not answered."""
+        missing = sorted(self.plan.wait_for - self.acks.keys())[:NAMED_SUBTASKS]
+        return f"expired after {now_ms - self.triggered_ms} ms; no answer from subtasks {missing}"
+
+    def metrics(self, now_ms: int) -> dict[str, float]:
+        """Sums of bytes, worst of times (milliseconds) over subtasks, duration, counts (S2.5)."""
+        out: dict[str, float] = {name: sum(a.metrics.get(name, 0) for a in self.acks.values()) for name in _SUMMED}
+        out |= {name: max((a.metrics.get(name, 0) for a in self.acks.values()), default=0) for name in _WORST}
+        out["duration_ms"] = now_ms - self.triggered_ms
+        out["acknowledged"] = len(self.acks)
+        out["finished_subtasks"] = len(self.plan.finished)
+        return out
+
+
+class PendingSnapshots(dict[int, PendingCheckpoint]):
+    """Those of one run, by id."""
+
+    @property
+    def kinds(self) -> set[CheckpointKind]:
+        """What is on its way."""
+        return {p.request.kind for p in self.values()}
+
+    @property
+    def deadlines_ms(self) -> list[int]:
+        """When those that are not complete yet expire."""
+        return [p.deadline_ms for p in self.values() if not p.completing]
+
+    def finals(self) -> list[PendingCheckpoint]:
+        """Final ones that may still be given up."""
+        return [p for p in self.values() if p.request.kind == "final" and not p.completing]

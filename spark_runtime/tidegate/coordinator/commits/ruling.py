@@ -1,0 +1,132 @@
+"""What becomes of a command that approves or rejects a checkpoint, judged from the decision log (S7.8). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tidegate.jobs.records import Decision
+from tidegate.jobs.history.verdicts import Verdicts, Withheld
+from tidegate.coordinator.events import Answer, Ruling
+from tidegate.coordinator.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """Append the decision, then give the answer. `withheld`: of a rejection after which the job goes on without it."""
+
+    checkpoint_id: int
+    answer: Answer
+    withheld: Withheld | None = None
+
+
+Outcome: TypeAlias = Decide | Answer
+"""An Answer alone: nothing is to be decided."""
+
+
+def judge_ruling(
+    ruling: Ruling, verdicts: Verdicts, *, cannot_quarantine: Sequence[str] = (), closing: bool = False
+) -> Outcome:
+    """What to do. The same word on the same checkpoint again is answered as the first one was.
+
+    Args:
+        cannot_quarantine: uids of two-phase sinks that cannot move away what they staged.
+        closing: the job is ending with the newest snapshot of the line, so that subtasks may be gone.
+    """
+    if not verdicts.gated:
+        text = "this job commits by itself: its option commit is not 'on_request'"
+        return _refuse(ruling, "no_commit_gate", text)
+    known = verdicts.carried_out.get(ruling.request_id)
+    wanted = known if known is not None else ruling.checkpoint_id
+    if wanted is None and verdicts.waiting and ruling.approves:
+        wanted = verdicts.waiting[-1]
+    if wanted is None:
+        return _refuse(ruling, "nothing_waits", "no checkpoint waits for a verdict")
+    if wanted in verdicts.waiting and ruling.then == "quarantine" and not ruling.approves:
+        return _into_quarantine(ruling, wanted, verdicts, cannot_quarantine, closing)
+    if wanted in verdicts.waiting:
+        return _on_waiting(ruling, wanted, verdicts)
+    view = verdicts.views.get(wanted)
+    if wanted in verdicts.rejected.union(verdicts.quarantined) and view is not None and view.is_recovery_point:
+        if ruling.approves:
+            text = f"checkpoint {wanted} was rejected, or came after one that was; its data is never committed"
+            return _refuse(ruling, "rejected", text)
+        return _done(ruling, "rejected", f"checkpoint {wanted} was rejected before", wanted)
+    if wanted in verdicts.line and wanted <= verdicts.approved:
+        if ruling.approves:
+            return _done(ruling, "approved", f"checkpoint {wanted} was approved before", wanted)
+        text = f"checkpoint {wanted} was approved, with all up to {verdicts.approved}: it may be committed already"
+        return _refuse(ruling, "approved", text)
+    return _refuse(ruling, *_why_not(wanted, verdicts))
+
+
+def _on_waiting(ruling: Ruling, wanted: int, verdicts: Verdicts) -> Outcome:
+    if ruling.approves:
+        text = f"checkpoint {wanted} is approved, and with it all in front of it that waited; the sinks commit it"
+        return Decide(wanted, Answer(ruling.request_id, True, "approved", text, {"checkpoint_id": wanted}))
+    later = [n for n in verdicts.waiting if n > wanted]
+    newest = verdicts.views[verdicts.line[-1]]
+    if ruling.then == "replay" and newest.kind == "stop-savepoint" and newest.spec == verdicts.spec:
+        text = f"the job is stopping with savepoint {newest.checkpoint_id}; reject with then=stop, then restore the job"
+        return _refuse(ruling, "job_stops", text)
+    data = {"checkpoint_id": wanted, "then": ruling.then, "rejected": [wanted, *later]}
+    text = f"checkpoint {wanted} is rejected" + (f", and what came after it: {_listed(later)}" if later else "")
+    goes = "the job stops" if ruling.then == "stop" else "the job goes back to what is in front of it"
+    return Decide(wanted, Answer(ruling.request_id, True, "rejected", f"{text}; {goes}", data))
+
+
+def _into_quarantine(ruling: Ruling, wanted: int, verdicts: Verdicts, cannot: Sequence[str], closing: bool) -> Outcome:
+    if cannot:
+        text = f"sink {', '.join(map(repr, cannot))} cannot move away what it staged; reject with then=stop or replay"
+        return _refuse(ruling, "cannot_quarantine", text)
+    if closing:
+        text = "the job is ending; when it has, `tidegate commit-pending --quarantine` rejects what waits then"
+        return _refuse(ruling, "job_ends", text)
+    rejected = tuple(n for n in verdicts.waiting if n >= wanted)
+    after = max((n for n in verdicts.line if n < wanted), default=verdicts.begins_after)
+    goes = "what sinks staged for it moves to quarantine/, and the job goes on"
+    text = f"checkpoint {_listed(rejected)} is rejected; {goes}"
+    data = {"checkpoint_id": wanted, "then": ruling.then, "rejected": list(rejected)}
+    answer = Answer(ruling.request_id, True, "rejected", text, data)
+    return Decide(wanted, answer, Withheld(after, rejected, ruling.by, ruling.reason))
+
+
+def _why_not(wanted: int, verdicts: Verdicts) -> tuple[str, str]:
+    """Code and text for one that no verdict can be given on."""
+    view = verdicts.views.get(wanted)
+    waiting = f"; waiting: {_listed(verdicts.waiting)}" if verdicts.waiting else "; none waits"
+    if view is None:
+        return "unknown_checkpoint", f"there is no checkpoint {wanted}{waiting}"
+    if view.status == "pending":
+        return "not_completed", f"checkpoint {wanted} is not complete yet; ask again when it is"
+    if view.status == "aborted":
+        return "aborted", f"checkpoint {wanted} was aborted; what it held is part of the next one{waiting}"
+    if view.kind == "savepoint":
+        return "savepoint", f"{wanted} is a savepoint, which commits nothing: approve a checkpoint{waiting}"
+    return "abandoned", f"checkpoint {wanted} is no part of what this submission goes on from{waiting}"
+
+
+def is_closing(verdicts: Verdicts, decisions: Sequence[Decision], topology: Topology) -> bool:
+    """Whether the submission ends with the newest snapshot of its line: a stop-savepoint of its own, or one that was
+    taken when every subtask had ended, perhaps by the submission before: nothing runs again then."""
+    newest = verdicts.views[verdicts.line[-1]] if verdicts.line else None
+    if newest is None:
+        return False
+    of = (d for d in decisions if d.kind == "complete" and d.data["checkpoint_id"] == newest.checkpoint_id)
+    finished = set(next(of).data.get("finished_operators") or ())
+    everything = {uid for chain in topology.chains for uid in chain.operators}
+    own = newest.spec == verdicts.spec
+    return (own and newest.kind in ("stop-savepoint", "final")) or everything <= finished
+
+
+def _refuse(ruling: Ruling, code: str, text: str) -> Answer:
+    return Answer(ruling.request_id, False, code, text)
+
+
+def _done(ruling: Ruling, code: str, text: str, checkpoint_id: int) -> Answer:
+    return Answer(ruling.request_id, True, code, text, {"checkpoint_id": checkpoint_id})
+
+
+def _listed(ids: tuple[int, ...] | list[int]) -> str:
+    return ", ".join(map(str, ids))

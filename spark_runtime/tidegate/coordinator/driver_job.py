@@ -1,0 +1,454 @@
+"""What a driver holds about its job, and what every attempt is made from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+from tidegate.connectors.interface import Sink, SinkContext, Source, Split
+from tidegate.connectors.quarantine import Quarantine
+from tidegate.connectors.split_documents import split_to_json
+from tidegate.errors import SnapshotError, StoreError, UnclearAnswerError
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.decision_log import DecisionLog, Reign
+from tidegate.jobs.options import JobOptions, ProcessingTimeOnEnd
+from tidegate.jobs.records import Decision, Spec
+from tidegate.jobs.history.submissions import submissions_of
+from tidegate.jobs.history.rewinds import taken_back
+from tidegate.jobs.status import JobStatus, next_checkpoint_id
+from tidegate.jobs.stores.store import Store
+from tidegate.jobs.history.verdicts import Verdicts, verdicts_of
+from tidegate.coordinator.checkpoint_mode import check_checkpoint_mode, check_commit, check_sink_modes
+from tidegate.coordinator.commits.commit_gate import CommitGate
+from tidegate.coordinator.coordinator import Coordinator
+from tidegate.coordinator.coordinator_options import CoordinatorOptions
+from tidegate.coordinator.recovery.fork_check import check_fork, live_sinks, two_phase_sinks
+from tidegate.coordinator.recovery.fresh_start import check_first_run
+from tidegate.coordinator.garbage.abandoned_checkpoints import (
+    Garbage,
+    claimed_savepoints,
+    find_garbage,
+    named_snapshots,
+    restored_checkpoint,
+)
+from tidegate.coordinator.recovery.rewind import check_way_back
+from tidegate.coordinator.job_run import JobFacts
+from tidegate.snapshot.location import open_location
+from tidegate.coordinator.recovery.quarantine_moves import cannot_quarantine, finish_moves
+from tidegate.coordinator.recovery.restore_point import (
+    RestorePoint,
+    check_abandoned,
+    check_drained,
+    check_verdicts,
+    choose_restore_point,
+    completed_snapshots,
+    last_committed,
+)
+from tidegate.coordinator.recovery.restore import Restore, check_restore
+from tidegate.coordinator.recovery.sink_rewind import held_by_sinks, take_back
+from tidegate.coordinator.garbage.shared_files import SharedFiles
+from tidegate.coordinator.recovery.source_positions import check_positions, positions_of
+from tidegate.coordinator.topology import ChainShape, FiresAtEnd, Topology
+from tidegate.coordinator.garbage.unfinished_savepoints import delete_unfinished, existing, unfinished_savepoints
+from tidegate.operators.stream_operator import GivesResultsAtEnd
+from tidegate.plan.execution_plan import ExecutionPlan, graph_document
+from tidegate.plan.job_graph import JobGraph
+from tidegate.snapshot.handles import StreamFactory
+from tidegate.snapshot.metadata import SnapshotMetadata, read_metadata
+
+BEHIND_ALL_RUNS = "~"
+"""An id of a run that comes after all others of its generation."""
+Splits = dict[str, list[dict[str, Any]]]
+"""Source uid -> all its splits as JSON."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One submission under one reign."""
+
+    root: str
+    storage_options: Mapping[str, Any]
+    store: Store
+    layout: JobLayout
+    spec: Spec
+    options: JobOptions
+    graph: JobGraph
+    plan: ExecutionPlan
+    log: DecisionLog
+    reign: Reign
+    now_iso: Callable[[], str]
+    specs: Callable[[], Sequence[Spec]]
+
+    def __post_init__(self) -> None:
+        """Raises PipelineError when the pipeline needs snapshots and the options say that there are none, when it has
+        nothing to commit behind a gate, or sinks of the other execution mode."""
+        if self.options.execution_mode == "streaming":
+            check_checkpoint_mode(self.graph, self.options)
+        check_commit(self.graph, self.options)
+        check_sink_modes(self.graph, self.options)
+
+    @property
+    def verdicts(self) -> Verdicts:
+        """What the log says of verdicts on the line of this submission (S7.8)."""
+        return verdicts_of(self.specs(), self.reign.decisions, self.spec.number)
+
+    def facts(self) -> JobFacts:
+        """For JobRun."""
+        return JobFacts(
+            store=self.store,
+            layout=self.layout,
+            spec=self.spec,
+            reign=self.reign,
+            topology=topology_of(self.graph, self.plan, self.options.processing_time_on_end),
+            sinks={uid: sink.describe() for uid, sink in self.two_phase_sinks.items()},
+            graph_document=graph_document(self.graph),
+            max_parallelism=self.plan.max_parallelism,
+            savepoint_directory=self.options.savepoint_directory,
+            now_iso=self.now_iso,
+            specs=tuple(self.specs()),
+            cannot_quarantine=cannot_quarantine(self.graph),
+        )
+
+    def status(self, status: str, **data: Any) -> None:
+        """Append a status change."""
+        self.reign.append("status", {"status": JobStatus(status).value, **data})
+
+    def next_checkpoint_id(self) -> int:
+        """From the log (S1.4)."""
+        return next_checkpoint_id(self.reign.decisions)
+
+    def find_restore(self) -> tuple[RestorePoint, Restore] | None:
+        """The restore point of the next run, read and checked; None: a fresh start. Raises SnapshotError."""
+        decisions = self.log.read()
+        point = choose_restore_point(decisions, self.specs(), self.spec.number)
+        if point is None:
+            self.check_fresh_start(decisions)
+            return None
+        wanted = self.spec.restore
+        if wanted is not None and wanted.fork_of is not None:
+            live = live_sinks(self.store, wanted.fork_of, self.spec.job_id)
+            check_fork(self.graph, self.spec, live, os.path.realpath)
+            self.check_fresh_start(decisions)
+        verdicts = verdicts_of(self.specs(), decisions, self.spec.number)
+        store, folder = open_location(self.store, self.spec, point.location)
+        metadata = read_metadata(store, folder)
+        way_back = None
+        if metadata.job_id == self.spec.job_id:
+            n, lineage, sinks = metadata.checkpoint_id, metadata.lineage, self.two_phase_sinks
+            way_back = check_way_back(
+                self.specs(),
+                decisions,
+                self.spec,
+                location=point.location,
+                checkpoint_id=n,
+                lineage=lineage,
+                sinks=sinks,
+                never_committed=verdicts.unapproved | verdicts.rejected,
+            )
+            known = verdicts.views.get(n)
+            taken = verdicts if known is None else verdicts_of(self.specs(), decisions, known.spec)
+            check_verdicts(verdicts, self.spec, taken, lineage=lineage, checkpoint_id=n, sinks=tuple(sinks))
+            if lineage == self.spec.lineage:
+                check_abandoned(self.specs(), decisions, self.spec, taken, n)
+        check_drained(point, self.spec, metadata.drained_kinds)
+        restore = check_restore(
+            point.location,
+            metadata,
+            self.graph,
+            self.plan,
+            lineage=self.spec.lineage,
+            log_number=point.log_number,
+            allow_non_restored_state=bool(wanted and wanted.allow_non_restored_state),
+            commit_only=point.commit_only,
+            state_backend=self.options.state_backend,
+        )
+        restore = replace(restore, way_back=way_back, may_share=self._may_share(point, metadata))
+        if verdicts.gated:
+            permitted = min(verdicts.approved, metadata.checkpoint_id)
+            restore = replace(restore, permitted=permitted, log_number=verdicts.approved_at)
+        if verdicts.withheld:
+            restore = replace(restore, withheld=verdicts.withheld, quarantine=self.layout.quarantine)
+        if restore.rescales:
+            restore = replace(restore, moved_splits=self._positions(restore, store, folder))
+        return point, restore
+
+    def check_fresh_start(self, decisions: Sequence[Decision]) -> None:
+        """See `fresh_start.check_first_run`. Raises PipelineError."""
+        check_first_run(self.graph, self.spec, self.specs(), decisions, self.reign.generation)
+
+    def _may_share(self, point: RestorePoint, metadata: SnapshotMetadata) -> bool:
+        """Whether checkpoints may use the restored snapshot's files: it is a checkpoint of this job, and has not been
+        named by a submission that did not claim it (S7.4)."""
+        if metadata.job_id != self.spec.job_id or not point.location.startswith(f"{self.layout.checkpoints}/"):
+            return False
+        wanted = self.spec.restore
+        if wanted is None or wanted.kind == "latest" or wanted.claim_mode == "claim":
+            return True
+        return point.checkpoint_id in self._own_checkpoints()
+
+    def _own_checkpoints(self) -> set[int]:
+        own = (e for e in submissions_of(self.reign.decisions) if e.spec == self.spec.number and e.kind == "complete")
+        return {e.data["checkpoint_id"] for e in own}
+
+    @property
+    def two_phase_sinks(self) -> dict[str, Sink]:
+        """The pipeline's, by uid."""
+        return two_phase_sinks(self.graph)
+
+    def go_back(self, restore: Restore | None, run_id: str) -> None:
+        """Where `restore` goes back past what sinks committed and they are to take it back, they do (S9.3); past what
+        was to go to quarantine, it goes there (S7.8). Before a slot of run `run_id` starts; blocks. To be called before
+        every run: what a driver that died has left is done again.
+
+        Raises:
+            SnapshotError: a sink cannot; nothing was changed. What is to go to quarantine cannot be told.
+            StoreError: it has not come off, and is to be repeated; FencedError, UnclearAnswerError: by another driver.
+        """
+        self.finish_quarantine(restore, run_id)
+        if restore is None or restore.way_back is None or not restore.way_back.takes_back:
+            return
+        way_back = restore.way_back
+        before = self.next_checkpoint_id()
+        self.reign.check()  # whoever reigns next claims no id below
+
+        def record() -> None:
+            if not way_back.is_recorded:
+                data = {"checkpoint_id": way_back.checkpoint_id, "sinks": list(way_back.sinks)}
+                self.reign.append("rewind", data, run_id)
+
+        store, folder = open_location(self.store, self.spec, restore.location)
+        held = held_by_sinks(restore.location, restore.metadata, StreamFactory(store, folder))
+        sinks = self._sinks_as_one_subtask(self.spec.lineage, run_id)
+        take_back(sinks, held, way_back.checkpoint_id, before, record)
+
+    def finish_quarantine(self, restore: Restore | None, run_id: str) -> None:
+        """Move what verdicts withheld, and runs that ended too early have not, out of the way of whoever removes what
+        they left staged. Blocks; idempotent. Raises as `go_back` does.
+
+        Args: restore: of the run, whose own subtasks move what that holds, unless its lineage is another.
+        """
+        restored = restore.location if restore is not None and not restore.is_fork else None
+        sinks_of = partial(self._sinks_as_one_subtask, run_id=run_id)
+        read = partial(open_location, self.store, self.spec)
+        verdicts, folder = self.verdicts, self.layout.quarantine
+        for unmoved in verdicts.unmoved:
+            self.reign.check()
+            into = Quarantine(self.store, folder, unmoved.withheld)
+            for remark in finish_moves(unmoved, verdicts.views, restored, read, sinks_of, into):
+                print(f"tidegate: {remark}", flush=True)
+
+    def _sinks_as_one_subtask(self, lineage: str, run_id: str) -> dict[str, tuple[Sink, SinkContext]]:
+        """The two-phase sinks by uid, each with the place of a writer that stands for all subtasks there ever were."""
+        job_id, generation = self.spec.job_id, self.reign.generation
+        schemas = {node.uid: node.schema for node in self.graph.nodes}
+        return {
+            uid: (sink, SinkContext(job_id, lineage, uid, 0, 1, generation, run_id, schemas[uid]))
+            for uid, sink in self.two_phase_sinks.items()
+        }
+
+    def check_sources(self, point: RestorePoint, restore: Restore) -> None:
+        """Whether sources can go on from what a new submission restores; its own checkpoints are for the run to judge.
+        Blocks. Raises SnapshotError when one cannot, StoreError when the snapshot cannot be read."""
+        if point.checkpoint_id in self._own_checkpoints():
+            return
+        place = open_location(self.store, self.spec, point.location)
+        check_positions(self.graph, restore, restore.moved_splits or self._positions(restore, *place))
+
+    def _positions(self, restore: Restore, store: Store, folder: str) -> Splits:
+        sources = {node.uid for node in self.graph.nodes if node.source is not None}
+        return positions_of(restore, StreamFactory(store, folder), sources)
+
+    def splits(self, restore: Restore | None) -> Splits:
+        """All splits of all sources: the enumerators' state (S4.3). Discovered, but for sources that the snapshot
+        knows."""
+        known = restore.metadata.splits if restore is not None else {}
+        out: Splits = {}
+        for node in self.graph.nodes:
+            if node.uid in known:
+                out[node.uid] = [dict(split) for split in known[node.uid]]
+            elif node.source is not None:
+                out[node.uid] = [split_to_json(s) for s in self.discover(node.uid, node.source)]
+        return out
+
+    def discover(self, uid: str, source: Source) -> Sequence[Split]:
+        """All splits of a source that starts fresh."""
+        return source.discover(self.plan.parallelism)
+
+    def coordinator(self, run_id: str, first_delay_ms: int, commit_only: int | None = None) -> Coordinator:
+        """A fresh coordinator for one run; `commit_only`: the stop-savepoint it only commits."""
+        decisions = self.reign.decisions
+        options = self.options
+        interval = options.checkpoint_interval
+        verdicts = self.verdicts
+        gone = taken_back(self.specs(), submissions_of(decisions))
+        claimed = claimed_savepoints(decisions, self.specs(), running=self.spec.number)
+        gate = None
+        if verdicts.gated:
+            most, at_end = options.max_uncommitted_checkpoints, self._starts_at_end(decisions)
+            gate = CommitGate.of(verdicts, most, commit_only=commit_only is not None, at_end=at_end)
+        return Coordinator(
+            topology_of(self.graph, self.plan),
+            CoordinatorOptions(
+                interval_ms=None if interval is None else int(interval.total_seconds() * 1000),
+                min_pause_ms=int(options.min_pause_between_checkpoints.total_seconds() * 1000),
+                timeout_ms=int(options.checkpoint_timeout.total_seconds() * 1000),
+                max_concurrent=options.max_concurrent_checkpoints,
+                max_queued=options.max_queued_requests,
+                tolerable_failures=options.tolerable_checkpoint_failures,
+                retained=options.retained_checkpoints,
+                enabled=options.checkpoint_mode != "off",
+            ),
+            run_id=run_id,
+            first_delay_ms=first_delay_ms,
+            completed=completed_snapshots(decisions, self._owned_folders(claimed), gone, claimed),
+            last_committed=last_committed(decisions, gone),
+            restored=restored_checkpoint(decisions, self.specs(), self.spec.number),
+            commit_only=commit_only,
+            gate=gate,
+        )
+
+    def _starts_at_end(self, decisions: Sequence[Decision]) -> bool:
+        """Every operator had finished in the snapshot that the next run starts from."""
+        point = choose_restore_point(decisions, self.specs(), self.spec.number)
+        number = point.log_number if point is not None else 0
+        taken = next((d.data for d in decisions if d.number == number and d.kind == "complete"), {})
+        return {node.uid for node in self.graph.nodes} <= set(taken.get("finished_operators", ()))
+
+    def garbage(self) -> tuple[Garbage, ...]:
+        """Checkpoint folders that nobody needs any more, as this reign begins (S2.3)."""
+        decisions = self.reign.decisions
+        earlier = [d for d in decisions if d.generation < self.reign.generation]
+        left, problems = existing(self.store, self.spec, [*unfinished_savepoints(earlier)])
+        for problem in problems:
+            print(f"tidegate: {problem}", flush=True)
+        return find_garbage(
+            decisions,
+            self._owned_folders(claimed_savepoints(decisions, self.specs())) | left,
+            self.specs(),
+            spec_number=self.spec.number,
+            generation=self.reign.generation,
+            retained=self.options.retained_checkpoints,
+            commits=topology_of(self.graph, self.plan).commits,
+        )
+
+    def spared(self) -> frozenset[str]:
+        """Folders that submissions which have come since start from. From any thread."""
+        specs = self.specs()
+        if specs[-1].number == self.spec.number:
+            return frozenset()
+        return named_snapshots(self.log.read(), specs, self.spec.number + 1)
+
+    @cached_property
+    def shared_files(self) -> SharedFiles:
+        """What checkpoints share."""
+
+        def required() -> frozenset[str]:
+            return named_snapshots(self.reign.decisions, self.specs(), self.spec.number)
+
+        generation, check = self.reign.generation, self.reign.check
+        decisions = lambda: self.reign.decisions  # noqa: E731
+        return SharedFiles(self.store, self.layout, generation, decisions=decisions, required=required, check=check)
+
+    def delete_snapshot(self, location: str) -> None:
+        """Delete a snapshot that nobody needs, with what only that one used. From any thread. Of a savepoint that was
+        never completed only what its run wrote is deleted, of any other that the job does not own nothing.
+
+        Raises:
+            FencedError, UnclearAnswerError: the reign is over.
+            StoreError: not everything may be deleted; to be repeated.
+        """
+        store, folder = open_location(self.store, self.spec, location)
+        if location.startswith(f"{self.layout.checkpoints}/"):
+            store.delete_folder(folder)
+        elif savepoint := unfinished_savepoints(self.reign.decisions).get(location):
+            delete_unfinished(store, folder, savepoint)
+            return
+        elif location in claimed_savepoints(self.reign.decisions, self.specs(), running=self.spec.number):
+            store.delete_folder(folder)
+        self.shared_files.deleted(location)
+        self.shared_files.sweep_or_tell()
+
+    def delete_checkpoints(self) -> None:
+        """All of them, since the job has ended and keeps none; but for those that submissions which have come since
+        start from, and those that wait for a verdict or, approved, for their commit (S2.3). Only the current generation
+        deletes: the reign is asked before every folder.
+
+        Raises:
+            FencedError, UnclearAnswerError: the reign is over; what is left is for the next driver to judge.
+            SnapshotError: one that stays cannot be read, so that shared files stay too.
+            StoreError: not everything may be deleted.
+        """
+        verdicts = self.verdicts
+        try:
+            if verdicts.unmoved:
+                self.finish_quarantine(None, BEHIND_ALL_RUNS)
+            verdicts = replace(verdicts, unmoved=())
+        except UnclearAnswerError:
+            raise
+        except (StoreError, SnapshotError) as error:
+            print(f"tidegate: what is to go to quarantine stays where it is: {error}", flush=True)
+        pinned = {verdicts.views[n].path for n in verdicts.pinned}
+        for folder in sorted(self._checkpoint_folders() - pinned):
+            self.reign.check()
+            if folder not in self.spared():  # asked anew: deleting takes long
+                self.store.delete_folder(folder)
+                self.shared_files.deleted(folder)
+        self.shared_files.sweep()
+
+    def _owned_folders(self, claimed: Collection[str]) -> set[str]:
+        """Of checkpoints, and of savepoints that were claimed and are there. One whose own store cannot be reached is
+        left alone."""
+        found = self._checkpoint_folders()
+        for location in claimed:
+            try:
+                store, folder = open_location(self.store, self.spec, location)
+                if store.exists(self.layout.metadata(folder)):
+                    found.add(location)
+            except StoreError as error:
+                print(f"tidegate: claimed savepoint {location} stays, it cannot be looked for: {error}", flush=True)
+        return found
+
+    def _checkpoint_folders(self) -> set[str]:
+        return {f"{self.layout.checkpoints}/{name}" for name in self.store.list(self.layout.checkpoints)}
+
+
+def fresh_splits(
+    splits: Mapping[str, Sequence[Mapping[str, Any]]], restore: Restore | None
+) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    """Those to assign: of sources that start fresh, and at another parallelism all, with their positions. At the same
+    one a restored source has its splits in its readers' state."""
+    if restore is None:
+        return splits
+    fresh = {uid: of_source for uid, of_source in splits.items() if uid not in restore.metadata.splits}
+    return {**fresh, **restore.moved_splits}
+
+
+def topology_of(graph: JobGraph, plan: ExecutionPlan, processing_time_on_end: ProcessingTimeOnEnd = "fire") -> Topology:
+    """What the coordinator needs of a plan."""
+    chains = []
+    fire_at_end: list[FiresAtEnd] = []
+    for chain in plan.chains:
+        nodes = [graph.nodes[n] for n in chain.nodes]
+        chains.append(
+            ChainShape(
+                chain_id=chain.chain_id,
+                operators=tuple(node.uid for node in nodes),
+                upstream=tuple((given.upstream_chain, given.exchange != "forward") for given in chain.inputs),
+                is_source=not chain.inputs,
+                commits=any(node.sink is not None and node.sink.two_phase for node in nodes),
+            )
+        )
+        for node in nodes:
+            if isinstance(node.spec, GivesResultsAtEnd):
+                end = node.spec.results_at_end(processing_time_on_end)
+                if end == "any":
+                    fire_at_end.append(FiresAtEnd(node.uid, chain.chain_id))
+                elif end != "none":
+                    assert node is nodes[0], (
+                        f"operator {node.uid!r} tells its inputs apart, and is not first of its chain"
+                    )
+                    fire_at_end.append(FiresAtEnd(node.uid, chain.inputs[end].upstream_chain))
+    return Topology(plan.parallelism, tuple(chains), tuple(fire_at_end))

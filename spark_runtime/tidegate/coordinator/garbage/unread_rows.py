@@ -1,0 +1,96 @@
+"""Which rows of DataFrames, written to the job directory for a streaming submission, nobody reads any more (S4.2).
+
+They go from outside of a driver, as `offline_garbage` says, when no snapshot that stays has positions in them, and no
+submission may still begin to read them. What a driver wrote beside those that are on record is read by nobody.
+
+A savepoint that is not in its place any more counts as moved, and forks go on from savepoints, so that one keeps the
+rows of all submissions that it comes from: of those no other copy exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from tidegate.channel.elements import SAVEPOINTS
+from tidegate.jobs.history.checkpoints import CheckpointView, RecoveryPoints, checkpoint_views
+from tidegate.jobs.codec import decode
+from tidegate.errors import SnapshotError, StoreError
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.artifacts.materialised_rows import Materialised, submissions_read
+from tidegate.jobs.records import Decision, Spec
+from tidegate.jobs.history.submissions import submissions_of
+from tidegate.jobs.restore.snapshot_lookup import open_snapshot
+from tidegate.jobs.stores.store import Store
+from tidegate.coordinator.recovery.restore_point import ended_as
+from tidegate.snapshot.metadata import read_metadata
+
+
+@dataclass(frozen=True)
+class UnreadRows:
+    """What may go.
+
+    Attributes:
+        paths: folders of submissions, and of the others single files.
+        files: those of them that are files.
+        kept: why folders stay that no snapshot which is there has positions in; "": none does.
+    """
+
+    paths: tuple[str, ...] = ()
+    files: frozenset[str] = frozenset()
+    kept: str = ""
+
+
+def find_unread(
+    store: Store, layout: JobLayout, decisions: Sequence[Decision], specs: Sequence[Spec], gone: Collection[str]
+) -> UnreadRows:
+    """Args: decisions, specs: read a moment ago, to be compared with what they are then. gone: folders of checkpoints
+    that are deleted now. Raises StoreError."""
+    there = {int(name) for name in store.list(layout.all_materialised) if name.isdecimal()}
+    fence = next((d for d in reversed(decisions) if d.kind == "fence"), None)
+    if not there or fence is None:
+        return UnreadRows()
+    reigning = fence.data["spec"]
+    entries = submissions_of(decisions)
+    views = checkpoint_views(entries, ended=False)
+    points = RecoveryPoints(specs, entries, views)
+    needed = {n for n in there if n > reigning}
+    if ended_as(decisions, reigning) is None:  # it runs, or may be started again
+        needed |= points.line(reigning).keys()
+    moved: dict[int, int] = {}  # submission -> a savepoint that may be elsewhere, and read its rows
+    for view in views:
+        if view.status != "completed" or view.path in gone or needed >= there:
+            continue
+        try:
+            read = _read_by(store, layout, specs, view)
+        except (SnapshotError, StoreError) as error:
+            return UnreadRows(kept=f"{view.kind} {view.checkpoint_id} cannot be read: {error}")
+        if read is None and view.kind in SAVEPOINTS:
+            moved.update(dict.fromkeys(points.line(view.spec, view.checkpoint_id), view.checkpoint_id))
+        needed |= read or set()
+    stay = sorted(there & moved.keys() - needed)
+    kept = ", ".join(f"{layout.materialised(n)} for savepoint {moved[n]}" for n in stay)
+    kept += ", which is not in its place; delete the folder by hand, when no copy of it is left" if stay else ""
+    unread = [layout.materialised(n) for n in sorted(there - needed - moved.keys())]
+    strays = [path for n in sorted(needed - {reigning} | {*stay}) for path in _strays(store, layout, n)]
+    return UnreadRows((*unread, *strays), frozenset(strays), kept)
+
+
+def _read_by(store: Store, layout: JobLayout, specs: Sequence[Spec], view: CheckpointView) -> frozenset[int] | None:
+    """Submissions in whose rows the snapshot has positions; None: it is not there."""
+    options = next((spec.storage_options for spec in specs if spec.number == view.spec), {})
+    holder, folder = open_snapshot(store, options, view.path)
+    if not holder.exists(layout.metadata(folder)):
+        return None
+    metadata = read_metadata(holder, folder)
+    finished = [operator.uid for operator in metadata.operators if operator.status == "finished"]
+    return submissions_read(metadata.splits, finished, layout.job_id)
+
+
+def _strays(store: Store, layout: JobLayout, number: int) -> list[str]:
+    """Files of the submission that are not on record, of sources of which something is."""
+    found = store.walk(layout.materialised(number))
+    records = [path for path in found if path.endswith(".json")]
+    counted = {str(file["path"]) for path in records for file in decode(store.read(path), Materialised, path).files}
+    sources = tuple(f"{path.removesuffix('.json')}.g" for path in records)
+    return [path for path in found if path.startswith(sources) and path not in counted and path not in records]

@@ -1,0 +1,87 @@
+"""What a fork's pipeline must be like, so that it ends and leaves its original's output alone (S7.4). Pure, but for
+`live_sinks`."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Mapping
+
+from tidegate.connectors.interface import Sink
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import PipelineError
+from tidegate.jobs.artifacts.pinned_graph import pinned_graph
+from tidegate.jobs.records import Spec
+from tidegate.jobs.history.submissions import followed_by, may_have_run, submissions_of
+from tidegate.jobs.history.rewinds import sinks_of
+from tidegate.jobs.history.sink_places import is_same_place
+from tidegate.jobs.stores.store import Store
+from tidegate.plan.job_graph import JobGraph
+
+
+def check_fork(
+    graph: JobGraph, spec: Spec, live: Mapping[str, str], resolve: Callable[[str], str] = posixpath.normpath
+) -> None:
+    """Refuse a fork that would never end, or write to where its original writes. Other submissions pass.
+
+    Args:
+        live: two-phase sinks of the original, uid -> what each says of itself.
+        resolve: the one name of a local path: `os.path.realpath`.
+
+    Raises:
+        PipelineError: names the sources, or the sinks.
+    """
+    original = spec.restore.fork_of if spec.restore is not None else None
+    if original is None:
+        return
+    where = f"job {spec.job_id}, fork of {original}"
+    sources = [(node.uid, node.source) for node in graph.nodes if node.source is not None]
+    unbounded = [f"{uid!r} ({source.describe()})" for uid, source in sources if source.boundedness == "unbounded"]
+    if unbounded:
+        raise PipelineError(
+            f"a fork needs bounded sources, and unbounded are {', '.join(unbounded)}",
+            where=where,
+            cause="a fork works off a part of the input and ends",
+            remedy="Give the pipeline a bounded source, such as Files; under the same uid it goes on from the position "
+            "in the snapshot, under another one it begins at its beginning",
+        )
+    for uid, sink in two_phase_sinks(graph).items():
+        told = sink.describe()
+        taken = next((other for other, text in live.items() if is_same_place(told, text, resolve)), None)
+        if taken is not None:
+            raise PipelineError(
+                f"sink {uid!r} of the fork writes to where sink {taken!r} of its original writes",
+                where=f"{where}, {told}",
+                cause=f"its rows would mix with those of {live[taken]}",
+                remedy="Give the fork a place of its own; a sink class of your own names its place in describe()",
+            )
+
+
+def two_phase_sinks(graph: JobGraph) -> dict[str, Sink]:
+    """The graph's, by uid."""
+    return {node.uid: node.sink for node in graph.nodes if node.sink is not None and node.sink.two_phase}
+
+
+def live_sinks(store: Store, job_id: str, fork_id: str) -> dict[str, str]:
+    """Two-phase sinks of another job of the root, and, is it a fork, of those that it stems from: uid -> what each last
+    said of itself. Of each those that have committed, and those of the newest submission that may have run, which may
+    have completed nothing yet. Blocks on the store.
+
+    Args:
+        store: the root.
+        fork_id: the job that asks.
+    """
+    found: dict[str, str] = {}
+    stems_from: str | None = job_id
+    seen = {fork_id}
+    while stems_from is not None and stems_from not in seen:
+        seen.add(stems_from)
+        client = JobClient(store, stems_from)
+        specs, entries = client.specs(), submissions_of(client.decisions())
+        told = dict(sinks_of(entries, (e.data["checkpoint_id"] for e in entries if e.kind == "complete")))
+        newest = followed_by(len(specs) + 1, may_have_run(entries))
+        pinned = pinned_graph(store, client.layout, newest) if newest else None
+        for uid, now in pinned.sinks.items() if pinned is not None else ():
+            told[uid if told.get(uid, now) == now else f"{uid} of submission {newest}"] = now
+        found |= {uid if stems_from == job_id else f"{uid} of {stems_from}": text for uid, text in told.items()}
+        stems_from = next((s.restore.fork_of for s in reversed(specs) if s.restore and s.restore.fork_of), None)
+    return found

@@ -1,0 +1,147 @@
+"""Reading a snapshot for a restore: checks that it fits the pipeline, then what each slot needs of it (S5.5, S6.2,
+S6.4, S9.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tidegate.errors import SnapshotError
+from tidegate.jobs.restore.compatibility import OperatorFacts, SnapshotFacts, Target, judge_restore
+from tidegate.jobs.history.verdicts import Withheld
+from tidegate.coordinator.events import Subtask
+from tidegate.coordinator.recovery.rewind import WayBack
+from tidegate.plan.execution_plan import ExecutionPlan, graph_document
+from tidegate.plan.job_graph import JobGraph
+from tidegate.snapshot.metadata import OperatorState, SnapshotMetadata
+from tidegate.snapshot.redistribution import Rescale, share_of
+
+
+@dataclass(frozen=True)
+class Restore:
+    """A snapshot that fits the pipeline.
+
+    Attributes:
+        is_fork: it belongs to another lineage, whose transactions are none of ours (S7.4).
+        finished: subtasks that run no user code (S6.2); all of them when only commits are left (S7.7).
+        operators: state of the operators that the pipeline has.
+        parallelism: of the restored job; the snapshot's own is in `metadata`.
+        moved_splits: at another parallelism, source uid -> all splits of its readers, as JSON, with their positions:
+            they are assigned anew (S4.3).
+        permitted: what the restore commits, with what is in front of it; None: all that the snapshot holds, which its
+            completion permits. Behind a commit gate what is approved, 0: nothing (S7.8).
+        withheld: what of it is never committed, and goes to the folder `quarantine` (S7.8).
+        may_share: checkpoints may use its files again, where they still hold the same (S7.4).
+        dropped: operator uid -> states that it does not declare any more.
+        way_back: what the start from it means for what was committed behind it; None: nothing was (S9.3).
+    """
+
+    location: str
+    metadata: SnapshotMetadata
+    log_number: int
+    is_fork: bool
+    finished: frozenset[Subtask]
+    operators: tuple[OperatorState, ...]
+    parallelism: int
+    moved_splits: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    permitted: int | None = None
+    withheld: Sequence[Withheld] = ()
+    quarantine: str = ""
+    way_back: WayBack | None = None
+    may_share: bool = False
+    dropped: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def rescales(self) -> bool:
+        """The parallelism is another than the snapshot's."""
+        return self.parallelism != self.metadata.parallelism
+
+    def for_slot(self, index: int) -> dict[str, Any]:
+        """The part of the deployment message of slot `index`; `subtask.restored.load_restored` takes it."""
+        place = Rescale(self.metadata.parallelism, self.parallelism, self.metadata.max_parallelism, index)
+        shares = {op.uid: share_of(op, place) for op in self.operators if op.uid not in self.moved_splits}
+        return {
+            "location": self.location,
+            "checkpoint_id": self.metadata.checkpoint_id if self.permitted is None else self.permitted,
+            "generation": self.metadata.generation,
+            "log_number": self.log_number,
+            "is_fork": self.is_fork,
+            "parallelism": self.metadata.parallelism,
+            "shares": {uid: share.to_json() for uid, share in shares.items() if share is not None},
+            "finished": [list(s) for s in self.finished if s[1] == index],
+            "drained": list(self.metadata.drained_operators),
+            "after_drain": self.metadata.stop_mode == "drain",
+            "withheld": [withheld.to_json() for withheld in self.withheld],
+            "quarantine": self.quarantine,
+            "may_share": self.may_share,
+            "dropped": {uid: list(names) for uid, names in self.dropped.items()},
+        }
+
+
+def check_restore(
+    location: str,
+    metadata: SnapshotMetadata,
+    graph: JobGraph,
+    plan: ExecutionPlan,
+    *,
+    lineage: str,
+    log_number: int,
+    allow_non_restored_state: bool,
+    commit_only: bool,
+    state_backend: str | None = None,
+) -> Restore:
+    """Raises SnapshotError naming operators, numbers and the remedy when the snapshot does not fit. Whether it is of a
+    drain is looked at elsewhere (`recovery.check_drained`)."""
+    where = f"snapshot {location}"
+    target = Target(
+        graph_document(graph),
+        plan.parallelism,
+        plan.max_parallelism,
+        allow_non_restored_state=allow_non_restored_state,
+        allow_drained=True,
+        commit_only=commit_only,
+        state_backend=state_backend,
+        is_fork=metadata.lineage != lineage,
+    )
+    verdict = judge_restore(facts_of(metadata), target)
+    for finding in verdict.refused:
+        raise SnapshotError(finding.what, where=where, cause=finding.cause, remedy=finding.remedy)
+    known = {node.uid for node in graph.nodes}
+    runs_code = {node.uid for node in graph.nodes if node.spec is not None}
+    operators = tuple(of_running(op) if op.uid in runs_code else op for op in metadata.operators if op.uid in known)
+    status = {op.uid: op.status for op in operators}
+    finished = frozenset(
+        (chain.chain_id, index)
+        for chain in plan.chains
+        if commit_only or all(status.get(graph.nodes[n].uid) == "finished" for n in chain.nodes)
+        for index in range(plan.parallelism)
+    )
+    is_fork = metadata.lineage != lineage
+    dropped: dict[str, list[str]] = {}
+    for finding in verdict.findings:
+        if finding.code == "lost_state" and finding.uid is not None and finding.state is not None:
+            dropped.setdefault(finding.uid, []).append(finding.state)
+    return Restore(location, metadata, log_number, is_fork, finished, operators, plan.parallelism, dropped=dropped)
+
+
+def of_running(operator: OperatorState) -> OperatorState:
+    """Without the state of subtasks that have finished, where others have not: what they had left to emit they have
+    emitted (S6.2). Not for sources and sinks: positions stay, and what is staged is to be committed."""
+    if operator.status != "partially_finished":
+        return operator
+    subtasks = tuple(replace(state, handle=None) if state.finished else state for state in operator.subtasks)
+    return replace(operator, subtasks=subtasks)
+
+
+def facts_of(metadata: SnapshotMetadata) -> SnapshotFacts:
+    """The snapshot as `contract.restore_check` takes it."""
+    operators = []
+    for operator in metadata.operators:
+        handles = [state.handle for state in operator.subtasks if state.handle is not None]
+        tells_kinds = all(handle.kinds is not None for handle in handles)
+        formats = tuple(sorted({name for handle in handles for name in handle.formats}))
+        ended = frozenset(state.index for state in operator.subtasks if state.finished)
+        operators.append(OperatorFacts(operator.uid, operator.status, bool(handles), tells_kinds, formats, ended))
+    drained = metadata.drained_operators
+    return SnapshotFacts(metadata.parallelism, metadata.max_parallelism, tuple(operators), metadata.graph, drained)

@@ -1,0 +1,88 @@
+"""The positions of sources in a snapshot: what readers hold of them, and whether a source can go on from there (S4.3,
+S5.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from tidegate.connectors.interface import Source
+from tidegate.connectors.split_documents import split_documents, split_from_json
+from tidegate.errors import OutageError, SnapshotError, StoreError, TidegateError
+from tidegate.jobs.restore.compatibility import Finding
+from tidegate.coordinator.recovery.restore import Restore
+from tidegate.plan.job_graph import JobGraph
+from tidegate.snapshot.handles import StreamFactory
+
+MAX_SPLITS_NAMED = 5
+"""Splits of one source that a finding names."""
+
+
+def positions_of(restore: Restore, factory: StreamFactory, sources: Collection[str]) -> dict[str, list[dict[str, Any]]]:
+    """All splits with their positions, in the order of discovery. Readers that had ended gave none: their splits have
+    been read."""
+    out: dict[str, list[dict[str, Any]]] = {}
+    for operator in restore.operators:
+        if operator.uid not in sources or operator.uid not in restore.metadata.splits:
+            continue
+        order = {s["split_id"]: place for place, s in enumerate(restore.metadata.splits[operator.uid])}
+        found: list[dict[str, Any]] = []
+        for state in operator.subtasks:
+            if state.handle is not None:
+                where = f"snapshot {restore.location}, source {operator.uid!r}, subtask {state.index}"
+                found += split_documents(factory.parts(state.handle, where=where))
+        out[operator.uid] = sorted(found, key=lambda s: order.get(s["split_id"], len(order)))
+    return out
+
+
+def judge_source(uid: str, source: Source, splits: Sequence[Mapping[str, Any]]) -> Finding | None:
+    """Whether a source can go on from a snapshot's splits, as JSON; None: nothing is left to read. Blocks.
+
+    Raises:
+        OSError, StoreError, OutageError: what it reads from does not answer, which is no word about the positions.
+    """
+    left = [split_from_json(split) for split in splits if not split["finished"]]
+    if not left:
+        return None
+    try:
+        gone = source.unavailable(left)
+    except (StoreError, OutageError):
+        raise
+    except TidegateError as error:
+        return Finding("source", "refused", str(error), uid=uid)
+    except (LookupError, TypeError, AttributeError) as error:
+        what = f"source {uid!r} cannot read its positions as a {type(source).__name__}"
+        cause = f"another source class or version wrote them: {type(error).__name__}: {error}"
+        remedy = "Restore with the class that wrote them, or give the source a new uid"
+        return Finding("source", "refused", what, cause, remedy, uid)
+    if gone is None:
+        return Finding("source", "unknown", f"source {uid!r} cannot tell whether its positions are there", uid=uid)
+    if not gone:
+        return Finding("source", "fits", f"source {uid!r} finds all its {len(left)} open splits", uid=uid)
+    named = "; ".join(f"{split_id}: {why}" for split_id, why in gone[:MAX_SPLITS_NAMED])
+    more = f" and {len(gone) - MAX_SPLITS_NAMED} more" if len(gone) > MAX_SPLITS_NAMED else ""
+    what = f"source {uid!r} cannot go on: {len(gone)} of {len(left)} splits cannot be read"
+    remedy = "Bring the data back, or restore another snapshot"
+    return Finding("source", "refused", what, named + more, remedy, uid)
+
+
+def check_positions(graph: JobGraph, restore: Restore, positions: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Before a submission's first run: nothing starts that would fail when it comes to what is gone. What cannot be
+    looked at now is left to the run, which tries again (S9.1).
+
+    Raises:
+        SnapshotError: as `tidegate snapshot check` refuses it.
+    """
+    for node in graph.nodes:
+        known = restore.metadata.operator(node.uid)
+        if node.source is None or known is None or known.status == "finished":
+            continue
+        try:
+            finding = judge_source(node.uid, node.source, positions.get(node.uid, ()))
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            print(f"tidegate: source {node.uid!r} could not be asked for its positions: {why}", flush=True)
+            continue
+        if finding is not None and finding.verdict == "refused":
+            where = f"snapshot {restore.location}"
+            raise SnapshotError(finding.what, where=where, cause=finding.cause, remedy=finding.remedy)

@@ -1,0 +1,65 @@
+"""Answers to the commands that asked for snapshots (S1.2, S7.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tidegate.channel.elements import StopMode
+from tidegate.jobs.stop_outcomes import CLAIM_FAILED, COMMITS_PENDING, COMMITTED, SAVEPOINT_FAILED
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.events import Action, Request
+
+
+def answer_to(
+    request: Request, ok: bool, code: str, message: str, data: dict[str, object] | None = None
+) -> list[Action]:
+    """The answer, when somebody waits for one. A stop whose savepoint was not even triggered is one whose savepoint
+    failed, whatever refused that: nothing has ended (S7.7)."""
+    if request.request_id is None:
+        return []
+    if request.kind == "stop-savepoint" and code in (CLAIM_FAILED, "too_many_requests"):
+        data = {"outcome": SAVEPOINT_FAILED, "mode": request.stop, "reason": message, **(data or {})}
+        code, message = SAVEPOINT_FAILED, f"{message}; the job goes on"
+    return [ev.Answer(request.request_id, ok, code, message, data or {})]
+
+
+def stop_answer(
+    request_id: str, mode: StopMode, checkpoint_id: int, path: str, uncommitted: Sequence[int] = ()
+) -> ev.Answer:
+    """The answer to a stop once the whole job has ended (S7.5). `uncommitted`: what a commit gate held back (S7.8)."""
+    if uncommitted:
+        data = {"outcome": COMMITS_PENDING, "mode": mode, "checkpoint_id": checkpoint_id, "path": path}
+        text = f"the job stopped ({mode}) with savepoint {path}; {uncommitted_text(uncommitted)}"
+        return ev.Answer(request_id, True, COMMITS_PENDING, text, {**data, "uncommitted": list(uncommitted)})
+    data = {"outcome": COMMITTED, "mode": mode, "checkpoint_id": checkpoint_id, "path": path}
+    return ev.Answer(request_id, True, COMMITTED, f"the job stopped ({mode}) with savepoint {path}", data)
+
+
+def uncommitted_text(uncommitted: Sequence[int]) -> str:
+    """What is left to do for a job that ended behind a commit gate."""
+    ids = ", ".join(map(str, uncommitted))
+    return f"not committed, since they wait for a verdict or their approval came too late: checkpoints {ids}"
+
+
+def job_ended(pending: Iterable[Request], waiting: Iterable[Request]) -> list[Action]:
+    """Answers when every subtask has finished first. `waiting`: not triggered yet."""
+    actions: list[Action] = []
+    for request in pending:
+        actions += answer_to(request, False, "job_ended", "the job ended before the snapshot completed")
+    for request in waiting:
+        actions += answer_to(request, False, "job_ended", "the job ended before the snapshot was triggered")
+    return actions
+
+
+def carried_over(requests: Iterable[Request], reason: str) -> tuple[list[Action], list[Request]]:
+    """Answers when a run is over, and the requests of users that the next run takes up again (S7.7)."""
+    actions: list[Action] = []
+    keep: list[Request] = []
+    for request in requests:
+        if request.kind == "stop-savepoint":
+            text = f"the stop did not happen, nothing was committed by it; the job restarts: {reason}"
+            data: dict[str, object] = {"outcome": SAVEPOINT_FAILED, "mode": request.stop, "reason": reason}
+            actions += answer_to(request, False, SAVEPOINT_FAILED, text, data)
+        elif request.request_id is not None:
+            keep.append(request)
+    return actions, keep

@@ -1,0 +1,450 @@
+"""What a driver does around and between runs; events in, actions out (S7.5, S7.7, S9.1). Pure.
+
+How a shell drives it:
+
+1. Keep one inbox of events and one loop that takes them: `for action in supervisor.handle(event, now_ms): ...`, actions
+   in order, everything on that loop. Callbacks of a run put events into the inbox; they do not call `handle`, since an
+   action may call the run.
+2. Feed `Begin` first. `Terminated` and `CommandArrived` (what the command book accepted) may come at any time.
+3. `WaitForSlots` and `StartRun` begin something that goes on while events are taken. Of a run feed `RunStarted` when
+   every subtask is up, `RunAnswered` and `Progress` as JobRun says them, at last one `RunOver`: after the run's
+   outcome, its take-down and, for a failed one, `JobRun.shut_down`, whose requests go into `again`.
+4. Before a run gets the requests of `StartRun`, let the command book judge them again and leave out those that are
+   not wanted any more; they may have waited long for slots.
+5. Feed `Tick` when the clock reaches `next_wake_ms()`. A `Tick` too many changes nothing.
+6. An action that appends to the log, or reads it (`CheckReign`), and finds the driver fenced ends everything: no
+   further event, no answer.
+7. After `EndDriver` nothing is asked any more; a command that still comes is answered by `handle` as those before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Literal
+
+from tidegate.channel.elements import StopMode
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import Command
+from tidegate.jobs.stop_outcomes import SAVEPOINT_FAILED, SAVEPOINT_OK
+from tidegate.units import format_duration
+from tidegate.coordinator.stop.answers import stop_answer, uncommitted_text
+from tidegate.coordinator.supervision.curable_failures import CurableRestarts
+from tidegate.coordinator.events import Answer, GiveUpStop, Request, Ruling, Then, Wish
+from tidegate.coordinator.supervision.farewells import CANCELED, cut_short, refusal, terminated_text
+from tidegate.coordinator.job_run import RunEnded, RunFailed, RunRejected, StopGivenUp
+from tidegate.coordinator.supervision.restart_strategy import restart_strategy
+from tidegate.coordinator.supervision.stop_deadline import ASK_AGAIN_MS, StopWatch, cancelled, earliest
+from tidegate.coordinator.supervision.supervision_events import (
+    AnswerAllOpen,
+    AnswerCommand,
+    Begin,
+    CannotGoOn,
+    CheckReign,
+    CommandArrived,
+    DeleteCheckpoints,
+    Deliver,
+    EndDriver,
+    FailCurrentRun,
+    JudgeStop,
+    Latest,
+    Progress,
+    RecordFailure,
+    RecordStatus,
+    RunAnswered,
+    RunOver,
+    RunStarted,
+    SlotsThere,
+    StartRun,
+    StopJudged,
+    StopPoint,
+    SupervisionAction,
+    SupervisionEvent,
+    Terminated,
+    Tick,
+    WaitForSlots,
+)
+
+EXIT_JOB_FAILED = 6
+"""Exit code of a driver whose job failed."""
+EXIT_TERMINATED = 143
+"""Exit code of a driver that was terminated before it could end its job."""
+SIGTERM_STOP = "!SIGTERM"
+"""In place of a command's id, for the stop that SIGTERM asks for; no command can have it."""
+
+Phase = Literal["new", "waiting", "running", "pausing", "over"]
+"""Waiting: for slots. Pausing: between a failed run and the next."""
+
+
+class Supervisor:
+    """Restarts, commands, signals and the end of one job under one driver.
+
+    Attributes:
+        restarts: runs after the first.
+    """
+
+    def __init__(self, options: JobOptions) -> None:
+        self.restarts = 0
+        self._options = options
+        self._strategy = CurableRestarts(restart_strategy(options))
+        self._phase: Phase = "new"
+        self._carried: list[Wish] = []
+        self._cancel: Command | None = None
+        self._terminated = False
+        self._terminate_by_ms: int | None = None
+        self._resume_ms: int | None = None
+        self._check_ms: int | None = None
+        self._waiting_since_ms = 0
+        self._waited_ms = 0
+        self._failures: list[RunFailed] = []
+        self._held: list[Answer] = []
+        self._farewell: AnswerAllOpen | None = None
+        self._stop: StopPoint | None = None
+        self._latest: Latest | None = None
+        self._watches: dict[str, StopWatch] = {}
+        self._overdue: Answer | None = None
+
+    # ------------------------------------------------------------ entry
+
+    def handle(self, event: SupervisionEvent, now_ms: int) -> list[SupervisionAction]:
+        """Take one event; the actions are to be carried out in order."""
+        if self._farewell is not None:
+            return [AnswerCommand(self._farewell.to(event.command))] if isinstance(event, CommandArrived) else []
+        if isinstance(event, RunOver | CannotGoOn | StopJudged):
+            self._stop = event.stop or self._stop
+        match event:
+            case Begin(ended) if ended is not None:
+                return self._already_ended(*ended)
+            case Begin():
+                self._check_again(now_ms)
+                return [RecordStatus("WAITING_FOR_SLOTS"), *self._wait(now_ms)]
+            case SlotsThere():
+                return self._on_slots(now_ms)
+            case CannotGoOn(failure, exit_code, stop):
+                return self._interrupted(failure, stop) or self._failed([failure], exit_code, "", stop)
+            case RunStarted():
+                return self._on_started(event, now_ms)
+            case RunAnswered(answer, run_over):
+                return self._on_answer(answer, run_over, now_ms)
+            case Progress():
+                self._strategy.on_progress()
+                return []
+            case RunOver():
+                return self._on_over(event, now_ms)
+            case CommandArrived(command):
+                return self._on_command(command, now_ms)
+            case StopJudged():
+                return self._on_stop_judged(event, now_ms)
+            case Terminated():
+                return self._on_terminated(now_ms)
+            case Tick():
+                return self._on_tick(now_ms)
+
+    def next_wake_ms(self) -> int | None:
+        """When the next Tick can change something."""
+        if self._check_ms is None:
+            return None
+        due_ms = self._resume_ms if self._phase == "pausing" else self._terminate_by_ms
+        times = (due_ms, self._check_ms, earliest(self._watches.values()))
+        return min(t for t in times if t is not None)
+
+    def tries_again(self, command_id: str) -> bool:
+        """It is a stop at its second try: it was begun, and does not expire any more (S9.4)."""
+        watch = self._watches.get(command_id)
+        return watch is not None and watch.first is not None
+
+    # ------------------------------------------------------------ from run to run
+
+    def _wait(self, now_ms: int) -> list[SupervisionAction]:
+        self._phase, self._waiting_since_ms = "waiting", now_ms
+        return [WaitForSlots()]
+
+    def _on_slots(self, now_ms: int) -> list[SupervisionAction]:
+        if self._phase != "waiting":
+            return []
+        self._waited_ms += now_ms - self._waiting_since_ms
+        self._phase = "running"
+        requests, self._carried = tuple(self._carried), []
+        return [self._check_again(now_ms), StartRun(requests)]
+
+    def _on_started(self, started: RunStarted, now_ms: int) -> list[SupervisionAction]:
+        """The job is up again: a stop that failed may now be told that the job continues. Not by a run that commits
+        the stop's savepoint: it did complete, though the answer of the store that would have told so was lost."""
+        self._strategy.on_running(now_ms - self._waited_ms)
+        for watch in self._watches.values():
+            watch.started(now_ms)
+        data = {"run_id": started.run_id}
+        if started.restored_from is not None:
+            data["restored_from"] = started.restored_from
+        held, self._held = self._held, []
+        self._watches = {n: watch for n, watch in self._watches.items() if watch.held is None}
+        return [
+            RecordStatus("RUNNING", data),
+            *(AnswerCommand(answer) for answer in held if not started.commit_only),
+        ]
+
+    def _on_answer(self, answer: Answer, run_over: bool, now_ms: int) -> list[SupervisionAction]:
+        if answer.request_id == SIGTERM_STOP:  # one that another stop kept from starting waits for that one's end
+            refused = answer.code != "stop_in_progress"
+            return [FailCurrentRun(RunFailed(answer.message))] if refused and not run_over else []
+        watch = self._watches.get(answer.request_id)
+        if watch is not None and watch.is_late(now_ms) and answer.code in (SAVEPOINT_FAILED, SAVEPOINT_OK):
+            return self._too_late(watch, answer, now_ms, run_over=run_over)
+        return self._tell(answer, now_ms, run_over=run_over)
+
+    def _tell(self, answer: Answer, now_ms: int, *, run_over: bool) -> list[SupervisionAction]:
+        """That the job goes on is not said before it does; but runs may fail for ever, and a stop has its time."""
+        watch = self._watches.get(answer.request_id)
+        told = watch.told(answer) if watch is not None else answer
+        if run_over and answer.code == SAVEPOINT_FAILED:
+            if watch is not None:
+                watch.hold(answer, now_ms)
+            self._held.append(told)
+            return []
+        self._watches.pop(answer.request_id, None)
+        return [AnswerCommand(told)]
+
+    def _on_over(self, over: RunOver, now_ms: int) -> list[SupervisionAction]:
+        self._carried += [wish for wish in over.again if not isinstance(wish, GiveUpStop)]
+        self._latest = over.latest
+        outcome = over.outcome
+        if isinstance(outcome, RunEnded):
+            return self._ended(outcome)
+        rejected = outcome if isinstance(outcome, RunRejected) else None
+        if rejected is not None and rejected.then == "stop" and self._cancel is None:
+            return self._rejected(rejected)
+        interrupted = self._interrupted(outcome, over.stop)
+        if interrupted:
+            return interrupted
+        self._resume_watches(now_ms)
+        if isinstance(outcome, RunRejected | StopGivenUp):  # no failure: it goes back at once, and uses up no restart
+            self.restarts += 1
+            return [RecordStatus("RESTARTING", {"reason": outcome.message}), *self._wait(now_ms)]
+        delay_ms = self._strategy.on_failure(outcome, now_ms - self._waited_ms, over.draw)
+        self._failures = [*self._failures, outcome][-max(1, self._strategy.streak) :]
+        if delay_ms is None:
+            return self._failed(self._failures, EXIT_JOB_FAILED, self._strategy.exhausted, over.stop)
+        self.restarts += 1
+        self._phase, self._resume_ms = "pausing", now_ms + delay_ms
+        return [RecordFailure(outcome), RecordStatus("RESTARTING", {"reason": outcome.message})]
+
+    def _on_tick(self, now_ms: int) -> list[SupervisionAction]:
+        actions: list[SupervisionAction] = []
+        if self._check_ms is not None and now_ms >= self._check_ms:
+            actions.append(self._check_again(now_ms))
+        if self._phase == "pausing" and self._resume_ms is not None and now_ms >= self._resume_ms:
+            self._resume_ms = None
+            actions += self._wait(now_ms)
+        elif self._terminate_by_ms is not None and now_ms >= self._terminate_by_ms:
+            self._terminate_by_ms = None
+            limit = f"sigterm_timeout {format_duration(self._options.sigterm_timeout)}"
+            actions.append(Deliver(GiveUpStop(None, limit)))  # which names who held it up, where somebody did
+            actions.append(FailCurrentRun(RunFailed(f"the job had not stopped within {limit}")))
+        for watch in [w for w in self._watches.values() if w.deadline_ms is not None and w.is_late(now_ms)]:
+            actions += self._time_is_up(watch, now_ms)
+        return actions
+
+    # ------------------------------------------------------------ stops whose time is up
+
+    def _time_is_up(self, watch: StopWatch, now_ms: int) -> list[SupervisionAction]:
+        """A run says what has become of the stop so far. Without one the command may not be wanted any more."""
+        if self._phase == "running":
+            given_up = watch.give_up(self._stop)
+            return [Deliver(given_up)] if watch.held is None else []  # the run that comes up does not have it
+        watch.deadline_ms = now_ms + ASK_AGAIN_MS
+        return [JudgeStop(watch.command.command_id)]
+
+    def _on_stop_judged(self, judged: StopJudged, now_ms: int) -> list[SupervisionAction]:
+        watch = self._watches.get(judged.command_id)
+        if watch is None or self._phase == "running":
+            return []
+        self._latest = judged.latest
+        self._carried = [wish for wish in self._carried if wish.request_id != judged.command_id]
+        self._held = [answer for answer in self._held if answer.request_id != judged.command_id]
+        if judged.wanted:
+            told = watch.still_down() if self._stop is None else watch.uncommitted(self._stop)
+            return self._too_late(watch, told, now_ms, run_over=False)
+        del self._watches[judged.command_id]
+        return []
+
+    def _too_late(self, watch: StopWatch, told: Answer, now_ms: int, *, run_over: bool) -> list[SupervisionAction]:
+        """What `on_timeout` asks for (S7.7). What is complete can only be committed: then there is no second try."""
+        if watch.on_timeout == "cancel" and self._cancel is None:
+            del self._watches[watch.command.command_id]
+            self._overdue = told
+            return self._on_cancel(watch.command, "by on_timeout=cancel")
+        if not watch.tries_again or told.code == SAVEPOINT_OK:
+            return self._tell(told, now_ms, run_over=run_over)
+        request = watch.again(told)
+        if self._phase == "running" and not run_over:
+            watch.started(now_ms)
+            return [Deliver(request)]
+        self._carried.append(request)
+        return []
+
+    def _resume_watches(self, now_ms: int) -> None:
+        """The run that was told to give a stop up never had it: the next one is told, at once."""
+        for watch in self._watches.values():
+            if watch.given_up:
+                watch.given_up, watch.deadline_ms = False, now_ms
+
+    def _check_again(self, now_ms: int) -> CheckReign:
+        """Now, and once per `heartbeat_timeout`: a driver that appends nothing would not notice that a newer one
+        reigns, and hold its slots and read its sources for ever (S9.2)."""
+        self._check_ms = now_ms + self._options.heartbeat_timeout // timedelta(milliseconds=1)
+        return CheckReign()
+
+    # ------------------------------------------------------------ commands and signals
+
+    def _on_command(self, command: Command, now_ms: int) -> list[SupervisionAction]:
+        arguments, by = command.arguments, command.issued_by
+        path, request_id = arguments.get("path"), command.command_id
+        match command.verb:
+            case "checkpoint":
+                return self._request(Request("checkpoint", request_id=request_id, by=by))
+            case "savepoint":
+                return self._request(Request("savepoint", request_id=request_id, path=path, by=by))
+            case "stop":
+                watch = StopWatch.of(command, self._options.stop_timeout, now_ms)
+                self._watches[request_id] = watch
+                return self._request(watch.request)
+            case "cancel":
+                return self._on_cancel(command, f"by {by}")
+            case "commit" | "reject":
+                n = arguments.get("checkpoint_id")
+                then: Then = arguments.get("then") or "stop"
+                reason = str(arguments.get("reason") or "")
+                return self._request(Ruling(request_id, command.verb == "commit", n, by, then, reason))
+
+    def _request(self, request: Wish) -> list[SupervisionAction]:
+        """To the run that is there, else to the next one."""
+        if self._phase == "running":
+            return [Deliver(request)]
+        self._carried.append(request)
+        return []
+
+    def _on_cancel(self, command: Command, how: str) -> list[SupervisionAction]:
+        """One that comes after another is answered with it, when the job has ended."""
+        if self._cancel is not None:
+            return []
+        self._cancel = command
+        if self._phase == "running":
+            return [FailCurrentRun(RunFailed(f"cancelled {how}"))]
+        return self._canceled(command)
+
+    def _on_terminated(self, now_ms: int) -> list[SupervisionAction]:
+        """Suspend with a savepoint within `sigterm_timeout`; without a run there is none to take."""
+        if self._terminated:
+            return []
+        self._terminated = True
+        if self._phase != "running":
+            reason = self._failures[-1].message if self._failures else "before the job ran"
+            return self._given_up(reason, self._stop)
+        if self._options.checkpoint_mode == "off":
+            return [FailCurrentRun(RunFailed("checkpoint_mode is off, so that there is none to wait for"))]
+        self._terminate_by_ms = now_ms + self._options.sigterm_timeout // timedelta(milliseconds=1)
+        return [Deliver(Request("stop-savepoint", request_id=SIGTERM_STOP, stop="suspend"))]
+
+    def _interrupted(self, failure: RunFailed, stop: StopPoint | None) -> list[SupervisionAction]:
+        """How a run ends the job that was cancelled or terminated meanwhile."""
+        if self._cancel is not None:
+            return self._canceled(self._cancel)
+        return self._given_up(failure.message, stop) if self._terminated else []
+
+    # ------------------------------------------------------------ how it ends
+
+    def _ended(self, outcome: RunEnded) -> list[SupervisionAction]:
+        otherwise = refusal("job_ended", "the job has ended")
+        left = outcome.uncommitted
+        if outcome.stop is None and left:
+            data = {"reason": uncommitted_text(left), "uncommitted": list(left)}
+            return self._over("FINISHED_COMMIT_PENDING", data, AnswerAllOpen(otherwise), exit_code=0)
+        if outcome.stop is None:
+            return self._over("FINISHED", {}, AnswerAllOpen(otherwise), exit_code=0)
+        assert outcome.path is not None and outcome.checkpoint_id is not None, "a stop has a savepoint"
+        mode: StopMode = "drain" if outcome.stop == "drain" else "suspend"
+        answer = stop_answer("", mode, outcome.checkpoint_id, outcome.path, left)
+        for watch in self._watches.values():
+            if outcome.request_id in (watch.command.command_id, None):
+                answer = watch.told(answer)
+        return self._over("STOPPED", {"stop": dict(answer.data)}, AnswerAllOpen(otherwise, {"stop": answer}), 0)
+
+    def _already_ended(self, status: str, data: Mapping[str, Any]) -> list[SupervisionAction]:
+        """The status again, behind this driver's fence; what is open is answered as the earlier driver would have."""
+        by_verb: dict[str, Answer] = {}
+        stop = data.get("stop")
+        if status == "STOPPED" and stop is not None:
+            by_verb["stop"] = stop_answer(
+                "", stop["mode"], stop["checkpoint_id"], stop["path"], stop.get("uncommitted", ())
+            )
+        if status == "CANCELED":
+            by_verb["cancel"] = CANCELED
+            if stop is not None:
+                by_verb["stop"] = Answer("", False, stop["outcome"], str(data.get("reason", "")), stop)
+        if status == "STOPPED" and stop is None and "reason" in data:
+            return self._rejected(RunRejected(data["reason"]), data.get("rejected"))
+        return self._over(status, data, AnswerAllOpen(refusal("job_ended", "the job has ended"), by_verb), exit_code=0)
+
+    def _rejected(self, outcome: RunRejected, unanswered: Mapping[str, Any] | None = None) -> list[SupervisionAction]:
+        """As the verdict wanted it: the job ends in front of what was rejected (S7.8). `unanswered`: checkpoint and
+        command, when the driver that carried it out may have died before it answered."""
+        text = f"the job has stopped: {outcome.message}"
+        own: tuple[Answer, ...] = ()
+        if unanswered is not None and unanswered["command"] is not None:
+            data = {"checkpoint_id": unanswered["checkpoint_id"]}
+            own = (Answer(unanswered["command"], True, "rejected", text, data),)
+        farewell = AnswerAllOpen(refusal("rejected", text), own=own)
+        return self._over("STOPPED", {"reason": outcome.message}, farewell, 0)
+
+    def _canceled(self, command: Command) -> list[SupervisionAction]:
+        by = f"by {command.issued_by}"
+        farewell = AnswerAllOpen(refusal("job_ended", f"the job was cancelled {by}"), {"cancel": CANCELED})
+        data: dict[str, Any] = {"reason": by}
+        stop: Answer | None = None
+        if self._overdue is not None:
+            stop = cancelled(self._overdue, self._latest)
+            data["reason"] = f"{by}: {stop.message}"
+        if self._stop is not None:
+            why = self._overdue.message if self._overdue is not None else f"it was cancelled {by}"
+            stop = cut_short(self._stop, why)
+        if stop is not None:
+            farewell = replace(farewell, by_verb={**farewell.by_verb, "stop": stop})
+            data["stop"] = dict(stop.data)
+        return self._over("CANCELED", data, farewell, 0)
+
+    def _given_up(self, reason: str, stop: StopPoint | None) -> list[SupervisionAction]:
+        return self._failed([RunFailed(terminated_text(reason, stop))], EXIT_TERMINATED, "", stop)
+
+    def _failed(
+        self, failures: list[RunFailed], exit_code: int, prefix: str, stop: StopPoint | None
+    ) -> list[SupervisionAction]:
+        """With the first root cause: what later runs met may be its consequence. It is recorded once more when others
+        came after it, so that it is the last failure in the log."""
+        first, last = failures[0], failures[-1]
+        recorded = [RecordFailure(last)] + ([RecordFailure(first)] if first != last else [])
+        by_verb: dict[str, Answer] = {}
+        data: dict[str, Any] = {"reason": prefix + first.message}
+        if stop is not None:
+            by_verb["stop"] = cut_short(stop, first.message)
+            data["stop"] = dict(by_verb["stop"].data)
+        farewell = AnswerAllOpen(refusal("job_failed", first.message), by_verb)
+        return [*recorded, *self._over("FAILED", data, farewell, exit_code)]
+
+    def _over(
+        self, status: str, data: Mapping[str, Any], farewell: AnswerAllOpen, exit_code: int
+    ) -> list[SupervisionAction]:
+        """The status first: who reads an answer finds the job ended."""
+        self._phase, self._farewell = "over", farewell
+        self._resume_ms = self._terminate_by_ms = self._check_ms = None
+        held: list[SupervisionAction] = []
+        for answer in self._held if "stop" not in farewell.by_verb else ():
+            otherwise = farewell.otherwise
+            text = f"{answer.message}; but it did not run again: {otherwise.message}"
+            told = {**answer.data, "outcome": otherwise.code}
+            held.append(AnswerCommand(replace(answer, code=otherwise.code, message=text, data=told)))
+        # A stop was to keep the state, also one of an earlier driver: nothing is deleted, whatever the option says.
+        stopping = self._overdue is not None or (self._stop is None and "stop" in data)
+        if self._options.retention == "delete" and status in ("FINISHED", "CANCELED") and not stopping:
+            held.insert(0, DeleteCheckpoints())
+        return [RecordStatus(status, data), *held, farewell, EndDriver(exit_code)]

@@ -1,0 +1,344 @@
+"""The pipeline's code, pinned: a restore runs what was submitted, not what lies there today.
+
+An artifact is named by the SHA-256 of its manifest, which lists every file with size and SHA-256. In the job directory
+it is `artifacts/<sha256>/code.zip` and then `manifest.json`, create-only each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tidegate.errors import AlreadyExistsError, NotFoundError, PipelineError, RecordError
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.artifacts.packed_pipeline import (
+    MAX_PACKED_BYTES,
+    MAX_PACKED_FILES,
+    SUFFIX,
+    UNREADABLE,
+    read_entry,
+    read_packed,
+)
+from tidegate.jobs.records import decode, encode
+from tidegate.jobs.stores.store import Store, checked_path
+
+MAX_FILES = 10_000
+"""Files of a folder that is pinned as it lies there."""
+MAX_BYTES = 64 * 2**20
+"""Bytes of all of them, before compression."""
+
+_EXCLUDED_FOLDERS = frozenset({"__pycache__", "node_modules", "venv"})
+_EXCLUDED_SUFFIXES = (".pyc", ".pyo")
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactFile:
+    """One file.
+
+    Attributes:
+        path: relative to the artifact's root, `/`-separated.
+        size_bytes: its size.
+        sha256: of its content.
+    """
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactManifest:
+    """What an artifact holds; its bytes' SHA-256 is the artifact's name."""
+
+    RECORD: ClassVar[str] = "artifact"
+    VERSION: ClassVar[int] = 1
+
+    files: tuple[Any, ...]
+
+    def listed(self, where: str) -> tuple[ArtifactFile, ...]:
+        """The files; RecordError when a path leaves the artifact or an entry is malformed."""
+        try:
+            return tuple(
+                ArtifactFile(checked_path(f["path"]), int(f["size_bytes"]), str(f["sha256"])) for f in self.files
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise RecordError("an artifact's manifest is malformed", where=where, cause=repr(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class PackedArtifact:
+    """Files read into memory.
+
+    Attributes:
+        sha256: the artifact's name: of its manifest.
+        files: (path relative to the artifact's root, content), sorted.
+    """
+
+    sha256: str
+    files: tuple[tuple[str, bytes], ...]
+
+    @property
+    def manifest(self) -> ArtifactManifest:
+        """The list of files."""
+        return _manifest(self.files)
+
+
+def pack(path: str) -> PackedArtifact:
+    """Read a file, or a folder without `__pycache__`, hidden names, virtual environments and compiled files.
+
+    A folder that is a Python package (it has an `__init__.py`) keeps its name inside the artifact, so that it is
+    imported under it; any other folder becomes the artifact's root. Symbolic links to files are followed, to folders
+    not. A file that `tidegate pack` made gives what is in it.
+
+    Raises:
+        PipelineError: nothing there, nothing in it, or more than MAX_FILES or MAX_BYTES.
+    """
+    path = os.path.abspath(path)
+    if path.endswith(SUFFIX):
+        _, packed_files = read_packed(path)
+        return PackedArtifact(hashlib.sha256(encode(_manifest(packed_files))).hexdigest(), packed_files)
+    if os.path.isfile(path):
+        found: Iterator[tuple[str, str]] = iter([(os.path.basename(path), path)])
+    elif os.path.isdir(path):
+        found = _files_of(path, os.path.basename(path) if _is_package(path) else "")
+    else:
+        raise PipelineError("there is no such file or folder", where=path, remedy="Check the path")
+    files: list[tuple[str, bytes]] = []
+    size_bytes = 0
+    for name, source in found:
+        size_bytes += os.path.getsize(source)
+        if len(files) == MAX_FILES or size_bytes > MAX_BYTES:
+            raise PipelineError(
+                f"the folder is too large to be pinned: over {MAX_FILES} files or {MAX_BYTES // 2**20} MiB",
+                where=path,
+                cause="data or an environment may lie beside the code",
+                remedy="Put the pipeline into a folder of its own, without data",
+            )
+        with open(source, "rb") as file:
+            files.append((name, file.read()))
+    if not files:
+        raise PipelineError("the folder holds no files", where=path, remedy="Check the path")
+    packed = tuple(sorted(files))
+    return PackedArtifact(hashlib.sha256(encode(_manifest(packed))).hexdigest(), packed)
+
+
+def upload(store: Store, layout: JobLayout, packed: PackedArtifact) -> str:
+    """Pin an artifact; its name. Uploading twice, or by two submitters at once, is uploading once; but it is as young
+    as the last upload, so that `tidegate gc` leaves it to the submission that is being made."""
+    code_path = layout.artifact_code(packed.sha256)
+    if not store.exists(code_path):
+        _create(store, code_path, _zipped(packed))
+    store.replace(layout.artifact_manifest(packed.sha256), encode(packed.manifest))
+    if not store.exists(code_path):  # it went a moment ago, being old
+        _create(store, code_path, _zipped(packed))
+    return packed.sha256
+
+
+def is_pinned(store: Store, layout: JobLayout, sha256: str) -> bool:
+    """Whether an artifact is there, whole."""
+    return store.exists(layout.artifact_code(sha256)) and store.exists(layout.artifact_manifest(sha256))
+
+
+def copy_artifact(store: Store, source: JobLayout, target: JobLayout, sha256: str) -> None:
+    """Pin what one job of a root has pinned for another one, too. Raises RecordError when it is not there."""
+    try:
+        code, manifest = store.read(source.artifact_code(sha256)), store.read(source.artifact_manifest(sha256))
+    except NotFoundError as error:
+        raise _damaged(source, sha256, "it is not, or not wholly, there") from error
+    _create(store, target.artifact_code(sha256), code)
+    store.replace(target.artifact_manifest(sha256), manifest)
+
+
+def materialise(store: Store, layout: JobLayout, sha256: str, target_dir: str) -> None:
+    """Write an artifact's files into `target_dir`, which may exist, verifying every one. All files are verified before
+    the first is written.
+
+    Raises:
+        RecordError: missing, incomplete or changed.
+    """
+    manifest_path = layout.artifact_manifest(sha256)
+    try:
+        data, code = store.read(manifest_path), store.read(layout.artifact_code(sha256))
+    except NotFoundError as error:
+        raise _damaged(layout, sha256, "it is not, or not wholly, there") from error
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise _damaged(layout, sha256, "its manifest does not match its name")
+    files = decode(data, ArtifactManifest, manifest_path).listed(manifest_path)
+    contents = _verified(layout, sha256, code, files)
+    for path, content in contents:
+        target = os.path.join(target_dir, *path.split("/"))
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with open(target, "wb") as file:
+            file.write(content)
+
+
+def resolve_pipeline(pipeline: str, code_root: str | None = None) -> tuple[str, str]:
+    """What to pack for a pipeline, and how to import its function from there. Imports nothing.
+
+    Args:
+        pipeline: `path/to/file.py:function` or `package.module:function`, or a file that `tidegate pack` made. A module
+            is looked for below `code_root`, else in the working directory and on `sys.path`.
+        code_root: a folder to pack as a whole; the file or module must lie in it.
+
+    Returns:
+        Path for `pack`, and `module:function` to import from the artifact's root. A file that lies in a package brings
+        the top package's folder, any other file comes alone.
+
+    Raises:
+        PipelineError: no colon, no such file or module, or a file outside of `code_root`.
+    """
+    if pipeline.strip().endswith(SUFFIX):
+        file = os.path.abspath(os.path.expanduser(pipeline.strip()))
+        return file, read_packed(file)[0].pipeline
+    location, colon, function = pipeline.strip().rpartition(":")
+    if not colon or not location or not function.isidentifier():
+        raise PipelineError(
+            f"{pipeline!r} does not name a pipeline",
+            cause="the function's name is missing" if not colon else "",
+            remedy="Write path/to/file.py:build or package.module:build",
+        )
+    if code_root is not None and not os.path.isdir(code_root):
+        raise PipelineError("the code root is not a folder", where=os.path.abspath(code_root), remedy="Check the path")
+    is_file = location.endswith(".py") or "/" in location or os.sep in location
+    file = _checked_file(location, code_root) if is_file else _module_file(location, code_root)
+    artifact = os.path.abspath(code_root) if code_root is not None else _top_package(file) or file
+    import_root = os.path.dirname(artifact) if os.path.isfile(artifact) or _is_package(artifact) else artifact
+    relative = os.path.relpath(file, import_root)
+    if relative.startswith(".."):
+        raise PipelineError("the file lies outside of the code root", where=file, remedy=f"Move it below {artifact}")
+    parts = relative.removesuffix(".py").split(os.sep)
+    if parts[-1] == "__init__":
+        parts.pop()
+    if not all(part.isidentifier() for part in parts):
+        raise PipelineError(
+            f"{'.'.join(parts)} cannot be imported",
+            where=file,
+            cause="a module's name is letters, digits and underscores",
+            remedy="Rename the file or folder",
+        )
+    return artifact, f"{'.'.join(parts)}:{function}"
+
+
+def _checked_file(location: str, code_root: str | None) -> str:
+    tried = os.path.expanduser(location)
+    candidates = [os.path.abspath(tried)]
+    if code_root is not None and not os.path.isabs(tried):
+        candidates.insert(0, os.path.abspath(os.path.join(code_root, tried)))
+    for candidate in candidates:
+        if os.path.isfile(candidate) and candidate.endswith(".py"):
+            return candidate
+    raise PipelineError(
+        "there is no such Python file",
+        where=candidates[0],
+        cause=f"the working directory is {os.getcwd()}",
+        remedy="Check the path; write path/to/file.py:build",
+    )
+
+
+def _module_file(module: str, code_root: str | None) -> str:
+    roots = [code_root] if code_root is not None else [os.getcwd(), *filter(None, sys.path)]
+    if code_root is not None and _is_package(code_root):
+        roots.append(os.path.dirname(os.path.abspath(code_root)))
+    for root in roots:
+        base = os.path.join(os.path.abspath(root), *module.split("."))
+        for candidate in (f"{base}.py", os.path.join(base, "__init__.py")):
+            if os.path.isfile(candidate):
+                if code_root is None and "." in module and not _is_package(os.path.dirname(candidate)):
+                    raise PipelineError(
+                        f"{os.path.dirname(candidate)} is not a package",
+                        where=candidate,
+                        cause="it has no __init__.py, so it is unclear what belongs to the pipeline",
+                        remedy=f"Add one, or write {os.path.relpath(candidate)}:<function>, or name a code root",
+                    )
+                return candidate
+    raise PipelineError(
+        f"there is no module {module!r}",
+        where=f"searched {', '.join(os.path.abspath(root) for root in roots[:3])}{' ...' if len(roots) > 3 else ''}",
+        remedy="Write path/to/file.py:build, or name the code root",
+    )
+
+
+def _top_package(file: str) -> str | None:
+    """The topmost package's folder that `file` lies in."""
+    folder, top = os.path.dirname(file), None
+    while _is_package(folder) and os.path.dirname(folder) != folder:
+        folder, top = os.path.dirname(folder), folder
+    return top
+
+
+def _is_package(folder: str) -> bool:
+    return os.path.isfile(os.path.join(folder, "__init__.py"))
+
+
+def _files_of(folder: str, prefix: str) -> Iterator[tuple[str, str]]:
+    for directory, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not _is_excluded_folder(directory, name))
+        relative = os.path.relpath(directory, folder)
+        inside = [part for part in (prefix, "" if relative == "." else relative.replace(os.sep, "/")) if part]
+        for name in sorted(names):
+            source = os.path.join(directory, name)
+            if not name.startswith(".") and not name.endswith(_EXCLUDED_SUFFIXES) and os.path.isfile(source):
+                yield "/".join([*inside, name]), source
+
+
+def _is_excluded_folder(directory: str, name: str) -> bool:
+    environment = os.path.isfile(os.path.join(directory, name, "pyvenv.cfg"))
+    return name.startswith(".") or name in _EXCLUDED_FOLDERS or environment
+
+
+def _manifest(files: tuple[tuple[str, bytes], ...]) -> ArtifactManifest:
+    entries = (
+        {"path": path, "size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for path, content in files
+    )
+    return ArtifactManifest(tuple(entries))
+
+
+def _zipped(packed: PackedArtifact) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, content in packed.files:
+            archive.writestr(zipfile.ZipInfo(path), content, zipfile.ZIP_DEFLATED)
+    return out.getvalue()
+
+
+def _verified(layout: JobLayout, sha256: str, code: bytes, files: tuple[ArtifactFile, ...]) -> list[tuple[str, bytes]]:
+    """Content of every listed file; never expands more than what the manifest lists."""
+    contents: list[tuple[str, bytes]] = []
+    if len(files) > MAX_PACKED_FILES or sum(file.size_bytes for file in files) > MAX_PACKED_BYTES:
+        raise _damaged(layout, sha256, "it is larger than any that tidegate writes")
+    try:
+        with zipfile.ZipFile(io.BytesIO(code)) as archive:
+            for file in files:
+                entry = archive.getinfo(file.path)
+                if entry.file_size != file.size_bytes:
+                    raise _damaged(layout, sha256, f"{file.path} has another size than listed")
+                content = read_entry(archive, entry)
+                if hashlib.sha256(content).hexdigest() != file.sha256:
+                    raise _damaged(layout, sha256, f"{file.path} does not match its checksum")
+                contents.append((file.path, content))
+    except (KeyError, *UNREADABLE) as error:
+        raise _damaged(layout, sha256, f"code.zip is damaged ({error})") from error
+    return contents
+
+
+def _damaged(layout: JobLayout, sha256: str, cause: str) -> RecordError:
+    return RecordError(
+        "the pipeline's pinned code cannot be used",
+        where=layout.artifact(sha256),
+        cause=cause,
+        remedy="Submit the pipeline anew with a restore from the latest recovery point",
+    )
+
+
+def _create(store: Store, path: str, data: bytes) -> None:
+    try:
+        store.create(path, data)
+    except AlreadyExistsError:
+        return

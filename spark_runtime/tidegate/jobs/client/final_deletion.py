@@ -1,0 +1,63 @@
+"""Deleting the checkpoints of a job that was cancelled in the place of its dead driver (S2.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tidegate.errors import StoreError
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import Spec
+from tidegate.jobs.status import JobStatus, JobView
+from tidegate.jobs.history.verdicts import verdicts_of
+
+if TYPE_CHECKING:
+    from tidegate.jobs.client.job_client import JobClient
+
+
+def deletes_checkpoints(view: JobView, spec: Spec) -> bool:
+    """Whether the option `retention` has the checkpoints of the job deleted, as it has ended: cancelled, and not by a
+    stop, which was to keep the state."""
+    asked = JobOptions.from_mapping(spec.options).retention == "delete"
+    return asked and view.status is JobStatus.CANCELED and not view.stop
+
+
+def delete_checkpoints(client: JobClient, spec: Spec, check: Callable[[], object]) -> None:
+    """Delete what a driver deletes when its job is cancelled: every checkpoint, and the files that they share. It never
+    deletes a savepoint, nor what waits for a verdict or for an approved commit. Blocks; may be repeated.
+
+    It stops, without an error, when a newer submission exists, which may start from what is left. Files that a slot of
+    the dead driver writes afterwards, `tidegate gc` deletes.
+
+    Args:
+        spec: the submission that was cancelled.
+        check: called before each deletion; raises FencedError when a newer generation reigns.
+
+    Raises:
+        StoreError: not everything was deleted.
+    """
+    store, layout = client.store, client.layout
+    verdicts = verdicts_of(client.specs(), client.decisions(), spec.number)
+    pinned = {verdicts.views[n].path for n in verdicts.pinned}
+    try:
+        shared = list(store.list(layout.shared))  # before the folders: none of these is of a later reign
+        for name in sorted(store.list(layout.checkpoints)):
+            if f"{layout.checkpoints}/{name}" not in pinned:
+                check()
+                if client.specs()[-1].number != spec.number:
+                    return
+                store.delete_folder(f"{layout.checkpoints}/{name}")
+        if pinned:
+            return  # they may use any of the shared files
+        for name in shared:
+            check()
+            if client.specs()[-1].number != spec.number:
+                return
+            store.delete(layout.shared_file(name))
+    except StoreError as error:
+        raise StoreError(
+            "the job is cancelled, but not all of its checkpoints could be deleted",
+            where=f"job {client.job_id}, retention=delete",
+            cause=str(error),
+            remedy="Repeat `tidegate cancel`",
+        ) from error

@@ -1,0 +1,137 @@
+"""Whether a submission of a job, or another pipeline, can go on from a snapshot: read from the job directory, judged
+from documents (S5.5, S6.4, S7.5). Needs no runtime; changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.codec import canonical, decode, from_document
+from tidegate.errors import NotFoundError, OptionError, SnapshotError
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pinned_graph
+from tidegate.jobs.records import RestoreFrom
+from tidegate.jobs.restore.compatibility import RestoreVerdict, SnapshotFacts, Target, judge_restore
+from tidegate.jobs.restore.snapshot_lookup import open_snapshot, resolve_restore
+from tidegate.jobs.stores.store import open_store
+
+NEWEST_METADATA = 4
+"""Version of `_metadata` documents that is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """What was compared, and the verdict.
+
+    Attributes:
+        path: of the snapshot, relative to the root, absolute, or a URL.
+        spec: submission whose graph it was held against; 0: one that was given.
+    """
+
+    path: str
+    spec: int
+    verdict: RestoreVerdict
+
+
+def check_restore(
+    client: JobClient, restore: RestoreFrom, graph: PinnedGraph | None = None, *, parallelism: int | None = None
+) -> Preflight:
+    """Hold the snapshot that `restore` names against a graph.
+
+    Args:
+        restore: which snapshot, and what is allowed.
+        graph: None: that of the submission whose code a restore takes (`JobView.followed`).
+        parallelism: to restore with; None: the graph's own.
+
+    Raises:
+        SnapshotError: there is no such snapshot, or it is damaged or of a newer version.
+        OptionError: no graph is pinned.
+        StoreError, RecordError: the job directory cannot be read.
+    """
+    specs = client.specs()
+    view = client.view() if specs else None
+    resolved = resolve_restore(client.store, client.storage_options, client.job_id, restore, specs, view)
+    path = resolved.restore.path
+    if path is None:
+        assert view is not None and view.latest_recovery_point is not None, "latest was found a moment ago"
+        path = view.latest_recovery_point.path
+    state_backend = None
+    if graph is None:
+        number = view.followed if view is not None else 0
+        graph = _pinned(client, number)
+        state_backend = JobOptions.from_mapping(specs[number - 1].options).state_backend
+    target = Target(
+        graph.graph,
+        parallelism or graph.parallelism,
+        graph.max_parallelism,
+        allow_non_restored_state=restore.allow_non_restored_state,
+        allow_drained=restore.allow_drained,
+        state_backend=state_backend,
+        is_fork=resolved.lineage is None,
+    )
+    body = metadata_body(client, path)
+    try:
+        verdict = judge_restore(SnapshotFacts.from_body(body), target)
+    except (KeyError, TypeError) as error:
+        raise SnapshotError(
+            "the snapshot or the graph lacks something", where=path, cause=repr(error), remedy="Check another snapshot"
+        ) from error
+    return Preflight(path, graph.spec, verdict)
+
+
+def metadata_body(client: JobClient, path: str) -> Mapping[str, Any]:
+    """Body of a snapshot's `_metadata`, checked against its checksum. Raises SnapshotError, StoreError."""
+    store, folder = open_snapshot(client.store, client.storage_options, path)
+    try:
+        document = json.loads(store.read(JobLayout.metadata(folder)))
+        body, version, sha256 = document["body"], document["v"], document["sha256"]
+    except NotFoundError as error:
+        raise SnapshotError(
+            f"{path} is not a complete snapshot", where=path, remedy="`tidegate checkpoints` lists what can be restored"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise SnapshotError(f"the metadata of {path} is damaged", where=path, cause=repr(error)) from error
+    if version > NEWEST_METADATA:
+        raise SnapshotError(
+            f"the snapshot's metadata has version {version}, this tidegate reads up to {NEWEST_METADATA}",
+            where=path,
+            cause="a newer tidegate wrote it",
+            remedy="Upgrade tidegate here",
+        )
+    if hashlib.sha256(canonical(body).rstrip(b"\n")).hexdigest() != sha256:
+        raise SnapshotError(
+            f"the metadata of {path} does not match its checksum", where=path, remedy="Restore another snapshot"
+        )
+    return dict(body)
+
+
+def graph_from(given: str | Mapping[str, Any], storage_options: Mapping[str, Any]) -> PinnedGraph:
+    """A graph that `tidegate snapshot check --write-graph` wrote: its document, or the file's path or URL. Raises
+    OptionError when there is none, RecordError when it is something else."""
+    if isinstance(given, Mapping):
+        return from_document(dict(given), PinnedGraph, "graph")
+    folder, name = os.path.split(given)
+    try:
+        return decode(open_store(folder or ".", storage_options).read(name), PinnedGraph, given)
+    except NotFoundError as error:
+        raise OptionError(
+            "there is no such graph", where=given, remedy="Write it: tidegate snapshot check --write-graph FILE.json"
+        ) from error
+
+
+def _pinned(client: JobClient, spec: int) -> PinnedGraph:
+    found = pinned_graph(client.store, client.layout, spec) if spec else None
+    if found is None:
+        raise OptionError(
+            f"submission {spec} of the job has no pinned graph" if spec else "the job has no submission",
+            where=f"job {client.job_id}",
+            cause="no driver has built its pipeline yet, or one of an earlier version has",
+            remedy="Give the graph of a pipeline: tidegate snapshot check --write-graph FILE.json",
+        )
+    return found

@@ -1,0 +1,329 @@
+"""Submitting: from a pipeline and its settings to a spec, once however often it is asked for (S9.3, S9.4)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from tidegate.jobs.client.argument_names import check_argument_names
+from tidegate.jobs.artifacts.artifact import copy_artifact, is_pinned, pack, resolve_pipeline, upload
+from tidegate.clock import iso
+from tidegate.errors import (
+    AlreadyExistsError,
+    CommandRefusedError,
+    JobExistsError,
+    OptionError,
+    RecordError,
+    StoreError,
+)
+from tidegate.jobs.client.final_deletion import delete_checkpoints, deletes_checkpoints
+from tidegate.jobs.launches import find_local
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import RelativePaths, RestoreFrom, Spec, canonical, decode, encode
+from tidegate.jobs.history.submissions import left_nothing, submissions_of
+from tidegate.jobs.client.savepoint_folder import check_savepoint_place
+from tidegate.jobs.secrets import check_no_plain_secrets
+from tidegate.jobs.restore.snapshot_age import refuse_older
+from tidegate.jobs.restore.snapshot_lookup import ResolvedRestore, resolve_restore
+from tidegate.jobs.status import JobStatus, JobView
+
+if TYPE_CHECKING:
+    from tidegate.jobs.client.job_client import JobClient
+
+MAX_SUBMIT_RACES = 20
+"""Specs that other submitters may create first before this one gives up."""
+DEFAULT_MASTER = "local[*]"
+CLAIM_MODES = ("no_claim", "claim")
+ON_COMMITTED_AFTER = ("refuse", "rewind", "accept_duplicates")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a submitter asks for. None of `pipeline`, `arguments`, `options`, `master`, `spark_conf`: as in the
+    submission that a restore follows; a fresh start needs a pipeline.
+
+    Attributes:
+        like: submission to take from what is not given, of this or of another job of the root; None: the newest, but
+            for those that came to nothing (`JobView.followed`).
+        max_snapshot_age: of what a restore would start from now, by its recorded completion; None: any.
+        fresh: a start or fork under an id that has had a submission is meant: their state is not used.
+        relative_paths: of the pipeline, if `pipeline` or `arguments` is given. None: as in the submission that a
+            restore follows, so that a path means the same place for the life of a job; of a fresh start this process's
+            working directory.
+    """
+
+    pipeline: str | None
+    arguments: Mapping[str, Any] | None
+    options: JobOptions | None
+    master: str | None
+    spark_conf: Mapping[str, Any] | None
+    restore: RestoreFrom | None
+    code_root: str | None
+    owner_dag: str | None
+    submission_id: str
+    submitted_by: str
+    max_snapshot_age: timedelta | None = None
+    like: Spec | None = None
+    fresh: bool = False
+    relative_paths: RelativePaths | None = None
+
+    @property
+    def is_fresh(self) -> bool:
+        """Nothing of what this job was is gone on with."""
+        return self.restore is None or self.restore.fork_of is not None
+
+
+def submit(client: JobClient, request: Request) -> Spec:
+    """See `JobClient.submit`. Everything is checked, and the code pinned, before the spec is created; the create is the
+    submission."""
+    for _ in range(MAX_SUBMIT_RACES):
+        specs = client.specs()
+        for spec in specs:
+            if spec.submission_id == request.submission_id:
+                return spec
+        check_settings(client, request)
+        view = client.view() if specs else None
+        if view is not None:
+            _refuse_if_taken(client, view, specs[-1], fresh=request.is_fresh)
+            if request.is_fresh and not request.fresh:
+                _refuse_second_start(client, view, what="start" if request.restore is None else "fork")
+        resolved = _resolved(client, request, specs, view)
+        if view is not None and resolved is not None and resolved.lineage is None:
+            _refuse_to_forget(client, view)
+        before = specs[view.followed - 1] if view is not None and resolved is not None else None
+        spec, pin = _spec(client, request, len(specs) + 1, request.like or before, resolved)
+        path, written = client.layout.spec(spec.number), encode(spec)
+        spec = decode(written, Spec, path)  # a spec that nobody can read would block the job for ever
+        try:
+            client.store.create(path, written)
+        except AlreadyExistsError:
+            continue
+        if not is_pinned(client.store, client.layout, spec.artifact):
+            pin()  # `tidegate gc` took it for nobody's a moment ago; from now on the spec names it
+        return spec
+    raise StoreError("others keep submitting this job", where=f"job {client.job_id}", remedy="Find out who does")
+
+
+def check_settings(client: JobClient, request: Request) -> None:
+    """What can be said of a request without looking at the job. Raises OptionError, StoreError."""
+    client.store.probe()
+    check_no_plain_secrets(client.storage_options, where="storage_options", storage=True)
+    check_no_plain_secrets(request.arguments, where="arguments")
+    check_no_plain_secrets(request.spark_conf, where="spark_conf")
+    answer = request.restore.on_committed_after if request.restore is not None else "refuse"
+    if answer not in ON_COMMITTED_AFTER:
+        raise OptionError(
+            f"on_committed_after={answer!r} is unknown",
+            where="on_committed_after",
+            remedy="Write refuse, rewind or accept_duplicates",
+        )
+    _check_claim(request.restore)
+    for where, values in (("arguments", request.arguments), ("spark_conf", request.spark_conf)):
+        if values is not None and not isinstance(values, Mapping):
+            raise OptionError(f"{where} must be a mapping, not {type(values).__name__}", where=where)
+        try:
+            canonical(dict(values or {}))
+        except RecordError as error:
+            raise OptionError(
+                f"{where} cannot be written as JSON", where=where, cause=error.cause, remedy=error.remedy
+            ) from error
+
+
+def _check_claim(restore: RestoreFrom | None) -> None:
+    mode = restore.claim_mode if restore is not None else CLAIM_MODES[0]
+    if mode not in CLAIM_MODES:
+        raise OptionError(f"claim_mode={mode!r} is unknown", where="claim_mode", remedy="Write no_claim or claim")
+    if restore is None or mode == "no_claim":
+        return
+    if restore.kind == "latest" or restore.fork_of is not None:
+        what = (
+            "a fork only reads its original's snapshot" if restore.fork_of else "the latest recovery point is its own"
+        )
+        raise OptionError("there is nothing to claim", where="claim_mode", cause=what, remedy="Leave it out")
+
+
+def _refuse_if_taken(client: JobClient, view: JobView, last: Spec, *, fresh: bool) -> None:
+    """Raise JobExistsError while a driver has, or is about to have, this job; a fresh start needs the last submission
+    to be over, and nothing of it to wait for its commit."""
+    where = f"job {client.job_id}"
+    if view.status is JobStatus.CREATED:
+        living = find_local(client, last)
+        if living is not None:
+            raise JobExistsError(
+                "a job of this id is being started",
+                where=where,
+                cause=f"submission {last.number}, process {living.pid}",
+                remedy="Wait for it, stop it, or choose another job id",
+            )
+    if view.is_active and client.is_alive():
+        raise JobExistsError(
+            f"a job of this id is {view.status}",
+            where=where,
+            cause=f"submission {view.spec_number} by {last.submitted_by}, generation {view.generation}, is alive",
+            remedy="Stop it first (`tidegate stop`), or choose another job id",
+        )
+    if view.is_active and fresh:
+        raise JobExistsError(
+            f"a job of this id was {view.status} when its driver died",
+            where=where,
+            cause="a fresh start would forget its state",
+            remedy="Restore it (`tidegate restore`), or cancel it first (`tidegate cancel`)",
+        )
+    if fresh:
+        _refuse_to_forget(client, view)
+
+
+def check_start(
+    client: JobClient, submission_id: str | None, *, fresh: bool, what: Literal["start", "fork"] = "start"
+) -> bool:
+    """Whether a start or fork would create a submission; False when the one of this id exists.
+
+    Raises:
+        JobExistsError: it would be refused for what the job is or was.
+    """
+    specs = client.specs()
+    if any(spec.submission_id == submission_id for spec in specs):
+        return False
+    if specs:
+        view = client.view()
+        _refuse_if_taken(client, view, specs[-1], fresh=True)
+        if not fresh:
+            _refuse_second_start(client, view, what=what)
+    return True
+
+
+def _refuse_second_start(client: JobClient, view: JobView, *, what: Literal["start", "fork"]) -> None:
+    """Raise JobExistsError for a start or fork under the id of a job that is over, unless no submission of it ever ran:
+    in silence it would begin without its state, and add its whole output once more."""
+    if left_nothing(submissions_of(client.decisions()), view.spec_number):
+        return
+    raise JobExistsError(
+        f"a job of this id is {view.status} already",
+        where=f"job {client.job_id}, submission {view.spec_number}",
+        cause=f"a {what} does not use its state, and reads and writes everything again",
+        remedy=f"Restore it (`tidegate restore`), choose another job id, or {what} it with --fresh (fresh=True); what "
+        "happens to output that exists, each file sink then decides by if_exists (error, append, overwrite)",
+    )
+
+
+def _refuse_to_forget(client: JobClient, view: JobView) -> None:
+    """Raise JobExistsError for a start in a new lineage while something waits for its commit."""
+    if view.uncommitted:
+        raise JobExistsError(
+            f"checkpoints {list(view.uncommitted)} of a job of this id are not committed yet",
+            where=f"job {client.job_id}",
+            cause="a start that does not go on from them would forget what they have staged (S7.8)",
+            remedy="Approve or reject them (`tidegate commit-pending --approve`, `--reject ID`), or restore the job",
+        )
+
+
+def _resolved(
+    client: JobClient, request: Request, specs: tuple[Spec, ...], view: JobView | None
+) -> ResolvedRestore | None:
+    if request.restore is None:
+        return None
+    found = resolve_restore(client.store, client.storage_options, client.job_id, request.restore, specs, view)
+    if request.max_snapshot_age is not None:
+        limit, now, where = request.max_snapshot_age, client.now(), f"job {client.job_id}"
+        refuse_older(found.name, found.completed_at, limit, now, where=where)
+    origin = next((s.restore for s in reversed(specs) if s.lineage == found.lineage), None)
+    if origin is not None and found.restore.fork_of is None:
+        return replace(found, restore=replace(found.restore, fork_of=origin.fork_of))
+    return found
+
+
+def _pinned(client: JobClient, request: Request, before: Spec | None) -> tuple[str, str, Callable[[], object]]:
+    """Pin the code of the next spec: `module:function`, the artifact, and what pins it again."""
+    if request.pipeline is not None:
+        path, pipeline = resolve_pipeline(request.pipeline, request.code_root)
+        code = pack(path)
+        pin = partial(upload, client.store, client.layout, code)
+        return pipeline, pin(), pin
+    if before is None:
+        raise OptionError("no pipeline is named", where="pipeline", remedy="Write path/to/file.py:build")
+    if before.job_id == client.job_id:
+        return before.pipeline, before.artifact, lambda: None  # a spec names it: it stays
+    copy = partial(copy_artifact, client.store, JobLayout(before.job_id), client.layout, before.artifact)
+    copy()
+    return before.pipeline, before.artifact, copy
+
+
+def _spec(
+    client: JobClient, request: Request, number: int, before: Spec | None, resolved: ResolvedRestore | None
+) -> tuple[Spec, Callable[[], object]]:
+    """Spec `number`, its code pinned, and what pins that code again. Args: before: has what the request leaves open."""
+    arguments = _chosen(request.arguments, before.arguments if before is not None else None)
+    if request.pipeline is not None:
+        check_argument_names(request.pipeline, request.code_root, arguments)
+    pipeline, artifact, pin = _pinned(client, request, before)
+    lineage = resolved.lineage if resolved is not None else None
+    options = request.options
+    if options is None:
+        options = JobOptions.from_mapping(before.options if before is not None else None)
+    spec = Spec(
+        job_id=client.job_id,
+        number=number,
+        submission_id=request.submission_id,
+        pipeline=pipeline,
+        artifact=artifact,
+        arguments=arguments,
+        options=_checked(client, options).to_mapping(),
+        master=request.master or (before.master if before is not None else DEFAULT_MASTER),
+        spark_conf=_chosen(request.spark_conf, before.spark_conf if before is not None else None),
+        storage_options=dict(client.storage_options),
+        restore=resolved.restore if resolved is not None else None,
+        lineage=lineage or secrets.token_hex(8),
+        owner_dag=request.owner_dag,
+        submitted_at=iso(client.now()),
+        submitted_by=request.submitted_by,
+        relative_paths=_relative_paths(request, before),
+    )
+    return spec, pin
+
+
+def _relative_paths(request: Request, before: Spec | None) -> RelativePaths | None:
+    changes = request.pipeline is not None or request.arguments is not None
+    if request.relative_paths is not None and (before is None or changes):
+        return request.relative_paths
+    return RelativePaths(os.getcwd()) if before is None else before.relative_paths
+
+
+def _checked(client: JobClient, options: JobOptions) -> JobOptions:
+    if options.savepoint_directory is not None:
+        where = "option savepoint_directory"
+        check_savepoint_place(client.root, client.layout, options.savepoint_directory, where=where)
+    return options
+
+
+def _chosen(given: Mapping[str, Any] | None, before: Mapping[str, Any] | None) -> dict[str, Any]:
+    return dict(given if given is not None else before or {})
+
+
+def cancel_dead(client: JobClient, by: str) -> JobView:
+    """See `JobClient.cancel_dead`."""
+    view = client.view()
+    last = client.specs()[-1]
+    if view.is_terminal:
+        if deletes_checkpoints(view, last):  # what an earlier call may have left
+            delete_checkpoints(client, last, lambda: None)
+        return view
+    if client.is_alive() or find_local(client, last) is not None:
+        raise CommandRefusedError(
+            "the driver is alive", where=f"job {client.job_id}", remedy="Send it the command: `tidegate cancel`"
+        )
+    used = [attempt for number, attempt in client.launches() if number == last.number]
+    used += [d.data["launch"] for d in client.decisions() if d.kind == "fence" and d.data["spec"] == last.number]
+    reign = client.log.reign(spec=last.number, launch=max(used, default=0) + 1)
+    reign.append(
+        "status", {"status": JobStatus.CANCELED.value, "reason": f"cancelled by {by} after its driver had died"}
+    )
+    view = client.view()
+    if deletes_checkpoints(view, last):
+        delete_checkpoints(client, last, reign.check)
+    return view

@@ -1,0 +1,288 @@
+"""The history of a job's snapshots and what a restore may start from, derived from the decision log. Pure (S2.4, S2.5,
+S9.3)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from tidegate.clock import elapsed_ms
+from tidegate.jobs.records import Decision, RestoreFrom, Spec
+from tidegate.jobs.history.submissions import Entry, followed_by, may_have_run
+
+RECOVERY_KINDS = frozenset({"checkpoint", "final", "stop-savepoint"})
+"""Snapshots that are recovery points when completed; an intermediate savepoint is not one (S2.4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointView:
+    """A claimed snapshot.
+
+    Attributes:
+        checkpoint_id: never used twice in the life of a job; 0: a snapshot from outside, of unknown id.
+        kind: "checkpoint", "savepoint", "stop-savepoint" or "final".
+        status: "pending", "completed" or "aborted".
+        path: its folder: relative to the root, or a URL.
+        generation: the reign that claimed it.
+        triggered_at: time.
+        completed_at: time of completion or abort.
+        duration_ms: from trigger to that.
+        reason: why it was aborted.
+        code: that for programs: what the driver recorded (docs/job-directory.md), "driver_replaced" or "job_ended";
+            "" for one that was not aborted, or was by a version that recorded none.
+        committed: what it covers has been committed.
+        metrics: as the driver recorded them (S2.5).
+        spec: the submission that took it.
+        verdict: of the commit gate: "waiting", "approved", "rejected" or "quarantined" (rejected, and the job goes on
+            from it without its output); "": it asks for none (S7.8).
+        taken_back: sinks took back what it committed; it is no restore point any more (S9.3).
+        watermark_us: a watermark that all of the job had passed when it was triggered, microseconds since the epoch:
+            what is before it is in the snapshot, its output included. None: none was known.
+        by: who asked for it, for people; "": the job itself.
+        sinks: uids of the two-phase sinks, which commit what it covers; (): nothing is to be committed.
+        settled_by, committed_by: number of the log's entry that completed or aborted it, and of the one that says it is
+            committed; 0: none does.
+    """
+
+    checkpoint_id: int
+    kind: str
+    status: Literal["pending", "completed", "aborted"]
+    path: str
+    generation: int
+    triggered_at: str = ""
+    completed_at: str | None = None
+    duration_ms: int | None = None
+    reason: str | None = None
+    code: str = ""
+    committed: bool = False
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    spec: int = 0
+    verdict: Literal["", "waiting", "approved", "rejected", "quarantined"] = ""
+    taken_back: bool = False
+    watermark_us: int | None = None
+    by: str = ""
+    sinks: tuple[str, ...] = ()
+    settled_by: int = 0
+    committed_by: int = 0
+
+    @property
+    def is_recovery_point(self) -> bool:
+        """Completed, and of a kind that recovery may start from (S2.4)."""
+        return self.status == "completed" and self.kind in RECOVERY_KINDS
+
+    @property
+    def is_published(self) -> bool:
+        """A recovery point whose output readers of the sinks see, and will go on to see."""
+        settled = self.committed or not (self.sinks or self.verdict)
+        return self.is_recovery_point and settled and not self.taken_back and self.verdict in ("", "approved")
+
+
+def next_checkpoint_id(decisions: Sequence[Decision]) -> int:
+    """The id of the next claim: one more than any claimed before, restores and abandoned timelines included (S1.4)."""
+    return 1 + max((d.data["checkpoint_id"] for d in decisions if d.kind == "claim"), default=0)
+
+
+def checkpoint_views(entries: Sequence[Entry], *, ended: bool) -> tuple[CheckpointView, ...]:
+    """Every claimed snapshot, oldest first.
+
+    Args:
+        entries: the whole log.
+        ended: the job is in a terminal status: what is pending stays incomplete for ever.
+    """
+    done: list[CheckpointView] = []
+    views: dict[int, CheckpointView] = {}  # those that a later entry may change: few, however long the log
+    for entry in entries:
+        match entry.kind:
+            case "fence":
+                reason = f"generation {entry.decision.generation} took over"
+                done += _abort_pending(views, "driver_replaced", reason, entry.decision.at)
+            case "claim":
+                view = _claimed(entry)
+                views[view.checkpoint_id] = view
+            case "complete" | "abort":
+                pending = views.get(entry.data["checkpoint_id"])
+                if pending is not None and pending.status == "pending":
+                    views[pending.checkpoint_id] = settled = _settled(pending, entry)
+                    if settled.status == "aborted" or settled.kind == "savepoint":
+                        done.append(views.pop(settled.checkpoint_id))
+            case "committed":
+                done += _mark_committed(views, entry)
+    if ended:
+        done += _abort_pending(views, "job_ended", "the job ended", None)
+    return tuple(sorted([*done, *views.values()], key=lambda view: view.checkpoint_id))
+
+
+def _claimed(entry: Entry) -> CheckpointView:
+    data = entry.data
+    return CheckpointView(
+        checkpoint_id=data["checkpoint_id"],
+        kind=data["kind"],
+        status="pending",
+        path=data["path"],
+        generation=entry.decision.generation,
+        triggered_at=data.get("triggered_at") or entry.decision.at,
+        spec=entry.spec,
+        watermark_us=data.get("watermark_us"),
+        by=str(data.get("by") or ""),
+    )
+
+
+def _settled(pending: CheckpointView, entry: Entry) -> CheckpointView:
+    metrics: Mapping[str, Any] = entry.data.get("metrics") or {}
+    measured_ms = metrics.get("duration_ms")
+    if isinstance(measured_ms, int | float):
+        duration_ms: int | None = round(measured_ms)
+    else:
+        duration_ms = elapsed_ms(pending.triggered_at, entry.decision.at)
+    done = entry.kind == "complete"
+    return replace(
+        pending,
+        status="completed" if done else "aborted",
+        kind=entry.data.get("kind", pending.kind),
+        path=entry.data.get("path", pending.path),
+        completed_at=entry.decision.at,
+        duration_ms=duration_ms,
+        reason=None if done else str(entry.data.get("reason") or ""),
+        code="" if done else str(entry.data.get("code") or ""),
+        metrics=metrics,
+        sinks=tuple(sorted(entry.data.get("sinks") or ())),
+        settled_by=entry.decision.number,
+    )
+
+
+def _mark_committed(views: dict[int, CheckpointView], entry: Entry) -> list[CheckpointView]:
+    """ "committed n" covers n, and what the submission that took it completed before it (S7.4). Takes them out of
+    `views`."""
+    newest = entry.data["checkpoint_id"]
+    spec = views[newest].spec if newest in views else entry.spec
+    covered = [
+        view.checkpoint_id
+        for view in views.values()
+        if view.status == "completed"
+        and (view.checkpoint_id == newest or (view.checkpoint_id < newest and view.spec == spec))
+    ]
+    by = entry.decision.number
+    return [replace(views.pop(checkpoint_id), committed=True, committed_by=by) for checkpoint_id in covered]
+
+
+def _abort_pending(views: dict[int, CheckpointView], code: str, reason: str, at: str | None) -> list[CheckpointView]:
+    """Takes them out of `views`."""
+    pending = [view.checkpoint_id for view in views.values() if view.status == "pending"]
+    return [
+        replace(views.pop(checkpoint_id), status="aborted", reason=reason, code=code, completed_at=at)
+        for checkpoint_id in pending
+    ]
+
+
+class RecoveryPoints:
+    """Where restores may start: a submission's line of descent (S9.3).
+
+    Attributes:
+        rejected: snapshots that are no restore points any more: those that a verdict rejected, what came after them on
+            their line, and all that was restored from these (S7.8).
+    """
+
+    def __init__(self, specs: Sequence[Spec], entries: Sequence[Entry], views: Sequence[CheckpointView]) -> None:
+        self._specs = {spec.number: spec for spec in specs}
+        self._entries = entries
+        self._views = views
+        self._ran = may_have_run(entries)
+        self._points: dict[int, list[CheckpointView]] = {}
+        for view in views:
+            if view.is_recovery_point:
+                self._points.setdefault(view.spec, []).append(view)
+        self.rejected: frozenset[int] = frozenset()
+        for entry in entries:
+            if entry.kind == "reject" and entry.data.get("then") != "quarantine":
+                self.rejected |= self._gone_with(entry)
+
+    def latest(self, spec_number: int) -> CheckpointView | None:
+        """The newest recovery point that submission `spec_number` completed, else what it was restored from; None: it
+        started fresh and has completed none. Abandoned timelines are no candidates."""
+        return self._newest(spec_number, None)
+
+    def restored(self, spec_number: int) -> CheckpointView | None:
+        """What submission `spec_number` starts from; None: fresh, or nothing is there. When what it named has been
+        rejected since: the newest in front of that."""
+        return self._newest(spec_number, 0)
+
+    def _newest(self, number: int, below: int | None) -> CheckpointView | None:
+        """Of submission `number` and its line, with an id less than `below` where it is its own."""
+        while number in self._specs:
+            own = [
+                view
+                for view in self._points.get(number, ())
+                if view.checkpoint_id not in self.rejected and (below is None or view.checkpoint_id < below)
+            ]
+            if own:
+                return own[-1]
+            restore = self._specs[number].restore
+            if restore is None:
+                return None
+            number, below = followed_by(number, self._ran), None
+            if restore.kind != "latest":
+                named = self.named(restore)
+                if named is None or named.checkpoint_id not in self.rejected:
+                    return named
+                number, below = named.spec, named.checkpoint_id
+        return None
+
+    def line(self, spec_number: int, newest: int | None = None) -> dict[int, int]:
+        """The submissions that the state of `spec_number` comes from, itself included -> the newest id of each that is
+        part of it. `newest`: as of its snapshot of this id; None: as of now."""
+        line = {spec_number: sys.maxsize if newest is None else newest}
+        point = self.restored(spec_number)
+        while point is not None and point.spec and point.spec not in line:
+            line[point.spec] = point.checkpoint_id
+            point = self.restored(point.spec)
+        return line
+
+    def _gone_with(self, reject: Entry) -> set[int]:
+        """What one verdict makes unreachable: claimed before it, the rejected one or newer in its submission, or of a
+        submission that was restored from one of these."""
+        gone: set[int] = set()
+        first = reject.data["checkpoint_id"]
+        before = reject.decision.number
+        claimed = {e.data["checkpoint_id"] for e in self._entries if e.kind == "claim" and e.decision.number < before}
+        of_spec = next((view.spec for view in self._views if view.checkpoint_id == first), None)
+        for number in sorted(self._specs):
+            own = {v.checkpoint_id for v in self._views if v.spec == number and v.checkpoint_id in claimed}
+            origin = self.restored(number)
+            if origin is not None and origin.checkpoint_id in gone:
+                gone |= own
+            elif number == of_spec:
+                gone |= {checkpoint_id for checkpoint_id in own if checkpoint_id >= first}
+        return gone
+
+    def named(self, restore: RestoreFrom) -> CheckpointView | None:
+        """The snapshot that `restore` names by path or id; a path that the log does not know is one from outside."""
+        for view in reversed(self._views):
+            known = (
+                view.path == restore.path if restore.path is not None else view.checkpoint_id == restore.checkpoint_id
+            )
+            if known and view.status == "completed":
+                return view
+        if restore.path is None:
+            return None
+        return CheckpointView(restore.checkpoint_id or 0, restore.kind, "completed", restore.path, generation=0)
+
+    def ended_before(self, spec_number: int) -> frozenset[str]:
+        """Sources whose whole data had been read when the snapshot that `spec_number` starts from was claimed."""
+        ended: set[str] = set()
+        point, descendant = self.restored(spec_number), spec_number
+        while point is not None and 0 < point.spec < descendant:
+            claim = self._claim_number(point)
+            ended |= {
+                str(entry.data["source"])
+                for entry in self._entries
+                if entry.kind == "end_of_data" and entry.spec == point.spec and entry.decision.number < claim
+            }
+            descendant = point.spec
+            point = self.restored(descendant)
+        return frozenset(ended)
+
+    def _claim_number(self, point: CheckpointView) -> int:
+        claims = (e for e in self._entries if e.kind == "claim" and e.data["checkpoint_id"] == point.checkpoint_id)
+        return next(claim.decision.number for claim in claims)

@@ -1,0 +1,104 @@
+"""What restores have committed, derived from the decision log (S7.4). Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tidegate.jobs.history.checkpoints import CheckpointView, RecoveryPoints
+from tidegate.jobs.records import Spec
+from tidegate.jobs.history.submissions import Entry
+from tidegate.jobs.history.verdicts import is_gated
+
+
+def with_restores(
+    views: Sequence[CheckpointView], specs: Sequence[Spec], entries: Sequence[Entry]
+) -> tuple[CheckpointView, ...]:
+    """`views`, of which those are committed that a run without a commit gate began from, with what their submission had
+    completed before them: every sink commits what its restored snapshot holds before the job is RUNNING. Of a run
+    behind a gate "committed" entries alone tell.
+
+    Args:
+        views: with their verdicts: what was rejected, or went to quarantine, stays uncommitted.
+        entries: the whole log.
+    """
+    restores = _Restores(views, specs, entries)
+    found: dict[int, _Reached] = {}
+    for entry in entries:
+        view = restores.committed_by(entry)
+        if view is not None:
+            found.setdefault(view.spec, _Reached()).add(view.checkpoint_id, entry.decision.number)
+    if not found:
+        return tuple(views)
+    return tuple(_committed(view, found[view.spec]) if view.spec in found else view for view in views)
+
+
+class _Reached:
+    """Up to where runs have committed what one submission took."""
+
+    def __init__(self) -> None:
+        self._newest: list[int] = []
+        self._by: list[int] = []
+        self._restored: dict[int, int] = {}
+
+    def add(self, checkpoint_id: int, number: int) -> None:
+        """Entry `number`, newer than all before, says that a run began from this snapshot."""
+        self._restored.setdefault(checkpoint_id, number)
+        if not self._newest or checkpoint_id > self._newest[-1]:
+            self._newest.append(checkpoint_id)
+            self._by.append(number)
+
+    def by(self, view: CheckpointView) -> int:
+        """The first entry by which `view` is committed; 0: none. An intermediate savepoint is committed only where it
+        was restored itself: it is no recovery point, and nothing else tells what became of it."""
+        if not view.is_recovery_point:
+            return self._restored.get(view.checkpoint_id, 0)
+        at = bisect_left(self._newest, view.checkpoint_id)
+        return self._by[at] if at < len(self._by) else 0
+
+
+class _Restores:
+    """Which runs have committed what they began from."""
+
+    def __init__(self, views: Sequence[CheckpointView], specs: Sequence[Spec], entries: Sequence[Entry]) -> None:
+        self._views = views
+        self._specs: Mapping[int, Spec] = {spec.number: spec for spec in specs}
+        self._entries = entries
+        self._by_path = {view.path: view for view in views if view.status == "completed" and view.sinks}
+
+    def committed_by(self, entry: Entry) -> CheckpointView | None:
+        """The snapshot that a run has committed when it says, by this entry, that the job runs; None: the entry says
+        something else, or the log does not tell that it has: another lineage's snapshot, or a sink that held
+        something may have been left out."""
+        if entry.kind != "status" or entry.data.get("status") != "RUNNING":
+            return None
+        view = self._by_path.get(entry.data.get("restored_from") or "")
+        spec, taken_by = self._specs.get(entry.spec), self._specs.get(view.spec if view is not None else 0)
+        if view is None or spec is None or taken_by is None:
+            return None
+        if spec.lineage != taken_by.lineage or is_gated(spec):
+            return None
+        may_drop = spec.restore is not None and spec.restore.allow_non_restored_state
+        if may_drop and spec is not taken_by:
+            return None
+        return view if not is_gated(taken_by) or self._is_approved(view, entry) else None
+
+    def _is_approved(self, view: CheckpointView, before: Entry) -> bool:
+        """Somebody had approved it, or what came from it, when `before` was written (S7.8)."""
+        points = RecoveryPoints(list(self._specs.values()), self._entries, self._views)
+        of = {v.checkpoint_id: v.spec for v in self._views}
+        for entry in self._entries:
+            if entry.decision.number >= before.decision.number:
+                return False
+            n = entry.data.get("checkpoint_id", 0)
+            if entry.kind == "approve" and points.line(of.get(n, 0), n).get(view.spec, 0) >= view.checkpoint_id:
+                return True
+        return False
+
+
+def _committed(view: CheckpointView, reached: _Reached) -> CheckpointView:
+    number = reached.by(view)
+    if not number or not view.sinks or view.status != "completed" or view.verdict not in ("", "approved"):
+        return view
+    return replace(view, committed=True, committed_by=min(number, view.committed_by or number))

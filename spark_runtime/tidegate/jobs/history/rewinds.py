@@ -1,0 +1,70 @@
+"""Which snapshots are restore points no more because sinks took back what they had committed, derived from the decision
+log (S9.3). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tidegate.jobs.history.checkpoints import CheckpointView
+from tidegate.jobs.records import Spec
+from tidegate.jobs.history.submissions import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """A "rewind" entry.
+
+    Attributes:
+        checkpoint_id: the snapshot to which sinks were taken back.
+        lineage: whose transactions they took back.
+        gone: ids claimed in that lineage behind the snapshot and before the entry. Their state counts rows that are
+            gone, so they must never be restored.
+        is_done: a snapshot of the lineage has completed since, so every sink has done its part: no slot is started
+            before that. Else the next driver repeats it.
+    """
+
+    checkpoint_id: int
+    lineage: str
+    gone: frozenset[int]
+    is_done: bool
+
+
+def rewinds_of(specs: Iterable[Spec], entries: Sequence[Entry]) -> tuple[Rewind, ...]:
+    """All of a job, oldest first. Args: entries: the whole log."""
+    lineages = {spec.number: spec.lineage for spec in specs}
+    found: list[Rewind] = []
+    claimed: dict[int, str | None] = {}
+    for entry in entries:
+        lineage = lineages.get(entry.spec)
+        match entry.kind:
+            case "claim":
+                claimed[entry.data["checkpoint_id"]] = lineage
+            case "complete":
+                found = [replace(r, is_done=True) if r.lineage == lineage else r for r in found]
+            case "rewind":
+                n = entry.data["checkpoint_id"]
+                gone = frozenset(other for other, of in claimed.items() if other > n and of == lineage)
+                found.append(Rewind(n, lineage or "", gone, is_done=False))
+    return tuple(found)
+
+
+def taken_back(specs: Iterable[Spec], entries: Sequence[Entry]) -> frozenset[int]:
+    """Ids of all snapshots that must not be restored: of the whole job."""
+    return frozenset().union(*(rewind.gone for rewind in rewinds_of(specs, entries)))
+
+
+def with_rewinds(views: Sequence[CheckpointView], gone: Iterable[int]) -> tuple[CheckpointView, ...]:
+    """`views`, with those of `gone` marked."""
+    ids = frozenset(gone)
+    return tuple(replace(v, taken_back=True, committed=False) if v.checkpoint_id in ids else v for v in views)
+
+
+def sinks_of(entries: Sequence[Entry], ids: Iterable[int]) -> Mapping[str, str]:
+    """Two-phase sinks that snapshots of these ids committed to: uid -> what the sink said of itself."""
+    wanted = frozenset(ids)
+    found: dict[str, str] = {}
+    for entry in entries:
+        if entry.kind == "complete" and entry.data["checkpoint_id"] in wanted:
+            found.update(entry.data.get("sinks") or {})
+    return found

@@ -1,0 +1,193 @@
+"""An agent beside the cluster: launches the drivers that job directories below a root say are wanted (`desired.json`),
+so that whoever submits needs neither JVM nor kubeconfig. The decisions are `relaunching`'s.
+
+It holds nothing that matters: killed and started again it finds its drivers by the launch records. Drivers outlive it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.launch.endings import meant_to_end_by
+from tidegate.errors import AlreadyExistsError, StoreError, TidegateError
+from tidegate.jobs.launch.launcher import DriverState, Launcher
+from tidegate.jobs.launch.relaunch import (
+    Budget,
+    Decision,
+    GiveUp,
+    LaunchDriver,
+    Leave,
+    Life,
+    Relaunches,
+    Seen,
+    decide,
+    life_of,
+)
+from tidegate.jobs.launches import launch_of, newest_attempt
+from tidegate.jobs.layout import job_ids
+from tidegate.jobs.decision_log import last_fence
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import Desired, Spec
+from tidegate.jobs.status import JobView
+from tidegate.jobs.stores.store import open_store
+from tidegate.jobs.client.waiter import HeartbeatWatch
+from tidegate.jobs.launch.desired_state import desired_of
+
+LEAST_PAUSE_S = 1.0
+"""Between two rounds while something happens, seconds; doubles with every round in which nothing does."""
+MOST_PAUSE_S = 15.0
+"""The longest pause, seconds: how late a wish may be seen."""
+
+
+class JobWatch:
+    """What one agent has seen of one job."""
+
+    def __init__(self, budget: Budget, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._relaunches = Relaunches(budget)
+        self._budget = budget
+        self._gone: tuple[int, int] | None = None
+        self._launch: tuple[int, int] | None = None
+        self._heartbeat: HeartbeatWatch | None = None
+        self.failed: tuple[int, int] | None = None
+        self.given_up: Desired | None = None
+        self.over: Desired | None = None
+
+    def decide(self, client: JobClient, desired: Desired, launchers: Mapping[str, Launcher]) -> Decision:
+        """Look at the job, which blocks, and decide. Raises what reading raises."""
+        view = client.view()
+        spec = client.spec(view.spec_number)
+        attempts = newest_attempt(client.store, client.layout, spec.number)
+        life = self._life(client, spec, view, attempts, launchers) if attempts and not view.is_terminal else "none"
+        ended_by = meant_to_end_by(client, spec.number) if life == "dead" else ""
+        seen = Seen(desired, spec.number, view.status, attempts, life, ended_by)
+        relaunches = self._relaunches.observe(seen, self._monotonic())
+        if self.given_up == desired:
+            return Leave("it was given up")
+        decision = decide(seen, self._budget, relaunches)
+        self.over = desired if view.is_terminal and isinstance(decision, Leave) else None
+        return decision
+
+    def _life(
+        self, client: JobClient, spec: Spec, view: JobView, attempts: int, launchers: Mapping[str, Launcher]
+    ) -> Life:
+        key = (spec.number, attempts)
+        if self._heartbeat is None or self._launch != key:
+            silence_s = JobOptions.from_mapping(spec.options).heartbeat_timeout.total_seconds()
+            self._heartbeat, self._launch = HeartbeatWatch(silence_s, self._monotonic), key
+        launch = launch_of(client.store, client.layout, *key)
+        launcher = launchers.get(launch.launcher)
+        place = launcher.state(launch) if launcher is not None else DriverState.UNKNOWN
+        if place is DriverState.GONE and self._gone != key:
+            # It may have said its last words after this look's view: it counts at the second look.
+            self._gone, place = key, DriverState.RUNNING
+        fence = last_fence(client.decisions())
+        begun = fence is not None and (fence.data["spec"], fence.data["launch"]) == key
+        handed_over = self.failed == key or launch.pid is not None or launch.external_id is not None
+        silent, waited_s = self._heartbeat.is_silent(view), self._heartbeat.silent_s(view)
+        return life_of(begun=begun, handed_over=handed_over, place=place, silent=silent, waited_s=waited_s)
+
+
+class Agent:
+    """Looks after every job of a root, one after another. One thread.
+
+    Args:
+        root: of the job directories.
+        storage_options: of the root; references to secrets.
+        kind: launcher used for new launches.
+        launchers: by kind: also those of drivers that others have launched.
+        budget: for drivers that die.
+        say: one line for people.
+        monotonic: seconds.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        storage_options: Mapping[str, Any],
+        *,
+        kind: str,
+        launchers: Mapping[str, Launcher],
+        budget: Budget,
+        say: Callable[[str], None],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._root, self._storage_options = root, dict(storage_options)
+        self._store = open_store(root, storage_options)
+        self._launcher, self._launchers = launchers[kind], launchers
+        self._budget, self._say, self._monotonic = budget, say, monotonic
+        self._clients: dict[str, JobClient] = {}
+        self._watches: dict[str, JobWatch] = {}
+        self._told: dict[str, str] = {}
+
+    def run(self, over: threading.Event) -> None:
+        """Rounds until `over`. A root that cannot be read is tried again."""
+        pause_s = LEAST_PAUSE_S
+        while not over.is_set():
+            try:
+                busy = self.round()
+            except TidegateError as error:
+                self._tell("", f"the root cannot be read: {error}")
+                busy = False
+            pause_s = LEAST_PAUSE_S if busy else min(2 * pause_s, MOST_PAUSE_S)
+            over.wait(pause_s)
+
+    def round(self) -> bool:
+        """One look at every job; whether anything was launched. One request for the root and one for each job, and some
+        four more for one that is wanted and not over. Raises StoreError when the root cannot be listed."""
+        busy = False
+        for job_id in job_ids(self._store.list("")):
+            try:
+                busy |= self._look_after(job_id)
+                self._told.pop(job_id, None)
+            except Exception as error:  # of one job, whatever is in its records: the others have an agent still
+                known = isinstance(error, TidegateError)
+                self._tell(job_id, str(error) if known else f"{type(error).__name__}: {error}")
+        return busy
+
+    def _look_after(self, job_id: str) -> bool:
+        client = self._clients.setdefault(job_id, JobClient(self._root, job_id, self._storage_options))
+        watch = self._watches.setdefault(job_id, JobWatch(self._budget, self._monotonic))
+        desired = desired_of(client)
+        if desired is None or desired == watch.over:
+            return False
+        match watch.decide(client, desired, self._launchers):
+            case LaunchDriver(attempt, why):
+                return self._launch(client, watch, desired, attempt, why)
+            case GiveUp(why):
+                watch.given_up = desired
+                self._say(f"{job_id}: given up: {why}. Start it again, or restore it, to have it launched")
+            case Leave():
+                pass
+        return False
+
+    def _launch(self, client: JobClient, watch: JobWatch, desired: Desired, attempt: int, why: str) -> bool:
+        spec = client.spec(desired.spec)
+        try:
+            launch = self._launcher.launch(client, spec, attempt)
+        except AlreadyExistsError:
+            return False  # another agent was faster
+        except StoreError:
+            raise
+        except TidegateError as error:
+            watch.failed = (spec.number, attempt)
+            # Where a launch's output would be, for those who wait for it and cannot see this agent.
+            with suppress(StoreError):
+                client.store.create(client.layout.launch_log(spec.number, attempt), f"{error}\n".encode())
+            if newest_attempt(client.store, client.layout, spec.number) < attempt:
+                watch.given_up = desired  # the submission itself cannot be launched so
+            raise
+        place = f"process {launch.pid}" if launch.pid is not None else launch.external_id
+        self._say(f"{client.job_id}: submission {spec.number}, launch {attempt}: {place} ({why})")
+        return True
+
+    def _tell(self, job_id: str, problem: str) -> None:
+        """Once, until it is over or another one comes."""
+        if self._told.get(job_id) != problem:
+            self._told[job_id] = problem
+            self._say(f"{job_id or 'agent'}: {problem}")

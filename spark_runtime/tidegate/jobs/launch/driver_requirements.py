@@ -1,0 +1,190 @@
+"""What a driver needs of the machine that it is started on: Java, slots, ports. Looked at before a job is submitted,
+and by `tidegate doctor`.
+
+A check takes what was looked at and returns a Finding; `require_machine` looks, and raises on the first problem.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tidegate.errors import EnvironmentProblemError, SlotsUnavailableError
+from tidegate.jobs.options import JobOptions
+
+LEAST_JAVA = 17
+JAVA_REMEDY = f"Install it, for example `apt-get install openjdk-{LEAST_JAVA}-jre-headless`, or set JAVA_HOME"
+COMMAND_TIMEOUT_S = 60.0
+"""How long `java -version` or another interpreter may take, seconds."""
+PORTS = ("spark.driver.port", "spark.driver.blockManager.port", "spark.blockManager.port", "spark.ui.port")
+"""Settings of ports that Spark binds on the driver's machine, the first two in front of their defaults."""
+PORT_RETRIES = 16
+"""Ports that Spark tries after a configured one, `spark.port.maxRetries`."""
+_LOCAL = re.compile(r"local\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        name: what was looked at.
+        ok: nothing needs to be done.
+        detail: what was found.
+        remedy: what to do about a problem.
+    """
+
+    name: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+
+
+def check_java(said: str | None, executable: str) -> Finding:
+    """Java 17 or newer. `said`: output of `java -version`, None when it could not be run."""
+    if said is None:
+        return Finding(
+            "java", False, f"{executable} cannot be run; Spark needs Java {LEAST_JAVA} or newer", JAVA_REMEDY
+        )
+    match = re.search(r'version "(\d+)(?:\.(\d+))?', said)
+    if match is None:
+        first = said.strip().splitlines()[0] if said.strip() else "nothing"
+        return Finding("java", False, f"{executable} does not tell its version but: {first}", JAVA_REMEDY)
+    major = int(match[2] or 0) if match[1] == "1" else int(match[1])
+    detail = f"{major} at {executable}"
+    if major >= LEAST_JAVA:
+        return Finding("java", True, detail)
+    return Finding("java", False, f"{detail}; Spark needs {LEAST_JAVA} or newer", JAVA_REMEDY)
+
+
+def java_of(environment: Mapping[str, str]) -> str:
+    """The java that Spark would run."""
+    home = environment.get("JAVA_HOME")
+    return os.path.join(home, "bin", "java") if home else (shutil.which("java", path=environment.get("PATH")) or "java")
+
+
+def said(*command: str) -> str | None:
+    """What a command prints to either stream; None when it cannot be run or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stderr + done.stdout if done.returncode == 0 else None
+
+
+def cores() -> int:
+    """Cores that this process may use, of which the JVM that it starts has as many or fewer."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def local_slots(master: str, spark_conf: Mapping[str, str], cores_here: int) -> int | None:
+    """Slots of a local master; None of any other, whose slots only the cluster knows."""
+    if master != "local" and not master.startswith("local["):
+        return None
+    match = _LOCAL.fullmatch(master)
+    threads = 1 if match is None else cores_here if match[1] == "*" else int(match[1])
+    of_task = str(spark_conf.get("spark.task.cpus", "1"))
+    return threads // max(int(of_task), 1) if of_task.isdecimal() else threads
+
+
+def check_slots(master: str, there: int | None, needed: int) -> Finding:
+    """A local master has a slot for each subtask of a chain. Args: there: `local_slots`."""
+    if there is None:
+        return Finding("slots", True, f"master {master}: known when the job runs")
+    if there >= needed:
+        return Finding("slots", True, f"{there} of master {master}, {needed} needed")
+    detail = f"master {master} has {there} of {needed} slots, all of which parallelism {needed} needs"
+    return Finding("slots", False, detail, f"Use master local[{needed}], or lower parallelism to {max(there, 1)}")
+
+
+def check_port(setting: str, port: int, retries: int, binds: Callable[[int], str | None]) -> Finding:
+    """Spark can bind a configured port, or one of those that it tries after it. Args: binds: None, or why not."""
+    why = None
+    for number in range(port, min(port + retries, 65535) + 1):
+        why = binds(number)
+        if why is None:
+            return Finding("ports", True, f"{setting}: {number} is free")
+    tried = f"{port}" if retries == 0 else f"{port} to {min(port + retries, 65535)}"
+    remedy = f"End what has it, or set {setting} to a free port or 0"
+    return Finding("ports", False, f"{setting}: {tried} cannot be bound: {why}", remedy)
+
+
+def check_loopback() -> Finding:
+    """Loopback ports can be bound and reached."""
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=5),
+        ):
+            return Finding("ports", True, "loopback ports can be bound and reached")
+    except OSError as error:
+        detail = f"no loopback port can be bound and reached: {error}"
+        return Finding("ports", False, detail, "Allow TCP on 127.0.0.1 for this user")
+
+
+def without_ports(spark_conf: Mapping[str, object]) -> dict[str, object]:
+    """Settings of a job whose driver still has its ports."""
+    return {name: value for name, value in spark_conf.items() if name not in PORTS}
+
+
+def require_machine(
+    master: str | None,
+    spark_conf: Mapping[str, object],
+    options: JobOptions,
+    environment: Mapping[str, str] = os.environ,
+) -> None:
+    """Look at what a driver that is started here needs, before its job is submitted or another one is stopped for it.
+    Of a master elsewhere only Java and ports are known here.
+
+    Args:
+        master: None: local[*].
+        environment: of the driver.
+
+    Raises:
+        EnvironmentProblemError: no Java 17, or ports that cannot be bound.
+        SlotsUnavailableError: a local master with fewer slots than the job needs.
+    """
+    where = f"master {master or 'local[*]'}"
+    given = {name: str(value) for name, value in spark_conf.items()}
+    if options.execution_mode != "batch":
+        there = local_slots(master or "local[*]", given, cores())
+        slots = check_slots(master or "local[*]", there, options.parallelism)
+        if not slots.ok:
+            raise SlotsUnavailableError(slots.detail, where="parallelism", remedy=slots.remedy)
+    java = java_of(environment)
+    for finding in (*_ports(given), check_loopback(), check_java(said(java, "-version"), java)):
+        if not finding.ok:
+            raise EnvironmentProblemError(f"{finding.name}: {finding.detail}", where=where, remedy=finding.remedy)
+
+
+def _ports(given: Mapping[str, str]) -> list[Finding]:
+    """Of the settings that name a port. Values that are no numbers, such as references to secrets, are Spark's."""
+    retries = given.get("spark.port.maxRetries", "")
+    tries = int(retries) if retries.isdecimal() else PORT_RETRIES
+    ui = given.get("spark.ui.enabled", "false").lower() == "true"
+    host = given.get("spark.driver.bindAddress", "127.0.0.1")
+    found = []
+    for setting in PORTS:
+        port = given.get(setting, "")
+        if port.isdecimal() and 0 < int(port) < 65536 and (ui or setting != "spark.ui.port"):
+            found.append(check_port(setting, int(port), tries, lambda number: _bind_error(host, number)))
+    return found
+
+
+def _bind_error(host: str, port: int) -> str | None:
+    """Why a port cannot be bound, None when it can. A host that has no address here is for Spark to judge."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            return None
+    except socket.gaierror:
+        return None
+    except OSError as error:
+        return error.strerror or str(error)

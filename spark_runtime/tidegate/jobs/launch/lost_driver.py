@@ -1,0 +1,54 @@
+"""Where a driver that is lost was launched, and what it has left behind: for those who wait for it elsewhere."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from tidegate.errors import StoreError
+from tidegate.jobs.launches import launch_of, newest_attempt
+from tidegate.jobs.process_output import LOG_TAIL_LINES, output_tail
+from tidegate.jobs.records import Launch, Spec
+from tidegate.jobs.launch.desired_state import desired_of
+
+if TYPE_CHECKING:
+    from tidegate.jobs.client.job_client import JobClient
+
+_NO_AGENT = "no agent has launched it; does `tidegate agent` look after this root?"
+
+
+def last_words(client: JobClient, spec: Spec) -> tuple[str, str]:
+    """One line on the newest launch of `spec`, and the last lines of its output, "" when they cannot be read from here.
+    Never raises for what the store does not tell."""
+    try:
+        attempt = newest_attempt(client.store, client.layout, spec.number)
+        tail = _stored_tail(client, spec.number, attempt or 1)
+        if attempt == 0:
+            desired = desired_of(client)
+            wanted = desired is not None and (desired.state, desired.spec) == ("running", spec.number)
+            return (_NO_AGENT if wanted else "no launch of it is recorded"), tail
+        launch = launch_of(client.store, client.layout, spec.number, attempt)
+    except StoreError as error:
+        return f"its launch cannot be read: {error}", ""
+    return _place(launch), output_tail(launch) or tail
+
+
+def _place(launch: Launch) -> str:
+    head = f"launch {launch.attempt} by {launch.launcher}"
+    if launch.launcher == "yarn" and launch.external_id is not None:
+        return f"{head}, {launch.external_id}: `yarn logs -applicationId {launch.external_id}` shows its log"
+    if launch.launcher == "kubernetes" and launch.external_id is not None:
+        namespace, _, pod = launch.external_id.partition(":")
+        return f"{head}, pod {pod}: `kubectl logs --namespace {namespace} {pod}` shows its log"
+    if launch.pid is None:
+        return f"{head} on {launch.host}: what it started was never recorded"
+    return f"{head} on {launch.host}, process {launch.pid}, log {launch.log}"
+
+
+def _stored_tail(client: JobClient, spec: int, attempt: int) -> str:
+    """What lies in the job directory: the output of a launch, where the root is a local folder, or an agent's words on
+    one that failed."""
+    with suppress(StoreError):
+        text = client.store.read(client.layout.launch_log(spec, attempt)).decode(errors="replace")
+        return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
+    return ""

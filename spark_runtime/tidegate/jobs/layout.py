@@ -1,0 +1,290 @@
+"""Every path of a job directory, relative to the root store (docs/job-directory.md). No other module builds one."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tidegate.errors import OptionError
+
+JOB_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+COMMAND_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,191}")
+SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
+
+METADATA_NAME = "_metadata"
+"""Written last into a snapshot's folder: without it the folder is not a snapshot (S2.1)."""
+
+_RESULT = ".result"
+_WITHDRAWN = ".withdrawn"
+_DECISION_FILE = re.compile(r"(\d{8,})\.json")
+_DECISION_SNAPSHOT_FILE = re.compile(r"_snapshot-(\d{8,})\.json")
+_SPEC_FILE = re.compile(r"(\d{6,})\.json")
+_LAUNCH_FILE = re.compile(r"(\d{6,})-(\d+)\.json")
+
+
+def check_job_id(job_id: str) -> str:
+    """`job_id` when it is one: 1 to 128 letters, digits, dots, underscores and dashes, starting with a letter or digit,
+    without `..`. Raises OptionError."""
+    if isinstance(job_id, str) and JOB_ID_PATTERN.fullmatch(job_id) and ".." not in job_id:
+        return job_id
+    raise OptionError(
+        f"{job_id!r} is not a job id",
+        where="job_id",
+        cause="it names a folder below the root",
+        remedy="Use 1 to 128 letters, digits, '.', '_' and '-', starting with a letter or digit, without '..'",
+    )
+
+
+def job_ids(names: Iterable[str]) -> list[str]:
+    """Those of the names in a root that may be jobs' folders, in their order."""
+    return [name for name in names if JOB_ID_PATTERN.fullmatch(name) and ".." not in name]
+
+
+def check_command_id(command_id: str) -> str:
+    """`command_id` when it is one: like a job id, up to 192 characters, not ending in `.result` or `.withdrawn`.
+    Raises OptionError."""
+    well_formed = isinstance(command_id, str) and COMMAND_ID_PATTERN.fullmatch(command_id) and ".." not in command_id
+    if well_formed and not command_id.endswith((_RESULT, _WITHDRAWN)):
+        return command_id
+    raise OptionError(
+        f"{command_id!r} is not a command id",
+        where="command_id",
+        remedy="Use letters, digits, '.', '_' and '-', at most 192; `stable_id` makes one from any texts",
+    )
+
+
+def stable_id(*parts: object) -> str:
+    """An id for a command or a submission that is the same for the same parts and valid for any: some readable
+    characters, then 128 bits of a hash over the parts. For callers that may come twice, such as an Airflow task
+    instance."""
+    texts = [str(part) for part in parts]
+    digest = hashlib.sha256("\x00".join(f"{len(text)}:{text}" for text in texts).encode()).hexdigest()[:32]
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", "-".join(texts)).strip("-")[:64].strip("-")
+    return f"{readable}-{digest}" if readable else digest
+
+
+@dataclass(frozen=True, slots=True)
+class JobLayout:
+    """Paths of one job. Folders end without slash.
+
+    Attributes:
+        job_id: validated; OptionError for anything that is not a plain folder name.
+    """
+
+    job_id: str
+
+    def __post_init__(self) -> None:
+        check_job_id(self.job_id)
+
+    @property
+    def job(self) -> str:
+        """The job's folder."""
+        return self.job_id
+
+    # ------------------------------------------------------------ submissions
+
+    @property
+    def specs(self) -> str:
+        """Folder of submissions."""
+        return f"{self.job_id}/specs"
+
+    def spec(self, number: int) -> str:
+        """Submission `number`, from 1; create-only."""
+        return f"{self.specs}/{_positive(number):06d}.json"
+
+    def graph(self, spec: int) -> str:
+        """Graph of submission `spec`, 0: of none; create-only, by the first driver that has built it."""
+        assert spec >= 0, f"no submission has the number {spec}"
+        return f"{self.job_id}/graphs/{spec:06d}.json"
+
+    @property
+    def artifacts(self) -> str:
+        """Folder of pinned code."""
+        return f"{self.job_id}/artifacts"
+
+    def artifact(self, sha256: str) -> str:
+        """Folder of pinned code. Raises OptionError when `sha256` is none."""
+        if not SHA256_PATTERN.fullmatch(sha256):
+            raise OptionError(f"{sha256!r} is not an artifact", where=f"job {self.job_id}", cause="it is no SHA-256")
+        return f"{self.artifacts}/{sha256}"
+
+    def artifact_manifest(self, sha256: str) -> str:
+        """List of the artifact's files; written after `artifact_code`."""
+        return f"{self.artifact(sha256)}/manifest.json"
+
+    def artifact_code(self, sha256: str) -> str:
+        """The artifact's files, zipped."""
+        return f"{self.artifact(sha256)}/code.zip"
+
+    @property
+    def launches(self) -> str:
+        """Folder of launches."""
+        return f"{self.job_id}/launches"
+
+    def launch(self, spec: int, attempt: int) -> str:
+        """Attempt `attempt`, from 1, to start a driver for submission `spec`; create-only, before the start."""
+        return f"{self.launches}/{_positive(spec):06d}-{_positive(attempt)}.json"
+
+    def launched_process(self, spec: int, attempt: int) -> str:
+        """The process that the attempt started; create-only, after the start."""
+        return f"{self.launches}/{_positive(spec):06d}-{_positive(attempt)}.pid.json"
+
+    def launch_log(self, spec: int, attempt: int) -> str:
+        """What the process wrote to its standard output and error, where the root is a local folder."""
+        return f"{self.job_id}/logs/launch-{_positive(spec):06d}-{_positive(attempt)}.log"
+
+    @property
+    def desired(self) -> str:
+        """What the job is meant to be doing; replaced."""
+        return f"{self.job_id}/desired.json"
+
+    @property
+    def owner(self) -> str:
+        """Heartbeat of the owning Airflow task; replaced."""
+        return f"{self.job_id}/owner.json"
+
+    # ------------------------------------------------------------ the driver's files
+
+    @property
+    def decisions(self) -> str:
+        """Folder of the decision log."""
+        return f"{self.job_id}/decisions"
+
+    def decision(self, number: int) -> str:
+        """Entry `number` of the log, from 1; create-only."""
+        return f"{self.decisions}/{_positive(number):08d}.json"
+
+    def decision_snapshot(self, number: int) -> str:
+        """A run of entries that ends with `number`, in one object; create-only."""
+        return f"{self.decisions}/_snapshot-{_positive(number):08d}.json"
+
+    def status(self, generation: int) -> str:
+        """The hint of a driver; replaced."""
+        return f"{self.job_id}/status/{_positive(generation)}.json"
+
+    def logs(self, generation: int) -> str:
+        """Folder of driver and slot logs."""
+        return f"{self.job_id}/logs/{_positive(generation)}"
+
+    # ------------------------------------------------------------ commands
+
+    @property
+    def commands(self) -> str:
+        """Folder of commands."""
+        return f"{self.job_id}/commands"
+
+    @property
+    def bell(self) -> str:
+        """Replaced after every command, so that a driver polls one object."""
+        return f"{self.commands}/_bell"
+
+    def command(self, command_id: str) -> str:
+        """A command; create-only, by clients."""
+        return f"{self.commands}/{check_command_id(command_id)}.json"
+
+    def result(self, command_id: str) -> str:
+        """The driver's answer; create-only."""
+        return f"{self.commands}/{check_command_id(command_id)}{_RESULT}.json"
+
+    def withdrawn(self, command_id: str) -> str:
+        """The client has withdrawn it; create-only."""
+        return f"{self.commands}/{check_command_id(command_id)}{_WITHDRAWN}.json"
+
+    # ------------------------------------------------------------ watchers
+
+    def watch_cursor(self, watcher: str) -> str:
+        """How far watcher `watcher`, an id like a command's, has told its events; replaced, by the watcher."""
+        return f"{self.job_id}/airflow/cursors/{check_command_id(watcher)}.json"
+
+    # ------------------------------------------------------------ snapshots
+
+    @property
+    def checkpoints(self) -> str:
+        """Folder of checkpoints."""
+        return f"{self.job_id}/checkpoints"
+
+    def checkpoint(self, checkpoint_id: int, generation: int) -> str:
+        """Folder of one checkpoint: `<job>/checkpoints/chk-12-g3`."""
+        return f"{self.checkpoints}/chk-{_positive(checkpoint_id)}-g{_positive(generation)}"
+
+    @staticmethod
+    def metadata(folder: str) -> str:
+        """The file that makes `folder` a snapshot."""
+        return f"{folder}/{METADATA_NAME}" if folder else METADATA_NAME
+
+    @property
+    def shared(self) -> str:
+        """Folder of files that several checkpoints use."""
+        return f"{self.job_id}/shared"
+
+    def shared_file(self, name: str) -> str:
+        """One of them."""
+        return f"{self.shared}/{name}"
+
+    @staticmethod
+    def shared_of(checkpoint: str) -> str:
+        """Folder of files that the checkpoint at location `checkpoint`, of whatever job, shares with others."""
+        return "/".join([*checkpoint.rstrip("/").split("/")[:-2], "shared"])
+
+    @property
+    def savepoints(self) -> str:
+        """Default folder of savepoints."""
+        return f"{self.job_id}/savepoints"
+
+    @property
+    def quarantine(self) -> str:
+        """Folder for staged data of rejected checkpoints."""
+        return f"{self.job_id}/quarantine"
+
+    @property
+    def all_materialised(self) -> str:
+        """Folder of rows that bounded DataFrames of all submissions were turned into."""
+        return f"{self.job_id}/materialised"
+
+    def materialised(self, spec: int) -> str:
+        """Folder of those of one submission."""
+        return f"{self.all_materialised}/{_positive(spec):06d}"
+
+    def materialised_record(self, spec: int, uid: str) -> str:
+        """Which files hold the rows of one source; create-only, after the files."""
+        return f"{self.materialised(spec)}/{uid}.json"
+
+    def materialised_files(self, spec: int, uid: str, generation: int) -> str:
+        """Folder of files that one driver wrote for one source."""
+        return f"{self.materialised(spec)}/{uid}.g{_positive(generation)}"
+
+    # ------------------------------------------------------------ names back to numbers
+
+    @staticmethod
+    def spec_numbers(names: Iterable[str]) -> list[int]:
+        """Numbers in a listing of `specs`, ascending."""
+        return sorted(int(match[1]) for name in names if (match := _SPEC_FILE.fullmatch(name)))
+
+    @staticmethod
+    def launch_numbers(names: Iterable[str]) -> list[tuple[int, int]]:
+        """(spec, attempt) in a listing of `launches`, ascending."""
+        return sorted((int(match[1]), int(match[2])) for name in names if (match := _LAUNCH_FILE.fullmatch(name)))
+
+    @staticmethod
+    def decision_numbers(names: Iterable[str]) -> list[int]:
+        """Entry numbers in a listing of `decisions`, ascending."""
+        return sorted(int(match[1]) for name in names if (match := _DECISION_FILE.fullmatch(name)))
+
+    @staticmethod
+    def decision_snapshot_numbers(names: Iterable[str]) -> list[int]:
+        """Snapshot numbers in a listing of `decisions`, ascending."""
+        return sorted(int(match[1]) for name in names if (match := _DECISION_SNAPSHOT_FILE.fullmatch(name)))
+
+    @staticmethod
+    def unanswered(names: Iterable[str]) -> list[str]:
+        """Ids of the commands in a listing of `commands` that have neither result nor withdrawal, ascending."""
+        ids = {name.removesuffix(".json") for name in names if name.endswith(".json")}
+        over = {i.removesuffix(suffix) for i in ids for suffix in (_RESULT, _WITHDRAWN) if i.endswith(suffix)}
+        return sorted(i for i in ids if i not in over and not i.endswith((_RESULT, _WITHDRAWN)))
+
+
+def _positive(number: int) -> int:
+    assert isinstance(number, int) and number > 0, f"numbers in the job directory start at 1, not {number!r}"
+    return number

@@ -1,0 +1,275 @@
+"""The kinds of settings that options have: each takes what users write, refuses what is wrong with what is allowed, and
+gives what programs use."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Final, Generic, TypeVar, overload
+
+from tidegate.errors import OptionError
+from tidegate.units import ByteSize, format_duration, format_size, parse_duration, parse_size
+
+AUTO: Final[Any] = "auto"
+"""The value of a setting that nobody has named, where the choice is left to later."""
+
+T = TypeVar("T")
+G = TypeVar("G")
+
+
+class _Setting(Generic[T, G]):
+    """A field that takes what users write (`G`) and gives what programs use (`T`)."""
+
+    def __init__(self, default: G) -> None:
+        self._given_default = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+        self.default = self.parse(self._given_default)
+
+    @overload
+    def __get__(self, options: None, owner: type) -> T: ...
+    @overload
+    def __get__(self, options: object, owner: type) -> T: ...
+    def __get__(self, options: object | None, owner: type) -> T:
+        if options is None:
+            return self.default
+        return self.used(vars(options)[self.name], options)
+
+    def __set__(self, options: object, value: G) -> None:
+        vars(options)[self.name] = self.parse(value)
+
+    def parse(self, value: G) -> T:
+        """`value` checked, or OptionError."""
+        raise NotImplementedError
+
+    def plain(self, value: T) -> Any:
+        """JSON form that `parse` takes back."""
+        return value
+
+    def used(self, value: T, options: object) -> T:
+        """What programs get of a stored value. Args: options: the object that holds it."""
+        return value
+
+    def refuse(self, value: object, allowed: str) -> OptionError:
+        """The error for a wrong value."""
+        return OptionError(
+            f"{value!r} is not a value of {self.name}", where=f"option {self.name}", remedy=f"Give {allowed}"
+        )
+
+
+class Count(_Setting[int, int | str]):
+    """A whole number within bounds."""
+
+    def __init__(self, default: int, least: int, most: int | None = None) -> None:
+        self._least, self._most = least, most
+        super().__init__(default)
+
+    def parse(self, value: int | str) -> int:
+        """See `_Setting.parse`."""
+        allowed = f"a whole number from {self._least}" + (f" to {self._most}" if self._most is not None else " upwards")
+        try:
+            number = int(value) if isinstance(value, str) else value
+        except ValueError:
+            raise self.refuse(value, allowed) from None
+        good = isinstance(number, int) and not isinstance(number, bool) and number >= self._least
+        if not good or (self._most is not None and number > self._most):
+            raise self.refuse(value, allowed)
+        return number
+
+
+class OptionalCount(_Setting[int | None, int | str | None]):
+    """A whole number from `least` upwards, or None: no limit."""
+
+    def __init__(self, default: int | None, least: int) -> None:
+        self._least = least
+        super().__init__(default)
+
+    def parse(self, value: int | str | None) -> int | None:
+        """See `_Setting.parse`."""
+        if value is None or (isinstance(value, str) and value.strip().lower() == "none"):
+            return None
+        try:
+            number = int(value)
+        except (TypeError, ValueError):
+            number = self._least - 1
+        if isinstance(value, bool | float) or number < self._least:
+            raise self.refuse(value, f"a whole number from {self._least} upwards, or none")
+        return number
+
+
+class Factor(_Setting[float, float | str]):
+    """A number, `least` or more."""
+
+    def __init__(self, default: float, least: float) -> None:
+        self._least = least
+        super().__init__(default)
+
+    def parse(self, value: float | str) -> float:
+        """See `_Setting.parse`."""
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not (math.isfinite(number) and number >= self._least):
+            raise self.refuse(value, f"a number from {self._least:g} upwards")
+        return number
+
+
+class Flag(_Setting[bool, bool | str]):
+    """True or False, also as the words "true" and "false"."""
+
+    def parse(self, value: bool | str) -> bool:
+        """See `_Setting.parse`."""
+        if isinstance(value, bool):
+            return value
+        known = {"true": True, "false": False}
+        if isinstance(value, str) and value.strip().lower() in known:
+            return known[value.strip().lower()]
+        raise self.refuse(value, "true or false")
+
+
+class Duration(_Setting[timedelta, timedelta | str]):
+    """A duration, at least `least`."""
+
+    def __init__(self, default: str, least: str = "0 s") -> None:
+        self._least = parse_duration(least)
+        super().__init__(default)
+
+    def parse(self, value: timedelta | str) -> timedelta:
+        """See `_Setting.parse`."""
+        duration = parse_duration(value, where=f"option {self.name}")
+        if duration < self._least:
+            raise self.refuse(value, f"at least {format_duration(self._least)}")
+        return duration
+
+    def plain(self, value: timedelta) -> Any:
+        """See `_Setting.plain`."""
+        return format_duration(value)
+
+
+class OptionalDuration(_Setting[timedelta | None, timedelta | str | None]):
+    """A duration of at least a millisecond, or None: off."""
+
+    OFF = "none"
+    """The word that turns the option off."""
+
+    def parse(self, value: timedelta | str | None) -> timedelta | None:
+        """See `_Setting.parse`."""
+        if value is None or (isinstance(value, str) and value.strip().lower() == "none"):
+            return None
+        duration = parse_duration(value, where=f"option {self.name}")
+        if duration < timedelta(milliseconds=1):
+            raise self.refuse(value, f"at least 1 ms, or {self.OFF}")
+        return duration
+
+    def plain(self, value: timedelta | None) -> Any:
+        """See `_Setting.plain`."""
+        return None if value is None else format_duration(value)
+
+
+class OpenDuration(OptionalDuration):
+    """An optional duration that users may leave open, "auto": programs get None then, and `JobOptions.left_open` names
+    it."""
+
+    OFF = "off"
+
+    def parse(self, value: timedelta | str | None) -> timedelta | None:
+        """See `_Setting.parse`."""
+        word = value.strip().lower() if isinstance(value, str) else ""
+        if word == AUTO:
+            return AUTO
+        return None if word == self.OFF else super().parse(value)
+
+    def used(self, value: timedelta | None, options: object) -> timedelta | None:
+        """See `_Setting.used`."""
+        return None if value == AUTO else value
+
+    def plain(self, value: timedelta | None) -> Any:
+        """See `_Setting.plain`."""
+        return AUTO if value == AUTO else super().plain(value)
+
+
+class OpenCount(OptionalCount):
+    """An optional count that users may leave open, "auto": programs get what `derive` makes of the other options, each
+    time anew, and records keep "auto", so that a change of those options changes it too."""
+
+    def __init__(self, derive: Callable[[Any], int | None], least: int) -> None:
+        self._derive = derive
+        super().__init__(AUTO, least)
+
+    def parse(self, value: int | str | None) -> int | None:
+        """See `_Setting.parse`."""
+        return AUTO if isinstance(value, str) and value.strip().lower() == AUTO else super().parse(value)
+
+    def used(self, value: int | None, options: object) -> int | None:
+        """See `_Setting.used`."""
+        return self._derive(options) if value == AUTO else value
+
+
+class Size(_Setting[ByteSize, ByteSize | str]):
+    """A number of bytes, at least `least`."""
+
+    def __init__(self, default: str, least: str = "0 B") -> None:
+        self._least = parse_size(least)
+        super().__init__(default)
+
+    def parse(self, value: ByteSize | str) -> ByteSize:
+        """See `_Setting.parse`."""
+        size = parse_size(value, where=f"option {self.name}")
+        if size < self._least:
+            raise self.refuse(value, f"at least {format_size(self._least)}")
+        return size
+
+    def plain(self, value: ByteSize) -> Any:
+        """See `_Setting.plain`."""
+        return format_size(value)
+
+
+class OptionalSize(_Setting[ByteSize | None, ByteSize | str | None]):
+    """A number of bytes, at least `least`, or None."""
+
+    def __init__(self, default: str | None, least: str) -> None:
+        self._least = parse_size(least)
+        super().__init__(default)
+
+    def parse(self, value: ByteSize | str | None) -> ByteSize | None:
+        """See `_Setting.parse`."""
+        if value is None or (isinstance(value, str) and value.strip().lower() == "none"):
+            return None
+        size = parse_size(value, where=f"option {self.name}")
+        if size < self._least:
+            raise self.refuse(value, f"at least {format_size(self._least)}, or none")
+        return size
+
+    def plain(self, value: ByteSize | None) -> Any:
+        """See `_Setting.plain`."""
+        return None if value is None else format_size(value)
+
+
+class Choice(_Setting[T, T]):
+    """One of a few words."""
+
+    def __init__(self, default: T, *others: T) -> None:
+        self._allowed: tuple[T, ...] = (default, *others)
+        super().__init__(default)
+
+    def parse(self, value: T) -> T:
+        """See `_Setting.parse`."""
+        if value in self._allowed:
+            return value
+        allowed = " or ".join(map(repr, self._allowed))
+        near = difflib.get_close_matches(str(value), map(str, self._allowed), n=1)
+        raise self.refuse(value, f"{allowed}; did you mean {near[0]!r}?" if near else allowed)
+
+
+class OptionalText(_Setting[str | None, str | None]):
+    """A text that is not empty, or None."""
+
+    def parse(self, value: str | None) -> str | None:
+        """See `_Setting.parse`."""
+        if value is not None and (not isinstance(value, str) or not value.strip()):
+            raise self.refuse(value, "a text, or leave it out")
+        return value

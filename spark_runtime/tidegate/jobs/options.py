@@ -1,0 +1,315 @@
+"""`JobOptions`: every setting of a job, the same names in Python, Airflow, the command line and the docs."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+from tidegate.errors import OptionError
+from tidegate.jobs.option_types import (
+    AUTO,
+    Choice,
+    Count,
+    Duration,
+    Factor,
+    Flag,
+    OpenCount,
+    OpenDuration,
+    OptionalDuration,
+    OptionalSize,
+    OptionalText,
+    Size,
+)
+from tidegate.units import format_duration, format_size, parse_duration, parse_size
+
+__all__ = ["JobOptions", "format_duration", "format_size", "parse_duration", "parse_size"]
+
+MAX_KEY_GROUPS = 32_768
+"""Upper bound of `max_parallelism`: key groups travel as uint16, with room to spare."""
+
+STATE_SHARE = 4
+"""One such part of `slot_memory` is for RocksDB: Python with Arrow and numba takes some 300 MiB to begin with."""
+
+MEMORY_STREAM_BYTES = 6 * 2**20
+"""With state_backend="memory" streams below so many bytes are part of the metadata: its snapshots have up to 5 MiB."""
+
+DEFAULT_ATTEMPTS = 3
+"""`restart_attempts` where it is not named and restarts have a limit."""
+
+ExecutionMode = Literal["streaming", "batch"]
+CheckpointMode = Literal["exactly_once", "at_least_once", "off"]
+Retention = Literal["keep", "delete"]
+Commit = Literal["automatic", "on_request"]
+ProcessingTimeOnEnd = Literal["fire", "drop"]
+OnOwnerLost = Literal["keep_running", "savepoint_then_stop", "cancel"]
+StateBackend = Literal["heap", "memory", "rocksdb"]
+SnapshotCompression = Literal["none", "lz4", "zstd"]
+Restart = Literal["fixed_delay", "exponential_delay", "failure_rate", "none"]
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """Settings of one submission. Durations are `timedelta` or texts such as "10 min", sizes texts such as "4 MiB";
+    bare numbers are refused. A wrong value raises OptionError.
+
+    Attributes:
+        parallelism: subtasks per operator, and slots; 1 to `max_parallelism`.
+        max_parallelism: key groups; fixed for the life of a job (S5.1).
+        slot_memory: resident memory a slot may use.
+        state_backend: what keeps keyed state (S5.2): "heap": columns in the slot's memory, copied on write; "memory":
+            the same, for small state: snapshots lie in the metadata, with a limit; "rocksdb": files on local disk, so
+            that state may be several times larger than memory.
+        state_memory: of `slot_memory`, what all operators of a slot that keep state with "rocksdb" may together hold in
+            memory; None: a quarter.
+        execution_mode: "streaming", or "batch": bounded input only, as stages of Spark, without checkpoints: what is
+            about them, restarts from them and savepoints has no meaning then (S8.1, docs/modes.md).
+        allow_mode_dependent: in batch, run operators that may give other rows than in streaming; the clock then stands
+            still at the start of the run (S8.2).
+        checkpoint_mode: "exactly_once" or "at_least_once" of records on state (S3.2, S3.3); "off": no snapshots at all,
+            every request for one is refused, and after a failure the job starts over.
+        unaligned_checkpoints: barriers of checkpoints overtake what is queued, which becomes state: a checkpoint does
+            not wait for slow operators, and is larger. Not for savepoints and the last snapshot; operators with a
+            forward or broadcast input align (S3.7).
+        aligned_checkpoint_timeout: with `unaligned_checkpoints`: how long a checkpoint aligns at an operator, from its
+            first barrier there, before it overtakes.
+        checkpoint_interval: time between periodic checkpoints; None or "off": no periodic ones (S1.1). Where it is not
+            named, the driver of a submission takes 1 min for a streaming pipeline with an unbounded source, and none
+            for others.
+        min_pause_between_checkpoints: least time from a completion to the next periodic trigger (S1.2).
+        checkpoint_timeout: a pending checkpoint older than this is aborted (S1.4).
+        max_concurrent_checkpoints: pending at once (S1.2).
+        max_queued_requests: checkpoint requests that may wait (S1.2).
+        tolerable_checkpoint_failures: failures in a row before the job fails over (S2.2).
+        retained_checkpoints: newest completed checkpoints kept (S2.3).
+        retention: "keep" or "delete" checkpoints when the job is FINISHED or CANCELED; after any other end they stay,
+            and savepoints always do (S2.3).
+        state_size_threshold: smaller state streams live in the snapshot's metadata (S5.4).
+        snapshot_compression: of large states that are written as rows, which are all but the files of "rocksdb":
+            "none": as fast as a local disk; "lz4", "zstd": fewer bytes for more of the processor. A restore reads any.
+        local_recovery: state files of checkpoints are kept on the slot's own disk, too; a restart on the same machine
+            reads them there, where they are whole (S5.4).
+        restart_strategy: "exponential_delay", "fixed_delay", "failure_rate", or "none": the first failure is the last
+            (S9.1). Waiting for slots uses up no restart and no time of these options. A failure that no restart can
+            cure fails the job at once, whatever the strategy.
+        restart_attempts: restarts since the last completed checkpoint before the job fails; None: no limit. With
+            "failure_rate": failures in any `restart_failure_interval`, whatever completes. Where it is not named: no
+            limit with "exponential_delay" in streaming, else 3.
+        restart_delay: pause before a restart; with "exponential_delay" the first one.
+        restart_max_delay: longest pause with "exponential_delay".
+        restart_backoff_multiplier: with "exponential_delay" each pause is so many times the one before, give or take a
+            tenth; 1 or more.
+        restart_reset_after: with "exponential_delay": after a run that was up for so long, pauses begin at
+            `restart_delay` again, and all attempts are there.
+        restart_failure_interval: with "failure_rate": where `restart_attempts` failures are allowed.
+        slots_timeout: how long to wait for slots.
+        idle_after: a source without records for this long no longer holds the watermark back; None: it always does
+            (S4.4).
+        channel_capacity: bytes buffered per channel.
+        heartbeat_interval: between heartbeats of slots and driver.
+        heartbeat_timeout: silence after which a slot or driver counts as dead; longer than `heartbeat_interval`.
+        slot_progress_timeout: a slot that lives but has not come round its loop for so long, since a user function or
+            connector does not return, counts as hung, and the run restarts; None: never.
+        stop_timeout: for a stop that names no timeout of its own, from the moment the driver takes the command to the
+            end of the job; what follows then is the command's `on_timeout` (S7.7).
+        sigterm_timeout: for a graceful end after SIGTERM.
+        commit: "automatic": completion permits the commit (S7.4). "on_request": only an approval does, which may come
+            long after (S7.8).
+        max_uncommitted_checkpoints: with commit="on_request": completed checkpoints that may wait for a verdict; as
+            long as so many do, sources pause and no periodic checkpoint starts.
+        processing_time_on_end: what becomes of windows over processing time that are open when their input ends, by
+            itself or by a stop with drain: "fire": they fire once, early; "drop": they are dropped, counted as
+            `processing_time_dropped` and logged. On a stop without drain they stay in the savepoint (S7.6).
+        savepoint_directory: absolute folder or URL for savepoints; None: the job's own folder.
+        on_owner_lost: what the job does by itself when its owner, an Airflow task or trigger that has begun to renew
+            `owner.json`, does so no more: "keep_running"; "savepoint_then_stop": it stops with a savepoint, as a stop
+            by command does, and tries again for as long as that fails; "cancel".
+        owner_timeout: how long `owner.json` stands still, by the driver's own clock, until the owner counts as lost.
+    """
+
+    parallelism: Count = Count(1, 1, MAX_KEY_GROUPS)
+    max_parallelism: Count = Count(128, 1, MAX_KEY_GROUPS)
+    slot_memory: Size = Size("1 GiB", least="128 MiB")
+    state_backend: Choice[StateBackend] = Choice("heap", "memory", "rocksdb")
+    state_memory: OptionalSize = OptionalSize(None, least="16 MiB")
+    execution_mode: Choice[ExecutionMode] = Choice("streaming", "batch")
+    allow_mode_dependent: Flag = Flag(False)
+    checkpoint_mode: Choice[CheckpointMode] = Choice("exactly_once", "at_least_once", "off")
+    unaligned_checkpoints: Flag = Flag(False)
+    aligned_checkpoint_timeout: Duration = Duration("0 s")
+    checkpoint_interval: OpenDuration = OpenDuration(AUTO)
+    min_pause_between_checkpoints: Duration = Duration("0 s")
+    checkpoint_timeout: Duration = Duration("10 min", least="1 ms")
+    max_concurrent_checkpoints: Count = Count(1, 1, 100)
+    max_queued_requests: Count = Count(1000, 1, 100_000)
+    tolerable_checkpoint_failures: Count = Count(3, 0)
+    retained_checkpoints: Count = Count(1, 1, 10_000)
+    retention: Choice[Retention] = Choice("keep", "delete")
+    state_size_threshold: Size = Size("20 KiB")
+    snapshot_compression: Choice[SnapshotCompression] = Choice("none", "lz4", "zstd")
+    local_recovery: Flag = Flag(False)
+    restart_strategy: Choice[Restart] = Choice("exponential_delay", "fixed_delay", "failure_rate", "none")
+    restart_attempts: OpenCount = OpenCount(lambda options: options.derived_attempts, 0)
+    restart_delay: Duration = Duration("1 s")
+    restart_max_delay: Duration = Duration("1 min")
+    restart_backoff_multiplier: Factor = Factor(2.0, 1.0)
+    restart_reset_after: Duration = Duration("10 min", least="1 s")
+    restart_failure_interval: Duration = Duration("10 min", least="1 s")
+    slots_timeout: Duration = Duration("10 min", least="1 ms")
+    idle_after: OptionalDuration = OptionalDuration(None)
+    channel_capacity: Size = Size("4 MiB", least="64 KiB")
+    heartbeat_interval: Duration = Duration("1 s", least="10 ms")
+    heartbeat_timeout: Duration = Duration("30 s", least="20 ms")
+    slot_progress_timeout: OptionalDuration = OptionalDuration("5 min")
+    stop_timeout: Duration = Duration("10 min", least="1 ms")
+    sigterm_timeout: Duration = Duration("20 s")
+    commit: Choice[Commit] = Choice("automatic", "on_request")
+    max_uncommitted_checkpoints: Count = Count(10, 1, 10_000)
+    processing_time_on_end: Choice[ProcessingTimeOnEnd] = Choice("fire", "drop")
+    savepoint_directory: OptionalText = OptionalText(None)
+    on_owner_lost: Choice[OnOwnerLost] = Choice("keep_running", "savepoint_then_stop", "cancel")
+    owner_timeout: Duration = Duration("10 min", least="1 s")
+
+    def __post_init__(self) -> None:
+        if self.parallelism > self.max_parallelism:
+            raise OptionError(
+                f"parallelism {self.parallelism} is more than max_parallelism {self.max_parallelism}",
+                where="option parallelism",
+                remedy="Lower parallelism, or raise max_parallelism before the job's first start",
+            )
+        if self.heartbeat_timeout <= self.heartbeat_interval:
+            raise OptionError(
+                "heartbeat_timeout must be longer than heartbeat_interval",
+                where="option heartbeat_timeout",
+                remedy=f"Give more than {format_duration(self.heartbeat_interval)}",
+            )
+        if self.state_memory is not None and self.state_memory >= self.slot_memory:
+            raise OptionError(
+                f"state_memory {format_size(self.state_memory)} is not less than slot_memory "
+                f"{format_size(self.slot_memory)}",
+                where="option state_memory",
+                cause="a slot needs memory for its buffers and for Python, too",
+                remedy="Lower state_memory, or raise slot_memory",
+            )
+        self._check_restarts()
+        if self.checkpoint_mode == "off" and self.checkpoint_interval is not None:
+            raise OptionError(
+                "checkpoint_interval asks for checkpoints, but checkpoint_mode is 'off'",
+                where="option checkpoint_interval",
+                remedy="Set checkpoint_interval=none, or checkpoint_mode to exactly_once or at_least_once",
+            )
+        if self.checkpoint_mode == "off" and self.commit == "on_request":
+            raise OptionError(
+                "commit='on_request' waits for a verdict on checkpoints, but checkpoint_mode is 'off'",
+                where="option commit",
+                remedy="Leave commit at its default, or set checkpoint_mode to exactly_once or at_least_once",
+            )
+        if self.checkpoint_mode == "off" and self.on_owner_lost == "savepoint_then_stop":
+            raise OptionError(
+                "on_owner_lost='savepoint_then_stop' needs a savepoint, but checkpoint_mode is 'off'",
+                where="option on_owner_lost",
+                remedy="Give 'cancel', or set checkpoint_mode to exactly_once or at_least_once",
+            )
+        if self.unaligned_checkpoints and self.checkpoint_mode != "exactly_once":
+            raise OptionError(
+                f"unaligned_checkpoints does not go with checkpoint_mode={self.checkpoint_mode!r}",
+                where="option unaligned_checkpoints",
+                cause="only exactly_once blocks channels: there is nothing to overtake",
+                remedy="Leave one of the two at its default",
+            )
+        if self.aligned_checkpoint_timeout and not self.unaligned_checkpoints:
+            raise OptionError(
+                "aligned_checkpoint_timeout says when checkpoints stop aligning, but unaligned_checkpoints is off",
+                where="option aligned_checkpoint_timeout",
+                remedy="Set unaligned_checkpoints=true, or leave the timeout out",
+            )
+
+    def _check_restarts(self) -> None:
+        if self.restart_strategy == "exponential_delay" and not timedelta(0) < self.restart_delay:
+            raise OptionError(
+                "exponential_delay cannot begin with restart_delay 0 s",
+                where="option restart_delay",
+                cause="every delay would be 0 s",
+                remedy="Give the first delay, such as 1 s, or set restart_strategy=fixed_delay",
+            )
+        if self.restart_strategy == "exponential_delay" and self.restart_delay > self.restart_max_delay:
+            raise OptionError(
+                f"restart_delay is longer than restart_max_delay {format_duration(self.restart_max_delay)}",
+                where="option restart_max_delay",
+                remedy=f"Give at least {format_duration(self.restart_delay)}, or set restart_strategy=fixed_delay",
+            )
+        if self.restart_strategy == "failure_rate" and self.restart_attempts is None:
+            raise OptionError(
+                "failure_rate needs restart_attempts: how many failures an interval may have",
+                where="option restart_attempts",
+                remedy="Give a number, or use fixed_delay with restart_attempts=none to restart for ever",
+            )
+
+    @property
+    def left_open(self) -> frozenset[str]:
+        """Names of the options that nobody has named: records hold "auto" in their place, and they are derived from the
+        other options and, by the driver, from the pipeline (S1.1, S9.1)."""
+        return frozenset(field.name for field in dataclasses.fields(self) if vars(self)[field.name] == AUTO)
+
+    @property
+    def derived_attempts(self) -> int | None:
+        """`restart_attempts` where it is not named: in batch every restart repeats all the work (S9.1)."""
+        forever = self.restart_strategy == "exponential_delay" and self.execution_mode == "streaming"
+        return None if forever else DEFAULT_ATTEMPTS
+
+    @property
+    def unaligned_after_ms(self) -> int | None:
+        """From a checkpoint's first barrier to overtaking, milliseconds; None: never (S3.7)."""
+        if not self.unaligned_checkpoints:
+            return None
+        return self.aligned_checkpoint_timeout // timedelta(milliseconds=1)
+
+    @property
+    def slot_memory_bytes(self) -> int:
+        """`slot_memory` in bytes."""
+        return int(self.slot_memory)
+
+    @property
+    def state_memory_bytes(self) -> int:
+        """`state_memory` in bytes, as it was given or derived."""
+        return int(self.slot_memory) // STATE_SHARE if self.state_memory is None else int(self.state_memory)
+
+    @property
+    def state_size_threshold_bytes(self) -> int:
+        """`state_size_threshold` in bytes; with state_backend="memory" all that such a back end may write."""
+        given = int(self.state_size_threshold)
+        return max(given, MEMORY_STREAM_BYTES) if self.state_backend == "memory" else given
+
+    @property
+    def channel_capacity_bytes(self) -> int:
+        """`channel_capacity` in bytes."""
+        return int(self.channel_capacity)
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any] | None) -> JobOptions:
+        """Options from names and values, as in a file, a DAG or on the command line; numbers may be texts.
+
+        Raises OptionError naming the nearest right name, or what the option allows.
+        """
+        given = dict(mapping or {})
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name in given:
+            if name not in names:
+                near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+                raise OptionError(
+                    f"there is no option {name!r}",
+                    where="options",
+                    remedy=f"Did you mean {near[0]!r}?" if near else f"The options are: {', '.join(names)}",
+                )
+        return cls(**given)
+
+    def to_mapping(self) -> dict[str, str | float | None]:
+        """Every option as JSON; `from_mapping` gives equal options back."""
+        mapping: dict[str, str | float | None] = {}
+        for field in dataclasses.fields(self):
+            setting: Any = vars(type(self))[field.name]
+            mapping[field.name] = setting.plain(vars(self)[field.name])
+        return mapping

@@ -1,0 +1,416 @@
+"""Whether a snapshot fits a pipeline, and why not (S5.5, S6.4, S7.5): from their documents alone, so that the driver,
+the command line and Airflow say the same. Pure: no pyarrow, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tidegate.jobs.restore.state_shapes import StateShape, compare_states
+
+Graph = Mapping[str, Any]
+"""The document of a JobGraph (`plan.text.graph_document`)."""
+_DROPPED = ": it is dropped"
+_KEPT_BY = {"source": "positions", "sink": "transactions"}
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorFacts:
+    """One operator of a snapshot.
+
+    Attributes:
+        uid: of the operator.
+        status: running, partially_finished or finished (S6.2).
+        has_state: some subtask of it wrote a state stream.
+        tells_kinds: all its streams tell what kinds of state they hold; the first version's do not.
+        formats: of a state back end's own in which state of it lies; since version 3 of the metadata.
+        ended: numbers of its subtasks that had finished.
+    """
+
+    uid: str
+    status: str
+    has_state: bool
+    tells_kinds: bool
+    formats: tuple[str, ...] = ()
+    ended: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFacts:
+    """A snapshot, as far as a restore's check is concerned."""
+
+    parallelism: int
+    max_parallelism: int
+    operators: tuple[OperatorFacts, ...]
+    graph: Graph
+    drained: tuple[str, ...] = ()
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> SnapshotFacts:
+        """From the body of a `_metadata` document."""
+        operators = []
+        for operator in body["operators"]:
+            handles = [s["handle"] for s in operator["subtasks"] if s["handle"] is not None]
+            tells = all(handle.get("kinds") is not None for handle in handles)
+            formats = sorted({name for handle in handles for name in handle.get("formats", ())})
+            ended = frozenset(s["index"] for s in operator["subtasks"] if s["finished"])
+            uid, status = operator["uid"], operator["status"]
+            operators.append(OperatorFacts(uid, status, bool(handles), tells, tuple(formats), ended))
+        drained = tuple(body.get("drained_operators", ()))
+        return cls(body["parallelism"], body["max_parallelism"], tuple(operators), body["graph"], drained)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is to be restored to.
+
+    Attributes:
+        graph: of the pipeline.
+        allow_non_restored_state: state without an operator is dropped (S5.5).
+        allow_drained: operators that a drain made fire early may fire again (S7.5).
+        commit_only: only commits are left: no operator runs (S7.7).
+        state_backend: of the job; None: not known.
+        is_fork: it commits nothing of the snapshot (S7.4); None: not known.
+    """
+
+    graph: Graph
+    parallelism: int
+    max_parallelism: int
+    allow_non_restored_state: bool = False
+    allow_drained: bool = False
+    commit_only: bool = False
+    state_backend: str | None = None
+    is_fork: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        code: "max_parallelism", "parallelism", "lost_operator", "rescale", "connector", "operator", "finished",
+            "state", "lost_state", "format", "drained", "new_operator" or "source".
+        verdict: "fits", "changes" (it fits, and something is another), "refused" or "unknown" (told at the restore).
+        what: one sentence.
+        cause: the likely cause, of what is refused.
+        remedy: the next action, of what is refused.
+        uid: the operator concerned.
+        state: its state concerned.
+    """
+
+    code: str
+    verdict: str
+    what: str
+    cause: str = ""
+    remedy: str = ""
+    uid: str | None = None
+    state: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        told = {"code": self.code, "verdict": self.verdict, "uid": self.uid, "state": self.state, "what": self.what}
+        return {**told, "cause": self.cause, "remedy": self.remedy}
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreVerdict:
+    """All findings, refused ones first."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Nothing is refused."""
+        return not self.refused
+
+    @property
+    def refused(self) -> tuple[Finding, ...]:
+        """What is refused."""
+        return tuple(finding for finding in self.findings if finding.verdict == "refused")
+
+    def to_json(self) -> dict[str, Any]:
+        """The one JSON form of a verdict, wherever it is told."""
+        return {"fits": self.fits, "findings": [finding.to_json() for finding in self.findings]}
+
+
+def judged(findings: Sequence[Finding]) -> RestoreVerdict:
+    """The verdict of all that was found."""
+    order = ("refused", "unknown", "changes", "fits")
+    return RestoreVerdict(tuple(sorted(findings, key=lambda finding: order.index(finding.verdict))))
+
+
+def judge_restore(snapshot: SnapshotFacts, target: Target) -> RestoreVerdict:
+    """Everything that documents tell. What was staged, verdicts of a commit gate and positions of sources are looked at
+    elsewhere."""
+    looks = (_numbers, _operators, _connectors, _states, _finished, _drained)
+    return judged([finding for look in looks for finding in look(snapshot, target)])
+
+
+def _numbers(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
+    was, now = snapshot.max_parallelism, target.max_parallelism
+    if was != now:
+        yield Finding(
+            "max_parallelism",
+            "refused",
+            f"max_parallelism is {was} in the snapshot and {now} in the job",
+            "max_parallelism is fixed for the life of a job",
+            f"Set max_parallelism={was}",
+        )
+    if snapshot.parallelism == target.parallelism:
+        return
+    known = {operator["uid"] for operator in target.graph["operators"]}
+    silent = next((o for o in snapshot.operators if o.uid in known and o.has_state and not o.tells_kinds), None)
+    if silent is not None:
+        yield Finding(
+            "rescale",
+            "refused",
+            f"the state of operator {silent.uid!r} can be restored with parallelism {snapshot.parallelism}, "
+            f"not with {target.parallelism}",
+            "an earlier version, which did not change the parallelism of a job, wrote the snapshot",
+            f"Restore it with parallelism={snapshot.parallelism}; a savepoint taken then can be rescaled",
+            silent.uid,
+        )
+    else:
+        yield Finding("parallelism", "changes", f"parallelism {snapshot.parallelism} becomes {target.parallelism}")
+
+
+def _operators(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
+    known = [operator["uid"] for operator in target.graph["operators"]]
+    lost = [operator.uid for operator in snapshot.operators if operator.uid not in known and operator.has_state]
+    what = f"the pipeline has no operator for the state of {', '.join(map(repr, lost))}"
+    uid = lost[0] if len(lost) == 1 else None
+    if lost and target.allow_non_restored_state:
+        yield Finding("lost_operator", "changes", what + _DROPPED, uid=uid)
+    elif lost:
+        cause = "an operator was removed or its uid changed"
+        remedy = "Give the operator its old uid, or set allow_non_restored_state to drop the state"
+        yield Finding("lost_operator", "refused", what, cause, remedy, uid)
+    before = {operator.uid for operator in snapshot.operators}
+    for operator in target.graph["operators"]:
+        if operator["uid"] not in before and operator["stateful"]:
+            what = f"operator {operator['uid']!r} is new and begins without state"
+            yield Finding("new_operator", "changes", what, uid=operator["uid"])
+
+
+def _connectors(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
+    """S5.5: positions of one source class mean nothing to another, nor do a sink's transactions."""
+    old = {operator["uid"]: operator for operator in snapshot.graph.get("operators", ())}
+    new = {operator["uid"]: operator for operator in target.graph["operators"]}
+    for operator in snapshot.operators:
+        uid = operator.uid
+        if uid not in old or uid not in new or not operator.has_state:
+            continue
+        kind, before, now = old[uid]["kind"], old[uid].get("connector"), new[uid].get("connector")
+        if kind != new[uid]["kind"] or not before or not now or before[0] in now or now[0] in before:
+            continue
+        if kind == "source" and operator.status == "finished":
+            continue  # nothing of it is read again
+        if kind == "sink" and target.is_fork:
+            continue  # which forgets what the original has to commit
+        yield Finding(
+            "connector",
+            "unknown" if kind == "sink" and target.is_fork is None else "refused",
+            f"{kind} {uid!r} was a {before[0]} in the snapshot, and is a {now[0]} in the pipeline",
+            f"{_KEPT_BY.get(kind, 'its state')} of a {before[0]} cannot become those of a {now[0]}",
+            f"Use {before[0]} again or a class derived from it, name it in {now[0]}.former_names if it was renamed, "
+            f"or give the {kind} a new uid and set allow_non_restored_state",
+            uid,
+        )
+
+
+def _states(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
+    if target.commit_only:
+        return
+    old = {operator["uid"]: operator for operator in snapshot.graph.get("operators", ())}
+    new = {operator["uid"]: operator for operator in target.graph["operators"]}
+    for operator in snapshot.operators:
+        uid = operator.uid
+        if uid not in new or not operator.has_state:
+            continue
+        misfits = operator.formats and target.state_backend not in (None, *operator.formats)
+        if misfits and operator.status != "finished":
+            yield _other_back_end(operator, str(target.state_backend))
+            continue
+        before, now = old.get(uid, {}).get("states"), new[uid].get("states")
+        kinds = old.get(uid, {}).get("kind", new[uid]["kind"]), new[uid]["kind"]
+        if (before is None or now is None) and kinds[0] != kinds[1]:
+            yield _other_kind(uid, *kinds)
+            continue
+        if before is None or now is None:
+            yield Finding("state", "unknown", f"what state operator {uid!r} keeps is told at the restore", uid=uid)
+            continue
+        shapes = [*map(StateShape.from_json, before)], [*map(StateShape.from_json, now)]
+        for finding in _states_of(uid, *shapes, may_drop=target.allow_non_restored_state):
+            became = f"operator {uid!r} was a {kinds[0]} and is a {kinds[1]}"
+            if finding.verdict == "refused" and kinds[0] != kinds[1]:
+                finding = replace(finding, cause=f"{became}: {finding.cause}")
+            yield as_stored(finding, operator.formats)
+
+
+def as_stored(finding: Finding, formats: Sequence[str]) -> Finding:
+    """States are left behind in rows alone: a back end restores its own files with all that is in them."""
+    if not formats or finding.code != "lost_state" or finding.verdict != "changes":
+        return finding
+    cause = f"the operator's state is in files of {', '.join(formats)}"
+    remedy = "Take a savepoint with the former pipeline and restore that: its states are rows"
+    what = finding.what.removesuffix(_DROPPED)
+    return replace(finding, verdict="refused", what=what, cause=cause, remedy=remedy)
+
+
+def _other_kind(uid: str, before: str, now: str) -> Finding:
+    return Finding(
+        "operator",
+        "refused",
+        f"operator {uid!r} was a {before} in the snapshot, and is a {now} in the pipeline",
+        f"what a {before} keeps cannot become the state of a {now}",
+        f"Make {uid!r} a {before} again, or give the operator a new uid and set allow_non_restored_state",
+        uid,
+    )
+
+
+def _other_back_end(operator: OperatorFacts, state_backend: str) -> Finding:
+    format_ = operator.formats[0]
+    return Finding(
+        "format",
+        "refused",
+        f"operator {operator.uid!r} has its state in files of {format_}, which {state_backend!r} cannot read",
+        "a checkpoint holds state as its back end has it",
+        f"Restore with state_backend={format_!r}, or take a savepoint with it, which any back end restores",
+        operator.uid,
+    )
+
+
+def _states_of(uid: str, old: Sequence[StateShape], new: Sequence[StateShape], *, may_drop: bool) -> Iterator[Finding]:
+    found = compare_states(old, new)
+    keyed = {shape.name for shape in old if shape.kind == "keyed"}
+    for name in dict.fromkeys(name for name, _ in found.refused):
+        yield Finding(
+            "state",
+            "refused",
+            f"State {name!r} of operator {uid!r} does not fit the pipeline",
+            "; ".join(why for state, why in found.refused if state == name),
+            "Restore with the pipeline that made the snapshot, or give the operator a new uid",
+            uid,
+            name,
+        )
+    for name in found.undeclared:
+        what = f"operator {uid!r} does not declare state {name!r}, which the snapshot holds"
+        if may_drop and name in keyed:
+            yield Finding("lost_state", "changes", what + _DROPPED, uid=uid, state=name)
+            continue
+        cause = "the state was removed or renamed, or the operator is another one"
+        more = ", or set allow_non_restored_state to drop it" if name in keyed else ""
+        remedy = f"Declare {name!r} again, give the operator a new uid{more}"
+        yield Finding("lost_state", "refused", what, cause, remedy, uid, name)
+    for name, change in found.changes:
+        yield Finding("state", "changes", f"state {name!r} of operator {uid!r}: {change}", uid=uid, state=name)
+
+
+def _finished(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
+    """S6.4."""
+    if target.commit_only:
+        return
+    status = {operator.uid: operator.status for operator in snapshot.operators}
+    remedy = "Restore a snapshot from before the end of that operator, or put new operators elsewhere"
+    refused = [
+        *_running_before_finished(status, target.graph),
+        *_running_before_ended_subtasks(snapshot, target.graph),
+        *_mixed_chains(status, target.graph),
+    ]
+    for uid, what in refused:
+        cause = "the pipeline is not the one that the snapshot was taken of"
+        yield Finding("finished", "refused", what, cause, remedy, uid)
+
+
+def _running_before_finished(status: Mapping[str, str], graph: Graph) -> Iterator[tuple[str, str]]:
+    """Rows of a running operator would come to subtasks that have ended."""
+    for operator in graph["operators"]:
+        uid = operator["uid"]
+        for feeder, exchange in zip(operator["inputs"], operator["exchanges"], strict=True):
+            if status.get(feeder) == "finished":
+                continue
+            if status.get(uid) == "finished":
+                yield uid, f"operator {feeder!r}, which has not finished, stands in front of {uid!r}, which has"
+            elif status.get(uid) == "partially_finished" and exchange != "forward":
+                feeds = f"operator {feeder!r}, which has not finished, feeds by {exchange} all subtasks of {uid!r}"
+                yield uid, f"{feeds}, some of which have"
+
+
+def _running_before_ended_subtasks(snapshot: SnapshotFacts, graph: Graph) -> Iterator[tuple[str, str]]:
+    """By forward, too: the state of a subtask that had finished is dropped (S6.2), and must not be needed again."""
+    facts = {operator.uid: operator for operator in snapshot.operators}
+    operators = {operator["uid"]: operator for operator in graph["operators"]}
+
+    def sends_on(uid: str, subtasks: frozenset[int]) -> str | None:
+        """The operator, `uid` or upstream of it, that still has rows for one of these subtasks."""
+        operator, fact = operators[uid], facts.get(uid)
+        if operator["inputs"] and not operator["stateful"]:  # passes on: its own record does not matter, nor its name
+            for feeder, exchange in zip(operator["inputs"], operator["exchanges"], strict=True):
+                whole = facts[feeder].status == "finished" if feeder in facts else False
+                found = sends_on(feeder, subtasks) if exchange == "forward" else None if whole else feeder
+                if found is not None:
+                    return found
+            return None
+        if fact is None or fact.status == "running":
+            return uid
+        return None if fact.status == "finished" or subtasks <= fact.ended else uid
+
+    for uid, operator in operators.items():
+        fact = facts.get(uid)
+        if fact is None or fact.status != "partially_finished" or operator["kind"] == "sink":
+            continue  # what a sink has staged stays (`coordinator.restore.of_running`), and it takes rows again
+        if not (fact.has_state or operator["stateful"]):
+            continue
+        for feeder, exchange in zip(operator["inputs"], operator["exchanges"], strict=True):
+            sender = sends_on(feeder, fact.ended) if exchange == "forward" else None
+            if sender is not None:
+                through = "" if sender == feeder else f" through {feeder!r}"
+                feeds = f"operator {sender!r}, which has not finished, feeds{through} subtasks of {uid!r} that have"
+                yield uid, f"{feeds}, and whose state is dropped"
+
+
+def _mixed_chains(status: Mapping[str, str], graph: Graph) -> Iterator[tuple[str, str]]:
+    """The operators of a chain end together."""
+    for uids in chains_of(graph):
+        ended = [uid for uid in uids if status.get(uid) == "finished"]
+        running = [uid for uid in uids if status.get(uid) != "finished"]
+        if ended and running:
+            runs = f"operator {running[0]!r}, which has not finished, runs in one chain with {ended[0]!r}"
+            yield ended[0], f"{runs}, which has"
+
+
+def chains_of(graph: Graph) -> list[list[str]]:
+    """Uids of each chain, as `plan.execution.plan` cuts them: an operator runs with the one whose main output it reads
+    by forward when it reads that alone and nobody else does. Documents before version 3 know no other outputs."""
+    readers: dict[str, int] = {}
+    for operator in graph["operators"]:
+        for feeder in operator["inputs"]:
+            readers[feeder] = readers.get(feeder, 0) + 1
+    chains: dict[str, list[str]] = {}
+    for operator in graph["operators"]:
+        uid, inputs = operator["uid"], operator["inputs"]
+        plain = operator["exchanges"] == ["forward"] and operator.get("outputs", ["main"]) == ["main"]
+        joins = len(inputs) == 1 and plain and readers[inputs[0]] == 1
+        chain = chains[inputs[0]] if joins else []
+        chain.append(uid)
+        chains[uid] = chain
+    return [chain for uid, chain in chains.items() if chain[0] == uid]
+
+
+def _drained(snapshot: SnapshotFacts, target: Target) -> Iterator[Finding]:
+    """S7.5."""
+    if not snapshot.drained or target.commit_only:
+        return
+    kinds = {operator["uid"]: operator["kind"] for operator in snapshot.graph.get("operators", ())}
+    early = ", ".join(f"{uid} ({kinds.get(uid, 'unknown')})" for uid in snapshot.drained)
+    if target.allow_drained:
+        yield Finding("drained", "changes", f"taken by a drain: {early} fired early, and emit again")
+        return
+    yield Finding(
+        "drained",
+        "refused",
+        f"the snapshot was taken by a drain, which made {early} fire early",
+        "their input had not ended: open windows fired early and would emit again, joins took a side in part",
+        "Restore an earlier snapshot, or set allow_drained to accept that",
+    )

@@ -1,0 +1,89 @@
+"""What an operator declares of its states, as documents: pinned with a job's graph and in snapshots, so that a
+preflight compares them without the runtime (S5.5). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidegate.jobs.restore.state_evolution import Column, evolution
+
+OWNER_COLUMN = "__owner"
+"""The runtime's own column of list states; not every version wrote it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """One state of an operator.
+
+    Attributes:
+        name: unique within the operator.
+        kind: how a restore shares it out (S5.1).
+        columns: in order; empty: of the operator's own making, not compared.
+        form: what else must stay: "value", "map", "tumbling of 10 us"; "": nothing.
+        renamed: old column -> new column, as the user knows them.
+        fills: a new nullable column is filled with null.
+        drops: a value column that is no longer declared is dropped.
+    """
+
+    name: str
+    kind: str
+    columns: tuple[Column, ...] = ()
+    form: str = ""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    fills: bool = True
+    drops: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """As in a graph's document."""
+        columns = [[column.name, column.type, column.nullable] for column in self.columns]
+        document = {"name": self.name, "kind": self.kind, "columns": columns, "form": self.form}
+        return {**document, "renamed": dict(self.renamed), "fills": self.fills, "drops": self.drops}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> StateShape:
+        """Inverse of `to_json`."""
+        columns = tuple(Column(name, type_, nullable) for name, type_, nullable in document["columns"])
+        name, kind, form = document["name"], document["kind"], document["form"]
+        return cls(name, kind, columns, form, document["renamed"], document["fills"], document.get("drops", False))
+
+
+@dataclass(frozen=True, slots=True)
+class StateVerdict:
+    """Whether the states of one operator become those that are declared.
+
+    Attributes:
+        refused: (state, why), in words.
+        undeclared: states of the snapshot that the operator has not any more.
+        changes: (state, what), in words.
+    """
+
+    refused: tuple[tuple[str, str], ...]
+    undeclared: tuple[str, ...]
+    changes: tuple[tuple[str, str], ...]
+
+
+def compare_states(old: Sequence[StateShape], new: Sequence[StateShape]) -> StateVerdict:
+    """Hold the states of a snapshot against those that the pipeline declares; a state that is new begins empty."""
+    declared = {shape.name: shape for shape in new}
+    refused: list[tuple[str, str]] = []
+    changes: list[tuple[str, str]] = []
+    undeclared: list[str] = []
+    for was in old:
+        now = declared.get(was.name)
+        if now is None:
+            undeclared.append(was.name)
+        elif was.kind != now.kind:
+            refused.append((was.name, f"its kind was {was.kind}, now {now.kind}"))
+        elif was.form and now.form and was.form != now.form:
+            refused.append((was.name, f"it was {was.form}, now {now.form}"))
+        elif was.columns and now.columns:
+            found = evolution(_compared(was), _compared(now), now.renamed, fills=now.fills, drops=now.drops)
+            refused += [(was.name, why) for why in found.refused]
+            changes += [(was.name, what) for what in found.changes]
+    return StateVerdict(tuple(refused), tuple(undeclared), tuple(changes))
+
+
+def _compared(shape: StateShape) -> list[Column]:
+    return [column for column in shape.columns if column.name != OWNER_COLUMN]

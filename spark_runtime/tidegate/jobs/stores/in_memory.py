@@ -1,0 +1,94 @@
+"""Objects in this process's memory, for tests and trials. All stores of one process see the same objects."""
+
+from __future__ import annotations
+
+import threading
+
+from tidegate.errors import AlreadyExistsError, NotFoundError
+from tidegate.jobs.stores.probe import probe_store
+from tidegate.jobs.stores.store import Names, Store, checked_folder, checked_path, joined
+
+_objects: dict[str, bytes] = {}
+_lock = threading.Lock()
+
+
+class MemoryStore(Store):
+    """`memory://name`: create is exclusive under one lock. Gone when the process ends."""
+
+    def __init__(self, name: str) -> None:
+        """Args: name: what follows memory://; `a/b` lies in `a`."""
+        self._base = checked_folder(name.strip("/"))
+
+    @property
+    def url(self) -> str:
+        """Of the root."""
+        return f"memory://{self._base}"
+
+    def create(self, path: str, data: bytes) -> None:
+        """See `Store.create`."""
+        key = self._key(path)
+        with _lock:
+            if key in _objects:
+                raise AlreadyExistsError("there is an object already", where=f"{self.url}/{path}")
+            _objects[key] = bytes(data)
+
+    def replace(self, path: str, data: bytes) -> None:
+        """See `Store.replace`."""
+        with _lock:
+            _objects[self._key(path)] = bytes(data)
+
+    def read(self, path: str) -> bytes:
+        """See `Store.read`."""
+        with _lock:
+            data = _objects.get(self._key(path))
+        if data is None:
+            raise NotFoundError("there is no object", where=f"{self.url}/{path}")
+        return data
+
+    def exists(self, path: str) -> bool:
+        """See `Store.exists`."""
+        with _lock:
+            return self._key(path) in _objects
+
+    def list(self, folder: str) -> Names:
+        """See `Store.list`."""
+        prefix = self._prefix(folder)
+        with _lock:
+            return sorted({key[len(prefix) :].split("/", 1)[0] for key in _objects if key.startswith(prefix)})
+
+    def walk(self, folder: str) -> Names:
+        """See `Store.walk`."""
+        prefix, base = self._prefix(folder), self._prefix("")
+        with _lock:
+            return sorted(key[len(base) :] for key in _objects if key.startswith(prefix))
+
+    def delete(self, path: str) -> None:
+        """See `Store.delete`."""
+        with _lock:
+            _objects.pop(self._key(path), None)
+
+    def delete_folder(self, path: str) -> None:
+        """See `Store.delete_folder`."""
+        prefix = self._prefix(checked_path(path))
+        with _lock:
+            for key in [key for key in _objects if key.startswith(prefix)]:
+                del _objects[key]
+
+    def child(self, folder: str) -> MemoryStore:
+        """See `Store.child`."""
+        return MemoryStore(joined(self._base, checked_path(folder)))
+
+    def local_path(self, path: str) -> str | None:
+        """None: these objects are in no file."""
+        return None
+
+    def probe(self) -> None:
+        """See `Store.probe`."""
+        probe_store(self)
+
+    def _key(self, path: str) -> str:
+        return joined(self._base, checked_path(path))
+
+    def _prefix(self, folder: str) -> str:
+        key = joined(self._base, checked_folder(folder)) if folder else self._base
+        return f"{key}/" if key else ""

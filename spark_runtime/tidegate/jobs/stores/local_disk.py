@@ -1,0 +1,214 @@
+"""Files of a local or mounted file system. Exclusive creation is a hard link from a finished temporary file."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from tidegate.errors import AlreadyExistsError, NotFoundError, StoreError
+from tidegate.jobs.stores.probe import probe_store
+from tidegate.jobs.stores.store import Names, ObjectStat, Store, checked_folder, checked_path, joined
+
+TEMPORARY_PREFIX = ".tidegate-tmp-"
+"""Files being written; never listed. One left by a crash is garbage."""
+MAX_FOLDER_RACES = 100
+"""How often a folder may vanish under a writer, because a deleter found it empty, before the writer gives up."""
+
+
+class LocalStore(Store):
+    """A folder. Readers of other machines see it through a shared mount; the mount must support hard links."""
+
+    def __init__(self, root: str) -> None:
+        """Args: root: absolute path; made when first written to."""
+        self._root = root.rstrip("/") or "/"
+
+    @property
+    def url(self) -> str:
+        """The absolute path."""
+        return self._root
+
+    def create(self, path: str, data: bytes) -> None:
+        """See `Store.create`. Durable on return: file and folders are synchronised."""
+        self.create_joined(path, (data,))
+
+    def create_joined(self, path: str, pieces: Sequence[Any]) -> None:
+        """See `Store.create_joined`."""
+        target = self._path(path)
+        with self._errors(path), self._temporary(target, pieces) as temporary:
+            try:
+                os.link(temporary, target)
+            except FileExistsError:
+                raise AlreadyExistsError("there is an object already", where=target) from None
+            _synchronise(os.path.dirname(target))
+
+    def replace(self, path: str, data: bytes) -> None:
+        """See `Store.replace`."""
+        target = self._path(path)
+        with self._errors(path), self._temporary(target, (data,)) as temporary:
+            os.replace(temporary, target)
+            _synchronise(os.path.dirname(target))
+
+    def read(self, path: str) -> bytes:
+        """See `Store.read`."""
+        return self.read_range(path, 0, -1)
+
+    def read_range(self, path: str, offset: int, size_bytes: int) -> bytes:
+        """See `Store.read_range`; -1: to the end."""
+        target = self._path(path)
+        with self._errors(path):
+            try:
+                with open(target, "rb") as file:
+                    file.seek(offset)
+                    return file.read(size_bytes)
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                raise NotFoundError("there is no object", where=target) from None
+
+    def stat(self, path: str) -> ObjectStat:
+        """See `Store.stat`."""
+        target = self._path(path)
+        with self._errors(path):
+            try:
+                found = os.stat(target)
+            except (FileNotFoundError, NotADirectoryError):
+                raise NotFoundError("there is no object", where=target) from None
+        return ObjectStat(found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
+
+    def exists(self, path: str) -> bool:
+        """See `Store.exists`."""
+        return os.path.isfile(self._path(path))
+
+    def list(self, folder: str) -> Names:
+        """See `Store.list`."""
+        with self._errors(folder):
+            try:
+                names = os.listdir(self._folder(folder))
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+        return sorted(name for name in names if not name.startswith(TEMPORARY_PREFIX))
+
+    def walk(self, folder: str) -> Names:
+        """See `Store.walk`."""
+        found: list[str] = []
+        for directory, _, names in os.walk(self._folder(folder)):
+            relative = os.path.relpath(directory, self._root)
+            inside = "" if relative == "." else relative.replace(os.sep, "/")
+            found.extend(joined(inside, name) for name in names if not name.startswith(TEMPORARY_PREFIX))
+        return sorted(found)
+
+    def delete(self, path: str) -> None:
+        """See `Store.delete`. Folders that become empty go too, as in an object store."""
+        target = self._path(path)
+        with self._errors(path):
+            with suppress(FileNotFoundError):
+                os.unlink(target)
+            self._prune(os.path.dirname(target))
+
+    def delete_folder(self, path: str) -> None:
+        """See `Store.delete_folder`."""
+        target = self._path(path)
+        with self._errors(path):
+            with suppress(FileNotFoundError):
+                shutil.rmtree(target)
+            self._prune(os.path.dirname(target))
+
+    def child(self, folder: str) -> LocalStore:
+        """See `Store.child`."""
+        return LocalStore(self._path(folder))
+
+    def local_path(self, path: str) -> str | None:
+        """See `Store.local_path`; "" gives the root."""
+        return self._folder(path)
+
+    def probe(self) -> None:
+        """See `Store.probe`."""
+        probe_store(self)
+
+    def _path(self, path: str) -> str:
+        return os.path.join(self._root, checked_path(path))
+
+    def _folder(self, folder: str) -> str:
+        return os.path.join(self._root, checked_folder(folder)) if folder else self._root
+
+    @contextmanager
+    def _temporary(self, target: str, pieces: Sequence[Any]) -> Iterator[str]:
+        """A finished file beside `target`, of these buffers, gone at the end unless it was renamed."""
+        folder = os.path.dirname(target)
+        temporary = os.path.join(folder, f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
+        descriptor = _open_new(temporary)
+        try:
+            with open(descriptor, "wb") as file:
+                file.writelines(pieces)
+                file.flush()
+                os.fsync(file.fileno())
+            yield temporary
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+    def _prune(self, folder: str) -> None:
+        """Remove empty folders from `folder` upwards, below the root."""
+        while folder != self._root and folder.startswith(self._root.rstrip("/") + "/"):
+            try:
+                os.rmdir(folder)
+            except OSError:
+                return
+            folder = os.path.dirname(folder)
+
+    @contextmanager
+    def _errors(self, path: str) -> Iterator[None]:
+        """Operating system errors as StoreError."""
+        try:
+            yield
+        except OSError as error:
+            protected = isinstance(error, PermissionError) or error.errno == 30
+            raise StoreError(
+                "the root is write-protected or not ours" if protected else "the file system refused",
+                where=os.path.join(self._root, path),
+                cause=f"{type(error).__name__}: {error.strerror or error}",
+                remedy="Give this user write access to the root, or choose another root"
+                if protected
+                else "Is the root a folder on a file system that supports hard links, with space left?",
+            ) from error
+
+
+def _open_new(path: str) -> int:
+    """Open a new file, making its folders; a folder pruned in between is made again."""
+    for _ in range(MAX_FOLDER_RACES):
+        try:
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileNotFoundError:
+            _make_folders(os.path.dirname(path))
+    raise StoreError("a folder vanishes as soon as it is made", where=os.path.dirname(path))
+
+
+def _make_folders(folder: str) -> None:
+    """Make `folder` and what is missing above it, durably."""
+    missing: list[str] = []
+    while not os.path.isdir(folder):
+        missing.append(folder)
+        parent = os.path.dirname(folder)
+        if parent == folder:
+            break
+        folder = parent
+    for path in reversed(missing):
+        with suppress(FileExistsError):
+            os.mkdir(path)
+        _synchronise(os.path.dirname(path))
+
+
+def _synchronise(folder: str) -> None:
+    """Make a folder's entries durable, where the system can."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        with suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,76 @@
+"""Does a store keep its promises? Asked once, before anything is entrusted to it."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+from tidegate.errors import AlreadyExistsError, NotFoundError, StoreError
+
+if TYPE_CHECKING:
+    from tidegate.jobs.stores.store import Store
+
+PROBE_PREFIX = ".tidegate-probe-"
+
+
+class BrokenPromise(StoreError):
+    """The store works, but not as `Store` says."""
+
+
+def probe_store(store: Store) -> None:
+    """See `Store.probe`. Leaves nothing behind, unless deleting is what does not work."""
+    folder = f"{PROBE_PREFIX}{secrets.token_hex(8)}"
+    path, first, second = f"{folder}/object", b"first " + secrets.token_bytes(8), b"second " + secrets.token_bytes(8)
+    try:
+        try:
+            _try(store, folder, path, first, second)
+        finally:
+            store.delete_folder(folder)
+        if store.list(folder):
+            raise _broken(store, "a deleted object is still listed")
+    except StoreError as error:
+        if isinstance(error, BrokenPromise):
+            raise
+        raise StoreError(
+            f"the root cannot be used: {error.what}",
+            where=store.url,
+            cause=error.cause,
+            remedy=error.remedy or "Check that this process may create, read, list and delete objects there",
+        ) from error
+
+
+def _try(store: Store, folder: str, path: str, first: bytes, second: bytes) -> None:
+    try:
+        store.read(path)
+    except NotFoundError:
+        pass
+    else:
+        raise _broken(store, "it returns an object that nobody wrote")
+    store.create(path, first)
+    if store.read(path) != first:
+        raise _broken(store, "it does not return what was just created")
+    try:
+        store.create(path, second)
+    except AlreadyExistsError:
+        pass
+    else:
+        raise _broken(store, "a second create of one object succeeded, so two drivers could both reign")
+    if store.read(path) != first:
+        raise _broken(store, "a refused create changed the object")
+    if store.list(folder) != ["object"]:
+        raise _broken(store, "a listing does not show what was just created")
+    store.replace(path, second)
+    if store.read(path) != second:
+        raise _broken(store, "it does not return what was just replaced")
+    store.delete(path)
+    if store.exists(path):
+        raise _broken(store, "a deleted object is still there")
+
+
+def _broken(store: Store, cause: str) -> BrokenPromise:
+    return BrokenPromise(
+        "the store breaks what the job directory stands on",
+        where=store.url,
+        cause=cause,
+        remedy="Use another store or another path",
+    )

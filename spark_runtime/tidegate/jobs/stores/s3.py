@@ -1,0 +1,201 @@
+"""Objects of an S3 bucket through s3fs. Exclusive creation is S3's own conditional write, `If-None-Match: *`."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import s3fs
+
+from tidegate.errors import AlreadyExistsError, NotFoundError, StoreError
+from tidegate.jobs.stores.probe import probe_store
+from tidegate.jobs.stores.store import Names, ObjectStat, Store, checked_folder, checked_path, joined
+
+WRITER_KEY = "tidegate-writer"
+"""Object metadata that names the writing call: after a retry inside the client, "exists" can mean our own first
+attempt."""
+MAX_CONFLICTS = 20
+"""How often a create is repeated when S3 answers that a competing create is under way."""
+
+PART_BYTES = 8 * 2**20
+"""Objects of twice this size and more, bytes, are written in parts side by side, and appear when the last has come. S3
+wants at least 5 MiB; larger parts are more to send again when one is lost."""
+
+
+class S3Store(Store):
+    """`s3://bucket/prefix`. Listing caches are off. Needs a bucket whose service honours conditional writes; `probe`
+    tells."""
+
+    def __init__(self, location: str, options: Mapping[str, Any]) -> None:
+        """Args: location: `bucket/prefix`. options: for s3fs, secrets resolved."""
+        self._base = checked_folder(location.strip("/"))
+        if not self._base:
+            raise StoreError("the URL names no bucket", where=f"s3://{location}", remedy="Write s3://bucket/prefix")
+        self._options = dict(options)
+        self._files = s3fs.S3FileSystem(**{**self._options, "use_listings_cache": False})
+
+    @property
+    def url(self) -> str:
+        """Of the root."""
+        return f"s3://{self._base}"
+
+    def create(self, path: str, data: bytes) -> None:
+        """See `Store.create`. Retries inside the client cannot make the writer that won believe that it lost. Of a
+        large object the request that puts its parts together carries the condition."""
+        key = self._key(path)
+        writer = secrets.token_hex(16)
+        with self._errors(path):
+            for _ in range(MAX_CONFLICTS):
+                try:
+                    self._files.pipe_file(key, data, mode="create", chunksize=PART_BYTES, Metadata={WRITER_KEY: writer})
+                    return
+                except OSError as error:
+                    code = _error_code(error)
+                    if code == "PreconditionFailed" or isinstance(error, FileExistsError):
+                        if self._writer_of(key) == writer:
+                            return
+                        raise AlreadyExistsError("there is an object already", where=f"s3://{key}") from None
+                    if code == "NoSuchUpload" and self._writer_of(key) == writer:
+                        return  # the parts were put together, and that answer lost: s3fs then has nothing to abort
+                    if code != "ConditionalRequestConflict":
+                        raise
+        raise StoreError("competing writers keep S3 from creating an object", where=f"s3://{key}", remedy="Try again")
+
+    def replace(self, path: str, data: bytes) -> None:
+        """See `Store.replace`."""
+        with self._errors(path):
+            self._files.pipe_file(self._key(path), data, chunksize=PART_BYTES)
+
+    def read(self, path: str) -> bytes:
+        """See `Store.read`."""
+        with self._errors(path):
+            return bytes(self._files.cat_file(self._key(path)))
+
+    def read_range(self, path: str, offset: int, size_bytes: int) -> bytes:
+        """See `Store.read_range`; one request for that range."""
+        if size_bytes == 0:
+            return self.read(path)[:0]
+        with self._errors(path):
+            try:
+                return bytes(self._files.cat_file(self._key(path), start=offset, end=offset + size_bytes))
+            except OSError as error:
+                if _error_code(error) != "InvalidRange":
+                    raise
+                return b""  # it ends before
+
+    def stat(self, path: str) -> ObjectStat:
+        """See `Store.stat`."""
+        with self._errors(path):
+            head = self._head(self._key(path))
+            return ObjectStat(int(head["ContentLength"]), head.get("LastModified"))
+
+    def exists(self, path: str) -> bool:
+        """See `Store.exists`."""
+        with self._errors(path):
+            try:
+                self._head(self._key(path))
+            except FileNotFoundError:
+                return False
+            return True
+
+    def list(self, folder: str) -> Names:
+        """See `Store.list`."""
+        prefix = self._folder(folder)
+        names = self._found(folder, lambda: self._files.ls(prefix, detail=False, refresh=True))
+        return sorted(
+            {name[len(prefix) + 1 :].split("/", 1)[0] for name in names if name.startswith(f"{prefix}/")} - {""}
+        )
+
+    def walk(self, folder: str) -> Names:
+        """See `Store.walk`."""
+        prefix = self._folder(folder)
+        names = self._found(folder, lambda: self._files.find(prefix))
+        return sorted(name[len(self._base) + 1 :] for name in names if name.startswith(f"{prefix}/"))
+
+    def delete(self, path: str) -> None:
+        """See `Store.delete`."""
+        with self._errors(path):
+            bucket, _, key = self._key(path).partition("/")
+            self._files.call_s3("delete_object", Bucket=bucket, Key=key)
+
+    def delete_folder(self, path: str) -> None:
+        """See `Store.delete_folder`."""
+        with self._errors(path):
+            keys = [f"{self._base}/{name}" for name in self.walk(checked_path(path))]
+            if keys:
+                self._files.rm(keys)
+
+    def child(self, folder: str) -> S3Store:
+        """See `Store.child`."""
+        return S3Store(joined(self._base, checked_path(folder)), self._options)
+
+    def local_path(self, path: str) -> str | None:
+        """None: these objects are in no file."""
+        return None
+
+    def probe(self) -> None:
+        """See `Store.probe`."""
+        probe_store(self)
+
+    def _key(self, path: str) -> str:
+        return joined(self._base, checked_path(path))
+
+    def _folder(self, folder: str) -> str:
+        return joined(self._base, checked_folder(folder)) if folder else self._base
+
+    def _head(self, location: str) -> Mapping[str, Any]:
+        bucket, _, key = location.partition("/")
+        answer: Mapping[str, Any] = self._files.call_s3("head_object", Bucket=bucket, Key=key)
+        return answer
+
+    def _writer_of(self, location: str) -> str | None:
+        try:
+            writer: str | None = self._head(location).get("Metadata", {}).get(WRITER_KEY)
+        except FileNotFoundError:
+            return None
+        return writer
+
+    def _found(self, folder: str, find: Callable[[], Any]) -> Names:
+        with self._errors(folder):
+            try:
+                return [str(name) for name in find()]
+            except FileNotFoundError as error:
+                if _error_code(error) == "NoSuchBucket":
+                    raise StoreError("there is no such bucket", where=self.url, remedy="Create it") from error
+                return []
+
+    @contextmanager
+    def _errors(self, path: str) -> Iterator[None]:
+        """s3fs's and botocore's errors as StoreError."""
+        where = f"{self.url}/{path}"
+        try:
+            yield
+        except StoreError:
+            raise
+        except FileNotFoundError as error:
+            if _error_code(error) == "NoSuchBucket":
+                raise StoreError("there is no such bucket", where=self.url, remedy="Create it") from error
+            raise NotFoundError("there is no object", where=where) from None
+        except Exception as error:
+            protected = isinstance(error, PermissionError)
+            raise StoreError(
+                "S3 refused access" if protected else "S3 cannot be used",
+                where=where,
+                cause=f"{type(error).__name__}: {error}",
+                remedy="Check the credentials and the bucket's policy"
+                if protected
+                else "Check endpoint, bucket and network",
+            ) from error
+
+
+def _error_code(error: BaseException) -> str:
+    """The service's own code behind an error of s3fs; "" when there is none."""
+    cause: BaseException | None = error
+    while cause is not None:
+        response = getattr(cause, "response", None)
+        if isinstance(response, Mapping):
+            return str(response.get("Error", {}).get("Code", ""))
+        cause = cause.__cause__
+    return ""

@@ -1,0 +1,22 @@
+"""Cursors of watchers, which turn what happens to a job into events for somebody else."""
+
+from __future__ import annotations
+
+from tidegate.errors import NotFoundError
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.records import WatchCursor, decode, encode
+from tidegate.jobs.stores.store import Store
+
+
+def read_cursor(store: Store, layout: JobLayout, watcher: str) -> WatchCursor | None:
+    """How far `watcher` has told its events; None: it has not begun. Raises StoreError, RecordError."""
+    path = layout.watch_cursor(watcher)
+    try:
+        return decode(store.read(path), WatchCursor, path)
+    except NotFoundError:
+        return None
+
+
+def write_cursor(store: Store, layout: JobLayout, cursor: WatchCursor) -> None:
+    """Replace the cursor of `cursor.watcher`. Raises StoreError."""
+    store.replace(layout.watch_cursor(cursor.watcher), encode(cursor))

@@ -1,0 +1,108 @@
+"""Where aggregates without windows are kept: as columns in memory, or by a back end outside of it (S5.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
+from tidegate.operators.stream_operator import OperatorContext
+from tidegate.operators.aggregates.frozen_aggregates import FrozenWindows
+from tidegate.operators.aggregates.keyed_aggregates import KeyedWindow, WindowLayout
+from tidegate.operators.restored_parts import checked_part
+from tidegate.operators.aggregates.aggregate_specs import RunningAggSpec
+from tidegate.operators.backend_shapes import GROUPS, group_schema
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
+from tidegate.state.backend_registry import OUTSIDE_MEMORY
+from tidegate.state.cells import Entries
+from tidegate.state.keys.key_hash import subtask_of_key_groups
+from tidegate.state.state_layout import foreign_files
+
+_START = pa.field("window_start_us", pa.int64())
+
+
+class Groups(Protocol):
+    """The groups of one subtask, by key."""
+
+    def take(self, batch: pa.RecordBatch) -> Any:
+        """Take rows; gives their groups, for `results` right afterwards. Raises SumOverflowError."""
+
+    def results(self, changed: Any) -> Iterator[pa.RecordBatch]:
+        """What these groups have come to, one row for each."""
+
+    def every(self) -> Iterator[pa.RecordBatch]:
+        """What every group has come to."""
+
+    def snapshot(self, checkpoint_id: int, *, portable: bool) -> AsyncSnapshot:
+        """Freeze them."""
+
+    def restore(self, parts: Sequence[StatePart]) -> None:
+        """Take them back. Raises SnapshotError: they are of other keys or aggregates (S5.5)."""
+
+    def close(self) -> None:
+        """Release files."""
+
+
+def new_groups(spec: RunningAggSpec, ctx: OperatorContext) -> Groups:
+    """As `state_backend` says."""
+    if ctx.state_backend not in OUTSIDE_MEMORY:
+        return GroupsInMemory(spec, ctx)
+    from tidegate.operators.aggregates.stored_groups import StoredGroups
+
+    return StoredGroups(spec, ctx)
+
+
+class GroupsInMemory:
+    """See `Groups`."""
+
+    def __init__(self, spec: RunningAggSpec, ctx: OperatorContext) -> None:
+        self._spec, self._ctx = spec, ctx
+        self._layout = WindowLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
+        self._groups = KeyedWindow(self._layout, 1)
+        self._schema = group_schema(spec)
+
+    def take(self, batch: pa.RecordBatch) -> Entries:
+        """See `Groups`."""
+        if self._spec.is_partial:
+            keys = batch.select(list(self._spec.keys))
+            return self._groups.merge(keys, batch.columns[len(self._spec.keys) :])
+        return self._groups.add(self._layout.read(batch), 0, batch.num_rows)
+
+    def results(self, changed: Entries) -> Iterator[pa.RecordBatch]:
+        """See `Groups`. In order of first sight."""
+        changed = np.unique(changed)
+        for start in range(0, len(changed), MAX_BATCH_ROWS):
+            part = changed[start : start + MAX_BATCH_ROWS]
+            columns = [*self._groups.keys_of(part).columns, *self._groups.result(part)]
+            yield pa.RecordBatch.from_arrays(columns, schema=self._spec.schema)
+
+    def every(self) -> Iterator[pa.RecordBatch]:
+        """See `Groups`."""
+        yield from self.results(np.arange(self._groups.size, dtype=np.int32))
+
+    def snapshot(self, checkpoint_id: int, *, portable: bool) -> AsyncSnapshot:
+        """Mark the columns of the groups."""
+        schema = self._schema.insert(1, _START)
+        frozen = FrozenWindows(schema, [(0, self._groups.freeze())], self._ctx.max_parallelism)
+        return lambda: [frozen.part(GROUPS, lambda rows: rows.drop_columns([_START.name]))]
+
+    def restore(self, parts: Sequence[StatePart]) -> None:
+        """See `Groups`."""
+        ctx = self._ctx
+        mine = subtask_of_key_groups(ctx.parallelism, ctx.max_parallelism) == ctx.subtask
+        width = 1 + len(self._spec.keys)
+        for part in parts:
+            if part.format != "rows":
+                raise foreign_files(part, [GROUPS], ctx.uid)
+            checked = checked_part(part, self._schema, ctx.uid, dict(self._spec.renamed), fills=False)
+            for table in checked.tables():
+                owned = table.filter(pa.array(mine[table.column(KEY_GROUP_COLUMN).to_numpy()]))
+                for rows in owned.combine_chunks().to_batches():
+                    keys = pa.RecordBatch.from_arrays(rows.columns[1:width], schema=self._layout.keys.schema)
+                    self._groups.merge(keys, rows.columns[width:])
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,248 @@
+"""Aggregates by key, or by key and time, in a back end that keeps state outside memory (S5.2).
+
+The state of an aggregate is Arrow columns already (`Accumulating.state`), so a row of them is the value of a key. What
+comes is folded into the values of its keys batch by batch: those are read, the rows are added to them in memory, and
+they are written back. The back end's cache spares busy keys the way to the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.operators.stream_operator import OperatorContext
+from tidegate.operators.aggregates.keyed_aggregates import WindowLayout
+from tidegate.operators.keyed_backend import opened_back_end
+from tidegate.operators.restored_parts import changed_rows
+from tidegate.snapshot.key_groups import key_group_range
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
+from tidegate.state.aggregates.aggregation import Accumulating, ReadValues, Selection
+from tidegate.state.cells import Cells, Entries
+from tidegate.state.keyed_state import KeySet, Mask, StateDescriptor
+from tidegate.state.keys.key_bytes import Int64s
+from tidegate.state.state_layout import KEY_PREFIX, VALUE_PREFIX
+from tidegate.state.rocksdb.portable_rows import own_rows
+
+START_COLUMN = "window_start_us"
+
+Finish = Callable[[pa.Table], pa.Table]
+Renamed = Sequence[tuple[str, str]]
+"""(Key or output column in older snapshots, its name now)."""
+
+
+def renamed_aggregates(columns: Sequence[str], renamed: Renamed) -> dict[str, str]:
+    """State column in older snapshots -> its name now, of aggregates whose output column was renamed. Args: columns:
+    those of now, as `sum:total`."""
+    old = {new: before for before, new in renamed}
+    parts = ((name, *name.partition(":")) for name in columns)
+    return {f"{function}:{old[output]}": name for name, function, _, output in parts if output in old}
+
+
+class Folding:
+    """Aggregates of entries 0..size - 1, for the length of one step."""
+
+    def __init__(self, layout: WindowLayout, size: int) -> None:
+        self._accumulators: list[Accumulating] = layout.accumulators(Cells(max(size, 1)))
+
+    def add(self, entries: Entries, values: Sequence[ReadValues | None], known: int) -> None:
+        """Take a row for each of `entries`; those from `known` on are new. Raises SumOverflowError."""
+        for accumulator, read in zip(self._accumulators, values, strict=True):
+            accumulator.add(entries, read, known)
+
+    def merge(self, entries: Entries, columns: Sequence[pa.Array], known: int) -> None:
+        """Fold state columns into `entries`, in order. Raises SumOverflowError."""
+        at = 0
+        for accumulator in self._accumulators:
+            width = len(accumulator.state_schema)
+            accumulator.merge(entries, columns[at : at + width], known)
+            at += width
+
+    def state(self, entries: Selection) -> list[pa.Array]:
+        """State columns."""
+        return [array for accumulator in self._accumulators for array in accumulator.state(entries)]
+
+    def result(self, entries: Selection) -> list[pa.Array]:
+        """Aggregates."""
+        return [accumulator.result(entries) for accumulator in self._accumulators]
+
+
+@dataclass(frozen=True)
+class Folded:
+    """The keys of a batch after it.
+
+    Attributes:
+        keys: distinct.
+        was_there: which of them had a state before.
+        places: the entry of each in `folding`.
+        folding: their aggregates.
+    """
+
+    keys: KeySet
+    was_there: Mask
+    places: Entries
+    folding: Folding
+
+
+class StoredAggregates:
+    """The state `name` of one operator subtask: for each key, and where there are starts for each key and start, the
+    state columns of the aggregates; and event timers by the same keys, for whoever needs them.
+
+    Attributes:
+        timers: of the back end.
+    """
+
+    def __init__(
+        self,
+        ctx: OperatorContext,
+        name: str,
+        layout: WindowLayout,
+        rows: pa.Schema,
+        renamed: Renamed,
+        *,
+        by_start: bool,
+    ) -> None:
+        """Open the back end.
+
+        Args:
+            rows: columns that the state has in savepoints, whatever kept it: key group, START_COLUMN where there are
+                starts, keys, aggregates.
+            by_start: keys come with starts.
+        """
+        self._layout = layout
+        self._rows = rows
+        self._keys = layout.keys.schema
+        self._start = _unused_name(START_COLUMN, self._keys.names) if by_start else None
+        self._groups = key_group_range(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
+        columns = pa.schema(layout.state_fields()[len(self._keys) :])
+        former = renamed_aggregates(columns.names, renamed)
+        self._descriptor = StateDescriptor(name, "value", columns, renamed=former)
+        stored_keys = self._keys if self._start is None else self._keys.append(pa.field(self._start, pa.int64()))
+        self._back_end = opened_back_end(
+            ctx, stored_keys, namespace_columns=int(by_start), renamed=renamed, fills=False
+        )
+        self._stored_keys = stored_keys
+        self._state = self._back_end.value(self._descriptor)
+        self.timers = self._back_end.timers("event")
+
+    # ------------------------------------------------------------ keys
+
+    def keys(self, columns: pa.RecordBatch, starts: Int64s | None = None) -> KeySet:
+        """The distinct keys of rows. Args: columns: has the key columns. starts: of each row, where there are any."""
+        arrays = [columns.column(name) for name in self._keys.names]
+        if starts is not None:
+            arrays.append(pa.array(starts))
+        return self._back_end.keys(pa.RecordBatch.from_arrays(arrays, names=self._stored_keys.names))
+
+    def key_columns(self, keys: KeySet) -> tuple[pa.RecordBatch, Int64s]:
+        """The key columns of a set, and starts, zeros where there are none."""
+        columns = keys.columns()
+        if self._start is None:
+            return columns, np.zeros(keys.size, np.int64)
+        starts = columns.column(columns.num_columns - 1).to_numpy()
+        return columns.select(range(columns.num_columns - 1)), starts
+
+    def every(self, limit: int) -> Iterator[KeySet]:
+        """All keys, in sets of at most `limit`. Nothing may be written meanwhile."""
+        return self._back_end.all_keys(self._descriptor, limit)
+
+    # ------------------------------------------------------------ aggregates
+
+    def add(self, keys: KeySet, values: Sequence[ReadValues | None]) -> Folded:
+        """Take the rows of `keys`. Args: values: of each row, for each aggregate. Raises SumOverflowError."""
+        folded = self._read(keys)
+        folded.folding.add(folded.places[keys.rows], values, int(folded.was_there.sum()))
+        return self._written(folded)
+
+    def merge(self, keys: KeySet, columns: Sequence[pa.Array]) -> Folded:
+        """Fold in state columns, a row for each row of `keys`. Raises SumOverflowError."""
+        folded = self._read(keys)
+        folded.folding.merge(folded.places[keys.rows], columns, int(folded.was_there.sum()))
+        return self._written(folded)
+
+    def gathered(self, keys: KeySet, owners: Entries, size: int) -> tuple[Folding, Mask]:
+        """The states of several keys put together, and which rows of `keys` have one. Nothing is written.
+
+        Args:
+            owners: for each row of `keys` the entry that its state goes to, in order.
+            size: entries.
+        """
+        found = self._state.get(keys)
+        there = found.present[keys.rows]
+        columns = found.columns.take(pa.array(keys.rows[there])).columns
+        folding = Folding(self._layout, size)
+        folding.merge(owners[there], columns, 0)
+        return folding, there
+
+    def clear(self, keys: KeySet, where: Mask | None = None) -> None:
+        """Forget them."""
+        self._state.clear(keys, where)
+
+    def _read(self, keys: KeySet) -> Folded:
+        """What is stored for the keys: those that are known first."""
+        found = self._state.get(keys)
+        there, known = found.present, int(found.present.sum())
+        places = np.empty(keys.size, np.int32)
+        places[there] = np.arange(known)
+        places[~there] = np.arange(known, keys.size)
+        folding = Folding(self._layout, keys.size)
+        if known:
+            columns = found.columns if known == keys.size else found.columns.filter(pa.array(there))
+            folding.merge(np.arange(known, dtype=np.int32), columns.columns, 0)
+        return Folded(keys, there.copy(), places, folding)
+
+    def _written(self, folded: Folded) -> Folded:
+        arrays = folded.folding.state(slice(0, folded.keys.size))
+        if folded.was_there.any() and not folded.was_there.all():
+            places = pa.array(folded.places)
+            arrays = [array.take(places) for array in arrays]
+        self._state.put(folded.keys, pa.RecordBatch.from_arrays(arrays, schema=self._descriptor.columns))
+        return folded
+
+    # ------------------------------------------------------------ snapshots
+
+    def snapshot(self, checkpoint_id: int, *, portable: bool, finish: Finish = lambda rows: rows) -> AsyncSnapshot:
+        """Freeze it. In a savepoint it is rows as an operator in memory writes them, without timers, which follow from
+        them. Args: finish: adds columns to such rows."""
+        write = self._back_end.snapshot(checkpoint_id, portable=portable)
+        if not portable:
+            return write
+        name = self._descriptor.name
+        return lambda: [changed_rows(part, partial(self._plain, finish)) for part in write() if part.name == name]
+
+    def restore_files(self, parts: Sequence[StatePart]) -> None:
+        """Take back state and timers in files of the back end. Raises SnapshotError: they are of other columns."""
+        self._back_end.restore([part for part in parts if part.format != "rows"])
+
+    def restored_rows(self, part: StatePart) -> Iterator[tuple[KeySet, pa.RecordBatch, Int64s]]:
+        """Take back rows with the columns of `rows`, some at a time. Gives keys, key columns and starts of each."""
+        width = len(self._rows) - len(self._descriptor.columns)
+        for rows in own_rows(part, self._groups):
+            columns = pa.RecordBatch.from_arrays(rows.columns[width - len(self._keys) : width], schema=self._keys)
+            starts = rows.column(START_COLUMN).to_numpy() if self._start is not None else None
+            keys = self.keys(columns, starts)
+            assert keys.size == rows.num_rows, "a key comes twice in the state of aggregates"
+            state = pa.RecordBatch.from_arrays(rows.columns[width:], schema=self._descriptor.columns)
+            self._state.put(keys, state)
+            yield keys, columns, starts if starts is not None else np.zeros(keys.size, np.int64)
+
+    def close(self) -> None:
+        """Close the back end."""
+        self._back_end.close()
+
+    def _plain(self, finish: Finish, table: pa.Table) -> pa.Table:
+        """Rows of the back end (`layout`) with the columns of `rows`."""
+        first = len(self._rows) - len(self._keys) - len(self._descriptor.columns)
+        names = [KEY_GROUP_COLUMN, KEY_PREFIX + str(self._start)][:first]
+        names += [KEY_PREFIX + name for name in self._keys.names]
+        names += [VALUE_PREFIX + name for name in self._descriptor.columns.names]
+        return finish(pa.table([table.column(name) for name in names], schema=self._rows))
+
+
+def _unused_name(name: str, taken: Sequence[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name

@@ -1,0 +1,72 @@
+"""Aggregates without windows in a back end outside memory (S5.2)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
+from tidegate.operators.stream_operator import OperatorContext
+from tidegate.operators.aggregates.keyed_aggregates import WindowLayout
+from tidegate.operators.restored_parts import checked_part
+from tidegate.operators.aggregates.aggregate_specs import RunningAggSpec
+from tidegate.operators.backend_shapes import GROUPS, group_schema
+from tidegate.operators.aggregates.stored_aggregates import Folded, StoredAggregates
+from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+
+
+class StoredGroups:
+    """See `Groups`."""
+
+    def __init__(self, spec: RunningAggSpec, ctx: OperatorContext) -> None:
+        self._spec, self._uid = spec, ctx.uid
+        self._layout = WindowLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
+        self._schema = group_schema(spec)
+        self._store = StoredAggregates(ctx, GROUPS, self._layout, self._schema, spec.renamed, by_start=False)
+
+    def take(self, batch: pa.RecordBatch) -> Folded:
+        """See `Groups`."""
+        keys = self._store.keys(batch)
+        if self._spec.is_partial:
+            return self._store.merge(keys, batch.columns[len(self._spec.keys) :])
+        return self._store.add(keys, self._layout.values(batch))
+
+    def results(self, changed: Folded) -> Iterator[pa.RecordBatch]:
+        """See `Groups`. In order of first sight in the batch."""
+        columns = changed.keys.columns()
+        for start in range(0, changed.keys.size, MAX_BATCH_ROWS):
+            keys = columns.slice(start, MAX_BATCH_ROWS)
+            results = changed.folding.result(changed.places[start : start + MAX_BATCH_ROWS])
+            yield pa.RecordBatch.from_arrays([*keys.columns, *results], schema=self._spec.schema)
+
+    def every(self) -> Iterator[pa.RecordBatch]:
+        """See `Groups`. By key group, then in the order of the back end."""
+        for keys in self._store.every(MAX_BATCH_ROWS):
+            yield from self._told(keys.columns())
+
+    def snapshot(self, checkpoint_id: int, *, portable: bool) -> AsyncSnapshot:
+        """Freeze the back end."""
+        return self._store.snapshot(checkpoint_id, portable=portable)
+
+    def restore(self, parts: Sequence[StatePart]) -> None:
+        """See `Groups`."""
+        files = [part for part in parts if part.format != "rows"]
+        if files:
+            self._store.restore_files(files)
+        for part in parts:
+            if part.format == "rows":
+                checked = checked_part(part, self._schema, self._uid, dict(self._spec.renamed), fills=False)
+                deque(self._store.restored_rows(checked), maxlen=0)
+
+    def close(self) -> None:
+        """Close the back end."""
+        self._store.close()
+
+    def _told(self, columns: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        keys = self._store.keys(columns)
+        folding, there = self._store.gathered(keys, keys.rows, keys.size)
+        assert there.all(), "a group without a state is told"
+        results = folding.result(slice(0, keys.size))
+        yield pa.RecordBatch.from_arrays([*columns.columns, *results], schema=self._spec.schema)

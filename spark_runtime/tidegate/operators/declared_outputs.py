@@ -1,0 +1,61 @@
+"""What a user's function gives, held against the schema that was declared for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import pyarrow as pa
+
+from tidegate.errors import PipelineError
+from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
+from tidegate.operators.stream_operator import Output, SideOutput
+
+Refuse = Callable[[str, str], PipelineError]
+"""Makes the error of (cause, remedy)."""
+
+
+def checked_outputs(
+    result: object, schema: pa.Schema, side_outputs: Mapping[str, pa.Schema], refuse: Refuse
+) -> Iterator[Output]:
+    """The result, without being empty, in batches of at most `MAX_BATCH_ROWS`, held against the schema of its output:
+    `schema`, or of a `SideOutput` that of its name in `side_outputs`. Raises what `refuse` makes."""
+    if not isinstance(result, SideOutput):
+        checked = checked_output(result, schema, refuse)
+        for start in range(0, checked.num_rows, MAX_BATCH_ROWS):
+            yield checked.slice(start, MAX_BATCH_ROWS)
+        return
+    name = result.name
+    if name not in side_outputs:
+        declared = f"declared are {sorted(side_outputs)}" if side_outputs else "none is declared"
+        raise refuse(
+            f"it gave rows for the side output {name!r}; {declared}",
+            f"Declare it: side_outputs={{{name!r}: pa.schema(...)}}",
+        )
+    checked = checked_output(
+        result.batch, side_outputs[name], lambda cause, remedy: refuse(f"side output {name!r}: {cause}", remedy)
+    )
+    for start in range(0, checked.num_rows, MAX_BATCH_ROWS):
+        yield SideOutput(name, checked.slice(start, MAX_BATCH_ROWS))
+
+
+def checked_output(result: object, schema: pa.Schema, refuse: Refuse) -> pa.RecordBatch:
+    """The result with exactly the declared schema; what `refuse` makes, naming the column, when it is not of it."""
+    if not isinstance(result, pa.RecordBatch):
+        raise refuse(f"it gave a {type(result).__name__}", "Yield pyarrow.RecordBatch objects")
+    if result.schema.names != schema.names:
+        declared, given = schema.names, result.schema.names
+        missing = [name for name in declared if name not in given]
+        extra = [name for name in given if name not in declared]
+        cause = f"columns are {given}, declared are {declared}"
+        if missing or extra:
+            cause += f"; missing {missing}, not declared {extra}"
+        raise refuse(cause, "Yield exactly the declared columns, in their order")
+    for field, array in zip(schema, result.columns, strict=True):
+        if array.type != field.type:
+            raise refuse(
+                f"column {field.name!r} is {array.type}, declared is {field.type}",
+                f"Cast {field.name!r} in the function, or declare {array.type}",
+            )
+        if not field.nullable and array.null_count:
+            raise refuse(f"column {field.name!r} has nulls, declared is not null", "Declare it nullable")
+    return pa.RecordBatch.from_arrays(result.columns, schema=schema)

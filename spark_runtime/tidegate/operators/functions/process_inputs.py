@@ -1,0 +1,76 @@
+"""The inputs of a process, and which of its methods each of them calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from tidegate.operators.functions.co_process import BroadcastProcess, CoProcess, KeyedBroadcastProcess, KeyedCoProcess
+from tidegate.operators.functions.keyed_process import KeyedProcess, KeyedUserProcess
+from tidegate.operators.functions.context import UserProcess
+from tidegate.operators.functions.process import Process, UnkeyedUserProcess
+
+InputName = Literal["", "left", "right", "broadcast"]
+INPUT_NAMES: dict[InputName | None, InputName] = {None: "", "right": "left", "broadcast": ""}
+"""Name of the first input, by that of the second; None: there is one."""
+_AT_END = ("on_timers", "on_watermark", "finish", "end_left", "end_right", "end_broadcast")
+_BASES = (
+    UserProcess,
+    KeyedUserProcess,
+    UnkeyedUserProcess,
+    Process,
+    KeyedProcess,
+    CoProcess,
+    KeyedCoProcess,
+    BroadcastProcess,
+    KeyedBroadcastProcess,
+)
+
+
+@dataclass(frozen=True)
+class ProcessInput:
+    """One input of a process.
+
+    Attributes:
+        name: its rows go to the method `process`, or `process_<name>`.
+        schema: of its records.
+        keys: key columns, in the order of the first input's, of equal types; empty: its rows come without keys.
+        time_column: event time, a timestamp or an integer; None: the rows have none.
+        time_unit: of the time column.
+    """
+
+    name: InputName
+    schema: pa.Schema
+    keys: tuple[str, ...] = ()
+    time_column: str | None = None
+    time_unit: Literal["s", "ms", "us", "ns"] = "us"
+
+    @property
+    def method(self) -> str:
+        """Of the user's class."""
+        return f"process_{self.name}" if self.name else "process"
+
+    @property
+    def end_method(self) -> str | None:
+        """Of the user's class, for its real end; None: it has none."""
+        return f"end_{self.name}" if self.name else None
+
+
+def overrides(process: UserProcess, method: str) -> bool:
+    """The user's class has a method of its own in the place of ours."""
+    own: Any = getattr(type(process), method, None)
+    return own is not None and all(own is not getattr(base, method, None) for base in _BASES)
+
+
+def fires_at_end(process: UserProcess) -> bool:
+    """It may give results because some input of it has ended (S7.5)."""
+    return any(overrides(process, method) for method in _AT_END)
+
+
+def inputs_text(inputs: Sequence[ProcessInput]) -> str:
+    """By which keys, for `describe`: "" or " by k" or " by left k, right id"."""
+    keyed = [f"{given.name} {', '.join(given.keys)}".strip() for given in inputs if given.keys]
+    return f" by {', '.join(keyed)}" if keyed else ""

@@ -1,0 +1,170 @@
+"""AsOfJoin: each row of a stream with the version that was in force at its time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.channel.elements import MAX_WATERMARK
+from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
+from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
+from tidegate.operators.joins.joined_columns import JoinedColumns
+from tidegate.operators.joins.matched_pairs import last_not_after
+from tidegate.operators.joins.join_specs import LEFT, RIGHT, AsOf, StreamJoinSpec
+from tidegate.operators.joins.join_state import SIDES, JoinState, join_descriptors
+from tidegate.operators.joins.join_times import JoinTimes
+from tidegate.operators.windows.window_aggregate import LATE_DROPPED, NULL_TIME_DROPPED
+from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+from tidegate.state.keyed_state import DueTimers, Elements, KeyNumbers, KeySet
+from tidegate.state.keys.key_bytes import Int64s, valid_mask
+
+
+class AsOfJoin(StreamOperator):
+    """A left row waits until the watermark has passed its time, so that no version of that time can come any more; then
+    it comes out with the latest version (right row) of its key that is not later than itself.
+
+    Of versions of one time the last to come counts. A left row whose key or time is null has no version; a version
+    without a time is counted under `null_event_time_dropped`; what is late is counted under `late_dropped` and dropped
+    (S4.4). At MAX_WATERMARK all left rows come out, and in `finish` those that came between the two; versions stay:
+    behind a drain left rows go on from before the last of them (S7.5).
+
+    State: `left`, the rows that wait, and `right`, of each key the version that is in force and those to come; a timer
+    for each key at the next time that something is to be done. `watermark:passed` and `join:form` as of other joins.
+    """
+
+    def __init__(self, spec: StreamJoinSpec) -> None:
+        assert isinstance(spec.bounds, AsOf), "not a join as of a time"
+        self._spec = spec
+        self._tolerance_us = spec.bounds.tolerance_us
+        self._columns = JoinedColumns(spec)
+        self._times = JoinTimes(spec.inputs[LEFT]), JoinTimes(spec.inputs[RIGHT])
+        self._is_over = False
+        self._is_open = False
+
+    def open(self, ctx: OperatorContext) -> None:
+        """Open the back end."""
+        super().open(ctx)
+        spec = self._spec
+        self._state = state = JoinState(ctx, spec.key_schema, join_descriptors(spec), spec.form(), spec.renamed, 0)
+        self._lists = state.lists[SIDES[LEFT]], state.lists[SIDES[RIGHT]]
+        self._is_open = True
+
+    def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        """Keep the rows; those that no version can be of come out at once."""
+        rows = self._columns.stored(input_index, batch)
+        where = f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}"
+        times, timeless = self._times[input_index].read(rows, where)
+        usable = np.ones(rows.num_rows, np.bool_) if timeless is None else ~timeless
+        if timeless is not None and input_index == RIGHT:
+            self.ctx.count(NULL_TIME_DROPPED, int(timeless.sum()))
+        for key in self._spec.inputs[input_index].keys:
+            if rows.column(key).null_count:
+                usable &= valid_mask(rows.column(key))
+        if not usable.all():
+            if input_index == LEFT and self._spec.stands_alone(LEFT):
+                yield from self._columns.alone(LEFT, rows.filter(pa.array(~usable)), None)
+            rows, times = rows.filter(pa.array(usable)), times[usable]
+        if rows.num_rows:
+            self._keep(rows, times, input_index)
+
+    def on_watermark(self, watermark_us: int) -> Iterator[Output]:
+        """The left rows whose time it has passed."""
+        self._state.passed.advance(watermark_us)
+        self._is_over = self._is_over or watermark_us == MAX_WATERMARK
+        yield from self._fire(watermark_us)
+
+    def finish(self) -> Iterator[Output]:
+        """The left rows that came since the last watermark."""
+        yield from self._fire(MAX_WATERMARK)
+
+    def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
+        """Freeze the back end."""
+        return self._state.snapshot(checkpoint_id, portable=self.portable)
+
+    def restore(self, parts: Sequence[StatePart]) -> None:
+        """Take back both sides; see `JoinState`."""
+        self._state.restore(parts)
+
+    def close(self) -> None:
+        """Close the back end."""
+        if self._is_open:
+            self._state.back_end.close()
+
+    def _keep(self, rows: pa.RecordBatch, times: Int64s, side: int) -> None:
+        keys = self._state.keys([rows.column(key) for key in self._spec.inputs[side].keys])
+        owners = keys.rows
+        if not self._is_over:
+            late = times < self._state.passed.of(keys.groups)[owners]
+            if late.any():
+                self.ctx.count(LATE_DROPPED, int(late.sum()))
+                rows, times, owners = rows.filter(pa.array(~late)), times[~late], owners[~late]
+        if len(owners):
+            self._lists[side].append(keys, owners, pa.RecordBatch.from_arrays(rows.columns, schema=self._kept(side)))
+            self._state.register(keys, owners, times + 1)
+
+    def _kept(self, side: int) -> pa.Schema:
+        return next(d.columns for d in join_descriptors(self._spec) if d.name == SIDES[side])
+
+    def _fire(self, until_us: int) -> Iterator[pa.RecordBatch]:
+        while (due := self._state.timers.due(until_us, MAX_BATCH_ROWS)) is not None:
+            yield from self._due(due, until_us)
+
+    def _due(self, due: DueTimers, until_us: int) -> Iterator[pa.RecordBatch]:
+        """Left rows whose time is over come out, and versions go that no later row can be of."""
+        keys = due.keys
+        left, right = self._lists[LEFT].get(keys), self._lists[RIGHT].get(keys)
+        left_times, right_times = self._times[LEFT].of(left.columns), self._times[RIGHT].of(right.columns)
+        owners = _owners(left)
+        waiting = left_times >= until_us
+        rows = np.flatnonzero(~waiting)
+        rows = rows[np.lexsort((left_times[rows], owners[rows]))]
+        order = np.lexsort((right_times, _owners(right)))  # stable: of one time, in order of coming
+        right_times = right_times[order]
+        found = last_not_after(owners[rows], right.offsets, right_times, left_times[rows])
+        versions = self._in_force(found, left_times[rows], right_times, order)
+        to_come = right_times >= until_us
+        needed = to_come.copy()
+        every, last_us = np.arange(keys.size, dtype=np.int32), np.full(keys.size, until_us - 1)
+        in_force = last_not_after(every, right.offsets, right_times, last_us)
+        needed[in_force[in_force >= 0]] = True
+        if len(rows):
+            self._replace(LEFT, keys, left, np.flatnonzero(waiting))
+        if until_us < MAX_WATERMARK and not needed.all():
+            self._replace(RIGHT, keys, right, order[needed])
+        self._state.register(keys, owners[waiting], left_times[waiting] + 1)
+        self._state.register(keys, _owners(right)[to_come], right_times[to_come] + 1)
+        yield from self._given(left.columns, right.columns, rows, versions)
+
+    def _in_force(self, found: Int64s, times: Int64s, right_times: Int64s, order: Int64s) -> Int64s:
+        """Right row numbers of the versions `found` for rows of these times; -1: none, or too old a one."""
+        versions = np.full(len(found), -1)
+        there = np.flatnonzero(found >= 0)
+        if self._tolerance_us is not None:
+            there = there[times[there] - right_times[found[there]] <= self._tolerance_us]
+        versions[there] = order[found[there]]
+        return versions
+
+    def _replace(self, side: int, keys: KeySet, held: Elements, rows: Int64s) -> None:
+        """Keep only these rows, which are in order of their keys."""
+        counts = np.bincount(_owners(held)[rows], minlength=keys.size)
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        self._lists[side].put(keys, Elements(offsets, held.columns.take(pa.array(rows))))
+
+    def _given(
+        self, left: pa.RecordBatch, right: pa.RecordBatch, rows: Int64s, versions: Int64s
+    ) -> Iterator[pa.RecordBatch]:
+        if self._spec.how == "inner":
+            rows, versions = rows[versions >= 0], versions[versions >= 0]
+        for start in range(0, len(rows), MAX_BATCH_ROWS):
+            mine, theirs = (numbers[start : start + MAX_BATCH_ROWS] for numbers in (rows, versions))
+            missing = theirs < 0
+            picked = right.take(pa.array(theirs, mask=missing if missing.any() else None))
+            pairs = self._columns.pairs(left.take(pa.array(mine)), picked, None)
+            yield pa.RecordBatch.from_arrays(pairs.columns, schema=self._spec.schema)
+
+
+def _owners(held: Elements) -> KeyNumbers:
+    sizes = np.diff(held.offsets)
+    return np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)

@@ -1,0 +1,136 @@
+"""BroadcastJoin: joins a stream with a complete bounded side that every subtask holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.channel.elements import MAX_WATERMARK, Watermark
+from tidegate.operators.joins.build_side import BuildSide
+from tidegate.operators.stream_operator import Output, StreamOperator
+from tidegate.operators.restored_parts import checked_part
+from tidegate.operators.specs import BUILD, BroadcastJoinSpec
+from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
+
+PROGRESS_SCHEMA = pa.schema([pa.field("build_ended", pa.bool_(), nullable=False)])
+"""State `progress`: whether the build side is complete; it comes from the subtask that the build rows come from."""
+HELD_SCHEMA = pa.schema([pa.field("held_us", pa.int64()), pa.field(OWNER_COLUMN, pa.int32())])
+"""State `held`: the watermark held back until the build side is complete (null: none). No row has an owner: at another
+parallelism every subtask learns all of them, and holds the earliest."""
+
+
+class BroadcastJoin(StreamOperator):
+    """Input 0 is probed with input 1, which is broadcast and must end.
+
+    No operator selects its input, so probe rows that come before the build side is complete are buffered, and
+    watermarks held back; when it ends, the buffered rows come out joined, then the held watermark. From then on it
+    keeps no probe rows. The build side is complete at `end_input(1)`, or at MAX_WATERMARK, which says that every input
+    has ended and may come first.
+
+    State: `build` and `progress` (broadcast), `buffered` probe rows and `held` (list). Batches are immutable, so
+    `snapshot` copies nothing. At another parallelism the probe rows of one old subtask come to one new one, so that
+    they stay in order among themselves; what comes after the restore by another subtask may overtake them.
+    """
+
+    def __init__(self, spec: BroadcastJoinSpec) -> None:
+        self._spec = spec
+        self._build_rows: list[pa.RecordBatch] = []
+        self._buffered: list[pa.RecordBatch] = []
+        self._build: BuildSide | None = None
+        self._held_us: int | None = None
+
+    def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        """Join a probe batch, or keep it for later; collect a build batch."""
+        if input_index == BUILD:
+            assert self._build is None, "a record of the build side after its end"
+            self._build_rows.append(_as_declared(batch, self._spec.right_schema))
+        elif self._build is None:
+            self._buffered.append(_as_declared(batch, self._spec.left_schema))
+        else:
+            yield from self._build.join(batch)
+
+    def on_watermark(self, watermark_us: int) -> Iterator[Output]:
+        """Hold it back while probe rows are waiting; MAX_WATERMARK completes the build side."""
+        if watermark_us == MAX_WATERMARK:
+            yield from self._complete()
+        elif self._build is None:
+            self._held_us = watermark_us
+
+    def forwards_watermarks(self) -> bool:
+        """Not before the build side is complete."""
+        return self._build is not None
+
+    def withholds(self) -> bool:
+        """While probe rows wait for the build side."""
+        return bool(self._buffered)
+
+    def end_input(self, input_index: int) -> Iterator[Output]:
+        """The end of the build side releases the buffered probe rows."""
+        if input_index == BUILD:
+            yield from self._complete()
+
+    def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
+        """Build rows, waiting probe rows, and how far things are."""
+        build, buffered = tuple(self._build_rows), tuple(self._buffered)
+        progress = pa.table([[self._build is not None]], schema=PROGRESS_SCHEMA)
+        held = pa.table([[self._held_us], [None]], schema=HELD_SCHEMA)
+        return lambda: [
+            StatePart("build", "broadcast", pa.Table.from_batches(build, schema=self._spec.right_schema)),
+            StatePart("buffered", "list", self._buffered_table(buffered)),
+            StatePart("progress", "broadcast", progress),
+            StatePart("held", "list", held),
+        ]
+
+    def restore(self, parts: Sequence[StatePart]) -> None:
+        """Take back what `snapshot` gave; after a drain that cut the build side short, it goes on (S7.5). Raises
+        SnapshotError when either side has other columns now (S5.5)."""
+        ended, renamed = False, dict(self._spec.renamed)
+        held: list[int | None] = []
+        for part in parts:
+            if part.name == "build":
+                table = checked_part(part, self._spec.right_schema, self.ctx.uid, renamed).table
+                self._build_rows = _batches(table, self._spec.right_schema)
+            elif part.name == "buffered":
+                rows = part.table
+                if OWNER_COLUMN in rows.column_names:  # the first version wrote none
+                    rows = rows.drop_columns(OWNER_COLUMN)
+                table = checked_part(replace(part, table=rows), self._spec.left_schema, self.ctx.uid, renamed).table
+                self._buffered.extend(_batches(table, self._spec.left_schema))
+            elif part.name == "held":
+                held += part.table.column("held_us").to_pylist()
+            else:
+                ended = any(part.table.column("build_ended").to_pylist())
+                if "held_us" in part.table.column_names:  # as the first version wrote it
+                    held += part.table.column("held_us").to_pylist()
+        known = [time_us for time_us in held if time_us is not None]
+        self._held_us = min(known) if known and len(known) == len(held) else None
+        if ended and not self.ctx.drained:
+            self._build = BuildSide(self._spec, self._build_rows)
+
+    def _buffered_table(self, buffered: Sequence[pa.RecordBatch]) -> pa.Table:
+        table = pa.Table.from_batches(buffered, schema=self._spec.left_schema)
+        owners = pa.array(np.full(table.num_rows, self.ctx.subtask, np.int32))
+        return table.append_column(OWNER_COLUMN, owners)
+
+    def _complete(self) -> Iterator[Output]:
+        if self._build is not None:
+            return
+        self._build = BuildSide(self._spec, self._build_rows)
+        buffered, self._buffered = self._buffered, []
+        for batch in buffered:
+            yield from self._build.join(batch)
+        if self._held_us is not None:
+            yield Watermark(self._held_us)
+            self._held_us = None
+
+
+def _as_declared(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """What a source gives may differ from its declared schema in nullability."""
+    return batch if batch.schema.equals(schema) else batch.cast(schema)
+
+
+def _batches(table: pa.Table, schema: pa.Schema) -> list[pa.RecordBatch]:
+    return [pa.RecordBatch.from_arrays(b.columns, schema=schema) for b in table.to_batches() if b.num_rows]

@@ -1,0 +1,234 @@
+"""What joins of two streams keep, through the contract of keyed state (S5.1): rows of both sides, by key and span."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.channel.elements import MAX_WATERMARK
+from tidegate.errors import SnapshotError
+from tidegate.jobs.restore.state_shapes import StateShape
+from tidegate.operators.stream_operator import OperatorContext
+from tidegate.operators.joins.join_specs import RIGHT, Sessions, StreamJoinSpec
+from tidegate.operators.keyed_backend import opened_back_end
+from tidegate.operators.time.passed_watermarks import PASSED_STATE, PassedWatermarks
+from tidegate.snapshot.evolved_columns import columns_of
+from tidegate.snapshot.key_groups import key_group_range
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
+from tidegate.state.keyed_state import KeyedStateBackend, KeyNumbers, KeySet, Mask, StateDescriptor, TimerKind
+from tidegate.state.evolved_parts import evolved_parts, renamed_columns
+from tidegate.state.keys.key_bytes import Int64s
+from tidegate.state.state_layout import KEY_PREFIX, form_of, part_schema, timer_part, timer_schema
+
+SIDES = ("left", "right")
+"""Names of the states with the rows of each side."""
+MATCHED = "{}.matched"
+"""Names of the states with the positions, in the list of their key, of rows that found a match later."""
+MATCHED_COLUMN = "matched_at_once"
+OPEN_SESSIONS = "sessions"
+"""Name of the state with the sessions of both sides that are open."""
+SESSION_COLUMNS = pa.schema([("first_us", pa.int64()), ("last_us", pa.int64())])
+"""Times of a session's first and last row."""
+FORM_STATE = "join:form"
+"""What is kept, and in which spans: another kind of join, or one with other bounds, cannot use it."""
+FORM_SCHEMA = pa.schema([pa.field(KEY_GROUP_COLUMN, pa.uint16(), nullable=False), pa.field("form", pa.string())])
+POSITIONS = pa.schema([("position", pa.int64())])
+
+Names = Mapping[str, str]
+
+
+def join_descriptors(spec: StreamJoinSpec) -> tuple[StateDescriptor, ...]:
+    """The states of a join: rows of each side, marks where matches are tracked, and open sessions."""
+    found: list[StateDescriptor] = []
+    for side, name in enumerate(SIDES):
+        columns = kept_columns(spec, side)
+        renamed = {old: new for old, new in spec.renamed if new in columns.names}
+        found.append(StateDescriptor(name, "list", columns, renamed=renamed))
+        if spec.is_tracked(side):
+            found.append(StateDescriptor(MATCHED.format(name), "list", POSITIONS))
+    if isinstance(spec.bounds, Sessions):
+        found.append(StateDescriptor(OPEN_SESSIONS, "list", SESSION_COLUMNS))
+    return tuple(found)
+
+
+def kept_columns(spec: StreamJoinSpec, side: int) -> pa.Schema:
+    """Columns of a side's rows in state: all, or what is needed to know of a match. Nullable: sources may give more
+    nulls than they declare."""
+    given = spec.inputs[side]
+    fields = list(given.schema)
+    if side == RIGHT and not spec.gives_pairs and spec.where is None:
+        fields = [given.schema.field(given.time_column or given.keys[0])]
+    fields = [field.with_nullable(True).remove_metadata() for field in fields]
+    if spec.is_tracked(side):
+        fields.append(pa.field(matched_column(given.schema), pa.bool_()))
+    return pa.schema(fields)
+
+
+def matched_column(schema: pa.Schema) -> str:
+    """The column that says of a row that it found a match when it came; no column of the user's has the name."""
+    name = MATCHED_COLUMN
+    while name in schema.names:
+        name += "_"
+    return name
+
+
+def stream_join_shapes(
+    key_schema: pa.Schema, descriptors: Sequence[StateDescriptor], form: str, renamed: Sequence[tuple[str, str]]
+) -> tuple[StateShape, ...]:
+    """What a join declares of its states (S5.5)."""
+    of_keys = {KEY_PREFIX + old: KEY_PREFIX + new for old, new in renamed if new in key_schema.names}
+    shapes = [StateShape(PASSED_STATE, "keyed"), StateShape(FORM_STATE, "keyed", form=form)]
+    for descriptor in descriptors:
+        schema = part_schema(descriptor, key_schema)
+        names = {**renamed_columns(descriptor), **of_keys}
+        shapes.append(StateShape(descriptor.name, "keyed", columns_of(schema), form_of(schema), names))
+    timers = timer_schema(key_schema)
+    columns, form_of_timers = columns_of(timers), form_of(timers)
+    kinds = get_args(TimerKind)
+    return (*shapes, *(StateShape(timer_part(kind), "keyed", columns, form_of_timers, of_keys) for kind in kinds))
+
+
+class JoinState:
+    """The back end of one join subtask, how far event time has come, and what spans its state has.
+
+    Attributes:
+        back_end: open; its batches have the columns of the key schema.
+        passed: how far event time has come.
+    """
+
+    def __init__(
+        self,
+        ctx: OperatorContext,
+        key_schema: pa.Schema,
+        descriptors: Sequence[StateDescriptor],
+        form: str,
+        renamed: Sequence[tuple[str, str]],
+        namespace_columns: int,
+    ) -> None:
+        self._ctx, self._key_schema, self._descriptors, self._form = ctx, key_schema, tuple(descriptors), form
+        self._renamed_keys = {old: new for old, new in renamed if new in key_schema.names}
+        self._groups = key_group_range(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
+        self.passed = PassedWatermarks(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
+        self.back_end: KeyedStateBackend = opened_back_end(
+            ctx, key_schema, namespace_columns=namespace_columns, renamed=self._renamed_keys.items()
+        )
+        self.lists = {descriptor.name: self.back_end.list(descriptor) for descriptor in descriptors}
+        self.timers = self.back_end.timers("event")
+        self.back_end.timers("processing")
+
+    def keys(self, columns: Sequence[pa.Array]) -> KeySet:
+        """The keys of rows with these key columns."""
+        return self.back_end.keys(pa.RecordBatch.from_arrays(columns, schema=self._key_schema))
+
+    def register(self, keys: KeySet, owners: KeyNumbers, times: Int64s) -> None:
+        """An event timer for each key, at the earliest of its times."""
+        earliest = np.full(keys.size, MAX_WATERMARK)
+        np.minimum.at(earliest, owners, times)
+        timed = np.flatnonzero(earliest < MAX_WATERMARK).astype(np.int32)
+        self.timers.register(keys, timed, earliest[timed])
+
+    def snapshot(self, checkpoint_id: int, *, portable: bool) -> AsyncSnapshot:
+        """Freeze it."""
+        write, passed = self.back_end.snapshot(checkpoint_id, portable=portable), self.passed.part()
+        groups = pa.array(np.array(self._groups, np.uint16))
+        form = pa.table([groups, pa.array([self._form] * len(groups))], schema=FORM_SCHEMA)
+        return lambda: [*write(), passed, StatePart(FORM_STATE, "keyed", form)]
+
+    def restore(self, parts: Sequence[StatePart]) -> None:
+        """Take back what `snapshot` gave.
+
+        Raises:
+            SnapshotError: it was another kind of join, or had other bounds; or their columns cannot become those of now
+                (S5.5).
+        """
+        passed = [part for part in parts if part.name == PASSED_STATE]
+        if passed:
+            self.passed.restore(passed)
+        for part in parts:
+            if part.name == FORM_STATE:
+                self._require_form(part.table)
+        states = [part for part in parts if part.name not in (PASSED_STATE, FORM_STATE)]
+        rows = [part for part in states if part.format == "rows"]
+        changed = evolved_parts(rows, self._descriptors, self._key_schema, self._ctx.uid, self._renamed_keys)
+        self.back_end.restore([*changed, *(part for part in states if part.format != "rows")])
+
+    def _require_form(self, table: pa.Table) -> None:
+        for form in table.column("form").unique().to_pylist():
+            if form != self._form:
+                raise SnapshotError(
+                    f"The join {self._ctx.uid!r} has changed: what it has kept is not what it needs now",
+                    where=f"state {FORM_STATE!r} of operator {self._ctx.uid!r}",
+                    cause=f"it was {form}, now {self._form}",
+                    remedy="Restore with the former kind and bounds, or give the operator a new uid",
+                )
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Rows of one side for some keys.
+
+    Attributes:
+        offsets: key k has rows offsets[k]:offsets[k + 1].
+        rows: in order of coming.
+        matched: which have found a match; None: not tracked.
+    """
+
+    offsets: Int64s
+    rows: pa.RecordBatch
+    matched: Mask | None
+
+    @property
+    def owners(self) -> KeyNumbers:
+        """For each row the number of its key."""
+        sizes = np.diff(self.offsets)
+        return np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+
+
+class SideRows:
+    """The rows of one side, and which of them have found a match: at once, in a column, or later, by a mark. A row's
+    position in its list is its identity: lists lose nothing until they go as a whole."""
+
+    def __init__(self, state: JoinState, spec: StreamJoinSpec, side: int) -> None:
+        name = SIDES[side]
+        self.descriptor = next(d for d in join_descriptors(spec) if d.name == name)
+        self._rows = state.lists[name]
+        self._marks = state.lists.get(MATCHED.format(name))
+        self._columns = self.descriptor.columns
+        self._width = len(self._columns) - spec.is_tracked(side)
+
+    def fetch(self, keys: KeySet) -> StoredRows:
+        """Rows of each key."""
+        found = self._rows.get(keys)
+        if self._marks is None:
+            return StoredRows(found.offsets, found.columns, None)
+        matched = found.columns.column(self._width).to_numpy(zero_copy_only=False).astype(np.bool_)
+        marks = self._marks.get(keys)
+        owners = np.repeat(np.arange(keys.size), np.diff(marks.offsets))
+        matched[found.offsets[owners] + marks.columns.column(0).to_numpy()] = True
+        return StoredRows(found.offsets, found.columns.select(range(self._width)), matched)
+
+    def add(self, keys: KeySet, owners: KeyNumbers, rows: pa.RecordBatch, matched: Mask) -> None:
+        """Append rows; `matched` counts where that is tracked."""
+        arrays = [rows.column(name) for name in self._columns.names[: self._width]]
+        if self._marks is not None:
+            arrays.append(pa.array(matched))
+        self._rows.append(keys, owners, pa.RecordBatch.from_arrays(arrays, schema=self._columns))
+
+    def mark(self, keys: KeySet, stored: StoredRows, which: npt.NDArray[np.int64]) -> None:
+        """These of the fetched rows have found a match, or have come out: nothing is to wait for any more."""
+        if len(which):
+            assert self._marks is not None, "matches of this side are not tracked"
+            owners = stored.owners[which]
+            positions = pa.array(which - stored.offsets[owners])
+            self._marks.append(keys, owners, pa.RecordBatch.from_arrays([positions], schema=POSITIONS))
+
+    def clear(self, keys: KeySet, where: Mask | None = None) -> None:
+        """Forget keys."""
+        self._rows.clear(keys, where)
+        if self._marks is not None:
+            self._marks.clear(keys, where)

@@ -1,0 +1,44 @@
+"""Event times of the rows of a join, in microseconds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.errors import DataError
+from tidegate.operators.time.event_time import EventTime
+from tidegate.operators.joins.join_specs import JoinInput
+from tidegate.operators.windows.window_progress import MAX_TIME_US, MIN_TIME_US
+from tidegate.state.keyed_state import Mask
+from tidegate.state.keys.key_bytes import Int64s, valid_mask
+
+
+class JoinTimes:
+    """Reads the event time of one side."""
+
+    def __init__(self, given: JoinInput) -> None:
+        assert given.time_column is not None, "a side of a join by time has an event time"
+        self._time = EventTime(given.time_column, given.time_unit)
+
+    def of(self, rows: pa.RecordBatch) -> Int64s:
+        """Of rows that all have one."""
+        times: Int64s = self._time.microseconds(rows).to_numpy()
+        return times
+
+    def read(self, rows: pa.RecordBatch, where: str) -> tuple[Int64s, Mask | None]:
+        """Times, 0 where there is none, and where that is; None: nowhere.
+
+        Raises:
+            DataError: an event time beyond `MIN_TIME_US`..`MAX_TIME_US`.
+        """
+        array = self._time.microseconds(rows)
+        times: Int64s = array.fill_null(0).to_numpy() if array.null_count else array.to_numpy()
+        if len(times) and (times.min() < MIN_TIME_US or times.max() > MAX_TIME_US):
+            wrong = times[np.argmax((times < MIN_TIME_US) | (times > MAX_TIME_US))]
+            raise DataError(
+                f"Column {self._time.column!r} has an event time of {wrong} us since 1970",
+                where=where,
+                cause="the column's unit is not what the pipeline says, or the value is a placeholder",
+                remedy="Give with_watermark the right unit, or filter such rows first",
+            )
+        return times, ~valid_mask(array) if array.null_count else None

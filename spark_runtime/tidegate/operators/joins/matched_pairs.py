@@ -1,0 +1,124 @@
+"""Which rows of two sides match: by key, and by time where it counts; as row numbers, without the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
+from tidegate.state.compiler import kernel
+from tidegate.state.keyed_state import KeyNumbers
+from tidegate.state.keys.key_bytes import Int64s
+
+
+class Pairs:
+    """The matches of probes with elements that lie by key.
+
+    Attributes:
+        total: how many there are.
+        counts: of each probe.
+    """
+
+    def __init__(self, owners: KeyNumbers, offsets: Int64s) -> None:
+        """Every probe with all elements of its key.
+
+        Args:
+            owners: the number of each probe's key.
+            offsets: key k has elements offsets[k]:offsets[k + 1].
+        """
+        self._order: Int64s | None = None
+        self._elements = int(offsets[-1])
+        self._first, self._last = offsets[:-1][owners], offsets[1:][owners]
+        self._count()
+
+    @classmethod
+    def within(cls, owners: KeyNumbers, offsets: Int64s, times: Int64s, limits: tuple[Int64s, Int64s]) -> Pairs:
+        """Every probe with those elements of its key whose time is in its limits, both included. Elements need not be
+        in order of time."""
+        pairs = cls.__new__(cls)
+        pairs._order = None
+        pairs._elements = len(times)
+        if not _is_sorted(offsets, times):
+            of_keys = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+            pairs._order = np.lexsort((times, of_keys))
+            times = times[pairs._order]
+        pairs._first, pairs._last = np.empty(len(owners), np.int64), np.empty(len(owners), np.int64)
+        _find_ranges(owners, offsets, times, *limits, pairs._first, pairs._last)
+        pairs._count()
+        return pairs
+
+    def matched_elements(self) -> npt.NDArray[np.bool_]:
+        """Which elements have a match."""
+        opened = np.bincount(self._first, minlength=self._elements + 1)
+        closed = np.bincount(self._last, minlength=self._elements + 1)
+        matched = np.cumsum(opened - closed)[:-1] > 0
+        if self._order is None:
+            return matched
+        out = np.empty(self._elements, np.bool_)
+        out[self._order] = matched
+        return out
+
+    def chunks(self) -> Iterator[tuple[Int64s, Int64s]]:
+        """Probe and element numbers of all pairs, at most `MAX_BATCH_ROWS` at a time, in order of the probes."""
+        ends = np.cumsum(self.counts)
+        for start in range(0, self.total, MAX_BATCH_ROWS):
+            size = min(MAX_BATCH_ROWS, self.total - start)
+            probes, elements = np.empty(size, np.int64), np.empty(size, np.int64)
+            _write_pairs(start, int(np.searchsorted(ends, start, "right")), ends, self._last, probes, elements)
+            yield probes, elements if self._order is None else self._order[elements]
+
+    def _count(self) -> None:
+        self.counts = self._last - self._first
+        self.total = int(self.counts.sum())
+
+
+def last_not_after(owners: KeyNumbers, offsets: Int64s, times: Int64s, limits: Int64s) -> Int64s:
+    """For each probe the last element of its key whose time is not after its limit, or -1. Elements of a key are in
+    order of time."""
+    first, last = np.empty(len(owners), np.int64), np.empty(len(owners), np.int64)
+    _find_ranges(owners, offsets, times, np.full(len(owners), np.iinfo(np.int64).min), limits, first, last)
+    return np.where(last > first, last - 1, -1)
+
+
+@kernel("b1(i8[], i8[])")
+def _is_sorted(offsets: Any, times: Any) -> Any:
+    for key in range(len(offsets) - 1):
+        for i in range(offsets[key] + 1, offsets[key + 1]):
+            if times[i] < times[i - 1]:
+                return False
+    return True
+
+
+@kernel("void(i4[], i8[], i8[], i8[], i8[], i8[]!, i8[]!)")
+def _find_ranges(owners: Any, offsets: Any, times: Any, lows: Any, highs: Any, first: Any, last: Any) -> None:
+    for i in range(len(owners)):
+        low = offsets[owners[i]]
+        end = offsets[owners[i] + 1]
+        high = end
+        while low < high:  # first time >= lows[i]
+            middle = (low + high) // 2
+            if times[middle] < lows[i]:
+                low = middle + 1
+            else:
+                high = middle
+        first[i] = low
+        high = end
+        while low < high:  # first time > highs[i]
+            middle = (low + high) // 2
+            if times[middle] <= highs[i]:
+                low = middle + 1
+            else:
+                high = middle
+        last[i] = low
+
+
+@kernel("void(i8, i8, i8[], i8[], i8[]!, i8[]!)")
+def _write_pairs(start: Any, probe: Any, ends: Any, last: Any, probes: Any, elements: Any) -> None:
+    for i in range(len(probes)):
+        while ends[probe] <= start + i:
+            probe += 1
+        probes[i] = probe
+        elements[i] = last[probe] - (ends[probe] - (start + i))

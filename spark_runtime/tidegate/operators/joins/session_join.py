@@ -1,0 +1,248 @@
+"""SessionJoin: rows of two streams that are in one session of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.channel.elements import MAX_WATERMARK, Watermark
+from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
+from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
+from tidegate.operators.joins.joined_columns import JoinedColumns
+from tidegate.operators.joins.matched_pairs import Pairs
+from tidegate.operators.joins.join_specs import LEFT, RIGHT, Sessions, StreamJoinSpec
+from tidegate.operators.joins.join_state import OPEN_SESSIONS, SIDES, JoinState, join_descriptors
+from tidegate.operators.joins.join_times import JoinTimes
+from tidegate.operators.joins.session_spans import SessionSpans
+from tidegate.operators.windows.window_aggregate import LATE_DROPPED, NULL_TIME_DROPPED
+from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+from tidegate.state.keyed_state import DueTimers, Elements, KeyNumbers, KeySet, Mask
+from tidegate.state.keys.key_bytes import Int64s, valid_mask
+
+
+@dataclass(frozen=True)
+class Closing:
+    """Rows of one side whose sessions are over, in order of the sessions.
+
+    Attributes:
+        rows: in stored columns.
+        sessions: number of the session of each.
+    """
+
+    rows: pa.RecordBatch
+    sessions: Int64s
+
+    def part(self, mask: Mask) -> Closing:
+        """Those where `mask` is true."""
+        return Closing(self.rows.filter(pa.array(mask)), self.sessions[mask])
+
+
+class SessionJoin(StreamOperator):
+    """Rows of both sides of one key that are at most a gap apart are in one session, [time of the first, time of the
+    last + gap); a row may join several to one. When the watermark has passed its end, its rows are paired, and those
+    without a match come out alone. Sessions exactly a gap apart, which snapshots of version 0.1 hold as two, become one
+    when rows come for their key or one of them is over; their timers come a microsecond early and are registered
+    again.
+
+    A row whose key is null matches nothing, and comes out alone at once, as a session of its own; one without a time is
+    in no session: counted under `null_event_time_dropped`, dropped. A row behind the watermark is late, unless it is in
+    a session that is open, between its first row and its end: counted under `late_dropped`, dropped (S4.4).
+
+    The watermark is held back to the first row of the earliest open session. At MAX_WATERMARK every session is over,
+    and in `finish` those of rows that came between the two.
+
+    State: `left`, `right`, the rows by key; `sessions`, the open ones; event timers at their ends. Of the clock a join
+    has no use: its timers are at the sessions' first rows, and the earliest says how far the watermark may be told.
+    `watermark:passed` and `join:form` as of other joins.
+    """
+
+    def __init__(self, spec: StreamJoinSpec) -> None:
+        assert isinstance(spec.bounds, Sessions), "not a join of sessions"
+        self._spec = spec
+        self._gap_us, self._reach_us = spec.bounds.gap_us, spec.bounds.reach_us
+        self._columns = JoinedColumns(spec)
+        self._times = JoinTimes(spec.inputs[LEFT]), JoinTimes(spec.inputs[RIGHT])
+        self._is_over = False
+        self._is_open = False
+
+    def open(self, ctx: OperatorContext) -> None:
+        """Open the back end."""
+        super().open(ctx)
+        spec = self._spec
+        descriptors = join_descriptors(spec)
+        self._state = state = JoinState(ctx, spec.key_schema, descriptors, spec.form(), spec.renamed, 0)
+        self._kept = {descriptor.name: descriptor.columns for descriptor in descriptors}
+        self._sessions = state.lists[OPEN_SESSIONS]
+        self._ends, self._firsts = state.timers, state.back_end.timers("processing")
+        self._is_open = True
+
+    def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        """Take the rows into their sessions; those with a null key come out."""
+        rows = self._columns.stored(input_index, batch)
+        where = f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}"
+        times, timeless = self._times[input_index].read(rows, where)
+        if timeless is not None:
+            self.ctx.count(NULL_TIME_DROPPED, int(timeless.sum()))
+            rows, times = rows.filter(pa.array(~timeless)), times[~timeless]
+        if not rows.num_rows:
+            return
+        names = self._spec.inputs[input_index].keys
+        keys = self._state.keys([rows.column(name) for name in names])
+        keyed = np.ones(rows.num_rows, np.bool_)
+        for name in names:
+            if rows.column(name).null_count:
+                keyed &= valid_mask(rows.column(name))
+        behind = np.zeros(rows.num_rows, np.bool_)
+        if not self._is_over:
+            behind = times < self._state.passed.of(keys.groups)[keys.rows]
+        taken = self._take(keys, times, keyed, behind)
+        late = behind & ~taken
+        if late.any():
+            self.ctx.count(LATE_DROPPED, int(late.sum()))
+        if taken.any():
+            held = self._kept[SIDES[input_index]]
+            kept = rows.filter(pa.array(taken))
+            columns = [kept.column(name) for name in held.names]
+            own = self._state.lists[SIDES[input_index]]
+            own.append(keys, keys.rows[taken], pa.RecordBatch.from_arrays(columns, schema=held))
+        if self._spec.stands_alone(input_index) and not keyed.all():
+            alone = ~keyed & ~late
+            its = times[alone]
+            yield from self._columns.alone(input_index, rows.filter(pa.array(alone)), its, its + self._gap_us)
+
+    def on_watermark(self, watermark_us: int) -> Iterator[Output]:
+        """What is in the sessions that are over, then the watermark as far as it may be told."""
+        self._state.passed.advance(watermark_us)
+        self._is_over = self._is_over or watermark_us == MAX_WATERMARK
+        yield from self._fire(watermark_us)
+        if watermark_us < MAX_WATERMARK:
+            first_us = self._firsts.next_us()
+            yield Watermark(watermark_us if first_us is None else min(watermark_us, first_us))
+
+    def forwards_watermarks(self) -> bool:
+        """It tells its own."""
+        return False
+
+    def finish(self) -> Iterator[Output]:
+        """The sessions of what came since the last watermark."""
+        yield from self._fire(MAX_WATERMARK)
+
+    def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
+        """Freeze the back end."""
+        return self._state.snapshot(checkpoint_id, portable=self.portable)
+
+    def restore(self, parts: Sequence[StatePart]) -> None:
+        """Take back both sides; see `JoinState`."""
+        self._state.restore(parts)
+
+    def close(self) -> None:
+        """Close the back end."""
+        if self._is_open:
+            self._state.back_end.close()
+
+    # ------------------------------------------------------------ rows that come
+
+    def _take(self, keys: KeySet, times: Int64s, keyed: Mask, behind: Mask) -> Mask:
+        """Let sessions grow by the rows; which of them are in one."""
+        before = SessionSpans.held(self._sessions.get(keys))
+        taken = keyed & ~behind
+        after = before.with_rows(keys.rows[taken], times[taken], self._gap_us)
+        maybe = np.flatnonzero(keyed & behind)
+        if len(maybe):
+            found = after.of(keys.rows[maybe], times[maybe])
+            maybe, found = maybe[found >= 0], found[found >= 0]
+            maybe = maybe[times[maybe] - after.lasts[found] <= self._gap_us]
+            taken[maybe] = True
+            after = after.with_rows(keys.rows[maybe], times[maybe], self._gap_us)
+        self._change(keys, before, after)
+        return taken
+
+    def _change(self, keys: KeySet, before: SessionSpans, after: SessionSpans) -> None:
+        """Keep what the sessions have become, and timers of those that have changed."""
+        became = after.of(before.owners, before.firsts)
+        for timers, old, new in (
+            (self._firsts, before.firsts, after.firsts),
+            (self._ends, before.lasts + self._reach_us, after.lasts + self._reach_us),
+        ):
+            stays = old == new[became]
+            is_new = np.ones(len(new), np.bool_)
+            is_new[became[stays]] = False
+            timers.delete(keys, before.owners[~stays], old[~stays])
+            timers.register(keys, after.owners[is_new], new[is_new])
+        self._sessions.put(keys, after.elements())
+
+    # ------------------------------------------------------------ sessions that are over
+
+    def _fire(self, until_us: int) -> Iterator[pa.RecordBatch]:
+        while (due := self._ends.due(until_us, MAX_BATCH_ROWS)) is not None:
+            yield from self._due(due, until_us)
+
+    def _due(self, due: DueTimers, until_us: int) -> Iterator[pa.RecordBatch]:
+        """Sessions that are over go, with what is in them."""
+        keys = due.keys
+        held = SessionSpans.held(self._sessions.get(keys))
+        known = held.merged(self._gap_us)
+        if len(known.firsts) < len(held.firsts):
+            self._change(keys, held, known)
+        over = known.lasts + self._reach_us <= until_us
+        left, right = (self._closing(side, keys, known, over) for side in (LEFT, RIGHT))
+        self._sessions.put(keys, known.part(~over).elements())
+        self._firsts.delete(keys, known.owners[over], known.firsts[over])
+        self._ends.delete(keys, known.owners[over], known.lasts[over] + self._reach_us)
+        self._ends.register(keys, known.owners[~over], known.lasts[~over] + self._reach_us)
+        yield from self._joined(known, left, right)
+
+    def _closing(self, side: int, keys: KeySet, known: SessionSpans, over: Mask) -> Closing:
+        """Take the rows of sessions that are over out of the state."""
+        state = self._state.lists[SIDES[side]]
+        held = state.get(keys)
+        sizes = np.diff(held.offsets)
+        owners: KeyNumbers = np.repeat(np.arange(keys.size, dtype=np.int32), sizes)
+        sessions = known.of(owners, self._times[side].of(held.columns))
+        closes = over[sessions] if len(sessions) else np.zeros(0, np.bool_)
+        if closes.all():
+            state.clear(keys)
+        elif closes.any():
+            counts = np.bincount(owners[~closes], minlength=keys.size)
+            offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+            state.put(keys, Elements(offsets, held.columns.filter(pa.array(~closes))))
+        which = np.flatnonzero(closes)
+        which = which[np.argsort(sessions[which], kind="stable")]
+        return Closing(held.columns.take(pa.array(which)), sessions[which])
+
+    def _joined(self, known: SessionSpans, left: Closing, right: Closing) -> Iterator[pa.RecordBatch]:
+        """Pairs, and rows that stand alone."""
+        offsets = np.searchsorted(right.sessions, np.arange(len(known.firsts) + 1)).astype(np.int64)
+        pairs = Pairs(left.sessions.astype(np.int32), offsets)
+        paired = np.zeros(len(left.sessions), np.bool_), np.zeros(len(right.sessions), np.bool_)
+        if self._spec.gives_pairs or self._spec.where is not None:
+            yield from self._pairs(known, left, right, pairs, paired)
+        else:
+            paired[LEFT][:] = pairs.counts > 0
+        for side, closing in enumerate((left, right)):
+            wanted = ~paired[side] if self._spec.how != "semi" else paired[side]
+            if (self._spec.stands_alone(side) or (self._spec.how == "semi" and side == LEFT)) and wanted.any():
+                alone = closing.part(wanted)
+                yield from self._columns.alone(side, alone.rows, *self._bounds(known, alone.sessions))
+
+    def _pairs(
+        self, known: SessionSpans, left: Closing, right: Closing, pairs: Pairs, paired: tuple[Mask, Mask]
+    ) -> Iterator[pa.RecordBatch]:
+        """Those that pass the further condition; sets which rows are `paired`."""
+        for mine, theirs in pairs.chunks():
+            bounds = self._bounds(known, left.sessions[mine])
+            batch = self._columns.pairs(left.rows.take(pa.array(mine)), right.rows.take(pa.array(theirs)), *bounds)
+            passing = self._columns.passing(batch)
+            if passing is not None and not passing.all():
+                mine, theirs, batch = mine[passing], theirs[passing], batch.filter(pa.array(passing))
+            paired[LEFT][mine] = True
+            paired[RIGHT][theirs] = True
+            if self._spec.gives_pairs and batch.num_rows:
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=self._spec.schema)
+
+    def _bounds(self, known: SessionSpans, sessions: Int64s) -> tuple[Int64s, Int64s]:
+        """Start and end of the sessions of rows."""
+        return known.firsts[sessions], known.lasts[sessions] + self._gap_us

@@ -1,0 +1,352 @@
+"""StreamJoin: joins two streams by key, both sides in keyed state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark
+from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
+from tidegate.operators.time.calendar import CALENDAR
+from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
+from tidegate.operators.joins.joined_columns import JoinedColumns
+from tidegate.operators.joins.matched_pairs import Pairs
+from tidegate.operators.joins.kept_spans import WindowSpans, new_spans
+from tidegate.operators.joins.join_specs import LEFT, RIGHT, SPAN_START, StreamJoinSpec
+from tidegate.operators.joins.join_state import JoinState, SideRows, StoredRows, join_descriptors
+from tidegate.operators.joins.join_times import JoinTimes
+from tidegate.operators.windows.window_aggregate import LATE_DROPPED, NULL_TIME_DROPPED
+from tidegate.operators.windows.window_grid import OUTSIDE_DROPPED, calendar_part
+from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+from tidegate.state.keyed_state import DueTimers, KeyNumbers, KeySet, Mask
+from tidegate.state.keys.key_bytes import Int64s, valid_mask
+
+KEYS_AT_END = 16 * 1024
+"""Keys whose rows are read at a time when a side has ended."""
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """Rows that have come, each in one span.
+
+    Attributes:
+        rows: in stored types.
+        times: microseconds; None: times do not count.
+        starts: of their spans; None: there are none.
+    """
+
+    rows: pa.RecordBatch
+    times: Int64s | None
+    starts: Int64s | None
+
+    def part(self, mask: Mask) -> Arrived:
+        """Those where `mask` is true."""
+        if mask.all():
+            return self
+        times, starts = (None if array is None else array[mask] for array in (self.times, self.starts))
+        return Arrived(self.rows.filter(pa.array(mask)), times, starts)
+
+
+class StreamJoin(StreamOperator):
+    """A row is matched with what the other side has kept for its key when it comes, and kept itself until the watermark
+    says that no match can come any more: every pair comes out when its later row comes.
+
+    Rows that stand alone come out when no match can come: with bounds on times when the watermark says so, in front of
+    it, else when the other side has ended. A row whose key or, with an interval, whose time is null matches nothing,
+    and comes out alone at once; one without a time is in no window: counted under `null_event_time_dropped`, dropped.
+    Rows that are late (behind the watermark; with windows, of a window that is over) are counted under `late_dropped`
+    and dropped (S4.4).
+
+    The watermark is held back as far as rows may come out behind it: by the time that a row waits for the other side,
+    or to the start of the first window that is not over. At MAX_WATERMARK all that stands alone comes out, and
+    in `finish` what came between the two.
+
+    State: `left`, `right` and their marks in the back end, by key and span; timers by key and span, which clear spans
+    and bring out what stands alone; `watermark:passed` and `join:form`.
+    """
+
+    def __init__(self, spec: StreamJoinSpec) -> None:
+        self._spec = spec
+        self._spans = new_spans(spec)
+        self._columns = JoinedColumns(spec)
+        self._times = [JoinTimes(given) if self._spans is not None else None for given in spec.inputs]
+        self._ended = [False, False]
+        self._is_over = False
+        self._is_open = False
+
+    def open(self, ctx: OperatorContext) -> None:
+        """Open the back end."""
+        super().open(ctx)
+        spec = self._spec
+        namespaces = 0 if self._spans is None else 1
+        states = join_descriptors(spec)
+        self._state = state = JoinState(ctx, spec.key_schema, states, spec.form(), spec.renamed, namespaces)
+        self._is_open = True
+        self._sides = SideRows(state, spec, LEFT), SideRows(state, spec, RIGHT)
+
+    def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        """What the rows match; those that can match nothing, alone."""
+        rows = self._columns.stored(input_index, batch)
+        arrived = self._in_spans(rows, input_index) if self._spans is not None else Arrived(rows, None, None)
+        usable = self._usable(arrived.rows, input_index)
+        if not usable.all():
+            if self._spec.stands_alone(input_index):
+                hopeless = arrived.part(~usable)
+                yield from self._columns.alone(input_index, hopeless.rows, hopeless.starts)
+            arrived = arrived.part(usable)
+        if arrived.rows.num_rows:
+            yield from self._join(arrived, input_index)
+
+    def on_watermark(self, watermark_us: int) -> Iterator[Output]:
+        """What the watermark makes stand alone, then the watermark as far as it may be told."""
+        self._state.passed.advance(watermark_us)
+        if watermark_us == MAX_WATERMARK:
+            self._is_over = True
+            yield from self._settle()
+            return
+        if isinstance(self._spans, WindowSpans) and self._spans.grid.table is not None:
+            self._spans.grid.table.forget(self._state.passed.watermark_us)
+        yield from self._fire(watermark_us)
+        yield Watermark(watermark_us if self._spans is None else self._spans.held(watermark_us))
+
+    def forwards_watermarks(self) -> bool:
+        """It tells its own."""
+        return False
+
+    def end_input(self, input_index: int) -> Iterator[Output]:
+        """Without bounds on times: rows of the other side have nothing to wait for any more."""
+        self._ended[input_index] = True
+        if self._spans is None:
+            yield from self._side_alone(1 - input_index)
+
+    def finish(self) -> Iterator[Output]:
+        """What came since the last watermark."""
+        yield from self._settle()
+
+    def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
+        """Freeze the back end."""
+        write = self._state.snapshot(checkpoint_id, portable=self.portable)
+        if not isinstance(self._spans, WindowSpans):
+            return write
+        passed_us = self._state.passed.watermark_us
+        calendar = calendar_part(self._spans.grid, passed_us if passed_us < MAX_WATERMARK else MIN_WATERMARK)
+        return lambda: [*write(), *calendar]
+
+    def restore(self, parts: Sequence[StatePart]) -> None:
+        """Take back both sides; see `JoinState`."""
+        for part in parts:
+            if part.name == CALENDAR and isinstance(self._spans, WindowSpans) and self._spans.grid.table is not None:
+                self._spans.grid.table.restore(part.table, self.ctx.uid)
+        self._state.restore([part for part in parts if part.name != CALENDAR])
+
+    def close(self) -> None:
+        """Close the back end."""
+        if self._is_open:
+            self._state.back_end.close()
+
+    # ------------------------------------------------------------ rows that come
+
+    def _in_spans(self, rows: pa.RecordBatch, side: int) -> Arrived:
+        """The rows with their times, once for each span; without those that are late, or in no window."""
+        reader, spans = self._times[side], self._spans
+        assert reader is not None and spans is not None
+        times, timeless = reader.read(rows, f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}")
+        if timeless is not None and spans.limits(side, times[:0]) is None:
+            self.ctx.count(NULL_TIME_DROPPED, int(timeless.sum()))
+            rows, times, timeless = rows.filter(pa.array(~timeless)), times[~timeless], None
+        if isinstance(spans, WindowSpans) and len(times):
+            if spans.grid.table is not None:
+                where = f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}"
+                column = self._spec.inputs[side].time_column or ""
+                spans.grid.require_times(column, int(times.min()), int(times.max()), where)
+            outside = spans.grid.outside(times)
+            if outside is not None and outside.any():
+                self.ctx.count(OUTSIDE_DROPPED, int(outside.sum()))
+        numbers, starts = spans.spread(times)
+        if numbers is not None:
+            rows, times = rows.take(pa.array(numbers)), times[numbers]
+        arrived = Arrived(rows, times, starts)
+        if self._is_over or not rows.num_rows:
+            return arrived
+        late = spans.late(starts, times, self._passed(arrived, side))
+        if timeless is not None:
+            late &= ~timeless
+        if late.any():
+            self.ctx.count(LATE_DROPPED, int(late.sum()))
+        return arrived.part(~late)
+
+    def _passed(self, arrived: Arrived, side: int) -> Int64s:
+        """How far event time has come for each row's key group."""
+        passed = self._state.passed
+        if passed.is_even:
+            return np.full(arrived.rows.num_rows, passed.watermark_us)
+        keys = self._state.keys(self._key_columns(arrived, side))
+        return passed.of(keys.groups)[keys.rows]
+
+    def _usable(self, rows: pa.RecordBatch, side: int) -> Mask:
+        """Rows that may have a match."""
+        given = self._spec.inputs[side]
+        needed = [*given.keys] if self._spans is None else [*given.keys, given.time_column]
+        usable = np.ones(rows.num_rows, np.bool_)
+        for name in needed:
+            column = rows.column(name)
+            if column.null_count:
+                usable &= valid_mask(column)
+        return usable
+
+    def _key_columns(self, arrived: Arrived, side: int) -> list[pa.Array]:
+        columns = [arrived.rows.column(key) for key in self._spec.inputs[side].keys]
+        return columns if arrived.starts is None else [*columns, pa.array(arrived.starts)]
+
+    def _keys(self, arrived: Arrived, side: int) -> tuple[KeySet, npt.NDArray[np.int64], KeyNumbers, KeyNumbers]:
+        """The keys of the spans to look into and of the rows' own; rows and keys to look for, and each row's own."""
+        columns = self._key_columns(arrived, side)
+        every = np.arange(arrived.rows.num_rows)
+        probed = None
+        if self._spans is not None and arrived.times is not None:
+            probed = self._spans.probed(side, arrived.times)
+        if probed is None:
+            keys = self._state.keys(columns)
+            return keys, every, keys.rows, keys.rows
+        rows, starts = probed
+        picked = pa.array(np.concatenate([rows, every]))
+        spans = pa.array(np.concatenate([starts, columns[-1].to_numpy()]))
+        keys = self._state.keys([*(column.take(picked) for column in columns[:-1]), spans])
+        return keys, rows, keys.rows[: len(rows)], keys.rows[len(rows) :]
+
+    def _join(self, arrived: Arrived, side: int) -> Iterator[Output]:
+        other = 1 - side
+        keys, rows, probes, owners = self._keys(arrived, side)
+        stored = self._sides[other].fetch(keys)
+        pairs = self._pairs(arrived, side, rows, probes, stored)
+        hit, seen = np.zeros(arrived.rows.num_rows, np.bool_), np.zeros(stored.rows.num_rows, np.bool_)
+        if self._spec.gives_pairs or self._spec.where is not None:
+            yield from self._paired(arrived, side, rows, stored, pairs, hit, seen)
+        else:
+            hit[rows[pairs.counts > 0]] = True
+            seen = pairs.matched_elements()
+        if stored.matched is not None:
+            which = np.flatnonzero(seen & ~stored.matched)
+            self._sides[other].mark(keys, stored, which)
+            if self._spec.how == "semi":
+                starts = keys.columns().column(-1).to_numpy()[stored.owners[which]] if self._spans else None
+                yield from self._columns.alone(LEFT, stored.rows.take(pa.array(which)), starts)
+        if self._spec.how == "semi" and side == LEFT:
+            found = arrived.part(hit)
+            yield from self._columns.alone(LEFT, found.rows, found.starts)
+        yield from self._keep(arrived, side, keys, owners, hit)
+
+    def _pairs(
+        self, arrived: Arrived, side: int, rows: npt.NDArray[np.int64], probes: KeyNumbers, stored: StoredRows
+    ) -> Pairs:
+        reader = self._times[1 - side]
+        limits = None
+        if self._spans is not None and arrived.times is not None:
+            limits = self._spans.limits(side, arrived.times)
+        if limits is None or reader is None:
+            return Pairs(probes, stored.offsets)
+        times = reader.of(stored.rows)
+        return Pairs.within(probes, stored.offsets, times, (limits[0][rows], limits[1][rows]))
+
+    def _paired(
+        self,
+        arrived: Arrived,
+        side: int,
+        rows: npt.NDArray[np.int64],
+        stored: StoredRows,
+        pairs: Pairs,
+        hit: Mask,
+        seen: Mask,
+    ) -> Iterator[pa.RecordBatch]:
+        """The pairs that pass the further condition; sets what has `hit` and was `seen`."""
+        for numbers, elements in pairs.chunks():
+            mine = rows[numbers]
+            left, right = arrived.rows.take(pa.array(mine)), stored.rows.take(pa.array(elements))
+            if side == RIGHT:
+                left, right = right, left
+            batch = self._columns.pairs(left, right, None if arrived.starts is None else arrived.starts[mine])
+            passing = self._columns.passing(batch)
+            if passing is not None and not passing.all():
+                mine, elements, batch = mine[passing], elements[passing], batch.filter(pa.array(passing))
+            hit[mine] = True
+            seen[elements] = True
+            if self._spec.gives_pairs and batch.num_rows:
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=self._spec.schema)
+
+    def _keep(self, arrived: Arrived, side: int, keys: KeySet, owners: KeyNumbers, hit: Mask) -> Iterator[Output]:
+        """Keep the rows for those of the other side that are still to come."""
+        if self._spans is None and self._ended[1 - side]:
+            if self._spec.stands_alone(side):
+                yield from self._columns.alone(side, arrived.rows.filter(pa.array(~hit)), None)
+            return
+        if side == LEFT and not self._spec.gives_pairs and hit.any():
+            arrived, owners, hit = arrived.part(~hit), owners[~hit], hit[~hit]
+        if not len(owners):
+            return
+        self._sides[side].add(keys, owners, arrived.rows, hit)
+        if self._spans is not None and arrived.times is not None and arrived.starts is not None:
+            ends = self._spans.ends(side, arrived.starts)
+            self._state.register(keys, owners, ends)
+            if self._spec.stands_alone(side) and not hit.all():
+                due = self._spans.due(side, arrived.starts, arrived.times)
+                self._state.register(keys, owners[~hit], due[~hit])
+
+    # ------------------------------------------------------------ rows that go
+
+    def _fire(self, until_us: int) -> Iterator[pa.RecordBatch]:
+        while (due := self._state.timers.due(until_us, MAX_BATCH_ROWS)) is not None:
+            yield from self._due(due, until_us)
+
+    def _due(self, due: DueTimers, until_us: int) -> Iterator[pa.RecordBatch]:
+        """Rows of spans that have come to a time come out alone, and spans that are over go."""
+        assert self._spans is not None
+        columns = due.keys.columns()
+        starts = columns.column(SPAN_START).to_numpy()
+        for side in (LEFT, RIGHT):
+            over = self._spans.ends(side, starts) <= until_us
+            if not self._spec.stands_alone(side):
+                if over.any():
+                    self._sides[side].clear(self._state.keys(columns.columns), over)
+                continue
+            keys = self._state.keys(columns.columns)
+            stored = self._sides[side].fetch(keys)
+            yield from self._alone(side, keys, stored, starts, until_us)
+            if over.any():
+                self._sides[side].clear(keys, over)
+
+    def _alone(
+        self, side: int, keys: KeySet, stored: StoredRows, starts: Int64s, until_us: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Those of the rows whose time has come; a timer for the others."""
+        reader = self._times[side]
+        assert stored.matched is not None and reader is not None and self._spans is not None
+        owners, waiting = stored.owners, ~stored.matched
+        due = self._spans.due(side, starts[owners], reader.of(stored.rows))
+        which = np.flatnonzero(waiting & (due <= until_us))
+        self._sides[side].mark(keys, stored, which)
+        left = np.flatnonzero(waiting & (due > until_us))
+        if len(left):
+            self._state.register(keys, owners[left], due[left])
+        yield from self._columns.alone(side, stored.rows.take(pa.array(which)), starts[owners[which]])
+
+    def _settle(self) -> Iterator[pa.RecordBatch]:
+        """All input has come. Where nothing stands alone everything stays: a drain may have ended the input (S7.5)."""
+        if self._spans is None:
+            yield from self._side_alone(LEFT)
+            yield from self._side_alone(RIGHT)
+        elif self._spec.fires_at_end:
+            yield from self._fire(MAX_WATERMARK)
+
+    def _side_alone(self, side: int) -> Iterator[pa.RecordBatch]:
+        """Everything of a side comes out, or goes."""
+        rows = self._sides[side]
+        while (keys := next(self._state.back_end.all_keys(rows.descriptor, KEYS_AT_END), None)) is not None:
+            if self._spec.stands_alone(side):
+                stored = rows.fetch(keys)
+                assert stored.matched is not None
+                yield from self._columns.alone(side, stored.rows.filter(pa.array(~stored.matched)), None)
+            rows.clear(keys)

@@ -1,0 +1,54 @@
+"""The back end of keyed state of an operator subtask, in its place (S5.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+
+from tidegate.operators.stream_operator import OperatorContext
+from tidegate.snapshot.key_groups import key_group_range
+from tidegate.state.backend_registry import new_backend
+from tidegate.state.keyed_state import BackendContext, KeyedStateBackend
+
+
+def opened_back_end(
+    ctx: OperatorContext,
+    keys: pa.Schema,
+    *,
+    columns: Sequence[str] = (),
+    namespace_columns: int = 0,
+    forgotten: frozenset[str] = frozenset(),
+    renamed: Iterable[tuple[str, str]] = (),
+    fills: bool = True,
+    drops: bool = False,
+) -> KeyedStateBackend:
+    """That of the job's `state_backend`, for the subtask's key groups.
+
+    Args:
+        keys: the key columns, the last `namespace_columns` of them namespaces.
+        columns: their names in batches; empty: the same.
+        forgotten: states that a restore leaves behind.
+        renamed: (key column in older snapshots, its name now); others' names are passed over.
+        fills: a restore may fill a new nullable column of a state with null.
+        drops: a restore leaves behind value columns that a state does not declare any more.
+    """
+    back_end = new_backend(ctx.state_backend)
+    back_end.open(
+        BackendContext(
+            uid=ctx.uid,
+            key_schema=keys,
+            key_columns=tuple(columns or keys.names),
+            max_parallelism=ctx.max_parallelism,
+            key_groups=key_group_range(ctx.subtask, ctx.parallelism, ctx.max_parallelism),
+            now_ms=ctx.processing_time_ms,
+            scratch=ctx.scratch,
+            memory_bytes=ctx.state_memory_bytes,
+            namespace_columns=namespace_columns,
+            forgotten=forgotten,
+            renamed_keys=dict(renamed),
+            fills=fills,
+            drops=drops,
+        )
+    )
+    return back_end

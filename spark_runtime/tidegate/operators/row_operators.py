@@ -1,0 +1,109 @@
+"""Stateless operators: filter, project, map_in_arrow, union."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import acero
+
+from tidegate.errors import PipelineError
+from tidegate.operators.batch_sizes import one_batch
+from tidegate.operators.stream_operator import Output, StreamOperator
+from tidegate.operators.declared_outputs import checked_outputs
+from tidegate.operators.specs import FilterSpec, MapInArrowSpec, ProjectSpec
+
+
+class FilterOperator(StreamOperator):
+    """Keeps the rows for which the expression is true. Stateless; rows keep their order; empty results are not
+    emitted."""
+
+    def __init__(self, spec: FilterSpec) -> None:
+        self._node = acero.FilterNodeOptions(spec.expression)
+        self._schema = spec.schema
+
+    def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        """The rows that pass, in one batch."""
+        kept = _run(batch, "filter", self._node)
+        if kept.num_rows:
+            yield pa.RecordBatch.from_arrays(kept.columns, schema=self._schema)
+
+
+class ProjectOperator(StreamOperator):
+    """Computes every output column. Stateless; a row for each row. Plain columns are passed on without computing."""
+
+    def __init__(self, spec: ProjectSpec) -> None:
+        self._schema = spec.schema
+        self._sources: list[str | int] = []
+        computed: list[pc.Expression] = []
+        for _, expression in spec.columns:
+            plain = _plain_column(expression)
+            self._sources.append(len(computed) if plain is None else plain)
+            if plain is None:
+                computed.append(expression)
+        names = [str(i) for i in range(len(computed))]
+        self._node = acero.ProjectNodeOptions(computed, names) if computed else None
+
+    def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        """One batch of the output schema. Raises ArrowInvalid when a value does not fit its output type."""
+        computed = None if self._node is None else _run(batch, "project", self._node)
+        arrays = []
+        for field, source in zip(self._schema, self._sources, strict=True):
+            if isinstance(source, str):
+                array = batch.column(source)
+            else:
+                assert computed is not None
+                array = computed.column(source)
+            arrays.append(array if array.type == field.type else array.cast(field.type))
+        yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+class MapInArrowOperator(StreamOperator):
+    """Calls the user's function afresh for each delivered batch and exhausts it before anything else happens, so that
+    no record of it is left when a barrier comes (S4.1). What it raises passes as it is; what it keeps is not
+    snapshotted."""
+
+    def __init__(self, spec: MapInArrowSpec) -> None:
+        self._function = spec.function
+        self._schema = spec.schema
+        self._side_outputs = dict(spec.side_outputs)
+
+    def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        """The function's batches, without the empty ones, cut to `MAX_BATCH_ROWS`.
+
+        Raises:
+            PipelineError: a batch is not one, or not of the schema declared for its output; names the column.
+        """
+        for result in self._function(iter((batch,))):
+            yield from checked_outputs(result, self._schema, self._side_outputs, self._refused)
+
+    def _refused(self, cause: str, remedy: str) -> PipelineError:
+        name = getattr(self._function, "__qualname__", type(self._function).__name__)
+        return PipelineError(
+            f"map_in_arrow function {name} broke its declared schema",
+            where=f"operator {self.ctx.uid!r}",
+            cause=cause,
+            remedy=remedy,
+        )
+
+
+class UnionOperator(StreamOperator):
+    """Passes every batch on, whichever input it came from. Stateless. Of one input: a name for what an edge brings."""
+
+    def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        """The batch itself."""
+        yield batch
+
+
+def _plain_column(expression: pc.Expression) -> str | None:
+    """The column's name where the expression is nothing but a column, else None."""
+    text = str(expression)
+    return text if expression.equals(pc.field(text)) else None
+
+
+def _run(batch: pa.RecordBatch, kind: str, options: acero.ExecNodeOptions) -> pa.RecordBatch:
+    source = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([batch])))
+    plan = acero.Declaration.from_sequence([source, acero.Declaration(kind, options)])
+    batches = plan.to_table(use_threads=False).to_batches()
+    return one_batch(batches) if batches else batch.slice(0, 0)

@@ -1,0 +1,290 @@
+"""The open windows of one subtask in memory, whatever time they follow: filled, fired, written out and taken back.
+
+Rows are kept in panes, the longest slices of time that every window is made of a whole number of: of tumbling windows
+the windows themselves. A row is touched once, however many windows it is in; panes are put together when a window
+fires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
+from tidegate.errors import SnapshotError
+from tidegate.operators.batch_sizes import MAX_BATCH_ROWS, one_batch
+from tidegate.operators.stream_operator import OperatorContext
+from tidegate.operators.aggregates.frozen_aggregates import Finish, FrozenWindows
+from tidegate.operators.aggregates.keyed_aggregates import BatchInput, KeyedWindow, WindowLayout
+from tidegate.operators.specs import WindowAggSpec
+from tidegate.operators.windows.window_grid import window_grid
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
+from tidegate.state.aggregates.aggregation import Selection
+from tidegate.state.backend_registry import OUTSIDE_MEMORY
+from tidegate.state.cells import Entries
+from tidegate.state.keys.key_bytes import Int64s
+from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
+from tidegate.state.state_layout import foreign_files
+
+if TYPE_CHECKING:
+    from tidegate.operators.windows.stored_windows import StoredWindows
+    from tidegate.operators.windows.window_progress import WindowProgress
+
+PROCESSING_WINDOWS = "processing_windows"
+"""State of windows over processing time; those over event time have `windows` and `progress`."""
+
+
+class OpenWindows:
+    """Panes and windows by the numbers of a `WindowGrid`.
+
+    Attributes:
+        layout: what rows to read of a batch.
+        grid: bounds of panes and windows.
+        next_end_us: earliest end of a window that has rows and has not fired; MAX_WATERMARK when there is none.
+        state_schema: of rows in snapshots: key group, start of the pane, then keys and aggregates.
+    """
+
+    def __init__(self, spec: WindowAggSpec, ctx: OperatorContext, name: str) -> None:
+        """Args: name: of the state."""
+        self.layout = WindowLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
+        self.next_end_us = MAX_WATERMARK
+        self.state_schema = pa.schema(
+            [
+                pa.field(KEY_GROUP_COLUMN, pa.uint16()),
+                pa.field("window_start_us", pa.int64()),
+                *self.layout.state_fields(),
+            ]
+        )
+        self._spec, self._ctx, self._name = spec, ctx, name
+        self.grid = window_grid(spec.size_us, spec.step_us, spec.offset_us, spec.calendar)
+        self._panes_per_window, self._panes_per_step = self.grid.panes_per_window, self.grid.panes_per_step
+        self._keeps_fired = spec.slide_us > 0 or spec.lateness_us > 0
+        self._fired_us = MIN_WATERMARK  # of windows whose panes stay when they have fired
+        self._panes: dict[int, KeyedWindow] = {}
+        self._expected = 0
+        self._opened = 0
+
+    def __bool__(self) -> bool:
+        """Some window is open."""
+        return bool(self._panes)
+
+    def end_us(self, number: int) -> int:
+        """First time after window `number`."""
+        return self.grid.window_end(number)
+
+    def last_end_us(self, pane: int) -> int:
+        """End of the last window that the pane is in."""
+        return self.end_us(pane // self._panes_per_step)
+
+    def first_end_us(self, pane: int, after_us: int) -> int:
+        """Earliest end, after `after_us`, of a window that the pane is in; there is one."""
+        return self.end_us(self.grid.windows_of(pane, after_us)[0])
+
+    def add(self, number: int, rows: BatchInput, start: int, stop: int) -> Entries:
+        """Take rows start..stop into pane `number`, which opens with its first; gives the entry of each in the pane.
+        Raises SumOverflowError."""
+        pane = self._panes.get(number)
+        if pane is None:
+            pane = self._panes[number] = self._new_pane(self._expected)
+            self.next_end_us = min(self.next_end_us, self._next_end_of(number))
+        return pane.add(rows, start, stop)
+
+    def fire(self, until_us: int, passed_us: Int64s | None = None) -> Iterator[pa.RecordBatch]:
+        """Emit every window that ends at or before `until_us` and has not fired, in order of time, keys in order of
+        first sight; close what can fire no more.
+
+        Args:
+            passed_us: by key group: windows that end by it have fired for its keys.
+        """
+        for number in self._unfired(until_us):
+            window = self._window(number)
+            self._expected = window.size
+            yield from self._emit(number, window, _unpassed(window, self.end_us(number), passed_us))
+            if not self._keeps_fired:
+                del self._panes[number]
+        if until_us == MAX_WATERMARK:
+            self._clear()
+            return
+        self.pass_by(until_us)
+        self._find_next_end()
+
+    def pass_by(self, until_us: int) -> None:
+        """Time has come to `until_us`, by which no window ends that has not fired: forget what can fire no more."""
+        if not self._keeps_fired:
+            return
+        self._fired_us = max(self._fired_us, until_us)
+        for pane in [pane for pane in self._panes if self.last_end_us(pane) + self._spec.lateness_us <= until_us]:
+            del self._panes[pane]
+
+    def fire_again(self, touched: Mapping[int, Entries], closed_us: int, fired_us: int) -> Iterator[pa.RecordBatch]:
+        """Emit the windows that end in closed_us < end <= fired_us, for keys that rows came for late.
+
+        Args:
+            touched: entries of these keys, by pane.
+        """
+        late: dict[int, list[int]] = {}
+        for pane in touched:
+            for number in self.grid.windows_of(pane, closed_us, fired_us):
+                late.setdefault(number, []).append(pane)
+        for number in sorted(late):
+            if self._panes_per_window == 1:
+                yield from self._emit(number, self._panes[number], np.unique(touched[number]))
+                continue
+            updated = KeyedWindow(self.layout, 0)
+            for pane in late[number]:
+                entries = np.unique(touched[pane])
+                updated.open(self._panes[pane].keys_of(entries))
+            window = self._window(number, updated.keys(0, updated.size))
+            yield from self._emit(number, window, None)
+
+    def drop(self) -> int:
+        """Close every window and emit nothing. Returns how many results that leaves out: one for each key of each
+        window that has not fired."""
+        if self._panes_per_window == 1:
+            results = sum(pane.size for pane in self._panes.values())
+        else:
+            results = sum(self._window(number).size for number in self._unfired(MAX_WATERMARK))
+        self._clear()
+        return results
+
+    def snapshot(self, checkpoint_id: int, *, portable: bool, finish: Finish = lambda rows: rows) -> AsyncSnapshot:
+        """Freeze all panes, in time that does not depend on the number of keys. Args: finish: adds columns to the
+        rows."""
+        panes = [(self.grid.pane_start(number), pane.freeze()) for number, pane in sorted(self._panes.items())]
+        frozen = FrozenWindows(self.state_schema, panes, self._ctx.max_parallelism)
+        return lambda: [frozen.part(self._name, finish)]
+
+    def restore_files(self, parts: Sequence[StatePart]) -> None:
+        """Raises SnapshotError: files of another back end."""
+        raise foreign_files(parts[0], [self._name], self._ctx.uid)
+
+    def restore_rows(self, part: StatePart, progress: WindowProgress) -> None:
+        """Take back the rows of one or several subtasks, with the columns of `state_schema`. Keys of other subtasks are
+        passed over. Args: progress: restored already; `resume` is told of it."""
+        ctx = self._ctx
+        owners = subtask_of_key_groups(ctx.parallelism, ctx.max_parallelism)
+        width = 2 + len(self._spec.keys)
+        for start_us, rows in _by_window(_owned(table, owners == ctx.subtask) for table in part.tables()):
+            keys = pa.RecordBatch.from_arrays(rows.columns[2:width], schema=self.layout.keys.schema)
+            number = int(self.grid.panes(np.array([start_us]))[0])
+            assert number not in self._panes, "one window comes in two parts"
+            pane = self._panes[number] = self._new_pane(keys.num_rows)
+            pane.merge(keys, rows.columns[width:])
+            assert pane.size == keys.num_rows, "a key comes twice in the state of a window"
+        self._find_next_end()
+
+    def resume(self, fired_us: int) -> None:
+        """Windows that end by `fired_us` have fired, and no others: after a restore, or when a clock was set back."""
+        if self._keeps_fired:
+            self._fired_us = fired_us
+            self._find_next_end()
+
+    def forget(self, closed_us: int) -> None:
+        """Forget windows that end by `closed_us`: they have fired, and were kept for more lateness than is allowed."""
+        for pane in [pane for pane in self._panes if self.last_end_us(pane) <= closed_us]:
+            del self._panes[pane]
+        self._find_next_end()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _clear(self) -> None:
+        self._panes.clear()
+        self._find_next_end()
+
+    def _next_end_of(self, pane: int) -> int:
+        unfired = self.grid.windows_of(pane, self._fired_us)
+        return self.end_us(unfired[0]) if unfired else MAX_WATERMARK
+
+    def _unfired(self, until_us: int) -> list[int]:
+        return sorted({n for pane in self._panes for n in self.grid.windows_of(pane, self._fired_us, until_us)})
+
+    def _window(self, number: int, wanted: pa.RecordBatch | None = None) -> KeyedWindow:
+        """The panes of a window put together. Args: wanted: key columns: of these alone."""
+        first = number * self._panes_per_step
+        panes = [self._panes[n] for n in range(first, first + self._panes_per_window) if n in self._panes]
+        if wanted is None and len(panes) == 1:
+            return panes[0]
+        together = KeyedWindow(self.layout, 0, wanted.num_rows if wanted else max(pane.size for pane in panes))
+        for pane in panes:
+            if wanted is None:
+                together.merge(pane.keys(0, pane.size), pane.state(slice(0, pane.size)))
+                continue
+            entries = pane.find(wanted)
+            held = np.flatnonzero(entries >= 0)
+            together.merge(wanted.take(pa.array(held)), pane.state(entries[held]))
+        return together
+
+    def _new_pane(self, expected: int) -> KeyedWindow:
+        self._opened += 1
+        return KeyedWindow(self.layout, self._opened, expected)
+
+    def _find_next_end(self) -> None:
+        self.next_end_us = min(map(self._next_end_of, self._panes), default=MAX_WATERMARK)
+
+    def _emit(self, number: int, window: KeyedWindow, entries: Entries | None) -> Iterator[pa.RecordBatch]:
+        bound = pa.timestamp("us")
+        size = window.size if entries is None else len(entries)
+        for start in range(0, size, MAX_BATCH_ROWS):
+            stop = min(start + MAX_BATCH_ROWS, size)
+            if entries is not None:
+                part: Selection = entries[start:stop]
+            else:  # a slice gives views of columns that rows still to come would change
+                part = np.arange(start, stop, dtype=np.int32) if self._keeps_fired else slice(start, stop)
+            keys = window.keys(start, stop) if entries is None else window.keys_of(entries[start:stop])
+            bounds_us = self.grid.window_start(number), self.end_us(number)
+            bounds = [pa.array(np.full(stop - start, us)).view(bound) for us in bounds_us]
+            arrays = [*keys.columns, *bounds, *window.result(part)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=self._spec.schema)
+
+
+def _unpassed(window: KeyedWindow, end_us: int, passed_us: Int64s | None) -> Entries | None:
+    """Entries whose key group has not come to the end of the window; None: all."""
+    if passed_us is None:
+        return None
+    keys = window.keys(0, window.size)
+    groups = key_groups(hash_keys(keys, keys.schema.names), len(passed_us))
+    return np.flatnonzero(passed_us[groups] < end_us).astype(np.int32)
+
+
+def open_windows(spec: WindowAggSpec, ctx: OperatorContext, name: str) -> OpenWindows | StoredWindows:
+    """As `state_backend` says. Args: name: of the state."""
+    if ctx.state_backend not in OUTSIDE_MEMORY:
+        return OpenWindows(spec, ctx, name)
+    from tidegate.operators.windows.stored_windows import StoredWindows
+
+    return StoredWindows(spec, ctx, name)
+
+
+def changed_window(uid: str, state: str, was: str, now: str) -> SnapshotError:
+    """The state of operator `uid` is of windows other than the pipeline's."""
+    return SnapshotError(
+        f"The window of operator {uid!r} has changed",
+        where=f"state {state!r} of operator {uid!r}",
+        cause=f"{was}, now {now}",
+        remedy="Restore with the window of the snapshot, or give the operator a new uid",
+    )
+
+
+def _owned(table: pa.Table, owned: npt.NDArray[np.bool_]) -> pa.Table:
+    mine = owned[table.column(KEY_GROUP_COLUMN).to_numpy()]
+    return table if mine.all() else table.filter(pa.array(mine))
+
+
+def _by_window(tables: Iterable[pa.Table]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """(start, rows) of each window, ascending. Batch by batch: not every table can be sorted, or put together, as a
+    whole, since a chunk of text ends at 2 GiB."""
+    pieces: dict[int, list[pa.RecordBatch]] = {}
+    for batch in (batch for table in tables for batch in table.to_batches()):
+        if not batch.num_rows:
+            continue
+        ordered = batch.sort_by("window_start_us")
+        starts_us = ordered.column("window_start_us").to_numpy()
+        cuts = [0, *(np.flatnonzero(starts_us[1:] != starts_us[:-1]) + 1).tolist(), len(starts_us)]
+        for first, end in zip(cuts, cuts[1:], strict=False):
+            pieces.setdefault(int(starts_us[first]), []).append(ordered.slice(first, end - first))
+    return ((start_us, one_batch(pieces[start_us])) for start_us in sorted(pieces))

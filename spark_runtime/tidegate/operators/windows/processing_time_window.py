@@ -1,0 +1,201 @@
+"""ProcessingWindowAggregate: aggregates per key over tumbling or sliding processing-time windows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
+from tidegate.operators.batch_sizes import coalesced
+from tidegate.operators.time.calendar import CALENDAR
+from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
+from tidegate.operators.windows.open_windows import PROCESSING_WINDOWS, OpenWindows, changed_window, open_windows
+from tidegate.operators.restored_parts import changed_rows, checked_part
+from tidegate.operators.specs import WindowAggSpec
+from tidegate.operators.windows.window_grid import OUTSIDE_DROPPED, FixedGrid, calendar_part
+from tidegate.operators.windows.window_progress import PROGRESS, WindowProgress
+from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+from tidegate.state.keys.key_bytes import Int64s
+
+if TYPE_CHECKING:
+    from tidegate.operators.windows.stored_windows import StoredWindows
+
+PROCESSING_TIME_DROPPED = "processing_time_dropped"
+"""Counter: results of windows that were open at the end of the input and did not fire, and rows that came after it
+(S7.6)."""
+
+END_COLUMN = "window_end_us"
+
+log = logging.getLogger(__name__)
+
+
+class ProcessingWindowAggregate(StreamOperator):
+    """Windows [start, end): a batch belongs to those the clock is in when it is processed.
+
+    A window fires once the clock has reached its end, or when the input really ends, and its state goes. No row is
+    late. Where the clock was set back between two runs, rows may come into a window that has fired: it fires again,
+    with these rows alone. Null is a key like any other. Windows fire in order of time; keys within one in order of
+    first sight, or outside memory of the back end (`StoredWindows`). Watermarks pass, and mean nothing here but for
+    the last.
+
+    At the end of the input open windows fire once, or with `processing_time_on_end="drop"` are dropped, counted under
+    `processing_time_dropped` and logged; rows that come after it are dropped and counted (S7.6). MAX_WATERMARK, which
+    says that every input has ended, is that end: what fires later would be late for event-time windows downstream. On
+    suspend, which has no MAX_WATERMARK, open windows stay in the savepoint.
+
+    State: `processing_windows` (keyed: a row for each pane and key, with both bounds; of tumbling windows panes are the
+    windows), and where they slide `progress`: how far they have fired. A restored window whose end has passed meanwhile
+    fires at once.
+    """
+
+    _windows: OpenWindows | StoredWindows
+
+    def __init__(self, spec: WindowAggSpec) -> None:
+        self._spec = spec
+        self._progress = WindowProgress(spec.shape, spec.lateness_us)
+        self._has_ended = False
+
+    def open(self, ctx: OperatorContext) -> None:
+        """Make room for the windows."""
+        super().open(ctx)
+        self._windows = open_windows(self._spec, ctx, PROCESSING_WINDOWS)
+        self._grid = self._windows.grid
+        self._state_schema = self._windows.state_schema.append(pa.field(END_COLUMN, pa.int64()))
+
+    def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        """Take the rows into the window of this moment; emits nothing. Raises SumOverflowError."""
+        if self._has_ended:
+            self.ctx.count(PROCESSING_TIME_DROPPED, batch.num_rows)
+        elif batch.num_rows:
+            now_us = self.ctx.processing_time_ms() * 1000
+            moment = np.array([now_us])
+            if (outside := self._grid.outside(moment)) is not None and outside[0]:
+                self.ctx.count(OUTSIDE_DROPPED, batch.num_rows)
+                return
+            number = int(self._grid.panes(moment)[0])
+            if now_us < self._progress.watermark_us:
+                self._set_back(now_us)
+            if isinstance(self._windows, OpenWindows):
+                self._windows.add(number, self._windows.layout.read(batch), 0, batch.num_rows)
+            else:
+                panes = np.full(batch.num_rows, number)
+                yield from self._windows.take(batch, panes, MIN_WATERMARK, self._progress.watermark_us)
+
+    def next_processing_time_ms(self) -> int | None:
+        """The end of the first open window."""
+        end_us = self._windows.next_end_us
+        return None if end_us == MAX_WATERMARK else -(-end_us // 1000)
+
+    def on_processing_time(self, now_ms: int) -> Iterator[Output]:
+        """Emit every window that has ended, in batches of at most `MAX_BATCH_ROWS`."""
+        passed_us = self._progress.passed_us
+        self._progress.advance(now_ms * 1000)
+        yield from coalesced(self._windows.fire(now_ms * 1000, passed_us))
+
+    def on_watermark(self, watermark_us: int) -> Iterator[Output]:
+        """MAX_WATERMARK emits or drops every open window, so that the results come in front of it (S7.6)."""
+        if watermark_us == MAX_WATERMARK:
+            yield from self._end()
+
+    def withholds(self) -> bool:
+        """While a window is open, whoever fed it: the clock will bring rows."""
+        return bool(self._windows)
+
+    def finish(self) -> Iterator[Output]:
+        """Nothing opens a window any more (S7.6)."""
+        yield from self._end()
+        self._has_ended = True
+
+    def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
+        """Freeze every open window."""
+        write = self._windows.snapshot(checkpoint_id, portable=self.portable, finish=self._with_end)
+        progress = [self._progress.part(self.ctx)] if self._keeps_progress else []
+        progress += calendar_part(self._grid, self._progress.watermark_us)
+        return lambda: [*write(), *progress]
+
+    def restore(self, parts: Sequence[StatePart]) -> None:
+        """Take back the open windows.
+
+        Raises:
+            SnapshotError: the state is of other keys, aggregates or windows than the pipeline's; names both (S5.5).
+        """
+        rows = [part for part in parts if part.format == "rows"]
+        for part in rows:
+            if part.name == PROGRESS and self._keeps_progress:
+                self._progress.restore(part.table, self.ctx)
+            elif part.name == CALENDAR and self._grid.table is not None:
+                self._grid.table.restore(part.table, self.ctx.uid)
+            elif part.name != PROCESSING_WINDOWS:
+                raise changed_window(self.ctx.uid, part.name, "it was over event time", "over processing time")
+        if len(rows) < len(parts):
+            self._windows.restore_files([part for part in parts if part.format != "rows"])
+        for part in rows:
+            if part.name == PROCESSING_WINDOWS:
+                renamed = dict(self._spec.renamed)
+                checked = checked_part(part, self._state_schema, self.ctx.uid, renamed, fills=False)
+                self._windows.restore_rows(changed_rows(checked, self._without_end), self._progress)
+        self._windows.resume(self._progress.watermark_us)
+
+    def close(self) -> None:
+        """Close what keeps the windows."""
+        if hasattr(self, "_windows"):
+            self._windows.close()
+
+    def _set_back(self, now_us: int) -> None:
+        self._progress.watermark_us, self._progress.passed_us = now_us, None
+        self._windows.resume(now_us)
+
+    def _with_end(self, table: pa.Table) -> pa.Table:
+        return table.append_column(self._state_schema.field(-1), [self._ends_us(table)])
+
+    def _without_end(self, table: pa.Table) -> pa.Table:
+        self._check_bounds(table)
+        return table.drop_columns([END_COLUMN])
+
+    def _ends_us(self, table: pa.Table) -> Int64s:
+        """Ends of the panes of rows."""
+        starts_us = table["window_start_us"].to_numpy()
+        if isinstance(self._grid, FixedGrid):
+            return starts_us + self._grid.pane_us
+        return self._grid.window_end(starts_us)
+
+    @property
+    def _keeps_progress(self) -> bool:
+        """Its windows overlap, or are known by more than their bounds."""
+        return self._spec.slide_us > 0 or self._spec.calendar is not None
+
+    def _end(self) -> Iterator[Output]:
+        if self.ctx.processing_time_on_end == "drop":
+            self._drop()
+        else:
+            yield from coalesced(self._windows.fire(MAX_WATERMARK))
+
+    def _drop(self) -> None:
+        results = self._windows.drop()
+        if not results:
+            return
+        self.ctx.count(PROCESSING_TIME_DROPPED, results)
+        log.warning(
+            "Operator %r, subtask %d: the input has ended; the open windows, %d results, are dropped, as "
+            "processing_time_on_end='drop' says",
+            self.ctx.uid,
+            self.ctx.subtask,
+            results,
+        )
+
+    def _check_bounds(self, table: pa.Table) -> None:
+        """An open window must be one of this pipeline's: fewer rows in it would be as wrong as more."""
+        if not isinstance(self._grid, FixedGrid):  # its part `calendar` was compared
+            return
+        starts_us = table["window_start_us"].to_numpy()
+        sizes_us = table[END_COLUMN].to_numpy() - starts_us
+        size_us, offset_us = self._grid.pane_us, self._grid.offset_us
+        foreign = np.flatnonzero((sizes_us != size_us) | ((starts_us - offset_us) % size_us != 0))
+        if foreign.size:
+            size, start = int(sizes_us[foreign[0]]), int(starts_us[foreign[0]])
+            was = f"size, offset in us were {size}, {start % size}"
+            raise changed_window(self.ctx.uid, PROCESSING_WINDOWS, was, f"{size_us}, {offset_us}")

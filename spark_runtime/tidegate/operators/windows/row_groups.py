@@ -1,0 +1,139 @@
+"""Row numbers: grouping the rows of a batch by window, and pairing them with the rows they match."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tidegate.state.compiler import kernel
+from tidegate.state.keys.key_bytes import Int64s
+from tidegate.state.keys.key_hash import scatter_index
+from tidegate.state.keys.key_index import Entries
+
+_DENSE_GROUPS = 65536
+"""Batches that span at most so many windows are ordered by counting, others by sorting."""
+
+
+@dataclass(frozen=True)
+class WindowRuns:
+    """Rows of a batch by tumbling window.
+
+    Attributes:
+        order: row numbers, ordered by window, stable; None: the rows are in that order already.
+        runs: (window number, first, end) of each window with rows, in positions of `order`, ascending. Window number w
+            covers w * size + offset <= time < (w + 1) * size + offset.
+    """
+
+    order: npt.NDArray[Any] | None
+    runs: list[tuple[int, int, int]]
+
+
+def group_by_window(times: Int64s, size: int, offset: int) -> WindowRuns:
+    """Group rows by window. Costs two passes where all rows are in one window.
+
+    Args:
+        times: of each row; at least one; at least `size` away from the ends of int64.
+        size: of a window, in the unit of the times, > 0.
+        offset: windows start at multiples of `size` plus this.
+    """
+    first = (int(times.min()) - offset) // size
+    last = (int(times.max()) - offset) // size
+    if first == last:
+        return WindowRuns(None, [(first, 0, len(times))])
+    numbers = np.empty(len(times), np.int64)
+    order: npt.NDArray[Any] | None = None
+    if not _number_windows(times, size, offset, first, numbers):
+        if last - first < _DENSE_GROUPS:
+            groups = numbers.astype(np.uint16)
+            order = scatter_index(groups, np.bincount(groups, minlength=last - first + 1))
+        else:
+            order = np.argsort(numbers, kind="stable")
+        numbers = numbers[order]
+    return WindowRuns(order, [(number + first, start, end) for number, start, end in _runs(numbers)])
+
+
+def group_by_number(numbers: Int64s) -> WindowRuns:
+    """Group rows by window numbers that follow no pattern. Args: numbers: of each row; at least one."""
+    if numbers[0] == numbers[-1] and (numbers == numbers[0]).all():
+        return WindowRuns(None, [(int(numbers[0]), 0, len(numbers))])
+    order: npt.NDArray[Any] | None = None
+    if (numbers[1:] < numbers[:-1]).any():
+        known, groups = np.unique(numbers, return_inverse=True)
+        if len(known) < _DENSE_GROUPS:
+            order = scatter_index(groups.astype(np.uint16), np.bincount(groups, minlength=len(known)))
+        else:
+            order = np.argsort(numbers, kind="stable")
+        numbers = numbers[order]
+    return WindowRuns(order, _runs(numbers))
+
+
+def _runs(numbers: Int64s) -> list[tuple[int, int, int]]:
+    """(number, first, end) of ordered numbers."""
+    starts = np.concatenate([[0], np.flatnonzero(numbers[1:] != numbers[:-1]) + 1])
+    ends = np.append(starts[1:], len(numbers))
+    return list(zip(numbers[starts].tolist(), starts.tolist(), ends.tolist(), strict=True))
+
+
+def pair_rows(matches: Entries, starts: Int64s, rows: Int64s, keep_unmatched: bool) -> tuple[Int64s, Int64s]:
+    """Every pair of a left row and a right row with its key, in the order of the left rows.
+
+    Args:
+        matches: for each left row the number of its key, or -1: no match.
+        starts: key k has the right rows rows[starts[k]:starts[k + 1]].
+        rows: right row numbers by key.
+        keep_unmatched: left rows without a match stay, with right row -1.
+
+    Returns:
+        left and right row numbers, of one length.
+    """
+    total = _count_pairs(matches, starts, keep_unmatched)
+    left, right = np.empty(total, np.int64), np.empty(total, np.int64)
+    _write_pairs(matches, starts, rows, keep_unmatched, left, right)
+    return left, right
+
+
+@kernel("b1(i8[], i8, i8, i8, i8[]!)")
+def _number_windows(times: Any, size: Any, offset: Any, first: Any, numbers: Any) -> Any:
+    ordered = True
+    number = np.int64(0)
+    low = first * size + offset
+    for i in range(len(times)):
+        ahead = times[i] - low
+        if ahead < 0 or ahead >= size:  # most rows are in the window of the row before
+            steps = ahead // size
+            number += steps
+            low += steps * size
+            ordered = ordered and steps > 0
+        numbers[i] = number
+    return ordered
+
+
+@kernel("i8(i4[], i8[], b1)")
+def _count_pairs(matches: Any, starts: Any, keep_unmatched: Any) -> Any:
+    total = 0
+    for i in range(len(matches)):
+        key = matches[i]
+        if key >= 0:
+            total += starts[key + 1] - starts[key]
+        elif keep_unmatched:
+            total += 1
+    return total
+
+
+@kernel("void(i4[], i8[], i8[], b1, i8[]!, i8[]!)")
+def _write_pairs(matches: Any, starts: Any, rows: Any, keep_unmatched: Any, left: Any, right: Any) -> None:
+    at = 0
+    for i in range(len(matches)):
+        key = matches[i]
+        if key >= 0:
+            for j in range(starts[key], starts[key + 1]):
+                left[at] = i
+                right[at] = rows[j]
+                at += 1
+        elif keep_unmatched:
+            left[at] = i
+            right[at] = -1
+            at += 1

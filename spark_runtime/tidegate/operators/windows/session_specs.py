@@ -1,0 +1,78 @@
+"""Frozen description of session windows, as a JobGraph holds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tidegate.jobs.options import ProcessingTimeOnEnd
+from tidegate.jobs.restore.state_shapes import StateShape
+from tidegate.operators.stream_operator import EndOfInput, StreamOperator
+from tidegate.operators.specs import Agg, TimeUnit
+
+
+@dataclass(frozen=True)
+class SessionAggSpec:
+    """Aggregates per key over sessions: rows at most a gap apart.
+
+    Attributes:
+        keys: key columns; null is a key of its own.
+        time_column: event time, a timestamp or an integer; None: the sessions are over processing time.
+        time_unit: of the time column.
+        gap_us: rows of one session that follow one another are at most so far apart; microseconds, > 0.
+        aggregates: output columns after keys, `window_start` and `window_end`, in order.
+        input_schema: of the input.
+        schema: of the output: keys, window_start, window_end (timestamp[us]), aggregates.
+        renamed: (key or output column in older snapshots, its name now).
+        lateness_us: how long after its end, in event time, a session takes rows and fires again.
+    """
+
+    keys: tuple[str, ...]
+    time_column: str | None
+    time_unit: TimeUnit
+    gap_us: int
+    aggregates: tuple[Agg, ...]
+    input_schema: pa.Schema
+    schema: pa.Schema
+    renamed: tuple[tuple[str, str], ...] = ()
+    lateness_us: int = 0
+
+    @property
+    def reach_us(self) -> int:
+        """How long after its last row a session is over: a row at exactly `gap_us` still belongs to it. No watermark
+        before that says that no such row will come (S4.4), so results do not depend on when watermarks come (S8.2)."""
+        return self.gap_us + 1
+
+    @property
+    def shape(self) -> dict[str, int | str]:
+        """What tells the sessions from others, in snapshots."""
+        return {"gap_us": self.gap_us}
+
+    def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
+        """Open sessions."""
+        return "any" if self.time_column is not None or processing_time_on_end == "fire" else "none"
+
+    def mode_dependence(self) -> str:
+        """Over processing time, or with updates."""
+        if self.time_column is None:
+            return "its windows are over processing time"
+        return "its windows may fire again, for late records" if self.lateness_us else ""
+
+    def create(self) -> StreamOperator:
+        """A fresh session aggregation."""
+        from tidegate.operators.windows.session_aggregate import ProcessingSessionAggregate, SessionAggregate
+
+        return SessionAggregate(self) if self.time_column is not None else ProcessingSessionAggregate(self)
+
+    def states(self) -> tuple[StateShape, ...]:
+        """The open sessions."""
+        from tidegate.operators.backend_shapes import session_shapes
+
+        return session_shapes(self)
+
+    def describe(self) -> str:
+        """Keys, gap and aggregates."""
+        time = self.time_column or "processing time"
+        aggregates = ", ".join(map(str, self.aggregates))
+        return f"sessions of {time}, gap {self.gap_us / 1e6:g} s, by {', '.join(self.keys) or '()'}: {aggregates}"

@@ -1,0 +1,165 @@
+"""Where sessions are kept: as columns in memory, or by a back end outside of it (S5.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.channel.elements import MAX_WATERMARK
+from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
+from tidegate.operators.stream_operator import OperatorContext
+from tidegate.operators.aggregates.keyed_aggregates import WindowLayout
+from tidegate.operators.windows.session_table import MIN_DEAD, SessionTable
+from tidegate.operators.windows.session_specs import SessionAggSpec
+from tidegate.operators.backend_shapes import session_schema
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
+from tidegate.state.backend_registry import OUTSIDE_MEMORY
+from tidegate.state.cells import Entries
+from tidegate.state.keys.key_bytes import Int64s
+from tidegate.state.keys.key_hash import subtask_of_key_groups
+from tidegate.state.state_layout import foreign_files
+
+SESSIONS = "sessions"
+
+
+class HeldSessions(Protocol):
+    """The sessions of one subtask."""
+
+    @property
+    def next_end_us(self) -> int:
+        """No session that has not fired is over before; MAX_WATERMARK when there is none."""
+
+    def take(
+        self, batch: pa.RecordBatch, times_us: Int64s, closed_us: int, fired_us: int
+    ) -> tuple[Int64s, Iterator[pa.RecordBatch]]:
+        """Take rows; gives row numbers of those that are late, and the sessions with the others that are over by
+        `fired_us` and so fire again. Args: closed_us: see `SessionTable.take`. Raises SumOverflowError."""
+
+    def fire(self, until_us: int) -> Iterator[pa.RecordBatch]:
+        """Emit every session that is over by `until_us` and has not fired; forget what can fire no more."""
+
+    def drop(self) -> int:
+        """Forget all. Returns how many there were, of which none had fired."""
+
+    def snapshot(self, checkpoint_id: int, *, portable: bool) -> AsyncSnapshot:
+        """Freeze them."""
+
+    def restore_files(self, parts: Sequence[StatePart]) -> None:
+        """Take back files of a back end. Raises SnapshotError: it is another one."""
+
+    def restore_rows(self, part: StatePart, closed_us: int) -> None:
+        """Take back rows with the columns of `session_schema`, but for sessions that have fired and are over by
+        `closed_us`: they were kept for more lateness than is allowed."""
+
+    def close(self) -> None:
+        """Release files."""
+
+
+def held_sessions(spec: SessionAggSpec, ctx: OperatorContext) -> HeldSessions:
+    """As `state_backend` says."""
+    if ctx.state_backend not in OUTSIDE_MEMORY:
+        return SessionsInMemory(spec, ctx)
+    from tidegate.operators.windows.stored_sessions import StoredSessions
+
+    return StoredSessions(spec, ctx)
+
+
+class RowsOfSessions:
+    """Columns of sessions in snapshots and in results."""
+
+    def __init__(self, spec: SessionAggSpec) -> None:
+        self.layout = WindowLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
+        self.schema = session_schema(spec)
+        self._first = len(self.schema) - len(self.layout.state_fields())
+        self._width = self._first + len(spec.keys)
+        self._results = spec.schema
+
+    def keys(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Key columns of rows of a snapshot."""
+        return pa.RecordBatch.from_arrays(rows.columns[self._first : self._width], schema=self.layout.keys.schema)
+
+    def put(self, table: SessionTable, rows: pa.RecordBatch) -> None:
+        """Rows of a snapshot into a table."""
+        starts, lasts = rows.column("window_start_us").to_numpy(), rows.column("last_us").to_numpy()
+        fired = rows.column("fired").to_numpy(zero_copy_only=False).astype(np.uint8)
+        table.put(self.keys(rows), starts, lasts, fired, rows.columns[self._width :])
+
+    def results(self, table: SessionTable, sessions: Entries) -> Iterator[pa.RecordBatch]:
+        """What sessions have come to, in order."""
+        for start in range(0, len(sessions), MAX_BATCH_ROWS):
+            columns = table.result(sessions[start : start + MAX_BATCH_ROWS])
+            yield pa.RecordBatch.from_arrays(columns, schema=self._results)
+
+
+class SessionsInMemory:
+    """See `HeldSessions`. They fire in the order of their ends."""
+
+    def __init__(self, spec: SessionAggSpec, ctx: OperatorContext) -> None:
+        self._spec, self._ctx = spec, ctx
+        self._rows = RowsOfSessions(spec)
+        self._serial = 0
+        self._table = self._new_table()
+
+    @property
+    def next_end_us(self) -> int:
+        """See `HeldSessions`."""
+        return self._table.next_end_us
+
+    def take(
+        self, batch: pa.RecordBatch, times_us: Int64s, closed_us: int, fired_us: int
+    ) -> tuple[Int64s, Iterator[pa.RecordBatch]]:
+        """See `HeldSessions`."""
+        taken = self._table.take(batch, times_us, closed_us)
+        again = self._table.ended(taken.sessions, fired_us)
+        if len(again):
+            self._table.mark_fired(again)
+        return taken.late, self._rows.results(self._table, again)
+
+    def fire(self, until_us: int) -> Iterator[pa.RecordBatch]:
+        """See `HeldSessions`."""
+        due = self._table.due(until_us)
+        yield from self._rows.results(self._table, due)
+        if until_us == MAX_WATERMARK:
+            self._table = self._new_table()
+            return
+        if self._spec.lateness_us:
+            self._table.mark_fired(due)
+            due = self._table.ended(self._table.live(), until_us - self._spec.lateness_us)
+        self._table.remove(due)
+        if self._table.dead > max(MIN_DEAD, self._table.size // 2):
+            self._serial += 1
+            self._table = self._table.packed(self._serial)
+
+    def drop(self) -> int:
+        """See `HeldSessions`."""
+        dropped = len(self._table.live())
+        self._table = self._new_table()
+        return dropped
+
+    def snapshot(self, checkpoint_id: int, *, portable: bool) -> AsyncSnapshot:
+        """Mark the columns of the sessions."""
+        frozen = self._table.freeze(self._rows.schema, self._ctx.max_parallelism)
+        return lambda: [frozen.part(SESSIONS)]
+
+    def restore_files(self, parts: Sequence[StatePart]) -> None:
+        """See `HeldSessions`."""
+        raise foreign_files(parts[0], [SESSIONS], self._ctx.uid)
+
+    def restore_rows(self, part: StatePart, closed_us: int) -> None:
+        """See `HeldSessions`."""
+        mine = subtask_of_key_groups(self._ctx.parallelism, self._ctx.max_parallelism) == self._ctx.subtask
+        for table in part.tables():
+            owned = table.filter(pa.array(mine[table.column(KEY_GROUP_COLUMN).to_numpy()]))
+            for rows in owned.combine_chunks().to_batches():
+                self._rows.put(self._table, rows)
+        self._table.close(closed_us)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _new_table(self) -> SessionTable:
+        self._serial += 1
+        return SessionTable(self._rows.layout, self._spec.gap_us, self._serial)

@@ -1,0 +1,173 @@
+"""Sessions in a back end outside memory (S5.2).
+
+The value of a key is its open sessions: a list for each column that a session has. What comes for some keys is put
+together with their sessions in a table in memory, which lasts for that step. A key has an event timer at or before the
+first time at which something is due for it: a session fires, or is over. A session that grows keeps its timer, which
+then finds nothing due and is registered again. When a session is over may have changed with the lateness since its
+timer was registered: that one may come later, and no session that is to fire relies on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.channel.elements import MAX_WATERMARK
+from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
+from tidegate.operators.stream_operator import OperatorContext
+from tidegate.operators.windows.session_store import SESSIONS, RowsOfSessions
+from tidegate.operators.windows.session_table import SessionTable
+from tidegate.operators.keyed_backend import opened_back_end
+from tidegate.operators.restored_parts import changed_rows
+from tidegate.operators.windows.session_specs import SessionAggSpec
+from tidegate.operators.aggregates.stored_aggregates import renamed_aggregates
+from tidegate.snapshot.key_groups import key_group_range
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
+from tidegate.state.keyed_state import KeySet, StateDescriptor
+from tidegate.state.keys.key_bytes import Int64s
+from tidegate.state.state_layout import KEY_PREFIX, VALUE_PREFIX
+from tidegate.state.rocksdb.portable_rows import own_rows
+
+_BOUNDS = (("start", pa.int64()), ("last", pa.int64()), ("fired", pa.bool_()))
+
+
+class StoredSessions:
+    """See `HeldSessions`. Sessions of so many keys as fill a batch fire in the order of their ends."""
+
+    def __init__(self, spec: SessionAggSpec, ctx: OperatorContext) -> None:
+        """Open the back end."""
+        self._spec = spec
+        self._rows = RowsOfSessions(spec)
+        self._keys = self._rows.layout.keys.schema
+        self._groups = key_group_range(ctx.subtask, ctx.parallelism, ctx.max_parallelism)
+        aggregates = self._rows.layout.state_fields()[len(self._keys) :]
+        held = [*(pa.field(*bound) for bound in _BOUNDS), *aggregates]
+        columns = pa.schema([pa.field(field.name, pa.list_(field.type)) for field in held])
+        former = renamed_aggregates(columns.names, spec.renamed)
+        self._descriptor = StateDescriptor(SESSIONS, "value", columns, renamed=former)
+        self._back_end = opened_back_end(ctx, self._keys, renamed=spec.renamed, fills=False)
+        self._state = self._back_end.value(self._descriptor)
+        self._timers = self._back_end.timers("event")
+
+    @property
+    def next_end_us(self) -> int:
+        """See `HeldSessions`."""
+        next_us = self._timers.next_us()
+        return MAX_WATERMARK if next_us is None else next_us
+
+    def take(
+        self, batch: pa.RecordBatch, times_us: Int64s, closed_us: int, fired_us: int
+    ) -> tuple[Int64s, Iterator[pa.RecordBatch]]:
+        """See `HeldSessions`."""
+        keys = self._back_end.keys(batch.select(self._keys.names))
+        table = self._table_of(keys)
+        timed_us = self._due_us(table, keys.size, to_fire=True)
+        table.close(closed_us)
+        taken = table.take(batch, times_us, closed_us)
+        again = table.ended(taken.sessions, fired_us)
+        table.mark_fired(again)
+        self._write(keys, table, timed_us)
+        return taken.late, self._rows.results(table, again)
+
+    def fire(self, until_us: int) -> Iterator[pa.RecordBatch]:
+        """See `HeldSessions`."""
+        while (due := self._timers.due(until_us, MAX_BATCH_ROWS)) is not None:
+            table = self._table_of(due.keys)
+            fires = table.due(until_us)
+            results = list(self._rows.results(table, fires))
+            table.mark_fired(fires)
+            table.close(until_us - self._spec.lateness_us if until_us < MAX_WATERMARK else MAX_WATERMARK)
+            self._write(due.keys, table, np.full(due.keys.size, MAX_WATERMARK))
+            yield from results
+
+    def drop(self) -> int:
+        """See `HeldSessions`."""
+        return sum(batch.num_rows for batch in self.fire(MAX_WATERMARK))
+
+    def snapshot(self, checkpoint_id: int, *, portable: bool) -> AsyncSnapshot:
+        """Freeze the back end. In a savepoint it is a row for each session, without timers, which follow from them."""
+        write = self._back_end.snapshot(checkpoint_id, portable=portable)
+        if not portable:
+            return write
+        return lambda: [changed_rows(part, self._plain) for part in write() if part.name == SESSIONS]
+
+    def restore_files(self, parts: Sequence[StatePart]) -> None:
+        """See `HeldSessions`. Raises SnapshotError: they are of other columns. What was kept for more lateness than is
+        allowed goes when rows come for its key, or when its timer does."""
+        self._back_end.restore(parts)
+
+    def restore_rows(self, part: StatePart, closed_us: int) -> None:
+        """See `HeldSessions`. Sessions of one key may come in several pieces."""
+        for rows in own_rows(part, self._groups):
+            keys = self._back_end.keys(self._rows.keys(rows))
+            table = self._table_of(keys)
+            timed_us = self._due_us(table, keys.size, to_fire=True)
+            self._rows.put(table, rows)
+            table.close(closed_us)
+            self._write(keys, table, timed_us)
+
+    def close(self) -> None:
+        """Close the back end."""
+        self._back_end.close()
+
+    def _table_of(self, keys: KeySet) -> SessionTable:
+        """The sessions of these keys, which it numbers as the set does."""
+        table = SessionTable(self._rows.layout, self._spec.gap_us, 0)
+        columns = keys.columns()
+        table.know(columns)
+        found = self._state.get(keys)
+        there = np.flatnonzero(found.present)
+        if len(there):
+            held = found.columns.take(pa.array(there))
+            counts = pc.list_value_length(held.column(0)).to_numpy()
+            owners = pa.array(np.repeat(there, counts))
+            starts, lasts, fired, *state = (column.flatten() for column in held.columns)
+            flags = fired.to_numpy(zero_copy_only=False).astype(np.uint8)
+            table.put(columns.take(owners), starts.to_numpy(), lasts.to_numpy(), flags, state)
+        return table
+
+    def _due_us(self, table: SessionTable, keys: int, *, to_fire: bool = False) -> Int64s:
+        """For each key when first something is due for one of its sessions, or for one that is `to_fire`;
+        MAX_WATERMARK where it has none."""
+        sessions = table.live()
+        _, lasts, fired = table.bounds(sessions)
+        over_us = MAX_WATERMARK if to_fire else lasts + self._spec.reach_us + self._spec.lateness_us
+        times_us = np.where(fired, over_us, lasts + self._spec.reach_us)
+        due_us = np.full(keys, MAX_WATERMARK)
+        np.minimum.at(due_us, table.owners(sessions), times_us)
+        return due_us
+
+    def _write(self, keys: KeySet, table: SessionTable, timed_us: Int64s) -> None:
+        """Put the sessions of these keys in the place of those that were there. Args: timed_us: at or before which each
+        key has a timer; MAX_WATERMARK: it may have none."""
+        sessions = table.live()
+        owners = table.owners(sessions)
+        order = np.argsort(owners, kind="stable")  # sessions of a key stay in the order in which they were opened
+        sessions, counts = sessions[order], np.bincount(owners, minlength=keys.size)
+        offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
+        arrays = [*map(pa.array, table.bounds(sessions)), *table.state(sessions)]
+        lists = [pa.ListArray.from_arrays(offsets, array) for array in arrays]
+        held = counts > 0
+        self._state.put(keys, pa.RecordBatch.from_arrays(lists, schema=self._descriptor.columns), held)
+        self._state.clear(keys, ~held)
+        due_us = self._due_us(table, keys.size)
+        earlier = np.flatnonzero(due_us < timed_us).astype(np.int32)
+        self._timers.register(keys, earlier, due_us[earlier])
+
+    def _plain(self, table: pa.Table) -> pa.Table:
+        """A row for each session, of rows of the back end (`layout`)."""
+        return pa.Table.from_batches([self._sessions_of(rows) for rows in table.to_batches()], schema=self._rows.schema)
+
+    def _sessions_of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        lists = [rows.column(VALUE_PREFIX + name) for name in self._descriptor.columns.names]
+        owners = pc.list_parent_indices(lists[0])
+        starts, lasts, fired, *state = (column.flatten() for column in lists)
+        groups, *keys = (
+            rows.column(name).take(owners)
+            for name in (KEY_GROUP_COLUMN, *(KEY_PREFIX + name for name in self._keys.names))
+        )
+        arrays = [groups, starts, lasts, fired, *keys, *state]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._rows.schema)

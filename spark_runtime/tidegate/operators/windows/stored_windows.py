@@ -1,0 +1,222 @@
+"""The open windows of one subtask in a back end outside memory (S5.2): what `OpenWindows` is in memory.
+
+State is by key and pane. Event timers are by key and window, at times that lead through a window's life: at its end it
+fires, and later it is over, when rows of its first step of panes have no use any more. A key has one timer at the end
+of the earliest window that has not fired; when that fires, the next is registered, if there is anything in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.channel.elements import MAX_WATERMARK
+from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
+from tidegate.operators.stream_operator import OperatorContext
+from tidegate.operators.aggregates.keyed_aggregates import WindowLayout
+from tidegate.operators.specs import WindowAggSpec
+from tidegate.operators.aggregates.stored_aggregates import START_COLUMN, Finish, StoredAggregates
+from tidegate.operators.windows.window_grid import window_grid
+from tidegate.operators.windows.window_progress import MIN_TIME_US, WindowProgress
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
+from tidegate.state.keyed_state import Mask
+from tidegate.state.keys.key_bytes import Int64s
+
+
+class StoredWindows:
+    """Panes and windows by number as in `OpenWindows`. Windows fire in order of time; keys within one in the order of
+    the back end, so many at a time that a batch holds them. Not safe for several threads.
+
+    Attributes:
+        layout: what rows to read of a batch.
+        grid: bounds of panes and windows.
+        state_schema: of rows in savepoints: key group, start of the pane, then keys and aggregates.
+    """
+
+    def __init__(self, spec: WindowAggSpec, ctx: OperatorContext, name: str) -> None:
+        """Open the back end. Args: name: of the state."""
+        self.layout = WindowLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
+        starts = [pa.field(KEY_GROUP_COLUMN, pa.uint16()), pa.field(START_COLUMN, pa.int64())]
+        self.state_schema = pa.schema([*starts, *self.layout.state_fields()])
+        self._spec = spec
+        self.grid = window_grid(spec.size_us, spec.step_us, spec.offset_us, spec.calendar)
+        self._panes_per_window, self._panes_per_step = self.grid.panes_per_window, self.grid.panes_per_step
+        self._most_keys = max(1, MAX_BATCH_ROWS // self._panes_per_window)
+        self._store = StoredAggregates(ctx, name, self.layout, self.state_schema, spec.renamed, by_start=True)
+        self._timers = self._store.timers
+
+    def __bool__(self) -> bool:
+        """Something waits for a time."""
+        return self._timers.next_us() is not None
+
+    @property
+    def next_end_us(self) -> int:
+        """When the first window fires, or is over; MAX_WATERMARK when there is none."""
+        next_us = self._timers.next_us()
+        return MAX_WATERMARK if next_us is None else next_us
+
+    def closed(self, panes: Int64s, closed_us: int) -> Mask:
+        """Whether every window that a pane is in ends by `closed_us`."""
+        closed: Mask = self.grid.window_end(panes // self._panes_per_step) <= closed_us
+        return closed
+
+    def take(self, batch: pa.RecordBatch, panes: Int64s, closed_us: int, fired_us: int) -> Iterator[pa.RecordBatch]:
+        """Take rows, none of a closed pane. Emits the windows that end in closed_us < end <= fired_us, for keys that
+        rows came for late. Args: panes: of each row. Raises SumOverflowError."""
+        keys = self._store.keys(batch, self.grid.pane_start(panes))
+        folded = self._store.add(keys, self.layout.values(batch))
+        columns, starts_us = self._store.key_columns(keys)
+        numbers = self.grid.panes(starts_us)
+        new = ~folded.was_there
+        if new.any():
+            some = columns if new.all() else columns.filter(pa.array(new))
+            self._register(some, numbers[new], np.full(int(new.sum()), fired_us))
+        if self._spec.lateness_us:
+            yield from self._fire_again(columns, numbers, closed_us, fired_us)
+
+    def fire(self, until_us: int, passed_us: Int64s | None = None) -> Iterator[pa.RecordBatch]:
+        """Emit every window that ends at or before `until_us` and has not fired, in order of time; forget what can fire
+        no more. Args: passed_us: of no use here: what has fired has no timer."""
+        while (next_us := self._timers.next_us()) is not None and next_us <= until_us:
+            # what fires registers what fires next: of windows that overlap one at a time, so that they stay in order
+            due = self._timers.due(until_us if self._panes_per_window == 1 else next_us, self._most_keys)
+            assert due is not None, "a timer is due"
+            columns, starts_us = self._store.key_columns(due.keys)
+            columns, windows = columns.take(pa.array(due.owners)), self.grid.windows_at(starts_us[due.owners])
+            ends_us = self.grid.window_end(windows)
+            fires, over = due.times_us == ends_us, due.times_us >= ends_us + self._spec.lateness_us
+            if self._spec.lateness_us:
+                # registered when more or less lateness was allowed, or when the window fired
+                waits = ~fires & ~over
+                self._register_at(columns, windows, ends_us + self._spec.lateness_us, waits)
+            if fires.any():
+                yield from self._fired(columns.filter(pa.array(fires)), windows[fires])
+            self._forget(columns, windows, over & ~fires)
+
+    def drop(self) -> int:
+        """Close every window and emit nothing. Returns how many results that leaves out."""
+        return sum(batch.num_rows for batch in self.fire(MAX_WATERMARK))
+
+    def pass_by(self, until_us: int) -> None:
+        """Nothing: what is over has a timer."""
+
+    def resume(self, fired_us: int) -> None:
+        """Nothing: what has fired has no timer. Where a clock was set back, windows fire again for keys that rows come
+        for."""
+
+    def forget(self, closed_us: int) -> None:
+        """Nothing: rows of what was kept for more lateness than is allowed are late, and go when they would have."""
+
+    def snapshot(self, checkpoint_id: int, *, portable: bool, finish: Finish = lambda rows: rows) -> AsyncSnapshot:
+        """See `StoredAggregates`."""
+        return self._store.snapshot(checkpoint_id, portable=portable, finish=finish)
+
+    def restore_files(self, parts: Sequence[StatePart]) -> None:
+        """Take back files of the back end."""
+        self._store.restore_files(parts)
+
+    def restore_rows(self, part: StatePart, progress: WindowProgress) -> None:
+        """Take back rows with the columns of `state_schema`. Args: progress: restored already."""
+        for keys, columns, starts_us in self._store.restored_rows(part):
+            fired_us = np.full(keys.size, progress.watermark_us)
+            if progress.passed_us is not None:
+                fired_us = np.maximum(fired_us, progress.passed_us[keys.groups])
+            fired_us = np.maximum(fired_us, MIN_TIME_US)
+            panes = self.grid.panes(starts_us)
+            over = self.grid.window_end(panes // self._panes_per_step) <= fired_us - self._spec.lateness_us
+            self._store.clear(keys, over)
+            self._register(columns.filter(pa.array(~over)), panes[~over], fired_us[~over])
+
+    def close(self) -> None:
+        """Close the back end."""
+        self._store.close()
+
+    def _first_after(self, panes: Int64s, after_us: Int64s) -> Int64s:
+        """See `WindowGrid.first_after`."""
+        return self.grid.first_after(panes, np.maximum(after_us, MIN_TIME_US))  # no window with a row ends before
+
+    # ------------------------------------------------------------ timers
+
+    def _register(self, columns: pa.RecordBatch, panes: Int64s, fired_us: Int64s) -> None:
+        """A timer for each new pane: for the first of its windows that has not fired, or, when all have, for when they
+        are over."""
+        last = panes // self._panes_per_step
+        first = self._first_after(panes, fired_us)
+        windows, ends_us = np.minimum(first, last), self.grid.window_end(np.minimum(first, last))
+        times_us = np.where(first <= last, ends_us, ends_us + self._spec.lateness_us)
+        self._register_at(columns, windows, times_us, np.ones(len(panes), np.bool_))
+
+    def _register_at(self, columns: pa.RecordBatch, windows: Int64s, times_us: Int64s, where: Mask) -> None:
+        if where.any():
+            keys = self._store.keys(columns.filter(pa.array(where)), self.grid.window_start(windows[where]))
+            self._timers.register(keys, keys.rows, times_us[where])
+
+    # ------------------------------------------------------------ firing
+
+    def _fired(self, columns: pa.RecordBatch, windows: Int64s) -> Iterator[pa.RecordBatch]:
+        """Emit windows whose time has come, one row for each; what comes next for their keys. No two of one key share
+        a pane."""
+        emitted, there = self._put_together(columns, windows)
+        later: Mask = np.any(there[:, self._panes_per_step :], axis=1)
+        if later.any():
+            self._register_at(columns, windows + 1, self.grid.window_end(windows + 1), later)
+        lateness_us = self._spec.lateness_us
+        if lateness_us:
+            first: Mask = np.any(there[:, : self._panes_per_step], axis=1)
+            self._register_at(columns, windows, self.grid.window_end(windows) + lateness_us, first)
+        else:
+            self._forget(columns, windows, np.ones(len(windows), np.bool_))
+        if emitted.num_rows:
+            yield emitted
+
+    def _fire_again(
+        self, columns: pa.RecordBatch, panes: Int64s, closed_us: int, fired_us: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Emit the windows of these keys' panes that end in closed_us < end <= fired_us."""
+        first = self._first_after(panes, np.full(len(panes), closed_us))
+        last = np.minimum(panes // self._panes_per_step, self._first_after(panes, np.full(len(panes), fired_us)) - 1)
+        counts = np.maximum(last - first + 1, 0)
+        if not counts.any():
+            return
+        owners = np.repeat(np.arange(len(panes)), counts)
+        steps = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+        keys = self._store.keys(columns.take(pa.array(owners)), self.grid.window_start(first[owners] + steps))
+        columns, starts_us = self._store.key_columns(keys)  # a key may have come for several panes of one window
+        order = np.argsort(starts_us, kind="stable")
+        for at in range(0, len(order), self._most_keys):
+            some = order[at : at + self._most_keys]
+            emitted, _ = self._put_together(columns.take(pa.array(some)), self.grid.windows_at(starts_us[some]))
+            yield emitted
+
+    def _put_together(self, columns: pa.RecordBatch, windows: Int64s) -> tuple[pa.RecordBatch, npt.NDArray[np.bool_]]:
+        """The results of (key, window) pairs, but of those that hold nothing, and by pair which of its panes hold
+        something."""
+        count, width = len(windows), self._panes_per_window
+        owners = np.repeat(np.arange(count, dtype=np.int32), width)
+        keys = self._store.keys(columns.take(pa.array(owners)), self._pane_starts(windows, width))
+        folding, rows_there = self._store.gathered(keys, owners, count)
+        there = rows_there.reshape(count, width)
+        held: Mask = np.any(there, axis=1)
+        arrays = [*columns.columns]
+        arrays += [pa.array(us).view(pa.timestamp("us")) for us in self._bounds_us(windows)]
+        arrays += folding.result(slice(0, count))
+        emitted = pa.RecordBatch.from_arrays(arrays, schema=self._spec.schema)
+        return (emitted if held.all() else emitted.filter(pa.array(held))), there
+
+    def _bounds_us(self, windows: Int64s) -> tuple[Int64s, Int64s]:
+        return self.grid.window_start(windows), self.grid.window_end(windows)
+
+    def _forget(self, columns: pa.RecordBatch, windows: Int64s, where: Mask) -> None:
+        """The panes that are in no later window."""
+        if where.any():
+            step = self._panes_per_step
+            owners = pa.array(np.repeat(np.flatnonzero(where), step))
+            self._store.clear(self._store.keys(columns.take(owners), self._pane_starts(windows[where], step)))
+
+    def _pane_starts(self, windows: Int64s, count: int) -> Int64s:
+        """Starts of the first `count` panes of each window, one window after the other."""
+        panes = (windows[:, None] * self._panes_per_step + np.arange(count)[None, :]).reshape(-1)
+        return self.grid.pane_start(panes)

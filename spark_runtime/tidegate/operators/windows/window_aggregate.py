@@ -1,0 +1,232 @@
+"""WindowAggregate: aggregates per key over tumbling or sliding event-time windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from tidegate.channel.elements import MAX_WATERMARK
+from tidegate.errors import DataError
+from tidegate.operators.batch_sizes import coalesced
+from tidegate.operators.time.calendar import CALENDAR
+from tidegate.operators.stream_operator import OperatorContext, Output, SideOutput, StreamOperator
+from tidegate.operators.time.event_time import EventTime
+from tidegate.operators.windows.open_windows import PROCESSING_WINDOWS, OpenWindows, changed_window, open_windows
+from tidegate.operators.restored_parts import checked_part
+from tidegate.operators.specs import WindowAggSpec
+from tidegate.operators.windows.window_grid import OUTSIDE_DROPPED, FixedGrid, calendar_part
+from tidegate.operators.windows.window_progress import MAX_TIME_US, MIN_TIME_US, PROGRESS, WindowProgress
+from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+from tidegate.state.cells import Entries
+from tidegate.state.keys.key_bytes import Int64s, valid_mask
+from tidegate.operators.windows.row_groups import group_by_number, group_by_window
+
+if TYPE_CHECKING:
+    from tidegate.operators.windows.stored_windows import StoredWindows
+
+WINDOWS = "windows"
+LATE = "late"
+"""Side output: rows of which every window has closed, as they came."""
+LATE_DROPPED = "late_dropped"
+"""Counter: such rows, where nothing reads the side output."""
+NULL_TIME_DROPPED = "null_event_time_dropped"
+"""Counter: rows without an event time, which belong to no window."""
+
+
+def refuse_absurd_times(time: EventTime, times: Int64s, ctx: OperatorContext) -> None:
+    """DataError for a time beyond `MIN_TIME_US`..`MAX_TIME_US`. `times`: at least one, in its column's unit."""
+    low, high = time.to_us(int(times.min())), time.to_us(int(times.max()))
+    if low < MIN_TIME_US or high > MAX_TIME_US:
+        raise DataError(
+            f"Column {time.column!r} has an event time of {low if low < MIN_TIME_US else high} us since 1970",
+            where=f"operator {ctx.uid!r} subtask {ctx.subtask}",
+            cause="the column's unit is not what the pipeline says, or the value is a placeholder",
+            remedy="Give with_watermark the right unit, or filter such rows first",
+        )
+
+
+def late_rows(rows: pa.RecordBatch, ctx: OperatorContext) -> Iterator[Output]:
+    """Rows that are late: to the side output where something reads it, else counted."""
+    if LATE in ctx.side_outputs:
+        yield SideOutput(LATE, rows)
+    else:
+        ctx.count(LATE_DROPPED, rows.num_rows)
+
+
+class WindowAggregate(StreamOperator):
+    """Windows [start, end): a row belongs to those its event time falls in. One that falls in none, as windows that
+    start later than the one before ends leave times out, is dropped and counted under `outside_windows_dropped`.
+
+    A window fires when the watermark reaches its end, and closes when it is `lateness_us` further. Rows that come for
+    it in between make it fire again, after the batch that brought them, for their keys, with the result of all rows so
+    far. Rows of which every window has closed are late: they go to the side output `late`, or are dropped and counted
+    under `late_dropped` (S4.4). Null is a key like any other. MAX_WATERMARK fires all windows that have not fired, and
+    closes all; time begins anew: rows that come after it make windows of their own, none of them late or fired, which
+    fire in `finish` (S7.2). Windows fire in order of time; keys within one in order of first sight, or outside memory
+    of the back end (`StoredWindows`).
+
+    State: `windows` (keyed: a row for each pane and key; of tumbling windows panes are the windows) and `progress`
+    (keyed: for each key group the watermark that decides what is late, never MAX, S4.4; after MAX none at all: inputs
+    that are drained let the watermark run ahead of what they bring after a restore, S7.5; what had been late before it
+    is not, until every source subtask has told its watermark again). `snapshot` marks the columns, whatever their size;
+    they are written by the returned function, large panes in chunks (S5.2).
+
+    After a restore at another parallelism key groups may come from subtasks whose watermarks differed. The watermark is
+    then the earliest of them, so that no row is called late that was not; and until it has caught up, rows are held
+    against their key group's own watermark, so that no window fires twice.
+    """
+
+    _windows: OpenWindows | StoredWindows
+
+    def __init__(self, spec: WindowAggSpec) -> None:
+        self._spec = spec
+        assert spec.time_column is not None, "windows over processing time are another operator's"
+        self._time = EventTime(spec.time_column, spec.time_unit)
+        self._progress = WindowProgress(spec.shape, spec.lateness_us)
+
+    def open(self, ctx: OperatorContext) -> None:
+        """Make room for the windows."""
+        super().open(ctx)
+        self._windows = open_windows(self._spec, ctx, WINDOWS)
+        self._grid = self._windows.grid
+        self._set_units()
+
+    def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
+        """Take the rows into their windows; emits windows that fire again, and late rows to the side output.
+
+        Raises:
+            SumOverflowError: a sum of integers left int64.
+            DataError: an event time beyond `MIN_TIME_US`..`MAX_TIME_US`.
+        """
+        times, nulls = self._time.times(batch)
+        if nulls:
+            self.ctx.count(NULL_TIME_DROPPED, nulls)
+            batch = batch.filter(pa.array(valid_mask(batch.column(self._time.column))))
+        if batch.num_rows:
+            refuse_absurd_times(self._time, times, self.ctx)
+            if self._grid.table is not None:
+                low_us, high_us = (self._time.to_us(int(time)) for time in (times.min(), times.max()))
+                where = f"operator {self.ctx.uid!r} subtask {self.ctx.subtask}"
+                self._grid.require_times(self._time.column, low_us, high_us, where)
+            if not self._whole_steps:
+                times = self._time.as_us(times)
+                if (outside := self._grid.outside(times)) is not None and outside.any():
+                    self.ctx.count(OUTSIDE_DROPPED, int(outside.sum()))
+                    batch, times = batch.filter(pa.array(~outside)), times[~outside]
+        if batch.num_rows:
+            yield from self._fired_again(batch, times)
+
+    def on_watermark(self, watermark_us: int) -> Iterator[Output]:
+        """Emit every window that ends at or before the watermark, in batches of at most `MAX_BATCH_ROWS`."""
+        passed_us = self._progress.passed_us
+        if watermark_us == MAX_WATERMARK:
+            yield from coalesced(self._windows.fire(watermark_us, passed_us))
+            self._progress.begin_anew()
+            self._windows.resume(self._progress.watermark_us)
+            if self._grid.table is not None:
+                self._grid.table.forget(watermark_us)
+            return
+        self._progress.advance(watermark_us)
+        if self._grid.table is not None:
+            self._grid.table.forget(self._progress.open_after_us)
+        if watermark_us >= self._windows.next_end_us:
+            yield from coalesced(self._windows.fire(watermark_us, passed_us))
+        else:
+            self._windows.pass_by(watermark_us)
+
+    def finish(self) -> Iterator[Output]:
+        """What came since MAX_WATERMARK."""
+        yield from coalesced(self._windows.fire(MAX_WATERMARK))
+
+    def snapshot(self, checkpoint_id: int) -> AsyncSnapshot | None:
+        """Freeze every open window."""
+        write = self._windows.snapshot(checkpoint_id, portable=self.portable)
+        parts = [self._progress.part(self.ctx), *calendar_part(self._grid, self._progress.open_after_us)]
+        return lambda: [*write(), *parts]
+
+    def restore(self, parts: Sequence[StatePart]) -> None:
+        """Take back the open windows and the watermark.
+
+        Raises:
+            SnapshotError: the state is of other keys, aggregates or windows than the pipeline's; names both (S5.5).
+        """
+        for part in parts:
+            if part.name == PROGRESS:
+                self._progress.restore(part.table, self.ctx)
+            elif part.name == CALENDAR and self._grid.table is not None:
+                self._grid.table.restore(part.table, self.ctx.uid)
+            elif part.name == PROCESSING_WINDOWS:
+                raise changed_window(self.ctx.uid, part.name, "it was over processing time", "over event time")
+        files = [part for part in parts if part.format != "rows"]
+        if files:
+            self._windows.restore_files(files)
+        for part in parts:
+            if part.name not in (PROGRESS, CALENDAR) and part.format == "rows":
+                renamed = dict(self._spec.renamed)
+                checked = checked_part(part, self._windows.state_schema, self.ctx.uid, renamed, fills=False)
+                self._windows.restore_rows(checked, self._progress)
+        self._windows.resume(self._progress.watermark_us)
+        self._windows.forget(self._progress.watermark_us - self._spec.lateness_us)
+
+    def close(self) -> None:
+        """Close what keeps the windows."""
+        if hasattr(self, "_windows"):
+            self._windows.close()
+
+    def _set_units(self) -> None:
+        """In whose unit rows are cut: that of the column where the grid is in whole steps of it, since most rows are in
+        the window of the row before; else in microseconds."""
+        grid, per_second = self._grid, self._time.per_second
+        self._whole_steps, self._pane, self._offset = False, 0, 0
+        if isinstance(grid, FixedGrid):
+            self._pane, self._offset = grid.pane_us, grid.offset_us
+            steps = grid.pane_us * per_second, grid.offset_us * per_second
+            if steps[0] % 1_000_000 == steps[1] % 1_000_000 == 0 and grid.step_us <= grid.size_us:
+                self._whole_steps = True
+                self._pane, self._offset = steps[0] // 1_000_000, steps[1] // 1_000_000
+
+    def _fired_again(self, batch: pa.RecordBatch, times: Int64s) -> Iterator[Output]:
+        """Take rows; rows of key groups that are ahead by themselves."""
+        for part, its_times, fired_us in self._progress.split(batch, times, self._spec.keys):
+            closed_us = self._progress.closed_at(fired_us)
+            if isinstance(self._windows, OpenWindows):
+                yield from self._taken(self._windows, part, its_times, closed_us, fired_us)
+            else:
+                panes = (its_times - self._offset) // self._pane if self._pane else self._grid.panes(its_times)
+                yield from self._taken_outside(self._windows, part, panes, closed_us, fired_us)
+
+    def _taken_outside(
+        self, windows: StoredWindows, batch: pa.RecordBatch, panes: Int64s, closed_us: int, fired_us: int
+    ) -> Iterator[Output]:
+        """As `_taken`, of windows outside memory."""
+        over = windows.closed(panes, closed_us)
+        if over.any():
+            yield from late_rows(batch.filter(pa.array(over)), self.ctx)
+            batch, panes = batch.filter(pa.array(~over)), panes[~over]
+        if batch.num_rows:
+            yield from coalesced(windows.take(batch, panes, closed_us, fired_us))
+
+    def _taken(
+        self, windows: OpenWindows, batch: pa.RecordBatch, times: Int64s, closed_us: int, fired_us: int
+    ) -> Iterator[Output]:
+        """Take rows for whose keys windows have fired up to `fired_us`, and closed up to `closed_us`."""
+        if self._pane:
+            grouped = group_by_window(times, self._pane, self._offset)
+        else:
+            grouped = group_by_number(self._grid.panes(times))
+        if grouped.order is not None:
+            columns = batch.schema.names if LATE in self.ctx.side_outputs else windows.layout.used_columns
+            batch = batch.select(columns).take(pa.array(grouped.order))
+        rows = windows.layout.read(batch)
+        touched: dict[int, Entries] = {}
+        for number, start, stop in grouped.runs:
+            if windows.last_end_us(number) <= closed_us:
+                yield from late_rows(batch.slice(start, stop - start), self.ctx)
+                continue
+            entries = windows.add(number, rows, start, stop)
+            if self._spec.lateness_us and windows.first_end_us(number, closed_us) <= fired_us:
+                touched[number] = entries
+        if touched:
+            yield from coalesced(windows.fire_again(touched, closed_us, fired_us))

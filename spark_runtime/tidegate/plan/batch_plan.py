@@ -1,0 +1,214 @@
+"""A JobGraph as stages of a batch job: what runs in one piece, and how its rows come to it (S8.1). Pure.
+
+A stage is a chain of the execution plan. Sinks are always the end of a stage: who reads on behind one reads what the
+sink reads, since a batch job has no records that are written before others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import pyarrow as pa
+
+from tidegate.connectors.spark.spark_source import SparkSource
+from tidegate.errors import PipelineError
+from tidegate.operators.async_specs import AsyncMapSpec
+from tidegate.operators.stream_operator import MAIN_OUTPUT
+from tidegate.operators.functions.mode_dependence import mode_dependence
+from tidegate.compat.pyspark_stateful.processor_specs import StatefulProcessorSpec
+from tidegate.operators.specs import KeyedProcessSpec, TimeUnit, UnionSpec
+from tidegate.plan.execution_plan import Chain, plan
+from tidegate.plan.job_graph import Edge, Exchange, JobGraph, Node, Partitioner
+
+Gathering = Literal["splits", "nothing", "rows", "exchange"]
+"""How a stage comes to its rows: it reads a source; it has broadcast inputs alone; it goes on where one stage, or some
+of one schema, stopped; or rows are sent to the subtask they belong to and sorted."""
+
+
+@dataclass(frozen=True)
+class StageInput:
+    """One input of a stage's head.
+
+    Attributes:
+        input_index: among the head's inputs.
+        upstream: id of the stage it comes from.
+        exchange: how records find their subtask.
+        keys: key columns for `hash`.
+        schema: of the records.
+        event_time: (column, unit) of the records; None: they have none.
+        output: of the upstream stage.
+        partitioner: for `custom`.
+    """
+
+    input_index: int
+    upstream: int
+    exchange: Exchange
+    keys: tuple[str, ...]
+    schema: pa.Schema
+    event_time: tuple[str, TimeUnit] | None
+    output: str = MAIN_OUTPUT
+    partitioner: Partitioner | None = None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Operators that run in one task for each subtask.
+
+    Attributes:
+        stage_id: position in `BatchPlan.stages`, topological.
+        nodes: ids, head first.
+        gathers: how its rows come to it.
+        inputs: that bring rows, in input order.
+        broadcasts: inputs that every subtask gets whole, before the first row.
+        by_key: all state is by key, so that the head may run over some keys, end, and begin anew with the next ones.
+        outputs: (name, schema) of what its tail emits and somebody reads, the main one first (a sink: what it takes).
+        is_sink: its tail is a sink.
+        is_ordered: its rows come out in the same order however often it runs.
+    """
+
+    stage_id: int
+    nodes: tuple[int, ...]
+    gathers: Gathering
+    inputs: tuple[StageInput, ...]
+    broadcasts: tuple[StageInput, ...]
+    by_key: bool
+    outputs: tuple[tuple[str, pa.Schema], ...]
+    is_sink: bool
+    is_ordered: bool = True
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the main output."""
+        return self.outputs[0][1]
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Stages in topological order; `stages[i].stage_id == i`.
+
+    Attributes:
+        graph: as it runs: nobody reads from a sink.
+        parallelism: subtasks, and Spark partitions, of every stage.
+        max_parallelism: key groups (S5.1).
+        stages: the stages.
+        digest: of the graph that runs; see `ExecutionPlan.digest`.
+    """
+
+    graph: JobGraph
+    parallelism: int
+    max_parallelism: int
+    stages: tuple[Stage, ...]
+    digest: str
+
+    def readers(self, stage_id: int) -> tuple[tuple[Stage, StageInput], ...]:
+        """Who reads what a stage emits."""
+        return tuple(
+            (stage, given)
+            for stage in self.stages
+            for given in (*stage.inputs, *stage.broadcasts)
+            if given.upstream == stage_id
+        )
+
+
+def plan_batch(
+    graph: JobGraph, parallelism: int, max_parallelism: int, *, allow_mode_dependent: bool = False
+) -> BatchPlan:
+    """The stages of a graph. Deterministic.
+
+    Raises:
+        PipelineError: an input is unbounded, or an operator depends on the execution mode and that is not allowed;
+            names them.
+        OptionError: not 1 <= parallelism <= max_parallelism.
+    """
+    _refuse_unbounded(graph)
+    if not allow_mode_dependent:
+        _refuse_mode_dependent(graph)
+    runs = sinks_at_the_end(graph)
+    execution = plan(runs, parallelism, max_parallelism)
+    stages: list[Stage] = []
+    for chain in execution.chains:
+        stage = _stage(runs, chain)
+        given = (*stage.inputs, *stage.broadcasts)
+        ordered = _keeps_order(runs, stage) and all(stages[one.upstream].is_ordered for one in given)
+        stages.append(replace(stage, is_ordered=ordered))
+    return BatchPlan(runs, parallelism, max_parallelism, tuple(stages), execution.digest)
+
+
+def sinks_at_the_end(graph: JobGraph) -> JobGraph:
+    """The graph with every edge out of a sink moved to what the sink reads."""
+
+    def behind(edge: Edge) -> Edge:
+        upstream = edge.upstream
+        while graph.nodes[upstream].sink is not None:
+            upstream = graph.nodes[upstream].inputs[0].upstream
+        return replace(edge, upstream=upstream)
+
+    return JobGraph(tuple(replace(node, inputs=tuple(map(behind, node.inputs))) for node in graph.nodes))
+
+
+def _stage(graph: JobGraph, chain: Chain) -> Stage:
+    head = graph.nodes[chain.nodes[0]]
+    inputs: list[StageInput] = []
+    broadcasts: list[StageInput] = []
+    for given, edge in zip(chain.inputs, head.inputs, strict=True):
+        found = StageInput(
+            given.input_index,
+            given.upstream_chain,
+            given.exchange,
+            given.keys,
+            given.schema,
+            graph.nodes[edge.upstream].event_time if edge.output == MAIN_OUTPUT else None,
+            edge.output,
+            edge.partitioner,
+        )
+        (broadcasts if given.exchange == "broadcast" else inputs).append(found)
+    gathers = _gathering(head, inputs)
+    keyed = all(given.exchange == "hash" and given.keys for given in inputs)
+    of_subtask = isinstance(head.spec, KeyedProcessSpec) and bool(head.spec.subtask_states)
+    of_subtask |= isinstance(head.spec, StatefulProcessorSpec) and not head.spec.cuts_by_key
+    by_key = gathers == "exchange" and not broadcasts and keyed and head.sink is None and not of_subtask
+    tail = graph.nodes[chain.nodes[-1]]
+    read = graph.side_outputs_read(tail.node_id)
+    sides = tuple((name, schema) for name, schema in tail.side_outputs if name in read)
+    outputs = ((MAIN_OUTPUT, chain.schema), *sides)
+    return Stage(chain.chain_id, chain.nodes, gathers, tuple(inputs), tuple(broadcasts), by_key, outputs, chain.is_sink)
+
+
+def _keeps_order(graph: JobGraph, stage: Stage) -> bool:
+    """Not behind a DataFrame, of which Spark gives the rows in any order, nor where answers come as they come."""
+    nodes = [graph.nodes[node_id] for node_id in stage.nodes]
+    as_they_come = any(isinstance(node.spec, AsyncMapSpec) and not node.spec.ordered for node in nodes)
+    return not as_they_come and not any(isinstance(node.source, SparkSource) for node in nodes)
+
+
+def _gathering(head: Node, inputs: list[StageInput]) -> Gathering:
+    if head.source is not None:
+        return "splits"
+    if not inputs:
+        return "nothing"
+    forward = all(given.exchange == "forward" for given in inputs)
+    return "rows" if forward and (len(inputs) == 1 or isinstance(head.spec, UnionSpec)) else "exchange"
+
+
+def _refuse_unbounded(graph: JobGraph) -> None:
+    endless = [node for node in graph.nodes if node.source is not None and node.source.boundedness == "unbounded"]
+    if endless:
+        raise PipelineError(
+            "batch mode reads bounded input only",
+            where=", ".join(f"source {node.uid!r} at {node.location}" for node in endless),
+            cause="the source never comes to its end by itself",
+            remedy="Give it an end, as DataGen(rows=...) has one, or run with execution_mode=streaming",
+        )
+
+
+def _refuse_mode_dependent(graph: JobGraph) -> None:
+    found = [(node, mode_dependence(node.spec)) for node in graph.nodes]
+    dependent = [(node, why) for node, why in found if why]
+    if dependent:
+        raise PipelineError(
+            "these operators may give other rows in batch than in streaming",
+            where="; ".join(f"{node.kind} {node.uid!r} at {node.location}" for node, _ in dependent),
+            cause="; ".join(f"{node.uid!r}: {why}" for node, why in dependent),
+            remedy="Read docs/modes.md; allow_mode_dependent=true runs them all the same",
+        )

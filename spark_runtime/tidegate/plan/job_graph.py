@@ -1,0 +1,110 @@
+"""JobGraph: the user's pipeline as frozen data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.connectors.interface import Sink, Source
+from tidegate.operators.stream_operator import MAIN_OUTPUT, OperatorSpec
+from tidegate.operators.specs import TimeUnit
+
+Exchange = Literal["forward", "hash", "broadcast", "rebalance", "custom"]
+Partitioner: TypeAlias = Callable[[pa.RecordBatch, int], npt.ArrayLike | pa.Array]
+"""A user's: takes a batch and the number of subtasks n, gives for each row the number of its subtask, 0 <= it < n."""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One input of a node.
+
+    Attributes:
+        upstream: id of the node it comes from.
+        exchange: `forward` subtask i to i; `hash` by key group of `keys`; `broadcast` every record to every subtask;
+            `rebalance` batches round robin; `custom` as `partitioner` says.
+        keys: key columns for `hash`.
+        output: of the upstream node, which it reads.
+    """
+
+    upstream: int
+    exchange: Exchange
+    keys: tuple[str, ...] = ()
+    output: str = MAIN_OUTPUT
+    partitioner: Partitioner | None = None
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator of the graph. Exactly one of `source`, `spec`, `sink` is set.
+
+    Attributes:
+        node_id: position in `JobGraph.nodes`, topological.
+        uid: stable name; given by the user for sources, sinks and stateful operators, else derived from position.
+        kind: short word for explain(): "source", "filter", "window", ...
+        inputs: edges, in input order.
+        schema: of the records it emits (a sink: those it takes; a sink that others read passes them on).
+        side_outputs: (name, schema) of its other outputs; none is named `MAIN_OUTPUT`.
+        location: `file:line` in the user's code.
+        stateful: keeps state of its own, so its uid must be the user's.
+        event_time: (column, unit) of `schema` that holds event time; None: none does.
+    """
+
+    node_id: int
+    uid: str
+    kind: str
+    inputs: tuple[Edge, ...]
+    schema: pa.Schema
+    location: str
+    stateful: bool = False
+    source: Source | None = None
+    spec: OperatorSpec | None = None
+    sink: Sink | None = None
+    side_outputs: tuple[tuple[str, pa.Schema], ...] = ()
+    event_time: tuple[str, TimeUnit] | None = None
+
+    def output_schema(self, output: str) -> pa.Schema:
+        """Of the records of one output; KeyError when there is none of this name."""
+        return self.schema if output == MAIN_OUTPUT else dict(self.side_outputs)[output]
+
+
+@dataclass(frozen=True)
+class JobGraph:
+    """Nodes in topological order; `nodes[i].node_id == i`."""
+
+    nodes: tuple[Node, ...]
+
+    def consumers(self, node_id: int) -> tuple[tuple[Node, int], ...]:
+        """(node, input index) of everything that reads `node_id`."""
+        return tuple((n, i) for n in self.nodes for i, edge in enumerate(n.inputs) if edge.upstream == node_id)
+
+    def edge_schema(self, edge: Edge) -> pa.Schema:
+        """Of the records that an edge brings."""
+        return self.nodes[edge.upstream].output_schema(edge.output)
+
+    def side_outputs_read(self, node_id: int) -> frozenset[str]:
+        """Names of the node's side outputs that something reads."""
+        edges = (node.inputs[i] for node, i in self.consumers(node_id))
+        return frozenset(edge.output for edge in edges if edge.output != MAIN_OUTPUT)
+
+    def by_uid(self, uid: str) -> Node:
+        """The node of this uid; KeyError when there is none."""
+        for n in self.nodes:
+            if n.uid == uid:
+                return n
+        raise KeyError(uid)
+
+    def explain(self) -> str:
+        """A readable tree: sinks first, their inputs below them, with schemas and places in the user's code."""
+        from tidegate.plan.graph_text import explain_graph
+
+        return explain_graph(self)
+
+    def _repr_html_(self) -> str:
+        """A picture, for notebooks."""
+        from tidegate.plan.graph_svg import graph_html
+
+        return graph_html(self)

@@ -1,0 +1,269 @@
+"""Conditions that Spark and Arrow provably decide alike: those of a filter that Spark may take over (S8.2).
+
+A node is in here only if both give the same true, false or null for every value of its columns, also where a reader of
+Spark decides for a whole file by its least and greatest value:
+
+- true, false and null go together by SQL's rules in both (Arrow: `and_kleene`, `or_kleene`, `invert`);
+- numbers are compared in the type of the column: a literal that is not a value of that type exactly stays in Arrow;
+- NaN is greater than all and equal to itself in Spark, and neither in Arrow; statistics of files leave it out; readers
+  take 0.0 and -0.0 for two. So floating point is compared with finite literals but zero, and not under `~`, where NaN
+  could make a condition true;
+- text and bytes are compared byte by byte in both; times and dates as whole numbers, with literals of the years that no
+  calendar of Java's counts in another way.
+
+Arithmetic stays in Arrow: what overflows, or is divided by zero, ends a job there and need not in Spark.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+
+from tidegate.plan.expression_trees import (
+    COMPARISONS,
+    NULL_MATCHING,
+    Call,
+    ColumnRef,
+    Literal,
+    Tree,
+    is_strict,
+    target_type,
+)
+
+MAX_MEMBERS = 1000
+"""Of a set that a column is looked up in."""
+_TURNED = {"less": "greater", "less_equal": "greater_equal", "greater": "less", "greater_equal": "less_equal"}
+_SIGNS = dict(zip(COMPARISONS, ("==", "!=", "<", "<=", ">", ">="), strict=True))
+_DAYS = (-25_567, 2_932_896)
+"""From 1900-01-01 to 9999-12-31, since the epoch."""
+_DAY_US = 86_400_000_000
+_EXACT_INT = {pa.float32(): 2**24, pa.float64(): 2**53}
+"""Up to which every whole number is a value of the type."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """A column of the source as it is."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Attributes: function: one of `COMPARISONS`. right: another column of the same type, or a literal of it."""
+
+    function: str
+    left: Field
+    right: Field | Literal
+
+
+@dataclass(frozen=True)
+class Among:
+    """The column is one of `values`, of its type; null is when `takes_null`. Never null itself."""
+
+    column: Field
+    values: tuple[pa.Scalar, ...]
+    takes_null: bool
+
+
+@dataclass(frozen=True)
+class Null:
+    """The column is null, or is not when `valid`."""
+
+    column: Field
+    valid: bool
+
+
+@dataclass(frozen=True)
+class Not:
+    """SQL's."""
+
+    condition: Condition
+
+
+@dataclass(frozen=True)
+class Junction:
+    """SQL's AND or OR. Attributes: word: "and", "or"."""
+
+    word: str
+    conditions: tuple[Condition, ...]
+
+
+Condition: TypeAlias = Field | Compare | Among | Null | Not | Junction
+"""`Field`: of a column of booleans."""
+Scope: TypeAlias = Mapping[str, Condition | None]
+"""What a column in reach is of the source's; None: not known."""
+
+
+def condition_of(tree: Tree, scope: Scope, schema: pa.Schema, *, decides: bool = False) -> Condition | None:
+    """The tree as a condition over a source's columns; None: Spark and Arrow may decide otherwise.
+
+    Args:
+        schema: of the source.
+        decides: rows for which it is not true go: null, and NaN, count as false.
+    """
+    if isinstance(tree, ColumnRef):
+        found = scope.get(tree.name)
+        is_boolean = isinstance(found, Field) and pt.is_boolean(schema.field(found.name).type)
+        return found if is_boolean or not isinstance(found, Field) else None
+    if isinstance(tree, Literal):
+        return None
+    if tree.function in ("and_kleene", "or_kleene"):
+        parts = [condition_of(argument, scope, schema, decides=decides) for argument in tree.arguments]
+        known = tuple(part for part in parts if part is not None)
+        return Junction(tree.function.partition("_")[0], known) if len(known) == len(parts) else None
+    if tree.function == "invert":
+        inner = condition_of(tree.arguments[0], scope, schema)
+        return None if inner is None else Not(inner)
+    if tree.function in COMPARISONS:
+        return _comparison(tree, scope, schema, decides)
+    return _lookup(tree, scope, schema)
+
+
+def fields_of(condition: Condition) -> frozenset[str]:
+    """Names of the source's columns of which it looks at values."""
+    if isinstance(condition, Field):
+        return frozenset([condition.name])
+    if isinstance(condition, Compare):
+        right = [condition.right.name] if isinstance(condition.right, Field) else []
+        return frozenset([condition.left.name, *right])
+    if isinstance(condition, Among):
+        return frozenset([condition.column.name])
+    if isinstance(condition, Not):
+        return fields_of(condition.condition)
+    return frozenset() if isinstance(condition, Null) else frozenset().union(*map(fields_of, condition.conditions))
+
+
+def text_of(condition: Condition) -> str:
+    """For people, as Arrow writes it."""
+    if isinstance(condition, Field):
+        return condition.name
+    if isinstance(condition, Compare):
+        right = condition.right.name if isinstance(condition.right, Field) else str(condition.right.value)
+        return f"{condition.left.name} {_SIGNS[condition.function]} {right}"
+    if isinstance(condition, Null):
+        return f"{condition.column.name} is {'not ' if condition.valid else ''}null"
+    if isinstance(condition, Among):
+        members = [*map(str, condition.values), *(["null"] if condition.takes_null else [])]
+        return f"{condition.column.name} in ({', '.join(members)})"
+    if isinstance(condition, Not):
+        return f"not {text_of(condition.condition)}"
+    return f"({f' {condition.word} '.join(map(text_of, condition.conditions))})"
+
+
+def _field(tree: Tree, scope: Scope) -> Field | None:
+    found = scope.get(tree.name) if isinstance(tree, ColumnRef) else None
+    return found if isinstance(found, Field) else None
+
+
+def _comparison(tree: Call, scope: Scope, schema: pa.Schema, decides: bool) -> Compare | None:
+    function = tree.function
+    left, right = tree.arguments
+    if not isinstance(left, ColumnRef):
+        left, right, function = right, left, _TURNED.get(function, function)
+    column = _field(left, scope)
+    if column is None:
+        return None
+    kind = schema.field(column.name).type
+    if isinstance(right, ColumnRef):
+        other = _field(right, scope)
+        alike = other is not None and schema.field(other.name).type == kind and not pt.is_floating(kind)
+        return Compare(function, column, other) if other is not None and alike and _is_compared(kind) else None
+    value = _value(right, kind)
+    if value is None:
+        return None
+    if pt.is_floating(kind):
+        number = value.as_py()
+        if not decides or function == "not_equal" or not math.isfinite(number) or number == 0:
+            return None
+    return Compare(function, column, Literal(value))
+
+
+def _lookup(tree: Call, scope: Scope, schema: pa.Schema) -> Condition | None:
+    column = _field(tree.arguments[0], scope) if tree.arguments else None
+    if column is None:
+        return None
+    kind, options = schema.field(column.name).type, tree.options
+    if tree.function == "is_valid":
+        return Null(column, valid=True)
+    if tree.function == "is_null" and options is not None and not options["nan_is_null"].as_py():
+        return Null(column, valid=False)
+    if tree.function != "is_in" or options is None or pt.is_floating(kind):
+        return None
+    members: Sequence[pa.Scalar] = list(options["value_set"].values)
+    if not 0 < len(members) <= MAX_MEMBERS or options["null_matching_behavior"].as_py() not in NULL_MATCHING:
+        return None
+    values = [_value(Literal(member), kind) for member in members if member.is_valid]
+    known = tuple(value for value in values if value is not None)
+    skips_nulls = NULL_MATCHING[options["null_matching_behavior"].as_py()]
+    has_null = any(not member.is_valid for member in members)
+    return Among(column, known, has_null and not skips_nulls) if known and len(known) == len(values) else None
+
+
+def _is_compared(kind: pa.DataType) -> bool:
+    text = pt.is_string(kind) or pt.is_large_string(kind) or pt.is_binary(kind) or pt.is_large_binary(kind)
+    times = pt.is_date32(kind) or (pt.is_timestamp(kind) and kind.unit == "us")
+    numbers = pt.is_signed_integer(kind) or pt.is_float32(kind) or pt.is_float64(kind) or pt.is_decimal128(kind)
+    return bool(text or times or numbers or pt.is_boolean(kind))
+
+
+def _value(tree: Tree, kind: pa.DataType) -> pa.Scalar | None:
+    """The literal as a value of `kind`, when it is one exactly and both sides are of one sort."""
+    if isinstance(tree, Call) and tree.function == "cast" and is_strict(tree):
+        inner = tree.arguments[0]
+        return None if not isinstance(inner, Literal) else _value(Literal(_cast(inner.value, target_type(tree))), kind)
+    if not isinstance(tree, Literal) or not tree.value.is_valid or not _is_compared(kind):
+        return None
+    value = tree.value
+    if pt.is_floating(kind):
+        return _floating(value, kind)
+    if not _are_of_one_sort(value.type, kind):
+        return None
+    found = _cast(value, kind)
+    return found if found.is_valid and _is_in_a_plain_year(found) else None
+
+
+def _is_in_a_plain_year(value: pa.Scalar) -> bool:
+    if pt.is_date32(value.type):
+        return bool(_DAYS[0] <= value.value <= _DAYS[1])
+    return not pt.is_timestamp(value.type) or bool(_DAYS[0] * _DAY_US <= value.value < (_DAYS[1] + 1) * _DAY_US)
+
+
+def _are_of_one_sort(given: pa.DataType, kind: pa.DataType) -> bool:
+    if pt.is_integer(kind):
+        return bool(pt.is_integer(given))
+    if pt.is_timestamp(kind):
+        return bool(pt.is_timestamp(given)) and given.unit != "ns" and (given.tz is None) == (kind.tz is None)
+    if pt.is_string(kind) or pt.is_large_string(kind):
+        return bool(pt.is_string(given) or pt.is_large_string(given))
+    if pt.is_binary(kind) or pt.is_large_binary(kind):
+        return bool(pt.is_binary(given) or pt.is_large_binary(given))
+    if pt.is_decimal128(kind):
+        return bool(pt.is_decimal128(given))
+    return bool(given == kind)
+
+
+def _floating(value: pa.Scalar, kind: pa.DataType) -> pa.Scalar | None:
+    if not (pt.is_integer(value.type) or pt.is_float32(value.type) or pt.is_float64(value.type)):
+        return None
+    number = value.as_py()
+    if pt.is_integer(value.type):
+        return pa.scalar(float(number), kind) if abs(number) <= _EXACT_INT[kind] else None
+    if pt.is_float32(kind) and math.isfinite(number):
+        with np.errstate(over="ignore"):
+            return pa.scalar(number, kind) if float(np.float32(number)) == number else None
+    return pa.scalar(number, kind)
+
+
+def _cast(value: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
+    """Null where it does not fit."""
+    try:
+        return value if value.type == kind else value.cast(kind)
+    except pa.ArrowException:
+        return pa.scalar(None, kind)

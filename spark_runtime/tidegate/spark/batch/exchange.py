@@ -1,0 +1,194 @@
+"""What is sent with rows that go to the subtask they belong to: where to, and how they are sorted there (S8.1).
+
+A subtask's rows come sorted by the hash of their key, event time, input and place of origin: so all rows of a key
+follow one another, in order of event time, and are in the same order however often a stage runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.operators.time.event_time import EventTime
+from tidegate.plan.batch_plan import BatchPlan, Stage, StageInput
+from tidegate.spark.batch.wire_rows import from_wire, to_wire, wire_schema
+from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
+from tidegate.state.keys.key_types import is_key_type
+from tidegate.subtask.partitioner import targets_of
+
+TARGET, HASH, TIME, INPUT, ORDER = "target", "hash", "time", "input", "place"
+TAG_SCHEMA = pa.schema(
+    [(TARGET, pa.int32()), (HASH, pa.int64()), (TIME, pa.int64()), (INPUT, pa.int8()), (ORDER, pa.int64())]
+)
+SORTED_BY = (HASH, TIME, INPUT, ORDER)
+_ORIGIN_BITS = 40
+"""Bits of ORDER that number the rows of one subtask."""
+_NO_TIME = np.iinfo(np.int64).min
+"""In front of all times."""
+
+
+def exchange_schema(stage: Stage) -> pa.Schema:
+    """Tags, then the columns of every input in turn, named `c<input>_<number>`; a row has those of its own."""
+    fields = list(TAG_SCHEMA)
+    for given in stage.inputs:
+        fields += list(wire_schema(given.schema, f"c{given.input_index}_"))
+    return pa.schema(fields)
+
+
+class Tagger:
+    """Makes one input's rows ready to be sent; for one subtask in front of the exchange."""
+
+    def __init__(self, plan: BatchPlan, stage: Stage, given: StageInput, index: int) -> None:
+        parallelism, max_parallelism = plan.parallelism, plan.max_parallelism
+        self._plan = plan
+        self._uid = plan.graph.nodes[stage.nodes[0]].uid
+        self._stage = stage
+        self._given = given
+        self._parallelism = parallelism
+        self._max_parallelism = max_parallelism
+        self._index = index
+        self._owners = subtask_of_key_groups(parallelism, max_parallelism)
+        self._time = None if given.event_time is None else EventTime(*given.event_time)
+        self._schema = exchange_schema(stage)
+        self._rows = 0
+        self._batches = 0
+
+    def tagged(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch in `exchange_schema`."""
+        n = batch.num_rows
+        hashes, targets = self._places(batch)
+        columns: list[pa.Array] = [
+            pa.array(targets),
+            pa.array(hashes),
+            self._times(batch),
+            pa.array(np.full(n, self._given.input_index, np.int8)),
+            pa.array(np.arange(n, dtype=np.int64) + ((self._index << _ORIGIN_BITS) + self._rows)),
+        ]
+        self._rows += n
+        self._batches += 1
+        for other in self._stage.inputs:
+            mine = other.input_index == self._given.input_index
+            columns += to_wire(batch) if mine else [pa.nulls(n, f.type) for f in wire_schema(other.schema)]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _places(self, batch: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        n = batch.num_rows
+        if self._given.exchange == "hash" and self._given.keys:
+            hashes = hash_keys(batch, self._given.keys)
+            return hashes.view(np.int64), self._owners[key_groups(hashes, self._max_parallelism)].astype(np.int32)
+        target = 0
+        if self._given.exchange == "forward":
+            target = self._index
+        elif self._given.partitioner is not None:
+            uid = self._uid
+            return np.zeros(n, np.int64), targets_of(
+                self._given.partitioner, batch, self._parallelism, uid, self._index
+            )
+        elif self._given.exchange == "rebalance":
+            return np.zeros(n, np.int64), self._spread(batch)
+        return np.zeros(n, np.int64), np.full(n, target, np.int32)
+
+    def _spread(self, batch: pa.RecordBatch) -> npt.NDArray[np.int32]:
+        """Evenly, and so that a row goes to the same subtask when Spark runs this one again after others have read what
+        they got: else rows would be lost, or there twice. By place where that is always the same, else by content."""
+        n = batch.num_rows
+        if self._plan.stages[self._given.upstream].is_ordered:
+            return np.full(n, (self._index + self._batches) % self._parallelism, np.int32)
+        columns = [field.name for field in batch.schema if is_key_type(field.type)]
+        if not columns:
+            return np.full(n, self._index, np.int32)
+        return (hash_keys(batch, columns) % np.uint64(self._parallelism)).astype(np.int32)
+
+    def _times(self, batch: pa.RecordBatch) -> pa.Array:
+        if self._time is None or self._time.column not in batch.schema.names:
+            return pa.array(np.zeros(batch.num_rows, np.int64))
+        return pc.fill_null(self._time.microseconds(batch), _NO_TIME)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows of one input that follow one another.
+
+    Attributes:
+        input_index: of the head.
+        batch: the rows, in the input's schema.
+    """
+
+    input_index: int
+    batch: pa.RecordBatch
+
+
+@dataclass(frozen=True)
+class Block:
+    """All rows of some keys. `runs` must be exhausted before the next block is asked for."""
+
+    runs: Iterator[Run]
+
+
+class Blocks:
+    """Cuts a subtask's sorted rows where a key ends, when `block_rows` or more have come since the last cut: so what
+    the head holds at a time is the state of some keys. All rows are one block without `block_rows`."""
+
+    def __init__(self, stage: Stage, batches: Iterable[pa.RecordBatch], block_rows: int | None) -> None:
+        self._stage = stage
+        self._batches = iter(batches)
+        self._block_rows = block_rows
+        self._rest: pa.RecordBatch | None = None
+        self._ended = False
+
+    def __iter__(self) -> Iterator[Block]:
+        """Block after block; none when there is no row."""
+        self._rest = self._next_batch()
+        while self._rest is not None:
+            yield Block(self._runs())
+
+    def _next_batch(self) -> pa.RecordBatch | None:
+        return next((batch for batch in self._batches if batch.num_rows), None)
+
+    def _runs(self) -> Iterator[Run]:
+        rows, last = 0, 0
+        while self._rest is not None:
+            batch = self._rest
+            hashes = batch.column(HASH).to_numpy()
+            cut = self._cut(hashes, rows, last)
+            yield from self._by_input(batch.slice(0, cut))
+            if cut < batch.num_rows:
+                self._rest = batch.slice(cut)
+                return
+            rows, last = rows + cut, int(hashes[-1])
+            self._rest = self._next_batch()
+
+    def _cut(self, hashes: npt.NDArray[np.int64], rows: int, last: int) -> int:
+        """How many rows of the batch still belong to this block, of which there have been `rows`, the last of key
+        `last`; at least one when it is the first."""
+        if self._block_rows is None:
+            return len(hashes)
+        ends = np.flatnonzero(hashes[1:] != hashes[:-1]) + 1
+        if rows and hashes[0] != last:
+            ends = np.concatenate([[0], ends])
+        far_enough = ends[ends + rows >= self._block_rows]
+        return int(far_enough[0]) if len(far_enough) else len(hashes)
+
+    def _by_input(self, batch: pa.RecordBatch) -> Iterator[Run]:
+        """The rows of each input of some tens of thousands at once: which input comes first among them is open."""
+        if not batch.num_rows:
+            return
+        inputs = self._stage.inputs
+        if len(inputs) == 1:
+            yield self._run(batch, inputs[0])
+            return
+        whose = batch.column(INPUT).to_numpy()
+        for given in inputs:
+            mine = np.flatnonzero(whose == given.input_index)
+            if len(mine):
+                yield self._run(batch.take(pa.array(mine)), given)
+
+    def _run(self, batch: pa.RecordBatch, given: StageInput) -> Run:
+        prefix = f"c{given.input_index}_"
+        columns: Sequence[pa.Array] = [batch.column(f"{prefix}{number}") for number in range(len(given.schema))]
+        return Run(given.input_index, from_wire(columns, given.schema))

@@ -1,0 +1,128 @@
+"""Frames of a batch job as Spark DataFrames (`Frames`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from tidegate.connectors.spark.spark_source import SparkSource
+from tidegate.errors import PipelineError
+from tidegate.plan.job_graph import JobGraph, Node
+from tidegate.plan.spark_pushdown import NativeRows
+from tidegate.spark.batch.exchange import SORTED_BY, TARGET
+from tidegate.spark.batch.stage_task import INDEX_SCHEMA, OUTPUT, Task
+from tidegate.spark.batch.worker_task import InWorker, WorkerPlace
+from tidegate.spark.batch.pushdown_columns import asked_of, narrowed, quoted
+
+if TYPE_CHECKING:
+    from pyspark import Broadcast
+
+
+@dataclass(frozen=True)
+class BroadcastTable:
+    """A table in Spark's own broadcast, as an Arrow IPC stream."""
+
+    stream: Broadcast[bytes]
+
+    def batches(self) -> Iterable[pa.RecordBatch]:
+        """Its rows."""
+        with pa.ipc.open_stream(self.stream.value) as reader:
+            yield from reader
+
+
+@dataclass(frozen=True)
+class SparkFrames:
+    """Makes DataFrames; nothing runs before rows are collected or broadcast.
+
+    Attributes:
+        parallelism: partitions of every frame.
+    """
+
+    session: SparkSession
+    place: WorkerPlace
+    parallelism: int
+
+    def indices(self) -> DataFrame:
+        """See `Frames`."""
+        return self.session.range(0, self.parallelism, 1, self.parallelism).toDF(*INDEX_SCHEMA.names)
+
+    def native(self, graph: JobGraph, source: Node) -> tuple[DataFrame, NativeRows]:
+        """See `Frames`."""
+        assert isinstance(source.source, SparkSource), f"{source.uid!r} is no DataFrame"
+        declared = declared_columns(self.session, source.source)
+        read = asked_of(declared, graph, source)
+        print(f"tidegate: source {source.uid!r}: Spark reads {read.describe(graph)}", flush=True)
+        frame = narrowed(declared, read).coalesce(self.parallelism)
+        missing = self.parallelism - frame.rdd.getNumPartitions()
+        return frame if missing <= 0 else frame.union(self._without_rows(frame, missing)), read.rows
+
+    def _without_rows(self, frame: DataFrame, partitions: int) -> DataFrame:
+        """Partitions that a frame lacks: the number of a partition among several frames tells its subtask."""
+        nulls = [F.lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
+        return self.session.range(0, partitions, 1, partitions).where("id < 0").select(*nulls)
+
+    def mapped(self, frame: DataFrame, task: Task, schema: pa.Schema) -> DataFrame:
+        """See `Frames`."""
+        return frame.mapInArrow(InWorker(self.place, task, self.parallelism), from_arrow_schema(schema))
+
+    def together(self, frames: Sequence[DataFrame]) -> DataFrame:
+        """See `Frames`."""
+        return _union(frames).coalesce(self.parallelism)
+
+    def exchanged(self, frames: Sequence[DataFrame], schema: pa.Schema) -> DataFrame:
+        """See `Frames`."""
+        rows: Any = _union(frames)
+        sent: DataFrame = rows.repartitionById(self.parallelism, TARGET).sortWithinPartitions(*SORTED_BY)
+        return sent
+
+    def picked(self, frame: DataFrame, number: int, columns: int) -> DataFrame:
+        """See `Frames`."""
+        rows = frame.where(frame[OUTPUT] == number)
+        return rows.select(*(rows[f"o{number}_{n}"].alias(f"c{n}") for n in range(columns)))
+
+    def kept(self, frame: DataFrame) -> DataFrame:
+        """See `Frames`; on the executors' disks."""
+        return frame.persist(StorageLevel.DISK_ONLY)
+
+    def everywhere(self, frame: DataFrame) -> BroadcastTable:
+        """See `Frames`; through the driver."""
+        table = frame.toArrow()
+        out = pa.BufferOutputStream()
+        with pa.ipc.new_stream(out, table.schema) as writer:
+            writer.write_table(table)
+        return BroadcastTable(self.session.sparkContext.broadcast(out.getvalue().to_pybytes()))
+
+
+def told_by(ends: Sequence[DataFrame]) -> list[str]:
+    """Run everything, in one Spark job; what the sinks' subtasks tell."""
+    return [row[0] for row in _union(ends).collect()]
+
+
+def declared_columns(session: SparkSession, source: SparkSource) -> DataFrame:
+    """The columns of a DataFrame that its source declares. Raises PipelineError when one is missing, or it streams."""
+    frame = source.frame(session)
+    if not isinstance(frame, DataFrame) or frame.isStreaming:
+        raise PipelineError(
+            f"{source.describe()} gave {'a streaming DataFrame' if isinstance(frame, DataFrame) else repr(frame)}",
+            remedy="Give a bounded DataFrame: spark.read, not spark.readStream",
+        )
+    missing = [name for name in source.schema().names if name not in frame.columns]
+    if missing:
+        raise PipelineError(
+            f"{source.describe()} has no column {missing[0]!r}",
+            cause=f"its columns are {', '.join(frame.columns)}",
+            remedy="Correct schema=, or the DataFrame",
+        )
+    return frame.select(*(quoted(frame, name) for name in source.schema().names))
+
+
+def _union(frames: Sequence[DataFrame]) -> DataFrame:
+    return reduce(DataFrame.union, frames)

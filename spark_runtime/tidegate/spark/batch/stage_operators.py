@@ -1,0 +1,182 @@
+"""The operators of one subtask of a batch stage: rows in, rows out, then the watermark at the end (S8.1).
+
+What an operator does is asked of it by the same contract as in streaming (`StreamOperator`), with other promises about
+its input: broadcast inputs are complete before the first other row, keyed rows come sorted by key and event time, no
+row is late, no watermark comes but MAX_WATERMARK, and no barrier at all.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from tidegate.channel.elements import MAX_WATERMARK, Watermark
+from tidegate.operators.stream_operator import Output, SideOutput, StreamOperator, Waiting
+from tidegate.spark.batch.exchange import Blocks
+from tidegate.subtask.chain import SIDE_OUTPUT_DROPPED, OperatorFailure
+
+BLOCK_ROWS = 256 * 1024
+"""Rows after which a keyed head ends with the key in hand and begins anew: what it costs to open one is shared by so
+many rows, and its state is that of so many rows, or of one key."""
+
+NewOperator = Callable[[], StreamOperator]
+"""Gives an open operator."""
+
+
+Emitted: TypeAlias = pa.RecordBatch | SideOutput
+"""What leaves the operators: rows of the main output, or of another that is read."""
+
+WAIT_S = 0.05
+"""How long an operator that waits for others is left alone, seconds, unless it rouses the task."""
+
+
+class Pipe:
+    """Operators in order, as an `OperatorChain`, but no watermark gets on but the last."""
+
+    def __init__(
+        self, operators: Sequence[tuple[str, StreamOperator]], subtask: int, roused: threading.Event | None = None
+    ) -> None:
+        """Args: operators: (uid, open operator), head first; none: rows pass. roused: set by operators that go on."""
+        self._roused = roused or threading.Event()
+        self._uids = [uid for uid, _ in operators]
+        self._operators = [operator for _, operator in operators]
+        self._subtask = subtask
+
+    def rows(self, batch: pa.RecordBatch, input_index: int = 0) -> Iterator[Emitted]:
+        """Push a batch in at the head."""
+        if not self._operators:
+            yield batch
+            return
+        yield from self._after(0, self._operators[0].process(batch, input_index))
+
+    def input_ends(self, input_index: int) -> Iterator[Emitted]:
+        """One input of the head has ended."""
+        if self._operators:
+            yield from self._after(0, self._operators[0].end_input(input_index))
+
+    def end(self, inputs: Iterable[int]) -> Iterator[Emitted]:
+        """All input has been there: MAX_WATERMARK, `end_input` of those that have not ended yet, `finish` (S7.2)."""
+        yield from self._through(0, Watermark(MAX_WATERMARK))
+        for input_index in inputs:
+            yield from self.input_ends(input_index)
+        for place, operator in enumerate(self._operators):
+            if place:
+                yield from self._after(place, operator.end_input(0))
+            yield from self._after(place, operator.finish())
+            if not operator.forwards_end():
+                yield from self._through(place + 1, Watermark(MAX_WATERMARK))
+
+    def close(self) -> None:
+        """Close every operator; the first error is raised after all have been closed."""
+        errors: list[Exception] = []
+        for operator in self._operators:
+            try:
+                operator.close()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _through(self, place: int, element: Output) -> Iterator[Emitted]:
+        """What comes of an element that the operator before `place` gave."""
+        if isinstance(element, pa.RecordBatch):
+            if place == len(self._operators):
+                yield element
+            else:
+                yield from self._after(place, self._operators[place].process(element, 0))
+        elif isinstance(element, SideOutput):
+            context = self._operators[place - 1].ctx
+            if element.name in context.side_outputs:
+                yield element
+            else:
+                context.count(SIDE_OUTPUT_DROPPED, element.batch.num_rows)
+        elif isinstance(element, Waiting):
+            self._roused.wait(WAIT_S)
+            self._roused.clear()
+        elif element.time_us == MAX_WATERMARK and place < len(self._operators):
+            yield from self._after(place, self._operators[place].on_watermark(MAX_WATERMARK))
+            if self._operators[place].forwards_end():
+                yield from self._through(place + 1, element)
+
+    def _after(self, place: int, emission: Iterable[Output]) -> Iterator[Emitted]:
+        elements = iter(emission)
+        while True:
+            try:
+                element = next(elements, None)
+            except OperatorFailure:
+                raise
+            except Exception as error:
+                raise OperatorFailure(self._uids[place], self._subtask, error) from error
+            if element is None:
+                return
+            yield from self._through(place + 1, element)
+
+
+def run_rows(
+    pipe: Pipe,
+    batches: Iterable[Emitted],
+    broadcasts: Mapping[int, Iterable[pa.RecordBatch]],
+    input_index: int | None = 0,
+) -> Iterator[Emitted]:
+    """Rows of one input, or of several that are alike, to their end. Args: input_index: None: there is none but
+    `broadcasts`, by input of the head."""
+    yield from _broadcast(pipe, broadcasts)
+    for batch in batches:
+        assert input_index is not None, "rows for a stage that takes none"
+        if isinstance(batch, SideOutput):  # of a source, which is the tail, too
+            yield batch
+        elif batch.num_rows:
+            yield from pipe.rows(batch, input_index)
+    yield from pipe.end([] if input_index is None else [input_index])
+
+
+def run_exchanged(
+    new_head: Callable[[], Pipe],
+    tail: Pipe,
+    blocks: Blocks,
+    inputs: Sequence[int],
+    broadcasts: Mapping[int, Iterable[pa.RecordBatch]],
+) -> Iterator[Emitted]:
+    """Sorted rows of a subtask to their end, a new head for each block; there is one also when there is no row, since
+    an operator may have something to say of nothing."""
+    any_block = False
+    for block in blocks:
+        any_block = True
+        yield from _one_head(new_head(), tail, ((run.input_index, run.batch) for run in block.runs), inputs, broadcasts)
+    if not any_block:
+        yield from _one_head(new_head(), tail, (), inputs, broadcasts)
+    yield from tail.end([0])
+
+
+def _one_head(
+    head: Pipe,
+    tail: Pipe,
+    runs: Iterable[tuple[int, pa.RecordBatch]],
+    inputs: Sequence[int],
+    broadcasts: Mapping[int, Iterable[pa.RecordBatch]],
+) -> Iterator[Emitted]:
+    try:
+        for emission in (_broadcast(head, broadcasts), _runs(head, runs), head.end(inputs)):
+            for emitted in emission:
+                if isinstance(emitted, SideOutput):  # of a head that is the tail, too
+                    yield emitted
+                else:
+                    yield from tail.rows(emitted)
+    finally:
+        head.close()
+
+
+def _runs(head: Pipe, runs: Iterable[tuple[int, pa.RecordBatch]]) -> Iterator[Emitted]:
+    for input_index, batch in runs:
+        yield from head.rows(batch, input_index)
+
+
+def _broadcast(pipe: Pipe, broadcasts: Mapping[int, Iterable[pa.RecordBatch]]) -> Iterator[Emitted]:
+    """Whole, and ended, before anything else comes."""
+    for input_index, batches in broadcasts.items():
+        for batch in batches:
+            yield from pipe.rows(batch, input_index)
+        yield from pipe.input_ends(input_index)

@@ -1,0 +1,390 @@
+"""What one subtask of a batch stage does: from the batches that come in to those that go out."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.connectors.interface import Source, SourceContext
+from tidegate.connectors.spark.materialised_splits import as_declared
+from tidegate.connectors.sink_operator import SinkOperator, SinkSpec
+from tidegate.connectors.split_documents import split_from_json
+from tidegate.clock import steady_clock
+from tidegate.errors import PipelineError
+from tidegate.jobs.options import JobOptions
+from tidegate.operators.async_specs import AsyncMapSpec
+from tidegate.plan.backend_use import back_end_in_batch
+from tidegate.operators.stream_operator import MAIN_OUTPUT, OperatorContext, SideOutput, StreamOperator
+from tidegate.plan.batch_plan import BatchPlan, Stage, StageInput
+from tidegate.plan.job_graph import Node
+from tidegate.plan.spark_pushdown import NativeRows
+from tidegate.snapshot.handles import StateHandle
+from tidegate.snapshot.parts import StatePart
+from tidegate.spark.batch.exchange import Blocks, Tagger, exchange_schema
+from tidegate.spark.batch.stage_operators import BLOCK_ROWS, Emitted, Pipe, run_exchanged, run_rows
+from tidegate.spark.batch.wire_rows import from_wire, to_wire, wire_schema
+from tidegate.subtask.chain import OperatorFailure
+
+TOLD_SCHEMA = pa.schema([("told", pa.string())])
+"""What a stage with a sink gives: one JSON document of each subtask, `Told`."""
+INDEX_SCHEMA = pa.schema([("id", pa.int64())])
+"""What a stage without rows of its own is given: the number of its subtask."""
+OUTPUT = "output"
+"""Which output of a stage a row is of, where several are read."""
+POLL_PAUSE_S = 0.05
+"""Between two polls of a source that has nothing now, seconds; a paced one says when it has."""
+
+
+Counters: TypeAlias = Mapping[str, Mapping[str, int]]
+"""Uid -> name -> number."""
+
+
+def summed(counted: Iterable[Counters]) -> dict[str, dict[str, int]]:
+    """Counters of several subtasks: uid -> name -> number."""
+    found: dict[str, dict[str, int]] = {}
+    for counters in counted:
+        for uid, counts in counters.items():
+            mine = found.setdefault(uid, {})
+            for name, n in counts.items():
+                mine[name] = mine.get(name, 0) + n
+    return found
+
+
+class BroadcastRows(Protocol):
+    """All rows of a broadcast input, in every task."""
+
+    def batches(self) -> Iterable[pa.RecordBatch]:
+        """They, as they travel."""
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """What a task knows of the job it is part of.
+
+    Attributes:
+        plan: the stages.
+        options: of the job.
+        job_id, lineage, generation: of the submission and its reign.
+        run_id: of the attempt, by task: of two tasks the later has the greater one, as text.
+        checkpoint_id: the one whose completion permits the commit; claimed.
+        now_ms: the time at which the run began, milliseconds since the epoch.
+        store_state: writes a sink's state to the checkpoint: (uid, subtask, parts) -> handle.
+        store_counters: takes what the operators of a stage without a sink have counted, by a name of the subtask's; a
+            task that runs again stores the same.
+        scratch: a private writable directory on local disk; "": there is none.
+        staging: URL and storage options of the checkpoint's folder; None: sinks have no place there.
+    """
+
+    plan: BatchPlan
+    options: JobOptions
+    job_id: str
+    lineage: str
+    generation: int
+    run_id: str
+    checkpoint_id: int
+    now_ms: int
+    store_state: Callable[[str, int, Sequence[StatePart]], StateHandle]
+    scratch: str = ""
+    staging: tuple[str, Mapping[str, Any]] | None = None
+    store_counters: Callable[[str, Counters], None] = lambda _, __: None
+
+
+@dataclass(frozen=True)
+class StageTask:
+    """A stage as it runs in one task for each subtask; small, and nothing of the user's code in it.
+
+    Attributes:
+        stage_id: of the stage.
+        splits: of its source, by subtask, as JSON; None: it has none that is read here.
+        native: rows of a Spark DataFrame come in, and how they come.
+        broadcasts: by input of the head.
+        sends_to: stage and input that the rows are made ready for; None: they go on as they are.
+    """
+
+    stage_id: int
+    splits: Mapping[int, Sequence[Mapping[str, Any]]] | None = None
+    native: NativeRows | None = None
+    broadcasts: Mapping[int, BroadcastRows] = field(default_factory=dict)
+    sends_to: tuple[int, int] | None = None
+
+    def run(self, job: BatchJob, index: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """All of one subtask.
+
+        Args:
+            batches: as the stage gathers them: numbers of subtasks, rows as they travel, or tagged and sorted rows.
+
+        Raises:
+            OperatorFailure: an operator or a source failed.
+        """
+        stage = job.plan.stages[self.stage_id]
+        subtask = _Subtask(job, stage, index)
+        try:
+            results = subtask.results(self, batches)
+            if stage.is_sink:
+                for _ in results:
+                    pass
+                yield subtask.told()
+            else:
+                yield from _as_sent(job, stage, self.sends_to, index, results)
+                subtask.store_counters()
+        finally:
+            subtask.close()
+
+
+@dataclass(frozen=True)
+class SendTask:
+    """Makes rows that several stages read ready for one of them. Attributes: as of `StageTask`."""
+
+    stage_id: int
+    sends_to: tuple[int, int]
+
+    def run(self, job: BatchJob, index: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """All of one subtask."""
+        stage = job.plan.stages[self.stage_id]
+        given = _given(job.plan, self.sends_to)
+        rows = (from_wire(batch.columns, given.schema) for batch in batches)
+        yield from _as_sent(job, stage, self.sends_to, index, rows)
+
+
+Task = StageTask | SendTask
+
+
+class _Subtask:
+    """The operators of one subtask, opened."""
+
+    def __init__(self, job: BatchJob, stage: Stage, index: int) -> None:
+        self._job = job
+        self._stage = stage
+        self._index = index
+        self._nodes = [job.plan.graph.nodes[node_id] for node_id in stage.nodes]
+        self._sink: SinkOperator | None = None
+        self._opened: list[StreamOperator] = []
+        self._counters: dict[str, dict[str, int]] = {}
+        self._made = 0
+        self._roused = threading.Event()
+
+    def results(self, task: StageTask, batches: Iterable[pa.RecordBatch]) -> Iterator[Emitted]:
+        stage = self._stage
+        broadcasts = {
+            given.input_index: (
+                from_wire(b.columns, given.schema) for b in task.broadcasts[given.input_index].batches()
+            )
+            for given in stage.broadcasts
+        }
+        if stage.gathers == "exchange":
+            blocks = Blocks(stage, batches, BLOCK_ROWS if stage.by_key else None)
+            tail = Pipe(self._open(self._nodes[1:]), self._index, self._roused)
+            inputs = [given.input_index for given in stage.inputs]
+            yield from run_exchanged(self._new_head, tail, blocks, inputs, broadcasts)
+            return
+        nodes = self._nodes[1:] if stage.gathers == "splits" else self._nodes
+        if task.native is not None:
+            nodes = [node for node in nodes if node.node_id not in task.native.runs]
+        pipe = Pipe(self._open(nodes), self._index, self._roused)
+        if stage.gathers == "nothing":
+            yield from run_rows(pipe, (), broadcasts, None)
+            return
+        yield from run_rows(pipe, self._rows(task, batches), broadcasts, self._row_input())
+
+    def _row_input(self) -> int:
+        return self._stage.inputs[0].input_index if self._stage.inputs else 0
+
+    def _rows(self, task: StageTask, batches: Iterable[pa.RecordBatch]) -> Iterator[Emitted]:
+        stage, head = self._stage, self._nodes[0]
+        if task.splits is not None:
+            assert head.source is not None, "only a source has splits"
+            yield from self._read(head, head.source, task.splits.get(self._index, ()))
+        elif task.native is not None:
+            for batch in batches:
+                yield _whole(batch, task.native, f"source {head.uid!r} at {head.location}")
+        else:
+            for batch in batches:
+                yield from_wire(batch.columns, stage.inputs[0].schema)
+
+    def _read(self, node: Node, source: Source, splits: Sequence[Mapping[str, Any]]) -> Iterator[Emitted]:
+        now_ms = steady_clock()
+        sides = self._job.plan.graph.side_outputs_read(node.node_id)
+        try:
+            reader = source.create_reader(SourceContext(node.uid, self._index, self._job.plan.parallelism))
+            try:
+                reader.add_splits([split_from_json(split) for split in splits])
+                while (polled := reader.poll(now_ms())).state != "end":
+                    yield from (SideOutput(name, rows) for name, rows in polled.sides.items() if name in sides)
+                    if polled.batch is not None:
+                        yield polled.batch
+                    elif polled.state == "nothing_now":
+                        time.sleep(max(0.0, min(POLL_PAUSE_S, (polled.retry_at_ms - now_ms()) / 1000)))
+                if polled.batch is not None:
+                    yield polled.batch
+                self._counters.setdefault(node.uid, {}).update(reader.counters())
+            finally:
+                reader.close()
+        except OperatorFailure:
+            raise
+        except Exception as error:
+            raise OperatorFailure(node.uid, self._index, error) from error
+
+    def _new_head(self) -> Pipe:
+        head = self._nodes[0]
+        return Pipe([(head.uid, self._operator(head))], self._index, self._roused)
+
+    def _open(self, nodes: Sequence[Node]) -> list[tuple[str, StreamOperator]]:
+        made = []
+        for node in nodes:
+            operator = self._operator(node)
+            self._opened.append(operator)
+            made.append((node.uid, operator))
+        return made
+
+    def _operator(self, node: Node) -> StreamOperator:
+        try:
+            if node.sink is not None:
+                operator: StreamOperator = SinkSpec(node.sink).create()
+            else:
+                assert node.spec is not None, "a source is no operator"
+                operator = node.spec.create()
+            operator.open(self._context(node))
+        except Exception as error:
+            raise OperatorFailure(node.uid, self._index, error) from error
+        if isinstance(operator, SinkOperator):
+            self._sink = operator
+        return operator
+
+    def _context(self, node: Node) -> OperatorContext:
+        job, options = self._job, self._job.options
+        self._made += 1  # a head that is closed may leave its folder
+        scratch = os.path.join(job.scratch, f"n{node.node_id}-{self._made}") if job.scratch else ""
+        if scratch:
+            os.makedirs(scratch, exist_ok=True)
+        graph = job.plan.graph
+        return OperatorContext(
+            job_id=job.job_id,
+            lineage=job.lineage,
+            uid=node.uid,
+            subtask=self._index,
+            parallelism=job.plan.parallelism,
+            max_parallelism=job.plan.max_parallelism,
+            generation=job.generation,
+            run_id=job.run_id,
+            input_schemas=tuple(graph.edge_schema(edge) for edge in node.inputs),
+            processing_time_ms=self._clock(node),
+            wake=self._roused.set,
+            side_outputs=graph.side_outputs_read(node.node_id),
+            counters=self._counters.setdefault(node.uid, {}),
+            scratch=scratch,
+            processing_time_on_end=options.processing_time_on_end,
+            gated=options.commit == "on_request",
+            state_backend=back_end_in_batch(node.spec, options.state_backend),
+            state_memory_bytes=options.state_memory_bytes,
+            staging=job.staging,
+        )
+
+    def _clock(self, node: Node) -> Callable[[], int]:
+        """What waits for others measures how long; its results are no function of it."""
+        return steady_clock() if isinstance(node.spec, AsyncMapSpec) else partial(_stopped_clock, node, self._job)
+
+    def store_counters(self) -> None:
+        """Of a stage that has no sink to tell them."""
+        counted = {uid: counts for uid, counts in self._counters.items() if counts}
+        if counted:
+            self._job.store_counters(f"{self._stage.stage_id}-{self._index}", counted)
+
+    def told(self) -> pa.RecordBatch:
+        """What the driver needs to commit: the sink's state, as in a checkpoint, and the counters of the stage."""
+        sink, node = self._sink, self._nodes[-1]
+        assert sink is not None, "only a stage with a sink tells"
+        try:
+            snapshot = sink.snapshot(self._job.checkpoint_id)
+            handle = None
+            if snapshot is not None:
+                handle = self._job.store_state(node.uid, self._index, snapshot()).to_json()
+        except Exception as error:
+            raise OperatorFailure(node.uid, self._index, error) from error
+        document = {"uid": node.uid, "subtask": self._index, "handle": handle, "counters": self._counters}
+        return pa.RecordBatch.from_arrays([pa.array([json.dumps(document)])], schema=TOLD_SCHEMA)
+
+    def close(self) -> None:
+        """Close what stays open until the end."""
+        Pipe([("", operator) for operator in self._opened], self._index).close()
+
+
+def output_schema(plan: BatchPlan, task: Task) -> pa.Schema:
+    """Of what a task gives."""
+    stage = plan.stages[task.stage_id]
+    if stage.is_sink:
+        return TOLD_SCHEMA
+    if task.sends_to is not None:
+        return exchange_schema(plan.stages[task.sends_to[0]])
+    return wire_schema(stage.schema) if len(stage.outputs) == 1 else outputs_schema(stage)
+
+
+def outputs_schema(stage: Stage) -> pa.Schema:
+    """Of a stage of which several outputs are read: which one, then the columns of each in turn, named
+    `o<output>_<number>`; a row has those of its own."""
+    fields = [pa.field(OUTPUT, pa.int8())]
+    for number, (_, schema) in enumerate(stage.outputs):
+        fields += list(wire_schema(schema, f"o{number}_"))
+    return pa.schema(fields)
+
+
+def _whole(batch: pa.RecordBatch, native: NativeRows, where: str) -> pa.RecordBatch:
+    """Rows of a DataFrame in the schema that they are to have; columns that nobody reads are null."""
+    schema, present = native.schema, native.present
+    read = as_declared(batch.rename_columns(list(present)), pa.schema([schema.field(name) for name in present]), where)
+    nulls = (field.name not in present for field in schema)
+    columns = iter(read.columns)
+    arrays = [pa.nulls(len(batch), f.type) if n else next(columns) for f, n in zip(schema, nulls, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _given(plan: BatchPlan, sends_to: tuple[int, int]) -> StageInput:
+    return next(given for given in plan.stages[sends_to[0]].inputs if given.input_index == sends_to[1])
+
+
+def _as_sent(
+    job: BatchJob, stage: Stage, sends_to: tuple[int, int] | None, index: int, rows: Iterable[Emitted]
+) -> Iterator[pa.RecordBatch]:
+    if sends_to is not None:
+        tagger = Tagger(job.plan, job.plan.stages[sends_to[0]], _given(job.plan, sends_to), index)
+        for emitted in rows:
+            assert isinstance(emitted, pa.RecordBatch), "a side output is read by nobody here"
+            yield tagger.tagged(emitted)
+        return
+    schema = wire_schema(stage.schema)
+    for emitted in rows:
+        if len(stage.outputs) > 1:
+            yield _one_of_outputs(stage, emitted)
+        else:
+            assert isinstance(emitted, pa.RecordBatch), "a side output is read by nobody here"
+            yield pa.RecordBatch.from_arrays(to_wire(emitted), schema=schema)
+
+
+def _one_of_outputs(stage: Stage, emitted: Emitted) -> pa.RecordBatch:
+    name, batch = (emitted.name, emitted.batch) if isinstance(emitted, SideOutput) else (MAIN_OUTPUT, emitted)
+    own = next(number for number, output in enumerate(stage.outputs) if output[0] == name)
+    columns = [pa.array(np.full(batch.num_rows, own, np.int8))]
+    for number, (_, schema) in enumerate(stage.outputs):
+        nulls = (pa.nulls(batch.num_rows, field.type) for field in wire_schema(schema))
+        columns += to_wire(batch) if number == own else nulls
+    return pa.RecordBatch.from_arrays(columns, schema=outputs_schema(stage))
+
+
+def _stopped_clock(node: Node, job: BatchJob) -> int:
+    """Processing time of an operator: the start of the run, where it may be asked for at all (S8.2)."""
+    if job.options.allow_mode_dependent:
+        return job.now_ms
+    raise PipelineError(
+        f"{node.kind} {node.uid!r} asks for processing time, which batch mode does not have",
+        where=f"{node.kind} {node.uid!r} at {node.location}",
+        cause="its results would depend on the execution mode",
+        remedy="Use event time; allow_mode_dependent=true makes the clock stand still at the start of the run",
+    )

@@ -1,0 +1,120 @@
+"""Rows between the stages of a batch job: columns of types that Spark's rows hold without changing a bit, by position.
+
+Names go by number, since Spark takes "a" and "A" for one column; times travel as integers, since Spark knows
+microseconds alone; null is allowed everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from tidegate.errors import PipelineError
+
+_SAME = frozenset(
+    {pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.binary()}
+)
+_SIGNED = {pa.uint8(): pa.int8(), pa.uint16(): pa.int16(), pa.uint32(): pa.int32(), pa.uint64(): pa.int64()}
+_MAX_SPARK_DIGITS = 38
+
+
+def wire_schema(schema: pa.Schema, prefix: str = "c") -> pa.Schema:
+    """The columns that rows of `schema` travel in, named `<prefix>0`, `<prefix>1`, ...
+
+    Raises:
+        PipelineError: a column's type cannot travel; names it.
+    """
+    fields = []
+    for number, field in enumerate(schema):
+        kind = wire_type(field.type)
+        if kind is None:
+            raise PipelineError(
+                f"column {field.name!r} of type {field.type} cannot go from stage to stage in batch mode",
+                remedy="Cast it in front of the next group_by, join or union, or leave it out with select()",
+            )
+        fields.append(pa.field(f"{prefix}{number}", kind))
+    return pa.schema(fields)
+
+
+def wire_type(kind: pa.DataType) -> pa.DataType | None:
+    """What a type travels as; None: it cannot, or could not be made of that again."""
+    if kind in _SAME:
+        return kind
+    if kind in _SIGNED:
+        return _SIGNED[kind]
+    if pt.is_decimal(kind):
+        fits = pt.is_decimal128(kind) and 0 <= kind.scale <= kind.precision <= _MAX_SPARK_DIGITS
+        return kind if fits else None
+    if pt.is_date32(kind) or pt.is_time32(kind):
+        return pa.int32()
+    if pt.is_date64(kind) or pt.is_time64(kind) or pt.is_timestamp(kind) or pt.is_duration(kind):
+        return pa.int64()
+    if pt.is_float16(kind):
+        return pa.float32()
+    if pt.is_large_string(kind) or pt.is_string_view(kind):
+        return pa.string()
+    if pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind) or pt.is_binary_view(kind):
+        return pa.binary()
+    if pt.is_null(kind):
+        return pa.int8()
+    if pt.is_dictionary(kind):
+        return wire_type(kind.value_type)
+    return _nested_wire_type(kind)
+
+
+def _member_type(kind: pa.DataType) -> pa.DataType | None:
+    """Of what is within a nested column: Arrow casts such columns as a whole, and not to nulls, nor to dictionaries of
+    anything but text and bytes."""
+    if pt.is_null(kind):
+        return None
+    if pt.is_dictionary(kind) and not (pt.is_string(kind.value_type) or pt.is_binary(kind.value_type)):
+        return None
+    return wire_type(kind)
+
+
+def _nested_wire_type(kind: pa.DataType) -> pa.DataType | None:
+    if pt.is_map(kind):
+        key, item = _member_type(kind.key_type), _member_type(kind.item_type)
+        return None if key is None or item is None else pa.map_(key, item)
+    if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
+        value = _member_type(kind.value_type)
+        return None if value is None else pa.list_(value)
+    if pt.is_struct(kind) and kind.num_fields:
+        members = [_member_type(member.type) for member in kind]
+        if any(member is None for member in members):
+            return None
+        return pa.struct([pa.field(kind.field(i).name, member) for i, member in enumerate(members)])
+    return None
+
+
+def to_wire(batch: pa.RecordBatch) -> list[pa.Array]:
+    """The columns as they travel."""
+    return [_cast(column, wire_type(column.type)) for column in batch.columns]
+
+
+def from_wire(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    """Inverse of `to_wire`."""
+    arrays = [_cast(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Between a type and what it travels as: unsigned integers wrap, and wrap back."""
+    if column.type == kind:
+        return column
+    if pt.is_null(kind):
+        return pa.nulls(len(column))
+    if pt.is_dictionary(column.type):
+        return _cast(column.dictionary_decode(), kind)
+    if pt.is_dictionary(kind):
+        return _cast(column, kind.value_type).dictionary_encode().cast(kind)
+    if pt.is_nested(kind):
+        column = _without_offset(column)
+    return column.cast(kind, safe=False)
+
+
+def _without_offset(column: pa.Array) -> pa.Array:
+    """A copy of a slice: casts of nested columns overlook offsets in some versions of Arrow."""
+    return pa.concat_arrays([column, column.slice(0, 0)]) if column.offset else column

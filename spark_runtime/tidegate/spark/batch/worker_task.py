@@ -1,0 +1,228 @@
+"""A batch task inside a Python worker of Spark: builds the pipeline from its pinned artifact, then runs."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.connectors.found_schema import FoundSchemas
+from tidegate.connectors.storage import absolute
+from tidegate.jobs.artifacts.artifact import materialise
+from tidegate.errors import PipelineError, TidegateError
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import Spec, decode
+from tidegate.jobs.stores.store import Store, open_store
+from tidegate.coordinator.job_run import RunFailed
+from tidegate.snapshot.location import open_location
+from tidegate.api.loader.pipeline_loader import load_pipeline
+from tidegate.plan.batch_plan import BatchPlan, plan_batch
+from tidegate.snapshot.handles import StateHandle, StreamFactory
+from tidegate.snapshot.parts import StatePart
+from tidegate.snapshot.streams import encode_parts
+from tidegate.spark.batch.exchange import TARGET
+from tidegate.spark.batch.stage_task import INDEX_SCHEMA, BatchJob, Counters, Task
+from tidegate.spark.scratch import Scratch
+from tidegate.subtask.chain import OperatorFailure
+from tidegate.subtask.failure_codes import failure_code
+
+FAILURE = "tidegate-failure "
+"""In front of what a task that failed tells, as JSON, in the text of its exception: nothing else of it gets through
+Spark to the driver."""
+
+
+COUNTERS = "counters"
+"""Folder of a batch checkpoint."""
+
+
+@dataclass(frozen=True)
+class WorkerPlace:
+    """What a worker needs to become part of a run; travels in Spark's closure, with nothing of the user's code.
+
+    Attributes:
+        digest: of the driver's batch plan.
+        schemas: of sources that found them when the job was built first (S5.5).
+        checkpoint_path: location that sinks' state goes to.
+        now_ms: the time at which the run began.
+    """
+
+    root: str
+    storage_options: Mapping[str, Any]
+    job_id: str
+    spec: int
+    generation: int
+    run_id: str
+    digest: str
+    schemas: FoundSchemas
+    checkpoint_id: int
+    checkpoint_path: str
+    now_ms: int
+
+
+class TaskFailedError(Exception):
+    """Carries the root cause of a failed task to the driver, in its text."""
+
+
+@dataclass(frozen=True)
+class InWorker:
+    """A task as Spark calls it, with the batches of one partition."""
+
+    place: WorkerPlace
+    task: Task
+    parallelism: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The task's batches. Raises TaskFailedError."""
+        from pyspark import TaskContext
+
+        context: Any = TaskContext.get()
+        index, batches = subtask_of(batches, context.partitionId() % self.parallelism)
+        try:
+            with in_place(self.place, index, context.taskAttemptId()) as job:
+                yield from self.task.run(job, index, batches)
+        except Exception as error:
+            raise TaskFailedError(FAILURE + json.dumps(told_failure(error))) from error
+
+
+def subtask_of(batches: Iterable[pa.RecordBatch], partition: int) -> tuple[int, Iterator[pa.RecordBatch]]:
+    """Number of the subtask, and the batches. Rows that were sent to it, or its number itself, tell; else the number of
+    the partition, which is another where Spark puts several into one task."""
+    given = iter(batches)
+    first = next((batch for batch in given if batch.num_rows), None)
+    if first is None:
+        return partition, iter(())
+    for name in (TARGET, INDEX_SCHEMA.names[0]):
+        if first.schema.names[0] == name:
+            return int(first.column(0)[0].as_py()), itertools.chain([first], given)
+    return partition, itertools.chain([first], given)
+
+
+@contextlib.contextmanager
+def in_place(place: WorkerPlace, index: int, attempt: int) -> Iterator[BatchJob]:
+    """The job as the tasks of this worker see it, with a scratch folder while it lasts. Args: attempt: of the task,
+    unique in the application, greater for later ones."""
+    built = _built(place, index)
+    spec, options = built.spec, built.options
+    scratch = Scratch(index)
+    try:
+        where, folder = open_location(built.store, spec, place.checkpoint_path)
+        factory = StreamFactory(where, folder, options.state_size_threshold_bytes)
+        yield BatchJob(
+            plan=built.plan,
+            options=options,
+            job_id=place.job_id,
+            lineage=spec.lineage,
+            generation=place.generation,
+            run_id=f"{place.run_id}-{attempt:010d}",
+            checkpoint_id=place.checkpoint_id,
+            now_ms=place.now_ms,
+            store_state=partial(_store, factory, f"g{place.generation}-{place.run_id}"),
+            store_counters=partial(_store_counters, where, folder),
+            scratch=scratch.path,
+            staging=(f"{absolute(place.root).rstrip('/')}/{place.checkpoint_path}", place.storage_options),
+        )
+    finally:
+        scratch.remove()
+
+
+@dataclass(frozen=True)
+class _Built:
+    """A submission's pipeline. `code`: where it lies; functions may import more of it later."""
+
+    store: Store
+    spec: Spec
+    options: JobOptions
+    plan: BatchPlan
+    code: Scratch
+
+
+_built_before: dict[tuple[str, str, int], _Built] = {}
+"""Of this worker, which Spark uses for several tasks: one pipeline at most."""
+
+
+def _built(place: WorkerPlace, index: int) -> _Built:
+    """The pipeline, rebuilt from the pinned artifact: nothing is unpickled."""
+    key = place.root, place.job_id, place.spec
+    if key not in _built_before:
+        _built_before.clear()
+        store, layout = open_store(place.root, place.storage_options), JobLayout(place.job_id)
+        spec = decode(store.read(layout.spec(place.spec)), Spec)
+        options = JobOptions.from_mapping(spec.options)
+        scratch = Scratch(index)
+        code = os.path.join(scratch.path, "artifact")
+        materialise(store, layout, spec.artifact, code)
+        graph = load_pipeline(
+            code,
+            spec.pipeline,
+            dict(spec.arguments),
+            check_sinks=False,
+            paths=spec.relative_paths,
+            schemas=place.schemas,
+        )
+        allowed = options.allow_mode_dependent
+        plan = plan_batch(graph, options.parallelism, options.max_parallelism, allow_mode_dependent=allowed)
+        _built_before[key] = _Built(store, spec, options, plan, scratch)
+    built = _built_before[key]
+    if built.plan.digest != place.digest:
+        raise PipelineError(
+            "this worker builds another pipeline than the driver",
+            where=f"job {place.job_id}, subtask {index}",
+            cause="build() depends on something besides its arguments, or versions differ between the machines",
+            remedy="Make build() depend on its arguments alone, and install the same versions everywhere",
+        )
+    return built
+
+
+def _store(factory: StreamFactory, run: str, uid: str, subtask: int, parts: Sequence[StatePart]) -> StateHandle:
+    """A new file, or inline."""
+    safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in uid)
+    handle = factory.store(f"{safe}-{subtask}-{run}-{secrets.token_hex(4)}.state", encode_parts(parts))
+    kinds = tuple(sorted({part.kind for part in parts}))
+    staged = tuple(told for part in parts for told in part.staged)
+    return StateHandle(handle.path, handle.inline, handle.size_bytes, handle.sha256, kinds, staged)
+
+
+def _store_counters(store: Store, checkpoint: str, name: str, counters: Counters) -> None:
+    store.replace(f"{checkpoint}/{COUNTERS}/{name}.json", json.dumps(counters).encode())
+
+
+def counters_of_stages(store: Store, checkpoint: str) -> list[Counters]:
+    """What tasks without a sink have counted. Args: checkpoint: location of the run's."""
+    folder = f"{checkpoint}/{COUNTERS}"
+    return [json.loads(store.read(f"{folder}/{name}")) for name in store.list(folder)]
+
+
+def told_failure(error: Exception) -> dict[str, Any]:
+    """What a failed task tells, as JSON."""
+    if isinstance(error, OperatorFailure):
+        return {
+            "message": error.message,
+            "operator": error.uid,
+            "subtask": error.subtask,
+            "traceback": error.traceback,
+            "code": error.code,
+        }
+    text = str(error) if isinstance(error, TidegateError) else f"{type(error).__name__}: {error}"
+    return {"message": text, "operator": None, "subtask": None, "traceback": None, "code": failure_code(error)}
+
+
+def failure_in(text: str) -> RunFailed | None:
+    """What a failed task told, from the text of Spark's error; None: it was none of a task of ours."""
+    found = re.search(re.escape(FAILURE) + r"(\{.*\})", text)
+    if found is None:
+        return None
+    try:
+        told = json.loads(found.group(1))
+        return RunFailed(told["message"], told["operator"], told["subtask"], told["traceback"], told.get("code", ""))
+    except (ValueError, KeyError):
+        return None

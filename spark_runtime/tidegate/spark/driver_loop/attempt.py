@@ -1,0 +1,271 @@
+"""One run of the job on Spark: rendezvous, deployment, the event loop around the coordinator, and its end."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from tidegate.channel.control.connections import ControlServer
+from tidegate.jobs.options import JobOptions
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
+from tidegate.coordinator.supervision.slot_liveness import SlotLiveness
+from tidegate.coordinator.recovery.restore import Restore
+from tidegate.spark.barrier_stage import BarrierStage, first_line
+from tidegate.spark.session import is_local
+from tidegate.spark.slot_entry import SlotParameters
+from tidegate.spark.versions import own_versions
+
+TICK_S = 0.1
+"""Longest time between two looks at the clock, seconds."""
+SECONDARY_WAIT_S = 2.0
+"""A slot that lost a peer is a consequence: this long the root cause may still arrive, seconds."""
+STAGE_END_S = 60.0
+"""How long a cancelled stage may take to end before the next run starts beside its zombies, seconds."""
+
+Posted = tuple[str, Any]
+"""(what, payload): slot message, lost slot, stage end, or a wake-up."""
+
+
+@dataclass
+class SlotView:
+    """What the driver knows of one slot."""
+
+    address: tuple[str, int] | None = None
+    pid: int = 0
+    node: str = ""
+    deployed: bool = False
+    over: bool = False
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Attempt:
+    """One run. `run` blocks until it is over and returns its outcome; `wake` may be called from any thread, all else
+    on the thread of `run`.
+
+    Attributes:
+        job_run: the protocol's side of the run.
+    """
+
+    def __init__(
+        self,
+        session: SparkSession,
+        options: JobOptions,
+        parameters: Mapping[str, Any],
+        *,
+        master: str,
+        make_run: Callable[[Attempt], JobRun],
+        assignments: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]],
+        restore: Restore | None,
+        wait_for_final: bool,
+        on_running: Callable[[], None],
+        on_metrics: Callable[[Mapping[int, SlotView]], None],
+        on_round: Callable[[], None],
+    ) -> None:
+        """Args: parameters: fields of SlotParameters but secret, control address and bind host.
+        assignments: source uid -> subtask index -> splits, for a fresh start.
+        on_round: called at every round of the loop, at least each TICK_S and after `wake`; may use `job_run`."""
+        self._session = session
+        self._options = options
+        self._assignments = assignments
+        self._restore = restore
+        self._wait_for_final = wait_for_final
+        self._on_running = on_running
+        self._on_metrics = on_metrics
+        self._on_round = on_round
+        hung_after = options.slot_progress_timeout
+        self._liveness = SlotLiveness(
+            silent_after_ms=int(options.heartbeat_timeout.total_seconds() * 1000),
+            hung_after_ms=None if hung_after is None else int(hung_after.total_seconds() * 1000),
+        )
+        self._posted: queue.Queue[Posted] = queue.Queue()
+        self._slots = {i: SlotView() for i in range(options.parallelism)}
+        self._running = False
+        self._suspected: tuple[float, RunFailed] | None = None
+        self._judged_s = 0.0
+        secret = secrets.token_bytes(32)
+        self._control = ControlServer(
+            secret=secret,
+            generation=parameters["generation"],
+            run_id=parameters["run_id"],
+            on_message=lambda slot, message: self._posted.put(("message", (slot, message))),
+            on_lost=lambda slot, reason: self._posted.put(("lost", (slot, reason))),
+        )
+        host = str(session.sparkContext.getConf().get("spark.driver.host", "127.0.0.1"))
+        control_host, control_port = self._control.listen("127.0.0.1" if is_local(master) else host)
+        self._stage = BarrierStage(
+            session,
+            options.parallelism,
+            SlotParameters(
+                **parameters,
+                control_host=control_host,
+                control_port=control_port,
+                versions=own_versions(),
+                bind_host="127.0.0.1" if is_local(master) else None,
+                secret=secret,
+            ),
+            on_end=lambda error: self._posted.put(("stage", error)),
+        )
+        self.job_run = make_run(self)
+        self._ended_s: float | None = None
+
+    # ------------------------------------------------------------ Slots
+
+    def broadcast(self, message: dict[str, Any]) -> None:
+        """Send to every slot."""
+        for slot in self._slots:
+            self._control.send(slot, message)
+
+    @property
+    def slots(self) -> Mapping[int, SlotView]:
+        """What is known of each slot; to be read only."""
+        return self._slots
+
+    def wake(self) -> None:
+        """Let the loop come round now; from any thread."""
+        self._posted.put(("wake", None))
+
+    # ------------------------------------------------------------ the loop
+
+    def run(self) -> RunEnded | RunFailed:
+        """From stage start to outcome. Raises FencedError when a newer generation reigns."""
+        self._stage.start()
+        try:
+            while self.job_run.outcome is None or not self._is_settled():
+                self._take_posted()
+                self._look_at_clock()
+                self._on_round()
+            return self.job_run.outcome
+        finally:
+            self._end()
+
+    def shut_down(self, reason: str) -> list[ev.Request]:
+        """After `run`: what JobRun.shut_down says."""
+        return self.job_run.shut_down(reason)
+
+    def _is_settled(self) -> bool:
+        """A failure is at once; an end when every slot has told its own, so that nothing is cut off."""
+        return isinstance(self.job_run.outcome, RunFailed) or all(s.over for s in self._slots.values())
+
+    def _take_posted(self) -> None:
+        try:
+            what, payload = self._posted.get(timeout=TICK_S)
+        except queue.Empty:
+            return
+        if what == "message":
+            self._on_message(*payload)
+        elif what == "lost":
+            slot, reason = payload
+            if not self._slots[slot].over:
+                self._suspect(RunFailed(f"slot {slot} was lost: {reason}", subtask=slot), 0.5)
+        elif what == "stage":
+            if payload is not None:
+                self._suspect(RunFailed(f"the barrier stage failed: {first_line(payload)}"), SECONDARY_WAIT_S)
+            elif not all(s.over for s in self._slots.values()):
+                self._suspect(RunFailed("the barrier stage ended before its slots did"), SECONDARY_WAIT_S)
+
+    def _on_message(self, slot: int, message: Mapping[str, Any]) -> None:
+        view = self._slots[slot]
+        if view.address is not None:  # before that it compiles, which lets no other thread run
+            self._liveness.heard(slot)
+        match message["type"]:
+            case "hello":
+                view.address = (message["host"], message["port"])
+                view.pid, view.node = message["pid"], message["node"]
+                self._liveness.heard(slot)
+                self._on_metrics(self._slots)
+                if all(s.address is not None for s in self._slots.values()):
+                    self._deploy()
+            case "deployed":
+                view.deployed = True
+                if all(s.deployed for s in self._slots.values()):
+                    self.broadcast({"type": "start"})
+            case "heartbeat":
+                if view.address is not None:
+                    self._liveness.beat(slot, message.get("rounds"))
+                if "progress" in message:
+                    view.metrics = message
+                self._on_metrics(self._slots)
+            case "over":
+                view.over = True
+                self._liveness.over(slot)
+            case "failed" if message.get("secondary"):
+                self._suspect(RunFailed(message["message"], traceback=message.get("traceback")), SECONDARY_WAIT_S)
+            case "running":
+                self.job_run.on_slot_message(message)
+                self._note_running(slot)
+            case _:
+                self.job_run.on_slot_message(message)
+
+    def _note_running(self, slot: int) -> None:
+        """Tell once when the last subtask runs: the coordinator knows, by its plan having nothing missing."""
+        if not self._running and self.job_run.coordinator.all_running:
+            self._running = True
+            self._on_running()
+
+    def _deploy(self) -> None:
+        peers = {str(i): list(view.address or ()) for i, view in self._slots.items()}
+        for index in self._slots:
+            splits = {uid: list(by_index.get(index, ())) for uid, by_index in self._assignments.items()}
+            restored = self._restore.for_slot(index) if self._restore is not None else None
+            self._control.send(
+                index,
+                {
+                    "type": "deploy",
+                    "peers": peers,
+                    "splits": splits,
+                    "restored": restored,
+                    "wait_for_final": self._wait_for_final,
+                },
+            )
+
+    def _suspect(self, failure: RunFailed, grace_s: float) -> None:
+        """A failure that may be the consequence of another: it counts when nothing better comes in time."""
+        if self._suspected is None:
+            self._suspected = (time.monotonic() + grace_s, failure)
+
+    def _look_at_clock(self) -> None:
+        now = time.monotonic()
+        if self._suspected is not None and now >= self._suspected[0] and self.job_run.outcome is None:
+            self.job_run.fail(self._suspected[1])
+        if self.job_run.outcome is not None:
+            if self._suspected is not None and now >= self._suspected[0]:
+                self._forget_slots()
+            if self._ended_s is None:
+                self._ended_s = now
+            elif now - self._ended_s > STAGE_END_S:
+                self._forget_slots()
+            return
+        if now - self._judged_s >= TICK_S:  # not at every message: it looks at all slots
+            self._judged_s = now
+            trouble = self._liveness.trouble(int(now * 1000))
+        else:
+            trouble = None
+        if trouble is not None:
+            self.job_run.fail(RunFailed(str(trouble), subtask=trouble.slot))
+        wake_ms = self.job_run.coordinator.next_wake_ms()
+        if wake_ms is not None and self.job_run.now_ms() >= wake_ms:
+            self.job_run.on_event(ev.Tick())
+
+    def _forget_slots(self) -> None:
+        """Every subtask has finished and committed; a slot that does not say so itself is not waited for."""
+        for view in self._slots.values():
+            view.over = True
+
+    def _end(self) -> None:
+        """Take the slots down and wait for the stage."""
+        self.broadcast({"type": "cancel"})
+        if isinstance(self.job_run.outcome, RunEnded):
+            clean = self._stage.join(STAGE_END_S)
+        else:
+            clean = self._stage.join(0.5)
+        if not clean:
+            self._stage.cancel()
+            self._stage.join(STAGE_END_S)
+        self._control.close()

@@ -1,0 +1,215 @@
+"""One attempt of a batch job on Spark: stages on a thread of their own, decisions on the driver's loop."""
+
+from __future__ import annotations
+
+import json
+import queue
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark import InheritableThread
+from pyspark.sql import SparkSession
+
+from tidegate.connectors.spark.spark_source import SparkSource
+from tidegate.connectors.split_documents import assign
+from tidegate.errors import FencedError, TidegateError, UnclearAnswerError
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.batch_commit import BatchCommit, Told
+from tidegate.coordinator.job_run import RunEnded, RunFailed
+from tidegate.plan.batch_plan import BatchPlan
+from tidegate.spark.barrier_stage import first_line
+from tidegate.spark.batch.stage_compiler import compile_batch
+from tidegate.spark.batch.spark_frames import SparkFrames, told_by
+from tidegate.spark.batch.stage_task import summed
+from tidegate.spark.batch.worker_task import WorkerPlace, counters_of_stages, failure_in
+from tidegate.spark.driver_loop.spark_job import Job, Splits
+from tidegate.subtask.failure_codes import failure_code
+
+TICK_S = 0.1
+"""Longest time between two rounds of the driver's loop, seconds."""
+CANCEL_WAIT_S = 60.0
+"""How long cancelled stages may take to end, seconds."""
+CANCEL_AGAIN_S = 1.0
+"""After which they are cancelled again, seconds."""
+NO_SNAPSHOTS = (
+    "a batch job takes no checkpoints or savepoints and cannot be stopped with one: it commits once, when it has come "
+    "to its end. Cancel it, or let it run"
+)
+NO_VERDICT = "a batch job has nothing to judge before it has come to its end"
+
+
+class BatchRun:
+    """What the supervisor's shell asks of a run. `outcome` is set when it is over."""
+
+    def __init__(self, answer: Callable[[ev.Answer], None]) -> None:
+        self._answer = answer
+        self.outcome: RunEnded | RunFailed | None = None
+
+    def take(self, wish: ev.Wish) -> None:
+        """Refuse it: there are no barriers (S8.1)."""
+        if wish.request_id is not None:
+            text = NO_VERDICT if isinstance(wish, ev.Ruling) else NO_SNAPSHOTS
+            self._answer(ev.Answer(wish.request_id, False, "batch_mode", text))
+
+    def fail(self, failure: RunFailed) -> None:
+        """Give the run up; the first failure is the root cause."""
+        if self.outcome is None:
+            self.outcome = failure
+
+
+@dataclass(frozen=True)
+class Calculation:
+    """What the stages of one run do; blocks."""
+
+    session: SparkSession
+    job: Job
+    plan: BatchPlan
+    splits: Splits
+    place: WorkerPlace
+
+    def run(self) -> list[Told]:
+        """Every stage; what the sinks have staged."""
+        frames = SparkFrames(self.session, self.place, self.plan.parallelism)
+        try:
+            ends = compile_batch(self.plan, assign(self.splits, self.plan.parallelism), frames)
+            told = [Told.from_json(json.loads(text)) for text in told_by(ends)]
+            counted = counters_of_stages(self.job.store, self.place.checkpoint_path)
+            return [*told[:-1], replace(told[-1], counters=summed([told[-1].counters, *counted]))]
+        finally:
+            self.session.catalog.clearCache()
+
+
+class BatchAttempt:
+    """One run. `run` blocks until it is over and returns its outcome; `wake` may be called from any thread.
+
+    Attributes:
+        job_run: what commands are handed to.
+    """
+
+    def __init__(
+        self,
+        session: SparkSession,
+        job_run: BatchRun,
+        commit: BatchCommit,
+        calculation: Callable[[], Sequence[Told]] | None,
+        *,
+        run_id: str,
+        splits: Splits,
+        on_running: Callable[[], None],
+        on_told: Callable[[Sequence[Told]], None],
+        on_round: Callable[[], None],
+    ) -> None:
+        """Args: calculation: None: all is staged, and only to be committed. on_round: called at every round of the
+        loop, at least each TICK_S and after `wake`."""
+        self.job_run = job_run
+        self._context: Any = session.sparkContext
+        self._commit = commit
+        self._calculation = calculation
+        self._group = f"tidegate-{run_id}"
+        self._run_id = run_id
+        self._splits = splits
+        self._on_running, self._on_told, self._on_round = on_running, on_told, on_round
+        self._done: queue.Queue[Any] = queue.Queue()
+        self._is_complete = calculation is None
+        self._slots: dict[int, Any] = {}
+
+    def run(self) -> RunEnded | RunFailed:
+        """Stage, complete, commit. Raises FencedError when a newer generation reigns."""
+        started = time.monotonic()
+        self._on_running()
+        if self._calculation is not None:
+            told = self._aside(self._calculation)
+            if self.job_run.outcome is None:
+                self._on_told(told)
+                self._commit.complete(told, self._splits, int((time.monotonic() - started) * 1000))
+                self._is_complete = True
+        if self.job_run.outcome is None and self._aside(self._published, goes_on=True):
+            left = self._commit.committed()
+            self.job_run.outcome = RunEnded(None, self._commit.checkpoint_id, self._commit.path, None, left)
+        assert self.job_run.outcome is not None, "the run is over"
+        return self.job_run.outcome
+
+    def wake(self) -> None:
+        """Let the loop come round now."""
+        self._done.put(None)
+
+    def shut_down(self, reason: str) -> list[ev.Request]:
+        """After a run that failed: what was claimed for it is void."""
+        if not self._is_complete:
+            self._commit.abort(reason)
+        return []
+
+    def _published(self) -> bool:
+        self._commit.publish()
+        return True
+
+    def _aside(self, work: Callable[[], Any], *, goes_on: bool = False) -> Any:
+        """What `work` gives, done on a thread of its own while the loop goes round; None, and the outcome is set, when
+        it fails or the run is given up.
+
+        Args:
+            goes_on: though the run is given up it may come to its end, if it does so in time: a commit, of which
+                readers must not find the half, and a job that was cancelled has no successor that does the rest.
+        """
+        thread: Any = InheritableThread(target=self._work, args=(work,), name=self._group, daemon=True)
+        thread.start()
+        while self.job_run.outcome is None:
+            try:
+                done = self._done.get(timeout=TICK_S)
+            except queue.Empty:
+                done = None
+            if done is not None:
+                thread.join()
+                return self._taken(*done)
+            self._on_round()
+        if goes_on:
+            thread.join(CANCEL_WAIT_S)
+        by_s = time.monotonic() + CANCEL_WAIT_S
+        while thread.is_alive():  # between two of Spark's jobs there is none to cancel
+            self._context.cancelJobGroup(self._group)
+            thread.join(CANCEL_AGAIN_S)
+            if time.monotonic() >= by_s:
+                break
+        return self._taken_late() if goes_on else None
+
+    def _taken_late(self) -> Any:
+        while not self._done.empty():
+            done = self._done.get()
+            if done is not None:
+                return self._taken(*done)
+        return None
+
+    def _work(self, work: Callable[[], Any]) -> None:
+        try:
+            self._context.setJobGroup(self._group, f"tidegate run {self._run_id}", interruptOnCancel=True)
+            self._done.put((work(), None))
+        except BaseException as error:
+            self._done.put((None, error))
+
+    def _taken(self, result: Any, error: BaseException | None) -> Any:
+        if error is None:
+            return result
+        if isinstance(error, FencedError | UnclearAnswerError) or not isinstance(error, Exception):
+            raise error
+        self.job_run.fail(failure_of(error))
+        return None
+
+
+def failure_of(error: Exception) -> RunFailed:
+    """The root cause of what the stages or the commit raised."""
+    text = str(error)
+    found = failure_in(text)
+    if found is not None:
+        return found
+    if isinstance(error, TidegateError):
+        return RunFailed(text, code=failure_code(error))
+    trace = "".join(traceback.format_exception(error))
+    return RunFailed(f"Spark: {first_line(error)}", traceback=trace)
+
+
+def spark_sources(plan: BatchPlan) -> list[str]:
+    """Uids of those that have no splits."""
+    return [node.uid for node in plan.graph.nodes if isinstance(node.source, SparkSource)]

@@ -1,0 +1,126 @@
+"""The driver's loop for batch mode: that of streaming, with runs of another kind (S8.1)."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from tidegate.connectors.found_schema import found_schemas
+from tidegate.connectors.spark.spark_source import SparkSource
+from tidegate.connectors.split_documents import split_to_json
+from tidegate.errors import PipelineError, StoreError
+from tidegate.coordinator.supervision import supervision_events as sv
+from tidegate.coordinator.batch_commit import BatchCommit, Told, completed_before, refuse_restore
+from tidegate.plan.batch_plan import BatchPlan, plan_batch
+from tidegate.plan.execution_plan import graph_document
+from tidegate.spark.driver_loop.batch_attempt import BatchAttempt, BatchRun, Calculation
+from tidegate.spark.batch.stage_task import summed
+from tidegate.spark.batch.worker_task import WorkerPlace
+from tidegate.spark.driver_loop.spark_job import Job, Splits
+from tidegate.spark.session import SlotWait, start_session
+from tidegate.spark.driver_loop.streaming_loop import Supervision
+
+
+class NoSlotWait(SlotWait):
+    """Stages of Spark wait for executors by themselves."""
+
+    def look(self) -> bool:
+        """At once."""
+        return True
+
+
+class BatchSupervision(Supervision):
+    """Runs attempts until the job ends."""
+
+    def __init__(
+        self,
+        job: Job,
+        terminated: threading.Event,
+        *,
+        new_session: Callable[[Any, Any], SparkSession] = start_session,
+        new_attempt: Callable[..., Any] = BatchAttempt,
+    ) -> None:
+        """Raises PipelineError for what batch mode does not run; names it."""
+        super().__init__(job, terminated, new_session=new_session, new_slot_wait=NoSlotWait, new_attempt=new_attempt)
+        options = job.options
+        allowed = options.allow_mode_dependent
+        refuse_restore(job)
+        self._plan: BatchPlan = plan_batch(
+            job.graph, options.parallelism, options.max_parallelism, allow_mode_dependent=allowed
+        )
+        self._found: Splits = {}
+
+    def _look_ahead(self) -> None:
+        """Sources that cannot be read, and sinks that may not be written to, are reported before anybody waits for
+        Spark."""
+        decisions = self._job.log.read()
+        if completed_before(decisions, self._job.spec.number) is None:
+            try:
+                self._job.check_fresh_start(decisions)
+            except StoreError as error:
+                raise PipelineError(error.what, where=error.where, cause=error.cause, remedy=error.remedy) from error
+        self._found = {
+            node.uid: [split_to_json(split) for split in node.source.discover(self._plan.parallelism)]
+            for node in self._plan.graph.nodes
+            if node.source is not None and not isinstance(node.source, SparkSource)
+        }
+        self._show(())
+        self._job.retire_garbage()
+
+    def _make_attempt(self, session: SparkSession) -> tuple[Any, sv.StopPoint | None]:
+        job = self._job
+        run_id = f"{next(self._runs):06d}{secrets.token_hex(4)}"
+        run = BatchRun(lambda answer: self._inbox.put(lambda: sv.RunAnswered(answer, run.outcome is not None)))
+        commit = BatchCommit(job, run_id)
+        done = completed_before(job.log.read(), job.spec.number)
+        calculation = None
+        if done is None:
+            job.finish_quarantine(None, run_id)
+            commit.claim()
+            place = WorkerPlace(
+                root=job.root,
+                storage_options=job.storage_options,
+                job_id=job.spec.job_id,
+                spec=job.spec.number,
+                generation=job.reign.generation,
+                run_id=run_id,
+                digest=self._plan.digest,
+                schemas=found_schemas(graph_document(job.graph)),
+                checkpoint_id=commit.checkpoint_id,
+                checkpoint_path=commit.path,
+                now_ms=self._now_ms(),
+            )
+            stages = Calculation(session, job, self._plan, self._found, place)
+
+            def calculate() -> Sequence[Told]:
+                commit.clean()
+                return stages.run()
+
+            calculation = calculate
+        else:
+            commit.checkpoint_id, commit.path = done
+        started = sv.RunStarted(run_id, None, done is not None)
+        attempt = self._new_attempt(
+            session,
+            run,
+            commit,
+            calculation,
+            run_id=run_id,
+            splits=self._found,
+            on_running=lambda: self._inbox.put(lambda: started),
+            on_told=self._show,
+            on_round=self._take_events,
+        )
+        return attempt, None
+
+    def _show(self, told: Sequence[Told]) -> None:
+        """In the status hint: the sources, and what operators have counted."""
+        counters = summed(one.counters for one in told)
+        sources: Mapping[str, Any] = {
+            node.uid: {"boundedness": "bounded"} for node in self._plan.graph.nodes if node.source is not None
+        }
+        self._job.hint.update(sources=sources, counters=counters)

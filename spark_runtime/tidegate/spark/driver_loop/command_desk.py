@@ -1,0 +1,133 @@
+"""The driver's side of commands, around `CommandBook`: finds them, reads what the book asks for, writes its answers
+(S9.4)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from tidegate.errors import AlreadyExistsError, StoreError, TidegateError
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.records import Command, CommandResult, Spec, encode
+from tidegate.jobs.stores.store import Store
+from tidegate.coordinator.supervision.command_book import Accept, CommandBook, Refuse
+from tidegate.coordinator.events import Answer
+from tidegate.coordinator.supervision.supervision_events import AnswerAllOpen
+from tidegate.spark.driver_loop.command_poller import CommandPoller
+
+DRIVER_ENDED = AnswerAllOpen(
+    Answer("", False, "job_ended", "the driver ended before it could carry the command out"),
+)
+"""Answers what is open when the driver ends without having said more."""
+
+
+class CommandDesk:
+    """Holds commands until the job can take them. Safe from several threads; blocks on the store."""
+
+    def __init__(
+        self,
+        store: Store,
+        layout: JobLayout,
+        spec: Spec,
+        generation: int,
+        now_iso: Callable[[], str],
+        now_s: Callable[[], float],
+    ) -> None:
+        self._store, self._layout = store, layout
+        self._generation, self._now_iso, self._now_s = generation, now_iso, now_s
+        self._lock = threading.Lock()
+        self._book = CommandBook(spec.number)
+        self._new: list[Command] = []
+        self._unwritten: list[CommandResult] = []
+        self._farewell = DRIVER_ENDED
+        self._poller = CommandPoller(store, layout, self._on_command, self._on_unreadable)
+        self._poller.start()
+
+    def take(self) -> list[Command]:
+        """Commands that arrived since the last call, valid ones only, in order of arrival. What the store does not
+        tell now is looked at again at the next call; so are answers it did not take."""
+        with self._lock:
+            new, self._new = self._new, []
+            unwritten, self._unwritten = self._unwritten, []
+        for result in unwritten:
+            self._write(result)
+        valid: list[Command] = []
+        for position, command in enumerate(new):
+            try:
+                if self.is_wanted(command.command_id):
+                    valid.append(command)
+            except StoreError as error:
+                print(f"tidegate: command {command.command_id} could not be checked: {error}", flush=True)
+                with self._lock:
+                    self._new[:0] = new[position:]
+                break
+        return valid
+
+    def is_wanted(self, command_id: str, *, begun: bool = False) -> bool:
+        """Whether a command may be carried out now: asked when it is found, and when a run is about to get it. One
+        that may not is answered, if it is to be. `begun`: see `CommandBook.judge`. Raises StoreError when the store
+        does not tell."""
+        withdrawn = self._store.exists(self._layout.withdrawn(command_id))
+        answered = self._store.exists(self._layout.result(command_id))
+        with self._lock:
+            now_ms = int(self._now_s() * 1000)
+            verdict = self._book.judge(command_id, now_ms, withdrawn=withdrawn, answered=answered, begun=begun)
+        if isinstance(verdict, Refuse):
+            self._write(self._result(verdict.answer))
+        return isinstance(verdict, Accept)
+
+    def answer(self, answer: Answer) -> None:
+        """Write the result of a command; a second answer changes nothing."""
+        with self._lock:
+            is_first = self._book.answer(answer)
+        if is_first:
+            self._write(self._result(answer))
+
+    def answer_all(self, farewell: AnswerAllOpen) -> None:
+        """Answer whatever is open, and what still comes, at `close`."""
+        with self._lock:
+            self._farewell = farewell
+            answers = self._book.answer_all(farewell)
+        for answer in answers:
+            self._write(self._result(answer))
+
+    def abandon(self) -> None:
+        """A newer generation reigns: what is open is its to answer (S9.2)."""
+        with self._lock:
+            self._book.abandon()
+            self._new.clear()
+            self._unwritten.clear()
+
+    def close(self) -> None:
+        """Stop polling; answer what is still open."""
+        self._poller.close()
+        self.answer_all(self._farewell)
+        with self._lock:
+            unwritten, self._unwritten = self._unwritten, []
+        for result in unwritten:
+            self._write(result)
+
+    def _on_command(self, command: Command) -> None:
+        with self._lock:
+            if self._book.found(command):
+                self._new.append(command)
+
+    def _on_unreadable(self, command_id: str, spec: int | None, problem: str) -> None:
+        with self._lock:
+            answer = self._book.unreadable(command_id, spec, problem)
+        if answer is not None:
+            self._write(self._result(answer))
+
+    def _result(self, answer: Answer) -> CommandResult:
+        data, at = dict(answer.data), self._now_iso()
+        return CommandResult(answer.request_id, answer.ok, answer.code, answer.message, data, self._generation, at)
+
+    def _write(self, result: CommandResult) -> None:
+        try:
+            self._store.create(self._layout.result(result.command_id), encode(result))
+        except AlreadyExistsError:
+            return
+        except TidegateError as error:
+            print(f"tidegate: command {result.command_id} could not be answered: {error}", flush=True)
+            with self._lock:
+                self._unwritten.append(result)

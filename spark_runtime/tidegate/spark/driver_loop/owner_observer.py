@@ -1,0 +1,95 @@
+"""The driver's look at its job's owner, around `OwnerWatch`: reads `owner.json`, and sends the job the command that
+`on_owner_lost` asks for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from types import TracebackType
+
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.clock import steady_clock
+from tidegate.errors import NotFoundError, TidegateError
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import Owner, decode
+from tidegate.units import format_duration
+from tidegate.coordinator.supervision.owner_watch import OwnerEvent, OwnerSeen, OwnerUnseen, OwnerWatch
+
+LOOKS_PER_TIMEOUT = 10
+"""Looks at the owner within `owner_timeout`."""
+LEAST_PAUSE_S, MOST_PAUSE_S = 0.25, 30.0
+"""Bounds of the pause between two of them, seconds."""
+
+
+class OwnerObserver:
+    """Looks from a thread of its own while it is entered; with `on_owner_lost="keep_running"` there is none."""
+
+    def __init__(
+        self,
+        client: JobClient,
+        spec: int,
+        options: JobOptions,
+        now_ms: Callable[[], int] | None = None,
+    ) -> None:
+        """Args: client: of the job, for this thread alone. spec: the driver's submission."""
+        self._client, self._spec, self._timeout = client, spec, options.owner_timeout
+        self._policy = options.on_owner_lost
+        self._watch = OwnerWatch(spec, options.on_owner_lost, self._timeout // timedelta(milliseconds=1))
+        self._now_ms = now_ms if now_ms is not None else steady_clock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="owner", daemon=True)
+
+    def __enter__(self) -> OwnerObserver:
+        """Begin to look."""
+        if self._policy != "keep_running":
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End it."""
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join(5.0)
+
+    @property
+    def pause_s(self) -> float:
+        """Between two looks, seconds."""
+        return min(MOST_PAUSE_S, max(LEAST_PAUSE_S, self._timeout.total_seconds() / LOOKS_PER_TIMEOUT))
+
+    def look(self) -> None:
+        """One look. What the store does not take now is sent after the owner has been silent for as long again."""
+        asked = self._watch.handle(self._event(), self._now_ms())
+        if asked is None:
+            return
+        why = f"its owner has shown no sign of life for {format_duration(self._timeout)}"
+        print(f"tidegate: {why}: {asked.verb} (on_owner_lost={self._policy}, time {asked.attempt})", flush=True)
+        try:
+            while self._client.result(asked.command_id) is not None:
+                asked = self._watch.ask()
+            self._client.send(
+                asked.verb,
+                asked.arguments,
+                command_id=asked.command_id,
+                spec=self._spec,
+                issued_by=f"on_owner_lost={self._policy}: {why}",
+            )
+        except TidegateError as error:
+            print(f"tidegate: {asked.verb} could not be sent: {error}", flush=True)
+
+    def _event(self) -> OwnerEvent:
+        path = self._client.layout.owner
+        try:
+            owner = decode(self._client.store.read(path), Owner, path)
+        except NotFoundError:
+            return OwnerSeen(None)
+        except TidegateError as error:
+            print(f"tidegate: the owner's sign of life could not be read: {error}", flush=True)
+            return OwnerUnseen()
+        return OwnerSeen(owner.mark if owner.spec == self._spec else None)
+
+    def _work(self) -> None:
+        while not self._over.wait(self.pause_s):
+            self.look()

@@ -1,0 +1,137 @@
+"""Bounded DataFrames as input of a streaming job: written to the job directory once for each submission (S4.2).
+
+Spark may give the rows of a DataFrame in another order, or other rows, when it is asked again; a reader's position is a
+number of rows. So positions count rows of files that do not change.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from tidegate.connectors.interface import Split
+from tidegate.connectors.spark.materialised_splits import as_declared, splits_of_files
+from tidegate.connectors.spark.spark_source import SparkSource
+from tidegate.connectors.storage import absolute, open_filesystem
+from tidegate.errors import PipelineError, StoreError, TidegateError
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.decision_log import Reign
+from tidegate.jobs.artifacts.materialised_rows import Materialised, find_materialised, settle_materialised
+from tidegate.jobs.records import Spec
+from tidegate.jobs.stores.store import Store
+from tidegate.spark.barrier_stage import first_line
+from tidegate.spark.batch.spark_frames import declared_columns
+
+WRITTEN_SCHEMA = pa.schema([("written", pa.string())])
+"""What a task that writes gives: one JSON document, if it had rows."""
+ROW_GROUP_ROWS = 128 * 1024
+"""Of the files: splits are cut at row groups."""
+
+
+@dataclass(frozen=True)
+class Materialising:
+    """Of one driver.
+
+    Attributes:
+        session: starts Spark, or gives the session that is there.
+    """
+
+    store: Store
+    layout: JobLayout
+    spec: Spec
+    root: str
+    storage_options: Mapping[str, Any]
+    reign: Reign
+    now_iso: Callable[[], str]
+    session: Callable[[], SparkSession]
+
+    def splits(self, uid: str, source: SparkSource, parallelism: int) -> Sequence[Split]:
+        """Of the files on record, which are written when there are none. Blocks for as long as Spark takes.
+
+        Raises:
+            PipelineError: the DataFrame cannot be made, or is not as declared.
+            FencedError: a newer generation reigns.
+            StoreError: the job directory cannot be read or written.
+        """
+        found = find_materialised(self.store, self.layout, self.spec.number, uid)
+        if found is None:
+            files = self._written(uid, source, parallelism)
+            self.reign.check()
+            made = Materialised(self.spec.number, uid, tuple(files), self.now_iso())
+            found = settle_materialised(self.store, self.layout, made)
+        base = absolute(self.root).rstrip("/")
+        urls = [f"{base}/{file['path']}" for file in found.files]
+        return splits_of_files(urls, source.schema(), self.storage_options, parallelism)
+
+    def _written(self, uid: str, source: SparkSource, parallelism: int) -> list[dict[str, Any]]:
+        folder = self.layout.materialised_files(self.spec.number, uid, self.reign.generation)
+        url = f"{absolute(self.root).rstrip('/')}/{folder}"
+        where = f"source {uid!r}"
+        try:
+            frame = declared_columns(self.session(), source).coalesce(parallelism)
+            task = WriteTask(url, self.storage_options, source.schema(), where)
+            rows = frame.mapInArrow(task, from_arrow_schema(WRITTEN_SCHEMA)).collect()
+        except PipelineError as error:
+            raise PipelineError(error.what, where=where, cause=error.cause, remedy=error.remedy) from error
+        except TidegateError:
+            raise
+        except Exception as error:
+            what = f"{source.describe()} could not be read by Spark"
+            raise PipelineError(what, where=where, cause=first_line(error), remedy="Correct the DataFrame") from error
+        written = sorted((json.loads(row[0]) for row in rows), key=lambda file: str(file["name"]))
+        return [{"path": f"{folder}/{file.pop('name')}", **file} for file in written]
+
+
+@dataclass(frozen=True)
+class WriteTask:
+    """Writes one partition to a file of its own, whose name no other attempt has. Runs in Spark's workers."""
+
+    url: str
+    storage_options: Mapping[str, Any]
+    schema: pa.Schema
+    where: str
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Tells the file, if there was a row."""
+        from pyspark import TaskContext
+
+        context: Any = TaskContext.get()
+        written = self.write(batches, f"part-{context.partitionId():05d}-{context.taskAttemptId():08d}.parquet")
+        if written is not None:
+            yield pa.RecordBatch.from_arrays([pa.array([json.dumps(written)])], schema=WRITTEN_SCHEMA)
+
+    def write(self, batches: Iterable[pa.RecordBatch], name: str) -> dict[str, Any] | None:
+        """{"name", "rows", "size_bytes"} of the file; None: there was no row, and no file was made."""
+        filesystem, folder = open_filesystem(self.url, self.storage_options)
+        writer: pq.ParquetWriter | None = None
+        rows, path = 0, f"{folder}/{name}"
+        try:
+            for batch in batches:
+                if not batch.num_rows:
+                    continue
+                if writer is None:
+                    filesystem.makedirs(folder, exist_ok=True)
+                    file = filesystem.open(path, "wb")
+                    writer = pq.ParquetWriter(file, self.schema, version="2.6")
+                writer.write_batch(as_declared(batch, self.schema, self.where), row_group_size=ROW_GROUP_ROWS)
+                rows += batch.num_rows
+        finally:
+            if writer is not None:
+                writer.close()
+                file.close()
+        return {"name": name, "rows": rows, "size_bytes": filesystem.size(path)} if rows else None
+
+
+def forget_materialised(store: Store, layout: JobLayout) -> None:
+    """Delete the files of all submissions. A store that fails leaves them for `tidegate gc`."""
+    try:
+        store.delete_folder(layout.all_materialised)
+    except StoreError as error:
+        print(f"tidegate: {layout.all_materialised} could not be deleted: {error}", flush=True)

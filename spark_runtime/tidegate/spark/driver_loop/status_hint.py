@@ -1,0 +1,157 @@
+"""The status hint: what the driver replaces in the job directory every second; never the truth (design, section 4)."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
+from tidegate.errors import StoreError
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.records import StatusHint, encode
+from tidegate.jobs.stores.store import Store
+from tidegate.plan.job_graph import JobGraph
+from tidegate.spark.driver_loop.attempt import SlotView
+
+
+class HintWriter:
+    """Replaces status/<generation>.json from its own thread; the heartbeat counter counts its writes."""
+
+    def __init__(
+        self,
+        store: Store,
+        layout: JobLayout,
+        generation: int,
+        interval_s: float,
+        now_iso: Callable[[], str],
+    ) -> None:
+        self._store, self._path, self._generation = store, layout.status(generation), generation
+        self._interval_s, self._now_iso = interval_s, now_iso
+        self._data: dict[str, Any] = {}
+        self._look: Callable[[], Mapping[str, Any]] = dict
+        self._run_id = ""
+        self._beat = 0
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._work, name="status-hint", daemon=True)
+
+    def start(self) -> None:
+        """Start beating."""
+        self._thread.start()
+
+    def update(self, run_id: str | None = None, **data: Any) -> None:
+        """Merge into the hint's data."""
+        with self._lock:
+            self._data.update(data)
+            if run_id is not None:
+                self._run_id = run_id
+
+    def show(self, look: Callable[[], Mapping[str, Any]]) -> None:
+        """Merge what `look` tells, asked before every write on the hint's own thread: its cost does not grow with the
+        number of heartbeats it is made from."""
+        with self._lock:
+            self._look = look
+
+    def write_now(self) -> None:
+        """Write at once, for what must be seen before a status that ends the job."""
+        self._write()
+
+    def close(self) -> None:
+        """A last write, then silence."""
+        self._over.set()
+        self._thread.join(5.0)
+        self._write()
+
+    def _work(self) -> None:
+        while True:
+            self._write()
+            if self._over.wait(self._interval_s):
+                return
+
+    def _write(self) -> None:
+        with self._lock:
+            self._beat += 1
+            try:
+                self._data.update(self._look())
+            except Exception:  # whatever is wrong with it, the heartbeat must go on
+                traceback.print_exc()
+            hint = StatusHint(self._generation, self._beat, self._run_id, self._now_iso(), dict(self._data))
+        try:
+            self._store.replace(self._path, encode(hint))
+        except StoreError as error:
+            print(f"tidegate: the status hint could not be written: {error}", flush=True)
+
+
+def operators_at_work(slots: Mapping[int, SlotView]) -> dict[tuple[int, int], tuple[str, ...]]:
+    """Of subtasks (chain, index) the uids of operators that have not done what they were asked for, by the newest
+    heartbeats."""
+    told = (one for view in slots.values() for one in view.metrics.get("at_work", ()))
+    return {(chain, index): tuple(uids) for (chain, index), uids in told}
+
+
+def job_metrics(
+    graph: JobGraph, slots: Mapping[int, SlotView], ended: Mapping[str, Mapping[str, int]] | None = None
+) -> dict[str, Any]:
+    """Sources, watermark and rows of the whole job, from the slots' heartbeats. Args: ended: counts of sources that had
+    ended before the run, by uid."""
+    sources: dict[str, dict[str, Any]] = {}
+    for node in graph.nodes:
+        if node.source is not None:
+            sources[node.uid] = {
+                "boundedness": node.source.boundedness,
+                "records": 0,
+                "played_all": node.source.boundedness == "unbounded",
+                "subtasks": 0,
+            }
+    marks: dict[str, list[int]] = {}
+    counters: dict[str, dict[str, int]] = {}
+    for uid, counts in (ended or {}).items():
+        _add(counters, uid, counts)
+    for view in slots.values():
+        for uid, _, progress in view.metrics.get("sources", ()):
+            facts = sources[uid]
+            facts["records"] += progress.get("records", 0)
+            facts["played_all"] = bool(facts["played_all"] and progress.get("played_all", False))
+            facts["subtasks"] += 1
+            _add(counters, uid, progress.get("counters", {}))
+        for uid, _, watermark in view.metrics.get("watermarks", ()):
+            marks.setdefault(uid, []).append(int(watermark))
+        for uid, _, counts in view.metrics.get("counters", ()):
+            _add(counters, uid, counts)
+    for uid, facts in sources.items():
+        complete = facts.pop("subtasks") == len(slots)
+        facts["played_all"] = facts["played_all"] and complete
+        facts["watermark_us"] = _told(marks.get(uid, [])) if complete else None
+    return {
+        "sources": sources,
+        "watermark_us": job_watermark_us(slots),
+        "counters": counters,
+        "slots": [
+            {"slot": i, "pid": v.pid, "node": v.node, "resident_bytes": v.metrics.get("resident_bytes", 0)}
+            for i, v in slots.items()
+        ],
+    }
+
+
+def _add(counters: dict[str, dict[str, int]], uid: str, counts: Mapping[str, int]) -> None:
+    for name, n in counts.items():
+        mine = counters.setdefault(uid, {})
+        mine[name] = mine.get(name, 0) + n
+
+
+def job_watermark_us(slots: Mapping[int, SlotView]) -> int | None:
+    """The watermark that every subtask of the run has passed, as far as all have told; None: not known."""
+    marks: list[int] = []
+    for view in slots.values():
+        if "subtasks" not in view.metrics:
+            return None
+        marks += [int(watermark) for _, _, _, watermark in view.metrics["subtasks"]]
+    return _told(marks)
+
+
+def _told(marks: Sequence[int]) -> int | None:
+    """The least; None when there is none yet, and when there will be none any more."""
+    low = min(marks, default=MIN_WATERMARK)
+    return None if low in (MIN_WATERMARK, MAX_WATERMARK) else low

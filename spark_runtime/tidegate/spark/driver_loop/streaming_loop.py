@@ -1,0 +1,416 @@
+"""The driver's shell around `Supervisor`: one loop that takes events and carries actions out on log, Spark and runs
+(S9.1, S7.5, S7.7).
+
+A thread beside the loop looks for commands and signals and puts them into the inbox. During a run the loop is the
+run's own, which comes by here at every round; so whatever touches a run or the supervisor is on one thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import random
+import secrets
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from tidegate.connectors.found_schema import found_schemas
+from tidegate.clock import steady_clock
+from tidegate.errors import (
+    FencedError,
+    SlotsUnavailableError,
+    SnapshotError,
+    StoreError,
+    TidegateError,
+    UnclearAnswerError,
+)
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.supervision import supervision_events as sv
+from tidegate.coordinator.checkpoint_mode import waits_for_final
+from tidegate.coordinator.job_run import JobRun, RunFailed
+from tidegate.coordinator.recovery.restore_point import RestorePoint, choose_restore_point, ended_as
+from tidegate.coordinator.supervision.supervisor import Supervisor
+from tidegate.plan.execution_plan import graph_document
+from tidegate.spark.driver_loop.attempt import Attempt, SlotView
+from tidegate.spark.driver_loop.status_hint import job_metrics, job_watermark_us, operators_at_work
+from tidegate.spark.driver_loop.spark_job import Job, Splits, assign, fresh_splits
+from tidegate.spark.driver_loop.checkpoint_deletion import ZOMBIE_LIFE_S
+from tidegate.spark.session import SlotWait, start_session, ui_url
+
+COMMAND_POLL_S = 0.1
+"""How often commands and signals are looked at, seconds."""
+SLOT_POLL_S = 0.5
+"""How often the driver asks Spark for free slots while it waits, seconds."""
+
+LateEvent = Callable[[], sv.SupervisionEvent]
+"""Gives the event when it is taken."""
+
+
+class Supervision:
+    """Runs attempts until the job ends."""
+
+    def __init__(
+        self,
+        job: Job,
+        terminated: threading.Event,
+        *,
+        new_session: Callable[[Any, Any], SparkSession] = start_session,
+        new_slot_wait: Callable[[SparkSession, Any, Any], SlotWait] = SlotWait,
+        new_attempt: Callable[..., Attempt] = Attempt,
+    ) -> None:
+        """Args: terminated: set by SIGTERM. The others: what touches Spark."""
+        self._job = job
+        self._terminated = terminated
+        self._new_session, self._new_slot_wait, self._new_attempt = new_session, new_slot_wait, new_attempt
+        self._now_ms = steady_clock()
+        self._runs = itertools.count(1)
+        self._supervisor = Supervisor(job.options)
+        self._inbox: queue.Queue[LateEvent] = queue.Queue()
+        self._attempt: Attempt | None = None
+        self._late: list[ev.Wish] = []
+        self._session: SparkSession | None = None
+        self._splits: Splits | None = None
+        self._wants_slots = False
+        self._slot_wait: SlotWait | None = None
+        self._start: sv.StartRun | None = None
+        self._exit_code: int | None = None
+        self._over = threading.Event()
+        job.retiring.grace_s = job.options.checkpoint_timeout.total_seconds() + ZOMBIE_LIFE_S
+
+    def run(self) -> int:
+        """Until the job ends; the driver's exit code. Raises FencedError when a newer generation reigns."""
+        job = self._job
+        job.hint.update(slots_needed=job.options.parallelism, slots_registered=0, restarts=0)
+        self._feed(sv.Begin(ended_as(job.reign.decisions, job.spec.number)))
+        if self._exit_code is not None:
+            return self._exit_code
+        watcher = threading.Thread(target=self._watch, name="supervision", daemon=True)
+        watcher.start()
+        try:
+            self._look_ahead()
+            self._take_events()
+            while self._exit_code is None:
+                self._turn(self.session())
+            return self._exit_code
+        finally:
+            self._over.set()
+            watcher.join(5.0)
+            if self._session is not None:
+                self._session.stop()
+
+    def session(self) -> SparkSession:
+        """The job's; started at the first call."""
+        if self._session is None:
+            self._session = self._new_session(self._job.spec, self._job.options)
+            self._job.hint.update(spark_ui=ui_url(self._session))
+        return self._session
+
+    def _look_ahead(self) -> None:
+        """What does not fit, and sources that cannot be read, are told before anybody waits for Spark and slots. A
+        store that does not answer now is asked again by the first run, whose failure that is then (S9.1)."""
+        try:
+            found = self._job.find_restore()
+            self._splits = self._job.splits(found[1] if found else None)
+            if found is not None:
+                self._job.check_sources(*found)
+        except UnclearAnswerError:
+            raise
+        except StoreError as error:
+            print(f"tidegate: the first run looks again for what it starts from: {error}", flush=True)
+            return
+        self._job.retire_garbage()
+
+    # ------------------------------------------------------------ the loop
+
+    def _turn(self, session: SparkSession) -> None:
+        """One round between runs, or a whole run."""
+        if self._start is not None:
+            start, self._start = self._start, None
+            self._feed(self._one_run(session, start.requests))
+            return
+        if self._wants_slots:
+            self._look_for_slots(session)
+        self._take_events(self._pause_s())
+
+    def _take_events(self, wait_s: float = 0.0) -> None:
+        """What is in the inbox, up to a StartRun; a Tick when it is due."""
+        while self._start is None and self._exit_code is None:
+            try:
+                event = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
+            except queue.Empty:
+                break
+            wait_s = 0.0
+            self._feed(event())
+        wake_ms = self._supervisor.next_wake_ms()
+        if self._start is None and wake_ms is not None and self._now_ms() >= wake_ms:
+            self._feed(sv.Tick())
+
+    def _pause_s(self) -> float:
+        if self._start is not None or self._exit_code is not None:
+            return 0.0
+        wake_ms = self._supervisor.next_wake_ms()
+        return SLOT_POLL_S if wake_ms is None else min(SLOT_POLL_S, max(0.001, (wake_ms - self._now_ms()) / 1000))
+
+    def _feed(self, event: sv.SupervisionEvent) -> None:
+        for action in self._supervisor.handle(event, self._now_ms()):
+            self._carry_out(action)
+
+    def _look_for_slots(self, session: SparkSession) -> None:
+        job = self._job
+        if self._slot_wait is None:
+            self._slot_wait = self._new_slot_wait(session, job.spec, job.options)
+        slot_wait = self._slot_wait
+        try:
+            there = slot_wait.look()
+        except SlotsUnavailableError as error:
+            self._feed(sv.CannotGoOn(RunFailed(str(error), code=error.code), error.exit_code, self._stop_point()))
+            return
+        finally:
+            job.hint.update(slots_registered=slot_wait.offered)
+        if there:
+            self._feed(sv.SlotsThere())
+
+    # ------------------------------------------------------------ actions
+
+    def _carry_out(self, action: sv.SupervisionAction) -> None:
+        job = self._job
+        match action:
+            case sv.WaitForSlots():
+                self._wants_slots, self._slot_wait = True, None
+            case sv.StartRun():
+                self._wants_slots, self._start = False, action
+            case sv.CheckReign():
+                untold = job.reign.notice()
+                if untold is not None:
+                    print(f"tidegate: whether this driver still reigns could not be read: {untold}", flush=True)
+            case sv.Deliver(request):
+                self._hand(self._run, request)
+            case sv.JudgeStop(command_id):
+                self._judge_stop(command_id)
+            case sv.FailCurrentRun(failure):
+                self._run.fail(failure)
+            case sv.RecordStatus(status, data):
+                if status == "RUNNING":
+                    job.hint.update(run_id=data["run_id"])
+                elif status == "RESTARTING":
+                    job.hint.update(restarts=self._supervisor.restarts)
+                job.status(status, **data)
+            case sv.RecordFailure(failure):
+                self._record(failure)
+            case sv.AnswerCommand(answer):
+                job.desk.answer(answer)
+            case sv.AnswerAllOpen():
+                job.desk.answer_all(action)
+            case sv.DeleteCheckpoints():
+                self._delete_checkpoints()
+            case sv.EndDriver(exit_code):
+                self._wants_slots, self._exit_code = False, exit_code
+
+    def _judge_stop(self, command_id: str) -> None:
+        """Nothing is said when the store does not tell: the supervisor asks again."""
+        try:
+            wanted = self._job.desk.is_wanted(command_id, begun=self._supervisor.tries_again(command_id))
+        except StoreError as error:
+            print(f"tidegate: command {command_id} could not be checked: {error}", flush=True)
+            return
+        self._post(lambda: sv.StopJudged(command_id, wanted, self._stop_point(), self._latest()))
+
+    def _hand(self, run: JobRun, wish: ev.Wish) -> None:
+        """One that has its outcome takes nothing more."""
+        if run.outcome is None:
+            run.take(wish)
+        else:
+            self._late.append(wish)
+
+    @property
+    def _run(self) -> JobRun:
+        assert self._attempt is not None, "the supervisor speaks to a run only while there is one"
+        return self._attempt.job_run
+
+    def _record(self, failure: RunFailed) -> None:
+        if failure.traceback:
+            print(failure.traceback, flush=True)
+        self._job.reign.append(
+            "failure",
+            {
+                "message": failure.message,
+                "operator": failure.operator,
+                "subtask": failure.subtask,
+                "traceback": failure.traceback,
+                "code": failure.code,
+            },
+        )
+
+    def _delete_checkpoints(self) -> None:
+        job = self._job
+        try:
+            job.delete_checkpoints()
+        except (SnapshotError, StoreError) as error:
+            print(f"tidegate: {job.layout.checkpoints} could not be deleted: {error}", flush=True)
+
+    # ------------------------------------------------------------ one run
+
+    def _one_run(self, session: SparkSession, requests: Sequence[ev.Wish]) -> sv.RunOver | sv.CannotGoOn:
+        """Blocks until the run is over; events are taken meanwhile."""
+        try:
+            wanted = [request for request in requests if self._is_wanted(request)]
+            attempt, stop = self._make_attempt(session)
+        except (FencedError, UnclearAnswerError):
+            raise
+        except StoreError as error:
+            failure = RunFailed(f"what the run starts from could not be read: {error}", code=error.code)
+            return sv.RunOver(failure, tuple(requests), self._stop_point(), random.random(), self._latest())
+        except TidegateError as error:
+            return sv.CannotGoOn(RunFailed(str(error), code=error.code), error.exit_code, self._stop_point())
+        self._attempt = attempt
+        again: list[ev.Wish] = []
+        try:
+            for request in wanted:
+                self._hand(attempt.job_run, request)
+            outcome = attempt.run()
+            if isinstance(outcome, RunFailed):
+                again += attempt.shut_down(outcome.message)
+            elif stop is not None:
+                outcome = replace(outcome, stop=stop.mode, checkpoint_id=stop.checkpoint_id, path=stop.path)
+            self._take_events()
+        finally:
+            self._attempt = None
+        again += self._late
+        self._late = []
+        return sv.RunOver(outcome, tuple(again), self._stop_point(), random.random(), self._latest())
+
+    def _make_attempt(self, session: SparkSession) -> tuple[Attempt, sv.StopPoint | None]:
+        """The next run, and the completed stop-savepoint when that is what it commits."""
+        job = self._job
+        # In order: sinks tell by it what an earlier run of this generation left.
+        run_id = f"{next(self._runs):06d}{secrets.token_hex(4)}"
+        found = job.find_restore()
+        restore = found[1] if found else None
+        commit_only = found[0].checkpoint_id if found is not None and found[0].commit_only else None
+        splits = self._splits = job.splits(restore) if self._splits is None else self._splits
+        if restore is not None and restore.way_back is not None:
+            print(f"tidegate: going back to {restore.location}: {restore.way_back.told()}", flush=True)
+        job.go_back(restore, run_id)
+        interval = job.options.checkpoint_interval
+        interval_ms = 0 if interval is None else int(interval.total_seconds() * 1000)
+        pause_ms = int(job.options.min_pause_between_checkpoints.total_seconds() * 1000)
+        facts = job.facts()
+        coordinator = job.coordinator(run_id, random.randint(min(pause_ms, interval_ms), interval_ms), commit_only)
+        next_checkpoint_id = job.next_checkpoint_id()
+
+        def make_run(attempt: Attempt) -> JobRun:
+            run = JobRun(
+                facts=facts,
+                coordinator=coordinator,
+                slots=attempt,
+                run_id=run_id,
+                next_checkpoint_id=next_checkpoint_id,
+                splits=splits,
+                restored_from=restore.location if restore else None,
+                answer=lambda answer: self._inbox.put(lambda: sv.RunAnswered(answer, run.outcome is not None)),
+                now_ms=self._now_ms,
+                retire=job.retiring.add,
+                on_completed=lambda: self._inbox.put(sv.Progress),
+                watermark_us=lambda: job_watermark_us(attempt.slots),
+                at_work=lambda: operators_at_work(attempt.slots),
+                carried=restore.metadata.counters if restore is not None else {},
+            )
+            return run
+
+        started = sv.RunStarted(run_id, restore.location if restore else None, commit_only is not None)
+        attempt = self._new_attempt(
+            session,
+            job.options,
+            {
+                "root": job.root,
+                "storage_options": job.storage_options,
+                "job_id": job.spec.job_id,
+                "spec": job.spec.number,
+                "generation": job.reign.generation,
+                "run_id": run_id,
+                "digest": job.plan.digest,
+                "schemas": found_schemas(graph_document(job.graph)),
+            },
+            master=job.spec.master,
+            make_run=make_run,
+            assignments=assign(fresh_splits(splits, restore), job.plan.parallelism),
+            restore=restore,
+            wait_for_final=waits_for_final(job.options, commit_only),
+            on_running=lambda: self._inbox.put(lambda: started),
+            on_metrics=self._on_metrics,
+            on_round=self._on_round,
+        )
+        return attempt, _as_stop_point(found[0]) if found else None
+
+    def _is_wanted(self, request: ev.Wish) -> bool:
+        """Whether the command that waits for the answer, if there is one, may still be carried out (S9.4)."""
+        command_id = request.request_id
+        if command_id is None:
+            return True
+        return self._job.desk.is_wanted(command_id, begun=self._supervisor.tries_again(command_id))
+
+    def _stop_point(self) -> sv.StopPoint | None:
+        """The completed stop-savepoint of this submission, from what this driver has read and written of the log."""
+        return _as_stop_point(self._next_point())
+
+    def _latest(self) -> sv.Latest | None:
+        """What the next run would start from, likewise."""
+        point = self._next_point()
+        return None if point is None else (point.checkpoint_id, point.location)
+
+    def _next_point(self) -> RestorePoint | None:
+        job = self._job
+        try:
+            return choose_restore_point(job.reign.decisions, job.specs(), job.spec.number)
+        except TidegateError:
+            return None
+
+    def _on_round(self) -> None:
+        self._take_events()
+        if self._attempt is not None and self._attempt.job_run.outcome is None:
+            self._attempt.job_run.note_overdue_deletions(self._job.retiring.overdue)
+
+    def _on_metrics(self, slots: Mapping[int, SlotView]) -> None:
+        coordinator, ended = self._run.coordinator, self._run.ended_counts
+        self._job.hint.show(
+            lambda: {
+                **job_metrics(self._job.graph, slots, ended),
+                "refused_requests": coordinator.refused,
+                "sources_paused": coordinator.sources_paused,
+                "waits_for_deletions": coordinator.waits_for_deletions,
+            },
+        )
+
+    # ------------------------------------------------------------ commands and signals, own thread
+
+    def _watch(self) -> None:
+        """Nothing that goes wrong here may end it: the job would be deaf from then on."""
+        told = False
+        while not self._over.wait(COMMAND_POLL_S):
+            try:
+                for command in self._job.desk.take():
+                    self._post(partial(sv.CommandArrived, command))
+                if self._terminated.is_set() and not told:
+                    told = True
+                    self._post(sv.Terminated)
+            except Exception:
+                traceback.print_exc()
+
+    def _post(self, event: LateEvent) -> None:
+        self._inbox.put(event)
+        attempt = self._attempt
+        if attempt is not None:
+            attempt.wake()
+
+
+def _as_stop_point(point: RestorePoint | None) -> sv.StopPoint | None:
+    if point is None or not point.commit_only:
+        return None
+    assert point.checkpoint_id is not None, "a stop-savepoint of this submission is in the log"
+    return sv.StopPoint(point.checkpoint_id, point.location, "drain" if point.stop_mode == "drain" else "suspend")

@@ -1,0 +1,323 @@
+"""Aggregates as plain columns indexed by entry number: count, sum, min, max, mean as SQL has them (S5.1).
+
+Null inputs are ignored; sum, min, max and mean of no values are null. Integers sum exactly in int64 or fail; floats sum
+in order of arrival. NaN is greater than every number, as in Spark and DuckDB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pt
+
+from tidegate.errors import DataError
+from tidegate.state.aggregates.aggregation import Selection, StateColumns, numeric_dtype, numeric_state_schema
+from tidegate.state.cells import Arrays, Cells, Entries
+from tidegate.state.compiler import inlined, kernel
+from tidegate.state.keys.key_bytes import Bytes, fixed_values, valid_mask
+
+Numbers = npt.NDArray[np.int64] | npt.NDArray[np.uint64] | npt.NDArray[np.float64]
+Function = Literal["count", "sum", "min", "max", "mean"]
+
+
+class SumOverflowError(DataError):
+    """A sum of integers left the range of int64."""
+
+    code = "sum_overflow"
+
+
+@dataclass(frozen=True)
+class Values:
+    """One aggregated column of a batch.
+
+    Attributes:
+        numbers: int64, uint64 or float64; anything where null. None: the column is only counted.
+        valid: 0 where null; None: no nulls.
+    """
+
+    numbers: Numbers | None
+    valid: Bytes | None
+
+    def part(self, start: int, stop: int) -> Values:
+        """Rows start..stop."""
+        return Values(
+            None if self.numbers is None else self.numbers[start:stop],
+            None if self.valid is None else self.valid[start:stop],
+        )
+
+
+def read_values(array: pa.Array, function: Function) -> Values:
+    """`array` as `function` takes it: times and dates as their integers, mean in float64, uint64 as such."""
+    valid = valid_mask(array).view(np.uint8) if array.null_count else None
+    if function == "count":
+        return Values(None, valid)
+    if function == "mean" or pt.is_floating(array.type):
+        return Values(_floats(array), valid)
+    if pt.is_boolean(array.type):
+        array = array.cast(pa.int8())
+    numbers = fixed_values(array)
+    return Values(numbers.view(np.uint64) if pt.is_uint64(array.type) else numbers, valid)
+
+
+class Accumulator:
+    """One aggregate of every entry, in arrays of `Cells`. Not safe for several threads; what a snapshot writer may read
+    is a frozen version of the cells, by `state_columns`."""
+
+    def __init__(
+        self,
+        name: str,
+        function: Function,
+        input_type: pa.DataType | None,
+        output_type: pa.DataType,
+        cells: Cells | None = None,
+    ) -> None:
+        """Args: name: of the output column. input_type: None for count of rows. output_type: of the output column.
+        cells: where to have the arrays, under names that begin with `name`; who gives one touches what is written."""
+        self.name = name
+        self.output_type = output_type
+        self._function = function
+        self.state_schema = numeric_state_schema(name, function, input_type)
+        self._dtype = numeric_dtype(function, input_type)
+        self._start = _START[function](self._dtype)
+        self._add = _KERNELS[function, self._dtype]
+        self._cells = cells or Cells(1)
+        self._values = f"{name}/values"
+        self._counts = f"{name}/counts"  # of mean
+        self._seen = f"{name}/seen"  # 1 where a value has come; not there: everywhere
+        self._cells.add(self._values, self._dtype, self._start)
+        if function == "mean":
+            self._cells.add(self._counts, np.int64)
+
+    def grow(self, capacity: int) -> None:
+        """Make room for entries 0..capacity - 1."""
+        self._cells.grow(capacity)
+
+    def read(self, columns: Sequence[pa.Array]) -> Values | None:
+        """The one column; None for count of rows."""
+        return read_values(columns[0], self._function) if columns else None
+
+    def add(self, entries: Entries, values: Values | None, known: int) -> None:
+        """Take a row for each of `entries`.
+
+        Args:
+            entries: entry number of each row.
+            values: the aggregated column; None for count of rows.
+            known: entries that had rows before this call.
+
+        Raises:
+            SumOverflowError: a sum of integers left int64.
+        """
+        arrays = self._cells.arrays
+        if self._function == "count":
+            if values is None or values.valid is None:
+                _count(entries, arrays[self._values])
+            else:
+                _count_valid(entries, values.valid, arrays[self._values])
+            return
+        assert values is not None and values.numbers is not None
+        valid = values.valid
+        if self._function == "mean":
+            if valid is None:
+                _count(entries, arrays[self._counts])
+            else:
+                _count_valid(entries, valid, arrays[self._counts])
+        elif valid is not None and self._seen not in arrays:
+            self._cells.add(self._seen, np.uint8)
+            arrays[self._seen][:known] = 1
+        if valid is not None:
+            valid_rows = np.flatnonzero(valid)
+            entries, numbers = entries[valid_rows], values.numbers[valid_rows]
+        else:
+            numbers = values.numbers
+        if self._seen in arrays:
+            arrays[self._seen][entries] = 1
+        if self._add(entries, numbers, arrays[self._values]):
+            raise SumOverflowError(
+                f"The sum {self.name!r} has left the range of 64-bit integers",
+                cause="the sum of one key's values in one window is beyond +-9.2e18",
+                remedy="Sum a float: cast the column to double first",
+            )
+
+    def merge(self, entries: Entries, columns: Sequence[pa.Array], known: int) -> None:
+        """See `Accumulating`."""
+        if self._function == "count":
+            self._fold(_sum_ints, entries, _numbers(columns[0]), self._values)
+        elif self._function == "mean":
+            self._fold(_sum_floats, entries, _numbers(columns[0]), self._values)
+            self._fold(_sum_ints, entries, _numbers(columns[1]), self._counts)
+        else:
+            state = columns[0]
+            valid = valid_mask(state).view(np.uint8) if state.null_count else None
+            self.add(entries, Values(_numbers(state), valid), known)
+
+    def result(self, entries: Selection) -> pa.Array:
+        """See `Accumulating`."""
+        arrays = {name: array[entries] for name, array in self._cells.arrays.items()}
+        part, missing = arrays[self._values], self._missing(arrays)
+        if self._function == "mean":
+            counts = arrays[self._counts]
+            part = np.divide(part, counts, out=np.zeros(len(part)), where=counts != 0)
+            missing = counts == 0 if not counts.all() else None
+        return _typed(part, missing, self.output_type)
+
+    def state(self, entries: Selection) -> list[pa.Array]:
+        """See `Accumulating`."""
+        return self._state_columns({name: array[entries] for name, array in self._cells.arrays.items()})
+
+    def freeze(self) -> StateColumns:
+        """See `Accumulating`."""
+        return lambda arrays, start, stop: self._state_columns(arrays)
+
+    def _state_columns(self, arrays: Arrays) -> list[pa.Array]:
+        """State of the entries in `arrays`, which are parts of those of the cells as they are or were."""
+        if self._function == "mean":
+            return [pa.array(arrays[self._values]), pa.array(arrays[self._counts])]
+        return [pa.array(arrays[self._values], mask=self._missing(arrays))]
+
+    def _fold(self, sum_: Callable[..., Any], entries: Entries, numbers: Numbers, name: str) -> None:
+        if sum_(entries, numbers, self._cells.arrays[name]):
+            raise SumOverflowError(f"The sum {self.name!r} has left the range of 64-bit integers")
+
+    def _missing(self, arrays: Arrays) -> npt.NDArray[np.bool_] | None:
+        if self._seen not in arrays:
+            return None
+        seen = arrays[self._seen]
+        return None if seen.all() else seen == 0
+
+
+def _floats(array: pa.Array) -> npt.NDArray[np.float64]:
+    wide = array.cast(pa.float64(), safe=False) if not pt.is_float64(array.type) else array
+    buffer = wide.buffers()[1]
+    return np.zeros(len(wide)) if buffer is None else np.frombuffer(buffer, np.float64, len(wide), wide.offset * 8)
+
+
+def _numbers(state: pa.Array) -> Numbers:
+    """A state column as the kernels take it; anything where null."""
+    buffer = state.buffers()[1]
+    dtype = np.dtype(state.type.to_pandas_dtype())
+    return np.zeros(len(state), dtype) if buffer is None else np.frombuffer(buffer, dtype, len(state), state.offset * 8)
+
+
+def _typed(values: Any, missing: npt.NDArray[np.bool_] | None, type_: pa.DataType) -> pa.Array:
+    array = pa.array(np.ascontiguousarray(values), mask=missing)
+    if array.type == type_:
+        return array
+    if pt.is_integer(type_) or pt.is_floating(type_) or pt.is_boolean(type_):
+        return array.cast(type_, safe=False)
+    return array.cast(pa.int32() if type_.bit_width == 32 else pa.int64()).view(type_)
+
+
+def _start_of_min(dtype: np.dtype[Any]) -> Any:
+    return np.nan if dtype.kind == "f" else np.iinfo(dtype).max
+
+
+def _start_of_max(dtype: np.dtype[Any]) -> Any:
+    return -np.inf if dtype.kind == "f" else np.iinfo(dtype).min
+
+
+_START: dict[str, Callable[[np.dtype[Any]], Any]] = {
+    "count": lambda dtype: 0,
+    "sum": lambda dtype: 0,
+    "mean": lambda dtype: 0,
+    "min": _start_of_min,
+    "max": _start_of_max,
+}
+
+
+@inlined
+def _is_nan(value: Any) -> Any:
+    return value != value
+
+
+@kernel("void(i4[], i8[]!)")
+def _count(entries: Any, counts: Any) -> None:
+    for i in range(len(entries)):
+        counts[entries[i]] += 1
+
+
+@kernel("void(i4[], u1[], i8[]!)")
+def _count_valid(entries: Any, valid: Any, counts: Any) -> None:
+    for i in range(len(entries)):
+        counts[entries[i]] += valid[i] != 0
+
+
+@kernel("b1(i4[], i8[], i8[]!)")
+def _sum_ints(entries: Any, values: Any, sums: Any) -> Any:
+    overflow = np.int64(0)
+    for i in range(len(entries)):
+        old = sums[entries[i]]
+        new = old + values[i]
+        overflow |= (old ^ new) & (values[i] ^ new)
+        sums[entries[i]] = new
+    return overflow < 0
+
+
+@kernel("b1(i4[], u8[], i8[]!)")
+def _sum_unsigned(entries: Any, values: Any, sums: Any) -> Any:
+    overflow = np.int64(0)
+    for i in range(len(entries)):
+        value = np.int64(values[i])
+        new = sums[entries[i]] + value
+        overflow |= value | new  # sums of uint64 are never negative
+        sums[entries[i]] = new
+    return overflow < 0
+
+
+@kernel("b1(i4[], f8[], f8[]!)")
+def _sum_floats(entries: Any, values: Any, sums: Any) -> Any:
+    for i in range(len(entries)):
+        sums[entries[i]] += values[i]
+    return False
+
+
+@kernel("b1(i4[], i8[], i8[]!)", "b1(i4[], u8[], u8[]!)")
+def _min(entries: Any, values: Any, least: Any) -> Any:
+    for i in range(len(entries)):
+        if values[i] < least[entries[i]]:
+            least[entries[i]] = values[i]
+    return False
+
+
+@kernel("b1(i4[], i8[], i8[]!)", "b1(i4[], u8[], u8[]!)")
+def _max(entries: Any, values: Any, greatest: Any) -> Any:
+    for i in range(len(entries)):
+        if values[i] > greatest[entries[i]]:
+            greatest[entries[i]] = values[i]
+    return False
+
+
+@kernel("b1(i4[], f8[], f8[]!)")
+def _min_floats(entries: Any, values: Any, least: Any) -> Any:
+    for i in range(len(entries)):
+        old = least[entries[i]]
+        if values[i] < old or _is_nan(old):
+            least[entries[i]] = values[i]
+    return False
+
+
+@kernel("b1(i4[], f8[], f8[]!)")
+def _max_floats(entries: Any, values: Any, greatest: Any) -> Any:
+    for i in range(len(entries)):
+        if values[i] > greatest[entries[i]] or _is_nan(values[i]):
+            greatest[entries[i]] = values[i]
+    return False
+
+
+_INT, _UINT, _FLOAT = np.dtype(np.int64), np.dtype(np.uint64), np.dtype(np.float64)
+_KERNELS: dict[tuple[str, np.dtype[Any]], Callable[..., bool | None]] = {
+    ("count", _INT): _count,
+    ("sum", _INT): lambda e, v, s: (_sum_unsigned if v.dtype == _UINT else _sum_ints)(e, v, s),
+    ("sum", _FLOAT): _sum_floats,
+    ("mean", _FLOAT): _sum_floats,
+    ("min", _INT): _min,
+    ("min", _UINT): _min,
+    ("min", _FLOAT): _min_floats,
+    ("max", _INT): _max,
+    ("max", _UINT): _max,
+    ("max", _FLOAT): _max_floats,
+}

@@ -1,0 +1,120 @@
+"""Folding rows into what a reducing or aggregating state holds, for any back end."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from tidegate.state.aggregates.accumulators import Accumulator, Function, read_values
+from tidegate.state.keyed_state import Found, KeyNumbers, Reduction, StateDescriptor
+from tidegate.state.keys.key_bytes import valid_mask
+from tidegate.state.state_layout import reduced_type, result_schema
+
+Int64s = npt.NDArray[np.int64]
+
+
+def fold(
+    descriptor: StateDescriptor, stored: Found, owners: KeyNumbers, columns: pa.RecordBatch
+) -> tuple[Int64s, pa.RecordBatch]:
+    """What the state holds after row i of `columns` was added to key `owners[i]`, in order.
+
+    Args:
+        descriptor: of a reducing or aggregating state.
+        stored: what it holds now for each key of the set, with the columns of `result_schema`.
+        owners: key numbers.
+        columns: with the columns of the descriptor.
+
+    Returns:
+        the key numbers that rows came for, ascending, and a row for each of them.
+
+    Raises:
+        SumOverflowError: a sum of integers left int64.
+    """
+    numbers = np.flatnonzero(np.bincount(owners, minlength=len(stored.present)))
+    if descriptor.kind == "aggregating":
+        return numbers, _aggregated(descriptor, stored, owners, columns, numbers)
+    schema = result_schema(descriptor)
+    dense = np.zeros(len(stored.present), np.int32)
+    dense[numbers] = np.arange(len(numbers), dtype=np.int32)
+    entries, present = dense[owners], stored.present[numbers]
+    arrays = [
+        _reduced(field, reduction, _masked(stored.columns.column(i).take(pa.array(numbers)), present), entries, column)
+        for i, (field, reduction, column) in enumerate(
+            zip(descriptor.columns, descriptor.reductions, columns.columns, strict=True)
+        )
+    ]
+    return numbers, pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _reduced(
+    field: pa.Field, reduction: Reduction, stored: pa.Array, entries: npt.NDArray[np.int32], column: pa.Array
+) -> pa.Array:
+    """One column, a row for each entry; `stored` is null where there was nothing."""
+    if reduction in ("first", "last"):
+        return _first_or_last(reduction, stored, entries, column)
+    if reduction in ("min", "max") and not _is_number(field.type):
+        return _extreme(reduction, stored, entries, column)
+    if reduction == "count":
+        stored = stored.fill_null(0)
+    output = reduced_type(reduction, field.type)
+    function = cast(Function, reduction)
+    accumulator = Accumulator(field.name, function, field.type, output)
+    before = read_values(stored, "min")
+    mask = None if before.valid is None else before.valid == 0
+    accumulator.grow(len(stored))
+    accumulator.merge(np.arange(len(stored), dtype=np.int32), [pa.array(before.numbers, mask=mask)], 0)
+    accumulator.add(entries, read_values(column, function), len(stored))
+    return accumulator.result(slice(0, len(stored)))
+
+
+def _first_or_last(reduction: str, stored: pa.Array, entries: npt.NDArray[np.int32], column: pa.Array) -> pa.Array:
+    size = len(stored)
+    rows = np.flatnonzero(valid_mask(column))
+    at = np.arange(size)
+    if reduction == "first":
+        rows = rows[::-1]
+        rows = rows[~valid_mask(stored)[entries[rows]]]
+    at[entries[rows]] = rows + size
+    return pa.concat_arrays([stored, column]).take(pa.array(at))
+
+
+def _extreme(reduction: str, stored: pa.Array, entries: npt.NDArray[np.int32], column: pa.Array) -> pa.Array:
+    owners = np.concatenate([np.arange(len(stored), dtype=np.int32), entries])
+    table = pa.table({"owner": pa.array(owners), "value": pa.concat_arrays([stored, column])})
+    least = table.group_by("owner").aggregate([("value", reduction)]).sort_by("owner")
+    array: pa.Array = least.column(f"value_{reduction}").combine_chunks()
+    return array
+
+
+def _aggregated(
+    descriptor: StateDescriptor, stored: Found, owners: KeyNumbers, columns: pa.RecordBatch, numbers: Int64s
+) -> pa.RecordBatch:
+    assert descriptor.merge is not None, f"state {descriptor.name!r} has no merge"
+    held = numbers[stored.present[numbers]]
+    of_rows = np.concatenate([held, owners.astype(np.int64)])
+    rows = np.concatenate([held, np.arange(columns.num_rows) + len(stored.present)])
+    order = np.argsort(of_rows, kind="stable")
+    both = pa.Table.from_batches([stored.columns.cast(descriptor.columns), columns.cast(descriptor.columns)])
+    batch = both.take(pa.array(rows[order])).combine_chunks().to_batches()
+    counts = np.bincount(of_rows, minlength=len(stored.present))[numbers]
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    if not len(numbers):
+        return columns.cast(descriptor.columns)
+    merged = descriptor.merge(batch[0], offsets)
+    assert merged.num_rows == len(numbers), (
+        f"merge of state {descriptor.name!r} gave {merged.num_rows} rows for {len(numbers)} keys"
+    )
+    return merged.cast(descriptor.columns)
+
+
+def _masked(array: pa.Array, present: npt.NDArray[np.bool_]) -> pa.Array:
+    return array if present.all() else pc.if_else(pa.array(present), array, pa.scalar(None, array.type))
+
+
+def _is_number(type_: pa.DataType) -> bool:
+    return bool(pt.is_primitive(type_) and type_.bit_width in (1, 8, 16, 32, 64)) and not pt.is_float16(type_)

@@ -1,0 +1,89 @@
+"""Variance and standard deviation, by Welford's method: exact to rounding whatever the mean, and mergeable (Chan)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.state.aggregates.accumulators import Values, read_values
+from tidegate.state.aggregates.aggregation import Aggregation, Selection, StateColumns
+from tidegate.state.cells import Arrays, Cells, Entries
+from tidegate.state.compiler import inlined, kernel
+
+
+class Moments:
+    """var or stddev of every entry; see `Accumulating`. Of `n` values or fewer, with `n` taken off the divisor, it is
+    null."""
+
+    def __init__(self, aggregation: Aggregation, cells: Cells) -> None:
+        self.state_schema = aggregation.state_schema()
+        self._off = aggregation.n
+        self._is_root = aggregation.function == "stddev"
+        self._cells = cells
+        self._names = tuple(f"{aggregation.name}/{part}" for part in ("count", "mean", "squares"))
+        for name, dtype in zip(self._names, (np.int64, np.float64, np.float64), strict=True):
+            cells.add(name, dtype)
+
+    def read(self, columns: Sequence[pa.Array]) -> Values:
+        """The one column, in float64."""
+        return read_values(columns[0], "mean")
+
+    def add(self, entries: Entries, values: Values, known: int) -> None:
+        """See `Accumulating`."""
+        numbers = values.numbers
+        if values.valid is not None:
+            rows = np.flatnonzero(values.valid)
+            entries, numbers = entries[rows], None if numbers is None else numbers[rows]
+        add_moments(entries, numbers, *self._arrays(self._cells.arrays))
+
+    def merge(self, entries: Entries, columns: Sequence[pa.Array], known: int) -> None:
+        """See `Accumulating`."""
+        given = (column.to_numpy() for column in columns)
+        merge_moments(entries, *given, *self._arrays(self._cells.arrays))
+
+    def state(self, entries: Selection) -> list[pa.Array]:
+        """See `Accumulating`."""
+        return [pa.array(array[entries]) for array in self._arrays(self._cells.arrays)]
+
+    def result(self, entries: Selection) -> pa.Array:
+        """See `Accumulating`."""
+        counts, _, squares = (array[entries] for array in self._arrays(self._cells.arrays))
+        enough = counts > self._off
+        found = np.divide(squares, counts - self._off, out=np.zeros(len(counts)), where=enough)
+        return pa.array(np.sqrt(found) if self._is_root else found, mask=None if enough.all() else ~enough)
+
+    def freeze(self) -> StateColumns:
+        """See `Accumulating`."""
+        return lambda arrays, start, stop: [pa.array(array) for array in self._arrays(arrays)]
+
+    def _arrays(self, arrays: Arrays) -> list[Any]:
+        return [arrays[name] for name in self._names]
+
+
+@inlined
+def _joined(at: Any, count: Any, mean: Any, square: Any, counts: Any, means: Any, squares: Any) -> None:
+    total = counts[at] + count
+    apart = mean - means[at]
+    squares[at] += square + apart * apart * counts[at] * count / total
+    means[at] += apart * count / total
+    counts[at] = total
+
+
+@kernel("void(i4[], f8[], i8[]!, f8[]!, f8[]!)")
+def add_moments(entries: Any, values: Any, counts: Any, means: Any, squares: Any) -> None:
+    """Take value i into entries[i]."""
+    for i in range(len(entries)):
+        _joined(entries[i], 1, values[i], 0.0, counts, means, squares)
+
+
+@kernel("void(i4[], i8[], f8[], f8[], i8[]!, f8[]!, f8[]!)")
+def merge_moments(
+    entries: Any, others: Any, their_means: Any, their_squares: Any, counts: Any, means: Any, squares: Any
+) -> None:
+    """Take the moments i into entries[i]."""
+    for i in range(len(entries)):
+        if others[i]:
+            _joined(entries[i], others[i], their_means[i], their_squares[i], counts, means, squares)

@@ -1,0 +1,379 @@
+"""Arrow columns kept in flat arrays, so that any entry can be read and written, many in one call.
+
+A column of a fixed width is an array of its raw values. Strings, binary, lists and maps are two arrays, start and
+length, into a log of bytes or elements that is only ever appended to: a frozen version keeps the log it saw. What is
+overwritten or forgotten stays in the log until more than half of it is dead; then the log is written anew. A struct is
+its fields. Every column has its arrays in a `Cells` of the owner, under names that begin with the column's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pt
+
+from tidegate.errors import PipelineError
+from tidegate.state.arrow.array_limits import in_parts, require_fits
+from tidegate.state.arrow.arrow_buffers import (
+    bitmap,
+    expand_ranges,
+    fixed_column_array,
+    fixed_width,
+    gather_bytes,
+    is_bytes,
+    is_ranged,
+    ranged_array,
+    ranges_of,
+    raw_fixed,
+)
+from tidegate.state.cells import Arrays, Cells
+from tidegate.state.keys.key_bytes import valid_mask
+
+COMPACT_BYTES = 1 << 20
+"""Logs with less dead than this, in bytes or elements, are not written anew."""
+COPIED_ROWS = 256 * 1024
+"""Rows copied at a time from log to log."""
+ABSENT = -1
+"""Entry number for which a column gives null."""
+
+Positions: TypeAlias = npt.NDArray[Any]
+"""Entry numbers, int32 or int64; distinct where they are written."""
+ALL = slice(None)
+"""Every entry of arrays, in their order; without a copy where values are of a fixed width."""
+Chosen: TypeAlias = Positions | slice
+"""Entry numbers, or `ALL`."""
+Take: TypeAlias = Callable[[Arrays, Chosen], pa.Array]
+"""Gives the values of some entries of arrays; `ABSENT` gives null."""
+
+
+class Column(Protocol):
+    """One column. `cells` is the `Cells` it was made for."""
+
+    type: pa.DataType
+
+    def put(self, positions: Positions, array: pa.Array) -> None:
+        """Set entries that were touched."""
+
+    def forget(self, positions: Positions) -> None:
+        """The entries' values are needed no more; they may be set again."""
+
+    def take(self, arrays: Arrays, positions: Chosen) -> pa.Array:
+        """The values of entries of `arrays`: the live ones."""
+
+    def pin(self) -> Take:
+        """`take` for the arrays of a version frozen now; for any thread."""
+
+    def clear(self) -> None:
+        """All values are needed no more."""
+
+    @property
+    def logged_bytes(self) -> int:
+        """About how many bytes it has outside of `cells`, those needed no more too."""
+
+
+def new_column(cells: Cells, name: str, type_: pa.DataType, *, compacts: bool = True) -> Column:
+    """A column in new arrays of `cells`.
+
+    Args:
+        name: the arrays' names begin with it.
+        compacts: entries are overwritten; False: each is written once.
+
+    Raises:
+        PipelineError: state cannot hold such a type.
+    """
+    if pt.is_struct(type_):
+        return StructColumn(cells, name, type_, compacts)
+    if is_ranged(type_):
+        return RangedColumn(cells, name, type_, compacts)
+    if (width := fixed_width(type_)) is not None:
+        return FixedColumn(cells, name, type_, width)
+    raise PipelineError(
+        f"State column {name!r} cannot be of type {type_}",
+        cause="states hold numbers, booleans, times, decimals, strings, binary, and lists, maps and structs of these",
+        remedy="Cast it to one of these types",
+    )
+
+
+class FixedColumn:
+    """Raw values, and 0 or 1 for validity."""
+
+    def __init__(self, cells: Cells, name: str, type_: pa.DataType, width: int) -> None:
+        self.type = type_
+        self._cells = cells
+        self._name, self._valid = name, f"{name}?"
+        self._dtype = np.dtype(f"u{width}" if width in (1, 2, 4, 8) else f"V{width}")
+        cells.add(self._name, self._dtype)
+        cells.add(self._valid, np.uint8)
+
+    def put(self, positions: Positions, array: pa.Array) -> None:
+        """See `Column`."""
+        self._cells.arrays[self._name][positions] = raw_fixed(array, self._dtype)
+        self._cells.arrays[self._valid][positions] = valid_mask(array) if array.null_count else 1
+
+    def forget(self, positions: Positions) -> None:
+        """See `Column`."""
+
+    def clear(self) -> None:
+        """See `Column`."""
+
+    @property
+    def logged_bytes(self) -> int:
+        """See `Column`."""
+        return 0
+
+    def take(self, arrays: Arrays, positions: Chosen) -> pa.Array:
+        """See `Column`."""
+        present, at = _present(positions)
+        valid = arrays[self._valid][at]
+        if present is not None:
+            valid &= present
+        return fixed_column_array(self.type, arrays[self._name][at], valid)
+
+    def pin(self) -> Take:
+        """See `Column`."""
+        return self.take
+
+
+class RangedColumn:
+    """Start and length of each value in a log; length -1 where null."""
+
+    def __init__(self, cells: Cells, name: str, type_: pa.DataType, compacts: bool) -> None:
+        self.type = type_
+        self._cells = cells
+        self._start, self._length = f"{name}@", f"{name}#"
+        self._compacts = compacts
+        self._log = _new_log(type_)
+        self._dead = 0
+        cells.add(self._start, np.int64)
+        cells.add(self._length, np.int32, -1)
+
+    def put(self, positions: Positions, array: pa.Array) -> None:
+        """See `Column`."""
+        starts, lengths, values = ranges_of(array)
+        if self._compacts:
+            self.forget(positions)
+            self._compact(len(values))
+        starts += self._log.append(values)
+        self._cells.arrays[self._start][positions] = starts
+        self._cells.arrays[self._length][positions] = lengths
+
+    def forget(self, positions: Positions) -> None:
+        """See `Column`."""
+        lengths = self._cells.arrays[self._length]
+        self._dead += int(np.maximum(lengths[positions], 0).sum())
+        lengths[positions] = -1
+
+    def clear(self) -> None:
+        """See `Column`."""
+        self._log = _new_log(self.type)
+        self._dead = 0
+
+    @property
+    def logged_bytes(self) -> int:
+        """See `Column`."""
+        return self._log.held_bytes
+
+    def take(self, arrays: Arrays, positions: Chosen) -> pa.Array:
+        """See `Column`."""
+        return self._take(self._log.gather, arrays, positions)
+
+    def pin(self) -> Take:
+        """See `Column`."""
+        gather = self._log.pin()
+        return lambda arrays, positions: self._take(gather, arrays, positions)
+
+    def _take(self, gather: Gather, arrays: Arrays, positions: Chosen) -> pa.Array:
+        present, at = _present(positions)
+        lengths = arrays[self._length][at]
+        valid = (lengths >= 0) if present is None else (lengths >= 0) & present
+        lengths = np.where(valid, lengths, 0).astype(np.int64)
+        require_fits(self.type, int(lengths.sum()))
+        return ranged_array(self.type, lengths, gather(arrays[self._start][at], lengths), valid)
+
+    def _compact(self, more: int) -> None:
+        if self._dead <= COMPACT_BYTES or 2 * self._dead <= self._log.size + more:
+            return
+        starts = self._cells.arrays[self._start]
+        lengths = np.maximum(self._cells.arrays[self._length], 0).astype(np.int64)
+        log = _new_log(self.type)
+        for values in in_parts(lambda at: self._log.gather(starts[at], lengths[at]), ALL, len(lengths)):
+            log.append(values)
+        self._cells.replace(self._start, np.cumsum(lengths) - lengths)
+        self._log, self._dead = log, 0
+
+
+class StructColumn:
+    """A column for each field, and validity."""
+
+    def __init__(self, cells: Cells, name: str, type_: pa.DataType, compacts: bool) -> None:
+        self.type = type_
+        self._cells = cells
+        self._valid = f"{name}?"
+        cells.add(self._valid, np.uint8)
+        self._fields = [
+            new_column(cells, f"{name}.{i}", field.type, compacts=compacts) for i, field in enumerate(type_.fields)
+        ]
+
+    def put(self, positions: Positions, array: pa.Array) -> None:
+        """See `Column`."""
+        self._cells.arrays[self._valid][positions] = valid_mask(array) if array.null_count else 1
+        for i, column in enumerate(self._fields):
+            column.put(positions, array.field(i))
+
+    def forget(self, positions: Positions) -> None:
+        """See `Column`."""
+        for column in self._fields:
+            column.forget(positions)
+
+    def clear(self) -> None:
+        """See `Column`."""
+        for column in self._fields:
+            column.clear()
+
+    @property
+    def logged_bytes(self) -> int:
+        """See `Column`."""
+        return sum(column.logged_bytes for column in self._fields)
+
+    def take(self, arrays: Arrays, positions: Chosen) -> pa.Array:
+        """See `Column`."""
+        return self._take([column.take for column in self._fields], arrays, positions)
+
+    def pin(self) -> Take:
+        """See `Column`."""
+        takes = [column.pin() for column in self._fields]
+        return lambda arrays, positions: self._take(takes, arrays, positions)
+
+    def _take(self, takes: Sequence[Take], arrays: Arrays, positions: Chosen) -> pa.Array:
+        present, at = _present(positions)
+        valid = arrays[self._valid][at] != 0
+        if present is not None:
+            valid &= present
+        children = [take(arrays, positions) for take in takes]
+        return pa.Array.from_buffers(self.type, len(valid), [bitmap(valid)], children=children)
+
+
+Gather: TypeAlias = Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], Any]
+
+
+class _ByteLog:
+    """Bytes, appended."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._bytes = np.empty(1024, np.uint8)
+
+    @property
+    def held_bytes(self) -> int:
+        return self.size
+
+    def append(self, values: npt.NDArray[np.uint8]) -> int:
+        start, self.size = self.size, self.size + len(values)
+        if self.size > len(self._bytes):
+            grown = np.empty(max(self.size, 2 * len(self._bytes)), np.uint8)
+            grown[:start] = self._bytes[:start]
+            self._bytes = grown
+        self._bytes[start : self.size] = values
+        return start
+
+    def gather(self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        return gather_bytes(self._bytes, starts, lengths)
+
+    def pin(self) -> Gather:
+        held = self._bytes
+        return lambda starts, lengths: gather_bytes(held, starts, lengths)
+
+
+class RowLog:
+    """Rows of some columns; each is written once, and never changes where a range of it was given out.
+
+    Attributes:
+        size: rows there are.
+    """
+
+    def __init__(self, types: Sequence[pa.DataType]) -> None:
+        self.size = 0
+        self._cells = Cells(64)
+        self._columns = [new_column(self._cells, str(i), type_, compacts=False) for i, type_ in enumerate(types)]
+
+    @property
+    def held_bytes(self) -> int:
+        """About how many bytes there are."""
+        return self.size * self._cells.entry_bytes + sum(column.logged_bytes for column in self._columns)
+
+    def reserve(self, rows: int) -> int:
+        """Room for `rows` rows at the end; gives the first one's number."""
+        start, self.size = self.size, self.size + rows
+        if self.size > self._cells.capacity:
+            self._cells.grow(max(self.size, 2 * self._cells.capacity))
+        return start
+
+    def write(self, positions: Positions, arrays: Sequence[pa.Array]) -> None:
+        """Set reserved rows, each once."""
+        for column, array in zip(self._columns, arrays, strict=True):
+            column.put(positions, array)
+
+    def take(self, positions: Positions) -> list[pa.Array]:
+        """Rows by number."""
+        return [column.take(self._cells.arrays, positions) for column in self._columns]
+
+    def last(self, positions: Positions) -> pa.Array:
+        """The last column alone of rows by number."""
+        return self._columns[-1].take(self._cells.arrays, positions)
+
+    def copy(self, source: RowLog, positions: Positions, to: Positions) -> None:
+        """Set reserved rows to rows of another log, or of this one."""
+        for start in range(0, len(positions), COPIED_ROWS):
+            part = np.arange(start, min(start + COPIED_ROWS, len(positions)))
+            for rows, arrays in in_parts(lambda rows: (rows, source.take(positions[rows])), part):
+                self.write(to[rows], arrays)
+
+    def pin(self) -> Callable[[Positions], list[pa.Array]]:
+        """`take` for the rows there are; for any thread."""
+        arrays, takes = dict(self._cells.arrays), [column.pin() for column in self._columns]
+        return lambda positions: [take(arrays, positions) for take in takes]
+
+
+class _ElementLog:
+    """Elements of one type, appended."""
+
+    def __init__(self, type_: pa.DataType) -> None:
+        self._rows = RowLog([type_])
+
+    @property
+    def size(self) -> int:
+        return self._rows.size
+
+    @property
+    def held_bytes(self) -> int:
+        return self._rows.held_bytes
+
+    def append(self, values: pa.Array) -> int:
+        start = self._rows.reserve(len(values))
+        self._rows.write(np.arange(start, start + len(values)), [values])
+        return start
+
+    def gather(self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> pa.Array:
+        return self._rows.take(expand_ranges(starts, lengths))[0]
+
+    def pin(self) -> Gather:
+        take = self._rows.pin()
+        return lambda starts, lengths: take(expand_ranges(starts, lengths))[0]
+
+
+def _present(positions: Chosen) -> tuple[npt.NDArray[np.bool_] | None, Chosen]:
+    if isinstance(positions, slice) or not len(positions) or positions.min() >= 0:
+        return None, positions
+    return positions >= 0, np.maximum(positions, 0)
+
+
+def _new_log(type_: pa.DataType) -> _ByteLog | _ElementLog:
+    if is_bytes(type_):
+        return _ByteLog()
+    if pt.is_map(type_):
+        return _ElementLog(pa.struct([type_.key_field, type_.item_field]))
+    return _ElementLog(type_.value_type)

@@ -1,0 +1,45 @@
+"""The keyed state back ends by name: the option `state_backend` (S5.2)."""
+
+from __future__ import annotations
+
+import importlib
+
+from tidegate.errors import OptionError
+from tidegate.state.keyed_state import KeyedStateBackend
+
+BACKENDS = {
+    "heap": ("tidegate.state.heap.heap_backend", "HeapBackend"),
+    "memory": ("tidegate.state.heap.memory", "MemoryBackend"),
+    "rocksdb": ("tidegate.state.rocksdb.rocksdb_backend", "RocksBackend"),
+}
+"""Module and class of each; a module is imported when its back end is asked for."""
+
+OUTSIDE_MEMORY = frozenset({"rocksdb"})
+"""Those that keep state outside memory: windows, sessions and running aggregates use them too. With all others these
+are columns in memory of their own, which a back end could keep no better."""
+
+
+def new_backend(name: str) -> KeyedStateBackend:
+    """A back end, not opened.
+
+    Raises:
+        OptionError: there is none of this name, or what it needs is not installed.
+    """
+    if name not in BACKENDS:
+        raise OptionError(
+            f"There is no state back end {name!r}",
+            where="option state_backend",
+            remedy=f"Use one of {', '.join(map(repr, BACKENDS))}",
+        )
+    module, class_name = BACKENDS[name]
+    try:
+        found = getattr(importlib.import_module(module), class_name)
+    except ImportError as error:
+        raise OptionError(
+            f"The state back end {name!r} cannot be loaded ({error})",
+            where="option state_backend",
+            cause="what it needs is not installed here",
+            remedy=f"Install tidegate[{name}] on the driver and every executor, or use 'heap'",
+        ) from error
+    backend: KeyedStateBackend = found()
+    return backend

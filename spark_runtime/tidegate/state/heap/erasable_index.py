@@ -1,0 +1,247 @@
+"""Indexes from keys to entry numbers that keys can leave again; their numbers come back for other keys.
+
+They read keys as `keyindex` does, but take distinct keys, and in two steps: `find`, then `add` for those that were not
+there. Erased keys leave no trace: the slots after them move back. Entry numbers stay dense, since the last that was
+given back is given out first.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tidegate.state.arrow.arrow_buffers import gather_bytes
+from tidegate.state.cells import Entries
+from tidegate.state.compiler import kernel
+from tidegate.state.keys.key_bytes import Int64s
+from tidegate.state.keys.key_index import MAX_ENTRIES, BytesKeys, FixedKeys, KeyReader
+from tidegate.state.keys.key_index_kernels import find_fixed, same_bytes, slot_of
+
+MIN_CAPACITY = 64
+"""Entries a new index has room for."""
+
+
+class ErasableIndex(Protocol):
+    """What both indexes do. Rows are of `keys`.
+
+    Attributes:
+        size: entry numbers 0..size - 1 are, or were, given out.
+        capacity: entries there is room for.
+        count: keys there are.
+    """
+
+    size: int
+    capacity: int
+    count: int
+
+    def find(self, keys: Any) -> Entries:
+        """Entry of each row, or -1."""
+
+    def add(self, keys: Any, rows: Int64s) -> Entries:
+        """New entries for `rows`, whose keys are distinct and not there. `size` and `capacity` may grow."""
+
+    def erase(self, entries: Entries) -> None:
+        """Forget the keys of these distinct entries."""
+
+
+def new_erasable(reader: KeyReader) -> ErasableIndex:
+    """An empty index for the keys that `reader` reads."""
+    return ErasableFixed() if reader.is_fixed else ErasableBytes()
+
+
+class _Slots:
+    """Entry numbers by the 64 bits that place them."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.count = 0
+        self.capacity = MIN_CAPACITY
+        self._known = np.zeros(MIN_CAPACITY, np.int64)
+        self._slots = np.full(2 * MIN_CAPACITY, -1, np.int32)
+        self._free: Entries = np.empty(MIN_CAPACITY, np.int32)
+        self._freed = 0
+
+    def _allocate(self, count: int) -> Entries:
+        entries = np.empty(count, np.int32)
+        again = min(count, self._freed)
+        entries[:again] = self._free[self._freed - again : self._freed][::-1]
+        self._freed -= again
+        entries[again:] = np.arange(self.size, self.size + count - again)
+        self.size += count - again
+        self.count += count
+        if self.size > self.capacity:
+            self._grow()
+        return entries
+
+    def _enter(self, entries: Entries, known: Int64s) -> None:
+        self._known[entries] = known
+        enter_entries(self._known, entries, self._slots)
+
+    def _release(self, entries: Entries) -> None:
+        self.count -= len(entries)
+        if not self.count:
+            self.size = self._freed = 0
+            return
+        self._free[self._freed : self._freed + len(entries)] = entries
+        self._freed += len(entries)
+
+    def _grow(self) -> None:
+        assert self.size <= MAX_ENTRIES, f"a state of one subtask holds at most {MAX_ENTRIES} entries"
+        former, self.capacity = self.capacity, max(2 * self.capacity, 1 << (self.size - 1).bit_length())
+        self._known = _longer(self._known, self.capacity)
+        self._free = _longer(self._free, self.capacity)
+        held = self._slots[self._slots >= 0]
+        self._slots = np.full(2 * self.capacity, -1, np.int32)
+        assert len(held) <= former
+        enter_entries(self._known, held, self._slots)
+
+
+class ErasableFixed(_Slots):
+    """Over int64 values; see `ErasableIndex`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._null = -1
+
+    def find(self, keys: FixedKeys) -> Entries:
+        """See `ErasableIndex`."""
+        out = np.empty(len(keys.values), np.int32)
+        find_fixed(keys.values, self._slots, self._known, out)
+        if keys.valid is not None:
+            out[keys.valid == 0] = self._null
+        return out
+
+    def add(self, keys: FixedKeys, rows: Int64s) -> Entries:
+        """See `ErasableIndex`."""
+        entries = self._allocate(len(rows))
+        at = entries
+        if keys.valid is not None and len(null := np.flatnonzero(keys.valid[rows] == 0)):
+            self._null = int(entries[null[0]])
+            rows, at = np.delete(rows, null), np.delete(entries, null)
+        self._enter(at, keys.values[rows])
+        return entries
+
+    def erase(self, entries: Entries) -> None:
+        """See `ErasableIndex`."""
+        placed = entries
+        if self._null >= 0 and (entries == self._null).any():
+            placed = entries[entries != self._null]
+            self._null = -1
+        leave_entries(self._known, placed, self._slots)
+        self._release(entries)
+
+
+class ErasableBytes(_Slots):
+    """Over canonical bytes; see `ErasableIndex`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._starts = np.zeros(MIN_CAPACITY, np.int64)
+        self._lengths = np.zeros(MIN_CAPACITY, np.int64)
+        self._bytes = np.empty(16 * MIN_CAPACITY, np.uint8)
+        self._used = 0
+        self._dead = 0
+
+    def find(self, keys: BytesKeys) -> Entries:
+        """See `ErasableIndex`."""
+        out = np.empty(len(keys.hashes), np.int32)
+        known = self._known.view(np.uint64)
+        find_ranges(
+            keys.data, keys.offsets, keys.hashes, self._slots, known, self._starts, self._lengths, self._bytes, out
+        )
+        return out
+
+    def add(self, keys: BytesKeys, rows: Int64s) -> Entries:
+        """See `ErasableIndex`."""
+        entries = self._allocate(len(rows))
+        lengths = keys.offsets[rows + 1] - keys.offsets[rows]
+        data = gather_bytes(keys.data, keys.offsets[rows], lengths)
+        self._make_room(len(data))
+        self._bytes[self._used : self._used + len(data)] = data
+        self._starts[entries] = self._used + np.cumsum(lengths) - lengths
+        self._lengths[entries] = lengths
+        self._used += len(data)
+        self._enter(entries, keys.hashes[rows].view(np.int64))
+        return entries
+
+    def erase(self, entries: Entries) -> None:
+        """See `ErasableIndex`."""
+        leave_entries(self._known, entries, self._slots)
+        self._dead += int(self._lengths[entries].sum())
+        self._lengths[entries] = 0
+        self._release(entries)
+        if not self.count:
+            self._used = self._dead = 0
+
+    def _make_room(self, more: int) -> None:
+        if self._used + more <= len(self._bytes):
+            return
+        held = self._bytes
+        if 2 * self._dead > self._used:
+            held = gather_bytes(self._bytes, self._starts, self._lengths)
+            self._starts = np.cumsum(self._lengths) - self._lengths
+            self._used, self._dead = len(held), 0
+        self._bytes = np.empty(max(2 * self._used, self._used + more, 1024), np.uint8)
+        self._bytes[: self._used] = held[: self._used]
+
+    def _grow(self) -> None:
+        super()._grow()
+        self._starts = _longer(self._starts, self.capacity)
+        self._lengths = _longer(self._lengths, self.capacity)
+
+
+def _longer(array: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:
+    longer = np.zeros(capacity, array.dtype)
+    longer[: len(array)] = array
+    return longer
+
+
+@kernel("void(i8[], i4[], i4[]!)")
+def enter_entries(known: Any, entries: Any, slots: Any) -> None:
+    """Enter entries that are not there."""
+    mask = len(slots) - 1
+    for i in range(len(entries)):
+        at = slot_of(known[entries[i]], mask)
+        while slots[at] >= 0:
+            at = (at + 1) & mask
+        slots[at] = entries[i]
+
+
+@kernel("void(i8[], i4[], i4[]!)")
+def leave_entries(known: Any, entries: Any, slots: Any) -> None:
+    """Take out entries that are there. What stands behind one, up to the next free slot, moves back into the gap where
+    its own place is not after it."""
+    mask = len(slots) - 1
+    for i in range(len(entries)):
+        gap = slot_of(known[entries[i]], mask)
+        while slots[gap] != entries[i]:
+            gap = (gap + 1) & mask
+        at = (gap + 1) & mask
+        while slots[at] >= 0:
+            place = slot_of(known[slots[at]], mask)
+            if ((at - place) & mask) >= ((at - gap) & mask):
+                slots[gap] = slots[at]
+                gap = at
+            at = (at + 1) & mask
+        slots[gap] = np.int32(-1)
+
+
+@kernel("void(u1[], i8[], u8[], i4[], u8[], i8[], i8[], u1[], i4[]!)")
+def find_ranges(
+    data: Any, offsets: Any, hashes: Any, slots: Any, known: Any, starts: Any, lengths: Any, held: Any, out: Any
+) -> None:
+    """Entry of each row's bytes, or -1; entry e has held[starts[e]:starts[e] + lengths[e]]."""
+    mask = len(slots) - 1
+    for i in range(len(hashes)):
+        h = hashes[i]
+        at = slot_of(h, mask)
+        entry = slots[at]
+        while entry >= 0 and not (
+            known[entry] == h
+            and same_bytes(data, offsets[i], offsets[i + 1], held, starts[entry], starts[entry] + lengths[entry])
+        ):
+            at = (at + 1) & mask
+            entry = slots[at]
+        out[i] = entry

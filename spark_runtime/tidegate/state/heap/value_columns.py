@@ -1,0 +1,173 @@
+"""Value, reducing and aggregating states of the heap back end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.state.arrow.array_limits import in_parts
+from tidegate.state.arrow.arrow_columns import Chosen
+from tidegate.state.cells import Entries
+from tidegate.state.keyed_state import Found, KeyNumbers, KeySet, Mask, StateDescriptor
+from tidegate.state.heap.frozen_state import FrozenState
+from tidegate.state.heap.heap_table import GROUP, LIVE, USED, HeapTable, live_rows
+from tidegate.state.keys.key_sets import KeyedRows, ReadKeys
+from tidegate.state.state_layout import part_schema, result_schema
+from tidegate.state.heap.lifetimes import Lifetime
+from tidegate.state.aggregates.merging_state import fold
+
+Numbers: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+"""Numbers of keys in a set, distinct."""
+Used: TypeAlias = npt.NDArray[np.int64] | None
+"""When restored rows were used last; None: now."""
+
+
+class HeapState:
+    """What all states of the heap back end have: a table with a row for each key, and a lifetime.
+
+    Subclasses say by `_rows_of` what a chunk of it is in a snapshot.
+    """
+
+    def __init__(
+        self, descriptor: StateDescriptor, keyed: KeyedRows, now_ms: Callable[[], int], table: HeapTable
+    ) -> None:
+        self.descriptor = descriptor
+        self.schema = part_schema(descriptor, keyed.schema)
+        self.columns = result_schema(descriptor)
+        self.table = table
+        self.lifetime = None if descriptor.ttl is None else Lifetime(descriptor.ttl, now_ms)
+        self.keyed = keyed
+        self.key_width = len(keyed.schema)
+        self._swept = 0
+
+    def entries_of(self, keys: KeySet) -> Entries:
+        """Entry of each key, or -1; dead ones too."""
+        assert isinstance(keys, ReadKeys), "keys of another back end"
+        version, entries = keys.found.get(id(self.table), (-1, None))
+        if entries is None or version != self.table.version:
+            entries = self.table.find(keys.keys)
+            keys.found[id(self.table)] = self.table.version, entries
+        return entries
+
+    def obtain(self, keys: KeySet, numbers: Numbers) -> Entries:
+        """Entries of some keys of the set; those that have none get one, with nothing but the key."""
+        assert isinstance(keys, ReadKeys)
+        entries = self.entries_of(keys)
+        missing = numbers[entries[numbers] < 0].astype(np.int64)
+        if len(missing):
+            entries[missing] = self.table.add(keys.keys, missing, keys.batch.columns, keys.groups)
+            keys.found[id(self.table)] = self.table.version, entries
+        return entries[numbers]
+
+    def all_keys(self, limit: int) -> Iterator[ReadKeys]:
+        """Keys with something alive."""
+        for start in range(0, self.table.size, limit):
+            entries = self.table.live(start, start + limit)
+            entries = entries[self._holds(entries)]
+            if len(entries):
+                columns = self.table.take(0, self.key_width, entries)
+                yield self.keyed.same(pa.RecordBatch.from_arrays(columns, schema=self.keyed.schema))
+
+    def sweep(self, limit: int) -> None:
+        """Remove what has expired among the next `limit` entries."""
+        if self.lifetime is None or not self.table.size:
+            return
+        start = self._swept if self._swept < self.table.size else 0
+        self._swept = start + limit
+        self._sweep(self.table.live(start, start + limit))
+
+    def _sweep(self, entries: Entries) -> None:
+        self.table.remove(entries[~self._holds(entries)])
+
+    def _holds(self, entries: Entries) -> Mask:
+        if self.lifetime is None:
+            return np.ones(len(entries), np.bool_)
+        return self.lifetime.alive(self.table.values.arrays[USED][entries])
+
+
+class HeapValue(HeapState):
+    """See `ValueState`."""
+
+    def __init__(self, descriptor: StateDescriptor, keyed: KeyedRows, now_ms: Callable[[], int]) -> None:
+        values = result_schema(descriptor).types
+        table = HeapTable(keyed.reader, keyed.schema.types, values, has_ttl=descriptor.ttl is not None)
+        super().__init__(descriptor, keyed, now_ms, table)
+
+    def get(self, keys: KeySet) -> Found:
+        """See `ValueState`."""
+        entries = self.entries_of(keys)
+        present = entries >= 0
+        if self.lifetime is not None:
+            present &= self._holds(entries)
+            if self.lifetime.on_read:
+                self._use(entries[present])
+        if not present.all():
+            entries = np.where(present, entries, np.int32(-1))
+        arrays = self.table.take(self.key_width, None, entries)
+        return Found(present, pa.RecordBatch.from_arrays(arrays, schema=self.columns))
+
+    def put(self, keys: KeySet, columns: pa.RecordBatch, where: Mask | None = None) -> None:
+        """See `ValueState`."""
+        if where is None:
+            self.write(keys, np.arange(keys.size), columns.columns)
+        elif where.any():
+            numbers = np.flatnonzero(where)
+            self.write(keys, numbers, columns.take(pa.array(numbers)).columns)
+
+    def clear(self, keys: KeySet, where: Mask | None = None) -> None:
+        """See `ValueState`."""
+        entries = self.entries_of(keys)
+        self.table.remove(entries[entries >= 0 if where is None else (entries >= 0) & where])
+
+    def write(self, keys: KeySet, numbers: Numbers, arrays: Sequence[pa.Array], used: Used = None) -> None:
+        """Set the rows of some keys of the set; `used` now, if not given."""
+        entries = self.obtain(keys, numbers)
+        self.table.put(entries, arrays)
+        if self.lifetime is not None:
+            self.table.values.arrays[USED][entries] = self.lifetime.now_ms() if used is None else used
+
+    def take_back(self, keys: ReadKeys, columns: pa.RecordBatch, used: Used) -> None:
+        """Rows of a snapshot: row i of key `keys.rows[i]`; no key twice."""
+        assert keys.size == columns.num_rows, f"a key comes twice in state {self.descriptor.name!r}"
+        values = columns.columns[1 + self.key_width :][: len(self.columns)]
+        self.write(keys, keys.rows, values, used)
+
+    def freeze(self) -> FrozenState:
+        """The state as it is now."""
+        return frozen_table(self.table, self.descriptor.name, self.schema)
+
+    def _use(self, entries: Entries) -> None:
+        assert self.lifetime is not None
+        self.table.values.touch(entries)
+        self.table.values.arrays[USED][entries] = self.lifetime.now_ms()
+
+
+class HeapMerging(HeapValue):
+    """See `MergingState`."""
+
+    def add(self, keys: KeySet, owners: KeyNumbers, columns: pa.RecordBatch) -> None:
+        """See `MergingState`."""
+        numbers, rows = fold(self.descriptor, self.get(keys), owners, columns)
+        self.write(keys, numbers, rows.columns)
+
+
+def frozen_table(table: HeapTable, name: str, schema: pa.Schema) -> FrozenState:
+    """A state that has a row for each row of a table."""
+    frozen = table.freeze()
+
+    def rows(chunk: int) -> pa.Table:
+        arrays = frozen.read(chunk)
+
+        def made(at: Chosen) -> pa.Table:
+            columns = [pa.array(arrays[GROUP][at]), *(take(arrays, at) for take in frozen.takes)]
+            if USED in arrays:
+                columns.append(pa.array(arrays[USED][at]))
+            return pa.Table.from_arrays(columns, schema=schema)
+
+        return pa.concat_tables(in_parts(made, live_rows(arrays), len(arrays[LIVE])))
+
+    return FrozenState(name, schema, frozen.size, frozen.stamps, rows, table.row_bytes)

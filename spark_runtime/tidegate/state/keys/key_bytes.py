@@ -1,0 +1,295 @@
+"""Canonical key bytes, version 1 (S5.1): equal keys give equal bytes, whatever their width, unit or batch.
+
+Per key column, one after the other::
+
+    null                           00
+    integer of any width           01  int64, little endian
+    unsigned >= 2^63               02  uint64
+    bool                           03  0 or 1 as int64
+    float                          04  float64; every NaN is 7ff8000000000000, -0.0 is 0.0
+    timestamp                      05  microseconds since the epoch as int64
+    date                           06  the microseconds of its midnight as int64
+    timestamp not of whole us      07  nanoseconds since the epoch as int64
+    time of day                    08  microseconds since midnight as int64
+    time not of whole us           09  nanoseconds since midnight as int64
+    duration                       0a  microseconds as int64
+    duration not of whole us       0b  nanoseconds as int64
+    string                         10  length as uint32, UTF-8 bytes
+    binary                         11  length as uint32, bytes
+    decimal                        12  length as uint32, bytes as in `decimal_keys`
+
+The format is fixed: key groups in snapshots were made from it (`snapshot.streams.KEY_BYTES_VERSION`). Types may be
+added, with tags of their own: from 10 on a length follows, below it eight bytes. Time zones do not enter: a timestamp
+is an instant. Dictionaries and views have the bytes of their values. A key column of another type is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from tidegate.errors import PipelineError
+from tidegate.state.compiler import kernel
+from tidegate.state.keys.decimal_keys import decimal_bytes
+from tidegate.state.keys.key_types import KEY_TYPES_TEXT, is_text_type, stored_array
+from tidegate.state.keys.key_types import is_fixed_key_type as is_fixed_key_type
+from tidegate.state.keys.key_types import is_key_type as is_key_type
+
+NULL_TAG = 0x00
+INT_TAG = 0x01
+UINT_TAG = 0x02
+BOOL_TAG = 0x03
+FLOAT_TAG = 0x04
+TIMESTAMP_TAG = 0x05
+DATE_TAG = 0x06
+NANOSECOND_TAG = 0x07
+TIME_TAG = 0x08
+TIME_NANOSECOND_TAG = 0x09
+DURATION_TAG = 0x0A
+DURATION_NANOSECOND_TAG = 0x0B
+STRING_TAG = 0x10
+BINARY_TAG = 0x11
+DECIMAL_TAG = 0x12
+NANOSECOND_TAGS = (NANOSECOND_TAG, TIME_NANOSECOND_TAG, DURATION_NANOSECOND_TAG)
+
+CANONICAL_NAN_BITS = 0x7FF8000000000000
+
+Int64s = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class FixedColumn:
+    """A key column with eight bytes a row.
+
+    Attributes:
+        tag: of every row that is not null and has no tag of its own.
+        values: the eight bytes as int64; anything where null.
+        tags: a tag for each row; None: all have `tag`.
+    """
+
+    tag: int
+    values: Int64s
+    tags: Bytes | None
+
+
+@dataclass(frozen=True)
+class VariableColumn:
+    """A key column of strings or bytes: row i is data[offsets[i]:offsets[i + 1]], unless tags[i] is null's."""
+
+    tags: Bytes
+    offsets: Int64s
+    data: Bytes
+
+
+def fixed_column(array: pa.Array) -> FixedColumn:
+    """The eight bytes of each row of a column for which `is_fixed_key_type` holds. No copy for int64 and
+    timestamp[us]."""
+    type_ = array.type
+    own: npt.NDArray[np.bool_] | None = None
+    own_tag = NULL_TAG
+    if pt.is_boolean(type_):
+        tag, values = BOOL_TAG, fixed_values(array.cast(pa.int8()))
+    elif pt.is_floating(type_):
+        tag, values = FLOAT_TAG, _normalised_floats(array)
+    elif pt.is_date(type_):
+        tag, values = DATE_TAG, fixed_values(array.cast(pa.timestamp("us")))
+    elif pt.is_timestamp(type_) or pt.is_time(type_) or pt.is_duration(type_):
+        tag, own_tag, wide = _of_time(type_)
+        if type_.unit != "ns":
+            values = fixed_values(array.cast(wide))
+        else:
+            nanoseconds = fixed_values(array)
+            whole, rest = np.divmod(nanoseconds, 1000)
+            own = rest != 0
+            values = np.where(own, nanoseconds, whole)
+    else:
+        tag, values = INT_TAG, fixed_values(array)
+        if pt.is_uint64(type_):
+            own, own_tag = values < 0, UINT_TAG
+    tags: Bytes | None = None
+    if own is not None and own.any():
+        tags = np.where(own, np.uint8(own_tag), np.uint8(tag))
+    if array.null_count:
+        tags = np.where(valid_mask(array), np.uint8(tag) if tags is None else tags, np.uint8(NULL_TAG))
+    return FixedColumn(tag, values, tags)
+
+
+def variable_column(array: pa.Array) -> VariableColumn:
+    """Offsets and bytes of a string, binary or decimal column. Only those of decimals are made."""
+    if pt.is_decimal(array.type):
+        valid = valid_mask(array)
+        data, offsets = decimal_bytes(array, valid)
+        return VariableColumn(np.where(valid, np.uint8(DECIMAL_TAG), np.uint8(NULL_TAG)), offsets, data)
+    tag = STRING_TAG if is_text_type(array.type) else BINARY_TAG
+    if pt.is_fixed_size_binary(array.type):
+        array = array.cast(pa.binary())
+    tags = np.full(len(array), tag, np.uint8)
+    if array.null_count:
+        tags[~valid_mask(array)] = NULL_TAG
+    wide = pt.is_large_string(array.type) or pt.is_large_binary(array.type)
+    _, offsets_buffer, data_buffer = array.buffers()
+    if offsets_buffer is None or not len(array):
+        return VariableColumn(tags, np.zeros(len(array) + 1, np.int64), np.zeros(0, np.uint8))
+    dtype = np.dtype(np.int64 if wide else np.int32)
+    offsets = np.frombuffer(offsets_buffer, dtype, len(array) + 1, array.offset * dtype.itemsize).astype(np.int64)
+    data = np.zeros(0, np.uint8) if data_buffer is None else np.frombuffer(data_buffer, np.uint8)
+    return VariableColumn(tags, offsets, data)
+
+
+def canonical_bytes(batch: pa.RecordBatch, columns: Sequence[str]) -> tuple[Bytes, Int64s]:
+    """The canonical bytes of each row's key: row i is data[offsets[i]:offsets[i + 1]].
+
+    Args:
+        batch: any batch.
+        columns: key columns, in order; the order matters.
+
+    Returns:
+        data as uint8, offsets as int64 with one more entry than rows.
+
+    Raises:
+        PipelineError: a column's type cannot be a key.
+    """
+    arrays = [key_array(batch, name) for name in columns]
+    parts = [fixed_column(a) if is_fixed_key_type(a.type) else variable_column(a) for a in arrays]
+    offsets = np.zeros(batch.num_rows + 1, np.int64)
+    for part in parts:
+        if isinstance(part, VariableColumn):
+            _add_variable_lengths(part.tags, part.offsets, offsets)
+        elif part.tags is None:
+            offsets[1:] += 9
+        else:
+            _add_fixed_lengths(part.tags, offsets)
+    np.cumsum(offsets, out=offsets)
+    data = np.empty(int(offsets[-1]), np.uint8)
+    cursor = offsets[:-1].copy()
+    for part in parts:
+        if isinstance(part, VariableColumn):
+            _write_variable(part.tags, part.offsets, part.data, data, cursor)
+        else:
+            tags = part.tags if part.tags is not None else np.full(batch.num_rows, part.tag, np.uint8)
+            _write_fixed(tags, part.values, data, cursor)
+    return data, offsets
+
+
+def key_array(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """Column `name` of `batch`, in its stored type. Raises PipelineError when its type cannot be a key."""
+    array = batch.column(name)
+    if not is_key_type(array.type):
+        raise PipelineError(
+            f"Column {name!r} of type {array.type} cannot be a key",
+            cause=f"keys are {KEY_TYPES_TEXT}",
+            remedy=f"Cast {name!r} to one of these first",
+        )
+    return stored_array(array)
+
+
+def valid_mask(array: pa.Array) -> npt.NDArray[np.bool_]:
+    """True where `array` is not null."""
+    mask: npt.NDArray[np.bool_] = pc.is_valid(array).to_numpy(zero_copy_only=False)
+    return mask
+
+
+def fixed_values(array: pa.Array) -> Int64s:
+    """The raw values of an integer, date, time, timestamp or duration column as int64; anything where null; no copy
+    where they are so wide. uint64 wraps around."""
+    dtype: np.dtype[Any] = np.dtype(array.type.to_pandas_dtype()) if pt.is_integer(array.type) else _width(array.type)
+    buffer = array.buffers()[1]
+    if buffer is None:
+        return np.zeros(len(array), np.int64)
+    values = np.frombuffer(buffer, dtype, len(array), array.offset * dtype.itemsize)
+    return values.view(np.int64) if dtype.itemsize == 8 else values.astype(np.int64)
+
+
+def raw_values(array: pa.Array) -> Int64s:
+    """Eight bytes a row that are equal exactly where two keys of this column are: the value itself, a float's
+    normalised bits. For a column for which `is_fixed_key_type` holds; anything where null."""
+    if pt.is_floating(array.type):
+        return _normalised_floats(array)
+    return fixed_values(array.cast(pa.int8()) if pt.is_boolean(array.type) else array)
+
+
+def fixed_array(raw: Int64s, is_null: npt.NDArray[np.bool_] | None, type_: pa.DataType) -> pa.Array:
+    """Inverse of `raw_values`; copies where `type_` is narrower than eight bytes."""
+    if pt.is_floating(type_):
+        return pa.array(raw.view(np.float64), mask=is_null).cast(type_, safe=False)
+    if pt.is_boolean(type_):
+        return pa.array(raw != 0, mask=is_null)
+    if pt.is_integer(type_):
+        width = np.dtype(type_.to_pandas_dtype())
+        return pa.array(raw.view(width) if width.itemsize == 8 else raw.astype(width), mask=is_null)
+    width = _width(type_)
+    return pa.array(raw if width.itemsize == 8 else raw.astype(width), mask=is_null).view(type_)
+
+
+def _width(type_: pa.DataType) -> np.dtype[Any]:
+    return np.dtype(np.int32 if type_.bit_width == 32 else np.int64)
+
+
+def _of_time(type_: pa.DataType) -> tuple[int, int, pa.DataType]:
+    """Tags of whole microseconds and of others, and the type that has microseconds."""
+    if pt.is_timestamp(type_):
+        return TIMESTAMP_TAG, NANOSECOND_TAG, pa.timestamp("us", type_.tz)
+    if pt.is_time(type_):
+        return TIME_TAG, TIME_NANOSECOND_TAG, pa.time64("us")
+    return DURATION_TAG, DURATION_NANOSECOND_TAG, pa.duration("us")
+
+
+def _normalised_floats(array: pa.Array) -> Int64s:
+    wide = array.cast(pa.float64())
+    buffer = wide.buffers()[1]
+    values = np.zeros(len(wide)) if buffer is None else np.frombuffer(buffer, np.float64, len(wide), wide.offset * 8)
+    bits: Int64s = (values + 0.0).view(np.int64)
+    bits[np.isnan(values)] = CANONICAL_NAN_BITS
+    return bits
+
+
+@kernel("void(u1[], i8[]!)")
+def _add_fixed_lengths(tags: Any, offsets: Any) -> None:
+    for i in range(len(tags)):
+        offsets[i + 1] += 9 if tags[i] else 1
+
+
+@kernel("void(u1[], i8[], i8[]!)")
+def _add_variable_lengths(tags: Any, source: Any, offsets: Any) -> None:
+    for i in range(len(tags)):
+        offsets[i + 1] += 5 + source[i + 1] - source[i] if tags[i] else 1
+
+
+@kernel("void(u1[], i8[], u1[]!, i8[]!)")
+def _write_fixed(tags: Any, values: Any, data: Any, cursor: Any) -> None:
+    for i in range(len(tags)):
+        at = cursor[i]
+        data[at] = tags[i]
+        at += 1
+        if tags[i]:
+            value = np.uint64(values[i])
+            for j in range(8):
+                data[at + j] = np.uint8(value >> np.uint64(8 * j))
+            at += 8
+        cursor[i] = at
+
+
+@kernel("void(u1[], i8[], u1[], u1[]!, i8[]!)")
+def _write_variable(tags: Any, offsets: Any, source: Any, data: Any, cursor: Any) -> None:
+    for i in range(len(tags)):
+        at = cursor[i]
+        data[at] = tags[i]
+        at += 1
+        if tags[i]:
+            start = offsets[i]
+            length = offsets[i + 1] - start
+            for j in range(4):
+                data[at + j] = np.uint8(np.uint64(length) >> np.uint64(8 * j))
+            at += 4
+            for j in range(length):
+                data[at + j] = source[start + j]
+            at += length
+        cursor[i] = at

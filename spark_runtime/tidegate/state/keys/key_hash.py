@@ -1,0 +1,193 @@
+"""Key -> xxh64 over canonical bytes -> key group -> subtask (S5.1), and batches cut by it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.snapshot.key_groups import key_group_range
+from tidegate.state.compiler import inlined, kernel
+from tidegate.state.keys.key_bytes import canonical_bytes, fixed_column, is_fixed_key_type, key_array
+from tidegate.state.keys.xxh64 import avalanche, begin_short, mix_1, mix_8, xxh64
+
+MAX_KEY_GROUPS = 32768
+"""Upper limit of `max_parallelism`: key groups are uint16, and each costs some bytes in every snapshot."""
+
+Hashes = npt.NDArray[np.uint64]
+KeyGroups = npt.NDArray[np.uint16]
+
+
+def hash_keys(batch: pa.RecordBatch, columns: Sequence[str]) -> Hashes:
+    """xxh64 (seed 0) of the canonical bytes of each row's key.
+
+    A single column of numbers, booleans or times is hashed without making the bytes.
+
+    Args:
+        batch: n rows.
+        columns: key columns, in order; at least one.
+
+    Returns:
+        uint64[n].
+
+    Raises:
+        PipelineError: a column's type cannot be a key.
+    """
+    out = np.empty(batch.num_rows, np.uint64)
+    first = key_array(batch, columns[0])
+    if len(columns) == 1 and is_fixed_key_type(first.type):
+        column = fixed_column(first)
+        if column.tags is None:
+            _hash_fixed(column.values, column.tag, out)
+        else:
+            _hash_tagged(column.tags, column.values, out)
+    else:
+        data, offsets = canonical_bytes(batch, columns)
+        hash_rows(data, offsets, out)
+    return out
+
+
+def key_groups(hashes: Hashes, max_parallelism: int) -> KeyGroups:
+    """Key group of each hash: hash modulo `max_parallelism`, as uint16[n]."""
+    assert 0 < max_parallelism <= MAX_KEY_GROUPS, f"max_parallelism {max_parallelism} is not in 1..{MAX_KEY_GROUPS}"
+    out = np.empty(len(hashes), np.uint16)
+    _key_groups(hashes, np.uint64(max_parallelism), out)
+    return out
+
+
+def subtask_of_key_groups(parallelism: int, max_parallelism: int) -> npt.NDArray[np.uint16]:
+    """The subtask that owns each key group, by `key_group_range`. Entry per group."""
+    assert 0 < parallelism <= max_parallelism <= MAX_KEY_GROUPS, f"parallelism {parallelism} > {max_parallelism}"
+    owned = [len(key_group_range(index, parallelism, max_parallelism)) for index in range(parallelism)]
+    return np.repeat(np.arange(parallelism, dtype=np.uint16), owned)
+
+
+def partition_hash(
+    batch: pa.RecordBatch, columns: Sequence[str], parallelism: int, max_parallelism: int
+) -> list[pa.RecordBatch | None]:
+    """One batch for each subtask, None where it gets no row. Rows of one subtask keep their order.
+
+    Args:
+        batch: any batch.
+        columns: key columns, in order.
+        parallelism: number of subtasks.
+        max_parallelism: number of key groups.
+
+    Returns:
+        `parallelism` entries; slices of one copy, or `batch` itself where all rows go to one subtask.
+
+    Raises:
+        PipelineError: a column's type cannot be a key.
+    """
+    if parallelism == 1 or not batch.num_rows:
+        return [batch if batch.num_rows else None] + [None] * (parallelism - 1)
+    owners, first_groups = _owners(parallelism, max_parallelism)
+    targets = np.empty(batch.num_rows, np.uint16)
+    in_group = np.zeros(max_parallelism, np.int64)
+    _targets(hash_keys(batch, columns), np.uint64(max_parallelism), owners, targets, in_group)
+    return cut_by_target(batch, targets, np.add.reduceat(in_group, first_groups))
+
+
+def scatter_index(groups: npt.NDArray[np.uint16], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+    """Row numbers ordered by group, stable: a counting sort.
+
+    Args:
+        groups: group of each row, 0 <= group < len(counts).
+        counts: rows in each group.
+    """
+    order = np.empty(len(groups), np.uint32)
+    starts = np.cumsum(counts) - counts
+    _scatter(groups, starts, order)
+    return order
+
+
+def cut_by_target(
+    batch: pa.RecordBatch, targets: npt.NDArray[np.uint16], counts: npt.NDArray[np.int64]
+) -> list[pa.RecordBatch | None]:
+    """One batch, or None, for each target; rows keep their order.
+
+    Args:
+        targets: of each row.
+        counts: rows for each target.
+    """
+    out: list[pa.RecordBatch | None] = [None] * len(counts)
+    filled = np.flatnonzero(counts)
+    if len(filled) == 1:
+        out[int(filled[0])] = batch
+        return out
+    ordered = batch.take(pa.array(scatter_index(targets, counts)))
+    start = 0
+    for target in filled.tolist():
+        rows = int(counts[target])
+        out[target] = ordered.slice(start, rows)
+        start += rows
+    return out
+
+
+@lru_cache(maxsize=64)
+def _owners(parallelism: int, max_parallelism: int) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
+    """The subtask of each key group, and the first key group of each subtask."""
+    owners = subtask_of_key_groups(parallelism, max_parallelism)
+    owners.flags.writeable = False
+    return owners, np.searchsorted(owners, np.arange(parallelism)).astype(np.int64)
+
+
+@inlined
+def key_group(h: Any, groups: Any) -> Any:
+    """hash modulo groups; a mask where groups is a power of two."""
+    rest = groups - np.uint64(1)
+    return h & rest if (groups & rest) == np.uint64(0) else h % groups
+
+
+@inlined
+def hash_tagged_value(tag: Any, value: Any) -> Any:
+    """xxh64 of a tag byte and eight bytes, little endian."""
+    word = np.uint64(value)
+    h = mix_8(begin_short(9), (word << np.uint64(8)) | np.uint64(tag))
+    return avalanche(mix_1(h, word >> np.uint64(56)))
+
+
+@kernel("void(i8[], u1, u8[]!)")
+def _hash_fixed(values: Any, tag: Any, out: Any) -> None:
+    for i in range(len(values)):
+        out[i] = hash_tagged_value(tag, values[i])
+
+
+@kernel("void(u1[], i8[], u8[]!)")
+def _hash_tagged(tags: Any, values: Any, out: Any) -> None:
+    of_null = avalanche(mix_1(begin_short(1), np.uint64(0)))
+    for i in range(len(values)):
+        out[i] = hash_tagged_value(tags[i], values[i]) if tags[i] else of_null
+
+
+@kernel("void(u1[], i8[], u8[]!)")
+def hash_rows(data: Any, offsets: Any, out: Any) -> None:
+    """xxh64 of data[offsets[i]:offsets[i + 1]] for each i."""
+    for i in range(len(out)):
+        out[i] = xxh64(data, offsets[i], offsets[i + 1])
+
+
+@kernel("void(u8[], u8, u2[]!)")
+def _key_groups(hashes: Any, groups: Any, out: Any) -> None:
+    for i in range(len(hashes)):
+        out[i] = key_group(hashes[i], groups)
+
+
+@kernel("void(u8[], u8, u2[], u2[]!, i8[]!)")
+def _targets(hashes: Any, groups: Any, owners: Any, targets: Any, in_group: Any) -> None:
+    for i in range(len(hashes)):  # counted by group: two targets alone would wait for each other's last addition
+        group = key_group(hashes[i], groups)
+        targets[i] = owners[group]
+        in_group[group] += 1
+
+
+@kernel("void(u2[], i8[]!, u4[]!)")
+def _scatter(groups: Any, starts: Any, order: Any) -> None:
+    for i in range(len(groups)):
+        group = groups[i]
+        order[starts[group]] = i
+        starts[group] += 1

@@ -1,0 +1,278 @@
+"""Open-addressing indexes from keys to dense entry numbers 0, 1, 2, ... in order of first sight.
+
+Whoever keeps state per key holds plain columns indexed by entry number. `FixedIndex` is for one key column of eight
+bytes a row, `BytesIndex` for everything else; both stand behind `KeyIndex`. Not safe for several threads; `freeze`
+gives what a snapshot writer may read while the index goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pt
+
+from tidegate.state.keys.key_bytes import (
+    Bytes,
+    Int64s,
+    canonical_bytes,
+    fixed_array,
+    is_fixed_key_type,
+    key_array,
+    raw_values,
+    valid_mask,
+)
+from tidegate.state.keys.key_hash import hash_rows
+from tidegate.state.keys.key_index_kernels import (
+    add_bytes,
+    add_fixed,
+    add_fixed_or_null,
+    fill_bytes,
+    fill_fixed,
+    find_bytes,
+    find_fixed,
+)
+from tidegate.state.keys.key_types import stored_field
+
+Entries = npt.NDArray[np.int32]
+
+MIN_ENTRIES = 32
+"""Entries a new index has room for."""
+MAX_ENTRIES = 2**30
+"""Entries an index can hold: entry numbers are int32."""
+
+
+@dataclass(frozen=True)
+class FixedKeys:
+    """Keys of a batch of one fixed-width key column: raw values as int64, and 0 where null (None: no nulls)."""
+
+    values: Int64s
+    valid: Bytes | None
+
+
+@dataclass(frozen=True)
+class BytesKeys:
+    """Keys of a batch as canonical bytes, with their hashes and the key columns they came from."""
+
+    data: Bytes
+    offsets: Int64s
+    hashes: npt.NDArray[np.uint64]
+    columns: pa.RecordBatch
+
+
+Keys: TypeAlias = FixedKeys | BytesKeys
+FrozenKeys: TypeAlias = Callable[[int, int], pa.RecordBatch]
+"""Gives the key columns of entries start..stop; for any thread."""
+
+
+class KeyIndex(Protocol):
+    """What both indexes do."""
+
+    size: int
+    capacity: int
+
+    def find_or_add(self, keys: Any, start: int, stop: int, out: Entries) -> None:
+        """Entry numbers of rows start..stop of `keys` into out[:stop - start]; keys not seen before get the next
+        numbers. Equal keys get one number, null is a key. `size` and `capacity` may grow."""
+
+    def find(self, keys: Any, start: int, stop: int, out: Entries) -> None:
+        """As `find_or_add`, but -1 for keys that are not there."""
+
+    def key_columns(self, start: int, stop: int) -> pa.RecordBatch:
+        """Key columns of entries start..stop."""
+
+    def freeze(self) -> FrozenKeys:
+        """The keys of all entries there are now; copies nothing."""
+
+
+class KeyReader:
+    """Reads the keys of batches of one schema and makes the indexes that fit them."""
+
+    def __init__(self, schema: pa.Schema, columns: Sequence[str], *, canonical: bool = False) -> None:
+        """Args: schema: of the batches. columns: key columns, in order; at least one. canonical: always canonical
+        bytes, so that keys of two schemas whose types differ in width or unit can be compared. The reader's own schema
+        has the stored types of the key columns."""
+        self.schema = pa.schema([stored_field(schema.field(name)) for name in columns])
+        self._columns = tuple(columns)
+        self.is_fixed = not canonical and len(self.schema) == 1 and is_fixed_key_type(self.schema.field(0).type)
+
+    def read(self, batch: pa.RecordBatch) -> Keys:
+        """Keys of every row. Raises PipelineError when a column's type cannot be a key."""
+        if self.is_fixed:
+            array = key_array(batch, self._columns[0])
+            return FixedKeys(raw_values(array), valid_mask(array).view(np.uint8) if array.null_count else None)
+        arrays = [key_array(batch, name) for name in self._columns]
+        keys = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        data, offsets = canonical_bytes(keys, self._columns)
+        hashes = np.empty(batch.num_rows, np.uint64)
+        hash_rows(data, offsets, hashes)
+        return BytesKeys(data, offsets, hashes, keys)
+
+    def new_index(self, expected: int = 0) -> KeyIndex:
+        """An empty index with room for `expected` entries."""
+        return FixedIndex(self.schema, expected) if self.is_fixed else BytesIndex(self.schema, expected)
+
+
+class FixedIndex:
+    """Index over int64 values; see `KeyIndex`."""
+
+    def __init__(self, schema: pa.Schema, expected: int = 0) -> None:
+        """Args: schema: the one key column. expected: entries to have room for."""
+        self._schema = schema
+        self.size = 0
+        self.capacity = _capacity(expected)
+        self._slots = np.full(2 * self.capacity, -1, np.int32)
+        self._values = np.empty(self.capacity, np.int64)
+        self._cursor = np.array([0, 0, -1], np.int64)  # next row, size, entry of the null key
+
+    def find_or_add(self, keys: FixedKeys, start: int, stop: int, out: Entries) -> None:
+        """See `KeyIndex`."""
+        values = keys.values[start:stop]
+        valid = None if keys.valid is None else keys.valid[start:stop]
+        self._cursor[0] = 0
+        while True:
+            if valid is None:
+                add_fixed(values, self._slots, self._values, self._cursor, out)
+            else:
+                add_fixed_or_null(values, valid, self._slots, self._values, self._cursor, out)
+            self.size = int(self._cursor[1])
+            if self._cursor[0] == len(values):
+                return
+            self._grow()
+
+    def find(self, keys: FixedKeys, start: int, stop: int, out: Entries) -> None:
+        """See `KeyIndex`."""
+        find_fixed(keys.values[start:stop], self._slots, self._values, out)
+        if keys.valid is not None:
+            out[: stop - start][keys.valid[start:stop] == 0] = self._cursor[2]
+
+    def key_columns(self, start: int, stop: int) -> pa.RecordBatch:
+        """See `KeyIndex`."""
+        return _fixed_batch(self._schema, self._values[start:stop], int(self._cursor[2]) - start)
+
+    def freeze(self) -> FrozenKeys:
+        """See `KeyIndex`."""
+        values, null_entry = self._values[: self.size], int(self._cursor[2])  # known values never change
+        return lambda start, stop: _fixed_batch(self._schema, values[start:stop], null_entry - start)
+
+    def _grow(self) -> None:
+        self.capacity = _grown(self.capacity)
+        self._values = np.concatenate([self._values, np.empty(self.capacity - len(self._values), np.int64)])
+        self._slots = np.full(2 * self.capacity, -1, np.int32)
+        fill_fixed(self._values[: self.size], self._cursor[2], self._slots)
+
+
+class BytesIndex:
+    """Index over canonical bytes; see `KeyIndex`. Keeps the key columns of first-seen rows as Arrow batches."""
+
+    def __init__(self, schema: pa.Schema, expected: int = 0) -> None:
+        """Args: schema: the key columns. expected: entries to have room for."""
+        self._schema = schema
+        self.size = 0
+        self.capacity = _capacity(expected)
+        self._slots = np.full(2 * self.capacity, -1, np.int32)
+        self._hashes = np.empty(self.capacity, np.uint64)
+        self._ends = np.zeros(self.capacity + 1, np.int64)  # entry e's bytes: arena[ends[e]:ends[e + 1]]
+        self._arena = np.empty(self.capacity * 16, np.uint8)
+        self._cursor = np.zeros(2, np.int64)  # next row, size
+        self._chunks: list[pa.RecordBatch] = []
+
+    def find_or_add(self, keys: BytesKeys, start: int, stop: int, out: Entries) -> None:
+        """See `KeyIndex`."""
+        offsets, hashes = keys.offsets[start : stop + 1], keys.hashes[start:stop]
+        known = self.size
+        added = np.empty(stop - start, np.int64)
+        self._cursor[0] = 0
+        while True:
+            before = self.size
+            add_bytes(
+                keys.data, offsets, hashes, self._slots, self._hashes, self._ends, self._arena, self._cursor, out,
+                added[before - known :],
+            )  # fmt: skip
+            self.size = int(self._cursor[1])
+            row = int(self._cursor[0])
+            if row == len(hashes):
+                break
+            if self.size == self.capacity:
+                self._grow()
+            else:
+                self._grow_arena(int(offsets[row + 1] - offsets[row]))
+        if self.size > known:
+            rows = pa.array(added[: self.size - known] + start)
+            self._chunks.append(_normalised(keys.columns.take(rows)))
+            if len(self._chunks) > 64:
+                self._chunks = [_one_batch(self._chunks, self._schema)]
+
+    def find(self, keys: BytesKeys, start: int, stop: int, out: Entries) -> None:
+        """See `KeyIndex`."""
+        find_bytes(
+            keys.data, keys.offsets[start : stop + 1], keys.hashes[start:stop],
+            self._slots, self._hashes, self._ends, self._arena, out,
+        )  # fmt: skip
+
+    def key_columns(self, start: int, stop: int) -> pa.RecordBatch:
+        """See `KeyIndex`."""
+        if len(self._chunks) != 1:
+            self._chunks = [_one_batch(self._chunks, self._schema)]
+        return self._chunks[0].slice(start, stop - start)
+
+    def freeze(self) -> FrozenKeys:
+        """See `KeyIndex`."""
+        chunks = list(self._chunks)
+        return lambda start, stop: _one_batch(_slices(chunks, start, stop), self._schema)
+
+    def _grow(self) -> None:
+        self.capacity = _grown(self.capacity)
+        more = self.capacity - len(self._hashes)
+        self._hashes = np.concatenate([self._hashes, np.empty(more, np.uint64)])
+        self._ends = np.concatenate([self._ends, np.empty(more, np.int64)])
+        self._slots = np.full(2 * self.capacity, -1, np.int32)
+        fill_bytes(self._hashes[: self.size], self._slots)
+
+    def _grow_arena(self, needed: int) -> None:
+        self._arena = np.concatenate([self._arena, np.empty(len(self._arena) + needed, np.uint8)])
+
+
+def _capacity(expected: int) -> int:
+    return max(MIN_ENTRIES, 1 << (max(expected, 1) - 1).bit_length())
+
+
+def _grown(capacity: int) -> int:
+    assert capacity < MAX_ENTRIES, f"an index holds at most {MAX_ENTRIES} keys"
+    return capacity * (4 if capacity < 65536 else 2)
+
+
+def _fixed_batch(schema: pa.Schema, values: Int64s, null_entry: int) -> pa.RecordBatch:
+    is_null: npt.NDArray[np.bool_] | None = None
+    if 0 <= null_entry < len(values):
+        is_null = np.zeros(len(values), np.bool_)
+        is_null[null_entry] = True
+    return pa.RecordBatch.from_arrays([fixed_array(values, is_null, schema.field(0).type)], schema=schema)
+
+
+def _one_batch(chunks: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    return pa.concat_batches(chunks) if chunks else pa.RecordBatch.from_pylist([], schema=schema)
+
+
+def _slices(chunks: Sequence[pa.RecordBatch], start: int, stop: int) -> list[pa.RecordBatch]:
+    """Rows start..stop of batches one after the other."""
+    slices: list[pa.RecordBatch] = []
+    first = 0
+    for chunk in chunks:
+        low, high = max(start - first, 0), min(stop - first, chunk.num_rows)
+        if low < high:
+            slices.append(chunk.slice(low, high - low))
+        first += chunk.num_rows
+    return slices
+
+
+def _normalised(columns: pa.RecordBatch) -> pa.RecordBatch:
+    arrays = [
+        fixed_array(raw_values(a), ~valid_mask(a) if a.null_count else None, a.type) if pt.is_floating(a.type) else a
+        for a in columns.columns
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=columns.schema)

@@ -1,0 +1,83 @@
+"""The distinct keys of a batch, as the back ends in memory take them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.state.cells import Entries
+from tidegate.state.keyed_state import BackendContext, KeyNumbers
+from tidegate.state.keys.key_bytes import key_array
+from tidegate.state.keys.key_hash import hash_keys, key_groups
+from tidegate.state.keys.key_index import BytesKeys, KeyReader, Keys
+
+
+@dataclass
+class ReadKeys:
+    """See `KeySet`.
+
+    Attributes:
+        keys: as indexes take them, a row for each key.
+        found: where tables remember the entries of these keys: (state of the table, entries) by table.
+    """
+
+    size: int
+    rows: KeyNumbers
+    groups: npt.NDArray[np.uint16]
+    keys: Keys
+    batch: pa.RecordBatch
+    found: dict[int, tuple[int, Entries]] = field(default_factory=dict)
+
+    def columns(self) -> pa.RecordBatch:
+        """See `KeySet`."""
+        return self.batch
+
+
+class KeyedRows:
+    """Turns batches into key sets."""
+
+    def __init__(self, ctx: BackendContext) -> None:
+        self.schema = ctx.key_schema
+        self.reader = KeyReader(ctx.key_schema, ctx.key_schema.names)
+        self._columns = ctx.key_columns
+        self._max_parallelism = ctx.max_parallelism
+        self._group_columns = ctx.group_columns
+
+    def of(self, batch: pa.RecordBatch) -> ReadKeys:
+        """The distinct keys of a batch's key columns."""
+        return self.distinct([key_array(batch, name) for name in self._columns])
+
+    def distinct(self, arrays: list[pa.Array]) -> ReadKeys:
+        """The distinct keys of these columns."""
+        columns = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        keys: Any = self.reader.read(columns)
+        index = self.reader.new_index(columns.num_rows)
+        rows = np.empty(columns.num_rows, np.int32)
+        index.find_or_add(keys, 0, columns.num_rows, rows)
+        if index.size < columns.num_rows:
+            columns = columns.take(pa.array(first_rows(rows)))
+            keys = self.reader.read(columns)
+        return ReadKeys(columns.num_rows, rows, self._groups(columns, keys), keys, columns)
+
+    def same(self, columns: pa.RecordBatch) -> ReadKeys:
+        """A set of keys that are distinct already."""
+        keys = self.reader.read(columns)
+        rows = np.arange(columns.num_rows, dtype=np.int32)
+        return ReadKeys(columns.num_rows, rows, self._groups(columns, keys), keys, columns)
+
+    def _groups(self, columns: pa.RecordBatch, keys: Keys) -> npt.NDArray[np.uint16]:
+        whole = len(self._group_columns) == len(self.schema)
+        hashes = keys.hashes if isinstance(keys, BytesKeys) and whole else hash_keys(columns, self._group_columns)
+        return key_groups(hashes, self._max_parallelism)
+
+
+def first_rows(numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """The first row of each number, where numbers are given in order of first sight."""
+    if not len(numbers):
+        return np.zeros(0, np.int64)
+    highest = np.maximum.accumulate(numbers)
+    return np.flatnonzero(np.diff(highest, prepend=-1))

@@ -1,0 +1,192 @@
+"""Many byte strings in one buffer: keys and rows on their way into and out of a key-value store, without a Python
+object for each but where the store's call wants one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.state.compiler import kernel
+from tidegate.state.keys.key_bytes import Bytes, Int64s
+
+_NO_BYTES = np.zeros(0, np.uint8)
+
+
+@dataclass(frozen=True)
+class ByteRows:
+    """Row i is data[starts[i]:starts[i] + lengths[i]]; it is missing where starts[i] < 0.
+
+    Attributes:
+        data: shared; whoever holds rows must not write below what they cover.
+        starts: int64.
+        lengths: int64; 0 where missing.
+    """
+
+    data: Bytes
+    starts: Int64s
+    lengths: Int64s
+
+    @classmethod
+    def of(cls, data: Bytes, offsets: Int64s) -> ByteRows:
+        """Row i is data[offsets[i]:offsets[i + 1]]."""
+        return cls(data, np.ascontiguousarray(offsets[:-1]), np.diff(offsets))
+
+    @classmethod
+    def of_list(cls, rows: Sequence[bytes | None]) -> ByteRows:
+        """From Python objects; None is missing."""
+        lengths = np.fromiter((-1 if row is None else len(row) for row in rows), np.int64, len(rows))
+        is_missing = lengths < 0
+        lengths[is_missing] = 0
+        starts = np.cumsum(lengths) - lengths
+        starts[is_missing] = -1
+        return cls(np.frombuffer(b"".join(filter(None, rows)), np.uint8), starts, lengths)
+
+    @classmethod
+    def missing(cls, size: int) -> ByteRows:
+        """`size` missing rows."""
+        return cls(_NO_BYTES, np.full(size, -1, np.int64), np.zeros(size, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def present(self) -> npt.NDArray[np.bool_]:
+        """Which are not missing."""
+        return self.starts >= 0
+
+    def take(self, rows: Any) -> ByteRows:
+        """The rows of these numbers, or where this mask is true; the bytes are not copied."""
+        return ByteRows(self.data, self.starts[rows], self.lengths[rows])
+
+    def packed(self) -> tuple[Bytes, Int64s]:
+        """A copy with one row behind the other, and offsets, one more than rows. Missing ones are empty."""
+        offsets = np.zeros(len(self) + 1, np.int64)
+        np.cumsum(self.lengths, out=offsets[1:])
+        data = np.empty(int(offsets[-1]), np.uint8)
+        _append(self.data, self.starts, self.lengths, data, offsets[:-1].copy())
+        return data, offsets
+
+    def to_list(self) -> list[bytes]:
+        """As Python objects; missing ones are empty."""
+        data, offsets = self.packed()
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+        objects: list[bytes] = pa.Array.from_buffers(pa.large_binary(), len(self), buffers).to_pylist()
+        return objects
+
+    def order(self) -> npt.NDArray[np.int64]:
+        """Row numbers in about the order of the bytes: by the first sixteen."""
+        first, second = np.empty(len(self), np.uint64), np.empty(len(self), np.uint64)
+        _leading(self.data, self.starts, self.lengths, first, second)
+        return np.lexsort((second, first))
+
+
+def joined(*columns: ByteRows) -> ByteRows:
+    """Row i of each, one behind the other. None may be missing."""
+    offsets = np.zeros(len(columns[0]) + 1, np.int64)
+    for column in columns:
+        offsets[1:] += column.lengths
+    np.cumsum(offsets, out=offsets)
+    data, cursor = np.empty(int(offsets[-1]), np.uint8), offsets[:-1].copy()
+    for column in columns:
+        _append(column.data, column.starts, column.lengths, data, cursor)
+    return ByteRows.of(data, offsets)
+
+
+def stacked(*parts: ByteRows) -> ByteRows:
+    """The rows of each part after those of the former."""
+    starts, base = [], 0
+    for part in parts:
+        starts.append(np.where(part.starts < 0, part.starts, part.starts + base))
+        base += len(part.data)
+    lengths = np.concatenate([part.lengths for part in parts])
+    return ByteRows(np.concatenate([part.data for part in parts]), np.concatenate(starts), lengths)
+
+
+def constants(values: npt.NDArray[Any]) -> ByteRows:
+    """Each element of an array of fixed width as its bytes."""
+    raw = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
+    width = values.dtype.itemsize
+    return ByteRows(raw, np.arange(len(values), dtype=np.int64) * width, np.full(len(values), width, np.int64))
+
+
+def frames(rows: ByteRows, offsets: Int64s) -> ByteRows:
+    """Rows in groups, one byte string for each group: of every row its length as uint32, then its bytes.
+
+    Args:
+        rows: none missing.
+        offsets: group g has the rows offsets[g]:offsets[g + 1].
+    """
+    sizes = constants(rows.lengths.astype("<u4"))
+    data, ends = joined(sizes, rows).packed()
+    return ByteRows.of(data, ends[offsets])
+
+
+def unframed(groups: ByteRows) -> tuple[ByteRows, Int64s]:
+    """Inverse of `frames`: the rows, sharing the groups' bytes, and the offsets. A missing group has none."""
+    counts = np.empty(len(groups) + 1, np.int64)
+    counts[0] = 0
+    _count_frames(groups.data, groups.starts, groups.lengths, counts)
+    offsets = np.cumsum(counts)
+    starts, lengths = np.empty(int(offsets[-1]), np.int64), np.empty(int(offsets[-1]), np.int64)
+    _read_frames(groups.data, groups.starts, groups.lengths, starts, lengths)
+    return ByteRows(groups.data, starts, lengths), offsets
+
+
+@kernel("void(u1[], i8[], i8[], u1[]!, i8[]!)")
+def _append(source: Any, starts: Any, lengths: Any, data: Any, cursor: Any) -> None:
+    for i in range(len(starts)):
+        at = cursor[i]
+        start = starts[i]
+        for j in range(lengths[i]):
+            data[at + j] = source[start + j]
+        cursor[i] = at + lengths[i]
+
+
+@kernel("void(u1[], i8[], i8[], u8[]!, u8[]!)")
+def _leading(data: Any, starts: Any, lengths: Any, first: Any, second: Any) -> None:
+    for i in range(len(starts)):
+        for part in range(2):
+            word = np.uint64(0)
+            for j in range(part * 8, part * 8 + 8):
+                byte = data[starts[i] + j] if j < lengths[i] else np.uint8(0)
+                word = (word << np.uint64(8)) | np.uint64(byte)
+            if part == 0:
+                first[i] = word
+            else:
+                second[i] = word
+
+
+@kernel("void(u1[], i8[], i8[], i8[]!)")
+def _count_frames(data: Any, starts: Any, lengths: Any, counts: Any) -> None:
+    for i in range(len(starts)):
+        count = 0
+        at = starts[i]
+        end = starts[i] + lengths[i]
+        while at < end:
+            length = np.int64(0)
+            for j in range(4):
+                length |= np.int64(data[at + j]) << (8 * j)
+            at += 4 + length
+            count += 1
+        counts[i + 1] = count
+
+
+@kernel("void(u1[], i8[], i8[], i8[]!, i8[]!)")
+def _read_frames(data: Any, starts: Any, lengths: Any, row_starts: Any, row_lengths: Any) -> None:
+    row = 0
+    for i in range(len(starts)):
+        at = starts[i]
+        end = starts[i] + lengths[i]
+        while at < end:
+            length = np.int64(0)
+            for j in range(4):
+                length |= np.int64(data[at + j]) << (8 * j)
+            row_starts[row] = at + 4
+            row_lengths[row] = length
+            at += 4 + length
+            row += 1

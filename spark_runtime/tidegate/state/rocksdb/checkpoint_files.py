@@ -1,0 +1,251 @@
+"""What a snapshot holds of a RocksDB: its files, those that never change as blobs (S5.2).
+
+Format "rocksdb", version 1: one part `rocksdb` of kind "keyed" for all states and timers of a subtask. Its table has a
+row for each file, but the log, which is empty, and RocksDB's options, which are those of whoever opens them::
+
+    __key_group    uint16, lowest in the file, 0 where not known; not told of files of timers by time
+    last_group     uint16, highest in it, 65535 where not known
+    name           string, in the database's directory
+    bytes          int64
+    blob           string, the id of the blob with the content; null of small files
+    content        binary, of small files
+
+and in its schema's metadata, under `tidegate.rocksdb`, JSON: `version`, `key_groups` [first, end] of the subtask, and
+of each state `name` and `schema`, base64 of the Arrow schema its rows have in format "rows" (`layout`).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.errors import SnapshotError
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StatePart
+from tidegate.state.rocksdb.byte_rows import ByteRows
+from tidegate.state.keys.key_hash import MAX_KEY_GROUPS
+from tidegate.state.rocksdb.database import RocksDatabase, RocksTable, failures
+from tidegate.state.rocksdb.database_keys import GROUP_BYTES
+
+PART_NAME = "rocksdb"
+FORMAT_VERSION = 1
+_METADATA = b"tidegate.rocksdb"
+_FILE_SCHEMA = pa.schema(
+    [
+        (KEY_GROUP_COLUMN, pa.uint16()),
+        ("last_group", pa.uint16()),
+        ("name", pa.string()),
+        ("bytes", pa.int64()),
+        ("blob", pa.string()),
+        ("content", pa.binary()),
+    ]
+)
+_LAST_GROUP = 2**16 - 1
+_TABLE_SUFFIX = ".sst"
+_LOG_SUFFIX = ".log"
+_OPTIONS_PREFIX = "OPTIONS-"
+
+FrozenRows = tuple[RocksTable, ByteRows, ByteRows]
+
+
+class CheckpointFolder:
+    """A folder of hard links; deleted when nobody holds this object any more."""
+
+    def __init__(self, path: Path) -> None:
+        """Args: path: need not be there yet."""
+        self.path = path
+
+    def __del__(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+class PendingCheckpoint:
+    """The state at a barrier: what the caches had not written then, and, once settled, a folder of files with it all.
+
+    Settled by whoever comes first: the snapshot writer thread, or the slot's loop before it writes to the database.
+    """
+
+    def __init__(self, database: RocksDatabase, rows: Sequence[FrozenRows], path: Path) -> None:
+        """Args: database: that of the rows. rows: frozen, not written yet. path: for the folder."""
+        self._database = database
+        self._rows = list(rows)
+        self._lock = threading.Lock()
+        self._path = path
+        self._folder: CheckpointFolder | None = None
+        self._failure: Exception | None = None
+        self._wanted = True
+
+    def give_up(self) -> None:
+        """Nobody will ask for the folder."""
+        self._wanted = False
+
+    def written(self) -> None:
+        """The database has the rows, and nothing later is in the folder. Raises what a write raises; may come twice."""
+        with self._lock:
+            self._settle()
+
+    def folder(self) -> CheckpointFolder:
+        """The folder. Raises SnapshotError or EnvironmentProblemError where it could not be made."""
+        with self._lock:
+            self._settle()
+            if self._failure is not None:
+                raise self._failure
+            assert self._folder is not None, "the folder is made at the first call"
+            folder, self._folder = self._folder, None
+            return folder
+
+    def _settle(self) -> None:
+        while self._rows:
+            table, keys, rows = self._rows[-1]
+            table.write(keys, rows)
+            self._rows.pop()
+        if self._folder is not None or self._failure is not None or not self._wanted:
+            return
+        folder = CheckpointFolder(self._path)
+        try:
+            self._database.checkpoint(folder.path)
+        except Exception as error:
+            self._failure = error
+        else:
+            self._folder = folder
+        self._wanted = False
+
+
+def file_part(
+    folder: CheckpointFolder,
+    database_files: Sequence[Mapping[str, Any]],
+    id_of: Callable[[str, int], str],
+    states: Mapping[str, pa.Schema],
+    key_groups: range,
+) -> StatePart:
+    """The part of format "rocksdb" with the files of `folder`, which lives as long as the blobs.
+
+    Args:
+        folder: of a checkpoint.
+        database_files: RocksDB's descriptions of its files, for their key groups; may lack some.
+        id_of: the blob's id for a file's name and size.
+        states: name -> schema of its rows.
+        key_groups: of the subtask.
+    """
+    described = {str(one["name"]).lstrip("/"): one for one in database_files}
+    rows: list[dict[str, Any]] = []
+    blobs = []
+    for path in sorted(folder.path.iterdir()):
+        if path.suffix == _LOG_SUFFIX or path.name.startswith(_OPTIONS_PREFIX):
+            continue
+        size = path.stat().st_size
+        row: dict[str, Any] = {"name": path.name, "bytes": size, KEY_GROUP_COLUMN: 0, "last_group": _LAST_GROUP}
+        if path.suffix == _TABLE_SUFFIX:
+            row |= _range_of(described.get(path.name)) | {"blob": id_of(path.name, size)}
+            blobs.append(Blob(row["blob"], _reader(folder, path), size))
+        else:
+            row["content"] = path.read_bytes()
+        rows.append(row)
+    rows.sort(key=lambda row: int(row[KEY_GROUP_COLUMN]))
+    document = {
+        "version": FORMAT_VERSION,
+        "key_groups": [key_groups.start, key_groups.stop],
+        "states": [{"name": name, "schema": _schema_text(schema)} for name, schema in states.items()],
+    }
+    schema = _FILE_SCHEMA.with_metadata({_METADATA: json.dumps(document).encode()})
+    table = pa.Table.from_pylist(rows, schema=schema)
+    return StatePart(PART_NAME, "keyed", table, blobs=tuple(blobs), format="rocksdb")
+
+
+@dataclass(frozen=True)
+class FilesOfPart:
+    """What a part of format "rocksdb" says.
+
+    Attributes:
+        key_groups: of the subtask that wrote it.
+        states: name -> schema of its rows.
+    """
+
+    part: StatePart
+    key_groups: range
+    states: Mapping[str, pa.Schema]
+
+    @classmethod
+    def of(cls, part: StatePart, uid: str) -> FilesOfPart:
+        """Read the part's metadata. Raises SnapshotError: another version."""
+        document = json.loads((part.table.schema.metadata or {}).get(_METADATA, b"{}"))
+        if document.get("version") != FORMAT_VERSION:
+            raise SnapshotError(
+                f"The RocksDB files of state have format version {document.get('version')}",
+                where=f"operator {uid!r}",
+                cause=f"this version of tidegate reads version {FORMAT_VERSION}",
+                remedy="Restore with the version that wrote them, and take a savepoint",
+            )
+        states = {one["name"]: _schema_of(one["schema"]) for one in document["states"]}
+        return cls(part, range(*document["key_groups"]), states)
+
+    def write_to(self, directory: Path, uid: str) -> dict[str, str]:
+        """Make `directory` the database; one file in memory at a time. Returns file name -> blob id, as the
+        snapshot has it: under that one the writer knows the file again.
+
+        Raises:
+            SnapshotError: a file is missing or of another size than when it was written.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        blobs = self._by_own_id()
+        ids = {}
+        for row in self.part.table.drop_columns([KEY_GROUP_COLUMN, "last_group"]).to_pylist():
+            blob = blobs.get(row["blob"]) if row["blob"] is not None else None
+            content = row["content"] if blob is None else blob.read()
+            if content is None or len(content) != row["bytes"]:
+                found = "it is missing" if content is None else f"it has {len(content)} bytes, not {row['bytes']}"
+                raise SnapshotError(
+                    f"The RocksDB file {row['name']} of the snapshot is damaged",
+                    where=f"operator {uid!r}",
+                    cause=found,
+                    remedy="Restore another snapshot",
+                )
+            (directory / row["name"]).write_bytes(content)
+            if blob is not None:
+                ids[row["name"]] = blob.id
+        return ids
+
+    def _by_own_id(self) -> dict[str, Blob]:
+        """The blobs by the ids that the part's rows know. Whoever writes a snapshot may put something and "-" in front
+        of an id, so that no other subtask and no other run has it too."""
+        own = {row for row in self.part.table.column("blob").to_pylist() if row is not None}
+        found: dict[str, Blob] = {}
+        for blob in self.part.blobs:
+            pieces = blob.id.split("-")
+            ids = ("-".join(pieces[n:]) for n in range(len(pieces)))
+            known = next((an_id for an_id in ids if an_id in own), None)
+            if known is not None:
+                found[known] = blob
+        return found
+
+
+def _reader(folder: CheckpointFolder, path: Path) -> Callable[[], bytes]:
+    def read() -> bytes:
+        assert folder.path == path.parent  # holds the folder
+        with failures(path):
+            return path.read_bytes()
+
+    return read
+
+
+def _range_of(described: Mapping[str, Any] | None) -> dict[str, int]:
+    keys: list[Any] = [described["start_key"], described["end_key"]] if described is not None else [None]
+    if any(key is None or len(key) < GROUP_BYTES for key in keys):
+        return {}
+    low, high = (int.from_bytes(bytes(key[:GROUP_BYTES]), "big") for key in keys)
+    return {KEY_GROUP_COLUMN: low, "last_group": high} if high < MAX_KEY_GROUPS else {}
+
+
+def _schema_text(schema: pa.Schema) -> str:
+    return base64.b64encode(schema.serialize().to_pybytes()).decode()
+
+
+def _schema_of(text: str) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))

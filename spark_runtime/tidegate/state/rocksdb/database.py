@@ -1,0 +1,342 @@
+"""One RocksDB on local disk, by batch: a column family for each state, memory bounded, no write-ahead log (S5.2).
+
+What is written is as durable as the last checkpoint: a crash loses the rest, and the job goes back to its last snapshot
+anyway. Reads and writes may come from the slot's loop and from a snapshot writer thread at the same time.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidegate.errors import EnvironmentProblemError, PipelineError, SnapshotError
+from tidegate.state.rocksdb.byte_rows import ByteRows
+
+if TYPE_CHECKING:
+    from rocksdict import Options, Rdict
+
+SCAN_BYTES = 2**20
+"""What one step of a scan holds of keys and rows, about."""
+SCAN_ROWS = 8192
+"""What one step of a scan holds of them at most."""
+READ_ROWS = 512
+"""Keys in one multi-get: RocksDB holds on to the blocks of all of them until it returns."""
+BLOCK_BYTES = 4096
+WRITE_ROWS = 16384
+"""Rows in one write batch."""
+SMALLEST_WRITE_BUFFER_BYTES = 2**20
+LARGEST_FILE_BYTES = 16 * 2**20
+"""RocksDB's files are about so large: each is read into memory whole when it enters a snapshot."""
+OPEN_FILES = 256
+"""Files it holds open at once, each with some ten KiB of its index."""
+
+
+def require_rocksdict() -> None:
+    """Raise PipelineError, naming the extra, when `rocksdict` is not installed."""
+    try:
+        import rocksdict  # noqa: F401
+    except ImportError as error:
+        raise PipelineError(
+            "The state back end rocksdb needs the package rocksdict",
+            cause=str(error),
+            remedy="Install it on driver and executors: pip install 'tidegate[rocksdb]', or use state_backend='heap'",
+        ) from error
+
+
+class RocksDatabase:
+    """A database in one directory. Opened, and made where it is not there, by the first use of a table."""
+
+    def __init__(self, directory: Path, memory_bytes: int, *, read_only: bool = False) -> None:
+        """Args: directory: of its own. memory_bytes: of block cache, index and filter blocks and write buffers
+        together. read_only: open an existing one and never write."""
+        self.directory = directory
+        self._memory_bytes = memory_bytes
+        self._read_only = read_only
+        self._database: Rdict | None = None
+        self._families: dict[str, Rdict] = {}
+        self._asked_for: dict[str, None] = {}
+        self._opening = threading.RLock()
+        self._closed = False
+
+    def table(self, name: str) -> RocksTable:
+        """The column family `name`; made when the database is opened, or when it is first used afterwards."""
+        self._asked_for[name] = None
+        return RocksTable(self, name)
+
+    def table_names(self) -> list[str]:
+        """Of all column families in the directory, opened or not."""
+        from rocksdict import Options, Rdict
+
+        with failures(self.directory):
+            names: list[str] = Rdict.list_cf(str(self.directory), Options(raw_mode=True))
+        return [name for name in names if name != "default"]
+
+    def family(self, name: str) -> Rdict:
+        """The open column family `name`. Raises EnvironmentProblemError once it is closed."""
+        found = self._families.get(name)
+        if found is None:
+            with self._opening, failures(self.directory):
+                database = self.opened()
+                found = self._families.get(name)
+                if found is None:
+                    found = self._families[name] = database.create_column_family(name, self._options)
+        return found
+
+    def drop(self, name: str) -> None:
+        """Remove the column family `name` with its rows. Nobody may use it any more."""
+        with self._opening, failures(self.directory):
+            self._families.pop(name, None)
+            self._asked_for.pop(name, None)
+            self.opened().drop_column_family(name)
+
+    def opened(self) -> Rdict:
+        """The database, open. Raises EnvironmentProblemError once it is closed: another one, made by a thread that
+        comes late, would be empty."""
+        with self._opening:
+            if self._closed:
+                raise EnvironmentProblemError(
+                    "The database of keyed state is closed",
+                    where=str(self.directory),
+                    cause="its subtask has ended, and a snapshot was still being written",
+                    remedy="Nothing is to be done: that snapshot counts for nothing",
+                )
+            if self._database is None:
+                self._database = self._open()
+            return self._database
+
+    def files(self) -> list[dict[str, Any]]:
+        """RocksDB's description of each of its table files."""
+        with failures(self.directory):
+            described: list[dict[str, Any]] = self.opened().live_files()
+        return described
+
+    def checkpoint(self, directory: Path) -> None:
+        """Write out what is in memory, and make `directory` another database of the same files, by hard links."""
+        from rocksdict import Checkpoint
+
+        with failures(self.directory):
+            Checkpoint(self.opened()).create_checkpoint(str(directory))
+
+    def close(self) -> None:
+        """Close it for good; may come twice. The files stay."""
+        with self._opening:
+            self._closed = True
+            self._families.clear()
+            database, self._database = self._database, None
+        if database is not None:
+            with suppress(Exception):  # it flushes first, and whoever closes wants no file any more
+                database.close()
+
+    def remove(self) -> None:
+        """Close it and delete its files."""
+        self.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _open(self) -> Rdict:
+        from rocksdict import AccessType, Rdict
+
+        existing = self.table_names() if (self.directory / "CURRENT").exists() else []
+        self._options = _options(self._memory_bytes)
+        access = AccessType.read_only(False) if self._read_only else AccessType.read_write()
+        names = existing if self._read_only else list(dict.fromkeys([*existing, *self._asked_for]))
+        with failures(self.directory):
+            families = dict.fromkeys(["default", *names], self._options)
+            database = Rdict(str(self.directory), self._options, families, access)
+            for name in names:
+                self._families[name] = database.get_column_family(name)
+        return database
+
+
+class RocksTable:
+    """One column family."""
+
+    def __init__(self, database: RocksDatabase, name: str) -> None:
+        """Args: database: open or not. name: of the column family."""
+        self._database = database
+        self.name = name
+
+    def get(self, keys: ByteRows) -> ByteRows:
+        """The row of each key; missing where there is none."""
+        order = keys.order()
+        with failures(self._database.directory):
+            family: Any = self._database.family(self.name)
+            wanted = keys.take(order).to_list()
+            found: list[bytes | None] = []
+            for start in range(0, len(wanted), READ_ROWS):
+                found += family.get(wanted[start : start + READ_ROWS])
+        rows = ByteRows.of_list(found)
+        back = order.argsort()
+        return rows.take(back)
+
+    def write(self, keys: ByteRows, rows: ByteRows) -> None:
+        """Set the row of each key, or remove it where the row is missing. No key may come twice."""
+        order = keys.order()
+        for start in range(0, len(order), WRITE_ROWS):
+            some = order[start : start + WRITE_ROWS]
+            self._write(keys.take(some), rows.take(some))
+
+    def scan(self, lower: bytes = b"", upper: bytes | None = None) -> Iterator[tuple[ByteRows, ByteRows]]:
+        """Keys and rows with lower <= key < upper in order, some at a time, never none. Holds nothing open between two
+        steps, so that old files can go; what is written meanwhile may be seen."""
+        limit = 256
+        while True:
+            found = self._some(lower, upper, limit)
+            if not found:
+                return
+            keys, rows = (ByteRows.of_list(column) for column in zip(*found, strict=True))
+            yield keys, rows
+            if len(found) < limit:
+                return
+            lower = found[-1][0] + b"\0"
+            size = int(keys.lengths.sum() + rows.lengths.sum()) // len(found)
+            limit = min(SCAN_ROWS, 1 + SCAN_BYTES // max(size, 1))
+
+    def scan_prefixes(self, prefixes: Sequence[bytes]) -> tuple[ByteRows, ByteRows, list[int]]:
+        """All keys and rows that begin with each of `prefixes`, and how many each has."""
+        keys: list[bytes] = []
+        rows: list[bytes] = []
+        counts = []
+        with failures(self._database.directory):
+            cursor = self._database.family(self.name).iter()
+            for prefix in prefixes:
+                before = len(keys)
+                cursor.seek(prefix)
+                while cursor.valid() and (key := cursor.key()).startswith(prefix):
+                    keys.append(key)
+                    rows.append(cursor.value())
+                    cursor.next()
+                counts.append(len(keys) - before)
+            cursor.status()
+        return ByteRows.of_list(keys), ByteRows.of_list(rows), counts
+
+    def first_from(self, lowers: Sequence[bytes]) -> list[bytes | None]:
+        """The first key at or behind each of `lowers`; None where there is none."""
+        found: list[bytes | None] = []
+        with failures(self._database.directory):
+            cursor = self._database.family(self.name).iter()
+            for lower in lowers:
+                cursor.seek(lower)
+                found.append(cursor.key() if cursor.valid() else None)
+            cursor.status()
+        return found
+
+    def file_bytes(self) -> int:
+        """Size of its files."""
+        with failures(self._database.directory):
+            return int(self._database.family(self.name).property_int_value("rocksdb.total-sst-files-size") or 0)
+
+    def delete_range(self, lower: bytes, upper: bytes) -> None:
+        """Remove all keys with lower <= key < upper."""
+        with failures(self._database.directory):
+            self._database.family(self.name).delete_range(lower, upper, _unlogged())
+
+    def _write(self, keys: ByteRows, rows: ByteRows) -> None:
+        from rocksdict import WriteBatch
+
+        with failures(self._database.directory):
+            self._database.family(self.name)
+            database = self._database.opened()
+            batch = WriteBatch(raw_mode=True)
+            batch.set_default_column_family(database.get_column_family_handle(self.name))
+            there = rows.present
+            deque(map(batch.put, keys.take(there).to_list(), rows.take(there).to_list()), maxlen=0)
+            if not there.all():
+                deque(map(batch.delete, keys.take(~there).to_list()), maxlen=0)
+            database.write(batch, _unlogged())
+
+    def _some(self, lower: bytes, upper: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
+        from rocksdict import ReadOptions
+
+        with failures(self._database.directory):
+            bounds = ReadOptions()
+            if upper is not None:
+                bounds.set_iterate_upper_bound(upper)
+            items: Any = self._database.family(self.name).items(from_key=lower, read_opt=bounds)
+            return list(islice(items, limit))
+
+
+@contextmanager
+def failures(directory: Path) -> Iterator[None]:
+    """What RocksDB raises, as ours: SnapshotError for damaged files, EnvironmentProblemError for the rest."""
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError, TypeError):
+        raise
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        text = str(error)
+        if any(sign in text for sign in ("Corruption", "No such file", "does not exist", "Invalid argument")):
+            raise SnapshotError(
+                "The files of keyed state are damaged",
+                where=str(directory),
+                cause=text,
+                remedy="Restore from another snapshot; look at the local disk if it happens again",
+            ) from error
+        raise EnvironmentProblemError(
+            "RocksDB cannot read or write its files",
+            where=str(directory),
+            cause=text,
+            remedy="Free space on the executor's local disk, or choose another directory for it",
+        ) from error
+
+
+def _unlogged() -> Any:
+    from rocksdict import WriteOptions
+
+    options: Any = WriteOptions()
+    options.disable_wal = True
+    return options
+
+
+def _options(memory_bytes: int) -> Options:
+    """Half of the memory for write buffers, which are charged to the block cache, the rest for blocks. Index and filter
+    blocks are in the cache, in partitions, so that they grow with what is looked at, not with the state."""
+    from rocksdict import (
+        BlockBasedIndexType,
+        BlockBasedOptions,
+        Cache,
+        DBCompressionType,
+        Options,
+        WriteBufferManager,
+    )
+
+    cache = Cache(memory_bytes)
+    blocks = BlockBasedOptions()
+    blocks.set_block_cache(cache)
+    blocks.set_cache_index_and_filter_blocks(True)
+    blocks.set_pin_top_level_index_and_filter(True)
+    blocks.set_index_type(BlockBasedIndexType.two_level_index_search())
+    blocks.set_partition_filters(True)
+    blocks.set_metadata_block_size(BLOCK_BYTES)
+    blocks.set_block_size(BLOCK_BYTES)
+    blocks.set_bloom_filter(10, False)
+    blocks.set_format_version(5)
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.create_missing_column_families(True)
+    options.set_block_based_table_factory(blocks)
+    options.set_compression_type(DBCompressionType.lz4())
+    write_buffers = memory_bytes // 2
+    options.set_write_buffer_manager(
+        WriteBufferManager.new_write_buffer_manager_with_cache(write_buffers, False, cache)
+    )
+    options.set_write_buffer_size(max(SMALLEST_WRITE_BUFFER_BYTES, write_buffers // 4))
+    options.set_max_write_buffer_number(3)
+    file_bytes = min(LARGEST_FILE_BYTES, max(SMALLEST_WRITE_BUFFER_BYTES, memory_bytes // 8))
+    options.set_target_file_size_base(file_bytes)
+    options.set_max_bytes_for_level_base(8 * file_bytes)
+    options.set_level_compaction_dynamic_level_bytes(True)
+    options.set_max_open_files(OPEN_FILES)
+    options.set_max_background_jobs(2)
+    options.set_max_manifest_file_size(2**20)
+    options.set_keep_log_file_num(2)
+    options.set_max_log_file_size(2**20)
+    options.set_stats_dump_period_sec(0)
+    return options

@@ -1,0 +1,81 @@
+"""The keys of a batch as RocksDB has them: two bytes key group, highest first, then the canonical key bytes.
+
+Keys of one group are neighbours: a database can be cut at key groups.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.state.rocksdb.byte_rows import ByteRows, constants, joined
+from tidegate.state.keyed_state import BackendContext, KeyNumbers, KeySet
+from tidegate.state.keys.key_bytes import canonical_bytes
+from tidegate.state.rocksdb.key_columns import key_columns
+from tidegate.state.keys.key_hash import Hashes, KeyGroups, hash_keys, hash_rows, key_groups
+from tidegate.state.keys.key_index_kernels import add_bytes
+from tidegate.state.keys.key_sets import first_rows
+
+GROUP_BYTES = 2
+
+
+class RocksKeys:
+    """A KeySet of known database keys."""
+
+    def __init__(self, ids: ByteRows, rows: KeyNumbers, groups: KeyGroups, schema: pa.Schema) -> None:
+        """Args: ids: of each distinct key. rows, groups: see `KeySet`. schema: of the key columns."""
+        self.ids = ids
+        self.size = len(ids)
+        self.rows = rows
+        self.groups = groups
+        self._schema = schema
+
+    @classmethod
+    def of_ids(cls, ids: ByteRows, schema: pa.Schema) -> RocksKeys:
+        """Keys read from a database, all different, each with a row of its own."""
+        return cls(ids, np.arange(len(ids), dtype=np.int32), groups_of(ids), schema)
+
+    def columns(self) -> pa.RecordBatch:
+        """See `KeySet`."""
+        return key_columns(self.ids, self._schema, GROUP_BYTES)[0]
+
+
+def read_keys(columns: pa.RecordBatch, ctx: BackendContext) -> RocksKeys:
+    """The distinct keys of the rows of key columns, in order of first sight."""
+    found, rows, hashes = distinct(ByteRows.of(*canonical_bytes(columns, columns.schema.names)))
+    if ctx.namespace_columns:
+        hashes = hash_keys(columns, ctx.group_columns)[first_rows(rows)]
+    groups = key_groups(hashes, ctx.max_parallelism)
+    return RocksKeys(joined(constants(groups.astype(">u2")), found), rows, groups, columns.schema)
+
+
+def distinct(keys: ByteRows) -> tuple[ByteRows, KeyNumbers, Hashes]:
+    """The distinct ones of `keys` in order of first sight, the number of each row's, and the hash of each."""
+    data, offsets = keys.packed()
+    hashes = np.empty(len(keys), np.uint64)
+    hash_rows(data, offsets, hashes)
+    rows, added = np.empty(len(keys), np.int32), np.empty(len(keys), np.int64)
+    slots = np.full(4 << max(len(keys), 1).bit_length(), -1, np.int32)
+    cursor, known = np.zeros(2, np.int64), np.empty(len(keys), np.uint64)
+    ends, arena = np.zeros(len(keys) + 1, np.int64), np.empty(len(data), np.uint8)
+    add_bytes(data, offsets, hashes, slots, known, ends, arena, cursor, rows, added)
+    size = int(cursor[1])
+    return ByteRows.of(arena, ends[: size + 1]), rows, known[:size]
+
+
+def ids_of(keys: KeySet) -> ByteRows:
+    """The database keys of a KeySet of this back end."""
+    assert isinstance(keys, RocksKeys), "keys come from the back end that they are used with"
+    return keys.ids
+
+
+def groups_of(ids: ByteRows) -> npt.NDArray[np.uint16]:
+    """Key group of each database key."""
+    high = ids.data[ids.starts].astype(np.uint16)
+    return (high << 8 | ids.data[ids.starts + 1]).astype(np.uint16)
+
+
+def group_key(group: int) -> bytes:
+    """Below all database keys of `group` and above those of `group` - 1."""
+    return group.to_bytes(GROUP_BYTES, "big")

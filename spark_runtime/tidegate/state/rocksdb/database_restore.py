@@ -1,0 +1,183 @@
+"""State of snapshots back into RocksDB: its own files where it can, rows of any back end otherwise (S5.5).
+
+Files of one subtask that covers all of this one's key groups become the database, cut to these; of further subtasks
+the rows in these key groups are copied into it, one subtask after the other. Where columns have changed since, the
+files are read as rows, which take the columns of now.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tidegate.errors import SnapshotError
+from tidegate.snapshot.parts import StatePart
+from tidegate.state.rocksdb.byte_rows import ByteRows, joined
+from tidegate.state.keyed_state import BackendContext
+from tidegate.state.evolved_parts import evolved_parts
+from tidegate.state.keys.key_hash import MAX_KEY_GROUPS
+from tidegate.state.state_layout import form_of, require_same, unknown_state
+from tidegate.state.rocksdb.checkpoint_files import FilesOfPart
+from tidegate.state.rocksdb.database import RocksDatabase
+from tidegate.state.rocksdb.database_keys import group_key, read_keys
+from tidegate.state.rocksdb.list_chunks import RocksList
+from tidegate.state.rocksdb.portable_rows import StoredRows, own_rows, prefixed_columns
+from tidegate.state.rocksdb.timer_tables import BY_TIME, TIME_BYTES
+
+
+class Restore:
+    """One restore. Used once."""
+
+    def __init__(
+        self,
+        ctx: BackendContext,
+        database: RocksDatabase,
+        stored: Mapping[str, StoredRows],
+        lists: Mapping[str, RocksList],
+        scratch: Path,
+    ) -> None:
+        """Args: ctx: the place. database: not opened yet. stored: what the operator declares, by name. lists: its list
+        states. scratch: for databases that are copied from."""
+        self._ctx = ctx
+        self._database = database
+        self._stored = stored
+        self._lists = lists
+        self._scratch = scratch
+
+    def run(self, parts: Sequence[StatePart]) -> dict[str, str]:
+        """Restore all parts. Returns blob ids of the files that became the database's, by file name.
+
+        Raises:
+            SnapshotError: see `KeyedStateBackend.restore`; or files are damaged.
+        """
+        files = [FilesOfPart.of(part, self._ctx.uid) for part in parts if part.format == "rocksdb"]
+        inherited: dict[str, str] = {}
+        if all(map(self._is_as_declared, files)):
+            inherited = self._restore_files(files)
+        else:
+            for one in files:
+                self._restore_changed(one)
+        for part in parts:
+            if part.format == "rows" and part.name not in self._ctx.forgotten:
+                self._restore_rows(part)
+        return inherited
+
+    def _is_as_declared(self, files: FilesOfPart) -> bool:
+        """They have the columns that the operator declares. Raises SnapshotError: a state that it does not declare."""
+        for name, schema in files.states.items():
+            if name not in self._ctx.forgotten:
+                declared = self._declared(name).schema
+                if (form_of(schema), schema.names, schema.types) != (form_of(declared), declared.names, declared.types):
+                    return False
+        return True
+
+    def _restore_changed(self, files: FilesOfPart) -> None:
+        """Files whose columns have changed since, as rows (S5.5). Raises SnapshotError: these cannot become those."""
+        from tidegate.state.rocksdb.file_reader import rows_of_files
+
+        ctx = self._ctx
+        for name, schema in files.states.items():
+            if name not in ctx.forgotten:
+                self._evolved(StatePart(name, "keyed", schema.empty_table()))
+        if files.key_groups.stop <= ctx.key_groups.start or ctx.key_groups.stop <= files.key_groups.start:
+            return
+        with rows_of_files(files.part, ctx.max_parallelism, str(self._scratch)) as parts:
+            for part in parts:
+                if part.name not in ctx.forgotten:
+                    self._restore_rows(self._evolved(part))
+
+    def _evolved(self, part: StatePart) -> StatePart:
+        """A part of rows with the columns of now. Raises SnapshotError: it cannot have them; names both, and why."""
+        ctx = self._ctx
+        descriptors = [stored.descriptor for stored in self._stored.values() if stored.descriptor is not None]
+        how = {"fills": ctx.fills, "drops": ctx.drops}
+        try:
+            (changed,) = evolved_parts([part], descriptors, ctx.key_schema, ctx.uid, ctx.renamed_keys, **how)
+        except SnapshotError as why:
+            try:
+                require_same(part.name, part.table.schema, self._declared(part.name).schema, ctx.uid)
+            except SnapshotError as both:
+                cause = f"{both.cause}: {why.cause}"
+                raise SnapshotError(both.what, where=both.where, cause=cause, remedy=why.remedy) from why
+            raise
+        return changed
+
+    def _declared(self, name: str) -> StoredRows:
+        if name not in self._stored:
+            raise unknown_state(name, self._ctx.uid)
+        return self._stored[name]
+
+    def _restore_files(self, files: Sequence[FilesOfPart]) -> dict[str, str]:
+        """Files whose columns are those of now; see `run`."""
+        mine = self._ctx.key_groups
+        theirs = [one for one in files if one.key_groups.start < mine.stop and mine.start < one.key_groups.stop]
+        if not theirs:
+            return {}
+        base = max(theirs, key=lambda one: _common(one.key_groups, mine))
+        inherited = base.write_to(self._database.directory, self._ctx.uid)
+        self._database.opened()
+        for name in self._ctx.forgotten.intersection(self._database.table_names()):
+            self._database.drop(name)
+        beyond = base.key_groups.start < mine.start or base.key_groups.stop > mine.stop
+        if beyond:
+            self._cut()
+        for number, one in enumerate(theirs):
+            if one is not base:
+                self._copy(one, self._scratch / f"former-{number}")
+        return inherited
+
+    def _cut(self) -> None:
+        """Remove all other key groups."""
+        low, high = group_key(self._ctx.key_groups.start), group_key(self._ctx.key_groups.stop)
+        names = self._database.table_names()
+        for name in names:
+            table = self._database.table(name)
+            if not name.endswith(BY_TIME):
+                table.delete_range(b"", low)
+                table.delete_range(high, group_key(MAX_KEY_GROUPS))
+                continue
+            table.delete_range(b"", b"\xff" * (TIME_BYTES + 1))
+            for keys, rows in self._database.table(name.removesuffix(BY_TIME)).scan(low, high):
+                table.write(_by_time(keys), rows)
+
+    def _copy(self, files: FilesOfPart, directory: Path) -> None:
+        low, high = group_key(self._ctx.key_groups.start), group_key(self._ctx.key_groups.stop)
+        files.write_to(directory, self._ctx.uid)
+        former = RocksDatabase(directory, self._ctx.memory_bytes // 8)
+        try:
+            for name in former.table_names():
+                if name.endswith(BY_TIME) or name in self._ctx.forgotten:
+                    continue
+                for keys, rows in former.table(name).scan(low, high):
+                    self._database.table(name).write(keys, rows)
+                    if name + BY_TIME in former.table_names():
+                        self._database.table(name + BY_TIME).write(_by_time(keys), rows)
+        finally:
+            former.close()
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _restore_rows(self, part: StatePart) -> None:
+        stored = self._declared(part.name)
+        require_same(part.name, part.table.schema, stored.schema, self._ctx.uid)
+        table = self._database.table(stored.table)
+        for batch in own_rows(part, self._ctx.key_groups):
+            if part.name in self._lists:
+                keys = read_keys(prefixed_columns(batch, stored.key_schema), self._ctx)
+                self._lists[part.name].append_rows(keys, keys.rows, stored.rows(batch))
+                continue
+            keys_, rows = stored.cells(batch)
+            table.write(keys_, rows)
+            if stored.descriptor is None:
+                self._database.table(stored.table + BY_TIME).write(_by_time(keys_), rows)
+
+
+def _common(theirs: range, mine: range) -> int:
+    return min(theirs.stop, mine.stop) - max(theirs.start, mine.start)
+
+
+def _by_time(keys: ByteRows) -> ByteRows:
+    """Timers by time, from those by key."""
+    ids = ByteRows(keys.data, keys.starts, keys.lengths - TIME_BYTES)
+    times = ByteRows(keys.data, keys.starts + ids.lengths, keys.lengths - ids.lengths)
+    return joined(times, ids)

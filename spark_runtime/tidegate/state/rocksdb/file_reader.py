@@ -1,0 +1,95 @@
+"""The rows of states in files of RocksDB, for whoever looks into a checkpoint, or restores it with other columns: the
+files are put into a database of their own, in a temporary folder, which gives rows as for a savepoint (S5.2)."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, StatePart
+from tidegate.snapshot.reader import NativeFiles
+from tidegate.state.keyed_state import BackendContext, KeyedKind, KeyedStateBackend, StateDescriptor, TimeToLive
+from tidegate.state.state_layout import KEY_PREFIX, MAP_PREFIX, TTL_COLUMN, VALUE_PREFIX, form_of, timer_part
+from tidegate.state.rocksdb.checkpoint_files import FilesOfPart
+
+READING_BYTES = 32 * 2**20
+"""Memory of that database."""
+READING = "snapshot"
+"""Stands for the operator in errors; the caller knows which."""
+
+
+class RocksFiles(NativeFiles):
+    """Format "rocksdb"."""
+
+    def schemas(self, part: StatePart) -> Mapping[str, pa.Schema]:
+        """States and timers by name. Needs no rocksdict."""
+        return FilesOfPart.of(part, READING).states
+
+    def tables(self, part: StatePart, state: str, max_parallelism: int) -> Iterator[pa.Table]:
+        """The rows of one state; writes the files to a temporary folder. Raises PipelineError without rocksdict."""
+        with rows_of_files(part, max_parallelism) as parts:
+            for rows in parts:
+                if rows.name == state:
+                    yield from rows.tables()
+
+
+@contextmanager
+def rows_of_files(part: StatePart, max_parallelism: int, folder: str | None = None) -> Iterator[Sequence[StatePart]]:
+    """The states and timers in a part of format "rocksdb" as parts of rows, to be read before it is left.
+
+    Args:
+        folder: where the temporary folder is made; None: the system's.
+
+    Raises:
+        PipelineError: `rocksdict` is not installed.
+        SnapshotError: the files are damaged.
+    """
+    from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
+
+    files = FilesOfPart.of(part, READING)
+    keys = _columns(next(iter(files.states.values())), KEY_PREFIX)
+    backend = RocksBackend()
+    with tempfile.TemporaryDirectory(prefix="tidegate-read-", dir=folder) as scratch:
+        place = (READING, keys, tuple(keys.names), max_parallelism, files.key_groups)
+        backend.open(BackendContext(*place, now_ms=lambda: 0, scratch=scratch, memory_bytes=READING_BYTES))
+        try:
+            for name, schema in files.states.items():
+                _declare(backend, name, schema)
+            backend.restore([part])
+            yield backend.snapshot(1, portable=True)()
+        finally:
+            backend.close()
+
+
+def _declare(backend: KeyedStateBackend, name: str, schema: pa.Schema) -> None:
+    """Ask for the state as the operator has."""
+    if name == timer_part("event"):
+        backend.timers("event")
+        return
+    if name == timer_part("processing"):
+        backend.timers("processing")
+        return
+    kind, _, reductions = form_of(schema).partition(" by ")
+    descriptor = StateDescriptor(
+        name,
+        _kind(kind),
+        _columns(schema, VALUE_PREFIX),
+        _columns(schema, MAP_PREFIX),
+        tuple(reductions.split(", ")) if reductions else (),  # type: ignore[arg-type]
+        ttl=TimeToLive(1) if TTL_COLUMN in schema.names else None,
+    )
+    ask = {"value": backend.value, "list": backend.list, "map": backend.map}
+    ask.get(descriptor.kind, backend.merging)(descriptor)
+
+
+def _kind(text: str) -> KeyedKind:
+    kinds: dict[str, KeyedKind] = {k: k for k in ("value", "list", "map", "reducing", "aggregating")}
+    return kinds[text]
+
+
+def _columns(schema: pa.Schema, prefix: str) -> pa.Schema:
+    found = [field for field in schema if field.name.startswith(prefix) and field.name != KEY_GROUP_COLUMN]
+    return pa.schema([field.with_name(field.name.removeprefix(prefix)) for field in found])

@@ -1,0 +1,166 @@
+"""List states in RocksDB (S5.1). A key's last elements are in its open chunk, which an append rewrites; one that has
+grown beyond `CHUNK_BYTES` is closed and never touched again, so that an append costs the same however long the list is.
+
+Closed chunk n of a key: its database key, n as uint32, highest byte first; the open chunk: with FFFFFFFF, so that the
+chunks are in order. A chunk: of the open one how many closed there are, else 0, as uint32; then its elements as frames.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.state.rocksdb.byte_rows import ByteRows, constants, frames, joined, stacked, unframed
+from tidegate.state.keyed_state import Elements, KeyNumbers, KeySet, Mask
+from tidegate.state.keys.key_bytes import Int64s
+from tidegate.state.rocksdb.state_rows import Expiry, RocksCells
+from tidegate.state.rocksdb.database import RocksTable
+from tidegate.state.rocksdb.database_keys import ids_of
+
+CHUNK_BYTES = 4096
+"""An open chunk that has grown larger is closed."""
+NUMBER_BYTES = 4
+_OPEN = 2**32 - 1
+
+
+class RocksList:
+    """See `ListState`."""
+
+    def __init__(self, cells: RocksCells) -> None:
+        """Args: cells: of the state; a row of them is an element."""
+        self._cells = cells
+
+    def get(self, keys: KeySet) -> Elements:
+        """See `ListState`."""
+        rows, offsets = self._elements(ids_of(keys))
+        expiry = self._cells.expiry
+        if expiry.ttl is None:
+            return Elements(offsets, expiry.decoded(rows))
+        alive = expiry.alive(rows)
+        kept = rows.take(alive)
+        ends = np.concatenate([[0], np.cumsum(alive)])[offsets].astype(np.int64)
+        columns = expiry.decoded(kept)
+        if len(kept) < len(rows) or expiry.ttl.on_read:
+            there = np.diff(offsets) > 0
+            self._replace(ids_of(keys), expiry.used_now(kept) if expiry.ttl.on_read else kept, ends, there)
+        return Elements(ends, columns)
+
+    def append(self, keys: KeySet, owners: KeyNumbers, columns: pa.RecordBatch) -> None:
+        """See `ListState`."""
+        self.append_rows(keys, owners, self._cells.expiry.encoded(columns))
+
+    def append_rows(self, keys: KeySet, owners: KeyNumbers, rows: ByteRows) -> None:
+        """As `append`, of encoded rows."""
+        if not len(rows):
+            return
+        order = np.argsort(owners, kind="stable")
+        touched, counts = np.unique(owners, return_counts=True)
+        added = frames(rows.take(order), np.concatenate([[0], np.cumsum(counts)]))
+        ids = ids_of(keys).take(touched)
+        heads = self._cells.cache.get(_chunk_ids(ids, np.full(len(ids), _OPEN)))
+        closed = _closed(heads)
+        grown = joined(_numbers(closed), _content(heads), added)
+        self._write(ids, grown, closed)
+
+    def put(self, keys: KeySet, elements: Elements) -> None:
+        """See `ListState`."""
+        rows = self._cells.expiry.encoded(elements.columns)
+        self._replace(ids_of(keys), rows, elements.offsets, np.ones(keys.size, np.bool_))
+
+    def clear(self, keys: KeySet, where: Mask | None = None) -> None:
+        """See `ListState`."""
+        ids = ids_of(keys) if where is None else ids_of(keys).take(where)
+        heads = self._cells.cache.get(_chunk_ids(ids, np.full(len(ids), _OPEN)))
+        chunks, _ = _all_chunks(ids, _closed(heads))
+        self._cells.remove(chunks)
+
+    def _replace(self, ids: ByteRows, rows: ByteRows, offsets: Int64s, where: Mask) -> None:
+        heads = self._cells.cache.get(_chunk_ids(ids, np.full(len(ids), _OPEN)))
+        chunks, _ = _all_chunks(ids.take(where), _closed(heads)[where])
+        self._cells.remove(chunks)
+        filled = np.flatnonzero((np.diff(offsets) > 0) & where)
+        if len(filled):
+            content = frames(rows, offsets).take(filled)
+            closed = np.zeros(len(filled), np.int64)
+            self._write(ids.take(filled), joined(_numbers(closed), content), closed)
+
+    def _write(self, ids: ByteRows, open_chunks: ByteRows, closed: Int64s) -> None:
+        """Write open chunks, closing those that are too large."""
+        full = open_chunks.lengths > CHUNK_BYTES
+        self._cells.cache.put(_chunk_ids(ids.take(~full), np.full(len(ids), _OPEN)[~full]), open_chunks.take(~full))
+        if full.any():
+            done = closed[full]
+            content = _content(open_chunks.take(full))
+            self._cells.cache.put(_chunk_ids(ids.take(full), done), joined(_numbers(np.zeros_like(done)), content))
+            self._cells.cache.put(_chunk_ids(ids.take(full), np.full(len(done), _OPEN)), _numbers(done + 1))
+
+    def _elements(self, ids: ByteRows) -> tuple[ByteRows, Int64s]:
+        heads = self._cells.cache.get(_chunk_ids(ids, np.full(len(ids), _OPEN)))
+        closed = _closed(heads)
+        if not closed.any():
+            return unframed(_content(heads))
+        numbers = np.arange(int(closed.sum())) - np.repeat(np.cumsum(closed) - closed, closed)
+        chunks = self._cells.cache.get(_chunk_ids(ids.take(np.repeat(np.arange(len(ids)), closed)), numbers))
+        both = stacked(_content(chunks), _content(heads))
+        ends = np.cumsum(closed)
+        order = np.insert(np.arange(len(chunks)), ends, len(chunks) + np.arange(len(ids)))
+        rows, offsets = unframed(both.take(order))
+        return rows, offsets[np.concatenate([[0], ends + np.arange(1, len(ids) + 1)])]
+
+
+def chunk_elements(chunks: ByteRows) -> tuple[ByteRows, Int64s]:
+    """The elements in chunks, and offsets by chunk."""
+    return unframed(_content(chunks))
+
+
+def chunks_alive(chunks: ByteRows, expiry: Expiry) -> Mask:
+    """Which chunks hold an element that is not over, or how many closed ones there are."""
+    elements, offsets = chunk_elements(chunks)
+    alive: Mask = np.diff(np.concatenate([[0], np.cumsum(expiry.alive(elements))])[offsets]) > 0
+    return alive | (_closed(chunks) > 0)
+
+
+def heads_left_over(table: RocksTable, keys: ByteRows, chunks: ByteRows, expiry: Expiry) -> ByteRows:
+    """Of chunks that `chunks_alive` lets stay, the database keys of open ones that hold nothing and have no closed one
+    in the table any more: the list is over, and the next one of its key begins anew."""
+    elements, offsets = chunk_elements(chunks)
+    empty = np.diff(np.concatenate([[0], np.cumsum(expiry.alive(elements))])[offsets]) == 0
+    heads = keys.take(empty).to_list()
+    firsts = table.first_from([head[:-NUMBER_BYTES] + bytes(NUMBER_BYTES) for head in heads])
+    return ByteRows.of_list([head for head, first in zip(heads, firsts, strict=True) if head == first])
+
+
+def _numbers(values: npt.NDArray[np.int64]) -> ByteRows:
+    return constants(values.astype("<u4"))
+
+
+def _chunk_ids(ids: ByteRows, numbers: npt.NDArray[np.int64]) -> ByteRows:
+    return joined(ids, constants(numbers.astype(">u4")))
+
+
+def _content(chunks: ByteRows) -> ByteRows:
+    """The frames of each chunk; empty where missing."""
+    there = chunks.present
+    return ByteRows(
+        chunks.data,
+        np.where(there, chunks.starts + NUMBER_BYTES, 0),
+        np.where(there, chunks.lengths - NUMBER_BYTES, 0),
+    )
+
+
+def _closed(heads: ByteRows) -> Int64s:
+    """How many closed chunks there are beside each open one; 0 where that is missing."""
+    closed = np.zeros(len(heads), np.int64)
+    there = heads.present
+    for byte in range(NUMBER_BYTES):
+        closed[there] |= heads.data[heads.starts[there] + byte].astype(np.int64) << (8 * byte)
+    return closed
+
+
+def _all_chunks(ids: ByteRows, closed: Int64s) -> tuple[ByteRows, Int64s]:
+    """The database keys of all chunks, and of which of `ids` each is."""
+    owners = np.repeat(np.arange(len(ids)), closed + 1)
+    numbers = np.arange(len(owners)) - np.repeat(np.cumsum(closed + 1) - closed - 1, closed + 1)
+    numbers[np.cumsum(closed + 1) - 1] = _OPEN
+    return _chunk_ids(ids.take(owners), numbers), owners

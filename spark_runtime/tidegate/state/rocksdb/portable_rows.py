@@ -1,0 +1,169 @@
+"""Rows of RocksDB tables as every back end reads them (`layout`), piece by piece, and such rows on their way in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StatePart
+from tidegate.state.rocksdb.byte_rows import ByteRows, constants, joined
+from tidegate.state.keyed_state import StateDescriptor
+from tidegate.state.keys.key_bytes import canonical_bytes
+from tidegate.state.rocksdb.key_columns import key_columns
+from tidegate.state.state_layout import KEY_PREFIX, MAP_PREFIX, TIME_COLUMN, VALUE_PREFIX
+from tidegate.state.rocksdb.state_rows import Expiry
+from tidegate.state.rocksdb.checkpoint_files import CheckpointFolder
+from tidegate.state.rocksdb.database import RocksDatabase, RocksTable
+from tidegate.state.rocksdb.database_keys import GROUP_BYTES, group_key, groups_of
+from tidegate.state.rocksdb.list_chunks import chunk_elements
+from tidegate.state.rocksdb.timer_tables import time_bytes, times_of
+
+PIECE_BYTES = 8 * 2**20
+"""A piece has about so many bytes in RocksDB's files; uncompressed it may be some times as large."""
+READING_BYTES = 16 * 2**20
+"""Block cache of a database that is opened to be written out."""
+RESTORED_ROWS = 65536
+"""Rows that are restored at a time."""
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """How the rows of one state, or of one kind of timers, lie in a table whose keys begin with the key group.
+
+    Attributes:
+        name: of the part.
+        table: name of the column family.
+        schema: of the rows in snapshots.
+        key_schema: the key columns.
+        descriptor: None: timers.
+        expiry: of the state's rows; None: timers.
+    """
+
+    name: str
+    table: str
+    schema: pa.Schema
+    key_schema: pa.Schema
+    descriptor: StateDescriptor | None = None
+    expiry: Expiry | None = None
+
+    def to_table(self, keys: ByteRows, rows: ByteRows) -> pa.Table:
+        """What some keys and rows of the table hold and is not over."""
+        if self.descriptor is not None and self.descriptor.kind == "list":
+            elements, offsets = chunk_elements(rows)
+            keys, rows = keys.take(np.repeat(np.arange(len(keys)), np.diff(offsets))), elements
+        if self.expiry is not None and self.expiry.ttl is not None:
+            alive = self.expiry.alive(rows)
+            keys, rows = keys.take(alive), rows.take(alive)
+        columns, ends = key_columns(keys, self.key_schema, GROUP_BYTES)
+        arrays = [pa.array(groups_of(keys)), *columns.columns]
+        if self.descriptor is None or self.expiry is None:
+            arrays.append(pa.array(times_of(keys)))
+        else:
+            if len(self.descriptor.map_key):
+                arrays += key_columns(ByteRows(keys.data, ends, keys.lengths), self.descriptor.map_key)[0].columns
+            arrays += self.expiry.codec.decode(rows).columns
+        return pa.Table.from_arrays(arrays, schema=self.schema)
+
+    def ids(self, batch: pa.RecordBatch) -> ByteRows:
+        """The database keys of the keys in rows of `schema`."""
+        names = [KEY_PREFIX + name for name in self.key_schema.names]
+        groups = constants(batch.column(KEY_GROUP_COLUMN).to_numpy().astype(">u2"))
+        return joined(groups, ByteRows.of(*canonical_bytes(batch, names)))
+
+    def cells(self, batch: pa.RecordBatch) -> tuple[ByteRows, ByteRows]:
+        """Keys and rows for the table, of all kinds but lists."""
+        ids = self.ids(batch)
+        if self.descriptor is None:
+            times = batch.column(TIME_COLUMN).to_numpy()
+            return joined(ids, time_bytes(times)), constants(np.ones(len(ids), np.uint8))
+        if len(self.descriptor.map_key):
+            names = [MAP_PREFIX + name for name in self.descriptor.map_key.names]
+            ids = joined(ids, ByteRows.of(*canonical_bytes(batch, names)))
+        return ids, self.rows(batch)
+
+    def rows(self, batch: pa.RecordBatch) -> ByteRows:
+        """The encoded values."""
+        assert self.expiry is not None, "timers have no values"
+        codec = self.expiry.codec
+        names = [VALUE_PREFIX + field.name for field in list(codec.schema)[: self.expiry.column]]
+        names += codec.schema.names[self.expiry.column :]
+        arrays = [batch.column(name) for name in names]
+        return codec.encode(pa.RecordBatch.from_arrays(arrays, schema=codec.schema))
+
+
+class Export:
+    """The database in a checkpoint folder, open to be read; both are let go when nobody holds this object."""
+
+    def __init__(self, folder: CheckpointFolder) -> None:
+        """Args: folder: with the database."""
+        self._folder = folder
+        self._database = RocksDatabase(folder.path, READING_BYTES, read_only=True)
+        self._database.opened()
+        self._names = set(self._database.table_names())
+
+    def part(self, stored: StoredRows, key_groups: range, id_of: Callable[[int], str]) -> StatePart:
+        """The rows of one state as a part whose blobs are read from the database one at a time.
+
+        Args:
+            stored: which.
+            key_groups: of the subtask.
+            id_of: id of the blob with a piece's number.
+        """
+        empty = stored.schema.empty_table()
+        if stored.table not in self._names:
+            return StatePart(stored.name, "keyed", empty)
+        table = self._database.table(stored.table)
+        bounds = self._bounds(table, key_groups)
+        if len(bounds) == 2:
+            return StatePart(stored.name, "keyed", self._rows(stored, table, *bounds))
+        blobs = [
+            Blob(id_of(number), partial(self._rows, stored, table, lower, upper))
+            for number, (lower, upper) in enumerate(zip(bounds, bounds[1:], strict=False))
+        ]
+        return StatePart(stored.name, "keyed", empty, blobs=tuple(blobs))
+
+    def __del__(self) -> None:
+        database = getattr(self, "_database", None)
+        if database is not None:
+            database.close()
+
+    def _bounds(self, table: RocksTable, key_groups: range) -> list[bytes]:
+        """Where the pieces begin, and where the last one ends: at key groups, which hold about as much each, and for
+        the sake of keys that hold much more than others, at first keys of RocksDB's files, which are of one size."""
+        pieces = 1 + table.file_bytes() // PIECE_BYTES
+        low, high = group_key(key_groups.start), group_key(key_groups.stop)
+        if pieces == 1:
+            return [low, high]
+        wanted = min(pieces, len(key_groups))
+        inner = {group_key(key_groups[len(key_groups) * number // wanted]) for number in range(wanted)}
+        starts = sorted(one["start_key"] for one in self._database.files() if one["level"] > 0 and one["start_key"])
+        inner.update(starts[:: max(1, len(starts) // pieces)])
+        return [low, *sorted(key for key in inner if low < key < high), high]
+
+    def _rows(self, stored: StoredRows, table: RocksTable, lower: bytes, upper: bytes) -> pa.Table:
+        tables = [stored.to_table(keys, rows) for keys, rows in table.scan(lower, upper)]
+        return pa.concat_tables([stored.schema.empty_table(), *tables])
+
+
+def own_rows(part: StatePart, key_groups: range) -> Iterator[pa.RecordBatch]:
+    """The rows of a part of format "rows" whose key group is one of `key_groups`, some at a time."""
+    for table in part.tables():
+        groups = table.column(KEY_GROUP_COLUMN).to_numpy()
+        mask = (groups >= key_groups.start) & (groups < key_groups.stop)
+        kept = table if mask.all() else table.filter(pa.array(mask))
+        yield from kept.combine_chunks().to_batches(max_chunksize=RESTORED_ROWS)
+
+
+def prefixed_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The key columns of rows, under their own names."""
+    arrays = [batch.column(KEY_PREFIX + name) for name in schema.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def schemas(stored: Sequence[StoredRows]) -> Mapping[str, pa.Schema]:
+    """Name -> schema of its rows."""
+    return {one.name: one.schema for one in stored}

@@ -1,0 +1,216 @@
+"""The back end `rocksdb`: keyed state larger than memory, in a RocksDB on local disk (S5.2).
+
+The synchronous part of a snapshot takes hold of what the caches have not written yet; writing that, flushing and
+linking the files is left to the snapshot writer thread, or to the loop where it must write to the database earlier.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+from tidegate.state.rocksdb.byte_rows import ByteRows
+from tidegate.state.keyed_state import (
+    BackendContext,
+    KeyedStateBackend,
+    ListState,
+    MapState,
+    MergingState,
+    StateDescriptor,
+    TimerKind,
+    TimerService,
+    ValueState,
+)
+from tidegate.state.keys.key_bytes import key_array
+from tidegate.state.rocksdb.key_columns import key_ends
+from tidegate.state.state_layout import part_schema, timer_part, timer_schema
+from tidegate.state.rocksdb.row_cache import RowCache
+from tidegate.state.rocksdb.state_rows import Expiry, ExpirySweep, RocksCells
+from tidegate.state.rocksdb.checkpoint_files import PendingCheckpoint, file_part
+from tidegate.state.rocksdb.database import RocksDatabase, RocksTable, require_rocksdict
+from tidegate.state.rocksdb.database_keys import GROUP_BYTES, RocksKeys, distinct, read_keys
+from tidegate.state.rocksdb.list_chunks import RocksList, chunk_elements, chunks_alive, heads_left_over
+from tidegate.state.rocksdb.database_restore import Restore
+from tidegate.state.rocksdb.portable_rows import Export, StoredRows, schemas
+from tidegate.state.rocksdb.row_states import RocksMap, RocksMerging, RocksValue
+from tidegate.state.rocksdb.timer_tables import BY_TIME, RocksTimers
+
+DATABASE_SHARE = 2
+"""The database gets this part of the memory: 1/2. The rest is for caches, for the rows under way and for growth."""
+CACHE_SHARE = 8
+"""Rows in all caches together get this part: 1/8; their arrays are at most twice as large."""
+SMALLEST_CACHE_BYTES = 2**16
+
+
+class RocksBackend(KeyedStateBackend):
+    """See the module and `KeyedStateBackend`."""
+
+    def open(self, ctx: BackendContext) -> None:
+        """See `KeyedStateBackend`. Raises PipelineError where `rocksdict` is not installed."""
+        require_rocksdict()
+        self._ctx = ctx
+        self._scratch = Path(ctx.scratch or tempfile.mkdtemp(prefix="tidegate-rocksdb-"))
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        _empty(self._scratch)  # what a killed process left
+        self._database = RocksDatabase(self._scratch / "database", ctx.memory_bytes // DATABASE_SHARE)
+        self._nonce = uuid.uuid4().hex[:16]
+        self._inherited: dict[str, str] = {}
+        self._stored: dict[str, StoredRows] = {}
+        self._cells: dict[str, RocksCells] = {}
+        self._caches: dict[str, RowCache] = {}
+        self._lists: dict[str, RocksList] = {}
+        self._timers: dict[TimerKind, RocksTimers] = {}
+        self._pending: PendingCheckpoint | None = None
+        self._snapshots = 0
+
+    def keys(self, batch: pa.RecordBatch) -> RocksKeys:
+        """See `KeyedStateBackend`."""
+        arrays = [key_array(batch, name) for name in self._ctx.key_columns]
+        columns = pa.RecordBatch.from_arrays(arrays, schema=self._ctx.key_schema)
+        return read_keys(columns, self._ctx)
+
+    def value(self, descriptor: StateDescriptor) -> ValueState:
+        """See `KeyedStateBackend`."""
+        return RocksValue(self._cells_of(descriptor))
+
+    def list(self, descriptor: StateDescriptor) -> ListState:
+        """See `KeyedStateBackend`."""
+        state = self._lists[descriptor.name] = RocksList(self._cells_of(descriptor))
+        return state
+
+    def map(self, descriptor: StateDescriptor) -> MapState:
+        """See `KeyedStateBackend`."""
+        return RocksMap(self._cells_of(descriptor), descriptor, len(self._ctx.key_schema))
+
+    def merging(self, descriptor: StateDescriptor) -> MergingState:
+        """See `KeyedStateBackend`."""
+        return RocksMerging(self._cells_of(descriptor), descriptor)
+
+    def timers(self, kind: TimerKind) -> TimerService:
+        """See `KeyedStateBackend`."""
+        if kind not in self._timers:
+            name = timer_part(kind)
+            tables = self._database.table(name + BY_TIME), self._database.table(name)
+            caches = self._cache(tables[0]), self._cache(tables[1])
+            self._stored[name] = StoredRows(name, name, timer_schema(self._ctx.key_schema), self._ctx.key_schema)
+            self._timers[kind] = RocksTimers(tables, caches, self._ctx.key_schema)
+        return self._timers[kind]
+
+    def all_keys(self, descriptor: StateDescriptor, limit: int) -> Iterator[RocksKeys]:
+        """See `KeyedStateBackend`."""
+        stored = self._stored[descriptor.name]
+        self._caches[descriptor.name].flush()
+        last = b""
+        for keys, rows in self._database.table(stored.table).scan():
+            ids, last = _alive_ids(stored, keys, rows, last)
+            for start in range(0, len(ids), limit):
+                yield RocksKeys.of_ids(ids.take(slice(start, start + limit)), self._ctx.key_schema)
+
+    def snapshot(self, checkpoint_id: int, *, portable: bool = False) -> AsyncSnapshot:
+        """See `KeyedStateBackend`."""
+        self._settle()
+        self._snapshots += 1
+        name = f"{checkpoint_id}-{self._snapshots}"
+        rows = []
+        for table_name, cache in self._caches.items():
+            frozen = cache.freeze()
+            if frozen is not None:
+                rows.append((self._database.table(table_name), *frozen))
+        pending = self._pending = PendingCheckpoint(self._database, rows, self._scratch / f"checkpoint-{name}")
+        return partial(self._written, _Claim(pending), name, tuple(self._stored.values()), portable)
+
+    def restore(self, parts: Sequence[StatePart]) -> None:
+        """See `KeyedStateBackend`."""
+        restore = Restore(self._ctx, self._database, self._stored, self._lists, self._scratch)
+        self._inherited = restore.run(parts)
+
+    def close(self) -> None:
+        """See `KeyedStateBackend`."""
+        if hasattr(self, "_database"):
+            self._database.remove()
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _cells_of(self, descriptor: StateDescriptor) -> RocksCells:
+        if descriptor.name in self._cells:
+            return self._cells[descriptor.name]
+        expiry = Expiry(descriptor, self._ctx.now_ms)
+        schema = self._ctx.key_schema
+        name = descriptor.name
+        self._stored[name] = StoredRows(name, name, part_schema(descriptor, schema), schema, descriptor, expiry)
+        table = self._database.table(name)
+        sweep = None
+        if descriptor.ttl is not None and descriptor.kind == "list":
+            sweep = ExpirySweep(table, partial(chunks_alive, expiry=expiry), partial(heads_left_over, expiry=expiry))
+        elif descriptor.ttl is not None:
+            sweep = ExpirySweep(table, expiry.alive)
+        cells = self._cells[name] = RocksCells(table, self._cache(table, sweep), expiry)
+        return cells
+
+    def _cache(self, table: RocksTable, sweep: ExpirySweep | None = None) -> RowCache:
+        cache = self._caches[table.name] = RowCache(table, self._quota, self._settle, sweep)
+        return cache
+
+    def _quota(self) -> int:
+        return max(SMALLEST_CACHE_BYTES, self._ctx.memory_bytes // CACHE_SHARE // len(self._caches))
+
+    def _settle(self) -> None:
+        """Nothing of the last snapshot is left to be written: later changes may go to the database."""
+        if self._pending is not None:
+            self._pending.written()
+            self._pending = None
+
+    def _written(self, claim: _Claim, name: str, stored: Sequence[StoredRows], portable: bool) -> Sequence[StatePart]:
+        folder = claim.pending.folder()
+        if not portable:
+            return [file_part(folder, self._database.files(), self._blob_id, schemas(stored), self._ctx.key_groups)]
+        export = Export(folder)
+        return [
+            export.part(one, self._ctx.key_groups, partial("{}-rows-{}-{}-{}".format, self._nonce, name, number))
+            for number, one in enumerate(stored)
+        ]
+
+    def _blob_id(self, name: str, size: int) -> str:
+        return self._inherited.get(name) or f"{self._nonce}-{Path(name).stem}-{size}.sst"
+
+
+class _Claim:
+    """Held by a snapshot that has not been written yet; without it nobody will ask for the folder."""
+
+    def __init__(self, pending: PendingCheckpoint) -> None:
+        self.pending = pending
+
+    def __del__(self) -> None:
+        self.pending.give_up()
+
+
+def _alive_ids(stored: StoredRows, keys: ByteRows, rows: ByteRows, last: bytes) -> tuple[ByteRows, bytes]:
+    """The distinct database keys among neighbours that hold something, but for `last`; and the last of them."""
+    if stored.expiry is not None:
+        if stored.descriptor is not None and stored.descriptor.kind == "list":
+            elements, offsets = chunk_elements(rows)
+            alive = np.diff(np.concatenate([[0], np.cumsum(stored.expiry.alive(elements))])[offsets]) > 0
+        else:
+            alive = stored.expiry.alive(rows)
+        keys = keys.take(alive)
+    if not len(keys):
+        return keys, last
+    ends = key_ends(keys, len(stored.key_schema), GROUP_BYTES)
+    ids, _, _ = distinct(ByteRows(keys.data, keys.starts, ends - keys.starts))
+    edges = ids.take(np.array([0, len(ids) - 1])).to_list()
+    return (ids.take(slice(1, None)) if edges[0] == last else ids), edges[1]
+
+
+def _empty(directory: Path) -> None:
+    for path in directory.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,124 @@
+"""Value, reducing, aggregating and map states in RocksDB: a row for each key, or key and map key (S5.1)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.state.rocksdb.byte_rows import ByteRows, joined
+from tidegate.state.keyed_state import Elements, Found, KeyNumbers, KeySet, Mask, StateDescriptor
+from tidegate.state.keys.key_bytes import canonical_bytes
+from tidegate.state.rocksdb.key_columns import key_columns, key_ends
+from tidegate.state.aggregates.merging_state import fold
+from tidegate.state.rocksdb.state_rows import RocksCells
+from tidegate.state.rocksdb.database_keys import GROUP_BYTES, ids_of
+
+
+class RocksValue:
+    """See `ValueState`."""
+
+    def __init__(self, cells: RocksCells) -> None:
+        """Args: cells: of the state."""
+        self._cells = cells
+
+    def get(self, keys: KeySet) -> Found:
+        """See `ValueState`."""
+        rows = self._cells.get(ids_of(keys))
+        return Found(rows.present, self._cells.expiry.decoded(rows))
+
+    def put(self, keys: KeySet, columns: pa.RecordBatch, where: Mask | None = None) -> None:
+        """See `ValueState`."""
+        if where is None:
+            self._cells.put(ids_of(keys), columns)
+        else:
+            self._cells.put(ids_of(keys).take(where), columns.filter(pa.array(where)))
+
+    def clear(self, keys: KeySet, where: Mask | None = None) -> None:
+        """See `ValueState`."""
+        self._cells.remove(ids_of(keys) if where is None else ids_of(keys).take(where))
+
+
+class RocksMerging:
+    """See `MergingState`."""
+
+    def __init__(self, cells: RocksCells, descriptor: StateDescriptor) -> None:
+        """Args: cells: of the state. descriptor: how it folds."""
+        self._cells = cells
+        self._descriptor = descriptor
+
+    def add(self, keys: KeySet, owners: KeyNumbers, columns: pa.RecordBatch) -> None:
+        """See `MergingState`."""
+        if not columns.num_rows:
+            return
+        ids = ids_of(keys)
+        rows = self._cells.get(ids)
+        found = Found(rows.present, self._cells.expiry.decoded(rows))
+        touched, folded = fold(self._descriptor, found, owners, columns)
+        self._cells.put(ids if len(touched) == len(ids) else ids.take(touched), folded)
+
+    def get(self, keys: KeySet) -> Found:
+        """See `MergingState`."""
+        rows = self._cells.get(ids_of(keys))
+        return Found(rows.present, self._cells.expiry.decoded(rows))
+
+    def clear(self, keys: KeySet, where: Mask | None = None) -> None:
+        """See `MergingState`."""
+        self._cells.remove(ids_of(keys) if where is None else ids_of(keys).take(where))
+
+
+class RocksMap:
+    """See `MapState`. Entries of a key are neighbours in the database: its key, then the canonical map key."""
+
+    def __init__(self, cells: RocksCells, descriptor: StateDescriptor, key_columns_: int) -> None:
+        """Args: cells: of the state. descriptor: its map key. key_columns_: how many columns a key has."""
+        self._cells = cells
+        self._map_key = descriptor.map_key
+        self._key_columns = key_columns_
+
+    def get(self, keys: KeySet, owners: KeyNumbers, map_keys: pa.RecordBatch) -> Found:
+        """See `MapState`."""
+        rows = self._cells.get(self._ids(keys, owners, map_keys))
+        return Found(rows.present, self._cells.expiry.decoded(rows))
+
+    def put(self, keys: KeySet, owners: KeyNumbers, map_keys: pa.RecordBatch, columns: pa.RecordBatch) -> None:
+        """See `MapState`."""
+        self._cells.put(self._ids(keys, owners, map_keys), columns)
+
+    def remove(self, keys: KeySet, owners: KeyNumbers, map_keys: pa.RecordBatch) -> None:
+        """See `MapState`."""
+        self._cells.remove(self._ids(keys, owners, map_keys))
+
+    def entries(self, keys: KeySet) -> Elements:
+        """See `MapState`."""
+        ids, rows, counts = self._scan(ids_of(keys))
+        expiry = self._cells.expiry
+        alive = expiry.alive(rows)
+        if expiry.ttl is not None and expiry.ttl.on_read and alive.any():
+            self._cells.cache.put(ids.take(alive), expiry.used_now(rows.take(alive)))
+        owners = np.repeat(np.arange(keys.size), counts)[alive]
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=keys.size))]).astype(np.int64)
+        ids, rows = ids.take(alive), rows.take(alive)
+        ends = key_ends(ids, self._key_columns, GROUP_BYTES)
+        map_keys, _ = key_columns(ByteRows(ids.data, ends, ids.lengths), self._map_key)
+        columns = expiry.decoded(rows)
+        schema = pa.schema([*map_keys.schema, *columns.schema])
+        return Elements(offsets, pa.RecordBatch.from_arrays([*map_keys.columns, *columns.columns], schema=schema))
+
+    def clear(self, keys: KeySet, where: Mask | None = None) -> None:
+        """See `MapState`."""
+        ids, _, _ = self._scan(ids_of(keys) if where is None else ids_of(keys).take(where))
+        self._cells.remove(ids)
+
+    def _ids(self, keys: KeySet, owners: KeyNumbers, map_keys: pa.RecordBatch) -> ByteRows:
+        names = self._map_key.names
+        return joined(ids_of(keys).take(owners), ByteRows.of(*canonical_bytes(map_keys, names)))
+
+    def _scan(self, ids: ByteRows) -> tuple[ByteRows, ByteRows, list[int]]:
+        self._cells.cache.flush()
+        order = ids.order()
+        found, rows, counts = self._cells.table.scan_prefixes(ids.take(order).to_list())
+        back = np.argsort(order)
+        firsts = np.cumsum(counts) - counts
+        numbers = [np.arange(firsts[i], firsts[i] + counts[i]) for i in back.tolist()]
+        wanted = np.concatenate([np.zeros(0, np.int64), *numbers]).astype(np.int64)
+        return found.take(wanted), rows.take(wanted), [counts[i] for i in back.tolist()]

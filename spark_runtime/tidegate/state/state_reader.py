@@ -1,0 +1,119 @@
+"""`tidegate.read_state`: a state of a snapshot as an Arrow table, a stream of batches, or a Spark DataFrame."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import pyarrow as pa
+
+from tidegate.errors import SnapshotError
+from tidegate.jobs.stores.store import Store
+from tidegate.snapshot.reader import SnapshotReader
+from tidegate.state.rocksdb.file_reader import RocksFiles
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@overload
+def read_state(path: str, uid: str, state: str, *, storage_options: Mapping[str, Any] | None = None) -> pa.Table: ...
+@overload
+def read_state(
+    path: str, uid: str, state: str, *, spark: SparkSession, storage_options: Mapping[str, Any] | None = None
+) -> DataFrame: ...
+
+
+def read_state(
+    path: str,
+    uid: str,
+    state: str,
+    *,
+    spark: SparkSession | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> pa.Table | DataFrame:
+    """All rows of state `state` of operator `uid` of a snapshot.
+
+    Args:
+        path: folder of the snapshot, absolute or a URL.
+        spark: gives a DataFrame in the place of a table. Its rows are read by Spark's tasks, one for each subtask of
+            the snapshot, which must reach the folder; numbers without a sign become the next wider ones with it.
+        storage_options: of the store the folder lies in; secrets as references.
+
+    Raises:
+        OptionError: there is no such operator or state; names the nearest.
+        SnapshotError: no complete snapshot, or damaged; or files that only the back end that wrote them reads.
+    """
+    reader = open_reader(path, storage_options)
+    if spark is None:
+        return state_batches(reader, uid, state).read_all()
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    subtasks = reader.subtasks(uid, state)
+    schema = spark_schema(state_batches(reader, uid, state).schema)
+    read = _by_number(path, storage_options, uid, state, subtasks, schema)
+    count = len(subtasks)
+    return spark.range(0, count, 1, count).mapInArrow(read, from_arrow_schema(schema))
+
+
+def read_state_batches(
+    path: str, uid: str, state: str, *, storage_options: Mapping[str, Any] | None = None
+) -> pa.RecordBatchReader:
+    """Like `read_state`, batch by batch, for states larger than memory. Errors of the store come while it is read."""
+    return state_batches(open_reader(path, storage_options), uid, state)
+
+
+def open_reader(
+    path: str, storage_options: Mapping[str, Any] | None = None, *, root: Store | None = None
+) -> SnapshotReader:
+    """A snapshot's reader that knows the files of every back end. See `SnapshotReader`."""
+    return SnapshotReader(path, storage_options, root=root, native={"rocksdb": RocksFiles()})
+
+
+def state_batches(reader: SnapshotReader, uid: str, state: str) -> pa.RecordBatchReader:
+    """The rows of a state, in pieces."""
+    tables = reader.tables(uid, state)
+    first = next(tables)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for table in itertools.chain([first], tables):
+            if not table.schema.equals(first.schema):
+                raise SnapshotError(
+                    f"State {state!r} is not the same in all subtasks of the snapshot",
+                    where=f"snapshot {reader.path}, operator {uid!r}",
+                    cause=f"{table.schema} beside {first.schema}",
+                    remedy="Read another snapshot",
+                )
+            yield from table.to_batches()
+
+    return pa.RecordBatchReader.from_batches(first.schema, batches())
+
+
+def spark_schema(schema: pa.Schema) -> pa.Schema:
+    """The columns as Spark has them, which knows no numbers without a sign: the next wider type takes all values."""
+    signed = {
+        pa.uint8(): pa.int16(),
+        pa.uint16(): pa.int32(),
+        pa.uint32(): pa.int64(),
+        pa.uint64(): pa.decimal128(20, 0),
+    }
+    return pa.schema([field.with_type(signed.get(field.type, field.type)) for field in schema])
+
+
+def _by_number(
+    path: str,
+    storage_options: Mapping[str, Any] | None,
+    uid: str,
+    state: str,
+    subtasks: Sequence[int],
+    schema: pa.Schema,
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For Spark's tasks: rows with numbers to the rows of those of `subtasks`."""
+
+    def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        wanted = [subtasks[n] for batch in numbers for n in batch.column(0).to_pylist()]
+        for table in open_reader(path, storage_options).tables(uid, state, wanted):
+            yield from table.cast(schema).to_batches()
+
+    return read

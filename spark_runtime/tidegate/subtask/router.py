@@ -1,0 +1,113 @@
+"""Where a chain's outputs go: its edges and their channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from tidegate.channel.elements import Element, SplitTurn
+from tidegate.channel.ports import OutputChannel
+from tidegate.operators.stream_operator import MAIN_OUTPUT, SideOutput, Waiting
+
+Partitioner = Callable[[pa.RecordBatch], Sequence[pa.RecordBatch | None]]
+"""Cuts a batch into one batch (or None) per channel."""
+Emitted: TypeAlias = Element | SideOutput | Waiting
+"""What a subtask emits: an element of its main output, rows of another, or that it waits."""
+
+
+@dataclass
+class OutputEdge:
+    """One edge of the ExecutionPlan as one subtask sees it.
+
+    Attributes:
+        channels: one for `forward`, else one per target subtask.
+        partition: for `hash`; None sends each batch to every channel (`forward` has one, `broadcast` all).
+        round_robin: for `rebalance`.
+        output: of the chain, whose records it takes.
+        first: channel that `rebalance` begins with; senders begin with different ones.
+        tells_splits: what reads it is told of the splits of the source.
+    """
+
+    channels: Sequence[OutputChannel]
+    partition: Partitioner | None = None
+    round_robin: bool = False
+    output: str = MAIN_OUTPUT
+    first: int = 0
+    tells_splits: bool = False
+
+    def __post_init__(self) -> None:
+        self._next = self.first
+
+    def has_capacity(self) -> bool:
+        """Another batch may be sent on every channel."""
+        for channel in self.channels:  # noqa: SIM110 - asked at every step, twice as fast
+            if not channel.has_capacity():
+                return False
+        return True
+
+    def send(self, element: Element) -> None:
+        """Route a batch; send an event to every channel (S3.1)."""
+        if not isinstance(element, pa.RecordBatch):
+            for channel in self.channels:
+                channel.send(element)
+        elif self.partition is not None:
+            for channel, part in zip(self.channels, self.partition(element), strict=True):
+                if part is not None and part.num_rows:
+                    channel.send(part)
+        elif self.round_robin:
+            self.channels[self._next].send(element)
+            self._next = (self._next + 1) % len(self.channels)
+        else:
+            for channel in self.channels:
+                channel.send(element)
+
+
+@dataclass
+class Router:
+    """All output edges of one subtask."""
+
+    edges: Sequence[OutputEdge]
+    rows_out: int = 0
+    _turn: SplitTurn | None = None
+
+    def tell_turn(self, turn: SplitTurn) -> None:
+        """In front of the records that follow; needs no room. Nothing where it has been told."""
+        if turn is not self._turn:
+            self._turn = turn
+            self.send(turn)
+
+    def overdraw(self, allowed: bool) -> None:
+        """See `OutputChannel.overdraw`."""
+        for edge in self.edges:
+            for channel in edge.channels:
+                channel.overdraw(allowed)
+
+    def has_capacity(self) -> bool:
+        """Every edge takes another batch, of whichever output; else the subtask is parked."""
+        for edge in self.edges:  # noqa: SIM110
+            if not edge.has_capacity():
+                return False
+        return True
+
+    def send(self, element: Element | SideOutput) -> None:
+        """Records to every edge of their output, events to every edge, in order."""
+        if isinstance(element, pa.RecordBatch):
+            self._records(MAIN_OUTPUT, element)
+        elif isinstance(element, SideOutput):
+            self._records(element.name, element.batch)
+        elif isinstance(element, SplitTurn):
+            for edge in self.edges:
+                if edge.tells_splits:
+                    edge.send(element)
+        else:
+            for edge in self.edges:
+                edge.send(element)
+
+    def _records(self, output: str, batch: pa.RecordBatch) -> None:
+        self.rows_out += batch.num_rows
+        for edge in self.edges:
+            if edge.output == output:
+                edge.send(batch)

@@ -1,0 +1,98 @@
+"""From the restore part of a deployment message to the state of a slot's subtasks, already cut for each (S5.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from tidegate.jobs.stores.store import Store
+from tidegate.jobs.history.verdicts import Withheld
+from tidegate.operators.stream_operator import CommitPermit
+from tidegate.plan.execution_plan import ExecutionPlan
+from tidegate.snapshot.blobs import BlobFile
+from tidegate.snapshot.handles import OpenLocation, StreamFactory
+from tidegate.snapshot.local_copies import LocalCopies
+from tidegate.snapshot.parts import StatePart
+from tidegate.snapshot.redistribution import Rescale, Share, redistributed
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a slot restores.
+
+    Attributes:
+        permit: the right to commit what the snapshot holds; None in a fork, which commits nothing of its original's
+            (S7.4).
+        parts: (uid, index) -> state parts of the new subtask.
+        finished: (chain id, index) of subtasks that run no user code (S6.2).
+        drained: uids of operators whose input a drain had ended early; it goes on now (S7.5).
+        after_drain: a drain took it, whether or not it made some operator fire early.
+        files: (uid, index) -> files of blobs that checkpoints of this run may use again (S7.4), and inline ones.
+        withheld: what is never committed, and moves to `quarantine`, a store and a folder in it (S7.8).
+    """
+
+    permit: CommitPermit | None
+    parts: Mapping[tuple[str, int], Sequence[StatePart]]
+    finished: Collection[tuple[int, int]]
+    drained: Collection[str] = ()
+    after_drain: bool = False
+    files: Mapping[tuple[str, int], Sequence[BlobFile]] = field(default_factory=dict)
+    withheld: Sequence[Withheld] = ()
+    quarantine: Callable[[], tuple[Store, str]] | None = None
+
+
+def load_restored(
+    documents: Mapping[int, Mapping[str, Any]],
+    open_location: OpenLocation,
+    plan: ExecutionPlan,
+    copies: LocalCopies | None = None,
+) -> Restored | None:
+    """Read and cut the state of every subtask index of this slot; blobs are read when the operator does. Blocks on the
+    store.
+
+    Args:
+        documents: `coordinator.restore.Restore.for_slot(index)` by index, all of one restore; empty: a fresh start.
+        copies: asked first (S5.4).
+
+    Raises:
+        SnapshotError: a state stream is missing, damaged or of a newer version; names snapshot, operator and subtask.
+        StoreError: the store cannot read.
+    """
+    if not documents:
+        return None
+    parts: dict[tuple[str, int], Sequence[StatePart]] = {}
+    files: dict[tuple[str, int], Sequence[BlobFile]] = {}
+    finished: set[tuple[int, int]] = set()
+    for index, document in documents.items():
+        factory = StreamFactory.at(document["location"], open_location, copies=copies)
+        place = Rescale(document["parallelism"], plan.parallelism, plan.max_parallelism, index)
+        for uid, share_document in document["shares"].items():
+            where = f"snapshot {document['location']}, operator {uid!r}"
+            share = Share.from_json(share_document)
+            if document.get("may_share"):
+                of_share = [file for _, handle in share.handles for file in handle.files]
+                files[(uid, index)] = [file for file in of_share if file.shared or file.inline is not None]
+            former = {
+                former_index: factory.parts(handle, where=f"{where}, subtask {former_index}")
+                for former_index, handle in share.handles
+            }
+            given_up = document.get("dropped", {}).get(uid, ())
+            restored = redistributed(former, share.broadcast_from, place, where=where)
+            parts[(uid, index)] = [part for part in restored if part.name not in given_up]
+        finished |= {(chain_id, i) for chain_id, i in document["finished"]}
+    any_document = next(iter(documents.values()))
+    permit = CommitPermit(any_document["checkpoint_id"], any_document["generation"], any_document["log_number"])
+    withheld = [Withheld.from_json(w) for w in any_document.get("withheld", ())]
+    quarantine = partial(open_location, any_document["quarantine"]) if withheld else None
+    return Restored(
+        None if any_document["is_fork"] else permit,
+        parts,
+        finished,
+        frozenset(any_document["drained"]),
+        any_document["after_drain"],
+        files,
+        withheld,
+        quarantine,
+    )

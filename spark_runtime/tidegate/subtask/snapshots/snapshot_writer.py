@@ -1,0 +1,181 @@
+"""The asynchronous phase of a snapshot: from frozen states to streams and files of blobs (S3.6, S5.2, S5.4).
+
+In two rounds on the writer threads: first each operator's state is made and its stream written, side by side; then,
+where states have blobs that no completed checkpoint has, each file of blobs is written by itself, side by side too.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import partial
+
+from tidegate.jobs.options import SnapshotCompression
+from tidegate.snapshot.blobs import BlobFile, packs, still_used
+from tidegate.snapshot.handles import OpenLocation, StateHandle, StreamFactory
+from tidegate.snapshot.local_copies import LocalCopies
+from tidegate.snapshot.parts import AsyncSnapshot, Blob, StatePart
+from tidegate.snapshot.streams import encode_parts
+from tidegate.subtask.snapshots.shared_blobs import SharedBlobs
+from tidegate.subtask.snapshots.writer_threads import side_by_side
+
+
+@dataclass(frozen=True)
+class SnapshotPlace:
+    """Where one snapshot goes.
+
+    Attributes:
+        checkpoint_id: of the snapshot.
+        location: of its folder.
+        self_contained: it is a savepoint: it uses no file outside its folder, and nothing uses its files.
+    """
+
+    checkpoint_id: int
+    location: str
+    self_contained: bool
+
+
+@dataclass(frozen=True)
+class Written:
+    """A subtask's part of a snapshot, durable.
+
+    Attributes:
+        handles: by operator uid.
+        metrics: `async_ms`, `bytes` of all state and `persisted_bytes` of what was written for this snapshot (S2.5).
+    """
+
+    handles: Mapping[str, StateHandle]
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """An operator's state whose stream is written: `unwritten` are packs of blobs."""
+
+    uid: str
+    handle: StateHandle
+    unwritten: Sequence[Sequence[Blob]]
+
+
+class SnapshotWriter:
+    """Writes what a slot's subtasks have frozen. `blobs` is to be told what completes and what is aborted."""
+
+    def __init__(
+        self,
+        run_id: str,
+        generation: int,
+        open_location: OpenLocation,
+        threshold_bytes: int,
+        writers: Executor,
+        copies: LocalCopies | None = None,
+        compression: SnapshotCompression = "none",
+    ) -> None:
+        """Args: threshold_bytes: `state_size_threshold`. copies: with `local_recovery` (S5.4). compression: of blobs of
+        rows, `snapshot_compression`."""
+        self._run_id = run_id
+        self._generation = generation
+        self._open_location = open_location
+        self._threshold_bytes = threshold_bytes
+        self._writers = writers
+        self._copies = copies
+        self._compression = compression
+        self.blobs = SharedBlobs()
+
+    def write(
+        self,
+        index: int,
+        place: SnapshotPlace,
+        parts: Sequence[tuple[str, AsyncSnapshot]],
+        written: Callable[[Written], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Write the operators' states of subtask `index`; does not block.
+
+        Args:
+            parts: (operator uid, its state).
+            written: called once, on a writer thread, when everything is durable.
+            failed: called in its stead with the first error.
+        """
+        started = time.monotonic()
+
+        def made(drafts: Sequence[_Draft]) -> None:
+            works = [partial(self._pack, index, place, draft.uid, pack) for draft in drafts for pack in draft.unwritten]
+            if works:
+                side_by_side(self._writers, works, partial(packed, drafts), failed)
+            else:
+                packed(drafts, ())
+
+        def packed(drafts: Sequence[_Draft], new: Sequence[BlobFile]) -> None:
+            rest = iter(new)
+            handles: dict[str, StateHandle] = {}
+            for draft in drafts:
+                files = (*draft.handle.files, *(next(rest) for _ in draft.unwritten))
+                handles[draft.uid] = replace(draft.handle, files=files)
+                if files and not place.self_contained:
+                    self.blobs.wrote(place.checkpoint_id, (draft.uid, index), files)
+                if self._copies is not None and not place.self_contained:
+                    names = (handles[draft.uid].path, *(file.name for file in files))
+                    self._copies.wrote(place.checkpoint_id, {name for name in names if name is not None})
+            persisted = sum(h.size_bytes for h in handles.values()) + sum(file.size_bytes for file in new)
+            metrics = {
+                "async_ms": (time.monotonic() - started) * 1000,
+                "bytes": float(sum(handle.full_bytes for handle in handles.values())),
+                "persisted_bytes": float(persisted),
+            }
+            written(Written(handles, metrics))
+
+        works = []
+        for uid, snapshot in parts:
+            completed = () if place.self_contained else self.blobs.files((uid, index))
+            works.append(partial(self._make, index, place, uid, snapshot, completed))
+        side_by_side(self._writers, works, made, failed)
+
+    def completed(self, checkpoint_id: int) -> None:
+        """A checkpoint has completed. From the slot's loop; does not block."""
+        self.blobs.completed(checkpoint_id)
+        if self._copies is not None:
+            self._writers.submit(self._copies.completed, checkpoint_id)
+
+    def _make(
+        self, index: int, place: SnapshotPlace, uid: str, snapshot: AsyncSnapshot, completed: Sequence[BlobFile]
+    ) -> _Draft:
+        parts = [self._named(part, uid, index) for part in snapshot()]
+        handle = self._folder(place).store(
+            self._name(uid, index, "state"), encode_parts(parts), tuple(sorted({part.kind for part in parts}))
+        )
+        blobs = {blob.id: blob for part in parts for blob in part.blobs}
+        used = still_used(completed, blobs.keys())
+        there = {blob.id for file in used for blob in file.blobs}
+        staged = tuple(told for part in parts for told in part.staged)
+        unwritten = packs(blob for blob in blobs.values() if blob.id not in there)
+        formats = tuple(sorted({part.format for part in parts if part.format != "rows"}))
+        return _Draft(uid, replace(handle, staged=staged, files=used, formats=formats), unwritten)
+
+    def _pack(self, index: int, place: SnapshotPlace, uid: str, pack: Sequence[Blob]) -> BlobFile:
+        blobs = [(blob.id, blob.pieces(self._compression)) for blob in pack]
+        name = self._name(uid, index, "blobs")
+        return self._folder(place).store_blobs(name, blobs, shared=not place.self_contained)
+
+    def _named(self, part: StatePart, uid: str, index: int) -> StatePart:
+        """With ids of blobs that no other run and no other subtask gives; restored ones keep theirs."""
+        if not part.blobs:
+            return part
+        restored, prefix = self.blobs.restored_ids((uid, index)), f"{index}-{self._run_id}-"
+        ids = (blob.id if blob.id in restored else prefix + blob.id for blob in part.blobs)
+        return replace(part, blobs=tuple(replace(blob, id=i) for blob, i in zip(part.blobs, ids, strict=True)))
+
+    def _folder(self, place: SnapshotPlace) -> StreamFactory:
+        copies = None if place.self_contained else self._copies
+        return StreamFactory.at(place.location, self._open_location, self._threshold_bytes, copies)
+
+    def _name(self, uid: str, index: int, suffix: str) -> str:
+        """New: what another attempt has written is never met."""
+        nonce = secrets.token_hex(4)
+        return f"{_safe(uid)}-{index}-g{self._generation}-{self._run_id}-{nonce}.{suffix}"
+
+
+def _safe(uid: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else "_" for c in uid)

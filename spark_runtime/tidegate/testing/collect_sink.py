@@ -1,0 +1,251 @@
+"""CollectSink: a two-phase sink in the memory of this process, for tests of pipelines and of the runtime."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from tidegate.connectors.interface import NO_CHECKPOINT, Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.quarantine import Quarantine
+from tidegate.connectors.transactions import check_own, is_leftover, parse_transaction_id, transaction_id
+from tidegate.errors import TidegateError
+from tidegate.jobs.client.staged_data import StagedData
+
+
+@dataclass
+class Collection:
+    """What went into the sinks of one name: what readers of a real system would see, and what they would not.
+
+    Attributes:
+        staged: batches per pre-committed, unpublished transaction.
+        committed: batches per published transaction, in order of publication.
+        quarantined: batches per transaction that a verdict withheld.
+        repeated_commits: ids of transactions that were asked to be committed again (allowed; nothing was published
+            twice).
+        publications: how often each transaction became visible, less how often it was taken back; anything but 1 for
+            those committed is a defect of the sink.
+        rows_written: rows ever written, also by runs that failed.
+    """
+
+    staged: dict[str, list[pa.RecordBatch]] = field(default_factory=dict)
+    committed: dict[str, list[pa.RecordBatch]] = field(default_factory=dict)
+    quarantined: dict[str, list[pa.RecordBatch]] = field(default_factory=dict)
+    repeated_commits: list[str] = field(default_factory=list)
+    publications: Counter[str] = field(default_factory=Counter)
+    rows_written: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def table(self) -> pa.Table:
+        """The committed rows; an empty table without columns when nothing was committed."""
+        with self._lock:
+            return _as_table(self.committed)
+
+    def staged_table(self) -> pa.Table:
+        """The pre-committed rows that no reader sees yet."""
+        with self._lock:
+            return _as_table(self.staged)
+
+    def rows(self) -> list[tuple[object, ...]]:
+        """The committed rows as tuples, in order of publication."""
+        return _as_rows(self.table())
+
+    def duplicates(self) -> dict[tuple[object, ...], int]:
+        """Committed rows that are there more than once, with their number."""
+        return {row: n for row, n in Counter(self.rows()).items() if n > 1}
+
+    def assert_exactly(self, expected: Sequence[tuple[object, ...]]) -> None:
+        """Fail, naming lost and duplicated rows, unless the committed rows are `expected` as a multiset."""
+        found, wanted = Counter(self.rows()), Counter(expected)
+        lost, extra = wanted - found, found - wanted
+        assert not lost, f"{sum(lost.values())} rows lost, such as {list(lost)[:3]}"
+        assert not extra, f"{sum(extra.values())} rows too many, such as {list(extra)[:3]}"
+        twice = {t: n for t, n in self.publications.items() if n != (t in self.committed)}
+        assert not twice, f"transactions published more than once: {twice}"
+
+    def stage(self, transaction: str, batches: list[pa.RecordBatch]) -> None:
+        """Keep the rows of a pre-committed transaction."""
+        with self._lock:
+            assert transaction not in self.staged and transaction not in self.committed, f"{transaction} used twice"
+            self.staged[transaction] = batches
+
+    def publish(self, transaction: str) -> None:
+        """Make a transaction visible, idempotently; raises when it is neither staged nor published."""
+        with self._lock:
+            if transaction in self.committed:
+                self.repeated_commits.append(transaction)
+                return
+            batches = self.staged.pop(transaction, None)
+            if batches is None:
+                raise TidegateError("Transaction lost", where=transaction, cause="neither published nor staged")
+            self.committed[transaction] = batches
+            self.publications[transaction] += 1
+
+    def put_away(self, transaction: str) -> None:
+        """Move a staged transaction to the quarantined ones, idempotently."""
+        with self._lock:
+            batches = self.staged.pop(transaction, None)
+            if batches is not None:
+                self.quarantined[transaction] = batches
+
+    def drop(self, transaction: str) -> None:
+        """Remove a staged transaction, idempotently."""
+        with self._lock:
+            self.staged.pop(transaction, None)
+
+    def take_back(self, transaction: str) -> None:
+        """Remove a published transaction, idempotently."""
+        with self._lock:
+            if self.committed.pop(transaction, None) is not None:
+                self.publications[transaction] -= 1
+
+    def wrote(self, rows: int) -> None:
+        """Count rows written."""
+        with self._lock:
+            self.rows_written += rows
+
+
+_registry: dict[str, Collection] = {}
+_registry_lock = threading.Lock()
+
+
+def collected(name: str) -> Collection:
+    """The collection of this name in this process, made at first use."""
+    with _registry_lock:
+        return _registry.setdefault(name, Collection())
+
+
+def forget_collected(name: str) -> None:
+    """Empty the collection of this name."""
+    with _registry_lock:
+        _registry.pop(name, None)
+
+
+class CollectSink(Sink):
+    """Collects rows under a name; read them with `collected(name)`. Works where all slots are in one process.
+
+    Args:
+        name: key of the process-wide registry.
+        two_phase: False: rows are visible as soon as they are written.
+    """
+
+    can_quarantine = True
+    can_rewind = True
+
+    def __init__(self, name: str, *, two_phase: bool = True) -> None:
+        self.name = name
+        self.two_phase = two_phase
+
+    def create_writer(self, ctx: SinkContext) -> SinkWriter:
+        """A writer into the collection."""
+        return CollectWriter(collected(self.name), ctx, self.two_phase)
+
+    def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:
+        """How many rows; `collected(name).staged` has them."""
+        return StagedData(ctx.uid, checkpoint_id, rows=int(handle.data["rows"]))
+
+    def rewind_to(
+        self,
+        ctx: SinkContext,
+        checkpoint_id: int,
+        pending: Sequence[Committable] = (),
+        *,
+        before: int = NO_CHECKPOINT,
+    ) -> Callable[[], None]:
+        """Removes the rows of later transactions."""
+        return rewind_of(collected(self.name), ctx, checkpoint_id, pending, before)
+
+    def describe(self) -> str:
+        """The name."""
+        return f"CollectSink({self.name!r})"
+
+
+class CollectWriter(SinkWriter):
+    """Writer of CollectSink; transactions are lists of batches."""
+
+    def __init__(self, collection: Collection, ctx: SinkContext, two_phase: bool) -> None:
+        self._collection = collection
+        self._ctx = ctx
+        self._two_phase = two_phase
+        self._running: list[pa.RecordBatch] = []
+        self._made = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Keep the batch in the running transaction."""
+        self._collection.wrote(batch.num_rows)
+        self._running.append(batch)
+        if not self._two_phase:
+            transaction, _ = self._close(0)
+            self._collection.stage(transaction, [batch])
+            self._collection.publish(transaction)
+
+    def _close(self, checkpoint_id: int) -> tuple[str, list[pa.RecordBatch]]:
+        batches, self._running = self._running, []
+        self._made += 1
+        return transaction_id(self._ctx, checkpoint_id, self._made), batches
+
+    def prepare_commit(self, checkpoint_id: int) -> Callable[[], Sequence[Committable]]:
+        """Close the transaction; nothing when it is empty."""
+        if not self._running:
+            return tuple
+        transaction, batches = self._close(checkpoint_id)
+
+        def stage() -> Sequence[Committable]:
+            self._collection.stage(transaction, batches)
+            return [Committable(transaction, {"rows": sum(b.num_rows for b in batches)})]
+
+        return stage
+
+    def commit(self, committables: Sequence[Committable]) -> None:
+        """Publish."""
+        for handle in committables:
+            check_own(self._ctx, handle)
+            self._collection.publish(handle.transaction_id)
+
+    def abort(self, committables: Sequence[Committable]) -> None:
+        """Drop."""
+        for handle in committables:
+            check_own(self._ctx, handle)
+            self._collection.drop(handle.transaction_id)
+
+    def quarantine(self, committables: Sequence[Committable], into: Quarantine) -> None:
+        """Put away."""
+        for handle in committables:
+            check_own(self._ctx, handle)
+            self._collection.put_away(handle.transaction_id)
+
+    def recover(self, checkpoint_id: int, pending: Sequence[Committable] = ()) -> None:
+        """Drop what other runs of the subtasks this one looks after left staged."""
+        kept = {handle.transaction_id for handle in pending}
+        for transaction in list(self._collection.staged):
+            if transaction not in kept and is_leftover(self._ctx, transaction):
+                self._collection.drop(transaction)
+
+
+def rewind_of(
+    collection: Collection, ctx: SinkContext, checkpoint_id: int, pending: Sequence[Committable], before: int
+) -> Callable[[], None]:
+    """What `Sink.rewind_to` returns for a sink into `collection`."""
+
+    def take_back() -> None:
+        # Before the published rows go, so that a zombie finds nothing to publish in their place.
+        CollectWriter(collection, ctx, True).recover(checkpoint_id, pending)
+        for transaction in list(collection.committed):
+            made = parse_transaction_id(transaction)
+            own = (made.job_id, made.lineage, made.uid) == (ctx.job_id, ctx.lineage, ctx.uid)
+            if own and checkpoint_id < made.checkpoint_id < before:
+                collection.take_back(transaction)
+
+    return take_back
+
+
+def _as_table(transactions: dict[str, list[pa.RecordBatch]]) -> pa.Table:
+    batches = [batch for part in transactions.values() for batch in part]
+    return pa.Table.from_batches(batches) if batches else pa.table({})
+
+
+def _as_rows(table: pa.Table) -> list[tuple[object, ...]]:
+    return [tuple(row.values()) for row in table.to_pylist()]

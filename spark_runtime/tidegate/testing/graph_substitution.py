@@ -1,0 +1,103 @@
+"""A graph with its sources fed and its sinks collected by a test."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from tidegate.errors import PipelineError
+from tidegate.operators.specs import WatermarkSpec
+from tidegate.api.draft.column_checks import nearest
+from tidegate.api.draft.graph_draft import place
+from tidegate.plan.job_graph import Edge, JobGraph, Node
+from tidegate.testing.collect_sink import CollectSink
+from tidegate.testing.fed_source import FedSource, Feed, PassMarksSpec
+
+MARKS = ".fed-watermarks"
+"""Behind the uid of a source: uid of the node that passes on what it says."""
+
+
+def check_fed(graph: JobGraph, uids: Collection[str]) -> None:
+    """PipelineError when one of `uids` is no source of the graph, or an unbounded source is none of them."""
+    sources = {node.uid: node.source for node in graph.nodes if node.source is not None}
+    for uid in uids:
+        if uid not in sources:
+            near = nearest(uid, sources)
+            raise PipelineError(
+                f"there is no source {uid!r}" + (f", did you mean {near!r}?" if near else ""),
+                where="inputs",
+                cause=f"the sources are {', '.join(sources)}",
+                remedy="Name sources by their uid",
+            )
+    for uid, source in sources.items():
+        if uid not in uids and source.boundedness == "unbounded":
+            raise PipelineError(
+                f"source {uid!r} is unbounded and is fed nothing",
+                where=place("source", uid, graph.by_uid(uid).location),
+                cause="the run would never come to its end",
+                remedy=f'Feed it: inputs={{"{uid}": [...]}}, which may be empty',
+            )
+
+
+def ends_early(graph: JobGraph, uid: str) -> bool:
+    """The source is bounded and the broadcast side of a join, which waits for its end."""
+    source = graph.by_uid(uid)
+    if source.source is None or source.source.boundedness != "bounded":
+        return False
+    below = {source.node_id}
+    for node in graph.nodes:
+        for edge in node.inputs:
+            if edge.upstream in below:
+                if edge.exchange == "broadcast":
+                    return True
+                below.add(node.node_id)
+    return False
+
+
+def substituted(graph: JobGraph, feeds: Mapping[str, Feed], marked: Collection[str], sinks: str) -> JobGraph:
+    """The graph with fed sources, and sinks that collect under `sinks` + uid.
+
+    Args:
+        marked: the fed sources that say their watermarks themselves.
+
+    Raises:
+        PipelineError: a `with_watermark` reads a source that does and one that does not.
+    """
+    nodes: list[Node] = []
+    moved: dict[int, int] = {}
+    says: dict[int, frozenset[bool]] = {}
+    """Old node id -> of the sources that it reads with no assigner between: whether they say their watermarks."""
+    for node in graph.nodes:
+        inputs = tuple(replace(edge, upstream=moved[edge.upstream]) for edge in node.inputs)
+        made = replace(node, node_id=len(nodes), inputs=inputs)
+        said = frozenset().union(*(says[e.upstream] for e in node.inputs if e.exchange != "broadcast"))
+        if node.source is not None and node.uid in feeds:
+            made = replace(made, source=FedSource(feeds[node.uid]))
+            said = frozenset({node.uid in marked})
+        elif node.sink is not None:
+            made = replace(made, sink=CollectSink(f"{sinks}{node.uid}", two_phase=node.sink.two_phase))
+        elif isinstance(node.spec, WatermarkSpec):
+            if len(said) > 1:
+                raise _mixed(node)
+            if True in said:
+                made = replace(made, spec=PassMarksSpec(), stateful=False)
+            said = frozenset()
+        nodes.append(made)
+        if node.source is not None and True in said:
+            nodes.append(_marks_of(made, len(nodes)))
+        moved[node.node_id] = len(nodes) - 1
+        says[node.node_id] = said
+    return JobGraph(tuple(nodes))
+
+
+def _mixed(node: Node) -> PipelineError:
+    return PipelineError(
+        "this with_watermark reads a source with fed watermarks and one without",
+        where=place(node.kind, node.uid, node.location),
+        remedy="Feed Watermark(...) to all of its sources, or to none",
+    )
+
+
+def _marks_of(source: Node, node_id: int) -> Node:
+    edges = (Edge(source.node_id, "forward"),)
+    return Node(node_id, source.uid + MARKS, "watermark", edges, source.schema, source.location, spec=PassMarksSpec())

@@ -1,0 +1,341 @@
+"""A whole job in one thread of this process: the runtime's own coordinator, slot and subtasks, without Spark, sockets
+or sleeping.
+
+Messages between driver and slot make a JSON round trip, snapshots go to a store, time is moved by the caller.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tidegate.connectors.found_schema import using_found_schemas
+from tidegate.connectors.split_documents import assign
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.decision_log import DecisionLog, Reign
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pin_graph
+from tidegate.jobs.records import RestoreFrom, Spec
+from tidegate.jobs.stores.store import Store, open_store
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.checkpoint_mode import waits_for_final
+from tidegate.coordinator.recovery.fork_check import two_phase_sinks
+from tidegate.coordinator.driver_job import Job, fresh_splits
+from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
+from tidegate.snapshot.location import open_location
+from tidegate.coordinator.recovery.source_schemas import schemas_in_effect
+from tidegate.operators.async_requests import StartRequests
+from tidegate.api.pipeline import Pipeline
+from tidegate.plan.execution_plan import graph_document, plan
+from tidegate.subtask.deployment import Deployment, deploy
+from tidegate.subtask.snapshots.restored_state import load_restored
+from tidegate.subtask.slot import Slot, Wake
+from tidegate.testing.inline_requests import InlineRequests
+
+MAX_ROUNDS = 200_000
+"""Rounds `until` pumps before it says that the job is stuck."""
+
+_names = itertools.count(1)
+
+
+class InlineExecutor(Executor):
+    """Runs work at once, or when `held` is set keeps it for `release`."""
+
+    def __init__(self) -> None:
+        self.held = False
+        self._waiting: list[Callable[[], Any]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run or keep `fn`; the future is not used by the runtime."""
+        if self.held:
+            self._waiting.append(lambda: fn(*args, **kwargs))
+        else:
+            fn(*args, **kwargs)
+        return Future()
+
+    def release(self) -> None:
+        """Run what was kept."""
+        self.held = False
+        waiting, self._waiting = self._waiting, []
+        for work in waiting:
+            work()
+
+
+@dataclass
+class InProcessJob:
+    """A job directory in memory and the runs made in it.
+
+    Args:
+        build: makes the pipeline anew for every run, as slots do.
+        options: JobOptions fields.
+        root: where the job directory lies; by default a memory store of its own.
+        scratch: local folder for state that is kept on disk; empty: operators get none.
+        requests: how `map_async` asks; by default at once, on this thread.
+        input_steps: elements a subtask takes from its inputs in one round; by default one, so that a test can stop the
+            job between any two.
+        deletes: False: the store is so slow that retired snapshots stay; the next `tick` with True deletes them.
+    """
+
+    build: Callable[[], Pipeline]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    job_id: str = "job"
+    lineage: str = "lineage-1"
+    root: str = ""
+    scratch: str = ""
+    requests: StartRequests = InlineRequests
+    input_steps: int = 1
+    answers: dict[str, ev.Answer] = field(default_factory=dict)
+    deletes: bool = True
+
+    def __post_init__(self) -> None:
+        self.root = self.root or f"memory://in-process-{next(_names)}"
+        self.store: Store = open_store(self.root)
+        self.layout = JobLayout(self.job_id)
+        self.now_ms = 1_700_000_000_000
+        self._nonce = itertools.count(1)
+        self._spec_number = 0
+        self.last_job: Job | None = None
+        self.specs: list[Spec] = []
+        self.log = self._open_log()
+
+    def _open_log(self) -> DecisionLog:
+        return DecisionLog(self.store, self.layout, now_iso=self.now_iso, nonce=lambda: f"n{next(self._nonce)}")
+
+    def now_iso(self) -> str:
+        """The job's clock."""
+        return datetime.fromtimestamp(self.now_ms / 1000, UTC).isoformat()
+
+    def submit(self, restore: RestoreFrom | None = None) -> InProcessRun:
+        """A new submission and its first run, deployed and running."""
+        self._spec_number += 1
+        self._spec = Spec(
+            job_id=self.job_id,
+            number=self._spec_number,
+            submission_id=f"s{self._spec_number}",
+            pipeline="in_process:build",
+            artifact="",
+            arguments={},
+            options=JobOptions.from_mapping(self.options).to_mapping(),
+            master="in-process",
+            spark_conf={},
+            storage_options={},
+            restore=restore,
+            lineage=self.lineage,
+            owner_dag=None,
+            submitted_at=self.now_iso(),
+            submitted_by="test",
+        )
+        self.specs.append(self._spec)
+        return self.relaunch()
+
+    def relaunch(self) -> InProcessRun:
+        """A new driver for the current submission: a new generation, with its own view of the log."""
+        self.log = self._open_log()
+        self.reign = self.log.reign(spec=self._spec_number, launch=1)
+        return self.rerun()
+
+    def rerun(self) -> InProcessRun:
+        """The same driver tries again after a failed run."""
+        return InProcessRun(self, self._spec, self.reign)
+
+
+class InProcessRun:
+    """One run: pump it, ask it for snapshots, crash it."""
+
+    def __init__(self, owner: InProcessJob, spec: Spec, reign: Reign) -> None:
+        self.owner = owner
+        self.writers = InlineExecutor()
+        options = JobOptions.from_mapping(spec.options)
+        schemas = schemas_in_effect(owner.store, owner.layout, spec, owner.specs, owner.log)
+        with using_found_schemas(schemas):
+            graph = owner.build().build()
+        execution = plan(graph, options.parallelism, options.max_parallelism)
+        document, sinks = graph_document(graph), {uid: s.describe() for uid, s in two_phase_sinks(graph).items()}
+        limits = options.parallelism, options.max_parallelism
+        pinned = PinnedGraph(spec.number, *limits, document, owner.now_iso(), sinks, options.to_mapping())
+        pin_graph(owner.store, owner.layout, pinned)
+        job = Job(
+            root=owner.root,
+            storage_options={},
+            store=owner.store,
+            layout=owner.layout,
+            spec=spec,
+            options=options,
+            graph=graph,
+            plan=execution,
+            log=owner.log,
+            reign=reign,
+            now_iso=owner.now_iso,
+            specs=lambda: owner.specs,
+        )
+        if owner.last_job is not None and owner.last_job.reign is reign:
+            job = owner.last_job  # a driver that runs its job again knows what it has deleted
+        self._job = owner.last_job = job
+        found = job.find_restore()
+        restore = found[1] if found else None
+        splits = job.splits(restore)
+        commit_only = found[0].checkpoint_id if found is not None and found[0].commit_only else None
+        facts = job.facts()
+        run_id = f"r{next(owner._nonce):06d}"
+        job.go_back(restore, run_id)
+        interval = options.checkpoint_interval
+        self.run = JobRun(
+            facts=facts,
+            coordinator=job.coordinator(run_id, int(interval.total_seconds() * 1000) if interval else 0, commit_only),
+            slots=self,
+            run_id=run_id,
+            next_checkpoint_id=job.next_checkpoint_id(),
+            splits=splits,
+            restored_from=restore.location if restore else None,
+            answer=lambda answer: owner.answers.__setitem__(answer.request_id, answer),
+            now_ms=lambda: owner.now_ms,
+            retire=self._retire,
+            on_completed=lambda: None,
+            at_work=lambda: {s.subtask: s.at_work() for s in self.slot._subtasks},
+            carried=restore.metadata.counters if restore is not None else {},
+        )
+        self.slot = Slot(
+            run_id=run_id,
+            generation=reign.generation,
+            send=self._from_slot,
+            open_location=lambda location: open_location(owner.store, spec, location),
+            threshold_bytes=options.state_size_threshold_bytes,
+            writers=self.writers,
+            now_ms=lambda: owner.now_ms,
+            wake=Wake(),
+            compression=options.snapshot_compression,
+            input_steps=owner.input_steps,
+        )
+        self._to_driver: list[Mapping[str, Any]] = []
+        self._retired: list[str] = []
+        indices = tuple(range(options.parallelism))
+        deployment = Deployment(
+            job_id=spec.job_id,
+            lineage=spec.lineage,
+            generation=reign.generation,
+            run_id=run_id,
+            indices=indices,
+            mode=options.checkpoint_mode,
+            wait_for_final=waits_for_final(options, commit_only),
+            channel_capacity_bytes=options.channel_capacity_bytes,
+            splits=assign(fresh_splits(splits, restore), options.parallelism),
+            restored=load_restored(
+                {i: json.loads(json.dumps(restore.for_slot(i))) for i in indices} if restore is not None else {},
+                lambda location: open_location(owner.store, spec, location),
+                execution,
+            ),
+            idle_after_ms=None if options.idle_after is None else options.idle_after // timedelta(milliseconds=1),
+            unaligned_after_ms=options.unaligned_after_ms,
+            processing_time_on_end=options.processing_time_on_end,
+            gated=options.commit == "on_request",
+            state_backend=options.state_backend,
+            state_memory_bytes=options.state_memory_bytes,
+            scratch=os.path.join(owner.scratch, run_id) if owner.scratch else "",
+            requests=owner.requests,
+        )
+        self._subtasks = deploy(graph, execution, deployment, self.slot, None)
+        self.slot.start(self._subtasks)
+        self._deliver()
+
+    # ------------------------------------------------------------ wiring
+
+    def broadcast(self, message: dict[str, Any]) -> None:
+        """Driver to slot."""
+        self.slot.tell(json.loads(json.dumps(message)))
+
+    def _from_slot(self, message: dict[str, Any]) -> None:
+        self._to_driver.append(json.loads(json.dumps(message)))
+
+    def _deliver(self) -> bool:
+        any_delivered = bool(self._to_driver)
+        while self._to_driver:
+            self.run.on_slot_message(self._to_driver.pop(0))
+        return any_delivered
+
+    def _retire(self, _id: int, path: str) -> None:
+        self._retired.append(path)
+        self._delete_retired()
+
+    def _delete_retired(self) -> None:
+        while self._retired and self.owner.deletes:
+            self._job.delete_snapshot(self._retired.pop(0))
+
+    # ------------------------------------------------------------ looking
+
+    def watermarks(self) -> dict[str, int]:
+        """uid of a source or operator -> event time told downstream, microseconds, the least over its subtasks."""
+        found: dict[str, int] = {}
+        for subtask in self._subtasks:
+            head = [subtask.source_input.uid] if subtask.source_input is not None else []
+            for uid in head + [uid for uid, _ in subtask.contexts()]:
+                found[uid] = min(found.get(uid, subtask.watermark_us), subtask.watermark_us)
+        return found
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """uid -> counts over the subtasks of this run; of sources over all runs."""
+        found = {uid: Counter(counts) for uid, counts in self.run.ended_counts.items()}
+        for uid, context in (known for subtask in self._subtasks for known in subtask.contexts()):
+            found.setdefault(uid, Counter()).update(context.counters)
+        for source in (subtask.source_input for subtask in self._subtasks):
+            if source is not None:
+                found.setdefault(source.uid, Counter()).update(source.counters())
+        return {uid: dict(counts) for uid, counts in found.items() if counts}
+
+    # ------------------------------------------------------------ driving
+
+    @property
+    def outcome(self) -> RunEnded | RunFailed | None:
+        """Set when the run is over."""
+        return self.run.outcome
+
+    def pump(self, rounds: int = 1) -> bool:
+        """Slot and driver take `rounds` turns; False: the last one could do nothing."""
+        progressed = False
+        for _ in range(rounds):
+            progressed = self.slot.pump()
+            progressed = self._deliver() or progressed
+        return progressed
+
+    def tick(self, ms: int) -> None:
+        """Let time pass."""
+        self.owner.now_ms += ms
+        self._delete_retired()
+        self.run.note_overdue_deletions(len(self._retired))
+        self.run.on_event(ev.Tick())
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Pump until `condition` holds; AssertionError when the job is stuck before."""
+        for _ in range(MAX_ROUNDS):
+            if condition():
+                return
+            if not self.pump():
+                self.tick(10)
+        raise AssertionError(f"stuck: outcome {self.outcome}, answers {self.owner.answers}")
+
+    def to_end(self) -> RunEnded | RunFailed:
+        """Pump until the run is over."""
+        self.until(lambda: self.outcome is not None)
+        assert self.outcome is not None
+        return self.outcome
+
+    def ask(self, request: ev.Request) -> ev.Answer | None:
+        """Ask for a snapshot and pump until it is answered (a stop: until the run is over)."""
+        self.run.take(request)
+        if request.kind == "stop-savepoint":
+            self.until(lambda: self.outcome is not None or request.request_id in self.owner.answers)
+        else:
+            self.until(lambda: request.request_id in self.owner.answers)
+        return self.owner.answers.get(request.request_id or "")
+
+    def crash(self) -> list[ev.Request]:
+        """Every subtask dies on the spot; the driver notices."""
+        self.slot.close()
+        self.run.fail(RunFailed("crashed by the test"))
+        return self.run.shut_down("crashed by the test")

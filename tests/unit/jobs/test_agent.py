@@ -1,0 +1,385 @@
+"""An agent and the job directories it looks after; drivers that do only what the test scripts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import ClassVar
+
+import pytest
+from scripted_contract import FakeTime, ScriptedDriver
+
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.errors import EnvironmentProblemError, OptionError, StoreError
+from tidegate.jobs.launch import agent as agents
+from tidegate.jobs.launch.agent import Agent
+from tidegate.jobs.launch.launcher import DriverState
+from tidegate.jobs.launch.relaunch import LAUNCH_GRACE_S, Budget
+from tidegate.jobs.launches import record_launch, record_process
+from tidegate.jobs.records import Launch, Spec
+from tidegate.jobs.launch.desired_state import desired_of, want_running, want_stopped
+
+
+class Place:
+    """A launcher, and what runs there."""
+
+    kind: ClassVar[str] = "local"
+
+    def __init__(self) -> None:
+        self.states: dict[int, DriverState] = {}
+        self.refusal: Exception | None = None
+        self.before_launch: Callable[[], object] = lambda: None
+        self.while_handing_over: Callable[[], object] = lambda: None
+        self.absent = DriverState.UNKNOWN
+
+    def launch(self, client: JobClient, spec: Spec, attempt: int | None = None) -> Launch:
+        self.before_launch()
+        if isinstance(self.refusal, OptionError):
+            raise self.refusal
+        launch = record_launch(client, spec, launcher=self.kind, attempt=attempt)
+        if self.refusal is not None:
+            raise self.refusal
+        self.while_handing_over()
+        self.states[launch.attempt] = DriverState.RUNNING
+        return record_process(client, replace(launch, external_id=f"x-{launch.attempt}"))
+
+    def state(self, launch: Launch) -> DriverState:
+        return self.states.get(launch.attempt, self.absent)
+
+    def log(self, launch: Launch) -> str:
+        return ""
+
+    def kill(self, launch: Launch, *, graceful: bool = True) -> bool:
+        return False
+
+
+class World:
+    """An agent over a root."""
+
+    def __init__(self, client: JobClient, spec: Spec, clock: FakeTime) -> None:
+        self.client, self.spec, self.clock = client, spec, clock
+        self.place = Place()
+        self.said: list[str] = []
+        self.agent = self.new_agent()
+
+    def new_agent(self) -> Agent:
+        return Agent(
+            self.client.root,
+            {},
+            kind="local",
+            launchers={"local": self.place},
+            budget=Budget(2, 3600.0),
+            say=self.said.append,
+            monotonic=self.clock.monotonic,
+        )
+
+    @property
+    def launches(self) -> list[tuple[int, int]]:
+        return self.client.launches()
+
+    def begins(self, attempt: int) -> ScriptedDriver:
+        """The driver of a launch begins."""
+        driver = ScriptedDriver(self.client, self.spec, launch=attempt)
+        driver.status("RUNNING")
+        driver.beat()
+        return driver
+
+    def dies(self, attempt: int) -> None:
+        """And is seen to be gone, which takes two looks."""
+        self.place.states[attempt] = DriverState.GONE
+        self.agent.round()
+
+
+@pytest.fixture
+def world(client: JobClient, spec: Spec, clock: FakeTime) -> World:
+    return World(client, spec, clock)
+
+
+def test_an_agent_launches_what_is_wanted_once(world: World) -> None:
+    assert not world.agent.round()
+    assert world.launches == []
+    want_running(world.client, world.spec, by="airflow")
+    assert world.agent.round()
+    assert not world.agent.round()
+    world.begins(1)
+    assert not world.agent.round()
+    assert world.launches == [(1, 1)]
+    assert world.said == ["flights: submission 1, launch 1: x-1 (wanted by airflow)"]
+
+
+def test_saying_again_that_it_is_wanted_changes_nothing_until_it_is_launched(world: World) -> None:
+    first = want_running(world.client, world.spec, by="airflow")
+    world.clock.sleep(5)
+    assert want_running(world.client, world.spec, by="somebody else") == first == desired_of(world.client)
+    world.agent.round()
+    assert want_running(world.client, world.spec, by="airflow").launch == 1
+    assert want_running(world.client, world.spec, by="airflow", anew=True).launch == 2
+
+
+def test_a_driver_that_is_on_its_way_is_not_launched_again_when_it_is_wanted_again(world: World) -> None:
+    want_running(world.client, world.spec, by="airflow")
+    world.agent.round()
+    world.clock.sleep(3600)
+    want_running(world.client, world.spec, by="airflow")
+    assert not world.agent.round()
+    assert world.launches == [(1, 1)]
+
+
+def test_a_dead_driver_is_launched_anew_at_the_second_look_and_not_beyond_the_budget(world: World) -> None:
+    want_running(world.client, world.spec, by="airflow")
+    world.agent.round()
+    for attempt in (1, 2, 3):
+        world.begins(attempt)
+        assert not world.agent.round()
+        world.dies(attempt)
+        assert world.launches[-1] == (1, attempt)
+        world.agent.round()
+    assert world.launches == [(1, 1), (1, 2), (1, 3)]
+    assert "given up: its driver is dead, and was launched anew 2 times within 3600 s" in world.said[-1]
+    said = len(world.said)
+    for _ in range(3):
+        assert not world.agent.round()
+    assert len(world.said) == said
+    world.clock.sleep(1)
+    want_running(world.client, world.spec, by="airflow")
+    assert world.agent.round()
+    assert world.launches[-1] == (1, 4)
+
+
+def test_a_driver_that_says_its_last_words_while_it_ends_is_not_launched_anew(world: World) -> None:
+    want_running(world.client, world.spec, by="airflow")
+    world.agent.round()
+    driver = world.begins(1)
+    world.dies(1)
+    driver.status("STOPPED")
+    assert not world.agent.round()
+    assert world.launches == [(1, 1)]
+
+
+@pytest.mark.parametrize("status", ["STOPPED", "FINISHED", "CANCELED", "FAILED"])
+def test_a_job_that_has_ended_is_not_launched_again(world: World, status: str) -> None:
+    want_running(world.client, world.spec, by="airflow")
+    world.agent.round()
+    world.begins(1).status(status)
+    world.dies(1)
+    for _ in range(3):
+        assert not world.agent.round()
+    assert world.launches == [(1, 1)]
+
+
+def test_a_failed_job_is_launched_again_when_somebody_wants_it(world: World) -> None:
+    want_running(world.client, world.spec, by="airflow")
+    world.agent.round()
+    world.begins(1).status("FAILED")
+    world.dies(1)
+    want_running(world.client, world.spec, by="airflow", anew=True)
+    assert world.agent.round()
+    assert world.launches == [(1, 1), (1, 2)]
+
+
+def test_a_driver_of_a_job_that_is_to_be_stopped_is_not_launched_anew(world: World) -> None:
+    want_running(world.client, world.spec, by="airflow")
+    world.agent.round()
+    world.begins(1)
+    want_stopped(world.client, by="alice")
+    world.dies(1)
+    world.agent.round()
+    assert world.launches == [(1, 1)]
+
+
+def test_a_driver_that_died_while_it_was_being_stopped_is_not_launched_anew(world: World) -> None:
+    """As nobody who supervises a job does."""
+    want_running(world.client, world.spec, by="airflow")
+    world.agent.round()
+    world.begins(1)
+    world.client.send("stop", issued_by="alice", expires_in=timedelta(days=36500))
+    world.dies(1)
+    assert not world.agent.round()
+    assert world.launches == [(1, 1)]
+
+
+def test_a_silent_driver_is_launched_anew_wherever_it_runs(world: World) -> None:
+    want_running(world.client, world.spec, by="airflow")
+    world.agent.round()
+    driver = world.begins(1)
+    world.place.states.clear()
+    for _ in range(3):
+        world.clock.sleep(20)
+        driver.beat()
+        assert not world.agent.round()
+    world.clock.sleep(30)
+    assert world.agent.round()
+    assert world.launches == [(1, 1), (1, 2)]
+
+
+def test_an_agent_that_was_killed_finds_its_driver_again(world: World) -> None:
+    want_running(world.client, world.spec, by="airflow")
+    world.agent.round()
+    world.begins(1)
+    world.agent = world.new_agent()
+    for _ in range(3):
+        assert not world.agent.round()
+    assert world.launches == [(1, 1)]
+
+
+def test_two_agents_launch_once(world: World) -> None:
+    other = world.new_agent()
+    want_running(world.client, world.spec, by="airflow")
+
+    def the_other_is_faster() -> None:
+        world.place.before_launch = lambda: None
+        assert other.round()
+
+    world.place.before_launch = the_other_is_faster
+    assert not world.agent.round()
+    assert world.launches == [(1, 1)]
+    assert len(world.said) == 1
+
+
+def test_an_agent_leaves_a_launch_to_the_one_that_is_at_it(world: World) -> None:
+    """A cluster that can be asked knows nothing of it until spark-submit is through with it. Each agent superseded the
+    other's launch, whose driver then never began, until both had given the job up."""
+    other = world.new_agent()
+    world.place.absent = DriverState.GONE
+    want_running(world.client, world.spec, by="airflow")
+
+    def looks_on() -> None:
+        for _ in range(10):
+            world.clock.sleep(30)
+            assert not other.round()
+
+    world.place.while_handing_over = looks_on
+    assert world.agent.round()
+    assert not world.agent.round() and not other.round()
+    assert world.launches == [(1, 1)]
+
+
+def test_a_launch_on_a_cluster_that_failed_is_made_anew_at_once_by_the_agent_that_saw_it(world: World) -> None:
+    world.place.absent = DriverState.GONE
+    want_running(world.client, world.spec, by="airflow")
+    world.place.refusal = EnvironmentProblemError("no such queue")
+    world.agent.round()
+    world.place.refusal = None
+    assert [world.agent.round() for _ in range(3)] == [False, True, False]
+    assert world.launches == [(1, 1), (1, 2)]
+
+
+def test_a_launch_that_its_agent_did_not_live_to_make_is_made_anew_after_a_while(world: World) -> None:
+    want_running(world.client, world.spec, by="airflow")
+    record_launch(world.client, world.spec, launcher="local")
+    assert not world.agent.round()
+    world.clock.sleep(LAUNCH_GRACE_S)
+    assert world.agent.round()
+    assert world.launches == [(1, 1), (1, 2)]
+
+
+def test_a_launch_that_fails_is_told_here_and_in_the_jobs_log_and_tried_within_the_budget(world: World) -> None:
+    want_running(world.client, world.spec, by="airflow")
+    world.place.refusal = EnvironmentProblemError("no such python")
+    world.agent.round()
+    world.agent.round()
+    assert world.said == ["flights: no such python"]
+    log = world.client.store.read(world.client.layout.launch_log(1, 1))
+    assert log == b"no such python\n"
+    for _ in range(5):
+        world.clock.sleep(LAUNCH_GRACE_S)
+        world.agent.round()
+    assert world.launches == [(1, 1), (1, 2), (1, 3)]
+    assert "given up" in world.said[-1]
+
+
+def test_a_submission_that_cannot_be_launched_so_is_given_up_at_once(world: World) -> None:
+    want_running(world.client, world.spec, by="airflow")
+    world.place.refusal = OptionError("master local[*] does not go with the launcher yarn")
+    for _ in range(3):
+        world.agent.round()
+    assert world.said == ["flights: master local[*] does not go with the launcher yarn"]
+    assert world.launches == []
+    assert b"does not go" in world.client.store.read(world.client.layout.launch_log(1, 1))
+
+
+def test_a_newer_submission_that_nobody_wants_launched_by_an_agent_is_left_alone(world: World, pipeline: str) -> None:
+    want_running(world.client, world.spec, by="airflow")
+    world.agent.round()
+    world.begins(1).status("FINISHED")
+    world.client.submit(pipeline=pipeline, fresh=True)
+    world.agent.round()
+    assert world.launches == [(1, 1)]
+
+
+def test_one_job_that_cannot_be_read_keeps_nobody_else_from_being_launched(
+    world: World, pipeline: str, root: str
+) -> None:
+    other = JobClient(root, "aaa")
+    want_running(other, other.submit(pipeline=pipeline), by="airflow")
+    other.store.replace(other.layout.desired, b"?")
+    want_running(world.client, world.spec, by="airflow")
+    assert world.agent.round()
+    assert world.launches == [(1, 1)]
+    assert world.said[0].startswith("aaa: this is not a readable record 'desired'")
+
+
+def test_a_job_that_nobody_wants_or_that_is_over_costs_one_request_a_round(
+    world: World, pipeline: str, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    JobClient(root, "aaa").submit(pipeline=pipeline)
+    want_running(world.client, world.spec, by="airflow")
+    world.agent.round()
+    world.begins(1).status("FINISHED")
+    world.agent.round()
+    read: list[str] = []
+    store = world.agent._clients["flights"].store
+    original = type(store).read
+
+    def counting(self: object, path: str) -> bytes:
+        read.append(path)
+        return original(self, path)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(store), "read", counting)
+    world.agent.round()
+    assert read == ["aaa/desired.json", "flights/desired.json"]
+
+
+def test_one_job_whose_launch_fails_in_an_unforeseen_way_keeps_nobody_else_from_being_launched(
+    world: World, pipeline: str, root: str
+) -> None:
+    other = JobClient(root, "aaa")
+    want_running(other, other.submit(pipeline=pipeline), by="airflow")
+    want_running(world.client, world.spec, by="airflow")
+
+    def fails_once() -> None:
+        world.place.before_launch = lambda: None
+        raise KeyError("pod.name")
+
+    world.place.before_launch = fails_once
+    assert world.agent.round()
+    assert world.launches == [(1, 1)]
+    assert world.said[0] == "aaa: KeyError: 'pod.name'"
+
+
+def test_the_pauses_grow_while_nothing_happens_and_a_root_that_is_away_is_told_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    over = threading.Event()
+
+    def wait(seconds: float) -> bool:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            want_running(world.client, world.spec, by="airflow")
+        if len(pauses) == 9:
+            over.set()
+        return over.is_set()
+
+    def away(names: list[str]) -> list[str]:
+        if 5 <= len(pauses) < 8:
+            raise StoreError("away")
+        return names
+
+    monkeypatch.setattr(over, "wait", wait)
+    monkeypatch.setattr(agents, "job_ids", away)
+    world.agent.run(over)
+    assert pauses == [2, 4, 8, 1, 2, 4, 8, 15, 15]
+    assert world.said[1:] == ["agent: the root cannot be read: away"]

@@ -1,0 +1,103 @@
+"""What the Test button of a connection finds of its launcher."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tidegate.errors import EnvironmentProblemError
+from tidegate.jobs.launch.launcher_checks import check_launcher, connects
+from tidegate.jobs.launch.launcher import LauncherSettings
+from tidegate.jobs.launch.cluster import Answer
+
+SUBMIT = sys.executable  # any program that is there
+HAS_ALL = Answer(0, "pyspark 4.3.0\n")
+IMAGE = {"spark.kubernetes.container.image": "repo/tidegate:1"}
+
+
+def check(
+    kind: str,
+    master: str = "local[*]",
+    *,
+    answer: Answer | Exception = HAS_ALL,
+    refuses: Mapping[str, str] | None = None,
+    conf: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
+    **settings: Any,
+) -> tuple[list[str], list[str]]:
+    """What is well, and what is not."""
+
+    def run(command: object, limit_s: float) -> Answer:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    found = check_launcher(
+        LauncherSettings(kind, **{"spark_submit": SUBMIT, "yarn": SUBMIT, **settings}),
+        master,
+        conf or {},
+        run=run,
+        connect=lambda host, port: (refuses or {}).get(f"{host}:{port}"),
+        environment=environment or {},
+    )
+    return [c.text for c in found if c.ok], [c.text for c in found if not c.ok]
+
+
+def test_a_local_driver_needs_an_interpreter() -> None:
+    assert check("local", python="/x/python") == (["/x/python has tidegate and pyspark 4.3.0"], [])
+    lacking = Answer(1, "Traceback\nModuleNotFoundError: No module named 'tidegate'\n")
+    assert "No module named 'tidegate'. Name an interpreter" in check("local", answer=lacking)[1][0]
+    missing = EnvironmentProblemError("/x/python cannot be run")
+    assert check("local", answer=missing)[1] == ["python: /x/python cannot be run"]
+
+
+@pytest.mark.parametrize("launcher", ["local", "spark-submit"])
+def test_one_master_that_answers_is_enough(launcher: str) -> None:
+    master, refusals = "spark://a:1,b:2", {"a:1": "refused"}
+    assert check(launcher, master, refuses=refusals)[0][-1] == "master b:2 answers"
+    (problem,) = check(launcher, master, refuses={**refusals, "b:2": "no route"})[1]
+    assert "a:1: refused; b:2: no route" in problem
+    assert "is no address" in check(launcher, "spark://a:port")[1][0]
+
+
+def test_spark_submit_must_be_there() -> None:
+    (problem,) = check("spark-submit", spark_submit="/no/such/spark-submit")[1]
+    assert "/no/such/spark-submit is not there" in problem
+
+
+def test_yarn_needs_its_programs_its_configuration_and_its_master() -> None:
+    environment = {"YARN_CONF_DIR": "/etc/hadoop"}
+    assert check("yarn", "yarn", environment=environment)[1] == []
+    assert "neither HADOOP_CONF_DIR" in check("yarn", "yarn")[1][0]
+    assert "/no/yarn is not there" in check("yarn", "yarn", environment=environment, yarn="/no/yarn")[1][0]
+    assert check("yarn", "local[2]", environment=environment)[1] == [
+        "master local[2] does not go with the launcher yarn"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("master", "place"),
+    [("k8s://https://host:6443", "host:6443"), ("k8s://host", "host:443"), ("k8s://http://host", "host:80")],
+)
+def test_kubernetes_needs_its_api_server_and_an_image(master: str, place: str) -> None:
+    well, wrong = check("kubernetes", master, conf=IMAGE)
+    assert wrong == [] and f"master {place} answers" in well and "image repo/tidegate:1" in well
+    assert "none is named" in check("kubernetes", master)[1][0]
+    assert place in check("kubernetes", master, conf=IMAGE, refuses={place: "no"})[1][0]
+    assert "does not go with" in check("kubernetes", "yarn", conf=IMAGE)[1][0]
+
+
+def test_an_agent_needs_nothing_here() -> None:
+    well, wrong = check("agent", "k8s://https://host:6443", refuses={"host:6443": "no"})
+    assert wrong == [] and "an agent beside the cluster" in well[0]
+
+
+def test_a_port_that_nobody_listens_at_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert connects("127.0.0.1", port) is None
+    assert connects("127.0.0.1", port) is not None
