@@ -30,7 +30,7 @@ from tidegate.jobs.stores.in_memory import MemoryStore  # noqa: E402
 from tidegate.jobs.records import Spec  # noqa: E402
 from tidegate.coordinator import events as ev  # noqa: E402
 from tidegate.coordinator.coordinator import Coordinator  # noqa: E402
-from tidegate.coordinator.coordinator_options import CoordinatorOptions  # noqa: E402
+from tidegate.coordinator.coordinator import CoordinatorOptions  # noqa: E402
 from tidegate.coordinator.job_run import JobFacts, JobRun  # noqa: E402
 from tidegate.coordinator.topology import ChainShape, Topology  # noqa: E402
 

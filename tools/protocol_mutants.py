@@ -198,7 +198,7 @@ MUTANTS = (
     Mutant(
         "any completion ends a row of failed checkpoints",
         "S2.2",
-        "tidegate.coordinator.failure_count",
+        "tidegate.coordinator.coordinator",
         'if request.kind == "checkpoint" and checkpoint_id > self._failed_id:',
         "if True:",
         simulated=False,

@@ -53,7 +53,7 @@ def get_provider_info() -> dict[str, Any]:
                 "integration-name": INTEGRATION,
                 "python-modules": [
                     "airflow_tidegate.triggers.event_triggers",
-                    "airflow_tidegate.triggers.steps",
+                    "airflow_tidegate.triggers.job_triggers",
                     "airflow_tidegate.triggers.job_triggers",
                 ],
             }

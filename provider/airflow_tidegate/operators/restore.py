@@ -14,7 +14,7 @@ from airflow_tidegate.operators.start import SubmittingOperator
 from tidegate.jobs.client import submission
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import JobNotFoundError, OptionError
-from tidegate.jobs.client.job_names import job_remedy
+from tidegate.jobs.client.job_client import job_remedy
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom, Spec
 

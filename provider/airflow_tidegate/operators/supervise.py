@@ -20,7 +20,7 @@ from airflow_tidegate.waits.job_waits import Payload, summary
 from airflow_tidegate.waits.watch import LAUNCH_GRACE_S, deadline
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.clock import parse_iso
-from tidegate.jobs.launch.endings import meant_to_end_by
+from tidegate.jobs.launch.desired_state import meant_to_end_by
 from tidegate.errors import DriverLostError
 from tidegate.jobs.launches import local_death
 from tidegate.jobs.records import Launch, decode

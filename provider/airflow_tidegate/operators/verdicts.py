@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from airflow_tidegate.failures import airflow_failures
 from airflow_tidegate.task_identity import ask_id, asked_by
-from airflow_tidegate.launchers.committing import commit_pending
+from airflow_tidegate.launchers.cli_process import commit_pending
 from airflow_tidegate.operators.task_commands import carried_out
 from airflow_tidegate.operators.snapshots import CommandOperator
 from airflow_tidegate.sensors.checkpoint import checkpoint_number

@@ -10,7 +10,7 @@ from typing import Any
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
-from airflow_tidegate.deferring import TRIGGER_SLACK, deferrable_or_default
+from airflow_tidegate.version_compat import TRIGGER_SLACK, deferrable_or_default
 from airflow_tidegate.failures import AirflowSensorTimeout, Failure, airflow_failures
 from airflow_tidegate.hooks.tidegate import DEFAULT_CONN_ID, TidegateHook
 from airflow_tidegate.links import TidegateJobLink, TidegateSparkUiLink

@@ -7,6 +7,8 @@ thread, never on the event loop. `cleanup` leaves the job alone: it also runs wh
 
 from __future__ import annotations
 
+
+
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -34,6 +36,13 @@ from airflow_tidegate.waits.job_waits import (
 from airflow_tidegate.waits.watch import Judge
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import TidegateError
+
+
+from collections.abc import Mapping
+
+from airflow_tidegate.waits.step_waits import FirstCheckpointWait, SuperviseWait
+
+
 
 LETTING_GO_S = 10.0
 """Least time from a trigger's start to its event, seconds. The scheduler must have heard by then that the worker has
@@ -213,3 +222,25 @@ TRIGGERS: Mapping[str, type[JobWaitTrigger]] = {
         TidegateWatermarkTrigger,
     )
 }
+
+
+
+
+
+class TidegateSuperviseTrigger(JobWaitTrigger):
+    """Waits until a supervised job is over or stands still (`SuperviseWait`), or its driver is dead."""
+
+    wait_class = SuperviseWait
+
+
+class TidegateFirstCheckpointTrigger(JobWaitTrigger):
+    """Waits for the first snapshot of a submission (`FirstCheckpointWait`)."""
+
+    wait_class = FirstCheckpointWait
+
+
+STEP_TRIGGERS: Mapping[str, type[JobWaitTrigger]] = {
+    **TRIGGERS,
+    **{trigger.wait_class.kind: trigger for trigger in (TidegateSuperviseTrigger, TidegateFirstCheckpointTrigger)},
+}
+"""Kind of a wait -> its trigger class."""

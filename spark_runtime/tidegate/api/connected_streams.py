@@ -16,7 +16,7 @@ from tidegate.operators.functions.co_process import BroadcastProcess, CoProcess,
 from tidegate.api.draft.column_checks import refuse_duplicates, require_column, require_key, same_columns
 from tidegate.api.draft.graph_draft import DraftNode, place, require_uid
 from tidegate.api.draft.stream_time import EventTime, common_event_time
-from tidegate.api.joining import BroadcastStream
+from tidegate.api.stream_base import BroadcastStream
 from tidegate.api.draft.call_site import user_location
 from tidegate.api.process_nodes import keyed_spec, unkeyed_spec
 from tidegate.api.draft.side_outputs import checked_side_outputs, declared_schemas

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+
+
 from typing import TYPE_CHECKING, NoReturn, Self
 
 import pyarrow as pa
@@ -11,6 +13,10 @@ from tidegate.api.draft.graph_draft import DraftNode, GraphDraft
 from tidegate.api.draft.stream_time import EventTime
 from tidegate.api.foreign_names import no_such_name
 from tidegate.plan.job_graph import Edge
+
+
+
+
 
 
 class StreamBase:
@@ -71,3 +77,10 @@ class StreamBase:
                 where=where,
                 remedy="Read both from one Pipeline()",
             )
+
+
+
+
+
+class BroadcastStream(StreamBase):
+    """A stream marked by `Stream.broadcast()`: every subtask gets all of it. It has no calls."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+
+
+
+
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -11,9 +15,7 @@ from tidegate.coordinator.stop.answers import answer_to, carried_over, job_ended
 from tidegate.coordinator.checkpointing.checkpoint_plan import plan_checkpoint
 from tidegate.coordinator.commits.commit_gate import CommitGate
 from tidegate.coordinator.checkpointing.completed_snapshots import CompletedSnapshots
-from tidegate.coordinator.coordinator_options import CoordinatorOptions
 from tidegate.coordinator.events import AbortCode, Action, Event, Request, Subtask
-from tidegate.coordinator.failure_count import FailureCount
 from tidegate.coordinator.stop.final_snapshot import FinalSnapshot
 from tidegate.coordinator.checkpointing.finished_operators import union_refusal
 from tidegate.coordinator.stop.stop_timeout import Scene, savepoint_stays, stop_failed, stop_given_up, stop_untouched
@@ -23,6 +25,68 @@ from tidegate.coordinator.checkpointing.retention import MAX_OVERDUE_DELETIONS, 
 from tidegate.coordinator.checkpointing.subtask_states import SubtaskStates
 from tidegate.coordinator.topology import Topology
 from tidegate.coordinator.checkpointing.trigger import FORCED, Drop, Refuse, Situation, Start, admit, judge
+
+
+from dataclasses import dataclass
+
+
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.events import Action, Request
+
+
+
+
+class FailureCount:
+    """Counts failed checkpoints. A checkpoint that was triggered after the last failure, and completes, ends the row:
+    one from before it proves nothing, and neither does a savepoint, which goes to another place."""
+
+    def __init__(self, tolerable: int) -> None:
+        """Args: tolerable: `tolerable_checkpoint_failures`."""
+        self._tolerable = tolerable
+        self._in_a_row = 0
+        self._newest_id = 0
+        self._failed_id = 0
+
+    def claimed(self, checkpoint_id: int) -> None:
+        """`checkpoint_id` is on its way; ids grow."""
+        self._newest_id = checkpoint_id
+
+    def failed(self, checkpoint_id: int | None, reason: str) -> list[Action]:
+        """A checkpoint failed; FailRun when it is one too many. `checkpoint_id`: None: before it had an id."""
+        self._in_a_row += 1
+        self._failed_id = max(self._failed_id, self._newest_id if checkpoint_id is None else checkpoint_id)
+        if self._in_a_row <= self._tolerable:
+            return []
+        limit = f"tolerable_checkpoint_failures={self._tolerable}"
+        return [ev.FailRun(f"more than {limit} checkpoints failed in a row: {reason}")]
+
+    def completed(self, checkpoint_id: int, request: Request) -> None:
+        """A snapshot completed."""
+        if request.kind == "checkpoint" and checkpoint_id > self._failed_id:
+            self._in_a_row = 0
+
+
+
+
+
+
+
+@dataclass(frozen=True)
+class CoordinatorOptions:
+    """The options of S1 and S2, in milliseconds and counts; `interval_ms` None: periodic checkpoints off. `enabled`
+    False: no snapshots at all (`checkpoint_mode="off"`)."""
+
+    interval_ms: int | None
+    min_pause_ms: int
+    timeout_ms: int
+    max_concurrent: int
+    max_queued: int
+    tolerable_failures: int
+    retained: int
+    enabled: bool = True
+
+
+
 
 
 class Coordinator:

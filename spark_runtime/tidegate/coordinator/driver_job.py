@@ -24,7 +24,7 @@ from tidegate.jobs.history.verdicts import Verdicts, verdicts_of
 from tidegate.coordinator.checkpoint_mode import check_checkpoint_mode, check_commit, check_sink_modes
 from tidegate.coordinator.commits.commit_gate import CommitGate
 from tidegate.coordinator.coordinator import Coordinator
-from tidegate.coordinator.coordinator_options import CoordinatorOptions
+from tidegate.coordinator.coordinator import CoordinatorOptions
 from tidegate.coordinator.recovery.fork_check import check_fork, live_sinks, two_phase_sinks
 from tidegate.coordinator.recovery.fresh_start import check_first_run
 from tidegate.coordinator.garbage.abandoned_checkpoints import (

@@ -90,7 +90,7 @@ def group_schema(spec: RunningAggSpec) -> pa.Schema:
 
 def process_shapes(spec: KeyedProcessSpec) -> tuple[StateShape, ...]:
     """Of a keyed process: its states, and its timers."""
-    from tidegate.operators.processes.process_shapes import subtask_shapes
+    from tidegate.operators.processes.process_specs import subtask_shapes
 
     shapes = _back_end_shapes(spec.descriptors, spec.key_schema, spec.renamed, drops=True)
     return (*shapes, *subtask_shapes(spec.subtask_states))

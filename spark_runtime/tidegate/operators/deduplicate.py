@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+
+
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -20,7 +22,38 @@ from tidegate.state.keyed_state import KeyedStateBackend, KeySet, Mask
 from tidegate.state.evolved_parts import evolved_parts
 from tidegate.state.keys.key_bytes import Int64s, valid_mask
 from tidegate.state.keys.key_sets import first_rows
-from tidegate.operators.repeats import KEPT, LATE, judge_rows
+
+
+from typing import Any
+
+from tidegate.state.compiler import kernel
+
+
+
+KEPT, REPEATED, LATE = 0, 1, 2
+
+
+@kernel("void(i4[], i8[], i8, i8[], i8[]!, u1[]!, u1[]!)")
+def judge_rows(keys: Any, times: Any, within: Any, passed: Any, kept: Any, known: Any, verdicts: Any) -> None:
+    """Row after row, in order of arrival.
+
+    Row i, of keys[i], repeats the kept one of its key where that is known and not `within` or more older. Where none is
+    known any more and the row is behind passed[key], nobody can tell: it is late. Else it is kept: kept[key] and
+    known[key] are of it from then on.
+    """
+    for i in range(len(keys)):
+        key = keys[i]
+        if known[key] and times[i] < kept[key] + within:
+            verdicts[i] = REPEATED
+        elif not known[key] and times[i] < passed[key]:
+            verdicts[i] = LATE
+        else:
+            verdicts[i] = KEPT
+            kept[key] = times[i]
+            known[key] = 1
+
+
+
 
 
 class Deduplicate(StreamOperator):

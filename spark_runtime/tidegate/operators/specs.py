@@ -145,7 +145,7 @@ class WatermarkSpec:
     def create(self) -> StreamOperator:
         """A fresh watermark assigner."""
         if self.idle_after_ms is not None:
-            from tidegate.operators.time.idling_watermark import IdlingWatermarkOperator
+            from tidegate.operators.time.watermark import IdlingWatermarkOperator
 
             return IdlingWatermarkOperator(self)
         from tidegate.operators.time.watermark import WatermarkOperator

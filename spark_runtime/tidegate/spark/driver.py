@@ -36,7 +36,7 @@ from tidegate.jobs.records import Spec, decode
 from tidegate.jobs.stores.store import open_store
 from tidegate.coordinator.checkpoint_mode import options_in_effect
 from tidegate.coordinator.events import Answer
-from tidegate.coordinator.supervision.farewells import terminated_text
+from tidegate.coordinator.supervision.supervisor import terminated_text
 from tidegate.coordinator.recovery.fork_check import two_phase_sinks
 from tidegate.coordinator.recovery.source_schemas import schemas_in_effect
 from tidegate.coordinator.supervision.supervisor import EXIT_TERMINATED

@@ -12,7 +12,7 @@ _MODULES = (
     "tidegate.state.aggregates.accumulators",
     "tidegate.state.aggregates.moments",
     "tidegate.operators.windows.session_kernels",
-    "tidegate.operators.repeats",
+    "tidegate.operators.deduplicate",
     "tidegate.operators.windows.row_groups",
     "tidegate.state.cells",
     "tidegate.state.arrow.arrow_buffers",

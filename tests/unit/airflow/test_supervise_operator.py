@@ -15,9 +15,9 @@ from scripted_job import Job, ScriptedDriver
 from airflow_tidegate.version_compat import AirflowFailException, TaskDeferred
 from airflow_tidegate.operators.supervise import TidegateSuperviseJobOperator
 from airflow_tidegate.waits.step_waits import SuperviseWait
-from airflow_tidegate.triggers.steps import STEP_TRIGGERS
+from airflow_tidegate.triggers.job_triggers import STEP_TRIGGERS
 from tidegate.clock import iso
-from tidegate.jobs.launch.endings import meant_to_end_by
+from tidegate.jobs.launch.desired_state import meant_to_end_by
 from tidegate.jobs.os_processes import host_name, process_space
 from tidegate.jobs.records import Desired, Launch, encode
 

@@ -10,7 +10,7 @@ import pytest
 from scripted_job import NOW, Job, ScriptedDriver
 
 from airflow_tidegate.version_compat import AirflowException, AirflowFailException, AirflowSensorTimeout, TaskDeferred
-from airflow_tidegate.deferring import TRIGGER_SLACK
+from airflow_tidegate.version_compat import TRIGGER_SLACK
 from airflow_tidegate.operators.snapshots import TidegateTriggerSavepointOperator
 from airflow_tidegate.sensors.checkpoint import TidegateCheckpointSensor
 from airflow_tidegate.sensors.end_of_data import TidegateEndOfDataSensor

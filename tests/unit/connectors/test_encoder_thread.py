@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tidegate.connectors.files.sink.encoder_thread import begin_on_encoder_thread
+from tidegate.connectors.files.sink.encoded_file import begin_on_encoder_thread
 
 
 def test_whoever_asks_the_work_is_done_on_one_and_the_same_thread() -> None:

@@ -17,7 +17,7 @@ import pytest
 from tidegate.connectors.files.sink import file_writer
 from tidegate.connectors.interface import SinkContext, SinkWriter
 from tidegate.connectors.files.sink.encoded_file import EncodedFile
-from tidegate.connectors.files.sink.encoder_thread import begin_on_encoder_thread
+from tidegate.connectors.files.sink.encoded_file import begin_on_encoder_thread
 from tidegate.connectors.files.sink.file_sink import FileSink
 from tidegate.connectors.files.sink.parquet import Parquet
 from tidegate.connectors.files.sink.hive_partitions import hive_folder

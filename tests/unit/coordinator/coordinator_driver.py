@@ -6,7 +6,7 @@ from typing import Any
 
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.coordinator import Coordinator
-from tidegate.coordinator.coordinator_options import CoordinatorOptions
+from tidegate.coordinator.coordinator import CoordinatorOptions
 from tidegate.coordinator.topology import ChainShape, Topology
 
 SOURCE, WINDOW = 0, 1

@@ -21,7 +21,7 @@ from tidegate.jobs.status import derive
 from tidegate.jobs.stop_outcomes import CLAIM_FAILED, SAVEPOINT_FAILED, next_action
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.coordinator import Coordinator
-from tidegate.coordinator.coordinator_options import CoordinatorOptions
+from tidegate.coordinator.coordinator import CoordinatorOptions
 from tidegate.coordinator.job_run import JobFacts, JobRun, RunFailed
 from tidegate.snapshot.location import probe_location
 

@@ -10,7 +10,7 @@ import pytest
 from fed_splits import Fed
 
 from tidegate.api.pipeline import Pipeline
-from tidegate.subtask.aligned_sources import TELL_EVERY_MS
+from tidegate.subtask.slot import TELL_EVERY_MS
 from tidegate.testing.collect_sink import CollectSink, forget_collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 

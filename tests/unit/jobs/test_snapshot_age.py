@@ -15,7 +15,7 @@ from tidegate.jobs.client import submission
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import SnapshotError
 from tidegate.jobs.records import RestoreFrom
-from tidegate.jobs.restore.snapshot_age import refuse_older
+from tidegate.jobs.restore.snapshot_lookup import refuse_older
 
 HOUR = timedelta(hours=1)
 AT = datetime(2026, 11, 21, 12, tzinfo=UTC)

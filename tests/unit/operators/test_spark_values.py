@@ -18,7 +18,7 @@ from pyspark.sql import Row
 from pyspark.sql import types as st
 
 from tidegate.errors import PipelineError
-from tidegate.compat.pyspark_stateful.python_values import python_values
+from tidegate.compat.pyspark_stateful.spark_values import python_values
 from tidegate.compat.pyspark_stateful.spark_ddl import schema_of
 from tidegate.compat.pyspark_stateful.spark_values import RowCodec
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tidegate.jobs.stores.in_memory import MemoryStore
-from tidegate.spark.slot_mail import SlotMail
+from tidegate.spark.slot_entry import SlotMail
 from tidegate.subtask.slot import Slot, Wake
 
 CANCEL = {"type": "cancel"}

@@ -18,7 +18,7 @@ from tidegate.state.heap import list_columns, frozen_state
 from tidegate.state.arrow.array_limits import ArrayTooLarge, in_parts
 from tidegate.state.keyed_state import BackendContext, KeyedStateBackend, StateDescriptor, TimeToLive
 from tidegate.state.heap.heap_backend import TIMER_KINDS, HeapBackend
-from tidegate.state.heap.memory import MemoryBackend
+from tidegate.state.heap.heap_backend import MemoryBackend
 from state_suites.plain_states import Shelf
 
 LIMIT = 4_000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidegate.state.heap.heap_backend import HeapBackend
-from tidegate.state.heap.memory import MemoryBackend
+from tidegate.state.heap.heap_backend import MemoryBackend
 from state_suites.backend_conformance import KeyedBackendConformance
 
 

@@ -13,7 +13,7 @@ from tidegate.state.cells import CHUNK_ENTRIES
 from tidegate.state.keyed_state import BackendContext, KeyedStateBackend, StateDescriptor, TimeToLive
 from tidegate.state.heap.heap_backend import HeapBackend
 from tidegate.state.heap.frozen_state import INLINE_ENTRIES
-from tidegate.state.heap.memory import MemoryBackend
+from tidegate.state.heap.heap_backend import MemoryBackend
 from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
 
 KEYS = pa.schema([("k", pa.int64())])

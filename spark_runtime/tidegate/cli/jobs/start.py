@@ -19,7 +19,7 @@ from tidegate.cli.pipeline_validation import validate
 from tidegate.jobs.client import fork as forking, submission
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import CommandRefusedError, JobNotFoundError, OptionError
-from tidegate.jobs.client.job_names import job_remedy
+from tidegate.jobs.client.job_client import job_remedy
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.artifacts.pinned_graph import pinned_graph
 from tidegate.jobs.records import Launch, RestoreFrom, Spec

@@ -13,7 +13,7 @@ from tidegate.compat.pyspark_stateful.state_overlays import ListOverlay, MapOver
 from tidegate.compat.pyspark_stateful.timer_overlay import LEAST_MS, MOST_MS, TimerOverlay
 from tidegate.compat.pyspark_stateful.state_declarations import DeclaredState, Keyless, Schema, state_of
 from tidegate.compat.pyspark_stateful.spark_values import Kept
-from tidegate.compat.pyspark_stateful.user_place import calling_line
+from tidegate.compat.pyspark_stateful.spark_values import calling_line
 from tidegate.state.keyed_state import KeyedKind, KeyedStateBackend, StateDescriptor
 
 Fit = TypeVar("Fit")

@@ -13,7 +13,7 @@ from pyspark.sql import Row
 
 from tidegate.errors import PipelineError
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
-from tidegate.compat.pyspark_stateful.python_values import python_values
+from tidegate.compat.pyspark_stateful.spark_values import python_values
 from tidegate.state.keyed_state import KeySet
 from tidegate.state.arrow.missing_values import arrow_array
 

@@ -6,6 +6,10 @@ as dicts, maps as pairs, the rest as Python has it. Flat numbers, strings and bo
 
 from __future__ import annotations
 
+
+
+
+
 import datetime as dt
 import decimal
 import functools
@@ -18,10 +22,69 @@ import pyarrow as pa
 from pyspark.sql import types as st
 
 from tidegate.errors import PipelineError
-from tidegate.compat.pyspark_stateful.python_values import python_values
-from tidegate.compat.pyspark_stateful.user_place import calling_line
 from tidegate.state.keys.key_types import is_key_type
 from tidegate.state.arrow.missing_values import PLAIN_TYPES, is_missing, python_time
+
+
+import datetime as dt
+import zoneinfo
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+
+import sys
+
+
+
+_PACKAGE = "tidegate."
+
+
+def calling_line() -> str:
+    """`file:line` of the innermost frame outside this package; `unknown` when there is none."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if not str(frame.f_globals.get("__name__", "")).startswith(_PACKAGE):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return "unknown"
+
+
+
+
+
+
+
+def python_values(array: pa.Array) -> list[Any]:
+    """The values of `array.to_pylist()`."""
+    type_ = array.type
+    if pt.is_timestamp(type_) and type_.unit != "ns":
+        return _times(array)
+    plain = pt.is_integer(type_) or pt.is_boolean(type_) or pt.is_float64(type_) or pt.is_string(type_)
+    if plain and not array.null_count:
+        return array.to_numpy(zero_copy_only=False).tolist()
+    return array.to_pylist()
+
+
+def _times(array: pa.Array) -> list[dt.datetime | None]:
+    zone = array.type.tz
+    naive = array.cast(pa.timestamp("us", zone)).cast(pa.int64())
+    times = naive.cast(pa.timestamp("us")).to_numpy(zero_copy_only=False).astype("datetime64[us]").tolist()
+    if zone is None:
+        return times
+    try:
+        known = zoneinfo.ZoneInfo(zone)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError):  # such as +02:00
+        return array.to_pylist()
+    if zone == "UTC":
+        return [None if time is None else time.replace(tzinfo=known) for time in times]
+    return [None if time is None else time.replace(tzinfo=dt.UTC).astimezone(known) for time in times]
+
+
+
 
 Kept: TypeAlias = tuple[Any, ...]
 Change: TypeAlias = Callable[[Any], Any]

@@ -19,6 +19,8 @@ How a shell drives it:
 
 from __future__ import annotations
 
+
+
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -32,7 +34,6 @@ from tidegate.units import format_duration
 from tidegate.coordinator.stop.answers import stop_answer, uncommitted_text
 from tidegate.coordinator.supervision.curable_failures import CurableRestarts
 from tidegate.coordinator.events import Answer, GiveUpStop, Request, Ruling, Then, Wish
-from tidegate.coordinator.supervision.farewells import CANCELED, cut_short, refusal, terminated_text
 from tidegate.coordinator.job_run import RunEnded, RunFailed, RunRejected, StopGivenUp
 from tidegate.coordinator.supervision.restart_strategy import restart_strategy
 from tidegate.coordinator.supervision.stop_deadline import ASK_AGAIN_MS, StopWatch, cancelled, earliest
@@ -65,6 +66,45 @@ from tidegate.coordinator.supervision.supervision_events import (
     Tick,
     WaitForSlots,
 )
+
+
+from tidegate.jobs.stop_outcomes import SAVEPOINT_OK
+from tidegate.coordinator.events import Answer
+from tidegate.coordinator.supervision.supervision_events import StopPoint
+
+
+
+CANCELED = Answer("", True, "canceled", "the job is cancelled")
+"""To everybody who asked for it."""
+
+
+def terminated_text(reason: str, stop: StopPoint | None = None) -> str:
+    """What a job fails with whose driver was terminated before it could end the job."""
+    if stop is not None:
+        return (
+            f"the driver was terminated (SIGTERM) when savepoint {stop.path} was complete, before what it covers was "
+            f"committed: {reason}. Restore it to go on"
+        )
+    return (
+        f"the driver was terminated (SIGTERM) before a savepoint completed: {reason}. "
+        "Restore the latest checkpoint to go on"
+    )
+
+
+def cut_short(stop: StopPoint, reason: str) -> Answer:
+    text = (
+        f"savepoint {stop.path} is complete and valid, but the job ended before what it covers was committed: "
+        f"{reason}. Restore it: that commits it too"
+    )
+    data = {"outcome": SAVEPOINT_OK, "mode": stop.mode, "checkpoint_id": stop.checkpoint_id, "path": stop.path}
+    return Answer("", False, SAVEPOINT_OK, text, data)
+
+
+def refusal(code: str, message: str) -> Answer:
+    return Answer("", False, code, message)
+
+
+
 
 EXIT_JOB_FAILED = 6
 """Exit code of a driver whose job failed."""

@@ -14,7 +14,7 @@ from tidegate.jobs.client import submission
 from tidegate.errors import OptionError, SnapshotError
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom, Spec
-from tidegate.jobs.restore.snapshot_age import refuse_older
+from tidegate.jobs.restore.snapshot_lookup import refuse_older
 from tidegate.jobs.restore.snapshot_lookup import resolve_restore
 
 if TYPE_CHECKING:

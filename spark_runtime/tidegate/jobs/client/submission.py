@@ -29,7 +29,7 @@ from tidegate.jobs.records import RelativePaths, RestoreFrom, Spec, canonical, d
 from tidegate.jobs.history.submissions import left_nothing, submissions_of
 from tidegate.jobs.client.savepoint_folder import check_savepoint_place
 from tidegate.jobs.secrets import check_no_plain_secrets
-from tidegate.jobs.restore.snapshot_age import refuse_older
+from tidegate.jobs.restore.snapshot_lookup import refuse_older
 from tidegate.jobs.restore.snapshot_lookup import ResolvedRestore, resolve_restore
 from tidegate.jobs.status import JobStatus, JobView
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.launch.endings import meant_to_end_by
+from tidegate.jobs.launch.desired_state import meant_to_end_by
 from tidegate.errors import AlreadyExistsError, StoreError, TidegateError
 from tidegate.jobs.launch.launcher import DriverState, Launcher
 from tidegate.jobs.launch.relaunch import (

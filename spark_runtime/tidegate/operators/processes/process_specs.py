@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+
+
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -13,6 +15,35 @@ from tidegate.operators.functions.mode_dependence import why_batch_sensitive
 from tidegate.operators.functions.process_inputs import ProcessInput, fires_at_end
 from tidegate.operators.functions.context import SubtaskState
 from tidegate.operators.functions.process import UnkeyedUserProcess
+
+
+from collections.abc import Sequence
+
+from tidegate.jobs.restore.state_shapes import StateShape
+from tidegate.operators.time.passed_watermarks import PASSED_STATE
+from tidegate.operators.functions.context import SubtaskState
+from tidegate.snapshot.evolved_columns import columns_of
+from tidegate.state.state_layout import form_of
+from tidegate.state.raw_state import RawDescriptor
+
+
+
+
+def subtask_shapes(states: Sequence[SubtaskState]) -> tuple[StateShape, ...]:
+    """Of operator states and raw ones."""
+    shapes: list[StateShape] = []
+    for state in states:
+        renamed = {} if isinstance(state, RawDescriptor) else dict(state.renamed)
+        shapes.append(StateShape(state.name, state.kind, columns_of(state.schema), form_of(state.schema), renamed))
+    return tuple(shapes)
+
+
+def unkeyed_shapes(spec: ProcessSpec) -> tuple[StateShape, ...]:
+    """Of a process without keys."""
+    return (StateShape(PASSED_STATE, "list"), *subtask_shapes(spec.subtask_states))
+
+
+
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +85,7 @@ class ProcessSpec:
 
     def states(self) -> tuple[StateShape, ...]:
         """What the process declares, and how far time has come."""
-        from tidegate.operators.processes.process_shapes import unkeyed_shapes
+        from tidegate.operators.processes.process_specs import unkeyed_shapes
 
         return unkeyed_shapes(self)
 

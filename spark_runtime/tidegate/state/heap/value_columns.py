@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+
+
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
@@ -17,8 +19,35 @@ from tidegate.state.heap.frozen_state import FrozenState
 from tidegate.state.heap.heap_table import GROUP, LIVE, USED, HeapTable, live_rows
 from tidegate.state.keys.key_sets import KeyedRows, ReadKeys
 from tidegate.state.state_layout import part_schema, result_schema
-from tidegate.state.heap.lifetimes import Lifetime
 from tidegate.state.aggregates.merging_state import fold
+
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tidegate.state.keyed_state import Mask, TimeToLive
+
+
+
+
+class Lifetime:
+    """The TTL of one state against the injected clock."""
+
+    def __init__(self, ttl: TimeToLive, now_ms: Callable[[], int]) -> None:
+        self.on_read = ttl.on_read
+        self._duration_ms = ttl.duration_ms
+        self.now_ms = now_ms
+
+    def alive(self, used_ms: npt.NDArray[Any]) -> Mask:
+        """Of rows that were used last at these times."""
+        alive: Mask = used_ms.astype(np.int64, copy=False) > self.now_ms() - self._duration_ms
+        return alive
+
+
+
 
 Numbers: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 """Numbers of keys in a set, distinct."""
