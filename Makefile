@@ -92,7 +92,7 @@ format: setup  ## let ruff format the code and sort imports
 	@$(PY) -m ruff format .
 
 sim: setup  ## simulate SEEDS=2000 seeds of the protocol under faults; SEED=k replays one
-	@PYTHONHASHSEED=0 $(PY) -m simulator $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),2000)) \
+	@PYTHONHASHSEED=0 PYTHONPATH=tests/support $(PY) -m simulator $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),2000)) \
 	  $(if $(FIRST),--first $(FIRST)) $(if $(RESUME),--resume $(RESUME))
 
 sim-mutants: setup  ## break the protocol on purpose, in many ways, and see each noticed

@@ -33,11 +33,11 @@ sys.path[:0] = SOURCES
 
 from results import RESULTS, machine, write_section  # noqa: E402
 
-from tidegate.jobs.client.job_client import JobClient  # noqa: E402
 from tidegate.clock import now_iso, parse_iso, utc_now  # noqa: E402
-from tidegate.jobs.stores.local_disk import LocalStore  # noqa: E402
+from tidegate.jobs.client.job_client import JobClient  # noqa: E402
 from tidegate.jobs.decision_log import DecisionLog, Reign  # noqa: E402
 from tidegate.jobs.records import StatusHint, encode  # noqa: E402
+from tidegate.jobs.stores.local_disk import LocalStore  # noqa: E402
 
 HEADING = "## Waiting in the triggerer"
 JOBS = 50

@@ -24,15 +24,14 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "spark_runtime")]
 
 from results import RESULTS, machine, write_section  # noqa: E402
 
-from tidegate.jobs.layout import JobLayout  # noqa: E402
-from tidegate.jobs.decision_log import DecisionLog  # noqa: E402
-from tidegate.jobs.stores.in_memory import MemoryStore  # noqa: E402
-from tidegate.jobs.records import Spec  # noqa: E402
 from tidegate.coordinator import events as ev  # noqa: E402
-from tidegate.coordinator.coordinator import Coordinator  # noqa: E402
-from tidegate.coordinator.coordinator import CoordinatorOptions  # noqa: E402
+from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions  # noqa: E402
 from tidegate.coordinator.job_run import JobFacts, JobRun  # noqa: E402
 from tidegate.coordinator.topology import ChainShape, Topology  # noqa: E402
+from tidegate.jobs.decision_log import DecisionLog  # noqa: E402
+from tidegate.jobs.layout import JobLayout  # noqa: E402
+from tidegate.jobs.records import Spec  # noqa: E402
+from tidegate.jobs.stores.in_memory import MemoryStore  # noqa: E402
 
 SIZES = (100, 1_000, 10_000)
 CHAINS = 10

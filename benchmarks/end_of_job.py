@@ -35,9 +35,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 from pipelines import end_of_job as pipeline  # noqa: E402
 from results import RESULTS, machine, write_section  # noqa: E402
 
-from tidegate.jobs.client.job_client import JobClient  # noqa: E402
 from tidegate.clock import parse_iso  # noqa: E402
 from tidegate.errors import JobFailedError  # noqa: E402
+from tidegate.jobs.client.job_client import JobClient  # noqa: E402
 from tidegate.jobs.launches import find_local, launch_local  # noqa: E402
 from tidegate.jobs.records import Decision  # noqa: E402
 from tidegate.spark.slot_entry import SNAPSHOT_WRITERS  # noqa: E402

@@ -35,8 +35,8 @@ from cpu_timeline import CpuTimeline  # noqa: E402
 from results import machine, write_section  # noqa: E402
 from tidegate_w1 import driver  # noqa: E402
 
-from tidegate.jobs.client.job_client import JobClient  # noqa: E402
 from tidegate.errors import JobFailedError  # noqa: E402
+from tidegate.jobs.client.job_client import JobClient  # noqa: E402
 
 PIPELINE = str(HERE / "pipelines" / "latency.py") + ":build"
 RATES = {2_000: "2k", 5_000: "5k", 20_000: "20k", 50_000: "50k", 200_000: "200k"}

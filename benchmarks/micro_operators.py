@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.specs import Agg, WindowAggSpec
+from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.streams import decode_parts, encode_parts
 from tidegate.spark.kernel_preload import compile_all
 from tidegate.state.keys.key_hash import partition_hash

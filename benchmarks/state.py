@@ -30,8 +30,8 @@ import numpy.typing as npt  # noqa: E402
 import pyarrow as pa  # noqa: E402
 from results import RESULTS, machine, write_section  # noqa: E402
 
-from tidegate.jobs.stores.local_disk import LocalStore  # noqa: E402
 from tidegate.jobs.options import SnapshotCompression  # noqa: E402
+from tidegate.jobs.stores.local_disk import LocalStore  # noqa: E402
 from tidegate.snapshot.handles import StreamFactory  # noqa: E402
 from tidegate.state.backend_registry import BACKENDS, new_backend  # noqa: E402
 from tidegate.state.keyed_state import BackendContext, KeyedStateBackend, StateDescriptor, ValueState  # noqa: E402

@@ -21,8 +21,8 @@ from cpu_timeline import CpuTimeline
 from pipelines import w1 as pipeline
 from w1_workload import MOST_ROWS, expected
 
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import JobFailedError
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launches import find_local, launch_local
 from tidegate.jobs.records import Spec
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from airflow.sdk import DAG, Param, task
 
-from airflow_tidegate.version_compat import AirflowFailException
 from airflow_tidegate.hooks.tidegate import TidegateHook
 from airflow_tidegate.operators.fork import TidegateForkJobOperator
+from airflow_tidegate.version_compat import AirflowFailException
 
 RUN = "{{ run_id | replace(':', '-') | replace('+', '-') }}-{{ dag_run.clear_number | default(0) }}"
 JOB_ID = f"{{{{ params.job_id }}}}-from-{RUN}"

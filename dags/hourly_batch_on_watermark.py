@@ -20,10 +20,10 @@ from typing import Any
 
 from airflow.sdk import DAG, Param, task
 
-from airflow_tidegate.version_compat import AirflowFailException, AirflowSkipException
 from airflow_tidegate.assets import watermark_asset
 from airflow_tidegate.hooks.tidegate import TidegateHook
 from airflow_tidegate.operators.start import TidegateRunJobOperator, TidegateStartJobOperator
+from airflow_tidegate.version_compat import AirflowFailException, AirflowSkipException
 from tidegate.errors import JobNotFoundError
 
 HOME = os.environ.get("FLIGHT_DELAYS_HOME") or str(

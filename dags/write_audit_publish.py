@@ -19,7 +19,6 @@ from typing import Any
 
 from airflow.sdk import DAG, Param, TriggerRule, task
 
-from airflow_tidegate.version_compat import AirflowSkipException
 from airflow_tidegate.hooks.tidegate import TidegateHook
 from airflow_tidegate.operators.snapshots import TidegateTriggerCheckpointOperator
 from airflow_tidegate.operators.start import TidegateStartJobOperator
@@ -27,6 +26,7 @@ from airflow_tidegate.operators.stop import TidegateStopJobOperator
 from airflow_tidegate.operators.verdicts import TidegateCommitCheckpointOperator, TidegateRejectCheckpointOperator
 from airflow_tidegate.sensors.end_of_data import TidegateEndOfDataSensor
 from airflow_tidegate.sensors.staged_checkpoint import TidegateStagedCheckpointSensor
+from airflow_tidegate.version_compat import AirflowSkipException
 
 HOME = os.environ.get("FLIGHT_DELAYS_HOME") or str(
     Path(os.environ.get("AIRFLOW_HOME", Path.home() / "airflow")) / "flight_delays"

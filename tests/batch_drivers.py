@@ -12,14 +12,14 @@ import pyarrow as pa
 
 from tidegate import DataGen, Pipeline
 from tidegate.connectors.split_documents import assign
-from tidegate.jobs.layout import JobLayout
+from tidegate.coordinator.batch_commit import BatchCommit, Told
+from tidegate.coordinator.driver_job import Job
 from tidegate.jobs.decision_log import DecisionLog
+from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Decision, RestoreFrom, Spec
 from tidegate.jobs.status import derive_durable
 from tidegate.jobs.stores.store import open_store
-from tidegate.coordinator.batch_commit import BatchCommit, Told
-from tidegate.coordinator.driver_job import Job
 from tidegate.plan.batch_plan import plan_batch
 from tidegate.plan.execution_plan import plan
 from tidegate.snapshot.handles import StateHandle, StreamFactory

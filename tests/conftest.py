@@ -1,9 +1,9 @@
 """What every layer shares: what the machine must have, and an environment that is the same on every machine.
 
 Layers, by folder: `tests/unit` (no process, no network), `tests/integration` (real Spark), `tests/airflow` (real
-Airflow, which starts real Spark), `tests/ui` (a real browser). A layer whose needs are not met is an error that names
-them, never a skip. Tests of a program that not everyone needs (PostgreSQL's server, Chromium, YARN) are left out where
-it is not installed, and named at the end.
+Airflow, which starts real Spark), `tests/ui` (a real browser). Code that several layers share is in `tests/support`. A
+layer whose needs are not met is an error that names them, never a skip. Tests of a program that not everyone needs
+(PostgreSQL's server, Chromium, YARN) are left out where it is not installed, and named at the end.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ OPTIONAL = {
 """Fixture -> the program that it needs, what installs it, and how to find it."""
 LEFT_OUT = pytest.StashKey[dict[str, list[str]]]()
 """Fixture -> files of the tests that were left out, one for each test; of worker processes, too."""
+
+# Before they are imported; else a failed assertion would not show its values.
+pytest.register_assert_rewrite("state_suites", "store_suites")
 
 # A busy machine is no reason to fail; `pytest-timeout` bounds a hung test.
 hypothesis.settings.register_profile("tidegate", deadline=None)

@@ -21,8 +21,8 @@ from airflow_home import REPOSITORY, AirflowFailed, AirflowHome, Standalone
 from dag_run import DagRun
 from flight_data import write
 
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import TidegateError
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launches import find_local
 from tidegate.jobs.status import JobView
 

@@ -87,7 +87,7 @@ def judge(mutant: Mutant, seeds: int) -> tuple[Mutant, str | None, float]:
     """Run `live` in a child."""
     began_s = time.monotonic()
     command = [sys.executable, __file__, "--live", mutant.name, "--seeds", str(seeds)]
-    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(REPOSITORY / "tests" / "support")}
     try:
         child = subprocess.run(
             command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False, cwd=REPOSITORY

@@ -15,12 +15,12 @@ from tidegate_job import CHECKPOINT_INTERVAL, arguments, result_rows
 from workload import Emitted
 
 import tidegate
-from tidegate.jobs.history.checkpoints import CheckpointView
-from tidegate.errors import SnapshotError
-from tidegate.jobs.records import RestoreFrom
-from tidegate.jobs.status import derive
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
+from tidegate.errors import SnapshotError
+from tidegate.jobs.history.checkpoints import CheckpointView
+from tidegate.jobs.records import RestoreFrom
+from tidegate.jobs.status import derive
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 TICK_MS = 50

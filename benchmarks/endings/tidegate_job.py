@@ -19,8 +19,8 @@ from scenarios import ENDS, KINDS, WallClock, play
 from workload import EVENT_WINDOW_MS, PROCESSING_WINDOW_S, Emitted
 
 import tidegate
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import JobFailedError
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launches import find_local, launch_local
 from tidegate.jobs.records import RestoreFrom, Spec
 

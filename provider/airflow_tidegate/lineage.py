@@ -11,9 +11,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.history.submissions import submissions_of
 from tidegate.jobs.history.rewinds import sinks_of
 from tidegate.jobs.history.sink_places import place_of
+from tidegate.jobs.history.submissions import submissions_of
 
 FACET = "tidegate_job"
 """Name of the run facet."""

@@ -8,8 +8,8 @@ from urllib.parse import quote, urlsplit
 
 from airflow.sdk import BaseOperatorLink
 
-from airflow_tidegate.version_compat import conf
 from airflow_tidegate.hooks.tidegate import TidegateHook
+from airflow_tidegate.version_compat import conf
 from tidegate.errors import TidegateError
 
 PAGE = "/tidegate/ui/jobs"

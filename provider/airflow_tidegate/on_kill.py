@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from airflow_tidegate.task_identity import ask_id, asked_by
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import CommandRefusedError, OptionError
+from tidegate.jobs.client.job_client import JobClient
 
 KillPolicy = Literal["keep_running", "savepoint_then_stop", "cancel"]
 KILL_POLICIES: tuple[KillPolicy, ...] = ("keep_running", "savepoint_then_stop", "cancel")

@@ -6,15 +6,9 @@ What users lose on an older Airflow is in docs/airflow/versions.md.
 
 from __future__ import annotations
 
-
-
-from airflow.triggers.base import BaseTrigger
-
-
 from datetime import timedelta
 
-
-
+from airflow.triggers.base import BaseTrigger
 
 TRIGGER_SLACK = timedelta(minutes=2)
 """Airflow's own timeout of a deferral lies this much behind ours, so that ours, with its message, comes first.
@@ -24,8 +18,6 @@ Airflow's comes when a store hangs, or no triggerer runs."""
 def deferrable_or_default(deferrable: bool | None) -> bool:
     """`deferrable`; None: what Airflow's setting `[operators] default_deferrable` says."""
     return conf.getboolean("operators", "default_deferrable", fallback=False) if deferrable is None else deferrable
-
-
 
 
 try:  # since 3.2

@@ -9,30 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tidegate.connectors.datagen import DataGen
-    from tidegate.connectors.delta.delta_sink import Delta
-    from tidegate.connectors.discard import Discard
-    from tidegate.connectors.files.source.files import Files
-    from tidegate.connectors.files.sink.parquet import Parquet
-    from tidegate.connectors.postgres.postgres_sink import Postgres
-    from tidegate.connectors.push import PushContext, Pusher, PushSource
-    from tidegate.connectors.replay import Replay
-    from tidegate.connectors.spark.spark_source import SparkFrame, SparkTable
-    from tidegate.connectors.spark.spark_writer import SparkWriter
-    from tidegate.connectors.files.sink.text_sinks import Csv, JsonLines
-    from tidegate.errors import PipelineError, TidegateError
-    from tidegate.jobs.options import JobOptions
-    from tidegate.operators.stream_operator import SideOutput
-    from tidegate.operators.functions.mode_dependence import batch_sensitive
-    from tidegate.operators.functions.co_process import (
-        BroadcastProcess,
-        CoProcess,
-        KeyedBroadcastProcess,
-        KeyedCoProcess,
-    )
-    from tidegate.operators.functions.keyed_process import FiredTimers, KeyedProcess, KeyedRows, ProcessContext
-    from tidegate.operators.functions.context import Rows, SubtaskContext
-    from tidegate.operators.functions.process import Process
     from tidegate.api.aggregates import (
         bool_and,
         bool_or,
@@ -64,6 +40,30 @@ if TYPE_CHECKING:
     from tidegate.api.states import aggregating_state, list_state, map_state, reducing_state, value_state
     from tidegate.api.stream import Stream
     from tidegate.api.windows import session, sliding, tumbling
+    from tidegate.connectors.datagen import DataGen
+    from tidegate.connectors.delta.delta_sink import Delta
+    from tidegate.connectors.discard import Discard
+    from tidegate.connectors.files.sink.parquet import Parquet
+    from tidegate.connectors.files.sink.text_sinks import Csv, JsonLines
+    from tidegate.connectors.files.source.files import Files
+    from tidegate.connectors.postgres.postgres_sink import Postgres
+    from tidegate.connectors.push import PushContext, Pusher, PushSource
+    from tidegate.connectors.replay import Replay
+    from tidegate.connectors.spark.spark_source import SparkFrame, SparkTable
+    from tidegate.connectors.spark.spark_writer import SparkWriter
+    from tidegate.errors import PipelineError, TidegateError
+    from tidegate.jobs.options import JobOptions
+    from tidegate.operators.functions.co_process import (
+        BroadcastProcess,
+        CoProcess,
+        KeyedBroadcastProcess,
+        KeyedCoProcess,
+    )
+    from tidegate.operators.functions.context import Rows, SubtaskContext
+    from tidegate.operators.functions.keyed_process import FiredTimers, KeyedProcess, KeyedRows, ProcessContext
+    from tidegate.operators.functions.mode_dependence import batch_sensitive
+    from tidegate.operators.functions.process import Process
+    from tidegate.operators.stream_operator import SideOutput
     from tidegate.state.aggregates.aggregation import ArrowAggregate
     from tidegate.state.raw_state import RawInput, RawOutput
     from tidegate.state.state_reader import read_state, read_state_batches

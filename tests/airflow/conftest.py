@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tidegate.jobs.client.job_client import JobClient, list_jobs
 from tidegate.errors import TidegateError
+from tidegate.jobs.client.job_client import JobClient, list_jobs
 from tidegate.jobs.launches import find_local
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from dag_run import DagRun
 from driving import RUN_TIMEOUT_S, ClientOf, assert_windy_hours, kill_task, launch_and_freeze, run_to_end, until
 from pipelines.flight_audit import audit, verdict
 
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import FencedError
-from tidegate.jobs.launches import find_local
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.decision_log import Reign
+from tidegate.jobs.launches import find_local
 
 pytestmark = [pytest.mark.standalone, pytest.mark.timeout(600)]
 

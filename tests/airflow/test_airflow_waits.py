@@ -13,8 +13,8 @@ from airflow_home import AirflowFailed, Standalone
 from dag_run import DagRun
 from scripted_job import ScriptedDriver
 
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.clock import now_iso
+from tidegate.jobs.client.job_client import JobClient
 
 pytestmark = [pytest.mark.standalone, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -20,8 +20,8 @@ import pytest
 from airflow_home import AirflowHome
 from scripted_job import ScriptedDriver
 
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.clock import now_iso
+from tidegate.jobs.client.job_client import JobClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -18,9 +18,9 @@ from fsspec.implementations.local import LocalFileSystem
 
 from tidegate.channel.elements import MAX_WATERMARK, CheckpointBarrier, EndOfData, EndOfPartition, Watermark
 from tidegate.connectors.sink_operator import SinkOperator
-from tidegate.jobs.decision_log import Reign
 from tidegate.coordinator import job_run
 from tidegate.coordinator.supervision.supervisor import Supervisor
+from tidegate.jobs.decision_log import Reign
 from tidegate.subtask.chain import OperatorChain
 from tidegate.subtask.slot import Slot
 from tidegate.subtask.source import SourceInput

@@ -14,19 +14,19 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from crash_points import broadcast_name
+from simulator.run_of_slots import stop_point
 
 from tidegate.channel.memory import MemoryChannel
 from tidegate.connectors.split_documents import assign
-from tidegate.coordinator.supervision import supervision_events as sv
 from tidegate.coordinator.checkpoint_mode import waits_for_final
-from tidegate.coordinator.events import Wish
 from tidegate.coordinator.driver_job import Job, fresh_splits
+from tidegate.coordinator.events import Wish
 from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
+from tidegate.coordinator.supervision import supervision_events as sv
 from tidegate.snapshot.location import open_location
 from tidegate.subtask.deployment import Deployment, deploy
-from tidegate.subtask.snapshots.restored_state import load_restored
 from tidegate.subtask.slot import Slot, Wake
-from simulator.run_of_slots import stop_point
+from tidegate.subtask.snapshots.restored_state import load_restored
 
 if TYPE_CHECKING:
     from crash_world import Driver, World

@@ -15,24 +15,24 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from crash_slots import PARALLELISM, Killed, Killer, Process, Run, SlotProcess
+from simulator.run_of_slots import stop_point
 
+from tidegate.api.pipeline import Pipeline
+from tidegate.coordinator.driver_job import Job
+from tidegate.coordinator.events import Answer, Wish
+from tidegate.coordinator.events import Tick as RunTick
+from tidegate.coordinator.job_run import RunFailed
+from tidegate.coordinator.recovery.restore_point import choose_restore_point, ended_as
+from tidegate.coordinator.supervision import supervision_events as sv
+from tidegate.coordinator.supervision.command_book import Accept, CommandBook, Refuse
+from tidegate.coordinator.supervision.supervisor import Supervisor
 from tidegate.errors import FencedError, NotFoundError, SnapshotError
-from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.decision_log import DecisionLog
+from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Command, CommandResult, Decision, RestoreFrom, Spec, decode, encode
 from tidegate.jobs.stores.store import open_store
-from tidegate.coordinator.supervision import supervision_events as sv
-from tidegate.coordinator.supervision.command_book import Accept, CommandBook, Refuse
-from tidegate.coordinator.events import Answer, Wish
-from tidegate.coordinator.events import Tick as RunTick
-from tidegate.coordinator.driver_job import Job
-from tidegate.coordinator.job_run import RunFailed
-from tidegate.coordinator.recovery.restore_point import choose_restore_point, ended_as
-from tidegate.coordinator.supervision.supervisor import Supervisor
-from tidegate.api.pipeline import Pipeline
 from tidegate.plan.execution_plan import plan
-from simulator.run_of_slots import stop_point
 
 ROUND_MS = 10
 """Virtual time of one round, in which driver and slots take a turn each, milliseconds."""

@@ -13,8 +13,8 @@ import pytest
 from conftest import PIPELINE, RealJob
 from pipelines.counting import expected
 
-from tidegate.jobs.launches import find_local
 from tidegate.jobs.launch.desired_state import want_running
+from tidegate.jobs.launches import find_local
 
 ROWS = 24_000
 RATE = 4_000.0

@@ -11,9 +11,9 @@ from conftest import RealJob
 from pipelines.counting import expected
 
 from tidegate.jobs.client.fork import fork
+from tidegate.jobs.client.submission import Request
 from tidegate.jobs.launches import launch_local
 from tidegate.jobs.records import RestoreFrom
-from tidegate.jobs.client.submission import Request
 
 ROWS = 40_000
 

@@ -14,8 +14,8 @@ import pytest
 from conftest import PIPELINE
 
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.launch.launcher import DriverState, LauncherSettings
 from tidegate.jobs.launch.cluster import KubernetesLauncher
+from tidegate.jobs.launch.launcher import DriverState, LauncherSettings
 from tidegate.jobs.launches import storage_options_from
 
 

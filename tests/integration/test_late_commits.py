@@ -15,15 +15,15 @@ from deltalake.exceptions import TableNotFoundError
 from postgres_server import PostgresServer
 
 from tidegate import Delta, Postgres
-from tidegate.connectors.interface import Committable, Sink
+from tidegate.api.loader.pipeline_loader import load_pipeline
+from tidegate.cli.verdicts.pending_commits import commit_pending
 from tidegate.connectors.delta.delta_writer import DeltaWriter
+from tidegate.connectors.interface import Committable, Sink
 from tidegate.connectors.postgres.postgres_writer import PostgresWriter
-from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.late_commit import commit_late
-from tidegate.cli.verdicts.pending_commits import commit_pending
-from tidegate.api.loader.pipeline_loader import load_pipeline
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.records import RestoreFrom
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.testing.in_process_job import InProcessJob
 

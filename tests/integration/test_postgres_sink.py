@@ -15,8 +15,8 @@ import pytest
 from postgres_server import PASSWORD_VARIABLE, PostgresServer
 
 from tidegate import Postgres
-from tidegate.connectors.postgres import postgres_writer
 from tidegate.connectors.interface import Committable, SinkWriter
+from tidegate.connectors.postgres import postgres_writer
 from tidegate.connectors.postgres.staging_tables import Staging
 from tidegate.errors import FencedError, OptionError, PipelineError, TidegateError
 from tidegate.testing.one_sink_job import Reign, numbers

@@ -14,8 +14,8 @@ import pytest
 from conftest import PIPELINE, RealJob
 from pipelines.counting import expected
 
-from tidegate.jobs.launch.launcher_registry import FoundDriver, find_driver, launchers
 from tidegate.jobs.launch.launcher import DriverState, LauncherSettings
+from tidegate.jobs.launch.launcher_registry import FoundDriver, find_driver, launchers
 from tidegate.jobs.launches import record_launch
 from tidegate.jobs.records import RestoreFrom
 

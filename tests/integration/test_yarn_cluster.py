@@ -13,8 +13,8 @@ from conftest import PIPELINE, RealJob
 from pipelines.counting import expected
 from yarn_cluster import YarnCluster
 
-from tidegate.jobs.launch.launcher_registry import FoundDriver, find_driver, launchers
 from tidegate.jobs.launch.launcher import DriverState, LauncherSettings
+from tidegate.jobs.launch.launcher_registry import FoundDriver, find_driver, launchers
 from tidegate.jobs.records import Launch, RestoreFrom
 
 ROWS = 24_000

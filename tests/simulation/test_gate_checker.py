@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from simulator.gate_checker import GateChecker
 
 from tidegate.connectors.transactions import TransactionId
 from tidegate.jobs.records import Decision, RestoreFrom, Spec
-from simulator.gate_checker import GateChecker
 
 
 def spec(number: int, restore: RestoreFrom | None = None) -> Spec:

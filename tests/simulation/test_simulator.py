@@ -16,10 +16,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-
-from tidegate.jobs.codec import encode
-from tidegate.errors import AlreadyExistsError, StoreError
-from tidegate.jobs.records import Decision
 from simulator.campaign import Summary, campaign, run_chunk
 from simulator.checkers import Checkers, Cut
 from simulator.driver_process import DriverProcess
@@ -28,6 +24,10 @@ from simulator.rows import KEYS, batch_of, row_of, rows_of
 from simulator.scheduler import Crashed, Mutex, Process, Scheduler, current_task
 from simulator.store import Disk, SimulatedStore
 from simulator.world import World, simulate
+
+from tidegate.errors import AlreadyExistsError, StoreError
+from tidegate.jobs.codec import encode
+from tidegate.jobs.records import Decision
 
 SEEDS = 70
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from simulator.stop_checker import StopChecker
 
 from tidegate.jobs.records import Command, CommandResult, Decision
 from tidegate.jobs.stop_outcomes import CANCELED_IN_STOP, SAVEPOINT_FAILED, SAVEPOINT_OK
-from simulator.stop_checker import StopChecker
 
 STOP = Command("stop", "stop", {"mode": "drain"}, 1, "t", "t", "test")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidegate.jobs.records import Decision, RestoreFrom, Spec
 from simulator.timelines import Timelines
+
+from tidegate.jobs.records import Decision, RestoreFrom, Spec
 
 
 def spec(number: int, restore: RestoreFrom | None = None) -> Spec:

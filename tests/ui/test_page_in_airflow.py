@@ -21,9 +21,9 @@ from flight_data import write
 from ui_steps import shoot
 
 from tidegate.jobs.client.job_client import JobClient, list_jobs
+from tidegate.jobs.decision_log import DecisionLog
 from tidegate.jobs.launches import find_local
 from tidegate.jobs.layout import JobLayout
-from tidegate.jobs.decision_log import DecisionLog
 from tidegate.jobs.records import Spec, encode
 from tidegate.jobs.stores.store import open_store
 

@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 
 from airflow.sdk import BaseHook
 
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import OptionError, TidegateError
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.launch.launcher import LauncherSettings
 from tidegate.jobs.launch.launcher_checks import check_launcher
 from tidegate.jobs.launch.launcher_registry import check_kind
-from tidegate.jobs.launch.launcher import LauncherSettings
 from tidegate.jobs.secrets import check_no_plain_secrets
 from tidegate.jobs.stores.store import open_store
 

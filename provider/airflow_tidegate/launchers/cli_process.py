@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-
-
 import json
 import os
 import subprocess
@@ -14,14 +12,6 @@ from typing import Any
 from airflow_tidegate.hooks.tidegate import JobRoot
 from tidegate.errors import CommandRefusedError, EnvironmentProblemError, WaitTimeoutError
 from tidegate.jobs.launches import CALLER_VARIABLE, STORAGE_OPTIONS_VARIABLE
-
-
-from collections.abc import Sequence
-from typing import Any
-
-from airflow_tidegate.hooks.tidegate import JobRoot
-
-
 
 Payload = dict[str, Any]
 
@@ -49,8 +39,6 @@ def commit_pending(
     """
     needs = "tidegate and the sinks' libraries"
     return run_verb(root, "commit-pending", job_id, verdict, asked_by=asked_by, timeout_s=timeout_s, needs=needs)
-
-
 
 
 TAIL = 2000

@@ -8,15 +8,15 @@ from typing import Any
 
 from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.launchers import local
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import JobFailedError
-from tidegate.jobs.launch.launcher_registry import find_driver, launchers
-from tidegate.jobs.launch.launcher import Launcher
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.launch.desired_state import want_running
 from tidegate.jobs.launch.driver_requirements import require_machine, without_ports
+from tidegate.jobs.launch.launcher import Launcher
+from tidegate.jobs.launch.launcher_registry import find_driver, launchers
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Launch, Spec
 from tidegate.jobs.status import JobStatus, JobView
-from tidegate.jobs.launch.desired_state import want_running
 
 _log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import os
 import sys
 
 from airflow_tidegate.version_compat import conf
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import EnvironmentProblemError
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch.launcher import LauncherSettings
 from tidegate.jobs.launch.local import SparkSubmitLauncher
 from tidegate.jobs.launches import find_local, launch_local, settled_local

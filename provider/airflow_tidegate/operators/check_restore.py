@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from airflow_tidegate.failures import AirflowFailException, airflow_failures
 from airflow_tidegate.arguments import NOTHING, flag, whole_number
+from airflow_tidegate.failures import AirflowFailException, airflow_failures
 from airflow_tidegate.operators.job_operator import JobOperator
 from airflow_tidegate.operators.restore import restore_from
 from airflow_tidegate.waits.job_waits import Payload

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from airflow_tidegate.failures import airflow_failures
-from airflow_tidegate.task_identity import asked_by
-from airflow_tidegate.launchers.cli_process import run_verb
 from airflow_tidegate.arguments import NOTHING, duration, flag, whole_number
+from airflow_tidegate.failures import airflow_failures
+from airflow_tidegate.launchers.cli_process import run_verb
 from airflow_tidegate.operators.job_operator import JobOperator
+from airflow_tidegate.task_identity import asked_by
 from airflow_tidegate.waits.job_waits import Payload
 from tidegate.units import format_duration
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from airflow_tidegate.hooks.tidegate import JobRoot
-from airflow_tidegate.task_identity import ask_id, asked_by
-from airflow_tidegate.on_kill import KillPolicy
-from airflow_tidegate.launchers import check_machine
 from airflow_tidegate.arguments import flag, optional_duration
+from airflow_tidegate.hooks.tidegate import JobRoot
+from airflow_tidegate.launchers import check_machine
+from airflow_tidegate.on_kill import KillPolicy
 from airflow_tidegate.operators.restore import restore_from
 from airflow_tidegate.operators.start import ENDED, SubmittingOperator
+from airflow_tidegate.task_identity import ask_id, asked_by
 from airflow_tidegate.waits.job_waits import Payload
 from tidegate.jobs.client import fork, submission
 from tidegate.jobs.client.job_client import JobClient

@@ -10,19 +10,18 @@ from typing import Any
 
 from airflow.sdk import BaseOperator
 
-from airflow_tidegate.version_compat import TRIGGERS_HEAR_KILLS
-from airflow_tidegate.version_compat import TRIGGER_SLACK, deferrable_or_default
+from airflow_tidegate.arguments import duration, optional_duration
 from airflow_tidegate.failures import Failure, airflow_failures
 from airflow_tidegate.hooks.tidegate import DEFAULT_CONN_ID, JobRoot, TidegateHook
-from airflow_tidegate.on_kill import send_kill_command, triggers_hear
 from airflow_tidegate.lineage import lineage_of
 from airflow_tidegate.links import TidegateJobLink, TidegateSparkUiLink
-from airflow_tidegate.arguments import duration, optional_duration
+from airflow_tidegate.on_kill import send_kill_command, triggers_hear
 from airflow_tidegate.triggers.job_triggers import STEP_TRIGGERS
+from airflow_tidegate.version_compat import TRIGGER_SLACK, TRIGGERS_HEAR_KILLS, deferrable_or_default
 from airflow_tidegate.waits.job_waits import Payload, Wait
 from airflow_tidegate.waits.watch import Watch, deadline
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import TidegateError, WaitTimeoutError
+from tidegate.jobs.client.job_client import JobClient
 
 NOT_KEPT_WHILE_DEFERRED = (
     "this task waits in the triggerer from here on. Should a user end it there, the job will not be told (%s): this "

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from airflow_tidegate.arguments import whole_number
 from airflow_tidegate.failures import Failure
 from airflow_tidegate.hooks.tidegate import JobRoot
-from airflow_tidegate.arguments import whole_number
 from airflow_tidegate.operators.step_operator import Pending
 from airflow_tidegate.operators.upgrade import TidegateUpgradeJobOperator
 from airflow_tidegate.waits.job_waits import Payload, summary
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import OptionError
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Spec
 

@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from airflow_tidegate.hooks.tidegate import JobRoot
-from airflow_tidegate.task_identity import ask_id, asked_by
-from airflow_tidegate.launchers import check_machine
 from airflow_tidegate.arguments import flag, optional_duration
+from airflow_tidegate.hooks.tidegate import JobRoot
+from airflow_tidegate.launchers import check_machine
 from airflow_tidegate.operators.start import SubmittingOperator
-from tidegate.jobs.client import submission
-from tidegate.jobs.client.job_client import JobClient
+from airflow_tidegate.task_identity import ask_id, asked_by
 from tidegate.errors import JobNotFoundError, OptionError
-from tidegate.jobs.client.job_client import job_remedy
+from tidegate.jobs.client import submission
+from tidegate.jobs.client.job_client import JobClient, job_remedy
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom, Spec
 

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from airflow_tidegate.hooks.tidegate import JobRoot
-from airflow_tidegate.task_identity import ask_id, asked_by
-from airflow_tidegate.on_kill import KillPolicy, check_policy, kill_command
 from airflow_tidegate.launchers import check_machine, ensure_driver
+from airflow_tidegate.on_kill import KillPolicy, check_policy, kill_command
 from airflow_tidegate.operators.job_operator import AskingOperator
-from airflow_tidegate.waits.ownership import claim
+from airflow_tidegate.task_identity import ask_id, asked_by
 from airflow_tidegate.waits.job_waits import StatusWait, Wait
-from tidegate.jobs.client.job_client import JobClient
+from airflow_tidegate.waits.ownership import claim
 from tidegate.errors import OptionError
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RelativePaths, Spec
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_tidegate.arguments import duration
 from airflow_tidegate.failures import Failure, airflow_failures
 from airflow_tidegate.hooks.tidegate import JobRoot
-from airflow_tidegate.arguments import duration
 from airflow_tidegate.operators.job_operator import JobOperator
 from airflow_tidegate.waits.job_waits import Payload, Wait
 from airflow_tidegate.waits.watch import Watch
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import TidegateError, WaitTimeoutError
+from tidegate.jobs.client.job_client import JobClient
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Literal
 
-from airflow_tidegate.task_identity import asked_by
 from airflow_tidegate.operators.job_operator import AskingOperator
-from airflow_tidegate.operators.task_commands import ask
 from airflow_tidegate.operators.snapshots import CommandOperator
+from airflow_tidegate.operators.task_commands import ask
+from airflow_tidegate.task_identity import asked_by
 from airflow_tidegate.waits.job_waits import CancelWait, Payload, StopWait, Wait
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import CommandRefusedError, OptionError
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.stop_outcomes import OnTimeout, answer_wait, remark, stop_arguments
 

@@ -7,26 +7,25 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+from airflow_tidegate.arguments import duration, optional_duration, whole_number
 from airflow_tidegate.failures import AirflowFailException, Failure
 from airflow_tidegate.hooks.tidegate import JobRoot
-from airflow_tidegate.task_identity import asked_by
-from airflow_tidegate.on_kill import KillPolicy, check_policy, kill_command
 from airflow_tidegate.launchers import ensure_driver
-from airflow_tidegate.arguments import duration, optional_duration, whole_number
+from airflow_tidegate.on_kill import KillPolicy, check_policy, kill_command
 from airflow_tidegate.operators.step_operator import Pending, SteppingOperator
+from airflow_tidegate.task_identity import asked_by
+from airflow_tidegate.waits.job_waits import Payload, summary
 from airflow_tidegate.waits.step_waits import SuperviseWait
 from airflow_tidegate.waits.supervision_policy import Decision, Limits, Seen, decide, decide_unlaunched
-from airflow_tidegate.waits.job_waits import Payload, summary
 from airflow_tidegate.waits.watch import LAUNCH_GRACE_S, deadline
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.clock import parse_iso
-from tidegate.jobs.launch.desired_state import meant_to_end_by
 from tidegate.errors import DriverLostError
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.waiter import failure_error
+from tidegate.jobs.launch.desired_state import desired_of, meant_to_end_by
 from tidegate.jobs.launches import local_death
 from tidegate.jobs.records import Launch, decode
 from tidegate.jobs.status import JobStatus, JobView
-from tidegate.jobs.client.waiter import failure_error
-from tidegate.jobs.launch.desired_state import desired_of
 
 
 class TidegateSuperviseJobOperator(SteppingOperator):

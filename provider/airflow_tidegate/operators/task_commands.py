@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_tidegate.task_identity import ask_id, asked_by, numbered
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import CommandRefusedError
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.status import JobView
 
 MAX_ASKS = 1000

@@ -9,27 +9,27 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from airflow_tidegate.arguments import duration, flag, optional_duration
 from airflow_tidegate.failures import AirflowFailException, Failure
 from airflow_tidegate.hooks.tidegate import JobRoot
-from airflow_tidegate.task_identity import ask_id, asked_by
-from airflow_tidegate.on_kill import check_policy, kill_command
 from airflow_tidegate.launchers import check_machine, ensure_driver
-from airflow_tidegate.arguments import duration, flag, optional_duration
-from airflow_tidegate.operators.task_commands import ask
+from airflow_tidegate.on_kill import check_policy, kill_command
 from airflow_tidegate.operators.start import STARTED, SubmittingOperator
 from airflow_tidegate.operators.step_operator import Pending, SteppingOperator
+from airflow_tidegate.operators.task_commands import ask
 from airflow_tidegate.operators.upgrade_steps import Facts, Step, next_step
-from airflow_tidegate.waits.step_waits import FirstCheckpointWait, first_snapshot
+from airflow_tidegate.task_identity import ask_id, asked_by
 from airflow_tidegate.waits.job_waits import CancelWait, Payload, StatusWait, StopWait, Wait, summary
+from airflow_tidegate.waits.step_waits import FirstCheckpointWait, first_snapshot
 from airflow_tidegate.waits.watch import deadline
-from tidegate.jobs.client import submission
-from tidegate.jobs.artifacts.artifact import pack, resolve_pipeline
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.clock import parse_iso
 from tidegate.errors import CommandRefusedError, DriverLostError, OptionError, TidegateError
+from tidegate.jobs.artifacts.artifact import pack, resolve_pipeline
+from tidegate.jobs.client import submission
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.history.submissions import submissions_of
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom, Spec
-from tidegate.jobs.history.submissions import submissions_of
 from tidegate.jobs.stop_outcomes import answer_wait, stop_arguments
 
 END_LIMIT_S = 600.0

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from airflow_tidegate.failures import airflow_failures
-from airflow_tidegate.task_identity import ask_id, asked_by
 from airflow_tidegate.launchers.cli_process import commit_pending
-from airflow_tidegate.operators.task_commands import carried_out
 from airflow_tidegate.operators.snapshots import CommandOperator
+from airflow_tidegate.operators.task_commands import carried_out
 from airflow_tidegate.sensors.checkpoint import checkpoint_number
+from airflow_tidegate.task_identity import ask_id, asked_by
 from airflow_tidegate.waits.job_waits import CommandWait, CommitWait, Payload
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import CommandRefusedError, OptionError
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.status import JobView
 
 RejectThen = Literal["stop", "replay", "quarantine"]

@@ -13,11 +13,11 @@ from airflow_tidegate.launchers import ensure_driver
 from airflow_tidegate.plugins.access import Right
 from airflow_tidegate.plugins.job_cache import Look
 from airflow_tidegate.plugins.restore_permission import refuse_foreign_code, refuse_without_launcher
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import CommandRefusedError, OptionError, SnapshotError
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.submission import ON_COMMITTED_AFTER
 from tidegate.jobs.layout import stable_id
 from tidegate.jobs.records import RestoreFrom, Spec
-from tidegate.jobs.client.submission import ON_COMMITTED_AFTER
 
 RIGHTS: Mapping[str, Right] = {
     "checkpoint": "operate",

@@ -15,15 +15,15 @@ from airflow.configuration import conf
 
 from airflow_tidegate.hooks.tidegate import DEFAULT_CONN_ID, JobRoot, TidegateHook
 from airflow_tidegate.plugins.restore_permission import why_not
-from tidegate.jobs.client.job_client import JobClient, list_jobs
 from tidegate.errors import JobNotFoundError, RecordError, SnapshotError, StoreError, TidegateError
+from tidegate.jobs.client.job_client import JobClient, list_jobs
+from tidegate.jobs.client.staged_data import StagedData
+from tidegate.jobs.client.waiter import HeartbeatWatch
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Decision, Spec, StatusHint
 from tidegate.jobs.restore.snapshot_lookup import open_snapshot
-from tidegate.jobs.client.staged_data import StagedData
 from tidegate.jobs.status import CheckpointView, JobView, derive_durable, with_hint
-from tidegate.jobs.client.waiter import HeartbeatWatch
 
 LOOK_S = 1.5
 """How old what is shown may be, seconds: so long all who look share one read."""

@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Any
 
 from airflow_tidegate.plugins.job_cache import Look
-from tidegate.jobs.records import Spec
-from tidegate.jobs.history.submissions import Entry, submissions_of
 from tidegate.jobs.client.staged_data import StagedData
+from tidegate.jobs.history.submissions import Entry, submissions_of
+from tidegate.jobs.records import Spec
 from tidegate.jobs.status import CheckpointView, JobStatus, JobView, SourceView, failure_views
 from tidegate.jobs.status_text import (
     counters_period,

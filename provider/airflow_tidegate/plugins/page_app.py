@@ -18,8 +18,8 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 
 from airflow_tidegate.plugins.access import Owned, Right, may, name_of, readable, require_own_origin
 from airflow_tidegate.plugins.actions import RIGHTS, Press, press
-from airflow_tidegate.plugins.job_documents import job_document, summary_document
 from airflow_tidegate.plugins.job_cache import Jobs, Look, connections, unreadable
+from airflow_tidegate.plugins.job_documents import job_document, summary_document
 from tidegate.errors import JobNotFoundError, OptionError, RecordError, StoreError, TidegateError
 
 PAGE_SIZE = 50

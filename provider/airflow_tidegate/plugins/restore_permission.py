@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from airflow_tidegate.version_compat import conf
 from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.launchers.local import KINDS
-from tidegate.jobs.client.job_client import JobClient
+from airflow_tidegate.version_compat import conf
 from tidegate.errors import EnvironmentProblemError
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launches import launched_processes
 from tidegate.jobs.os_processes import host_name, process_space
 from tidegate.jobs.records import Spec

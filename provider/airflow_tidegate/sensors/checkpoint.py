@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from airflow_tidegate.waits.watermark_wait import point_text, point_us
 from airflow_tidegate.sensors.job_sensor import JobSensor
 from airflow_tidegate.waits.job_waits import CheckpointWait, Wait
+from airflow_tidegate.waits.watermark_wait import point_text, point_us
 from tidegate.errors import OptionError
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")

@@ -10,11 +10,11 @@ from typing import Any
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
-from airflow_tidegate.version_compat import TRIGGER_SLACK, deferrable_or_default
 from airflow_tidegate.failures import AirflowSensorTimeout, Failure, airflow_failures
 from airflow_tidegate.hooks.tidegate import DEFAULT_CONN_ID, TidegateHook
 from airflow_tidegate.links import TidegateJobLink, TidegateSparkUiLink
 from airflow_tidegate.triggers.job_triggers import TRIGGERS
+from airflow_tidegate.version_compat import TRIGGER_SLACK, deferrable_or_default
 from airflow_tidegate.waits.job_waits import Payload, Wait
 from airflow_tidegate.waits.watch import Watch
 from tidegate.errors import WaitTimeoutError

@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Sequence
 from typing import Any
 
-from airflow_tidegate.sensors.job_sensor import JobSensor
 from airflow_tidegate.sensors.end_of_data import names
+from airflow_tidegate.sensors.job_sensor import JobSensor
 from airflow_tidegate.waits.job_waits import JobStatusWait, Wait
 from tidegate.errors import OptionError
 from tidegate.jobs.status import JobStatus

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from airflow_tidegate.sensors.job_sensor import JobSensor
 from airflow_tidegate.sensors.checkpoint import checkpoint_number
+from airflow_tidegate.sensors.job_sensor import JobSensor
 from airflow_tidegate.waits.job_waits import StagedWait, Wait
 
 

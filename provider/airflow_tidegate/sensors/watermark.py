@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from airflow_tidegate.waits.watermark_wait import WatermarkWait, point_us
 from airflow_tidegate.arguments import flag
 from airflow_tidegate.sensors.job_sensor import JobSensor
 from airflow_tidegate.waits.job_waits import Wait
+from airflow_tidegate.waits.watermark_wait import WatermarkWait, point_us
 from tidegate.errors import OptionError
 
 

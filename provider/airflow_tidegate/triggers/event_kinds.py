@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from airflow_tidegate.waits.watermark_wait import durable_point, point_text
 from airflow_tidegate.waits.job_reader import Look
 from airflow_tidegate.waits.job_waits import EndOfDataWait, checkpoint_facts, refuse_unknown_sources
+from airflow_tidegate.waits.watermark_wait import durable_point, point_text
 from tidegate.jobs.status import CheckpointView, JobView
 
 Cursor = Mapping[str, Any]

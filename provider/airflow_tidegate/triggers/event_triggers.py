@@ -18,7 +18,7 @@ from typing import Any
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from asgiref.sync import sync_to_async
 
-from airflow_tidegate.waits.watermark_wait import point_us
+from airflow_tidegate.hooks.tidegate import DEFAULT_CONN_ID, TidegateHook
 from airflow_tidegate.triggers.event_kinds import (
     Checkpoints,
     Cursor,
@@ -27,12 +27,12 @@ from airflow_tidegate.triggers.event_kinds import (
     Happenings,
     WatermarkSteps,
 )
-from airflow_tidegate.hooks.tidegate import DEFAULT_CONN_ID, TidegateHook
 from airflow_tidegate.waits.job_reader import Look
 from airflow_tidegate.waits.shared_reader import shared_job
-from tidegate.jobs.client.job_client import JobClient
+from airflow_tidegate.waits.watermark_wait import point_us
 from tidegate.clock import now_iso, parse_iso
 from tidegate.errors import OptionError, TidegateError
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.layout import stable_id
 from tidegate.jobs.options import parse_duration
 from tidegate.jobs.records import WatchCursor

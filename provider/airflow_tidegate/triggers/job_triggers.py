@@ -7,8 +7,6 @@ thread, never on the event loop. `cleanup` leaves the job alone: it also runs wh
 
 from __future__ import annotations
 
-
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -17,10 +15,8 @@ from typing import Any, ClassVar
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 from asgiref.sync import sync_to_async
 
-from airflow_tidegate.waits.watermark_wait import WatermarkWait
 from airflow_tidegate.failures import Failure
 from airflow_tidegate.on_kill import send_kill_command, still_deferred
-from airflow_tidegate.waits.shared_reader import shared_job
 from airflow_tidegate.waits.job_waits import (
     CancelWait,
     CheckpointWait,
@@ -33,16 +29,12 @@ from airflow_tidegate.waits.job_waits import (
     StopWait,
     Wait,
 )
-from airflow_tidegate.waits.watch import Judge
-from tidegate.jobs.client.job_client import JobClient
-from tidegate.errors import TidegateError
-
-
-from collections.abc import Mapping
-
+from airflow_tidegate.waits.shared_reader import shared_job
 from airflow_tidegate.waits.step_waits import FirstCheckpointWait, SuperviseWait
-
-
+from airflow_tidegate.waits.watch import Judge
+from airflow_tidegate.waits.watermark_wait import WatermarkWait
+from tidegate.errors import TidegateError
+from tidegate.jobs.client.job_client import JobClient
 
 LETTING_GO_S = 10.0
 """Least time from a trigger's start to its event, seconds. The scheduler must have heard by then that the worker has
@@ -222,9 +214,6 @@ TRIGGERS: Mapping[str, type[JobWaitTrigger]] = {
         TidegateWatermarkTrigger,
     )
 }
-
-
-
 
 
 class TidegateSuperviseTrigger(JobWaitTrigger):

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.clock import parse_iso
 from tidegate.errors import CommandRefusedError, OptionError
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.waiter import ended_error
 from tidegate.jobs.records import CommandResult
 from tidegate.jobs.status import CheckpointView, JobStatus, JobView, SourceView
 from tidegate.jobs.stop_outcomes import NEXT_OF_REFUSED, STOP_OUTCOMES
-from tidegate.jobs.client.waiter import ended_error
 
 Payload = dict[str, Any]
 """What was found, JSON-able."""

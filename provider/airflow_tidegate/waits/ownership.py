@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable
 
 from airflow_tidegate.waits.job_waits import Wait
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import StoreError
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Spec
 

@@ -23,8 +23,8 @@ from weakref import WeakKeyDictionary
 
 from airflow_tidegate.waits.job_reader import JobReader, Look
 from airflow_tidegate.waits.watch import look_within_s
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import TidegateError
+from tidegate.jobs.client.job_client import JobClient
 
 T = TypeVar("T", covariant=True)
 

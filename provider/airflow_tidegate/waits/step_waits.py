@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar
 
-from airflow_tidegate.waits.supervision_policy import Limits, Seen, decide
 from airflow_tidegate.waits.job_waits import Payload, Wait, checkpoint_facts, summary
-from tidegate.jobs.client.job_client import JobClient
+from airflow_tidegate.waits.supervision_policy import Limits, Seen, decide
 from tidegate.clock import parse_iso
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.waiter import ended_error
 from tidegate.jobs.status import JobStatus, JobView
 from tidegate.jobs.status_text import records_read
-from tidegate.jobs.client.waiter import ended_error
 
 
 @dataclass

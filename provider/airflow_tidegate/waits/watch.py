@@ -13,18 +13,18 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from airflow_tidegate.waits.job_reader import JobReader, Look
-from airflow_tidegate.waits.ownership import Owning
 from airflow_tidegate.waits.job_waits import Payload, Wait
-from tidegate.jobs.client.job_client import JobClient
+from airflow_tidegate.waits.ownership import Owning
 from tidegate.errors import DriverLostError, WaitTimeoutError
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.waiter import HeartbeatWatch, lost_error
 from tidegate.jobs.launch.lost_driver import last_words
 from tidegate.jobs.launches import may_be_queued
-from tidegate.jobs.process_output import output_tail
 from tidegate.jobs.options import JobOptions
+from tidegate.jobs.process_output import output_tail
 from tidegate.jobs.records import Launch, Spec
 from tidegate.jobs.status import JobStatus, JobView
 from tidegate.jobs.status_text import waiting_words
-from tidegate.jobs.client.waiter import HeartbeatWatch, lost_error
 
 LAUNCH_GRACE_S = 180.0
 """How long a launched driver may take before it says its first word: starting Python and reading the store, seconds."""

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 from airflow_tidegate.waits.job_waits import Payload, Wait, refuse_unknown_sources
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.clock import iso
 from tidegate.errors import OptionError
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.status import CheckpointView, JobStatus, JobView
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -8,19 +8,18 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
+from tidegate.api.draft.call_site import user_location
+from tidegate.api.draft.column_checks import refuse_duplicates, require_column, require_key, same_columns
+from tidegate.api.draft.graph_draft import DraftNode, place, require_uid
+from tidegate.api.draft.side_outputs import checked_side_outputs, declared_schemas
+from tidegate.api.draft.stream_time import EventTime, common_event_time
+from tidegate.api.process_nodes import keyed_spec, unkeyed_spec
+from tidegate.api.stream_base import BroadcastStream, StreamBase
 from tidegate.errors import PipelineError
+from tidegate.operators.functions.co_process import BroadcastProcess, CoProcess, KeyedBroadcastProcess, KeyedCoProcess
 from tidegate.operators.functions.process_inputs import ProcessInput
 from tidegate.operators.processes.process_specs import ProcessSpec
 from tidegate.operators.specs import KeyedProcessSpec
-from tidegate.operators.functions.co_process import BroadcastProcess, CoProcess, KeyedBroadcastProcess, KeyedCoProcess
-from tidegate.api.draft.column_checks import refuse_duplicates, require_column, require_key, same_columns
-from tidegate.api.draft.graph_draft import DraftNode, place, require_uid
-from tidegate.api.draft.stream_time import EventTime, common_event_time
-from tidegate.api.stream_base import BroadcastStream
-from tidegate.api.draft.call_site import user_location
-from tidegate.api.process_nodes import keyed_spec, unkeyed_spec
-from tidegate.api.draft.side_outputs import checked_side_outputs, declared_schemas
-from tidegate.api.stream_base import StreamBase
 from tidegate.plan.job_graph import Edge
 from tidegate.state.keys.key_types import stored_type
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -11,13 +9,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
 
-from tidegate.errors import PipelineError
-from tidegate.operators.aggregates.aggregate_specs import AggregateOutput
-from tidegate.operators.windows.session_specs import SessionAggSpec
-from tidegate.operators.specs import Agg, WindowAggSpec
-from tidegate.operators.functions.keyed_process import KeyedProcess
-from tidegate.api.running_aggregates import EVERYTHING, running, top_rows, unnested, without
 from tidegate.api.aggregates import Aggregate, bound_aggregates
+from tidegate.api.connected_streams import ConnectedGroups, process_input
+from tidegate.api.draft.call_site import user_location
 from tidegate.api.draft.column_checks import (
     checked_renames,
     refuse_duplicates,
@@ -25,14 +19,18 @@ from tidegate.api.draft.column_checks import (
     require_key,
     same_columns,
 )
-from tidegate.api.connected_streams import ConnectedGroups, process_input
 from tidegate.api.draft.graph_draft import DraftNode, DraftOutput, place, require_uid
-from tidegate.api.foreign_names import no_such_name
-from tidegate.api.stream_base import BroadcastStream
-from tidegate.api.draft.call_site import user_location
-from tidegate.api.process_nodes import keyed_spec
 from tidegate.api.draft.side_outputs import checked_side_outputs, declared_schemas
+from tidegate.api.foreign_names import no_such_name
+from tidegate.api.process_nodes import keyed_spec
+from tidegate.api.running_aggregates import EVERYTHING, running, top_rows, unnested, without
+from tidegate.api.stream_base import BroadcastStream
 from tidegate.api.windows import Session, Sliding, Tumbling, Window, lateness_us
+from tidegate.errors import PipelineError
+from tidegate.operators.aggregates.aggregate_specs import AggregateOutput
+from tidegate.operators.functions.keyed_process import KeyedProcess
+from tidegate.operators.specs import Agg, WindowAggSpec
+from tidegate.operators.windows.session_specs import SessionAggSpec
 from tidegate.plan.job_graph import Edge
 from tidegate.state.keys.key_types import stored_field
 
@@ -40,23 +38,16 @@ if TYPE_CHECKING:
     from tidegate.api.stream import Stream
 
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tidegate.errors import PipelineError
-from tidegate.api.draft.graph_draft import DraftNode, place, require_uid
 from tidegate.api.draft.stream_time import EventTime
-from tidegate.api.draft.call_site import user_location
 from tidegate.api.stateful_processor import initial_columns, processor_spec
-from tidegate.plan.job_graph import Edge
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
     from pyspark.sql.types import StructType
 
     from tidegate.api.stream import Stream
-
-
 
 
 class StatefulProcessorCalls:
@@ -157,8 +148,6 @@ class StatefulProcessorCalls:
         if spec.output_time is not None:
             return stream._then(node, EventTime(spec.output_time, spec.output_unit, time.assigned))
         return stream._then(node, time.gone(f"{where} gives rows without event time: eventTimeColumnName is not given"))
-
-
 
 
 LATE = "late"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,6 +9,12 @@ from typing import TYPE_CHECKING, get_args
 
 import pyarrow as pa
 
+from tidegate.api.draft.column_checks import checked_renames, refuse_duplicates, require_column, require_key
+from tidegate.api.draft.expression_checks import require_boolean, require_expression
+from tidegate.api.draft.stream_time import EventTime
+from tidegate.api.grouped_stream import WINDOW_BOUND, WINDOW_END, WINDOW_START
+from tidegate.api.states import require_storable
+from tidegate.api.windows import Session, Sliding, Tumbling, signed_us
 from tidegate.errors import PipelineError
 from tidegate.operators.joins.join_specs import (
     LEFT,
@@ -25,30 +29,15 @@ from tidegate.operators.joins.join_specs import (
     StreamJoinSpec,
     Windows,
 )
-from tidegate.api.draft.column_checks import checked_renames, refuse_duplicates, require_column, require_key
-from tidegate.api.draft.stream_time import EventTime
-from tidegate.api.draft.expression_checks import require_boolean, require_expression
-from tidegate.api.grouped_stream import WINDOW_BOUND, WINDOW_END, WINDOW_START
-from tidegate.api.states import require_storable
-from tidegate.api.windows import Session, Sliding, Tumbling, signed_us
 from tidegate.state.keys.key_types import stored_field
 
 if TYPE_CHECKING:
     from tidegate.api.stream_base import StreamBase
 
 
-from typing import get_args
-
-import pyarrow as pa
-
-from tidegate.errors import PipelineError
-from tidegate.operators.specs import BroadcastJoinSpec, JoinKind
-from tidegate.api.draft.column_checks import checked_renames
-from tidegate.api.draft.expression_checks import require_boolean, require_expression
 from tidegate.api.stream_base import BroadcastStream
+from tidegate.operators.specs import BroadcastJoinSpec, JoinKind
 from tidegate.snapshot.parts import OWNER_COLUMN
-
-
 
 
 def broadcast_join(left: pa.Schema, other: BroadcastStream, call: JoinCall, where: str) -> BroadcastJoinSpec:
@@ -116,8 +105,6 @@ def _broadcast_kind(call: JoinCall, where: str) -> JoinKind:
         else "",
         remedy=f"Use one of {', '.join(get_args(JoinKind))}; or leave out .broadcast() for a join of two streams",
     )
-
-
 
 
 Keys = str | Sequence[str]

@@ -7,9 +7,9 @@ from typing import get_args
 
 import pyarrow as pa
 
-from tidegate.errors import PipelineError
 from tidegate.api.draft.column_checks import checked_renames, refuse_duplicates
 from tidegate.api.states import Columns, require_state_name, state_place, state_schema
+from tidegate.errors import PipelineError
 from tidegate.snapshot.parts import StateFormat
 from tidegate.state.keys.key_types import KEY_TYPES_TEXT, is_key_type, stored_type
 from tidegate.state.operator_state import OperatorDescriptor, OperatorKind

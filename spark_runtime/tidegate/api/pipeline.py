@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tidegate.connectors.interface import Source
-from tidegate.connectors.found_schema import recorded_schema
-from tidegate.errors import PipelineError
+from tidegate.api.draft.call_site import user_location
 from tidegate.api.draft.column_checks import refuse_duplicates
 from tidegate.api.draft.graph_draft import DraftNode, DraftOutput, GraphDraft, place, placed, require_uid
 from tidegate.api.draft.stream_time import EventTime
-from tidegate.api.draft.call_site import user_location
 from tidegate.api.stream import Stream
+from tidegate.connectors.found_schema import recorded_schema
+from tidegate.connectors.interface import Source
+from tidegate.errors import PipelineError
 from tidegate.plan.job_graph import JobGraph
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 
-from tidegate.errors import PipelineError
-from tidegate.operators.functions.process_inputs import ProcessInput, overrides
-from tidegate.operators.processes.process_specs import ProcessSpec
-from tidegate.operators.specs import KeyedProcessSpec
-from tidegate.operators.functions.co_process import BroadcastProcess, CoProcess, KeyedBroadcastProcess, KeyedCoProcess
-from tidegate.operators.functions.keyed_process import KeyedProcess
-from tidegate.operators.functions.context import SubtaskState, UserProcess
-from tidegate.operators.functions.process import Process
 from tidegate.api.draft.column_checks import checked_renames, require_result_schema
 from tidegate.api.states import checked_states
 from tidegate.api.windows import duration_us
+from tidegate.errors import PipelineError
+from tidegate.operators.functions.co_process import BroadcastProcess, CoProcess, KeyedBroadcastProcess, KeyedCoProcess
+from tidegate.operators.functions.context import SubtaskState, UserProcess
+from tidegate.operators.functions.keyed_process import KeyedProcess
+from tidegate.operators.functions.process import Process
+from tidegate.operators.functions.process_inputs import ProcessInput, overrides
+from tidegate.operators.processes.process_specs import ProcessSpec
+from tidegate.operators.specs import KeyedProcessSpec
 from tidegate.state.keyed_state import StateDescriptor
 from tidegate.state.raw_state import RawDescriptor
 

@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.api.aggregates import Aggregate, bound_aggregates
+from tidegate.api.draft.call_site import user_location
+from tidegate.api.draft.column_checks import checked_renames, refuse_duplicates, require_column
+from tidegate.api.draft.graph_draft import DraftNode, place, require_uid
+from tidegate.api.stream_base import StreamBase
 from tidegate.errors import PipelineError
 from tidegate.operators.aggregates.aggregate_specs import (
     AggregateOutput,
@@ -17,11 +22,6 @@ from tidegate.operators.aggregates.aggregate_specs import (
     UnnestRowsSpec,
 )
 from tidegate.operators.specs import Agg, ProjectSpec
-from tidegate.api.aggregates import Aggregate, bound_aggregates
-from tidegate.api.draft.column_checks import checked_renames, refuse_duplicates, require_column
-from tidegate.api.draft.graph_draft import DraftNode, place, require_uid
-from tidegate.api.draft.call_site import user_location
-from tidegate.api.stream_base import StreamBase
 from tidegate.plan.job_graph import Edge
 from tidegate.state.keys.key_types import stored_field
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tidegate.errors import PipelineError
-from tidegate.compat.pyspark_stateful.processor_specs import StatefulProcessorSpec, TimeMode
 from tidegate.api.draft.column_checks import checked_renames, require_column
 from tidegate.api.draft.stream_time import EventTime, time_unit
+from tidegate.compat.pyspark_stateful.processor_specs import StatefulProcessorSpec, TimeMode
+from tidegate.errors import PipelineError
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -37,9 +37,9 @@ def processor_spec(
     where: str,
 ) -> StatefulProcessorSpec:
     """The operator of a processor; PipelineError for anything that does not fit."""
-    from tidegate.compat.pyspark_stateful.state_declarations import declared
     from tidegate.compat.pyspark_stateful.spark_ddl import schema_of
     from tidegate.compat.pyspark_stateful.spark_values import arrow_schema
+    from tidegate.compat.pyspark_stateful.state_declarations import declared
 
     own = _processor(processor, where)
     _require_output_mode(output_mode, where)

@@ -6,159 +6,52 @@ immutable: a call gives a new one, and a stream may be read by several.
 
 from __future__ import annotations
 
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-from datetime import timedelta
-from typing import Self
-
-from tidegate.errors import PipelineError
-from tidegate.operators.specs import TimeUnit, WatermarkSpec
-from tidegate.api.running_aggregates import AggregateCalls
-from tidegate.api.draft.column_checks import require_column
-from tidegate.api.draft.graph_draft import DraftNode, optional_uid, place
-from tidegate.api.draft.stream_time import EventTime, time_unit
-from tidegate.api.grouped_stream import GroupedStream
-from tidegate.api.draft.call_site import user_location
-from tidegate.api.windows import duration_us
-
-
-from datetime import timedelta
-
-from tidegate.errors import PipelineError
-from tidegate.operators.specs import AlignmentGroup
-from tidegate.api.draft.graph_draft import UID
-from tidegate.api.windows import duration_us
-
-
-from collections.abc import Mapping
-from datetime import timedelta
-from typing import Self, get_args
-
-import pyarrow as pa
-
-from tidegate.errors import PipelineError
-from tidegate.operators.async_specs import TIMED_OUT, AsyncMapSpec, OnTimeout
-from tidegate.operators.async_requests import AsyncFunction
-from tidegate.api.draft.column_checks import refuse_duplicates, require_result_schema, same_columns
-from tidegate.api.draft.graph_draft import DraftNode, DraftOutput, place, require_uid
-from tidegate.api.draft.call_site import user_location
-from tidegate.api.draft.side_outputs import checked_side_outputs
-from tidegate.api.stream_base import StreamBase
-from tidegate.api.windows import duration_us
-
-
 from collections.abc import Mapping, Sequence
-from typing import Self
-
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from tidegate.errors import PipelineError
-from tidegate.operators.specs import BatchFunction, FilterSpec, MapInArrowSpec, ProjectSpec, UnionSpec
-from tidegate.api.draft.column_checks import refuse_duplicates, require_column, require_result_schema, same_columns
-from tidegate.api.draft.graph_draft import DraftNode, optional_uid, place
-from tidegate.api.draft.stream_time import common_event_time
-from tidegate.api.draft.expression_checks import passed_column, require_boolean, require_expression, result_fields
-from tidegate.api.draft.call_site import user_location
-from tidegate.api.draft.side_outputs import checked_side_outputs
-from tidegate.api.stream_base import StreamBase
-from tidegate.plan.job_graph import Edge
-
-
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
-from typing import Any, Literal, Self, get_args
-
-from tidegate.errors import PipelineError
-from tidegate.operators.deduplicate_specs import DeduplicateSpec
-from tidegate.api.draft.column_checks import checked_renames, refuse_duplicates, require_column, require_key
-from tidegate.api.draft.graph_draft import DraftNode, DraftOutput, place, require_uid
-from tidegate.api.draft.call_site import user_location
-from tidegate.api.stream_base import StreamBase
-from tidegate.api.windows import duration_us, session
-from tidegate.plan.job_graph import Edge
-
-
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
-from typing import Literal, Self
-
-import pyarrow.compute as pc
-
-from tidegate.errors import PipelineError
-from tidegate.operators.joins.join_specs import StreamJoinKind, StreamJoinSpec
-from tidegate.api.joins import broadcast_join
-from tidegate.api.draft.graph_draft import DraftNode, place, require_uid
-from tidegate.api.draft.stream_time import EventTime
-from tidegate.api.stream_base import BroadcastStream
-from tidegate.api.draft.call_site import user_location
-from tidegate.api.stream_base import StreamBase
-from tidegate.api.joins import JoinCall, as_of_join, stream_join
-from tidegate.api.windows import Session, Sliding, Tumbling
-from tidegate.plan.job_graph import Edge
-
-
-from typing import Never
-
-from tidegate.errors import PipelineError
-from tidegate.api.draft.graph_draft import place
-from tidegate.api.draft.call_site import user_location
-from tidegate.api.stream_base import StreamBase
-
-
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Self
+from datetime import timedelta
+from typing import Any, Literal, Never, Self, get_args
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from tidegate.operators.functions.process import Process
-from tidegate.api.draft.column_checks import same_columns
 from tidegate.api.connected_streams import ConnectedStreams, process_input
-from tidegate.api.draft.graph_draft import DraftNode, place, require_uid
-from tidegate.api.stream_base import BroadcastStream
 from tidegate.api.draft.call_site import user_location
-from tidegate.api.process_nodes import unkeyed_spec
+from tidegate.api.draft.column_checks import (
+    checked_renames,
+    refuse_duplicates,
+    require_column,
+    require_key,
+    require_result_schema,
+    same_columns,
+)
+from tidegate.api.draft.expression_checks import passed_column, require_boolean, require_expression, result_fields
+from tidegate.api.draft.graph_draft import UID, DraftNode, DraftOutput, optional_uid, place, require_uid
 from tidegate.api.draft.side_outputs import checked_side_outputs, declared_schemas
-from tidegate.api.stream_base import StreamBase
-
-
-from typing import Self
-
-from tidegate.errors import PipelineError
-from tidegate.operators.specs import UnionSpec
-from tidegate.api.draft.column_checks import refuse_duplicates, require_column, require_key
-from tidegate.api.draft.graph_draft import DraftNode, DraftOutput, place
-from tidegate.api.draft.call_site import user_location
-from tidegate.api.stream_base import StreamBase
-from tidegate.plan.job_graph import Edge, Exchange, Partitioner
-
-
-from typing import Self
-
+from tidegate.api.draft.stream_time import EventTime, common_event_time, time_unit
+from tidegate.api.grouped_stream import GroupedStream
+from tidegate.api.joins import JoinCall, as_of_join, broadcast_join, stream_join
+from tidegate.api.process_nodes import unkeyed_spec
+from tidegate.api.running_aggregates import AggregateCalls
+from tidegate.api.stream_base import BroadcastStream, StreamBase
+from tidegate.api.windows import Session, Sliding, Tumbling, duration_us, session
 from tidegate.connectors.interface import Sink
 from tidegate.errors import PipelineError
-from tidegate.api.draft.graph_draft import DraftNode, place, require_uid
-from tidegate.api.draft.call_site import user_location
-from tidegate.api.stream_base import StreamBase
-
-
+from tidegate.operators.async_requests import AsyncFunction
+from tidegate.operators.async_specs import TIMED_OUT, AsyncMapSpec, OnTimeout
+from tidegate.operators.deduplicate_specs import DeduplicateSpec
+from tidegate.operators.functions.process import Process
+from tidegate.operators.joins.join_specs import StreamJoinKind, StreamJoinSpec
+from tidegate.operators.specs import (
+    AlignmentGroup,
+    BatchFunction,
+    FilterSpec,
+    MapInArrowSpec,
+    ProjectSpec,
+    TimeUnit,
+    UnionSpec,
+    WatermarkSpec,
+)
+from tidegate.plan.job_graph import Edge, Exchange, Partitioner
 
 
 class WriteCalls(StreamBase):
@@ -198,11 +91,6 @@ class WriteCalls(StreamBase):
                 remedy=f"Write Parquet({sink!r})" if isinstance(sink, str) else "Give one, such as Parquet(path)",
             )
         return DraftNode(uid, "sink", self._forward(), self.schema, location, stateful=sink.two_phase, sink=sink)
-
-
-
-
-
 
 
 class RoutingCalls(StreamBase):
@@ -316,11 +204,6 @@ def _why_not(node: DraftNode, known: tuple[DraftOutput, ...]) -> str:
     return f"the side outputs of the {node.where} are {', '.join(repr(side.name) for side in known)}"
 
 
-
-
-
-
-
 class ProcessCalls(StreamBase):
     """Calls of `Stream`; see there."""
 
@@ -369,11 +252,6 @@ class ProcessCalls(StreamBase):
         return ConnectedStreams(self, other, place("connect", None, user_location()))
 
 
-
-
-
-
-
 class OrderCalls(StreamBase):
     """Calls of `Stream`; see there."""
 
@@ -402,11 +280,6 @@ class OrderCalls(StreamBase):
             "by side",
             remedy="Sort within keys and windows, where there is an end, or when you read what the sink has written",
         )
-
-
-
-
-
 
 
 class JoinCalls(StreamBase):
@@ -538,10 +411,6 @@ class JoinCalls(StreamBase):
         return type(self)(self._draft, self._draft.add(node), spec.schema, event_time, bounded=bounded)
 
 
-
-
-
-
 Keep = Literal["first", "last"]
 LATE = "late"
 """Side output of a deduplication within a time."""
@@ -611,8 +480,8 @@ class DeduplicateCalls(StreamBase):
         return self._then(node, self._event_time)
 
     def _last(self, keys: tuple[str, ...], within: Any, ttl: object, uid: str, location: str) -> Self:
-        from tidegate.api.running_aggregates import RANK, without
         from tidegate.api.grouped_stream import WINDOW_END, WINDOW_START, GroupedStream
+        from tidegate.api.running_aggregates import RANK, without
 
         where = place("deduplicate", uid, location)
         if within is None or ttl is not None:
@@ -635,11 +504,6 @@ def _positive_us(value: str | timedelta, name: str, where: str) -> int:
     if found <= 0:
         raise PipelineError(f"{name} of {value} is none", where=where, remedy=f'Give {name} such as "1 hour"')
     return found
-
-
-
-
-
 
 
 class ColumnCalls(StreamBase):
@@ -800,11 +664,6 @@ def _require_same_columns(left: pa.Schema, right: pa.Schema, where: str) -> None
             )
 
 
-
-
-
-
-
 class AsyncCalls(StreamBase):
     """Calls of `Stream`; see there."""
 
@@ -897,11 +756,6 @@ def _timeout_ms(timeout: str | timedelta | None, where: str) -> int | None:
     return timeout_ms
 
 
-
-
-
-
-
 def alignment_group(group: object, max_drift: str | timedelta | None, where: str) -> AlignmentGroup | None:
     """The group of a source, or None; PipelineError when its name or drift is missing or wrong."""
     if group is None and max_drift is None:
@@ -922,9 +776,6 @@ def alignment_group(group: object, max_drift: str | timedelta | None, where: str
     if drift_us == 0:
         raise PipelineError(f"a drift of {max_drift}", where=where, remedy='Give a duration such as "5 min"')
     return AlignmentGroup(group, drift_us)
-
-
-
 
 
 class Stream(

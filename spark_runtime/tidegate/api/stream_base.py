@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-
-
 from typing import TYPE_CHECKING, NoReturn, Self
 
 import pyarrow as pa
 
-from tidegate.errors import PipelineError
 from tidegate.api.draft.graph_draft import DraftNode, GraphDraft
 from tidegate.api.draft.stream_time import EventTime
 from tidegate.api.foreign_names import no_such_name
+from tidegate.errors import PipelineError
 from tidegate.plan.job_graph import Edge
-
-
-
-
 
 
 class StreamBase:
@@ -77,9 +71,6 @@ class StreamBase:
                 where=where,
                 remedy="Read both from one Pipeline()",
             )
-
-
-
 
 
 class BroadcastStream(StreamBase):

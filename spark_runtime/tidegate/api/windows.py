@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-
-
+import difflib
 import math
+import zoneinfo
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta, tzinfo
 from typing import Literal, TypeAlias, get_args
 
-from tidegate.errors import OptionError, PipelineError
-from tidegate.units import parse_calendar_span, parse_duration
-from tidegate.operators.time.calendar import MONTHS, Calendar
 from tidegate.api.draft.call_site import user_location
-
-
-import difflib
-import zoneinfo
-from datetime import timedelta, tzinfo
-
 from tidegate.errors import OptionError, PipelineError
+from tidegate.operators.time.calendar import DAY, HOUR, MICROSECOND, MONTHS, WEEKDAYS, Calendar
 from tidegate.units import parse_calendar_span, parse_duration
-from tidegate.operators.time.calendar import DAY, HOUR, MICROSECOND, WEEKDAYS, Calendar
-
-
 
 LONGEST_YEARS = 100
 """A calendar window may have so many years: windows around every event time must be dates."""
@@ -115,9 +104,6 @@ def _offset_us(offset: str | timedelta | None, least: timedelta, where: str) -> 
     return found // MICROSECOND
 
 
-
-
-MICROSECOND = timedelta(microseconds=1)
 MILLISECOND_US = 1_000
 MAX_PANES = 10_000
 """Slices that one sliding window may be put together of."""

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from tidegate.cli.arguments import Parser
 from tidegate.cli.output import Output
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.launches import CALLER_VARIABLE, launch_local
 from tidegate.jobs.launch.driver_requirements import require_machine
+from tidegate.jobs.launches import CALLER_VARIABLE, launch_local
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.os_processes import host_name
 from tidegate.jobs.records import Launch, Spec

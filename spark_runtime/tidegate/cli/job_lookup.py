@@ -6,8 +6,8 @@ import argparse
 import os
 
 from tidegate.cli import arguments
-from tidegate.cli.presentation import progress_text
 from tidegate.cli.environment import Surroundings
+from tidegate.cli.presentation import progress_text
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.status import JobView
 

@@ -10,13 +10,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from tidegate.cli.upkeep import agent, gc, doctor, pack
-from tidegate.cli.jobs import commands, inspection, rescale, start
-from tidegate.cli.verdicts import verdict_verbs
-from tidegate.cli.snapshots import snapshot_verbs
 from tidegate.cli.arguments import Parser
-from tidegate.cli.output import Output
 from tidegate.cli.environment import Surroundings, Verbs
+from tidegate.cli.jobs import commands, inspection, rescale, start
+from tidegate.cli.output import Output
+from tidegate.cli.snapshots import snapshot_verbs
+from tidegate.cli.upkeep import agent, doctor, gc, pack
+from tidegate.cli.verdicts import verdict_verbs
 from tidegate.errors import OptionError, TidegateError
 
 EXIT_BUG = 70

@@ -69,8 +69,8 @@ def built(
             that the options turn off, or is nothing for its execution mode.
     """
     path, target = resolve_pipeline(pipeline, code_root)
-    from tidegate.coordinator.checkpoint_mode import check_checkpoint_mode, check_commit, check_sink_modes
     from tidegate.api.loader.pipeline_loader import load_pipeline
+    from tidegate.coordinator.checkpoint_mode import check_checkpoint_mode, check_commit, check_sink_modes
     from tidegate.plan.batch_plan import plan_batch
     from tidegate.plan.execution_plan import plan
 

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-
-
+import json
 import sys
 import threading
 import traceback
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
 from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
 from tidegate.errors import PipelineError
-
-
-import json
-import threading
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
-
-import pyarrow as pa
-
-from tidegate.connectors.interface import Split
-from tidegate.errors import PipelineError
-
-
 
 ENTRY_BYTES = 512
 """What an entry counts besides its records, bytes: bounds how many entries without records can wait."""
@@ -222,8 +208,6 @@ class Handover:
     def _refuse_when_closed(self) -> None:
         if self._closed.is_set():
             raise PushClosedError("the source's reader was closed: end the thread")
-
-
 
 
 __all__ = ["PushClosedError", "PushContext", "PushReader", "PushSource", "Pusher"]

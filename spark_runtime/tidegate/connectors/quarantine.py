@@ -20,8 +20,8 @@ from tidegate.connectors.storage import is_local, sync_to_disk
 from tidegate.connectors.transactions import TransactionId
 from tidegate.errors import AlreadyExistsError
 from tidegate.jobs.client.staged_data import MANIFEST_VERSION, StagedData
-from tidegate.jobs.stores.store import Store
 from tidegate.jobs.history.verdicts import Withheld
+from tidegate.jobs.stores.store import Store
 
 
 class Quarantine:

@@ -10,12 +10,12 @@ from typing import Any, Self
 import pyarrow as pa
 
 from tidegate.connectors.files.source.bad_records import OnBadRecord
-from tidegate.connectors.interface import Boundedness, Source, SourceContext, SourceReader, Split
 from tidegate.connectors.files.source.file_formats import MAX_BATCH_ROWS, FormatName
 from tidegate.connectors.files.source.file_listing import FoundFile
 from tidegate.connectors.files.source.file_schema import DEFAULT_NULL_VALUES, FilePolicy, OnMissingField, OnNewField
 from tidegate.connectors.files.source.file_set import FileSet, Paths
 from tidegate.connectors.found_schema import FoundSchema
+from tidegate.connectors.interface import Boundedness, Source, SourceContext, SourceReader, Split
 from tidegate.connectors.replay_reader import AtEnd, ReplayReader
 from tidegate.errors import OptionError, PipelineError
 

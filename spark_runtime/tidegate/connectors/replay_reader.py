@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.connectors.files.source.bad_records import BAD_RECORDS, bad_batch
-from tidegate.connectors.interface import Polled, SourceReader, Split
 from tidegate.connectors.files.source.file_listing import FoundFile
 from tidegate.connectors.files.source.file_set import FileSet
+from tidegate.connectors.interface import Polled, SourceReader, Split
 from tidegate.connectors.row_pacer import PACING_TICK_MS, RowPacer, Tick
 
 AtEnd = Literal["idle", "loop", "end"]

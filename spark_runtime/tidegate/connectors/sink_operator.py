@@ -13,8 +13,8 @@ import pyarrow as pa
 from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.errors import SnapshotError
-from tidegate.jobs.stores.store import Store
 from tidegate.jobs.history.verdicts import Withheld
+from tidegate.jobs.stores.store import Store
 from tidegate.operators.stream_operator import CommitPermit, OperatorContext, Output, StreamOperator
 from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
 

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidegate.errors import PipelineError
-from tidegate.jobs.records import Decision
-from tidegate.jobs.history.submissions import submissions_of
 from tidegate.coordinator.driver_job import Job, Splits
 from tidegate.coordinator.late_commit import recover_sink, remove_uncounted, settle
-from tidegate.snapshot.location import open_location
+from tidegate.errors import PipelineError
+from tidegate.jobs.history.submissions import submissions_of
+from tidegate.jobs.records import Decision
 from tidegate.plan.execution_plan import graph_document
 from tidegate.snapshot.handles import StateHandle
+from tidegate.snapshot.location import open_location
 from tidegate.snapshot.metadata import OperatorState, SnapshotMetadata, SubtaskState, write_metadata
 
 

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-
-
-
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.stop.answers import answer_to, carried_over, job_ended
 from tidegate.coordinator.checkpointing.checkpoint_plan import plan_checkpoint
-from tidegate.coordinator.commits.commit_gate import CommitGate
 from tidegate.coordinator.checkpointing.completed_snapshots import CompletedSnapshots
-from tidegate.coordinator.events import AbortCode, Action, Event, Request, Subtask
-from tidegate.coordinator.stop.final_snapshot import FinalSnapshot
 from tidegate.coordinator.checkpointing.finished_operators import union_refusal
-from tidegate.coordinator.stop.stop_timeout import Scene, savepoint_stays, stop_failed, stop_given_up, stop_untouched
 from tidegate.coordinator.checkpointing.pending_snapshots import COUNTED, PendingCheckpoint, PendingSnapshots
-from tidegate.coordinator.checkpointing.snapshot_requests import RequestQueue
 from tidegate.coordinator.checkpointing.retention import MAX_OVERDUE_DELETIONS, Completed
+from tidegate.coordinator.checkpointing.snapshot_requests import RequestQueue
 from tidegate.coordinator.checkpointing.subtask_states import SubtaskStates
-from tidegate.coordinator.topology import Topology
 from tidegate.coordinator.checkpointing.trigger import FORCED, Drop, Refuse, Situation, Start, admit, judge
-
-
-from dataclasses import dataclass
-
-
-from tidegate.coordinator import events as ev
-from tidegate.coordinator.events import Action, Request
-
-
+from tidegate.coordinator.commits.commit_gate import CommitGate
+from tidegate.coordinator.events import AbortCode, Action, Event, Request, Subtask
+from tidegate.coordinator.stop.answers import answer_to, carried_over, job_ended
+from tidegate.coordinator.stop.final_snapshot import FinalSnapshot
+from tidegate.coordinator.stop.stop_timeout import Scene, savepoint_stays, stop_failed, stop_given_up, stop_untouched
+from tidegate.coordinator.topology import Topology
 
 
 class FailureCount:
@@ -66,11 +53,6 @@ class FailureCount:
             self._in_a_row = 0
 
 
-
-
-
-
-
 @dataclass(frozen=True)
 class CoordinatorOptions:
     """The options of S1 and S2, in milliseconds and counts; `interval_ms` None: periodic checkpoints off. `enabled`
@@ -84,9 +66,6 @@ class CoordinatorOptions:
     tolerable_failures: int
     retained: int
     enabled: bool = True
-
-
-
 
 
 class Coordinator:

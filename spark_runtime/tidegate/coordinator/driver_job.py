@@ -11,22 +11,9 @@ from typing import Any
 from tidegate.connectors.interface import Sink, SinkContext, Source, Split
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.split_documents import split_to_json
-from tidegate.errors import SnapshotError, StoreError, UnclearAnswerError
-from tidegate.jobs.layout import JobLayout
-from tidegate.jobs.decision_log import DecisionLog, Reign
-from tidegate.jobs.options import JobOptions, ProcessingTimeOnEnd
-from tidegate.jobs.records import Decision, Spec
-from tidegate.jobs.history.submissions import submissions_of
-from tidegate.jobs.history.rewinds import taken_back
-from tidegate.jobs.status import JobStatus, next_checkpoint_id
-from tidegate.jobs.stores.store import Store
-from tidegate.jobs.history.verdicts import Verdicts, verdicts_of
 from tidegate.coordinator.checkpoint_mode import check_checkpoint_mode, check_commit, check_sink_modes
 from tidegate.coordinator.commits.commit_gate import CommitGate
-from tidegate.coordinator.coordinator import Coordinator
-from tidegate.coordinator.coordinator import CoordinatorOptions
-from tidegate.coordinator.recovery.fork_check import check_fork, live_sinks, two_phase_sinks
-from tidegate.coordinator.recovery.fresh_start import check_first_run
+from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions
 from tidegate.coordinator.garbage.abandoned_checkpoints import (
     Garbage,
     claimed_savepoints,
@@ -34,10 +21,13 @@ from tidegate.coordinator.garbage.abandoned_checkpoints import (
     named_snapshots,
     restored_checkpoint,
 )
-from tidegate.coordinator.recovery.rewind import check_way_back
+from tidegate.coordinator.garbage.shared_files import SharedFiles
+from tidegate.coordinator.garbage.unfinished_savepoints import delete_unfinished, existing, unfinished_savepoints
 from tidegate.coordinator.job_run import JobFacts
-from tidegate.snapshot.location import open_location
+from tidegate.coordinator.recovery.fork_check import check_fork, live_sinks, two_phase_sinks
+from tidegate.coordinator.recovery.fresh_start import check_first_run
 from tidegate.coordinator.recovery.quarantine_moves import cannot_quarantine, finish_moves
+from tidegate.coordinator.recovery.restore import Restore, check_restore
 from tidegate.coordinator.recovery.restore_point import (
     RestorePoint,
     check_abandoned,
@@ -47,16 +37,25 @@ from tidegate.coordinator.recovery.restore_point import (
     completed_snapshots,
     last_committed,
 )
-from tidegate.coordinator.recovery.restore import Restore, check_restore
+from tidegate.coordinator.recovery.rewind import check_way_back
 from tidegate.coordinator.recovery.sink_rewind import held_by_sinks, take_back
-from tidegate.coordinator.garbage.shared_files import SharedFiles
 from tidegate.coordinator.recovery.source_positions import check_positions, positions_of
 from tidegate.coordinator.topology import ChainShape, FiresAtEnd, Topology
-from tidegate.coordinator.garbage.unfinished_savepoints import delete_unfinished, existing, unfinished_savepoints
+from tidegate.errors import SnapshotError, StoreError, UnclearAnswerError
+from tidegate.jobs.decision_log import DecisionLog, Reign
+from tidegate.jobs.history.rewinds import taken_back
+from tidegate.jobs.history.submissions import submissions_of
+from tidegate.jobs.history.verdicts import Verdicts, verdicts_of
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.options import JobOptions, ProcessingTimeOnEnd
+from tidegate.jobs.records import Decision, Spec
+from tidegate.jobs.status import JobStatus, next_checkpoint_id
+from tidegate.jobs.stores.store import Store
 from tidegate.operators.stream_operator import GivesResultsAtEnd
 from tidegate.plan.execution_plan import ExecutionPlan, graph_document
 from tidegate.plan.job_graph import JobGraph
 from tidegate.snapshot.handles import StreamFactory
+from tidegate.snapshot.location import open_location
 from tidegate.snapshot.metadata import SnapshotMetadata, read_metadata
 
 BEHIND_ALL_RUNS = "~"

@@ -8,23 +8,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from tidegate.errors import TidegateError
-from tidegate.jobs.layout import JobLayout
-from tidegate.jobs.decision_log import Reign
-from tidegate.jobs.records import Spec
-from tidegate.jobs.client.savepoint_folder import check_savepoint_place
-from tidegate.jobs.stores.store import Store
-from tidegate.jobs.history.verdicts import verdicts_of
 from tidegate.coordinator import events as ev
+from tidegate.coordinator.checkpointing.collected_metadata import drained_operators, operator_states, subtask_history
+from tidegate.coordinator.commits.ruling import is_closing, judge_ruling
 from tidegate.coordinator.coordinator import Coordinator
 from tidegate.coordinator.events import Action, Event
-from tidegate.snapshot.location import open_location, probe_location
-from tidegate.coordinator.checkpointing.collected_metadata import drained_operators, operator_states, subtask_history
 from tidegate.coordinator.recovery.restore_point import rejection_text
-from tidegate.coordinator.commits.ruling import is_closing, judge_ruling
-from tidegate.coordinator.source_alignment import SourceAlignment
 from tidegate.coordinator.recovery.source_counts import EndedSources, SourceCounts
+from tidegate.coordinator.source_alignment import SourceAlignment
 from tidegate.coordinator.topology import Topology
+from tidegate.errors import TidegateError
+from tidegate.jobs.client.savepoint_folder import check_savepoint_place
+from tidegate.jobs.decision_log import Reign
+from tidegate.jobs.history.verdicts import verdicts_of
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.records import Spec
+from tidegate.jobs.stores.store import Store
+from tidegate.snapshot.location import open_location, probe_location
 from tidegate.snapshot.metadata import SnapshotMetadata, write_metadata
 
 

@@ -16,21 +16,21 @@ from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWr
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.sink_operator import held_handles
 from tidegate.connectors.transactions import parse_transaction_id
+from tidegate.coordinator.commits.ruling import Decide, judge_ruling
+from tidegate.coordinator.driver_job import Job
+from tidegate.coordinator.events import Ruling
+from tidegate.coordinator.recovery.quarantine_moves import cannot_quarantine
+from tidegate.coordinator.recovery.restore import Restore
+from tidegate.coordinator.recovery.restore_point import choose_restore_point, rejection_text
+from tidegate.coordinator.stop.answers import uncommitted_text
 from tidegate.errors import CommandRefusedError, SnapshotError, StoreError, TidegateError
+from tidegate.jobs.history.verdicts import Verdicts, Withheld
 from tidegate.jobs.records import Decision, Spec
 from tidegate.jobs.status import CheckpointView, JobStatus
 from tidegate.jobs.stop_outcomes import COMMITS_PENDING, COMMITTED, SAVEPOINT_OK
-from tidegate.jobs.history.verdicts import Verdicts, Withheld
-from tidegate.coordinator.stop.answers import uncommitted_text
-from tidegate.coordinator.events import Ruling
-from tidegate.coordinator.driver_job import Job
-from tidegate.snapshot.location import open_location
-from tidegate.coordinator.recovery.quarantine_moves import cannot_quarantine
-from tidegate.coordinator.recovery.restore_point import choose_restore_point, rejection_text
-from tidegate.coordinator.recovery.restore import Restore
-from tidegate.coordinator.commits.ruling import Decide, judge_ruling
 from tidegate.plan.job_graph import Node
 from tidegate.snapshot.handles import StreamFactory
+from tidegate.snapshot.location import open_location
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from tidegate.jobs.codec import canonical, decode, encode, from_document, to_document
 from tidegate.errors import CommandRefusedError
+from tidegate.jobs.codec import canonical, decode, encode, from_document, to_document
 
 __all__ = [
     "Command",

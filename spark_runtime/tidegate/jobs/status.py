@@ -9,12 +9,12 @@ from enum import StrEnum
 from typing import Any
 
 from tidegate.jobs.history.checkpoints import CheckpointView, RecoveryPoints, checkpoint_views, next_checkpoint_id
-from tidegate.jobs.records import Decision, Spec, StatusHint
-from tidegate.jobs.history.submissions import Entry, followed_by, may_have_run, submissions_of
 from tidegate.jobs.history.restore_commits import with_restores
 from tidegate.jobs.history.rewinds import taken_back, with_rewinds
 from tidegate.jobs.history.statistics import CheckpointStatistics, checkpoint_statistics
+from tidegate.jobs.history.submissions import Entry, followed_by, may_have_run, submissions_of
 from tidegate.jobs.history.verdicts import of_entries, with_verdicts
+from tidegate.jobs.records import Decision, Spec, StatusHint
 
 __all__ = [
     "CheckpointView",

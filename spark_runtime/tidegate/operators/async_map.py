@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
 from tidegate.errors import OutageError, PipelineError, TidegateError
+from tidegate.operators.async_requests import at_once, start_requests
 from tidegate.operators.async_specs import HELD, REQUESTS, TIMED_OUT, AsyncMapSpec
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS, coalesced
-from tidegate.operators.stream_operator import WAITING, OperatorContext, Output, SideOutput, StreamOperator
 from tidegate.operators.declared_outputs import checked_outputs
-from tidegate.operators.async_requests import at_once, start_requests
 from tidegate.operators.restored_parts import checked_part
+from tidegate.operators.stream_operator import WAITING, OperatorContext, Output, SideOutput, StreamOperator
 from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
 
 REQUESTS_TIMED_OUT = "requests_timed_out"

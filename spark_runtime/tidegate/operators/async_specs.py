@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
-from tidegate.operators.stream_operator import EndOfInput, StreamOperator
 from tidegate.operators.async_requests import AsyncFunction
 from tidegate.operators.specs import SideSchemas
+from tidegate.operators.stream_operator import EndOfInput, StreamOperator
 from tidegate.snapshot.evolved_columns import columns_of
 
 OnTimeout = Literal["fail", "side_output"]

@@ -13,16 +13,16 @@ from tidegate.operators.time.calendar import CALENDAR
 from tidegate.operators.time.passed_watermarks import PASSED_STATE
 from tidegate.snapshot.evolved_columns import columns_of
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN
-from tidegate.state.keyed_state import StateDescriptor, TimerKind
 from tidegate.state.evolved_parts import renamed_columns
+from tidegate.state.keyed_state import StateDescriptor, TimerKind
 from tidegate.state.keys.key_types import stored_type
 from tidegate.state.state_layout import KEY_PREFIX, form_of, part_schema, timer_part, timer_schema
 
 if TYPE_CHECKING:
-    from tidegate.operators.deduplicate_specs import DeduplicateSpec
     from tidegate.operators.aggregates.aggregate_specs import RunningAggSpec
-    from tidegate.operators.windows.session_specs import SessionAggSpec
+    from tidegate.operators.deduplicate_specs import DeduplicateSpec
     from tidegate.operators.specs import BroadcastJoinSpec, KeyedProcessSpec, WindowAggSpec
+    from tidegate.operators.windows.session_specs import SessionAggSpec
 
 
 def watermark_shapes() -> tuple[StateShape, ...]:

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-
-
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
-from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.operators.deduplicate_specs import DeduplicateSpec
-from tidegate.operators.time.event_time import EventTime
 from tidegate.operators.keyed_backend import opened_back_end
+from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
+from tidegate.operators.time.event_time import EventTime
 from tidegate.operators.time.passed_watermarks import PASSED_STATE, PassedWatermarks
 from tidegate.operators.windows.window_aggregate import NULL_TIME_DROPPED, late_rows
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
-from tidegate.state.keyed_state import KeyedStateBackend, KeySet, Mask
+from tidegate.state.compiler import kernel
 from tidegate.state.evolved_parts import evolved_parts
+from tidegate.state.keyed_state import KeyedStateBackend, KeySet, Mask
 from tidegate.state.keys.key_bytes import Int64s, valid_mask
 from tidegate.state.keys.key_sets import first_rows
-
-
-from typing import Any
-
-from tidegate.state.compiler import kernel
-
-
 
 KEPT, REPEATED, LATE = 0, 1, 2
 
@@ -51,9 +44,6 @@ def judge_rows(keys: Any, times: Any, within: Any, passed: Any, kept: Any, known
             verdicts[i] = KEPT
             kept[key] = times[i]
             known[key] = 1
-
-
-
 
 
 class Deduplicate(StreamOperator):

@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
-from tidegate.operators.stream_operator import EndOfInput, StreamOperator
 from tidegate.operators.specs import TimeUnit
+from tidegate.operators.stream_operator import EndOfInput, StreamOperator
 from tidegate.state.keyed_state import StateDescriptor, TimeToLive
 from tidegate.state.keys.key_types import stored_field
 

@@ -10,9 +10,9 @@ from pyarrow import acero
 
 from tidegate.errors import PipelineError
 from tidegate.operators.batch_sizes import one_batch
-from tidegate.operators.stream_operator import Output, StreamOperator
 from tidegate.operators.declared_outputs import checked_outputs
 from tidegate.operators.specs import FilterSpec, MapInArrowSpec, ProjectSpec
+from tidegate.operators.stream_operator import Output, StreamOperator
 
 
 class FilterOperator(StreamOperator):

@@ -15,12 +15,12 @@ import pyarrow.compute as pc
 
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
-from tidegate.operators.time.calendar import Calendar
-from tidegate.operators.stream_operator import EndOfInput, SideOutput, StreamOperator
+from tidegate.operators.functions.context import SubtaskState
+from tidegate.operators.functions.keyed_process import KeyedUserProcess
 from tidegate.operators.functions.mode_dependence import why_batch_sensitive
 from tidegate.operators.functions.process_inputs import INPUT_NAMES, ProcessInput, fires_at_end, inputs_text
-from tidegate.operators.functions.keyed_process import KeyedUserProcess
-from tidegate.operators.functions.context import SubtaskState
+from tidegate.operators.stream_operator import EndOfInput, SideOutput, StreamOperator
+from tidegate.operators.time.calendar import Calendar
 from tidegate.state.aggregates.aggregation import ROWS, AggregateFunction, Aggregation, ArrowAggregate
 from tidegate.state.keyed_state import StateDescriptor
 from tidegate.state.keys.key_types import stored_field

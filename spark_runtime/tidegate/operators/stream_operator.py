@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_che
 import pyarrow as pa
 
 from tidegate.channel.elements import MIN_WATERMARK, Watermark
+from tidegate.jobs.history.verdicts import Withheld
 from tidegate.jobs.options import ProcessingTimeOnEnd, StateBackend
 from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.jobs.stores.store import Store
-from tidegate.jobs.history.verdicts import Withheld
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 
 if TYPE_CHECKING:

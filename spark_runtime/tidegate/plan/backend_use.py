@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from tidegate.compat.pyspark_stateful.processor_specs import StatefulProcessorSpec
 from tidegate.jobs.options import StateBackend
+from tidegate.operators.aggregates.aggregate_specs import RunningAggSpec
 from tidegate.operators.deduplicate_specs import DeduplicateSpec
 from tidegate.operators.joins.join_specs import StreamJoinSpec
-from tidegate.compat.pyspark_stateful.processor_specs import StatefulProcessorSpec
-from tidegate.operators.aggregates.aggregate_specs import RunningAggSpec
-from tidegate.operators.windows.session_specs import SessionAggSpec
 from tidegate.operators.specs import KeyedProcessSpec, WindowAggSpec
+from tidegate.operators.windows.session_specs import SessionAggSpec
 from tidegate.state.backend_registry import OUTSIDE_MEMORY
 
 _ALWAYS = (KeyedProcessSpec, StatefulProcessorSpec, StreamJoinSpec, DeduplicateSpec)

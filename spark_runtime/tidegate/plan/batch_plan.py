@@ -11,13 +11,13 @@ from typing import Literal
 
 import pyarrow as pa
 
+from tidegate.compat.pyspark_stateful.processor_specs import StatefulProcessorSpec
 from tidegate.connectors.spark.spark_source import SparkSource
 from tidegate.errors import PipelineError
 from tidegate.operators.async_specs import AsyncMapSpec
-from tidegate.operators.stream_operator import MAIN_OUTPUT
 from tidegate.operators.functions.mode_dependence import mode_dependence
-from tidegate.compat.pyspark_stateful.processor_specs import StatefulProcessorSpec
 from tidegate.operators.specs import KeyedProcessSpec, TimeUnit, UnionSpec
+from tidegate.operators.stream_operator import MAIN_OUTPUT
 from tidegate.plan.execution_plan import Chain, plan
 from tidegate.plan.job_graph import Edge, Exchange, JobGraph, Node, Partitioner
 

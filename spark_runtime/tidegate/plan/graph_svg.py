@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from tidegate.plan.job_graph import Edge, JobGraph, Node
 from tidegate.plan.graph_text import describe_node, exchange_text, schema_text
+from tidegate.plan.job_graph import Edge, JobGraph, Node
 
 BOX_WIDTH, BOX_HEIGHT = 230, 52
 GAP_X, GAP_Y = 24, 46

@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.connectors.interface import Sink, Source
 from tidegate.connectors.found_schema import FOUND_SCHEMA
+from tidegate.connectors.interface import Sink, Source
 from tidegate.connectors.push import PushSource
 from tidegate.connectors.sink_operator import COMMITTABLES
 from tidegate.connectors.spark.spark_source import SparkSource

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.operators.stream_operator import MAIN_OUTPUT
-from tidegate.plan.expression_trees import ColumnRef, columns_read, conjuncts, read_expression
-from tidegate.operators.windows.session_specs import SessionAggSpec
 from tidegate.operators.specs import FilterSpec, ProjectSpec, WatermarkSpec, WindowAggSpec
+from tidegate.operators.stream_operator import MAIN_OUTPUT
+from tidegate.operators.windows.session_specs import SessionAggSpec
+from tidegate.plan.expression_trees import ColumnRef, columns_read, conjuncts, read_expression
 from tidegate.plan.job_graph import JobGraph, Node
 from tidegate.plan.pushdown_conditions import Condition, Field, Scope, condition_of, text_of
 

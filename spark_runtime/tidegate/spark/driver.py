@@ -22,35 +22,34 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from tidegate.connectors.found_schema import FoundSchemas
-from tidegate.jobs.artifacts.artifact import materialise
-from tidegate.jobs.client.job_client import JobClient
+from tidegate.api.loader.pipeline_loader import load_pipeline
 from tidegate.clock import now_iso
-from tidegate.errors import FencedError, StoreError, TidegateError, UnclearAnswerError
-from tidegate.jobs.launches import STORAGE_OPTIONS_VARIABLE, refuse_if_superseded, storage_options_from
-from tidegate.jobs.layout import JobLayout
-from tidegate.jobs.decision_log import DecisionLog, Reign
-from tidegate.jobs.options import JobOptions
-from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pin_graph, pinned_graph
-from tidegate.jobs.records import Spec, decode
-from tidegate.jobs.stores.store import open_store
+from tidegate.connectors.found_schema import FoundSchemas
 from tidegate.coordinator.checkpoint_mode import options_in_effect
 from tidegate.coordinator.events import Answer
-from tidegate.coordinator.supervision.supervisor import terminated_text
 from tidegate.coordinator.recovery.fork_check import two_phase_sinks
 from tidegate.coordinator.recovery.source_schemas import schemas_in_effect
-from tidegate.coordinator.supervision.supervisor import EXIT_TERMINATED
 from tidegate.coordinator.supervision.supervision_events import AnswerAllOpen
-from tidegate.api.loader.pipeline_loader import load_pipeline
+from tidegate.coordinator.supervision.supervisor import EXIT_TERMINATED, terminated_text
+from tidegate.errors import FencedError, StoreError, TidegateError, UnclearAnswerError
+from tidegate.jobs.artifacts.artifact import materialise
+from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pin_graph, pinned_graph
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.decision_log import DecisionLog, Reign
+from tidegate.jobs.launches import STORAGE_OPTIONS_VARIABLE, refuse_if_superseded, storage_options_from
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import Spec, decode
+from tidegate.jobs.stores.store import open_store
 from tidegate.plan.execution_plan import ExecutionPlan, graph_document, plan
 from tidegate.plan.job_graph import JobGraph
 from tidegate.spark.driver_loop.batch_loop import BatchSupervision
-from tidegate.spark.driver_loop.command_desk import CommandDesk
-from tidegate.spark.driver_loop.status_hint import HintWriter
-from tidegate.spark.driver_loop.spark_job import Job
-from tidegate.spark.driver_loop.row_materialisation import Materialising
-from tidegate.spark.driver_loop.owner_observer import OwnerObserver
 from tidegate.spark.driver_loop.checkpoint_deletion import Retiring
+from tidegate.spark.driver_loop.command_desk import CommandDesk
+from tidegate.spark.driver_loop.owner_observer import OwnerObserver
+from tidegate.spark.driver_loop.row_materialisation import Materialising
+from tidegate.spark.driver_loop.spark_job import Job
+from tidegate.spark.driver_loop.status_hint import HintWriter
 from tidegate.spark.driver_loop.streaming_loop import Supervision
 
 EXIT_BUG = 70

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-
-
 import contextlib
 import faulthandler
 import os
@@ -19,40 +17,30 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from tidegate.api.loader.pipeline_loader import load_pipeline
 from tidegate.channel.control.connections import ControlClient
 from tidegate.channel.failures import PeerLostError
 from tidegate.channel.tcp.data_transport import DataTransport
-from tidegate.connectors.found_schema import FoundSchemas
-from tidegate.jobs.artifacts.artifact import materialise
 from tidegate.clock import steady_clock
+from tidegate.connectors.found_schema import FoundSchemas
 from tidegate.errors import PipelineError, TidegateError
+from tidegate.jobs.artifacts.artifact import materialise
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Spec, decode
 from tidegate.jobs.stores.store import Store, open_store
-from tidegate.snapshot.location import open_location
-from tidegate.api.loader.pipeline_loader import load_pipeline
 from tidegate.plan.execution_plan import ExecutionPlan, plan
 from tidegate.plan.job_graph import JobGraph
 from tidegate.snapshot.local_copies import LocalCopies
+from tidegate.snapshot.location import open_location
+from tidegate.spark.kernel_preload import compile_all
 from tidegate.spark.scratch import Scratch
 from tidegate.spark.versions import check_versions, own_versions
-from tidegate.spark.kernel_preload import compile_all
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.subtask.deployment import Deployment, deploy
 from tidegate.subtask.failure_codes import SLOT_MEMORY, failure_code
-from tidegate.subtask.snapshots.restored_state import load_restored
 from tidegate.subtask.slot import Slot, Wake
-
-
-import queue
-import threading
-from collections.abc import Mapping
-from typing import Any
-
-from tidegate.subtask.slot import Slot
-
-
+from tidegate.subtask.snapshots.restored_state import load_restored
 
 Message = Mapping[str, Any]
 
@@ -95,8 +83,6 @@ class SlotMail:
     def take(self, timeout_s: float) -> Message:
         """The next one from the queue. Raises queue.Empty."""
         return self._queue.get(timeout=timeout_s)
-
-
 
 
 SNAPSHOT_WRITERS = 8

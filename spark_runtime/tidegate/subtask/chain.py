@@ -11,8 +11,8 @@ from typing import TypeVar
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, SplitTurn, Watermark
-from tidegate.jobs.stores.store import Store
 from tidegate.jobs.history.verdicts import Withheld
+from tidegate.jobs.stores.store import Store
 from tidegate.operators.stream_operator import CommitPermit, Output, SideOutput, StreamOperator, Waiting
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.failure_codes import failure_code

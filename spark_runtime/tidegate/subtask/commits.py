@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tidegate.jobs.stores.store import Store
 from tidegate.jobs.history.verdicts import Withheld
+from tidegate.jobs.stores.store import Store
 from tidegate.operators.stream_operator import CommitPermit
 from tidegate.subtask.chain import OperatorChain
 from tidegate.subtask.host import SubtaskHost

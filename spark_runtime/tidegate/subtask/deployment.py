@@ -17,11 +17,11 @@ from tidegate.connectors.interface import SourceContext
 from tidegate.connectors.sink_operator import SinkOperator, SinkSpec
 from tidegate.connectors.split_documents import split_from_json, splits_from_parts
 from tidegate.jobs.options import ProcessingTimeOnEnd, StateBackend
-from tidegate.plan.backend_use import has_back_end
-from tidegate.operators.stream_operator import OperatorContext, StreamOperator
-from tidegate.operators.processes.process_specs import ProcessSpec
 from tidegate.operators.async_requests import StartRequests
+from tidegate.operators.processes.process_specs import ProcessSpec
 from tidegate.operators.specs import KeyedProcessSpec, WatermarkSpec
+from tidegate.operators.stream_operator import OperatorContext, StreamOperator
+from tidegate.plan.backend_use import has_back_end
 from tidegate.plan.execution_plan import Chain, ChainInput, ChainOutput, ExecutionPlan
 from tidegate.plan.job_graph import JobGraph, Node
 from tidegate.snapshot.channel_state import Cut, InFlight, ReplayInput, replay_for
@@ -29,8 +29,8 @@ from tidegate.state.keys.key_hash import partition_hash
 from tidegate.subtask.alignment import AlignmentMode
 from tidegate.subtask.chain import OperatorChain, OperatorFailure
 from tidegate.subtask.partitioner import custom_cut
-from tidegate.subtask.snapshots.restored_state import Restored
 from tidegate.subtask.router import OutputEdge, Router
+from tidegate.subtask.snapshots.restored_state import Restored
 from tidegate.subtask.source import ReadOut, SourceInput
 from tidegate.subtask.subtask import InputPort, Subtask, SubtaskHost
 

@@ -5,8 +5,6 @@ Threads around it only append to the inbox and wake it; everything else happens 
 
 from __future__ import annotations
 
-
-
 import threading
 import traceback
 from collections import deque
@@ -15,9 +13,9 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any
 
-from tidegate.channel.elements import SAVEPOINTS, CheckpointBarrier
-from tidegate.jobs.options import SnapshotCompression
+from tidegate.channel.elements import MAX_WATERMARK, SAVEPOINTS, CheckpointBarrier
 from tidegate.jobs.history.verdicts import Withheld
+from tidegate.jobs.options import SnapshotCompression
 from tidegate.operators.stream_operator import CommitPermit
 from tidegate.snapshot.blobs import BlobFile
 from tidegate.snapshot.handles import OpenLocation
@@ -25,17 +23,8 @@ from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.host import DeclineCode
 from tidegate.subtask.snapshots.snapshot_writer import SnapshotPlace, SnapshotWriter, Written
-from tidegate.subtask.subtask import Subtask
 from tidegate.subtask.snapshots.writer_threads import side_by_side
-
-
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.subtask.subtask import Subtask
-
-
 
 TELL_EVERY_MS = 200
 """How often a slot tells the driver of its sources' watermarks at most: how far a source may run beyond its drift."""
@@ -86,8 +75,6 @@ class AlignedSources:
         if news:
             self._told_ms = now_ms
             self._send({"type": "source_watermarks", "marks": news})
-
-
 
 
 IDLE_WAIT_S = 0.05

@@ -10,8 +10,6 @@ alone, and a subtask can be snapshot between any two emissions.
 
 from __future__ import annotations
 
-
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import chain as one_after_another
@@ -32,7 +30,7 @@ from tidegate.channel.elements import (
     Watermark,
     batch_bytes,
 )
-from tidegate.operators.stream_operator import CommitPermit, OperatorContext, SideOutput, Waiting
+from tidegate.operators.stream_operator import CommitPermit, OperatorContext, Output, SideOutput, Waiting
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.alignment import (
     AlignmentAborted,
@@ -45,27 +43,16 @@ from tidegate.subtask.alignment import (
     TakeUnaligned,
     UnblockAll,
 )
-from tidegate.subtask.snapshots.in_flight_capture import Capture, Captures, snapshot_metrics
 from tidegate.subtask.chain import OperatorChain
 from tidegate.subtask.commits import Commits
 from tidegate.subtask.host import SubtaskHost
 from tidegate.subtask.inputs import InputPort, Inputs
 from tidegate.subtask.lifecycle import InputEnded, SubtaskLifecycle
-from tidegate.subtask.snapshots.unaligned_barrier import Overtaking
 from tidegate.subtask.router import Emitted, Router
+from tidegate.subtask.snapshots.in_flight_capture import Capture, Captures, snapshot_metrics
+from tidegate.subtask.snapshots.unaligned_barrier import Overtaking
 from tidegate.subtask.source import SourceInput
 from tidegate.subtask.watermarks import WatermarkTracker
-
-
-from collections.abc import Iterator
-
-from tidegate.operators.stream_operator import Output
-from tidegate.subtask.chain import OperatorChain
-from tidegate.subtask.host import SubtaskHost
-from tidegate.subtask.inputs import Inputs
-from tidegate.subtask.lifecycle import SubtaskLifecycle
-
-
 
 
 class Timers:
@@ -95,8 +82,6 @@ class Timers:
         if self._inputs is not None:
             self._chain.hold_input(self._inputs.any_blocked)
         yield from self._chain.processing_time(self._host.now_ms())
-
-
 
 
 __all__ = ["InputPort", "Subtask", "SubtaskHost"]

@@ -1,7 +1,6 @@
-"""For tests: `run` tries a pipeline out in this process; suites that connectors and state back ends must pass; the
-simulator.
+"""For tests of pipelines and connectors: `run` runs a pipeline in this process; sources and sinks must pass the suites.
 
-Names are imported when they are first used: the simulator needs less than `run` does.
+Names are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tidegate.testing.fed_source import Fed
+    from tidegate.testing.pipeline_run import Completed, Outcome, run
     from tidegate.testing.script import Advance, Checkpoint, Crash, End, Watermark
     from tidegate.testing.sink_conformance import SinkConformance
     from tidegate.testing.source_conformance import SourceConformance
-    from tidegate.testing.pipeline_run import Completed, Outcome, run
 
 __all__ = [
     "Advance",
@@ -45,14 +44,7 @@ _HOMES = {
     "run": "pipeline_run",
 }
 
-_SUITES = (
-    "sink_conformance",
-    "source_conformance",
-    "s_conformance",
-    "shot_conformance",
-    "_conformance",
-    "e_conformance",
-)
+_SUITES = ("sink_conformance", "source_conformance")
 if "_pytest.assertion" in sys.modules:  # before they are imported; else a failed assertion would not show its values
     importlib.import_module("pytest").register_assert_rewrite(*(f"{__name__}.{suite}" for suite in _SUITES))
 

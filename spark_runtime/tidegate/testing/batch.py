@@ -12,21 +12,21 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.interface import Committable, Sink, SinkContext
 from tidegate.connectors.sink_operator import held_handles
 from tidegate.connectors.spark.spark_source import SparkSource
 from tidegate.connectors.split_documents import assign, split_to_json
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.stores.store import open_store
-from tidegate.api.pipeline import Pipeline
 from tidegate.plan.batch_plan import plan_batch
 from tidegate.plan.job_graph import JobGraph, Node
 from tidegate.plan.spark_pushdown import NativeRows
 from tidegate.snapshot.handles import StateHandle, StreamFactory
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.streams import encode_parts
-from tidegate.spark.batch.stage_compiler import compile_batch
 from tidegate.spark.batch.exchange import SORTED_BY, TARGET
+from tidegate.spark.batch.stage_compiler import compile_batch
 from tidegate.spark.batch.stage_task import INDEX_SCHEMA, OUTPUT, BatchJob, Counters, Task, summed
 
 MAX_ROWS_PER_BATCH = 10_000

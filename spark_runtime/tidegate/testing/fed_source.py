@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pt
 
+from tidegate.api.draft.column_checks import missing_column
 from tidegate.channel.elements import MIN_WATERMARK, Watermark
 from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
 from tidegate.errors import PipelineError
 from tidegate.operators.stream_operator import Output, StreamOperator
-from tidegate.api.draft.column_checks import missing_column
 from tidegate.testing.script import moment_us
 
 MARK = b"tidegate.watermark_us"

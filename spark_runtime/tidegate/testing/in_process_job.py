@@ -16,27 +16,27 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.found_schema import using_found_schemas
 from tidegate.connectors.split_documents import assign
-from tidegate.jobs.layout import JobLayout
-from tidegate.jobs.decision_log import DecisionLog, Reign
-from tidegate.jobs.options import JobOptions
-from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pin_graph
-from tidegate.jobs.records import RestoreFrom, Spec
-from tidegate.jobs.stores.store import Store, open_store
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.checkpoint_mode import waits_for_final
-from tidegate.coordinator.recovery.fork_check import two_phase_sinks
 from tidegate.coordinator.driver_job import Job, fresh_splits
 from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
-from tidegate.snapshot.location import open_location
+from tidegate.coordinator.recovery.fork_check import two_phase_sinks
 from tidegate.coordinator.recovery.source_schemas import schemas_in_effect
+from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pin_graph
+from tidegate.jobs.decision_log import DecisionLog, Reign
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import RestoreFrom, Spec
+from tidegate.jobs.stores.store import Store, open_store
 from tidegate.operators.async_requests import StartRequests
-from tidegate.api.pipeline import Pipeline
 from tidegate.plan.execution_plan import graph_document, plan
+from tidegate.snapshot.location import open_location
 from tidegate.subtask.deployment import Deployment, deploy
-from tidegate.subtask.snapshots.restored_state import load_restored
 from tidegate.subtask.slot import Slot, Wake
+from tidegate.subtask.snapshots.restored_state import load_restored
 from tidegate.testing.inline_requests import InlineRequests
 
 MAX_ROUNDS = 200_000

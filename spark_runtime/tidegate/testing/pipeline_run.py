@@ -14,18 +14,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
-from tidegate.connectors.transactions import parse_transaction_id
-from tidegate.errors import PipelineError, TidegateError
-from tidegate.jobs.records import RestoreFrom
-from tidegate.coordinator import events as ev
-from tidegate.coordinator.job_run import RunFailed
 from tidegate.api.pipeline import Pipeline
 from tidegate.api.windows import duration_us
+from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
+from tidegate.connectors.transactions import parse_transaction_id
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.job_run import RunFailed
+from tidegate.errors import PipelineError, TidegateError
+from tidegate.jobs.records import RestoreFrom
 from tidegate.plan.job_graph import JobGraph
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.testing.collect_sink import collected, forget_collected
 from tidegate.testing.fed_source import Feed
+from tidegate.testing.graph_substitution import MARKS, check_fed, ends_early, substituted
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 from tidegate.testing.script import (
     Advance,
@@ -39,7 +40,6 @@ from tidegate.testing.script import (
     moment_us,
     steps_of,
 )
-from tidegate.testing.graph_substitution import MARKS, check_fed, ends_early, substituted
 
 _numbers = itertools.count(1)
 

@@ -24,8 +24,8 @@ from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.transactions import parse_transaction_id
 from tidegate.errors import TidegateError
 from tidegate.jobs.client.staged_data import StagedData, merged, quarantined_data
-from tidegate.jobs.stores.store import open_store
 from tidegate.jobs.history.verdicts import Withheld
+from tidegate.jobs.stores.store import open_store
 from tidegate.testing.one_sink_job import (
     COLLECT_ACTIONS,
     CRASH_ACTIONS,

@@ -10,9 +10,9 @@ from typing import Any
 
 from airflow.sdk import DAG, Param
 
-from airflow_tidegate.operators.fork import TidegateForkJobOperator
-from airflow_tidegate.operators.collect_garbage import TidegateCollectGarbageOperator
 from airflow_tidegate.operators.check_restore import TidegateCheckRestoreOperator
+from airflow_tidegate.operators.collect_garbage import TidegateCollectGarbageOperator
+from airflow_tidegate.operators.fork import TidegateForkJobOperator
 from airflow_tidegate.operators.rescale import TidegateRescaleJobOperator
 from airflow_tidegate.operators.restore import TidegateRestoreJobOperator
 from airflow_tidegate.operators.snapshots import TidegateTriggerCheckpointOperator, TidegateTriggerSavepointOperator

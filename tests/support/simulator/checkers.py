@@ -11,13 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.channel.elements import SAVEPOINTS
-from tidegate.connectors.transactions import parse_transaction_id
-from tidegate.jobs.layout import JobLayout
-from tidegate.jobs.decision_log import contradiction
-from tidegate.jobs.records import Command, CommandResult, Decision, Spec, decode
-from tidegate.snapshot.blobs import matches
-from tidegate.snapshot.metadata import SnapshotMetadata, decode_metadata
 from simulator.delay import rows_delayed
 from simulator.deletions import DeletionChecker
 from simulator.external import External
@@ -27,6 +20,13 @@ from simulator.stop_checker import StopChecker
 from simulator.store import Disk
 from simulator.timelines import Timelines
 from simulator.workload import Workload
+from tidegate.channel.elements import SAVEPOINTS
+from tidegate.connectors.transactions import parse_transaction_id
+from tidegate.jobs.decision_log import contradiction
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.records import Command, CommandResult, Decision, Spec, decode
+from tidegate.snapshot.blobs import matches
+from tidegate.snapshot.metadata import SnapshotMetadata, decode_metadata
 
 RECOVERY_KINDS = ("checkpoint", "final", "stop-savepoint")
 

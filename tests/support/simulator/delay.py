@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
+from simulator.rows import SCHEMA, Pass, Row, RowSpec, batch_of, owners, rows_of
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.operators.stream_operator import OperatorContext, Output
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.snapshot.streams import decode_parts
-from simulator.rows import SCHEMA, Pass, Row, RowSpec, batch_of, owners, rows_of
 
 DELAY_MS = 400
 """Rows wait for the next multiple of this."""

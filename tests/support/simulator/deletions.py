@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from tidegate.jobs.records import Decision
-from tidegate.coordinator.checkpointing.retention import MAX_OVERDUE_DELETIONS
 from simulator.store import Disk
+from tidegate.coordinator.checkpointing.retention import MAX_OVERDUE_DELETIONS
+from tidegate.jobs.records import Decision
 
 WEIGHT = 16
 """Folders of a real job that one folder here stands for: a seed completes some ten checkpoints, and the limit is 32."""

@@ -9,24 +9,24 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tidegate.errors import AlreadyExistsError, FencedError, NotFoundError, SnapshotError, StoreError
-from tidegate.jobs.layout import JobLayout
-from tidegate.jobs.decision_log import DecisionLog
-from tidegate.jobs.options import JobOptions
-from tidegate.jobs.records import Command, CommandResult, Spec, decode, encode
-from tidegate.coordinator import events as ev
-from tidegate.coordinator.supervision import supervision_events as sv
-from tidegate.coordinator.supervision.command_book import Accept, CommandBook, Refuse
-from tidegate.coordinator.driver_job import Job
-from tidegate.coordinator.job_run import JobRun, RunFailed
-from tidegate.coordinator.recovery.restore_point import RestorePoint, choose_restore_point, ended_as
-from tidegate.coordinator.supervision.supervisor import Supervisor
-from tidegate.spark.driver_loop.checkpoint_deletion import Retiring
 from simulator import deletions
 from simulator.run_of_slots import RunOfSlots, stop_point
 from simulator.scheduler import Mutex, Process, Task, current_task
 from simulator.slot_process import STALL_MS, ZOMBIE_MS
 from simulator.store import SimulatedStore
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.driver_job import Job
+from tidegate.coordinator.job_run import JobRun, RunFailed
+from tidegate.coordinator.recovery.restore_point import RestorePoint, choose_restore_point, ended_as
+from tidegate.coordinator.supervision import supervision_events as sv
+from tidegate.coordinator.supervision.command_book import Accept, CommandBook, Refuse
+from tidegate.coordinator.supervision.supervisor import Supervisor
+from tidegate.errors import AlreadyExistsError, FencedError, NotFoundError, SnapshotError, StoreError
+from tidegate.jobs.decision_log import DecisionLog
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import Command, CommandResult, Spec, decode, encode
+from tidegate.spark.driver_loop.checkpoint_deletion import Retiring
 
 if TYPE_CHECKING:
     from simulator.world import World

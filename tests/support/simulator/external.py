@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
-from tidegate.connectors.interface import NO_CHECKPOINT, Committable, Sink, SinkContext, SinkWriter
-from tidegate.connectors.discard import DiscardWriter
-from tidegate.errors import StoreError
-from tidegate.testing.collect_sink import Collection, CollectWriter, rewind_of
 from simulator.faults import Faults
 from simulator.scheduler import current_task
+from tidegate.connectors.discard import DiscardWriter
+from tidegate.connectors.interface import NO_CHECKPOINT, Committable, Sink, SinkContext, SinkWriter
+from tidegate.errors import StoreError
+from tidegate.testing.collect_sink import Collection, CollectWriter, rewind_of
 
 
 class External(Collection):

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simulator.timelines import Demand, ancestry
 from tidegate.connectors.transactions import TransactionId
 from tidegate.jobs.records import Decision, Spec
-from simulator.timelines import Demand, ancestry
 
 
 class GateChecker:

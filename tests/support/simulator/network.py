@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.channel.elements import CheckpointBarrier, Element, EndOfPartition, Watermark
-from tidegate.channel.ports import Announce, Announced, in_front_of
 from simulator.faults import Faults
 from simulator.scheduler import Process, Scheduler
+from tidegate.channel.elements import CheckpointBarrier, Element, EndOfPartition, Watermark
+from tidegate.channel.ports import Announce, Announced, in_front_of
 
 ROW_BYTES = 48
 """Size of a row, for the credit of channels: asking Arrow costs more than sending the batch."""

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from simulator.pieces import keyed_in_pieces
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.snapshot.streams import decode_parts
 from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
-from simulator.pieces import keyed_in_pieces
 
 KEYS = 5
 """Keys of every split: 0 to KEYS - 1; the rows of one key are every KEYS-th."""

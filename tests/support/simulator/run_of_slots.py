@@ -7,20 +7,20 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tidegate.connectors.split_documents import assign
-from tidegate.coordinator import events as ev
-from tidegate.coordinator.supervision import supervision_events as sv
-from tidegate.coordinator.checkpoint_mode import waits_for_final
-from tidegate.coordinator.driver_job import Job, fresh_splits
-from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
-from tidegate.snapshot.location import open_location
-from tidegate.coordinator.recovery.restore_point import RestorePoint
-from tidegate.coordinator.recovery.restore import Restore
-from tidegate.subtask.deployment import Deployment
-from tidegate.subtask.snapshots.restored_state import load_restored
 from simulator.scheduler import Process
 from simulator.slot_process import SlotProcess, Transport
 from simulator.store import SimulatedStore
+from tidegate.connectors.split_documents import assign
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.checkpoint_mode import waits_for_final
+from tidegate.coordinator.driver_job import Job, fresh_splits
+from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
+from tidegate.coordinator.recovery.restore import Restore
+from tidegate.coordinator.recovery.restore_point import RestorePoint
+from tidegate.coordinator.supervision import supervision_events as sv
+from tidegate.snapshot.location import open_location
+from tidegate.subtask.deployment import Deployment
+from tidegate.subtask.snapshots.restored_state import load_restored
 
 if TYPE_CHECKING:
     from simulator.world import World

@@ -8,6 +8,9 @@ from concurrent.futures import Executor, Future
 from contextlib import suppress
 from typing import Any
 
+from simulator.faults import Faults
+from simulator.network import ControlLink, DataChannel
+from simulator.scheduler import Crashed, Process, Scheduler
 from tidegate.channel.ports import InputChannel, OutputChannel
 from tidegate.errors import StoreError
 from tidegate.plan.execution_plan import ExecutionPlan
@@ -17,9 +20,6 @@ from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.subtask.deployment import Deployment, deploy
 from tidegate.subtask.slot import INPUT_STEPS_PER_ROUND, Slot, Wake
-from simulator.faults import Faults
-from simulator.network import ControlLink, DataChannel
-from simulator.scheduler import Crashed, Process, Scheduler
 
 ROUND_MS = 8
 """A slot's loop takes a round at most so often, milliseconds: elements that arrive in between are taken together."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tidegate.errors import AlreadyExistsError, NotFoundError, StoreError
-from tidegate.jobs.stores.store import Names, Store, checked_folder, checked_path, joined
 from simulator.faults import Faults
 from simulator.scheduler import Process, current_task
+from tidegate.errors import AlreadyExistsError, NotFoundError, StoreError
+from tidegate.jobs.stores.store import Names, Store, checked_folder, checked_path, joined
 
 STALE_LIST_MS = 40
 """How long a listing may lag behind, milliseconds."""

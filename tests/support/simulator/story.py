@@ -6,16 +6,16 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from simulator.auditor import Auditor
+from simulator.deletions import BUSY, SLOW_PHASE_MS
+from simulator.driver_process import DriverProcess
+from simulator.scheduler import START_MS
 from tidegate.errors import SnapshotError
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Command, CommandResult, RestoreFrom, Spec, Verb, Withdrawn, decode, encode
 from tidegate.jobs.stop_outcomes import ON_TIMEOUT
 from tidegate.snapshot.metadata import decode_metadata
-from simulator.auditor import Auditor
-from simulator.deletions import BUSY, SLOW_PHASE_MS
-from simulator.driver_process import DriverProcess
-from simulator.scheduler import START_MS
 
 if TYPE_CHECKING:
     from simulator.world import World

@@ -7,9 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from tidegate.connectors.interface import Sink
-from tidegate.operators.specs import WatermarkSpec
-from tidegate.plan.job_graph import Edge, Exchange, JobGraph, Node
 from simulator.delay import DelaySpec
 from simulator.rows import (
     KEYS,
@@ -24,6 +21,9 @@ from simulator.rows import (
     row_of,
     window_row,
 )
+from tidegate.connectors.interface import Sink
+from tidegate.operators.specs import WatermarkSpec
+from tidegate.plan.job_graph import Edge, Exchange, JobGraph, Node
 
 KINDS = ("pass", "filter", "tally", "tally", "union", "union")
 """Operators to choose from, besides those of the next two."""

@@ -9,11 +9,6 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
-from tidegate.connectors.interface import Sink, SourceContext, Split
-from tidegate.jobs.options import JobOptions
-from tidegate.jobs.records import Decision, Spec
-from tidegate.operators.stream_operator import OperatorContext
-from tidegate.plan.execution_plan import ExecutionPlan, plan
 from simulator.checkers import Checkers, Cut
 from simulator.deletions import SLOWNESS_MS
 from simulator.driver_process import grace_ms
@@ -25,6 +20,11 @@ from simulator.scheduler import Process, Scheduler, current_task
 from simulator.store import Disk
 from simulator.story import FAULTY_MS, JOB_ID, RECOVERY_BOUND_MS, Story
 from simulator.workload import Workload, random_workload
+from tidegate.connectors.interface import Sink, SourceContext, Split
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import Decision, Spec
+from tidegate.operators.stream_operator import OperatorContext
+from tidegate.plan.execution_plan import ExecutionPlan, plan
 
 MAX_PARALLELISM = 8
 MAX_STEPS = 60_000

@@ -13,9 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from state_suites.plain_states import FakeClock, PlainBackend, Row, Shelf
 
 from tidegate.state.keyed_state import KeyedStateBackend, StateDescriptor
-from state_suites.plain_states import FakeClock, PlainBackend, Row, Shelf
 
 NAN = math.nan
 OTHER_NAN = struct.unpack("<d", struct.pack("<Q", 0xFFF8000000000123))[0]

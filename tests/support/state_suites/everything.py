@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from state_suites.plain_states import PlainBackend, Row, plain
 
 from tidegate.state.keyed_state import StateDescriptor
-from state_suites.plain_states import PlainBackend, Row, plain
 
 LATEST = 2**62
 

@@ -7,11 +7,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-
-from tidegate.state.aggregates.accumulators import SumOverflowError
-from tidegate.state.keys.key_hash import hash_keys, key_groups
-from state_suites.plain_states import MAX_PARALLELISM, batch_of, plain, rows_of
-from state_suites.everything import joined
 from state_suites.backend_tests import (
     KEY_CASES,
     NAN,
@@ -22,6 +17,11 @@ from state_suites.backend_tests import (
     described,
     value_state,
 )
+from state_suites.everything import joined
+from state_suites.plain_states import MAX_PARALLELISM, batch_of, plain, rows_of
+
+from tidegate.state.aggregates.accumulators import SumOverflowError
+from tidegate.state.keys.key_hash import hash_keys, key_groups
 
 
 class KeyTests(BackendTests):

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from state_suites.model_cells import Cell, ModelCells, ModelKeys, one_batch, row_ids, unprefixed
+from state_suites.model_states import ModelList, ModelMap, ModelMerging, ModelTimers, ModelValue
 
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.keyed_state import (
@@ -38,8 +40,6 @@ from tidegate.state.state_layout import (
     timer_schema,
     unknown_state,
 )
-from state_suites.model_cells import Cell, ModelCells, ModelKeys, one_batch, row_ids, unprefixed
-from state_suites.model_states import ModelList, ModelMap, ModelMerging, ModelTimers, ModelValue
 
 TIMER_KINDS: tuple[TimerKind, ...] = ("event", "processing")
 

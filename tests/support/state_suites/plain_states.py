@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from state_suites.model_cells import row_ids
 
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import Blob, StatePart
@@ -26,7 +27,6 @@ from tidegate.state.keyed_state import (
     TimerKind,
 )
 from tidegate.state.keys.key_hash import hash_keys, key_groups
-from state_suites.model_cells import row_ids
 
 Row: TypeAlias = tuple[Any, ...]
 

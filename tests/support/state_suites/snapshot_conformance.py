@@ -9,6 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from state_suites.backend_tests import KEY_CASES, VALUE_CASES, BackendTests, Rig, described, value_state
+from state_suites.everything import DESCRIPTORS, LATEST, Everything
+from state_suites.model_backend import ModelBackend
+from state_suites.plain_states import INT_KEY, MAX_PARALLELISM, PlainBackend, Row, Shelf, plain
 
 from tidegate.errors import SnapshotError
 from tidegate.snapshot.key_groups import key_group_range
@@ -17,10 +21,6 @@ from tidegate.snapshot.streams import decode_parts, encode_parts
 from tidegate.state.keyed_state import KeyedStateBackend, StateDescriptor, TimeToLive
 from tidegate.state.keys.key_hash import hash_keys, key_groups
 from tidegate.state.state_layout import part_schema, timer_schema
-from state_suites.model_backend import ModelBackend
-from state_suites.plain_states import INT_KEY, MAX_PARALLELISM, PlainBackend, Row, Shelf, plain
-from state_suites.everything import DESCRIPTORS, LATEST, Everything
-from state_suites.backend_tests import KEY_CASES, VALUE_CASES, BackendTests, Rig, described, value_state
 
 KEYS: list[Row] = [(None,), *((n,) for n in range(40))]
 Taken = Sequence[tuple[int, Sequence[StatePart]]]

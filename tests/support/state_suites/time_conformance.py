@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from state_suites.backend_tests import KEY_CASES, BackendTests, Rig, described, value_state
+from state_suites.plain_states import plain
 
 from tidegate.state.keyed_state import TimerKind, TimeToLive
-from state_suites.plain_states import plain
-from state_suites.backend_tests import KEY_CASES, BackendTests, Rig, described, value_state
 
 SECOND = TimeToLive(1_000)
 SECOND_AFTER_READ = TimeToLive(1_000, on_read=True)

@@ -13,8 +13,8 @@ from airflow.models.dag import DagModel
 from fastapi.testclient import TestClient
 
 from airflow_tidegate.plugins import access
-from airflow_tidegate.plugins.page_app import make_app
 from airflow_tidegate.plugins.job_cache import Jobs
+from airflow_tidegate.plugins.page_app import make_app
 
 HOST = "http://airflow.example"
 NONCE = "0123456789abcdef"

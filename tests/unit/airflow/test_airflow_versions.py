@@ -14,8 +14,8 @@ import pytest
 from scripted_job import PIPELINE, Job
 
 import airflow_tidegate
-from airflow_tidegate.version_compat import TaskDeferred
 from airflow_tidegate.operators.start import TidegateRunJobOperator
+from airflow_tidegate.version_compat import TaskDeferred
 
 PROVIDER = Path(airflow_tidegate.__file__).parent
 TESTS = Path(__file__).parent

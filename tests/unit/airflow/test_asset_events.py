@@ -13,9 +13,8 @@ from airflow.triggers.base import BaseEventTrigger
 from scripted_job import Job, ScriptedDriver
 
 from airflow_tidegate.assets import checkpoint_asset, end_of_data_asset, watermark_asset
-from airflow_tidegate.triggers.event_kinds import EVENTS_AT_ONCE
-from airflow_tidegate.waits.job_reader import JobReader, Look
 from airflow_tidegate.triggers import event_triggers
+from airflow_tidegate.triggers.event_kinds import EVENTS_AT_ONCE
 from airflow_tidegate.triggers.event_triggers import (
     JobEventTrigger,
     Teller,
@@ -23,6 +22,7 @@ from airflow_tidegate.triggers.event_triggers import (
     TidegateEndOfDataEventTrigger,
     TidegateWatermarkEventTrigger,
 )
+from airflow_tidegate.waits.job_reader import JobReader, Look
 from tidegate.errors import OptionError, StoreError
 from tidegate.jobs.records import RestoreFrom
 from tidegate.jobs.watch_cursors import read_cursor

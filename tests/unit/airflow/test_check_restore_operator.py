@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from scripted_job import NOW, Job, ScriptedDriver
 
-from airflow_tidegate.version_compat import AirflowException, AirflowFailException
 from airflow_tidegate.operators.check_restore import TidegateCheckRestoreOperator
+from airflow_tidegate.version_compat import AirflowException, AirflowFailException
+from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pin_graph
 from tidegate.jobs.client import preflight
 from tidegate.jobs.codec import canonical, encode, to_document
-from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pin_graph
 from tidegate.snapshot.metadata import METADATA_VERSION
 
 STATE = {"name": "windows", "kind": "keyed", "form": "", "renamed": {}, "fills": True}

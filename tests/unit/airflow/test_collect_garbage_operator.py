@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from scripted_job import NOW, Job, ScriptedDriver
 
-from airflow_tidegate.version_compat import AirflowException, AirflowFailException
 from airflow_tidegate.operators.collect_garbage import TidegateCollectGarbageOperator
+from airflow_tidegate.version_compat import AirflowException, AirflowFailException
 
 COLLECTED = [{"path": f"j1/checkpoints/chk-{n}-g1", "why": "unfinished", "size_bytes": 5} for n in (1, 2)]
 ANSWER = {

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from scripted_job import Job, ScriptedDriver
 
-from airflow_tidegate.version_compat import AirflowException, AirflowFailException
 from airflow_tidegate.operators.snapshots import TidegateTriggerCheckpointOperator, TidegateTriggerSavepointOperator
 from airflow_tidegate.operators.stop import TidegateCancelJobOperator, TidegateStopJobOperator
+from airflow_tidegate.version_compat import AirflowException, AirflowFailException
 from tidegate.jobs.stop_outcomes import next_action, remark
 
 Steps = list[Callable[[], None]]

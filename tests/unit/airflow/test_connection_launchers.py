@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from scripted_job import PIPELINE, Job, ScriptedDriver
 
-from airflow_tidegate.version_compat import AirflowFailException
 from airflow_tidegate.launchers import ensure_driver
 from airflow_tidegate.operators.start import TidegateStartJobOperator
+from airflow_tidegate.version_compat import AirflowFailException
 from tidegate.errors import EnvironmentProblemError, JobFailedError
 from tidegate.jobs.launch import cluster
 from tidegate.jobs.launch.cluster import Answer
-from tidegate.jobs.launches import record_launch
 from tidegate.jobs.launch.desired_state import desired_of
+from tidegate.jobs.launches import record_launch
 
 APPLICATION = "application_1700000000000_0007"
 

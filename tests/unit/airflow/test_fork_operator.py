@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from scripted_job import Job, ScriptedDriver
 
-from airflow_tidegate.version_compat import AirflowException, AirflowFailException
 from airflow_tidegate.operators.fork import TidegateForkJobOperator
+from airflow_tidegate.version_compat import AirflowException, AirflowFailException
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.records import RestoreFrom
 

@@ -10,10 +10,10 @@ import pytest
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from scripted_job import PIPELINE, Job, ScriptedDriver
 
-from airflow_tidegate.version_compat import TaskDeferred
 from airflow_tidegate.operators.restore import TidegateRestoreJobOperator
 from airflow_tidegate.operators.start import TidegateRunJobOperator, TidegateStartJobOperator
 from airflow_tidegate.triggers.job_triggers import TRIGGERS
+from airflow_tidegate.version_compat import TaskDeferred
 
 START = {"job_id": "j1", "pipeline": PIPELINE, "deferrable": True}
 

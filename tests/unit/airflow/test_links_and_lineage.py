@@ -16,9 +16,9 @@ from scripted_job import Job, ScriptedDriver
 from airflow_tidegate import lineage
 from airflow_tidegate.get_provider_info import get_provider_info
 from airflow_tidegate.links import TidegateJobLink, TidegateSparkUiLink
-from airflow_tidegate.operators.fork import TidegateForkJobOperator
-from airflow_tidegate.operators.collect_garbage import TidegateCollectGarbageOperator
 from airflow_tidegate.operators.check_restore import TidegateCheckRestoreOperator
+from airflow_tidegate.operators.collect_garbage import TidegateCollectGarbageOperator
+from airflow_tidegate.operators.fork import TidegateForkJobOperator
 from airflow_tidegate.operators.rescale import TidegateRescaleJobOperator
 from airflow_tidegate.operators.snapshots import TidegateTriggerSavepointOperator
 from airflow_tidegate.operators.stop import TidegateCancelJobOperator, TidegateStopJobOperator

@@ -8,8 +8,8 @@ import pytest
 from scripted_job import PIPELINE, Job, ScriptedDriver
 
 from airflow_tidegate.operators.start import TidegateRunJobOperator
-from airflow_tidegate.waits.step_waits import SuperviseWait
 from airflow_tidegate.waits.job_waits import StatusWait
+from airflow_tidegate.waits.step_waits import SuperviseWait
 from airflow_tidegate.waits.watch import Watch
 from tidegate.errors import CommandRefusedError, NotFoundError, StoreError
 from tidegate.jobs.records import Owner, decode

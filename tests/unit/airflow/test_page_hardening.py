@@ -11,10 +11,10 @@ import pytest
 from page_stub import HOST, NONCE, Page, make_page
 from scripted_job import Job, ScriptedDriver
 
-from airflow_tidegate.plugins import page_app, job_cache
+from airflow_tidegate.plugins import job_cache, page_app
 from airflow_tidegate.plugins.job_cache import READS_AT_ONCE
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import StoreError
+from tidegate.jobs.client.job_client import JobClient
 
 JOB = "/api/jobs/tidegate_default/j1"
 

@@ -14,14 +14,14 @@ from fastapi.testclient import TestClient
 from page_stub import HOST, NONCE, Page, make_page
 from scripted_job import Job, ScriptedDriver
 
-from airflow_tidegate.plugins.page_app import make_app
 from airflow_tidegate.plugins.job_cache import LOOK_S
+from airflow_tidegate.plugins.page_app import make_app
 from airflow_tidegate.plugins.plugin import LazyPage, TidegatePlugin, views
 from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.launch.desired_state import desired_of
 from tidegate.jobs.launches import record_launch
 from tidegate.jobs.layout import stable_id
 from tidegate.jobs.records import Launch, encode
-from tidegate.jobs.launch.desired_state import desired_of
 
 JOB = "/api/jobs/tidegate_default/j1"
 VERBS = ("checkpoint", "savepoint", "stop", "cancel", "commit", "reject", "restore")

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from scripted_job import Job, ScriptedDriver
 
-from airflow_tidegate.version_compat import AirflowException, AirflowFailException, TaskDeferred
 from airflow_tidegate.sensors.checkpoint import TidegateCheckpointSensor
 from airflow_tidegate.sensors.job_status import TidegateJobStatusSensor
 from airflow_tidegate.sensors.watermark import TidegateWatermarkSensor
+from airflow_tidegate.version_compat import AirflowException, AirflowFailException, TaskDeferred
 
 SIX = "2013-01-01T06:00:00+00:00"
 SIX_US = 1357020000 * 1_000_000

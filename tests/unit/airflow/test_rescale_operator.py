@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from scripted_job import Job, ScriptedDriver
 
-from airflow_tidegate.version_compat import AirflowFailException
 from airflow_tidegate.operators.rescale import TidegateRescaleJobOperator
+from airflow_tidegate.version_compat import AirflowFailException
 from tidegate.jobs.records import RestoreFrom
 
 Steps = list[Callable[[], None]]

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 from scripted_job import Job, ScriptedDriver
 
-from airflow_tidegate.version_compat import AirflowException, AirflowFailException
 from airflow_tidegate.operators.restore import TidegateRestoreJobOperator, restore_from
+from airflow_tidegate.version_compat import AirflowException, AirflowFailException
 from tidegate.errors import OptionError
 from tidegate.jobs.records import RestoreFrom
 

@@ -14,13 +14,13 @@ import pytest
 from airflow.triggers.base import TriggerEvent
 from scripted_job import Job, ScriptedDriver
 
+from airflow_tidegate.triggers.job_triggers import TidegateCheckpointTrigger, TidegateCommandTrigger
 from airflow_tidegate.waits import shared_reader
 from airflow_tidegate.waits.job_reader import LIVENESS_REQUESTS, REQUESTS_PER_LOOK, JobReader, Look
-from airflow_tidegate.waits.shared_reader import LONGEST_PAUSE_S, LOOKS_AT_ONCE, STORE_RETRIES, Pace, shared_job
-from airflow_tidegate.triggers.job_triggers import TidegateCheckpointTrigger, TidegateCommandTrigger
 from airflow_tidegate.waits.job_waits import CheckpointWait, CommandWait
-from tidegate.jobs.client.job_client import JobClient
+from airflow_tidegate.waits.shared_reader import LONGEST_PAUSE_S, LOOKS_AT_ONCE, STORE_RETRIES, Pace, shared_job
 from tidegate.errors import StoreError
+from tidegate.jobs.client.job_client import JobClient
 
 POLL_S = 0.01
 PATIENCE_S = 60

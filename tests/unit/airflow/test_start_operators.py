@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from scripted_job import PIPELINE, Job, ScriptedDriver
 
-from airflow_tidegate.version_compat import AirflowException, AirflowFailException
 from airflow_tidegate.operators.restore import TidegateRestoreJobOperator
 from airflow_tidegate.operators.start import TidegateRunJobOperator, TidegateStartJobOperator
+from airflow_tidegate.version_compat import AirflowException, AirflowFailException
+from tidegate.coordinator.recovery.restore_point import choose_restore_point
+from tidegate.coordinator.recovery.rewind import check_way_back
 from tidegate.errors import SnapshotError
 from tidegate.jobs.launch.driver_requirements import require_machine
 from tidegate.jobs.records import RelativePaths
-from tidegate.coordinator.recovery.rewind import check_way_back
-from tidegate.coordinator.recovery.restore_point import choose_restore_point
 from tidegate.testing.collect_sink import CollectSink
 
 

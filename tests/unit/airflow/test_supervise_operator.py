@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from scripted_job import Job, ScriptedDriver
 
-from airflow_tidegate.version_compat import AirflowFailException, TaskDeferred
 from airflow_tidegate.operators.supervise import TidegateSuperviseJobOperator
-from airflow_tidegate.waits.step_waits import SuperviseWait
 from airflow_tidegate.triggers.job_triggers import STEP_TRIGGERS
+from airflow_tidegate.version_compat import AirflowFailException, TaskDeferred
+from airflow_tidegate.waits.step_waits import SuperviseWait
 from tidegate.clock import iso
 from tidegate.jobs.launch.desired_state import meant_to_end_by
 from tidegate.jobs.os_processes import host_name, process_space
@@ -193,7 +193,9 @@ def job_time() -> float:
 def test_a_job_that_stands_still_wakes_somebody_and_is_left_running(
     job: Job, launch: Any, between_looks: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_tidegate.waits.step_waits.SuperviseWait._progressed_s", lambda self, view, now_s: now_s - 99)
+    monkeypatch.setattr(
+        "airflow_tidegate.waits.step_waits.SuperviseWait._progressed_s", lambda self, view, now_s: now_s - 99
+    )
     launch()
     with pytest.raises(AirflowFailException, match="no checkpoint has completed"):
         supervise(no_progress_timeout="90 s").execute(job.context("s"))

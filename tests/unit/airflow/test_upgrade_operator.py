@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from scripted_job import Job, ScriptedDriver
 
-from airflow_tidegate.version_compat import AirflowException, AirflowFailException, TaskDeferred
 from airflow_tidegate.operators.upgrade import TidegateUpgradeJobOperator
+from airflow_tidegate.version_compat import AirflowException, AirflowFailException, TaskDeferred
 from tidegate.clock import utc_now
 from tidegate.errors import WaitTimeoutError
 from tidegate.jobs.records import RestoreFrom

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from scripted_job import Job, ScriptedDriver
 
-from airflow_tidegate.version_compat import AirflowException, AirflowFailException
 from airflow_tidegate.hooks.tidegate import JobRoot
 from airflow_tidegate.launchers.cli_process import commit_pending
 from airflow_tidegate.operators.verdicts import TidegateCommitCheckpointOperator, TidegateRejectCheckpointOperator
 from airflow_tidegate.sensors.staged_checkpoint import TidegateStagedCheckpointSensor
 from airflow_tidegate.triggers.job_triggers import TRIGGERS
+from airflow_tidegate.version_compat import AirflowException, AirflowFailException
 from tidegate.errors import EnvironmentProblemError
 
 Steps = list[Callable[[], None]]

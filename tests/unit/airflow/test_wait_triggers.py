@@ -10,12 +10,12 @@ import pytest
 from airflow.triggers.base import TriggerEvent
 from scripted_job import PIPELINE, Job, ScriptedDriver
 
-from airflow_tidegate.version_compat import AirflowException, AirflowFailException, AirflowSensorTimeout, TaskDeferred
 from airflow_tidegate.operators.snapshots import TidegateTriggerSavepointOperator
 from airflow_tidegate.operators.start import TidegateRunJobOperator
 from airflow_tidegate.operators.stop import TidegateStopJobOperator
 from airflow_tidegate.sensors.checkpoint import TidegateCheckpointSensor
 from airflow_tidegate.triggers.job_triggers import TRIGGERS, JobWaitTrigger, TidegateCheckpointTrigger
+from airflow_tidegate.version_compat import AirflowException, AirflowFailException, AirflowSensorTimeout, TaskDeferred
 from airflow_tidegate.waits.job_waits import CheckpointWait, EndOfDataWait
 from tidegate.errors import StoreError
 

@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 from scripted_job import NOW, Job, ScriptedDriver
 
-from airflow_tidegate.version_compat import AirflowException, AirflowFailException, AirflowSensorTimeout, TaskDeferred
-from airflow_tidegate.version_compat import TRIGGER_SLACK
 from airflow_tidegate.operators.snapshots import TidegateTriggerSavepointOperator
 from airflow_tidegate.sensors.checkpoint import TidegateCheckpointSensor
 from airflow_tidegate.sensors.end_of_data import TidegateEndOfDataSensor
+from airflow_tidegate.version_compat import (
+    TRIGGER_SLACK,
+    AirflowException,
+    AirflowFailException,
+    AirflowSensorTimeout,
+    TaskDeferred,
+)
 from airflow_tidegate.waits.job_waits import CheckpointWait, CommandWait, StatusWait
 from airflow_tidegate.waits.watch import LAUNCH_GRACE_S, Watch
 from tidegate.errors import DriverLostError, JobFailedError, WaitTimeoutError

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 import pytest
 
 from tidegate import DataGen, Pipeline, Stream, tumbling
-from tidegate.errors import PipelineError
 from tidegate.api.foreign_names import ON_STREAMS
+from tidegate.errors import PipelineError
 
 SCHEMA = pa.schema(
     [

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from tidegate.api.loader.pipeline_loader import load_pipeline
 from tidegate.errors import OptionError, PipelineError
 from tidegate.jobs.artifacts.packed_pipeline import describe, packed
-from tidegate.api.loader.pipeline_loader import load_pipeline
 
 GOOD = """
     import pyarrow as pa

@@ -14,9 +14,9 @@ import pytest
 
 import tidegate
 from tidegate import DataGen, Discard, Pipeline, Stream, count, mean, tumbling
+from tidegate.api.draft.column_checks import require_key
 from tidegate.errors import PipelineError
 from tidegate.operators.specs import Agg, BroadcastJoinSpec, ProjectSpec, WatermarkSpec, WindowAggSpec
-from tidegate.api.draft.column_checks import require_key
 from tidegate.plan.execution_plan import plan
 from tidegate.plan.job_graph import Edge, JobGraph, Node
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.jobs.client.job_client import JobClient
-from tidegate.errors import PipelineError
-from tidegate.jobs.records import RelativePaths, RestoreFrom, Spec
 from tidegate.api.loader.pipeline_loader import load_pipeline
+from tidegate.errors import PipelineError
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.records import RelativePaths, RestoreFrom, Spec
 
 CODE = """
 import pyarrow as pa

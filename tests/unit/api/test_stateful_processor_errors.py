@@ -11,9 +11,9 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import IntegerType, StructType
 
 from tidegate import DataGen, Discard, Pipeline, tumbling
-from tidegate.errors import PipelineError
 from tidegate.api.grouped_stream import GroupedStream
 from tidegate.api.stream import Stream
+from tidegate.errors import PipelineError
 from tidegate.plan.batch_plan import BatchPlan, plan_batch
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64()), ("t", pa.timestamp("us", "UTC"))])

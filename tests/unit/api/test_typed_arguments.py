@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pytest
 
-from tidegate.errors import PipelineError
 from tidegate.api.loader.function_arguments import call_with
+from tidegate.errors import PipelineError
 
 if TYPE_CHECKING:
     from decimal import Decimal

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tidegate.channel.control import message_framing
-from tidegate.channel.tcp.handshake import DRIVER, Credentials, DiallerHandshake, Role
 from tidegate.channel.control.connections import ControlClient, ControlServer
 from tidegate.channel.failures import ChannelError, HandshakeError, PeerLostError
+from tidegate.channel.tcp.handshake import DRIVER, Credentials, DiallerHandshake, Role
 from tidegate.channel.tcp.sockets import dial
 
 SECRET = b"s" * 32

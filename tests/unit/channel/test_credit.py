@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.channel.tcp.credit import ReceiverCredit, SenderCredit
 from tidegate.channel.failures import ProtocolError
+from tidegate.channel.tcp.credit import ReceiverCredit, SenderCredit
 
 
 @given(st.integers(1, 100), st.lists(st.integers(0, 60), max_size=60), st.randoms(use_true_random=False))

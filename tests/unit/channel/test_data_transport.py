@@ -17,14 +17,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.channel.tcp import wire_format
-from tidegate.channel.tcp.acceptor import Acceptor
-from tidegate.channel.tcp.handshake import Credentials, DiallerHandshake, ListenerHandshake, Role
 from tidegate.channel.elements import CheckpointBarrier, Element, EndOfData, EndOfPartition, Watermark
 from tidegate.channel.failures import ChannelError, HandshakeError, PeerLostError, ProtocolError
+from tidegate.channel.tcp import wire_format
+from tidegate.channel.tcp.acceptor import Acceptor
+from tidegate.channel.tcp.data_transport import DataTransport, TcpInputChannel, TcpOutputChannel
+from tidegate.channel.tcp.handshake import Credentials, DiallerHandshake, ListenerHandshake, Role
 from tidegate.channel.tcp.socket_thread import SocketThread
 from tidegate.channel.tcp.sockets import HANDSHAKE_TIMEOUT_S, dial, listen_on
-from tidegate.channel.tcp.data_transport import DataTransport, TcpInputChannel, TcpOutputChannel
 from tidegate.channel.tcp.wire_format import Kind
 
 SECRET = b"s" * 32

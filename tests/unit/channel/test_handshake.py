@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tidegate.channel.tcp.handshake import DRIVER, Credentials, DiallerHandshake, ListenerHandshake, Role
 from tidegate.channel.failures import HandshakeError
+from tidegate.channel.tcp.handshake import DRIVER, Credentials, DiallerHandshake, ListenerHandshake, Role
 
 OURS = Credentials(Role.DATA, generation=3, run_id="run-7", secret=b"s" * 32)
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.channel.tcp import wire_format
 from tidegate.channel.elements import (
     MAX_WATERMARK,
     MIN_WATERMARK,
@@ -20,6 +19,7 @@ from tidegate.channel.elements import (
     Watermark,
 )
 from tidegate.channel.failures import ChannelError, ProtocolError
+from tidegate.channel.tcp import wire_format
 from tidegate.channel.tcp.wire_format import Kind
 
 GOLDEN: list[tuple[Event, str]] = [
@@ -94,7 +94,10 @@ def test_an_unknown_kind_of_frame_is_refused() -> None:
 
 
 def test_a_frame_beyond_the_bound_of_its_kind_is_refused_by_its_header() -> None:
-    assert wire_format.unpack_header(wire_format.pack_header(Kind.BATCH, 0, 0, wire_format.MAX_FRAME_BYTES)).length == wire_format.MAX_FRAME_BYTES
+    assert (
+        wire_format.unpack_header(wire_format.pack_header(Kind.BATCH, 0, 0, wire_format.MAX_FRAME_BYTES)).length
+        == wire_format.MAX_FRAME_BYTES
+    )
     with pytest.raises(ProtocolError, match="BATCH frame claims 268,435,457 bytes"):
         wire_format.unpack_header(wire_format.pack_header(Kind.BATCH, 0, 0, wire_format.MAX_FRAME_BYTES + 1))
     with pytest.raises(ProtocolError, match="WATERMARK frame claims 65 bytes"):

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from tidegate.cli.environment import Surroundings
 from tidegate.cli.main import main
 from tidegate.cli.output import Output
-from tidegate.cli.environment import Surroundings
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.launches import driver_command, record_launch
 from tidegate.jobs.decision_log import DecisionLog, Reign
 from tidegate.jobs.launch.driver_requirements import require_machine
+from tidegate.jobs.launches import driver_command, record_launch
 from tidegate.jobs.records import Command, CommandResult, Launch, Spec, StatusHint, encode
 
 NOW = "2026-11-21T09:25:00.000Z"

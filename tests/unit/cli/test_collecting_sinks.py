@@ -9,8 +9,8 @@ import pytest
 from cli_caller import Caller
 from test_committing_late import Pinned
 
-from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pin_graph
 from tidegate.coordinator import events as ev
+from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pin_graph
 
 OLD_S = 946_684_800
 """Seconds since the epoch: in the year 2000."""

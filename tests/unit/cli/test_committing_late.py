@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 from cli_caller import Caller, Driver
 
+from tidegate.api.loader.pipeline_loader import load_pipeline
 from tidegate.connectors.files.sink.file_writer import FileWriter
-from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.records import RestoreFrom, StatusHint, encode
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.driver_job import Job
-from tidegate.api.loader.pipeline_loader import load_pipeline
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.records import RestoreFrom, StatusHint, encode
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.testing.in_process_job import InProcessJob
 

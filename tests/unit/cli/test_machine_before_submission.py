@@ -109,7 +109,11 @@ def test_a_restore_looks_at_what_it_would_start(here: Caller) -> None:
 
 def test_a_submission_that_is_there_is_not_looked_at_again(here: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     assert start(here, "--submission-id", "one").code == 0
-    monkeypatch.setattr(driver_requirements, "check_loopback", lambda: driver_requirements.Finding("ports", False, "its own driver has it"))
+    monkeypatch.setattr(
+        driver_requirements,
+        "check_loopback",
+        lambda: driver_requirements.Finding("ports", False, "its own driver has it"),
+    )
     assert start(here, "--submission-id", "one").code == 0
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from tidegate.api.loader.pipeline_loader import load_pipeline
 from tidegate.cli.main import main
 from tidegate.cli.upkeep.pack import packed_pipeline, run_pip
-from tidegate.jobs.artifacts.artifact import materialise, pack, resolve_pipeline, upload
 from tidegate.errors import PipelineError
+from tidegate.jobs.artifacts.artifact import materialise, pack, resolve_pipeline, upload
+from tidegate.jobs.artifacts.packed_pipeline import DESCRIPTION, check_unpacked, read_packed
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.stores.in_memory import MemoryStore
-from tidegate.jobs.artifacts.packed_pipeline import DESCRIPTION, check_unpacked, read_packed
-from tidegate.api.loader.pipeline_loader import load_pipeline
 
 CODE = """
 import pyarrow as pa

@@ -15,14 +15,14 @@ import pytest
 from cli_caller import Answer, Caller
 
 from tidegate.connectors.files.source.files import Files
-from tidegate.jobs.client.job_client import JobClient
-from tidegate.errors import SnapshotError, StoreError
-from tidegate.jobs.artifacts.pinned_graph import PinnedGraph
-from tidegate.jobs.client.preflight import check_restore, graph_from
-from tidegate.jobs.records import RestoreFrom, decode
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.driver_job import Job
 from tidegate.coordinator.recovery.source_positions import check_positions
+from tidegate.errors import SnapshotError, StoreError
+from tidegate.jobs.artifacts.pinned_graph import PinnedGraph
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.preflight import check_restore, graph_from
+from tidegate.jobs.records import RestoreFrom, decode
 from tidegate.testing.collect_sink import forget_collected
 from tidegate.testing.in_process_job import InProcessJob
 

@@ -14,8 +14,8 @@ import pytest
 from cli_caller import Caller
 
 import tidegate as td
-from tidegate.errors import OptionError, SnapshotError
 from tidegate.coordinator import events as ev
+from tidegate.errors import OptionError, SnapshotError
 from tidegate.state.state_reader import spark_schema
 from tidegate.testing.collect_sink import CollectSink, forget_collected
 from tidegate.testing.in_process_job import InProcessJob

@@ -10,8 +10,8 @@ import pytest
 from cli_caller import Caller, Driver
 
 from tidegate.cli.jobs.start import restore_from
-from tidegate.jobs.client.job_client import JobClient, list_jobs
 from tidegate.errors import OptionError
+from tidegate.jobs.client.job_client import JobClient, list_jobs
 from tidegate.jobs.records import RestoreFrom
 
 

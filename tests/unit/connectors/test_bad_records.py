@@ -13,8 +13,8 @@ import pytest
 
 from tests.unit.connectors.files_read import read_all, write
 from tidegate.connectors.files.source import text_records
-from tidegate.connectors.interface import Source, SourceContext, Split
 from tidegate.connectors.files.source.files import Files
+from tidegate.connectors.interface import Source, SourceContext, Split
 from tidegate.connectors.replay import Replay
 from tidegate.errors import PipelineError
 from tidegate.testing.source_conformance import SourceConformance

@@ -15,13 +15,13 @@ import s3fs
 from deltalake import DeltaTable
 from moto.server import ThreadedMotoServer
 
-from tidegate.connectors.interface import SourceContext
-from tidegate.connectors.delta.delta_sink import Delta
 from tidegate.connectors.delta.delta_log import DeltaLog, log_options
-from tidegate.connectors.files.source.files import Files
-from tidegate.connectors.leftovers import StillNeeded
+from tidegate.connectors.delta.delta_sink import Delta
 from tidegate.connectors.files.sink.parquet import Parquet
 from tidegate.connectors.files.sink.text_sinks import JsonLines
+from tidegate.connectors.files.source.files import Files
+from tidegate.connectors.interface import SourceContext
+from tidegate.connectors.leftovers import StillNeeded
 from tidegate.errors import PipelineError
 from tidegate.testing.one_sink_job import Reign, numbers
 

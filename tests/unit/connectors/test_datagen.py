@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from tidegate.connectors.interface import Source, SourceContext, SourceReader
 from tidegate.connectors.datagen import DataGen
+from tidegate.connectors.interface import Source, SourceContext, SourceReader
 from tidegate.errors import OptionError, PipelineError
 from tidegate.testing.source_conformance import SourceConformance
 

@@ -17,9 +17,9 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction
 from fsspec.implementations.local import LocalFileSystem
 
-from tidegate.connectors.interface import Committable, SinkWriter
-from tidegate.connectors.delta.delta_sink import Delta
 from tidegate.connectors.delta.delta_log import DeltaLog
+from tidegate.connectors.delta.delta_sink import Delta
+from tidegate.connectors.interface import Committable, SinkWriter
 from tidegate.errors import TidegateError
 from tidegate.testing.one_sink_job import Reign, numbers
 

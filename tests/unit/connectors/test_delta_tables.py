@@ -16,12 +16,12 @@ import pytest
 from deltalake import DeltaTable, Schema
 from deltalake.schema import Field, PrimitiveType
 
-from tidegate.connectors.files.sink import file_writer
-from tidegate.connectors.interface import SinkContext, SinkWriter
-from tidegate.connectors.delta.delta_sink import Delta
 from tidegate.connectors.delta.data_files import LONGEST_FOLDER
 from tidegate.connectors.delta.delta_log import DeltaLog, log_options
+from tidegate.connectors.delta.delta_sink import Delta
+from tidegate.connectors.files.sink import file_writer
 from tidegate.connectors.files.sink.hive_partitions import by_partition
+from tidegate.connectors.interface import SinkContext, SinkWriter
 from tidegate.errors import OptionError, PipelineError
 from tidegate.testing.one_sink_job import Reign
 

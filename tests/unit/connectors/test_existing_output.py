@@ -15,9 +15,9 @@ import pytest
 
 from tidegate import Csv, DataGen, JsonLines, Parquet, Pipeline
 from tidegate.connectors.interface import SinkContext
+from tidegate.coordinator import events as ev
 from tidegate.errors import OptionError, PipelineError
 from tidegate.jobs.records import RestoreFrom
-from tidegate.coordinator import events as ev
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 SCHEMA = pa.schema([("n", pa.int64()), ("third", pa.int64())])

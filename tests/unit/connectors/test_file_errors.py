@@ -17,9 +17,9 @@ import pytest
 
 from tests.unit.connectors.files_read import read_all, write
 from tidegate.connectors.files.sink.encoded_file import EncodedFile, FileEncoding
-from tidegate.connectors.files.source.files import Files
 from tidegate.connectors.files.sink.parquet_encoding import ParquetEncoding
 from tidegate.connectors.files.sink.text_encodings import CsvEncoding, JsonLinesEncoding
+from tidegate.connectors.files.source.files import Files
 from tidegate.errors import PipelineError
 
 ROWS = b"n\n" + b"".join(b"%d\n" % n for n in range(50_000))

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.unit.connectors.files_read import read_all, write
-from tidegate.connectors.interface import Source, SourceContext
 from tidegate.connectors.files.source.files import Files
+from tidegate.connectors.interface import Source, SourceContext
 from tidegate.connectors.replay import Replay
 from tidegate.errors import PipelineError
 

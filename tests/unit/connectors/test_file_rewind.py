@@ -15,9 +15,9 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from published_rows import rows_in
 
-from tidegate.connectors.interface import Committable, SinkWriter
 from tidegate.connectors.files.sink.parquet import Parquet
 from tidegate.connectors.files.sink.text_sinks import Csv, JsonLines
+from tidegate.connectors.interface import Committable, SinkWriter
 from tidegate.errors import TidegateError
 from tidegate.testing.one_sink_job import Reign, numbers
 

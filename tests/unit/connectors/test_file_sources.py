@@ -12,8 +12,8 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.connectors.interface import Source
 from tidegate.connectors.files.source.files import Files
+from tidegate.connectors.interface import Source
 from tidegate.connectors.replay import Replay
 from tidegate.testing.source_conformance import SourceConformance
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.connectors.interface import Source, SourceContext, Split
 from tidegate.connectors.files.source.file_formats import MAX_BATCH_ROWS, format_of
 from tidegate.connectors.files.source.files import MIN_SPLIT_ROWS, Files
+from tidegate.connectors.interface import Source, SourceContext, Split
 from tidegate.errors import OptionError, PipelineError
 
 

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 
 from tests.unit.connectors.files_read import read_all, write
+from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.discard import Discard
 from tidegate.connectors.files.source.files import Files
 from tidegate.connectors.found_schema import FoundSchema, found_schemas, using_found_schemas
 from tidegate.errors import SnapshotError
-from tidegate.api.pipeline import Pipeline
 from tidegate.plan.execution_plan import graph_document
 
 GOLDEN = Path(__file__).parent / "golden" / "found-schema-v1.json"

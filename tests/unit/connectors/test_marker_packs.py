@@ -20,12 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from published_rows import rows_in
 
-from tidegate.connectors.interface import Committable, Sink, SinkWriter
 from tidegate.connectors.delta.delta_sink import Delta
-from tidegate.connectors.files.sink.sink_layout import FileLayout
-from tidegate.connectors.leftovers import ALL_CHECKPOINTS, Leftovers, StillNeeded
 from tidegate.connectors.files.sink.marker_packs import PACK_SCHEMA, MarkerPacks
 from tidegate.connectors.files.sink.parquet import Parquet
+from tidegate.connectors.files.sink.sink_layout import FileLayout
+from tidegate.connectors.interface import Committable, Sink, SinkWriter
+from tidegate.connectors.leftovers import ALL_CHECKPOINTS, Leftovers, StillNeeded
 from tidegate.errors import TidegateError
 from tidegate.testing.one_sink_job import Reign, numbers
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.connectors.interface import Source, SourceContext, SourceReader
 from tidegate.connectors.datagen import DataGen
+from tidegate.connectors.interface import Source, SourceContext, SourceReader
 from tidegate.connectors.replay import Replay
 
 TICK_MS = 5

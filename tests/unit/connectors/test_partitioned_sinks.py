@@ -15,13 +15,12 @@ import pyarrow.dataset as pa_dataset
 import pytest
 
 from tidegate.connectors.files.sink import file_writer
-from tidegate.connectors.interface import SinkContext, SinkWriter
-from tidegate.connectors.files.sink.encoded_file import EncodedFile
-from tidegate.connectors.files.sink.encoded_file import begin_on_encoder_thread
+from tidegate.connectors.files.sink.encoded_file import EncodedFile, begin_on_encoder_thread
 from tidegate.connectors.files.sink.file_sink import FileSink
-from tidegate.connectors.files.sink.parquet import Parquet
 from tidegate.connectors.files.sink.hive_partitions import hive_folder
+from tidegate.connectors.files.sink.parquet import Parquet
 from tidegate.connectors.files.sink.text_sinks import Csv, JsonLines
+from tidegate.connectors.interface import SinkContext, SinkWriter
 from tidegate.errors import OptionError, PipelineError, TidegateError
 
 SINKS: list[Any] = [Parquet, Csv, JsonLines]

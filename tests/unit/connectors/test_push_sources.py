@@ -11,8 +11,15 @@ import pyarrow as pa
 import pytest
 
 from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
-from tidegate.connectors.push import ENTRY_BYTES, MAX_PUSH_ROWS
-from tidegate.connectors.push import PushClosedError, PushContext, Pusher, PushReader, PushSource
+from tidegate.connectors.push import (
+    ENTRY_BYTES,
+    MAX_PUSH_ROWS,
+    PushClosedError,
+    PushContext,
+    Pusher,
+    PushReader,
+    PushSource,
+)
 from tidegate.errors import PipelineError
 from tidegate.testing.source_conformance import SourceConformance
 

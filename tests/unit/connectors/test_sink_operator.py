@@ -9,11 +9,11 @@ from itertools import count
 import pyarrow as pa
 import pytest
 
-from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
 from tidegate.connectors.discard import Discard, DiscardWriter
+from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
 from tidegate.connectors.sink_operator import COMMITTABLES_SCHEMA, SinkOperator, SinkSpec
-from tidegate.jobs.stores.in_memory import MemoryStore
 from tidegate.jobs.history.verdicts import Withheld
+from tidegate.jobs.stores.in_memory import MemoryStore
 from tidegate.operators.stream_operator import CommitPermit
 from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
 from tidegate.testing.collect_sink import Collection, CollectSink, collected, forget_collected

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.coordinator import Coordinator
-from tidegate.coordinator.coordinator import CoordinatorOptions
+from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions
 from tidegate.coordinator.topology import ChainShape, Topology
 
 SOURCE, WINDOW = 0, 1

@@ -13,17 +13,17 @@ from types import FrameType
 import pytest
 from coordinator_driver import SOURCE, TOPOLOGY, WINDOW, Driver, of
 
-from tidegate.jobs.history.checkpoints import checkpoint_views
-from tidegate.jobs.layout import JobLayout
-from tidegate.jobs.decision_log import DecisionLog
-from tidegate.jobs.stores.in_memory import MemoryStore
-from tidegate.jobs.records import Decision, DecisionKind
-from tidegate.jobs.history.submissions import submissions_of
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.events import Acknowledged, Complete
-from tidegate.coordinator.checkpointing.finished_operators import naturally_ended
 from tidegate.coordinator.checkpointing.collected_metadata import drained_operators, operator_states
+from tidegate.coordinator.checkpointing.finished_operators import naturally_ended
+from tidegate.coordinator.events import Acknowledged, Complete
 from tidegate.coordinator.topology import ChainShape, FiresAtEnd, Topology
+from tidegate.jobs.decision_log import DecisionLog
+from tidegate.jobs.history.checkpoints import checkpoint_views
+from tidegate.jobs.history.submissions import submissions_of
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.records import Decision, DecisionKind
+from tidegate.jobs.stores.in_memory import MemoryStore
 
 
 def calls_of(work: Callable[[], object]) -> int:

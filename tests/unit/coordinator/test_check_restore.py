@@ -11,8 +11,8 @@ import pytest
 
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.discard import Discard
-from tidegate.errors import SnapshotError
 from tidegate.coordinator.recovery.restore import Restore, check_restore
+from tidegate.errors import SnapshotError
 from tidegate.operators.specs import UnionSpec
 from tidegate.plan.execution_plan import plan
 from tidegate.plan.job_graph import Edge, JobGraph, Node

@@ -8,13 +8,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tidegate.api.pipeline import Pipeline
 from tidegate.cli.pipeline_validation import validate
 from tidegate.connectors.datagen import DataGen
-from tidegate.errors import PipelineError
-from tidegate.jobs.options import JobOptions
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.api.pipeline import Pipeline
+from tidegate.errors import PipelineError
+from tidegate.jobs.options import JobOptions
 from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.jobs.records import Command
-from tidegate.coordinator.supervision.command_book import Accept, CommandBook, Drop, Refuse, Verdict
 from tidegate.coordinator.events import Answer
+from tidegate.coordinator.supervision.command_book import Accept, CommandBook, Drop, Refuse, Verdict
 from tidegate.coordinator.supervision.supervision_events import AnswerAllOpen
+from tidegate.jobs.records import Command
 
 SPEC = 3
 NOW_MS = 1_800_000_000_000

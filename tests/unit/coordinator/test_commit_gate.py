@@ -11,17 +11,13 @@ from test_recovery import Log
 from test_recovery import spec as plain_spec
 from test_supervision import BOOM, Driven, command, farewell, statuses
 
-from tidegate.errors import SnapshotError
-from tidegate.jobs.records import RestoreFrom, Spec
-from tidegate.jobs.status import JobStatus, derive
-from tidegate.jobs.history.verdicts import verdicts_of
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.commits.commit_gate import CommitGate
+from tidegate.coordinator.commits.ruling import judge_ruling
 from tidegate.coordinator.events import Ruling
 from tidegate.coordinator.garbage.abandoned_checkpoints import find_garbage
 from tidegate.coordinator.job_run import RunEnded, RunRejected
 from tidegate.coordinator.recovery.restore_point import choose_restore_point, ended_as
-from tidegate.coordinator.commits.ruling import judge_ruling
 from tidegate.coordinator.supervision.supervision_events import (
     AnswerCommand,
     Begin,
@@ -32,6 +28,10 @@ from tidegate.coordinator.supervision.supervision_events import (
     StartRun,
     WaitForSlots,
 )
+from tidegate.errors import SnapshotError
+from tidegate.jobs.history.verdicts import verdicts_of
+from tidegate.jobs.records import RestoreFrom, Spec
+from tidegate.jobs.status import JobStatus, derive
 
 ONE, TWO = (WINDOW, 0), (WINDOW, 1)
 REJECTED = RunRejected("checkpoint 7 was rejected by anna")

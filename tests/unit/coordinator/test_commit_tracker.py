@@ -5,8 +5,8 @@ from __future__ import annotations
 from coordinator_driver import TOPOLOGY, WINDOW, Driver, of
 
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.commits.commit_tracker import CommitTracker
 from tidegate.coordinator.checkpointing.retention import Completed
+from tidegate.coordinator.commits.commit_tracker import CommitTracker
 from tidegate.coordinator.topology import ChainShape, Topology
 
 ONE, TWO = (WINDOW, 0), (WINDOW, 1)

@@ -6,9 +6,9 @@ import pytest
 from coordinator_driver import ALL, SOURCE, WINDOW, Driver, of
 
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.stop.final_snapshot import FINAL_RETRY_MS
 from tidegate.coordinator.checkpointing.collected_metadata import subtask_history
 from tidegate.coordinator.checkpointing.retention import Completed
+from tidegate.coordinator.stop.final_snapshot import FINAL_RETRY_MS
 
 
 @pytest.fixture

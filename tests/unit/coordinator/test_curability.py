@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from tidegate.jobs.options import JobOptions
-from tidegate.coordinator.supervision.curable_failures import CurableRestarts
 from tidegate.coordinator.job_run import RunFailed
+from tidegate.coordinator.supervision.curable_failures import CurableRestarts
 from tidegate.coordinator.supervision.restart_strategy import restart_strategy
+from tidegate.jobs.options import JobOptions
 from tidegate.spark.scratch import Scratch
 from tidegate.subtask.chain import OperatorFailure
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.coordinator import Coordinator
-from tidegate.coordinator.coordinator import CoordinatorOptions
+from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions
 from tidegate.coordinator.stop.final_snapshot import FINAL_RETRY_MS
 from tidegate.coordinator.topology import ChainShape, Topology
 

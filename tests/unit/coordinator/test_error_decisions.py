@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 import tidegate
+from tidegate.coordinator.job_run import RunFailed
+from tidegate.coordinator.supervision.curable_failures import Curability, CurableRestarts, curability
+from tidegate.coordinator.supervision.restart_strategy import restart_strategy
 from tidegate.errors import (
     DataError,
     NotFoundError,
@@ -19,9 +22,6 @@ from tidegate.errors import (
     TidegateError,
 )
 from tidegate.jobs.options import JobOptions
-from tidegate.coordinator.supervision.curable_failures import Curability, CurableRestarts, curability
-from tidegate.coordinator.job_run import RunFailed
-from tidegate.coordinator.supervision.restart_strategy import restart_strategy
 from tidegate.subtask.failure_codes import RUNTIME_ERROR, SLOT_MEMORY, USER_ERROR, failure_code
 
 DECISIONS: dict[str, Curability] = {

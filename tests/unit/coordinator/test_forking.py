@@ -8,17 +8,17 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tidegate.connectors.interface import Sink
+from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.delta.delta_sink import Delta
 from tidegate.connectors.discard import Discard
 from tidegate.connectors.files.sink.parquet import Parquet
 from tidegate.connectors.files.sink.text_sinks import Csv
-from tidegate.errors import PipelineError
-from tidegate.jobs.records import RestoreFrom, Spec
-from tidegate.jobs.history.sink_places import is_same_place
+from tidegate.connectors.interface import Sink
 from tidegate.coordinator.recovery.fork_check import check_fork
-from tidegate.api.pipeline import Pipeline
+from tidegate.errors import PipelineError
+from tidegate.jobs.history.sink_places import is_same_place
+from tidegate.jobs.records import RestoreFrom, Spec
 from tidegate.plan.job_graph import JobGraph
 from tidegate.testing.collect_sink import CollectSink
 

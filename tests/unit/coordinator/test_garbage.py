@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.errors import SnapshotError
-from tidegate.jobs.records import Decision, RestoreFrom, Spec
 from tidegate.coordinator.garbage.abandoned_checkpoints import (
     claimed_savepoints,
     find_garbage,
@@ -18,6 +16,8 @@ from tidegate.coordinator.garbage.abandoned_checkpoints import (
     restored_checkpoint,
 )
 from tidegate.coordinator.recovery.restore_point import choose_restore_point
+from tidegate.errors import SnapshotError
+from tidegate.jobs.records import Decision, RestoreFrom, Spec
 
 AT = "2026-01-01T00:00:00Z"
 

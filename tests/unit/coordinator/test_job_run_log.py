@@ -9,20 +9,19 @@ from typing import Any
 import pytest
 from coordinator_driver import ALL, TOPOLOGY
 
-from tidegate.jobs.history.checkpoints import checkpoint_views
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions
+from tidegate.coordinator.job_run import JobFacts, JobRun, RunFailed
 from tidegate.errors import FencedError, StoreError, UnclearAnswerError
-from tidegate.jobs.layout import JobLayout
-from tidegate.jobs.stores.local_disk import LocalStore
 from tidegate.jobs.decision_log import DecisionLog
-from tidegate.jobs.stores.in_memory import MemoryStore
-from tidegate.jobs.records import Decision, Spec
+from tidegate.jobs.history.checkpoints import checkpoint_views
 from tidegate.jobs.history.submissions import submissions_of
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.records import Decision, Spec
 from tidegate.jobs.status import derive
 from tidegate.jobs.stop_outcomes import CLAIM_FAILED, SAVEPOINT_FAILED, next_action
-from tidegate.coordinator import events as ev
-from tidegate.coordinator.coordinator import Coordinator
-from tidegate.coordinator.coordinator import CoordinatorOptions
-from tidegate.coordinator.job_run import JobFacts, JobRun, RunFailed
+from tidegate.jobs.stores.in_memory import MemoryStore
+from tidegate.jobs.stores.local_disk import LocalStore
 from tidegate.snapshot.location import probe_location
 
 LAYOUT = JobLayout("job")

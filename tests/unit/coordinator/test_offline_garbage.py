@@ -14,17 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.jobs.artifacts.artifact import PackedArtifact, materialise, upload
-from tidegate.errors import SnapshotError
-from tidegate.jobs.layout import JobLayout
-from tidegate.jobs.stores.in_memory import MemoryStore
-from tidegate.jobs.records import Decision, RestoreFrom, Spec, encode
-from tidegate.jobs.stores.store import Store, open_store
-from tidegate.snapshot.location import open_location
 from tidegate.coordinator.garbage.garbage_collection import Freed, collect
 from tidegate.coordinator.recovery.restore_point import choose_restore_point
+from tidegate.errors import SnapshotError
+from tidegate.jobs.artifacts.artifact import PackedArtifact, materialise, upload
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.records import Decision, RestoreFrom, Spec, encode
+from tidegate.jobs.stores.in_memory import MemoryStore
+from tidegate.jobs.stores.store import Store, open_store
 from tidegate.snapshot.blobs import BlobFile, StoredBlob
 from tidegate.snapshot.handles import StateHandle
+from tidegate.snapshot.location import open_location
 from tidegate.snapshot.metadata import OperatorState, SnapshotMetadata, SubtaskState, write_metadata
 
 AT = "2026-01-01T00:00:00Z"

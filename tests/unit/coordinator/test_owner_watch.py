@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.jobs.options import OnOwnerLost
 from tidegate.coordinator.supervision.owner_watch import AskForEnd, OwnerSeen, OwnerUnseen, OwnerWatch
+from tidegate.jobs.options import OnOwnerLost
 
 TIMEOUT_MS = 600
 

@@ -9,13 +9,13 @@ from coordinator_driver import Driver, of
 from test_commit_gate import gated, spec
 from test_recovery import Log
 
-from tidegate.jobs.records import RestoreFrom
-from tidegate.jobs.history.verdicts import Withheld, verdicts_of
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.commits.commit_gate import CommitGate
-from tidegate.coordinator.events import Ruling
 from tidegate.coordinator.commits.ruling import Decide, is_closing, judge_ruling
+from tidegate.coordinator.events import Ruling
 from tidegate.coordinator.topology import ChainShape, Topology
+from tidegate.jobs.history.verdicts import Withheld, verdicts_of
+from tidegate.jobs.records import RestoreFrom
 
 
 def to_quarantine(n: int, log: Log, **more: Any) -> Decide | ev.Answer:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from tidegate.coordinator.checkpointing.retention import Completed, retired
+from tidegate.coordinator.recovery.restore_point import choose_restore_point
+from tidegate.coordinator.recovery.rewind import completed_after
 from tidegate.errors import SnapshotError
 from tidegate.jobs.records import Decision, RestoreFrom, Spec
-from tidegate.coordinator.recovery.rewind import completed_after
-from tidegate.coordinator.recovery.restore_point import choose_restore_point
-from tidegate.coordinator.checkpointing.retention import Completed, retired
 
 
 def spec(number: int, restore: RestoreFrom | None = None) -> Spec:

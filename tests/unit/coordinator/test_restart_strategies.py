@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.errors import OptionError
-from tidegate.jobs.options import JobOptions
 from tidegate.coordinator.supervision.restart_strategy import (
     JITTER,
     ExponentialDelayRestart,
@@ -18,6 +16,8 @@ from tidegate.coordinator.supervision.restart_strategy import (
     NoRestart,
     restart_strategy,
 )
+from tidegate.errors import OptionError
+from tidegate.jobs.options import JobOptions
 
 
 def exponential(**changed: Any) -> ExponentialDelayRestart:

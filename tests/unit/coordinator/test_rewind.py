@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from tidegate.connectors.interface import Sink
 from tidegate.connectors.files.sink.parquet import Parquet
+from tidegate.connectors.interface import Sink
 from tidegate.connectors.postgres.postgres_sink import Postgres
-from tidegate.errors import SnapshotError
-from tidegate.jobs.records import Decision, RestoreFrom, Spec
-from tidegate.jobs.status import derive
-from tidegate.coordinator.recovery.rewind import WayBack, check_way_back
+from tidegate.coordinator.checkpointing.retention import retired
 from tidegate.coordinator.recovery.restore_point import (
     RestorePoint,
     check_drained,
     choose_restore_point,
     completed_snapshots,
 )
-from tidegate.coordinator.checkpointing.retention import retired
+from tidegate.coordinator.recovery.rewind import WayBack, check_way_back
+from tidegate.errors import SnapshotError
+from tidegate.jobs.records import Decision, RestoreFrom, Spec
+from tidegate.jobs.status import derive
 from tidegate.testing.collect_sink import CollectSink
 
 ACCEPT: Any = {"on_committed_after": "accept_duplicates"}

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from tidegate.coordinator.garbage.shared_files import SharedFiles, judge, on_their_way
 from tidegate.errors import FencedError, SnapshotError
 from tidegate.jobs.layout import JobLayout
-from tidegate.jobs.stores.in_memory import MemoryStore
 from tidegate.jobs.records import Decision
+from tidegate.jobs.stores.in_memory import MemoryStore
 from tidegate.jobs.stores.store import Store, open_store
-from tidegate.coordinator.garbage.shared_files import SharedFiles, judge, on_their_way
 from tidegate.snapshot.blobs import BlobFile, StoredBlob
 from tidegate.snapshot.handles import StateHandle
 from tidegate.snapshot.metadata import OperatorState, SnapshotMetadata, SubtaskState, write_metadata

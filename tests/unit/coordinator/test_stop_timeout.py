@@ -11,11 +11,9 @@ from coordinator_driver import ALL, SOURCE, WINDOW, Driver, of
 from test_supervision import BOOM, PHASES, Driven, command, farewell, statuses
 from test_supervision import of as chosen
 
-from tidegate.jobs.stop_outcomes import CANCELED_IN_STOP, SAVEPOINT_FAILED, SAVEPOINT_OK
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.events import Answer, GiveUpStop, Request
 from tidegate.coordinator.job_run import RunEnded, RunFailed, StopGivenUp
-from tidegate.coordinator.supervision.supervisor import SIGTERM_STOP
 from tidegate.coordinator.supervision.supervision_events import (
     AnswerCommand,
     CommandArrived,
@@ -34,6 +32,8 @@ from tidegate.coordinator.supervision.supervision_events import (
     Terminated,
     Tick,
 )
+from tidegate.coordinator.supervision.supervisor import SIGTERM_STOP
+from tidegate.jobs.stop_outcomes import CANCELED_IN_STOP, SAVEPOINT_FAILED, SAVEPOINT_OK
 
 GIVE_UP = GiveUpStop("stop", "10 s")
 

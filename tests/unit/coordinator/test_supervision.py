@@ -9,13 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.jobs.options import JobOptions
-from tidegate.jobs.records import Command, Decision
-from tidegate.jobs.stop_outcomes import CANCELED_IN_STOP, ON_TIMEOUT, SAVEPOINT_FAILED, SAVEPOINT_OK
 from tidegate.coordinator.events import Answer, GiveUpStop, Request
 from tidegate.coordinator.job_run import RunEnded, RunFailed, StopGivenUp
 from tidegate.coordinator.recovery.restore_point import ended_as
-from tidegate.coordinator.supervision.supervisor import SIGTERM_STOP, Supervisor
 from tidegate.coordinator.supervision.supervision_events import (
     AnswerAllOpen,
     AnswerCommand,
@@ -44,6 +40,10 @@ from tidegate.coordinator.supervision.supervision_events import (
     Tick,
     WaitForSlots,
 )
+from tidegate.coordinator.supervision.supervisor import SIGTERM_STOP, Supervisor
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import Command, Decision
+from tidegate.jobs.stop_outcomes import CANCELED_IN_STOP, ON_TIMEOUT, SAVEPOINT_FAILED, SAVEPOINT_OK
 
 BOOM = RunFailed("boom", operator="explode", subtask=1)
 STOP_POINT = StopPoint(7, "job/savepoints/sp-7", "suspend")

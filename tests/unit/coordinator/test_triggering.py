@@ -8,10 +8,10 @@ import pytest
 from coordinator_driver import ALL, SOURCE, WINDOW, Driver, of
 
 from tidegate.coordinator import events as ev
-from tidegate.coordinator.events import Request
-from tidegate.coordinator.checkpointing.snapshot_requests import RequestQueue
 from tidegate.coordinator.checkpointing.retention import MAX_OVERDUE_DELETIONS
+from tidegate.coordinator.checkpointing.snapshot_requests import RequestQueue
 from tidegate.coordinator.checkpointing.trigger import Drop, Refuse, Situation, Start, Wait, admit, judge
+from tidegate.coordinator.events import Request
 
 PERIODIC = Request("checkpoint", periodic=True)
 MINE = Request("checkpoint", request_id="mine")

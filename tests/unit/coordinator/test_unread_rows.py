@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from test_offline_garbage import LAYOUT, NOW, Job
 
-from tidegate.jobs.layout import JobLayout
+from tidegate.coordinator.garbage.garbage_collection import collect
 from tidegate.jobs.artifacts.materialised_rows import Materialised, settle_materialised
+from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import RestoreFrom, Spec
 from tidegate.jobs.stores.store import open_store
-from tidegate.coordinator.garbage.garbage_collection import collect
 from tidegate.snapshot.metadata import read_metadata, write_metadata
 
 

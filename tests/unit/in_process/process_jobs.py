@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tidegate.api.pipeline import Pipeline
 from tidegate.channel.elements import StopMode
-from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.api.pipeline import Pipeline
+from tidegate.jobs.records import RestoreFrom
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 MOST_ACCIDENTS = 8

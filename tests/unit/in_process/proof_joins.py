@@ -8,8 +8,8 @@ from typing import Any, get_args
 import pyarrow.compute as pc
 from proof_cases import Case, Drawing, Result
 
-from tidegate.operators.joins.join_specs import StreamJoinKind
 from tidegate.api.windows import session, sliding, tumbling
+from tidegate.operators.joins.join_specs import StreamJoinKind
 
 BOUNDS: dict[str, tuple[dict[str, Any], str]] = {
     "interval": ({"between": ("-20 ms", "35 ms")}, "r.ms between l.ms - 20 and l.ms + 35"),

@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 import pytest
 
 from tidegate import count, tumbling
+from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.datagen import DataGen
-from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
+from tidegate.jobs.records import RestoreFrom
 from tidegate.operators.async_requests import start_requests
-from tidegate.api.pipeline import Pipeline
 from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 from tidegate.testing.inline_requests import HeldRequests

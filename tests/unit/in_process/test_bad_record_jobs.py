@@ -11,17 +11,17 @@ from typing import Any, Literal
 
 import pytest
 
-from tidegate.connectors.files.source import text_records
-from tidegate.connectors.interface import Source
-from tidegate.connectors.files.source.files import Files
-from tidegate.connectors.replay import Replay
-from tidegate.errors import PipelineError
-from tidegate.jobs.records import RestoreFrom
-from tidegate.coordinator import events as ev
-from tidegate.coordinator.job_run import RunEnded
-from tidegate.operators.stream_operator import MAIN_OUTPUT
 from tidegate.api.aggregates import count
 from tidegate.api.pipeline import Pipeline
+from tidegate.connectors.files.source import text_records
+from tidegate.connectors.files.source.files import Files
+from tidegate.connectors.interface import Source
+from tidegate.connectors.replay import Replay
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.job_run import RunEnded
+from tidegate.errors import PipelineError
+from tidegate.jobs.records import RestoreFrom
+from tidegate.operators.stream_operator import MAIN_OUTPUT
 from tidegate.testing.batch import InProcessBatch
 from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
 from tidegate.testing.in_process_job import InProcessJob

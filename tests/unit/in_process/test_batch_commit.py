@@ -8,12 +8,12 @@ import pytest
 from batch_drivers import Drivers
 
 from tidegate import PipelineError, SparkWriter
-from tidegate.errors import FencedError
-from tidegate.jobs.options import JobOptions
-from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator.batch_commit import completed_before, refuse_restore
 from tidegate.coordinator.events import Ruling
 from tidegate.coordinator.late_commit import commit_late
+from tidegate.errors import FencedError
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import RestoreFrom
 from tidegate.testing.collect_sink import collected
 
 

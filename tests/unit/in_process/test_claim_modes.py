@@ -10,12 +10,12 @@ from typing import Any, Literal
 import pyarrow as pa
 import pytest
 
-from tidegate.connectors.datagen import DataGen
-from tidegate.errors import StoreError
-from tidegate.jobs.stores.local_disk import LocalStore
-from tidegate.jobs.records import RestoreFrom
-from tidegate.coordinator import events as ev
 from tidegate.api.pipeline import Pipeline
+from tidegate.connectors.datagen import DataGen
+from tidegate.coordinator import events as ev
+from tidegate.errors import StoreError
+from tidegate.jobs.records import RestoreFrom
+from tidegate.jobs.stores.local_disk import LocalStore
 from tidegate.testing.collect_sink import CollectSink
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 

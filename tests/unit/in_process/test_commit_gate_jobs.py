@@ -13,19 +13,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.connectors.interface import Polled
+from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.files.sink.parquet import Parquet
-from tidegate.jobs.client.job_client import JobClient
-from tidegate.errors import PipelineError, SnapshotError
-from tidegate.jobs.records import RestoreFrom
-from tidegate.jobs.client.staged_data import staged_data
-from tidegate.jobs.status import derive
-from tidegate.jobs.history.verdicts import verdicts_of
+from tidegate.connectors.interface import Polled
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded, RunRejected
 from tidegate.coordinator.recovery.restore_point import ended_as
-from tidegate.api.pipeline import Pipeline
+from tidegate.errors import PipelineError, SnapshotError
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.staged_data import staged_data
+from tidegate.jobs.history.verdicts import verdicts_of
+from tidegate.jobs.records import RestoreFrom
+from tidegate.jobs.status import derive
 from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 

@@ -11,16 +11,16 @@ import pytest
 from test_commit_gate_jobs import Gated, endless
 from test_quarantine_jobs import rows_of
 
+from tidegate.cli.verdicts.pending_commits import _checked
+from tidegate.coordinator.driver_job import Job
+from tidegate.coordinator.events import Ruling, Then
+from tidegate.coordinator.job_run import RunEnded
+from tidegate.coordinator.late_commit import LateResult, commit_late, last_status, settled_status
 from tidegate.errors import CommandRefusedError, FencedError, StoreError
+from tidegate.jobs.history.verdicts import Verdicts, verdicts_of
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom
 from tidegate.jobs.status import derive
-from tidegate.jobs.history.verdicts import Verdicts, verdicts_of
-from tidegate.coordinator.events import Ruling, Then
-from tidegate.coordinator.driver_job import Job
-from tidegate.coordinator.job_run import RunEnded
-from tidegate.coordinator.late_commit import LateResult, commit_late, last_status, settled_status
-from tidegate.cli.verdicts.pending_commits import _checked
 from tidegate.plan.execution_plan import plan
 from tidegate.testing.collect_sink import collected
 

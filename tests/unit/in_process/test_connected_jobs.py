@@ -33,12 +33,12 @@ from tidegate import (
     operator_list_state,
     reducing_state,
 )
+from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.datagen import DataGen
-from tidegate.errors import SnapshotError
-from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.api.pipeline import Pipeline
+from tidegate.errors import SnapshotError
+from tidegate.jobs.records import RestoreFrom
 from tidegate.snapshot.metadata import read_metadata
 from tidegate.snapshot.reader import SnapshotReader
 from tidegate.spark.batch import stage_task

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
-from tidegate.connectors.datagen import DataGen
-from tidegate.coordinator import events as ev
 from tidegate.api.pipeline import Pipeline
+from tidegate.connectors.datagen import DataGen
+from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
+from tidegate.coordinator import events as ev
 from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 

@@ -12,10 +12,10 @@ import pytest
 
 import tidegate as td
 from tidegate import KeyedProcess, KeyedRows, ProcessContext, list_state, map_state, reducing_state, value_state
-from tidegate.errors import SnapshotError
-from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
+from tidegate.errors import SnapshotError
+from tidegate.jobs.records import RestoreFrom
 from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
 from tidegate.testing.in_process_job import InProcessJob
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 import tidegate as td
-from tidegate.errors import SnapshotError
-from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
+from tidegate.errors import SnapshotError
+from tidegate.jobs.records import RestoreFrom
 from tidegate.testing.in_process_job import InProcessJob
 
 SCHEMA = pa.schema([("k", pa.int64()), ("n", pa.int64())])

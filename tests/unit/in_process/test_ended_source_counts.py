@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.files.source import text_records
 from tidegate.connectors.files.source.files import Files
 from tidegate.connectors.replay import Replay
-from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
-from tidegate.api.pipeline import Pipeline
+from tidegate.jobs.records import RestoreFrom
 from tidegate.subtask.subtask import Subtask
 from tidegate.testing.collect_sink import CollectSink, forget_collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun

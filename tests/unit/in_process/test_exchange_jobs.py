@@ -14,11 +14,11 @@ import pyarrow as pa
 import pytest
 
 from tidegate import count, tumbling
-from tidegate.connectors.datagen import DataGen
-from tidegate.jobs.records import RestoreFrom
-from tidegate.coordinator.job_run import RunEnded
 from tidegate.api.pipeline import Pipeline
 from tidegate.api.stream import Stream
+from tidegate.connectors.datagen import DataGen
+from tidegate.coordinator.job_run import RunEnded
+from tidegate.jobs.records import RestoreFrom
 from tidegate.plan.execution_plan import plan
 from tidegate.state.keys.key_hash import partition_hash
 from tidegate.testing.collect_sink import CollectSink, collected, forget_collected

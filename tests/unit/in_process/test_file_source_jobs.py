@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.connectors.files.source.files import Files
-from tidegate.errors import PipelineError
-from tidegate.coordinator import events as ev
 from tidegate.api.aggregates import count
 from tidegate.api.pipeline import Pipeline
+from tidegate.connectors.files.source.files import Files
+from tidegate.coordinator import events as ev
+from tidegate.errors import PipelineError
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
 from tidegate.testing.in_process_job import InProcessJob

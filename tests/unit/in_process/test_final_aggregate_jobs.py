@@ -12,9 +12,9 @@ from fed_splits import SCHEMA, Fed, FedReader, passed
 
 from tidegate import KeyedProcess, KeyedRows, Process, ProcessContext, Stream, SubtaskContext, count, tumbling
 from tidegate import max as latest
+from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.interface import Boundedness, Polled, SourceContext, SourceReader, Split
 from tidegate.coordinator import events as ev
-from tidegate.api.pipeline import Pipeline
 from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
 from tidegate.testing.in_process_job import InProcessJob
 

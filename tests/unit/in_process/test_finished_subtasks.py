@@ -12,16 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from tidegate.connectors.interface import SourceContext, SourceReader
-from tidegate.connectors.datagen import DataGen
-from tidegate.errors import SnapshotError
-from tidegate.jobs.records import RestoreFrom
-from tidegate.coordinator import events as ev
-from tidegate.coordinator.job_run import RunEnded
-from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.api.draft.graph_draft import DraftNode
 from tidegate.api.pipeline import Pipeline
 from tidegate.api.stream import Stream
+from tidegate.connectors.datagen import DataGen
+from tidegate.connectors.interface import SourceContext, SourceReader
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.job_run import RunEnded
+from tidegate.errors import SnapshotError
+from tidegate.jobs.records import RestoreFrom
+from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.snapshot.metadata import SnapshotMetadata, read_metadata
 from tidegate.snapshot.parts import AsyncSnapshot, StateKind, StatePart
 from tidegate.testing.collect_sink import CollectSink, collected

@@ -13,17 +13,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.connectors.interface import Source
+from tidegate.api.aggregates import count
+from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.files.source.files import Files
+from tidegate.connectors.interface import Source
 from tidegate.connectors.replay import Replay
-from tidegate.errors import PipelineError, SnapshotError
-from tidegate.jobs.artifacts.pinned_graph import pinned_graph
-from tidegate.jobs.records import RestoreFrom, encode
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.coordinator.recovery.source_schemas import schemas_in_effect
-from tidegate.api.aggregates import count
-from tidegate.api.pipeline import Pipeline
+from tidegate.errors import PipelineError, SnapshotError
+from tidegate.jobs.artifacts.pinned_graph import pinned_graph
+from tidegate.jobs.records import RestoreFrom, encode
 from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 

@@ -8,9 +8,9 @@ import pytest
 from test_commit_gate_jobs import Gated
 from test_commit_pending import commit, ended, view, word
 
+from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.datagen import DataGen
 from tidegate.jobs.records import RestoreFrom
-from tidegate.api.pipeline import Pipeline
 from tidegate.testing.collect_sink import CollectSink, collected
 
 SCHEMA = pa.schema([("v", pa.int64())])

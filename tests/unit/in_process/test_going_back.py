@@ -14,17 +14,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.connectors.interface import Committable, Sink, SinkContext, Source
+from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.files.sink.parquet import Parquet
+from tidegate.connectors.interface import Committable, Sink, SinkContext, Source
 from tidegate.connectors.transactions import parse_transaction_id
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.job_run import RunEnded
 from tidegate.errors import FencedError, PipelineError, SnapshotError, StoreError
 from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pin_graph
 from tidegate.jobs.records import RestoreFrom, encode
 from tidegate.jobs.status import derive
-from tidegate.coordinator import events as ev
-from tidegate.coordinator.job_run import RunEnded
-from tidegate.api.pipeline import Pipeline
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.testing.collect_sink import Collection, CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob

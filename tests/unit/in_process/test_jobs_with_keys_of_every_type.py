@@ -13,13 +13,13 @@ import pyarrow as pa
 import pytest
 
 from tidegate import KeyedProcess, KeyedRows, ProcessContext, reducing_state
-from tidegate.connectors.datagen import DataGen
-from tidegate.jobs.records import RestoreFrom
-from tidegate.coordinator import events as ev
-from tidegate.coordinator.job_run import RunEnded
 from tidegate.api.aggregates import count
 from tidegate.api.pipeline import Pipeline
 from tidegate.api.windows import tumbling
+from tidegate.connectors.datagen import DataGen
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.job_run import RunEnded
+from tidegate.jobs.records import RestoreFrom
 from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
 from tidegate.testing.in_process_job import InProcessJob
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 from process_jobs import run_with_accidents, suspended
+from state_suites.model_backend import ModelBackend
 
 from tidegate import (
     FiredTimers,
@@ -26,18 +27,17 @@ from tidegate import (
     reducing_state,
     value_state,
 )
+from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.datagen import DataGen
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.job_run import RunEnded
 from tidegate.errors import SnapshotError
 from tidegate.jobs.records import RestoreFrom
 from tidegate.jobs.restore.state_shapes import StateShape
-from tidegate.coordinator import events as ev
-from tidegate.coordinator.job_run import RunEnded
 from tidegate.operators import keyed_backend
-from tidegate.api.pipeline import Pipeline
 from tidegate.snapshot.metadata import read_metadata
 from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
 from tidegate.testing.in_process_job import InProcessJob
-from state_suites.model_backend import ModelBackend
 
 ROWS = 600
 WINDOW_MS = 50

@@ -10,10 +10,10 @@ import pytest
 from fed_splits import Fed, passed
 
 from tidegate import Stream, count, tumbling
-from tidegate.jobs.records import RestoreFrom
+from tidegate.api.pipeline import Pipeline
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.api.pipeline import Pipeline
+from tidegate.jobs.records import RestoreFrom
 from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 

@@ -6,11 +6,11 @@ import pyarrow.compute as pc
 import pytest
 from test_finished_subtasks import ROWS, Finishing, checkpoint, until_ended, with_state
 
+from tidegate.api.pipeline import Pipeline
+from tidegate.coordinator.job_run import RunEnded
 from tidegate.errors import SnapshotError
 from tidegate.jobs.records import RestoreFrom
 from tidegate.jobs.restore.compatibility import RestoreVerdict, SnapshotFacts, Target, judge_restore
-from tidegate.coordinator.job_run import RunEnded
-from tidegate.api.pipeline import Pipeline
 from tidegate.plan.execution_plan import graph_document
 
 

@@ -14,10 +14,10 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 import tidegate as td
-from tidegate.errors import PipelineError, SnapshotError
-from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
+from tidegate.errors import PipelineError, SnapshotError
+from tidegate.jobs.records import RestoreFrom
 from tidegate.snapshot.reader import SnapshotReader
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.testing.collect_sink import CollectSink, collected, forget_collected

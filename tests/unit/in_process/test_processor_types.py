@@ -16,9 +16,9 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 import tidegate as td
-from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
+from tidegate.jobs.records import RestoreFrom
 from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
 from tidegate.testing.in_process_job import InProcessJob
 

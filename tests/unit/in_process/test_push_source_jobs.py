@@ -12,15 +12,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.connectors.interface import Boundedness, SourceContext, Split
-from tidegate.connectors.push import PushContext, Pusher, PushSource
-from tidegate.jobs.records import RestoreFrom
-from tidegate.coordinator import events as ev
-from tidegate.coordinator.job_run import RunEnded, RunFailed
 from tidegate.api.aggregates import count
 from tidegate.api.aggregates import sum as total_of
 from tidegate.api.pipeline import Pipeline
 from tidegate.api.windows import tumbling
+from tidegate.connectors.interface import Boundedness, SourceContext, Split
+from tidegate.connectors.push import PushContext, Pusher, PushSource
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.job_run import RunEnded, RunFailed
+from tidegate.jobs.records import RestoreFrom
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob

@@ -10,14 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 from test_commit_gate_jobs import Gated
 
+from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.files.sink.parquet import Parquet
-from tidegate.errors import StoreError
-from tidegate.jobs.records import RestoreFrom
-from tidegate.jobs.client.staged_data import quarantined_data
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.api.pipeline import Pipeline
+from tidegate.errors import StoreError
+from tidegate.jobs.client.staged_data import quarantined_data
+from tidegate.jobs.records import RestoreFrom
 from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 

@@ -11,12 +11,12 @@ import pytest
 from test_commit_gate_jobs import Gated, endless
 from test_quarantine_jobs import files_into, held_in_the_staging_folder, rows_of
 
-from tidegate.connectors.datagen import DataGen
-from tidegate.errors import SnapshotError, StoreError
-from tidegate.jobs.records import RestoreFrom
-from tidegate.jobs.client.staged_data import quarantined_data
-from tidegate.coordinator import events as ev
 from tidegate.api.pipeline import Pipeline
+from tidegate.connectors.datagen import DataGen
+from tidegate.coordinator import events as ev
+from tidegate.errors import SnapshotError, StoreError
+from tidegate.jobs.client.staged_data import quarantined_data
+from tidegate.jobs.records import RestoreFrom
 from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from test_commit_gate_jobs import Gated
 from test_quarantine_jobs import rows_of, to_quarantine
 
-from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
+from tidegate.jobs.records import RestoreFrom
 from tidegate.testing.collect_sink import collected
 
 

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidegate.channel.elements import StopMode
-from tidegate.jobs.records import RestoreFrom
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
+from tidegate.jobs.records import RestoreFrom
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 

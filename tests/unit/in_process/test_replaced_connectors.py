@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import tidegate as td
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.job_run import RunEnded
 from tidegate.errors import SnapshotError
 from tidegate.jobs.records import RestoreFrom
 from tidegate.jobs.restore.compatibility import SnapshotFacts, Target, judge_restore
-from tidegate.coordinator import events as ev
-from tidegate.coordinator.job_run import RunEnded
 from tidegate.plan.execution_plan import graph_document
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.testing.collect_sink import CollectSink

@@ -12,17 +12,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.connectors.datagen import DataGen
-from tidegate.connectors.replay import Replay
-from tidegate.connectors.transactions import parse_transaction_id
-from tidegate.errors import OptionError, SnapshotError
-from tidegate.jobs.records import RestoreFrom
-from tidegate.coordinator import events as ev
-from tidegate.coordinator.job_run import RunEnded
 from tidegate.api.aggregates import count
 from tidegate.api.aggregates import sum as total_of
 from tidegate.api.pipeline import Pipeline
 from tidegate.api.windows import tumbling
+from tidegate.connectors.datagen import DataGen
+from tidegate.connectors.replay import Replay
+from tidegate.connectors.transactions import parse_transaction_id
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.job_run import RunEnded
+from tidegate.errors import OptionError, SnapshotError
+from tidegate.jobs.records import RestoreFrom
 from tidegate.testing.collect_sink import Collection, CollectSink, collected, forget_collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from test_commit_gate_jobs import Gated
 
+from tidegate.coordinator import events as ev
 from tidegate.errors import StoreError
 from tidegate.jobs.records import RestoreFrom
-from tidegate.coordinator import events as ev
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.testing.collect_sink import collected
 

@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 import pytest
 
 from tidegate import KeyedProcess, KeyedRows, ProcessContext, SideOutput, count, tumbling
-from tidegate.connectors.datagen import DataGen
-from tidegate.jobs.records import RestoreFrom
-from tidegate.coordinator import events as ev
-from tidegate.coordinator.job_run import RunEnded
 from tidegate.api.pipeline import Pipeline
 from tidegate.api.stream import Stream
+from tidegate.connectors.datagen import DataGen
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.job_run import RunEnded
+from tidegate.jobs.records import RestoreFrom
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun

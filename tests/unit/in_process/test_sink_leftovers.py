@@ -17,15 +17,11 @@ from fsspec.implementations.local import LocalFileSystem
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tidegate.connectors.interface import SinkContext
+from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.files.sink.marker_packs import MarkerPacks
 from tidegate.connectors.files.sink.parquet import Parquet
-from tidegate.jobs.history.checkpoints import CheckpointView, checkpoint_views
-from tidegate.errors import SnapshotError, TidegateError
-from tidegate.jobs.records import RestoreFrom
-from tidegate.jobs.history.submissions import submissions_of
-from tidegate.jobs.history.rewinds import taken_back
+from tidegate.connectors.interface import SinkContext
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.garbage.abandoned_checkpoints import claimed_savepoints
 from tidegate.coordinator.garbage.sink_leftovers import (
@@ -37,7 +33,11 @@ from tidegate.coordinator.garbage.sink_leftovers import (
     collect_leftovers,
     lineages_of,
 )
-from tidegate.api.pipeline import Pipeline
+from tidegate.errors import SnapshotError, TidegateError
+from tidegate.jobs.history.checkpoints import CheckpointView, checkpoint_views
+from tidegate.jobs.history.rewinds import taken_back
+from tidegate.jobs.history.submissions import submissions_of
+from tidegate.jobs.records import RestoreFrom
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 

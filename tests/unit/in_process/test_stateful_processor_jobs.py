@@ -19,13 +19,13 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from rocksdict import Options, Rdict
 
+from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.datagen import DataGen
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.job_run import RunEnded
 from tidegate.errors import SnapshotError
 from tidegate.jobs.records import RestoreFrom
 from tidegate.jobs.restore.state_shapes import StateShape
-from tidegate.coordinator import events as ev
-from tidegate.coordinator.job_run import RunEnded
-from tidegate.api.pipeline import Pipeline
 from tidegate.snapshot.metadata import read_metadata
 from tidegate.snapshot.reader import SnapshotReader
 from tidegate.testing.batch import InProcessBatch, run_batch

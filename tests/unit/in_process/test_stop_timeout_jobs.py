@@ -8,14 +8,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.connectors.datagen import DataGen
-from tidegate.jobs.records import RestoreFrom
-from tidegate.jobs.stop_outcomes import SAVEPOINT_FAILED, SAVEPOINT_OK
-from tidegate.coordinator import events as ev
-from tidegate.coordinator.job_run import RunEnded, StopGivenUp
 from tidegate.api.aggregates import count
 from tidegate.api.pipeline import Pipeline
 from tidegate.api.windows import tumbling
+from tidegate.connectors.datagen import DataGen
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.job_run import RunEnded, StopGivenUp
+from tidegate.jobs.records import RestoreFrom
+from tidegate.jobs.stop_outcomes import SAVEPOINT_FAILED, SAVEPOINT_OK
 from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 

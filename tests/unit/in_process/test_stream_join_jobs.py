@@ -17,11 +17,11 @@ from process_jobs import run_with_accidents, suspended
 
 import tidegate as td
 from tidegate.connectors.datagen import DataGen
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.job_run import RunEnded
 from tidegate.errors import SnapshotError
 from tidegate.jobs.records import RestoreFrom
 from tidegate.jobs.restore.state_shapes import StateShape
-from tidegate.coordinator import events as ev
-from tidegate.coordinator.job_run import RunEnded
 from tidegate.snapshot.metadata import read_metadata
 from tidegate.snapshot.reader import SnapshotReader
 from tidegate.testing.batch import InProcessBatch

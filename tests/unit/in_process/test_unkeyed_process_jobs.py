@@ -25,13 +25,13 @@ from tidegate import (
     raw_state,
     union_list_state,
 )
+from tidegate.api.pipeline import Pipeline
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.connectors.datagen import DataGen
+from tidegate.coordinator import events as ev
 from tidegate.errors import PipelineError, SnapshotError
 from tidegate.jobs.records import RestoreFrom
 from tidegate.jobs.restore.state_shapes import StateShape, compare_states
-from tidegate.coordinator import events as ev
-from tidegate.api.pipeline import Pipeline
 from tidegate.plan.graph_text import graph_document
 from tidegate.snapshot.metadata import read_metadata
 from tidegate.snapshot.reader import SnapshotReader

@@ -11,15 +11,15 @@ from typing import ClassVar
 import pytest
 from scripted_contract import FakeTime, ScriptedDriver
 
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import EnvironmentProblemError, OptionError, StoreError
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch import agent as agents
 from tidegate.jobs.launch.agent import Agent
+from tidegate.jobs.launch.desired_state import desired_of, want_running, want_stopped
 from tidegate.jobs.launch.launcher import DriverState
 from tidegate.jobs.launch.relaunch import LAUNCH_GRACE_S, Budget
 from tidegate.jobs.launches import record_launch, record_process
 from tidegate.jobs.records import Launch, Spec
-from tidegate.jobs.launch.desired_state import desired_of, want_running, want_stopped
 
 
 class Place:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from tidegate.api.loader.function_arguments import call_with
+from tidegate.errors import PipelineError
 from tidegate.jobs.client.argument_names import check_argument_names
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.errors import PipelineError
-from tidegate.api.loader.function_arguments import call_with
 
 DATACLASS = """
     from __future__ import annotations

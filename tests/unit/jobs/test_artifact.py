@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tidegate.errors import PipelineError, RecordError
 from tidegate.jobs.artifacts import artifact
 from tidegate.jobs.artifacts.artifact import PackedArtifact, materialise, pack, resolve_pipeline, upload
-from tidegate.errors import PipelineError, RecordError
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.stores.in_memory import MemoryStore
 

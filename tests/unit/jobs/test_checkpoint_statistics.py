@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_contract import NOW, ScriptedDriver
 
-from tidegate.jobs.history.checkpoints import CheckpointView
 from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.history.checkpoints import CheckpointView
 from tidegate.jobs.history.statistics import Summary, checkpoint_statistics, nearest_rank, summary
 
 

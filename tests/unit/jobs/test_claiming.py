@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from scripted_contract import ScriptedDriver
 
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import OptionError
-from tidegate.jobs.records import RestoreFrom, Spec
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.client.submission import Request, submit
+from tidegate.jobs.records import RestoreFrom, Spec
 
 SAVEPOINT = "flights/savepoints/savepoint-flights-4-g1"
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import FencedError, RecordError, StoreError, UnclearAnswerError
-from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.decision_log import MAX_UNCLEAR_ANSWERS, SNAPSHOT_ENTRIES, DecisionLog, pause_before
-from tidegate.jobs.stores.in_memory import MemoryStore
+from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Decision, encode
+from tidegate.jobs.stores.in_memory import MemoryStore
 from tidegate.jobs.stores.store import Store
 
 LAYOUT = JobLayout("job")

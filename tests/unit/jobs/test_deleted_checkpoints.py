@@ -9,8 +9,8 @@ import pytest
 from scripted_contract import ScriptedDriver
 
 from tidegate.cli.main import main
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import FencedError, SnapshotError, StoreError
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.decision_log import DecisionLog
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from scripted_contract import ScriptedDriver
 
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import JobExistsError, PipelineError
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.records import RestoreFrom, Spec
 
 

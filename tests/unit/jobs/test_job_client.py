@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from scripted_contract import FakeTime, ScriptedDriver
 
-from tidegate.jobs.artifacts.artifact import materialise
-from tidegate.jobs.client.job_client import JobClient, list_jobs
 from tidegate.errors import (
     CommandRefusedError,
     FencedError,
@@ -23,6 +21,8 @@ from tidegate.errors import (
     SnapshotError,
     StoreError,
 )
+from tidegate.jobs.artifacts.artifact import materialise
+from tidegate.jobs.client.job_client import JobClient, list_jobs
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom, Spec, decode
 

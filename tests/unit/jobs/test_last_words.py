@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import StoreError
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.launch.desired_state import want_running
 from tidegate.jobs.launch.lost_driver import last_words
 from tidegate.jobs.launches import record_launch, record_process
 from tidegate.jobs.records import Spec
-from tidegate.jobs.launch.desired_state import want_running
 
 
 def test_a_process_is_told_with_host_pid_log_and_its_last_lines(client: JobClient, spec: Spec, tmp_path: Path) -> None:

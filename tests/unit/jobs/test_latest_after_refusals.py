@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from scripted_contract import ScriptedDriver
 
-from tidegate.jobs.client.job_client import JobClient
-from tidegate.errors import SnapshotError
-from tidegate.jobs.records import RestoreFrom, Spec
 from tidegate.coordinator.recovery.restore_point import choose_restore_point
+from tidegate.errors import SnapshotError
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.records import RestoreFrom, Spec
 
 
 def refuse(client: JobClient, spec: Spec, code: str, launch: int = 1) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tidegate.errors import EnvironmentProblemError
-from tidegate.jobs.launch.launcher_checks import check_launcher, connects
-from tidegate.jobs.launch.launcher import LauncherSettings
 from tidegate.jobs.launch.cluster import Answer
+from tidegate.jobs.launch.launcher import LauncherSettings
+from tidegate.jobs.launch.launcher_checks import check_launcher, connects
 
 SUBMIT = sys.executable  # any program that is there
 HAS_ALL = Answer(0, "pyspark 4.3.0\n")

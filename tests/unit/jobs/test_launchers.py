@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from scripted_contract import ScriptedDriver
 
+from tidegate.errors import AlreadyExistsError, EnvironmentProblemError, FencedError, OptionError
 from tidegate.jobs import os_processes
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.errors import AlreadyExistsError, EnvironmentProblemError, FencedError, OptionError
-from tidegate.jobs.launch.launcher_registry import check_kind, find_driver, launchers
-from tidegate.jobs.launch.launcher import DriverState, LauncherSettings
 from tidegate.jobs.launch.cluster import Answer, KubernetesLauncher, YarnLauncher, run_program
+from tidegate.jobs.launch.launcher import DriverState, LauncherSettings
+from tidegate.jobs.launch.launcher_registry import check_kind, find_driver, launchers
 from tidegate.jobs.launch.local import LocalLauncher, SparkSubmitLauncher
 from tidegate.jobs.launches import (
     find_local,

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from scripted_contract import ScriptedDriver
 
+from tidegate.errors import DriverLostError, EnvironmentProblemError, JobExistsError
 from tidegate.jobs import launches, os_processes
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.errors import DriverLostError, EnvironmentProblemError, JobExistsError
 from tidegate.jobs.launches import driver_command, find_local, launch_local, local_death, record_launch
 from tidegate.jobs.records import Launch, Spec, decode, encode
 

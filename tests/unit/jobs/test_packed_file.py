@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.jobs.artifacts import packed_pipeline
 from tidegate.errors import PipelineError, TidegateError
+from tidegate.jobs.artifacts import packed_pipeline
 from tidegate.jobs.artifacts.packed_pipeline import DESCRIPTION, Description, describe, packed, read_packed
 from tidegate.jobs.records import encode
 

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tidegate.jobs.artifacts.artifact import ArtifactManifest
-from tidegate.jobs.codec import DurableRecord
 from tidegate.errors import CommandRefusedError, RecordError
-from tidegate.jobs.decision_log import DecisionSnapshot
+from tidegate.jobs.artifacts.artifact import ArtifactManifest
 from tidegate.jobs.artifacts.materialised_rows import Materialised
 from tidegate.jobs.artifacts.pinned_graph import PinnedGraph
+from tidegate.jobs.codec import DurableRecord
+from tidegate.jobs.decision_log import DecisionSnapshot
 from tidegate.jobs.records import (
     Command,
     CommandResult,

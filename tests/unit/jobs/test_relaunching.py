@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tidegate.jobs.launch.launcher import DriverState
 from tidegate.jobs.launch.cluster import SUBMIT_LIMIT_S
+from tidegate.jobs.launch.launcher import DriverState
 from tidegate.jobs.launch.relaunch import (
     HAND_OVER_GRACE_S,
     LAUNCH_GRACE_S,

@@ -181,7 +181,8 @@ def test_a_verdict_has_one_json_form_with_what_is_refused_first() -> None:
 
 def test_judging_needs_neither_arrow_nor_numpy() -> None:
     """An Airflow worker has neither."""
-    code = "import sys, tidegate.jobs.restore.compatibility as _; print({'pyarrow', 'numpy', 'pyspark'} & set(sys.modules))"
+    module = "tidegate.jobs.restore.compatibility"
+    code = f"import sys, {module}; print({{'pyarrow', 'numpy', 'pyspark'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from scripted_contract import NOW, FakeTime, ScriptedDriver
 
+from tidegate.errors import SnapshotError
 from tidegate.jobs.client import submission
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.errors import SnapshotError
 from tidegate.jobs.records import RestoreFrom
 from tidegate.jobs.restore.snapshot_lookup import refuse_older
 

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import SnapshotError
-from tidegate.jobs.stores.in_memory import MemoryStore
-from tidegate.jobs.records import Decision, Spec
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.client.staged_data import StagedData, StagedFile, files_staged, merged, staged_data
+from tidegate.jobs.records import Decision, Spec
+from tidegate.jobs.stores.in_memory import MemoryStore
 
 SPEC = Spec("job", 1, "s", "m:f", "", {}, {"commit": "on_request"}, "", {}, {}, None, "lineage", None, "", "")
 

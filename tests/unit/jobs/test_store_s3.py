@@ -10,11 +10,11 @@ import pytest
 from botocore.exceptions import ClientError
 from moto.server import ThreadedMotoServer
 from s3fs.errors import translate_boto_error
+from store_suites.store_conformance import StoreConformance
 
 from tidegate.errors import AlreadyExistsError, OptionError, StoreError
 from tidegate.jobs.stores.s3 import PART_BYTES, S3Store
 from tidegate.jobs.stores.store import Store, open_store
-from store_suites.store_conformance import StoreConformance
 
 BUCKET = "jobs"
 

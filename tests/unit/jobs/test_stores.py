@@ -7,14 +7,14 @@ import secrets
 from pathlib import Path
 
 import pytest
+from store_suites.store_conformance import StoreConformance
 
-from tidegate.jobs.stores import local_disk
 from tidegate.errors import AlreadyExistsError, StoreError
-from tidegate.jobs.stores.local_disk import LocalStore
+from tidegate.jobs.stores import local_disk
 from tidegate.jobs.stores.in_memory import MemoryStore
+from tidegate.jobs.stores.local_disk import LocalStore
 from tidegate.jobs.stores.probe import probe_store
 from tidegate.jobs.stores.store import Store, open_store
-from store_suites.store_conformance import StoreConformance
 
 
 class TestLocalStore(StoreConformance):

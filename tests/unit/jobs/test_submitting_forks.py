@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from scripted_contract import ScriptedDriver
 
-from tidegate.jobs.artifacts.artifact import materialise
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import JobExistsError, JobNotFoundError, OptionError, SnapshotError
+from tidegate.jobs.artifacts.artifact import materialise
 from tidegate.jobs.client.fork import fork
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.submission import Request
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom, Spec
-from tidegate.jobs.client.submission import Request
 
 LATEST = RestoreFrom("latest")
 

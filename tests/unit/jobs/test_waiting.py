@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from scripted_contract import FakeTime, ScriptedDriver
 
-from tidegate.jobs.client.job_client import RESULT_GRACE_S, JobClient
 from tidegate.errors import CommandRefusedError, DriverLostError, JobFailedError, JobNotFoundError, WaitTimeoutError
+from tidegate.jobs.client.job_client import RESULT_GRACE_S, JobClient
 from tidegate.jobs.records import RestoreFrom, Spec
 from tidegate.jobs.status import JobStatus, JobView
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import tidegate as td
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark
-from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.joins.join_specs import StreamJoinSpec
+from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
 from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
 from tidegate.errors import PipelineError, TidegateError
 from tidegate.operators.async_map import AsyncMap
+from tidegate.operators.async_requests import MAX_THREADS
 from tidegate.operators.async_specs import TIMED_OUT, AsyncMapSpec
 from tidegate.operators.stream_operator import WAITING, OperatorContext, SideOutput
-from tidegate.operators.async_requests import MAX_THREADS
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
 from tidegate.testing.inline_requests import HeldRequests

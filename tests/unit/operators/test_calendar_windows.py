@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 import tidegate as td
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import SnapshotError, TidegateError
-from tidegate.operators.time.calendar import EPOCH, EPOCH_UTC, MICROSECOND, Calendar
 from tidegate.operators.specs import Agg, TimeUnit, WindowAggSpec
+from tidegate.operators.time.calendar import EPOCH, EPOCH_UTC, MICROSECOND, Calendar
 
 HOUR = 3_600_000_000
 BACK_ENDS = ["heap", "rocksdb"]

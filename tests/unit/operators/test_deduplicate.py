@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import tidegate as td
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import PipelineError
-from tidegate.operators.stream_operator import OperatorContext, SideOutput
 from tidegate.operators.deduplicate_specs import DeduplicateSpec
+from tidegate.operators.stream_operator import OperatorContext, SideOutput
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
 from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups

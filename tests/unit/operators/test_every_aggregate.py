@@ -24,9 +24,9 @@ from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
 from tidegate.state.aggregates.accumulators import SumOverflowError
 from tidegate.state.aggregates.aggregation import Aggregation
+from tidegate.state.aggregates.row_log import RowLog
 from tidegate.state.arrow.array_limits import ArrayTooLarge
 from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
-from tidegate.state.aggregates.row_log import RowLog
 
 GROUPS = 16
 INPUT = pa.schema(

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from state_suites.model_backend import ModelBackend
 
+from tidegate.api.states import list_state, value_state
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.errors import PipelineError, SnapshotError
 from tidegate.operators import keyed_backend
-from tidegate.operators.stream_operator import OperatorContext, StreamOperator
-from tidegate.operators.specs import KeyedProcessSpec
 from tidegate.operators.functions.keyed_process import FiredTimers, KeyedProcess, KeyedRows, ProcessContext
-from tidegate.api.states import list_state, value_state
+from tidegate.operators.specs import KeyedProcessSpec
+from tidegate.operators.stream_operator import OperatorContext, StreamOperator
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
-from state_suites.model_backend import ModelBackend
 
 GROUPS = 16
 INPUT = pa.schema([("k", pa.int64()), ("t", pa.int64())])

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.operators.stream_operator import OperatorContext, StreamOperator
 from tidegate.operators.specs import Agg, WindowAggSpec
+from tidegate.operators.stream_operator import OperatorContext, StreamOperator
 from tidegate.snapshot.parts import Blob, StatePart
 from tidegate.state.cells import CHUNK_ENTRIES
 

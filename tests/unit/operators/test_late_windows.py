@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import SnapshotError
-from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.specs import Agg, WindowAggSpec
+from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
 from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups

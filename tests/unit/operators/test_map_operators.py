@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 import pytest
 
 from tidegate.errors import PipelineError
-from tidegate.operators.stream_operator import SideOutput
 from tidegate.operators.specs import FilterSpec, MapInArrowSpec, ProjectSpec, UnionSpec
+from tidegate.operators.stream_operator import SideOutput
 
 SCHEMA = pa.schema([pa.field("a", pa.int64(), nullable=False), ("b", pa.string())])
 BATCH = pa.RecordBatch.from_arrays([pa.array([1, 2, 3]), pa.array(["x", None, "z"])], schema=SCHEMA)

@@ -14,8 +14,8 @@ import pytest
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import SnapshotError
-from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.specs import Agg, WindowAggSpec
+from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 
-from tidegate.errors import PipelineError
 from tidegate.compat.pyspark_stateful.processor_rows import PandasFrames, RowObjects
+from tidegate.errors import PipelineError
 
 BERLIN = pa.timestamp("us", "Europe/Berlin")
 NOON = dt.datetime(2024, 7, 1, 12, tzinfo=dt.UTC)

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
-from tidegate.operators.stream_operator import OperatorContext, OperatorSpec
 from tidegate.operators.specs import Agg, BroadcastJoinSpec, WatermarkSpec, WindowAggSpec
+from tidegate.operators.stream_operator import OperatorContext, OperatorSpec
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts

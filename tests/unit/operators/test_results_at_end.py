@@ -12,9 +12,9 @@ import pytest
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import tidegate.operators
+from tidegate.compat.pyspark_stateful.processor_specs import INITIAL, StatefulProcessorSpec, TimeMode
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.operators.stream_operator import DeclaresStates, EndOfInput, GivesResultsAtEnd
-from tidegate.compat.pyspark_stateful.processor_specs import INITIAL, StatefulProcessorSpec, TimeMode
 
 STATELESS = {"FilterSpec", "ProjectSpec", "MapInArrowSpec", "UnionSpec", "PartialAggSpec", "UnnestRowsSpec"}
 """Specs whose operators keep nothing between two batches: nothing is left to be given at an end."""

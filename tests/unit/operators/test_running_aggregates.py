@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 import tidegate as td
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.errors import PipelineError, SnapshotError
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
-from tidegate.operators.stream_operator import OperatorContext
+from tidegate.errors import PipelineError, SnapshotError
 from tidegate.operators.aggregates.aggregate_specs import RunningAggSpec
 from tidegate.operators.specs import Agg
+from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
 from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import SnapshotError, TidegateError
-from tidegate.operators.windows import session_store, session_table
-from tidegate.operators.stream_operator import OperatorContext, SideOutput
-from tidegate.operators.windows.session_specs import SessionAggSpec
 from tidegate.operators.specs import Agg
+from tidegate.operators.stream_operator import OperatorContext, SideOutput
+from tidegate.operators.windows import session_store, session_table
+from tidegate.operators.windows.session_specs import SessionAggSpec
 from tidegate.snapshot.parts import Blob, StatePart
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts

@@ -17,10 +17,9 @@ from hypothesis import strategies as some
 from pyspark.sql import Row
 from pyspark.sql import types as st
 
-from tidegate.errors import PipelineError
-from tidegate.compat.pyspark_stateful.spark_values import python_values
 from tidegate.compat.pyspark_stateful.spark_ddl import schema_of
-from tidegate.compat.pyspark_stateful.spark_values import RowCodec
+from tidegate.compat.pyspark_stateful.spark_values import RowCodec, python_values
+from tidegate.errors import PipelineError
 
 EVERYTHING = (
     "bo BOOLEAN, by BYTE, s SHORT, i INT, l BIGINT, f FLOAT, d DOUBLE, de DECIMAL(10, 2), st STRING, b BINARY, "

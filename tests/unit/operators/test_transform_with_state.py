@@ -14,14 +14,14 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.errors import PipelineError, SnapshotError
-from tidegate.operators.stream_operator import OperatorContext
-from tidegate.compat.pyspark_stateful.state_overlays import LARGE_MAP_ENTRIES
 from tidegate.compat.pyspark_stateful.processor_specs import INITIAL, StatefulProcessorSpec
-from tidegate.compat.pyspark_stateful.state_declarations import declared
 from tidegate.compat.pyspark_stateful.spark_ddl import schema_of
 from tidegate.compat.pyspark_stateful.spark_values import arrow_schema
+from tidegate.compat.pyspark_stateful.state_declarations import declared
+from tidegate.compat.pyspark_stateful.state_overlays import LARGE_MAP_ENTRIES
 from tidegate.compat.pyspark_stateful.transform_with_state import TransformWithState
+from tidegate.errors import PipelineError, SnapshotError
+from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts

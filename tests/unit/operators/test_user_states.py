@@ -11,11 +11,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from tidegate.errors import PipelineError
-from tidegate.operators.stream_operator import OperatorContext
-from tidegate.operators.specs import KeyedProcessSpec
-from tidegate.operators.functions.keyed_process import KeyedProcess, KeyedRows, ProcessContext
 from tidegate.api.states import aggregating_state, list_state, map_state, reducing_state, value_state
+from tidegate.errors import PipelineError
+from tidegate.operators.functions.keyed_process import KeyedProcess, KeyedRows, ProcessContext
+from tidegate.operators.specs import KeyedProcessSpec
+from tidegate.operators.stream_operator import OperatorContext
 from tidegate.state.keyed_state import Elements, KeySet
 
 INPUT = pa.schema([("k", pa.int64())])

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 import tidegate as td
+from tidegate.coordinator import events as ev
 from tidegate.jobs.restore.compatibility import chains_of
 from tidegate.jobs.restore.state_shapes import OWNER_COLUMN, StateShape
-from tidegate.coordinator import events as ev
 from tidegate.plan.execution_plan import graph_document, plan
 from tidegate.snapshot.reader import SnapshotReader
 from tidegate.testing.collect_sink import CollectSink, forget_collected

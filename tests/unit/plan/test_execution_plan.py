@@ -10,17 +10,17 @@ from typing import cast
 import pyarrow as pa
 import pytest
 
-from tidegate.connectors.interface import Sink, Source
+from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.discard import Discard
+from tidegate.connectors.interface import Sink, Source
 from tidegate.errors import OptionError, PipelineError
 from tidegate.jobs.restore.compatibility import chains_of
-from tidegate.operators.stream_operator import OperatorSpec
 from tidegate.operators.specs import UnionSpec
-from tidegate.api.pipeline import Pipeline
+from tidegate.operators.stream_operator import OperatorSpec
 from tidegate.plan.execution_plan import ExecutionPlan, graph_document, plan
-from tidegate.plan.job_graph import Edge, JobGraph, Node
 from tidegate.plan.graph_text import explain_graph
+from tidegate.plan.job_graph import Edge, JobGraph, Node
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.string())])
 

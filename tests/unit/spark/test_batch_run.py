@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from pyspark import SparkContext
 
-from tidegate.errors import FencedError, StoreError
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.batch_commit import Told
 from tidegate.coordinator.job_run import RunEnded, RunFailed
+from tidegate.errors import FencedError, StoreError
+from tidegate.spark.batch.worker_task import FAILURE
 from tidegate.spark.driver_loop import batch_attempt
 from tidegate.spark.driver_loop.batch_attempt import BatchAttempt, BatchRun
-from tidegate.spark.batch.worker_task import FAILURE
 
 TOLD = (Told("out", 0, None),)
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from tidegate.coordinator.events import Answer
+from tidegate.coordinator.supervision.supervision_events import AnswerAllOpen
 from tidegate.errors import StoreError
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Command, CommandResult, Spec, Withdrawn, decode, encode
 from tidegate.jobs.stores.store import Store, open_store
-from tidegate.coordinator.events import Answer
-from tidegate.coordinator.supervision.supervision_events import AnswerAllOpen
 from tidegate.spark.driver_loop import command_poller
 from tidegate.spark.driver_loop.command_desk import CommandDesk
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import FencedError
-from tidegate.jobs.decision_log import DecisionLog
 from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pin_graph
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.decision_log import DecisionLog
 from tidegate.jobs.records import RestoreFrom, encode
 from tidegate.spark import driver as driver_module
 

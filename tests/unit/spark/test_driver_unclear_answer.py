@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import StoreError
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.stores.local_disk import LocalStore
 from tidegate.spark import driver as driver_module
 

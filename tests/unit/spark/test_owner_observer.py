@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import StoreError
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Command, CommandResult, Spec, encode
 from tidegate.spark.driver_loop.owner_observer import OwnerObserver

@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tidegate.api.pipeline import Pipeline
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.discard import Discard
 from tidegate.jobs.layout import JobLayout
-from tidegate.jobs.stores.in_memory import MemoryStore
 from tidegate.jobs.records import StatusHint, decode
-from tidegate.api.pipeline import Pipeline
+from tidegate.jobs.stores.in_memory import MemoryStore
 from tidegate.spark.driver_loop.attempt import SlotView
 from tidegate.spark.driver_loop.status_hint import HintWriter, job_metrics, job_watermark_us
 

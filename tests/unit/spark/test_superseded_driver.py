@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import FencedError
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launches import record_launch
 from tidegate.spark.driver import Driver, main
 

@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from tidegate.errors import FencedError, SlotsUnavailableError, SnapshotError, StoreError
-from tidegate.jobs.layout import JobLayout
-from tidegate.jobs.decision_log import DecisionLog
-from tidegate.jobs.options import JobOptions
-from tidegate.jobs.records import Command, CommandResult, Spec, Withdrawn, decode, encode
-from tidegate.jobs.stores.store import open_store
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.driver_job import Job
 from tidegate.coordinator.job_run import RunEnded, RunFailed
 from tidegate.coordinator.supervision.supervisor import EXIT_JOB_FAILED, SIGTERM_STOP
 from tidegate.coordinator.topology import ChainShape, Topology
+from tidegate.errors import FencedError, SlotsUnavailableError, SnapshotError, StoreError
+from tidegate.jobs.decision_log import DecisionLog
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import Command, CommandResult, Spec, Withdrawn, decode, encode
+from tidegate.jobs.stores.store import open_store
 from tidegate.plan.job_graph import JobGraph
 from tidegate.spark.driver_loop import streaming_loop
 from tidegate.spark.driver_loop.command_desk import CommandDesk
-from tidegate.spark.session import ui_url
 from tidegate.spark.driver_loop.streaming_loop import Supervision
+from tidegate.spark.session import ui_url
 
 NOW = "2026-01-01T00:00:00+00:00"
 LATER = "2999-01-01T00:00:00+00:00"

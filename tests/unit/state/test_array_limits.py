@@ -10,16 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from state_suites.plain_states import Shelf
 
 from tidegate.errors import PipelineError, SnapshotError
 from tidegate.snapshot.parts import StatePart
 from tidegate.state.arrow import array_limits, arrow_columns
-from tidegate.state.heap import list_columns, frozen_state
 from tidegate.state.arrow.array_limits import ArrayTooLarge, in_parts
+from tidegate.state.heap import frozen_state, list_columns
+from tidegate.state.heap.heap_backend import TIMER_KINDS, HeapBackend, MemoryBackend
 from tidegate.state.keyed_state import BackendContext, KeyedStateBackend, StateDescriptor, TimeToLive
-from tidegate.state.heap.heap_backend import TIMER_KINDS, HeapBackend
-from tidegate.state.heap.heap_backend import MemoryBackend
-from state_suites.plain_states import Shelf
 
 LIMIT = 4_000
 KEYS = 600

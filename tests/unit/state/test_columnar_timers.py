@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from state_suites.model_backend import ModelBackend
+from state_suites.time_conformance import TimerTests
 
+from tidegate.state.heap.heap_timers import ColumnarTimers
 from tidegate.state.keyed_state import BackendContext, TimerKind, TimerService
 from tidegate.state.keys.key_sets import KeyedRows
 from tidegate.state.state_layout import timer_schema
-from tidegate.state.heap.heap_timers import ColumnarTimers
-from state_suites.model_backend import ModelBackend
-from state_suites.time_conformance import TimerTests
 
 SCHEMAS = {"int": pa.schema([("k", pa.int64())]), "pair": pa.schema([("k", pa.string()), ("n", pa.int32())])}
 KEYS: dict[str, list[tuple[Any, ...]]] = {

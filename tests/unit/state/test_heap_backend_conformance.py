@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tidegate.state.heap.heap_backend import HeapBackend
-from tidegate.state.heap.heap_backend import MemoryBackend
 from state_suites.backend_conformance import KeyedBackendConformance
+
+from tidegate.state.heap.heap_backend import HeapBackend, MemoryBackend
 
 
 class TestHeapBackend(KeyedBackendConformance):

@@ -12,8 +12,8 @@ import pytest
 from tidegate.snapshot.parts import StatePart
 from tidegate.state.arrow import arrow_columns
 from tidegate.state.heap import list_columns
-from tidegate.state.keyed_state import BackendContext, StateDescriptor
 from tidegate.state.heap.heap_backend import HeapBackend
+from tidegate.state.keyed_state import BackendContext, StateDescriptor
 
 KEYS = 100_000
 COLUMNS = pa.schema([("n", pa.int64()), ("s", pa.string())])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numba
 
-from tidegate.state.compiler import CACHE_VARIABLE, private_cache_directory
 from tidegate.spark.kernel_preload import compile_all
+from tidegate.state.compiler import CACHE_VARIABLE, private_cache_directory
 from tidegate.state.keys.key_hash import _targets
 from tidegate.state.keys.key_index_kernels import add_bytes, add_fixed
 

@@ -15,14 +15,15 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from state_suites.key_vectors import arrays, vectors
 
 from tidegate.state.keys.decimal_keys import decimal_array, decimal_bytes
 from tidegate.state.keys.key_bytes import is_key_type, valid_mask
 from tidegate.state.keys.key_index import KeyReader
 from tidegate.state.keys.key_types import stored_array, stored_type
-from state_suites.key_vectors import arrays, vectors
 
 GOLDEN = Path(__file__).parent / "golden" / "key_bytes.v1.json"
+SUPPORT = Path(__file__).parents[2] / "support"
 
 
 def test_keys_of_every_type_have_the_golden_bytes_hashes_and_groups() -> None:
@@ -34,7 +35,7 @@ def test_keys_of_every_type_have_the_golden_bytes_hashes_and_groups() -> None:
 def test_another_process_with_another_hash_seed_gives_the_same(seed: str) -> None:
     found = subprocess.run(
         [sys.executable, "-m", "state_suites.key_vectors"],
-        env={**os.environ, "PYTHONHASHSEED": seed},
+        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(SUPPORT)},
         capture_output=True,
         text=True,
         check=True,

@@ -8,13 +8,12 @@ from functools import partial
 import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
-
-from tidegate.state.keyed_state import KeyedStateBackend
-from tidegate.state.heap.heap_backend import HeapBackend
-from tidegate.state.heap.heap_backend import MemoryBackend
-from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
-from state_suites.model_backend import ModelBackend
 from state_suites.backend_machine import BackendMachine
+from state_suites.model_backend import ModelBackend
+
+from tidegate.state.heap.heap_backend import HeapBackend, MemoryBackend
+from tidegate.state.keyed_state import KeyedStateBackend
+from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
 
 BACKENDS: dict[str, Callable[[], KeyedStateBackend]] = {
     "model": ModelBackend,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from state_suites.model_backend import ModelBackend
 from state_suites.backend_conformance import KeyedBackendConformance
+from state_suites.model_backend import ModelBackend
 
 
 class TestModelBackend(KeyedBackendConformance):

@@ -13,11 +13,11 @@ import pytest
 
 from tidegate.errors import EnvironmentProblemError, PipelineError, SnapshotError
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StatePart
-from tidegate.state.rocksdb import row_cache, portable_rows
 from tidegate.state.keyed_state import BackendContext, Elements, KeySet, StateDescriptor, TimeToLive
-from tidegate.state.state_layout import TIME_COLUMN
-from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
+from tidegate.state.rocksdb import portable_rows, row_cache
 from tidegate.state.rocksdb.list_chunks import CHUNK_BYTES
+from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
+from tidegate.state.state_layout import TIME_COLUMN
 
 KEYS = pa.schema([("k", pa.int64())])
 VALUE = StateDescriptor("v", "value", pa.schema([("n", pa.int64())]))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
 from state_suites.backend_conformance import KeyedBackendConformance
+
+from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
 
 
 class TestRocksBackend(KeyedBackendConformance):

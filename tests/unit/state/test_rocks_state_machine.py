@@ -6,9 +6,9 @@ from functools import partial
 
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
+from state_suites.backend_machine import BackendMachine
 
 from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
-from state_suites.backend_machine import BackendMachine
 
 SETTINGS = settings(
     max_examples=6,

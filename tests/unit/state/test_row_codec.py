@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import PipelineError, SnapshotError
-from tidegate.state.rocksdb.byte_rows import ByteRows, frames, joined, stacked, unframed
 from tidegate.state.keys.key_bytes import canonical_bytes
+from tidegate.state.rocksdb.byte_rows import ByteRows, frames, joined, stacked, unframed
 from tidegate.state.rocksdb.key_columns import key_columns
 from tidegate.state.rocksdb.row_codec import RowCodec
 

@@ -10,10 +10,9 @@ import pytest
 from tidegate.errors import OptionError, SnapshotError
 from tidegate.state.backend_registry import new_backend
 from tidegate.state.cells import CHUNK_ENTRIES
-from tidegate.state.keyed_state import BackendContext, KeyedStateBackend, StateDescriptor, TimeToLive
-from tidegate.state.heap.heap_backend import HeapBackend
 from tidegate.state.heap.frozen_state import INLINE_ENTRIES
-from tidegate.state.heap.heap_backend import MemoryBackend
+from tidegate.state.heap.heap_backend import HeapBackend, MemoryBackend
+from tidegate.state.keyed_state import BackendContext, KeyedStateBackend, StateDescriptor, TimeToLive
 from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
 
 KEYS = pa.schema([("k", pa.int64())])

@@ -12,8 +12,8 @@ from tidegate.jobs.restore.state_evolution import Column, evolution, is_wider_ke
 from tidegate.jobs.restore.state_shapes import StateShape, compare_states
 from tidegate.snapshot.evolved_columns import columns_of, evolved
 from tidegate.snapshot.parts import Blob, StatePart
-from tidegate.state.keyed_state import StateDescriptor, TimeToLive
 from tidegate.state.evolved_parts import evolved_parts
+from tidegate.state.keyed_state import StateDescriptor, TimeToLive
 from tidegate.state.keys.key_hash import hash_keys
 from tidegate.state.state_layout import part_schema, timer_part, timer_schema
 

@@ -8,19 +8,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tidegate.api.aggregates import count
+from tidegate.api.pipeline import Pipeline
+from tidegate.api.windows import tumbling
 from tidegate.channel.elements import Watermark
 from tidegate.connectors.datagen import DataGen
 from tidegate.errors import SnapshotError
 from tidegate.operators.stream_operator import CommitPermit
-from tidegate.api.aggregates import count
-from tidegate.api.pipeline import Pipeline
-from tidegate.api.windows import tumbling
 from tidegate.plan.execution_plan import plan
 from tidegate.snapshot.channel_state import InFlight, channel_part
 from tidegate.snapshot.parts import StatePart
 from tidegate.subtask.deployment import Deployment, deploy
-from tidegate.subtask.snapshots.restored_state import Restored
 from tidegate.subtask.slot import Slot, Wake
+from tidegate.subtask.snapshots.restored_state import Restored
 from tidegate.subtask.subtask import Subtask
 from tidegate.testing.collect_sink import CollectSink
 from tidegate.testing.in_process_job import InlineExecutor

@@ -11,8 +11,8 @@ import pyarrow as pa
 from tidegate.channel.elements import MAX_WATERMARK, CheckpointBarrier, IdleStatus, Watermark
 from tidegate.channel.memory import MemoryChannel
 from tidegate.connectors.interface import Polled, SourceReader, Split
-from tidegate.operators.stream_operator import OperatorContext, Output, SideOutput, StreamOperator
 from tidegate.operators.specs import WatermarkSpec
+from tidegate.operators.stream_operator import OperatorContext, Output, SideOutput, StreamOperator
 from tidegate.subtask.chain import OperatorChain
 from tidegate.subtask.router import OutputEdge, Router
 from tidegate.subtask.slot import Slot, Wake

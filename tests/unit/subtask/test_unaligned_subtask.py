@@ -23,11 +23,11 @@ from tidegate.connectors.interface import Polled, SourceReader, Split
 from tidegate.operators.stream_operator import Output, StreamOperator
 from tidegate.snapshot.channel_state import PART_NAME, ReplayInput, replay_for
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
-from tidegate.subtask.snapshots import in_flight_capture as capture_module
 from tidegate.subtask.alignment import AlignmentMode
 from tidegate.subtask.chain import OperatorChain
 from tidegate.subtask.host import DeclineCode
 from tidegate.subtask.router import OutputEdge, Router
+from tidegate.subtask.snapshots import in_flight_capture as capture_module
 from tidegate.subtask.source import SourceInput
 from tidegate.subtask.subtask import InputPort, Subtask
 

@@ -10,8 +10,8 @@ import pytest
 from tidegate.channel.elements import MAX_WATERMARK, EndOfData, EndOfPartition, IdleStatus, Watermark
 from tidegate.channel.memory import MemoryChannel
 from tidegate.jobs.stores.in_memory import MemoryStore
-from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.specs import BroadcastJoinSpec
+from tidegate.operators.stream_operator import OperatorContext
 from tidegate.subtask.chain import OperatorChain
 from tidegate.subtask.router import OutputEdge, Router
 from tidegate.subtask.slot import Slot, Wake

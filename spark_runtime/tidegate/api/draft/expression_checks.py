@@ -10,8 +10,8 @@ import pyarrow.acero as acero
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from tidegate.errors import PipelineError
 from tidegate.api.draft.column_checks import missing_column, nearest
+from tidegate.errors import PipelineError
 
 _NOT_FOUND = re.compile(r"^No match for FieldRef\.(?P<reference>.*) in ", re.MULTILINE)
 _NARROW_DECIMAL = re.compile(r"Precision is not great enough for the result. It should be at least (?P<precision>\d+)")

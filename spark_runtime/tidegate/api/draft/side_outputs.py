@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from tidegate.errors import PipelineError
-from tidegate.operators.stream_operator import MAIN_OUTPUT
 from tidegate.api.draft.column_checks import refuse_duplicates, same_columns
 from tidegate.api.draft.graph_draft import UID, DraftOutput
 from tidegate.api.draft.stream_time import EventTime
+from tidegate.errors import PipelineError
+from tidegate.operators.stream_operator import MAIN_OUTPUT
 
 
 def checked_side_outputs(

@@ -16,10 +16,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from tidegate.api.draft.column_checks import nearest
 from tidegate.clock import parse_iso
 from tidegate.errors import OptionError, PipelineError
 from tidegate.units import parse_duration
-from tidegate.api.draft.column_checks import nearest
 
 _MAPPINGS = (dict, Mapping)
 _SEQUENCES: Mapping[Any, Callable[[Any], Any]] = {list: list, tuple: tuple, Sequence: tuple}

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
+from tidegate.api.draft.call_site import code_root, format_location, is_below
+from tidegate.api.draft.column_checks import nearest
+from tidegate.api.loader.function_arguments import call_with
+from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.found_schema import FoundSchemas, using_found_schemas
 from tidegate.connectors.storage import relative_paths
 from tidegate.errors import PipelineError, TidegateError
 from tidegate.jobs.artifacts.packed_pipeline import SITE_PACKAGES, check_unpacked, is_packed_pipeline
 from tidegate.jobs.records import RelativePaths
-from tidegate.api.loader.function_arguments import call_with
-from tidegate.api.draft.column_checks import nearest
-from tidegate.api.draft.call_site import code_root, format_location, is_below
-from tidegate.api.pipeline import Pipeline
 from tidegate.plan.job_graph import JobGraph
 
 _loaded_roots: list[str] = []

@@ -14,9 +14,9 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tidegate.channel.control.message_framing import MessageConnection, encode_message
 from tidegate.channel.tcp.acceptor import Acceptor
 from tidegate.channel.tcp.handshake import DRIVER, Credentials, DiallerHandshake, ListenerHandshake, Role
-from tidegate.channel.control.message_framing import MessageConnection, encode_message
 from tidegate.channel.tcp.socket_thread import SocketThread
 from tidegate.channel.tcp.sockets import dial, listen_on
 from tidegate.errors import TidegateError

@@ -7,8 +7,8 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 
-from tidegate.channel.tcp.handshake import ListenerHandshake
 from tidegate.channel.failures import HandshakeError
+from tidegate.channel.tcp.handshake import ListenerHandshake
 from tidegate.channel.tcp.socket_thread import SocketThread
 from tidegate.channel.tcp.sockets import HANDSHAKE_TIMEOUT_S, tune
 

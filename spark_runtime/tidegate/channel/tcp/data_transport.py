@@ -15,13 +15,13 @@ from functools import partial
 
 import pyarrow as pa
 
-from tidegate.channel.tcp.acceptor import Acceptor
-from tidegate.channel.tcp.handshake import Credentials, DiallerHandshake, ListenerHandshake, Role
-from tidegate.channel.tcp.credit import ReceiverCredit, SenderCredit
 from tidegate.channel.elements import CheckpointBarrier, Element, EndOfPartition
 from tidegate.channel.failures import ChannelError, PeerLostError, ProtocolError
-from tidegate.channel.tcp.peer_link import PeerLink
 from tidegate.channel.ports import Announce, InputChannel, OutputChannel, in_front_of
+from tidegate.channel.tcp.acceptor import Acceptor
+from tidegate.channel.tcp.credit import ReceiverCredit, SenderCredit
+from tidegate.channel.tcp.handshake import Credentials, DiallerHandshake, ListenerHandshake, Role
+from tidegate.channel.tcp.peer_link import PeerLink
 from tidegate.channel.tcp.socket_thread import SocketThread
 from tidegate.channel.tcp.sockets import dial, listen_on
 from tidegate.channel.tcp.wire_format import (

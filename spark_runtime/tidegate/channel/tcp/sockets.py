@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 import time
 
-from tidegate.channel.tcp.handshake import DiallerHandshake
 from tidegate.channel.failures import HandshakeError, PeerLostError
+from tidegate.channel.tcp.handshake import DiallerHandshake
 
 HANDSHAKE_TIMEOUT_S = 5.0
 """A connection that is not authenticated after this long is closed, seconds."""

@@ -7,11 +7,11 @@ from datetime import timedelta
 from typing import Any
 
 from tidegate.cli import arguments
-from tidegate.cli.presentation import checkpoint_document, size, status_text
-from tidegate.cli.job_lookup import absolute, client_of, same_place, show_progress
 from tidegate.cli.environment import Surroundings, Verbs
-from tidegate.jobs.client.job_client import JobClient
+from tidegate.cli.job_lookup import absolute, client_of, same_place, show_progress
+from tidegate.cli.presentation import checkpoint_document, size, status_text
 from tidegate.errors import CommandRefusedError, WaitTimeoutError
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import CommandResult
 from tidegate.jobs.status import JobStatus

@@ -7,6 +7,8 @@ import dataclasses
 from typing import Any
 
 from tidegate.cli import arguments
+from tidegate.cli.environment import Surroundings, Verbs
+from tidegate.cli.job_lookup import client_of
 from tidegate.cli.output import table
 from tidegate.cli.presentation import (
     checkpoint_document,
@@ -17,10 +19,8 @@ from tidegate.cli.presentation import (
     view_document,
     view_lines,
 )
-from tidegate.cli.job_lookup import client_of
-from tidegate.cli.environment import Surroundings, Verbs
-from tidegate.jobs.client.job_client import JobClient, list_jobs
 from tidegate.errors import OptionError, TidegateError
+from tidegate.jobs.client.job_client import JobClient, list_jobs
 from tidegate.jobs.restore.snapshot_lookup import has_deleted_checkpoints
 from tidegate.jobs.status import JobStatus, JobView
 

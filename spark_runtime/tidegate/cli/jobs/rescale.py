@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 
 from tidegate.cli import arguments
-from tidegate.cli.jobs.commands import ask
-from tidegate.cli.job_lookup import client_of, same_place
-from tidegate.cli.jobs.start import add_waiting, run_submission
 from tidegate.cli.environment import Surroundings, Verbs
-from tidegate.jobs.client.job_client import JobClient
+from tidegate.cli.job_lookup import client_of, same_place
+from tidegate.cli.jobs.commands import ask
+from tidegate.cli.jobs.start import add_waiting, run_submission
 from tidegate.errors import CommandRefusedError, OptionError
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch.driver_requirements import without_ports
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom

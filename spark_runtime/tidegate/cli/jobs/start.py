@@ -11,20 +11,20 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from tidegate.cli import arguments
-from tidegate.cli.presentation import status_text, view_document, view_lines
+from tidegate.cli.environment import Surroundings, Verbs
 from tidegate.cli.job_lookup import client_of, same_place, show_progress
 from tidegate.cli.pipeline_arguments import add_pipeline_settings, given_arguments, given_options
-from tidegate.cli.environment import Surroundings, Verbs
 from tidegate.cli.pipeline_validation import validate
-from tidegate.jobs.client import fork as forking, submission
-from tidegate.jobs.client.job_client import JobClient
+from tidegate.cli.presentation import status_text, view_document, view_lines
 from tidegate.errors import CommandRefusedError, JobNotFoundError, OptionError
-from tidegate.jobs.client.job_client import job_remedy
-from tidegate.jobs.options import JobOptions
 from tidegate.jobs.artifacts.pinned_graph import pinned_graph
+from tidegate.jobs.client import fork as forking
+from tidegate.jobs.client import submission
+from tidegate.jobs.client.job_client import JobClient, job_remedy
+from tidegate.jobs.client.waiter import failure_error
+from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Launch, RestoreFrom, Spec
 from tidegate.jobs.status import JobStatus, JobView
-from tidegate.jobs.client.waiter import failure_error
 
 if TYPE_CHECKING:
     from tidegate.connectors.found_schema import FoundSchemas

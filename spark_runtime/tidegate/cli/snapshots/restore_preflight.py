@@ -6,20 +6,20 @@ import argparse
 from collections.abc import Iterator
 
 from tidegate.cli.arguments import Parser
-from tidegate.cli.pipeline_arguments import add_pipeline_settings, given_arguments, given_options
-from tidegate.cli.snapshots.snapshot_path import add_path, current_splits, reader_of
 from tidegate.cli.environment import Surroundings
+from tidegate.cli.pipeline_arguments import add_pipeline_settings, given_arguments, given_options
 from tidegate.cli.pipeline_validation import built
-from tidegate.connectors.interface import Source
-from tidegate.connectors.found_schema import found_schemas
+from tidegate.cli.snapshots.snapshot_path import add_path, current_splits, reader_of
 from tidegate.clock import now_iso
-from tidegate.jobs.codec import encode
-from tidegate.errors import OptionError, OutageError, SnapshotError, StoreError
-from tidegate.jobs.options import JobOptions
-from tidegate.jobs.artifacts.pinned_graph import PinnedGraph
-from tidegate.jobs.restore.compatibility import Finding, Target, as_stored, judge_restore, judged
+from tidegate.connectors.found_schema import found_schemas
+from tidegate.connectors.interface import Source
 from tidegate.coordinator.recovery.restore import facts_of
 from tidegate.coordinator.recovery.source_positions import judge_source
+from tidegate.errors import OptionError, OutageError, SnapshotError, StoreError
+from tidegate.jobs.artifacts.pinned_graph import PinnedGraph
+from tidegate.jobs.codec import encode
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.restore.compatibility import Finding, Target, as_stored, judge_restore, judged
 from tidegate.plan.execution_plan import graph_document
 from tidegate.plan.job_graph import JobGraph
 from tidegate.snapshot.reader import SnapshotReader

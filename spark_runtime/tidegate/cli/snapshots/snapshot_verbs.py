@@ -12,12 +12,12 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from tidegate.cli.snapshots import restore_preflight
 from tidegate.cli.arguments import Parser
+from tidegate.cli.environment import Surroundings, Verbs
 from tidegate.cli.output import table
+from tidegate.cli.snapshots import restore_preflight
 from tidegate.cli.snapshots.snapshot_path import add_path, reader_of
 from tidegate.cli.snapshots.snapshot_summary import summary_document, summary_lines
-from tidegate.cli.environment import Surroundings, Verbs
 from tidegate.errors import OptionError, StoreError
 from tidegate.jobs.status_text import event_time
 from tidegate.state.state_reader import state_batches

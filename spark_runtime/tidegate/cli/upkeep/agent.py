@@ -11,8 +11,8 @@ from tidegate.cli import arguments
 from tidegate.cli.environment import Surroundings, Verbs
 from tidegate.errors import OptionError
 from tidegate.jobs.launch.agent import Agent
-from tidegate.jobs.launch.launcher_registry import launchers
 from tidegate.jobs.launch.launcher import KINDS, LauncherSettings
+from tidegate.jobs.launch.launcher_registry import launchers
 from tidegate.jobs.launch.relaunch import Budget
 
 INNER = tuple(kind for kind in KINDS if kind != "agent")

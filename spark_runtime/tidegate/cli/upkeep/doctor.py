@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from tidegate.cli import arguments
-from tidegate.cli.upkeep.installation_checks import examine
 from tidegate.cli.environment import Surroundings, Verbs
+from tidegate.cli.upkeep.installation_checks import examine
 from tidegate.errors import EnvironmentProblemError
 
 

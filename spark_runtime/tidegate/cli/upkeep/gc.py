@@ -9,13 +9,13 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from tidegate.cli import arguments
+from tidegate.cli.environment import Surroundings, Verbs
+from tidegate.cli.job_lookup import client_of
 from tidegate.cli.output import table
 from tidegate.cli.presentation import size
-from tidegate.cli.job_lookup import client_of
-from tidegate.cli.environment import Surroundings, Verbs
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.clock import utc_now
 from tidegate.errors import OptionError, TidegateError
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.layout import JobLayout, job_ids
 from tidegate.jobs.stores.store import open_store
 

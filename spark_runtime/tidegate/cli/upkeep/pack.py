@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 
 from tidegate.cli.environment import Surroundings, Verbs
-from tidegate.jobs.artifacts.artifact import pack, resolve_pipeline
 from tidegate.errors import EnvironmentProblemError, OptionError, PipelineError
+from tidegate.jobs.artifacts.artifact import pack, resolve_pipeline
 from tidegate.jobs.artifacts.packed_pipeline import SITE_PACKAGES, SUFFIX, Files, describe, packed
 
 RUNTIMES_OWN = (

@@ -7,14 +7,9 @@ import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
 
-from tidegate.connectors.interface import Sink, SinkContext
+from tidegate.api.loader.pipeline_loader import load_pipeline
 from tidegate.connectors.found_schema import found_schemas
-from tidegate.jobs.artifacts.artifact import materialise
-from tidegate.jobs.client.job_client import JobClient
-from tidegate.errors import TidegateError
-from tidegate.jobs.artifacts.pinned_graph import pinned_graph
-from tidegate.jobs.records import Spec
-from tidegate.jobs.history.submissions import followed_by, may_have_run, submissions_of
+from tidegate.connectors.interface import Sink, SinkContext
 from tidegate.coordinator.garbage.abandoned_checkpoints import claimed_savepoints
 from tidegate.coordinator.garbage.sink_leftovers import (
     SinkLeftovers,
@@ -23,7 +18,12 @@ from tidegate.coordinator.garbage.sink_leftovers import (
     collect_leftovers,
     lineages_of,
 )
-from tidegate.api.loader.pipeline_loader import load_pipeline
+from tidegate.errors import TidegateError
+from tidegate.jobs.artifacts.artifact import materialise
+from tidegate.jobs.artifacts.pinned_graph import pinned_graph
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.history.submissions import followed_by, may_have_run, submissions_of
+from tidegate.jobs.records import Spec
 
 
 def collect_sinks(

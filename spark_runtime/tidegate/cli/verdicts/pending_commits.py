@@ -6,16 +6,10 @@ import os
 import secrets
 import tempfile
 
-from tidegate.jobs.artifacts.artifact import materialise
-from tidegate.jobs.client.job_client import JobClient
+from tidegate.api.loader.pipeline_loader import load_pipeline
 from tidegate.clock import iso
-from tidegate.errors import CommandRefusedError
-from tidegate.jobs.launches import find_local
-from tidegate.jobs.decision_log import last_fence
-from tidegate.jobs.options import JobOptions
-from tidegate.jobs.history.verdicts import Verdicts, verdicts_of
-from tidegate.coordinator.events import Ruling
 from tidegate.coordinator.driver_job import Job
+from tidegate.coordinator.events import Ruling
 from tidegate.coordinator.late_commit import (
     LateResult,
     commit_late,
@@ -25,7 +19,13 @@ from tidegate.coordinator.late_commit import (
     settled_status,
 )
 from tidegate.coordinator.recovery.source_schemas import schemas_in_effect
-from tidegate.api.loader.pipeline_loader import load_pipeline
+from tidegate.errors import CommandRefusedError
+from tidegate.jobs.artifacts.artifact import materialise
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.decision_log import last_fence
+from tidegate.jobs.history.verdicts import Verdicts, verdicts_of
+from tidegate.jobs.launches import find_local
+from tidegate.jobs.options import JobOptions
 from tidegate.plan.execution_plan import plan
 
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidegate.cli import arguments
+from tidegate.cli.environment import Surroundings, Verbs
+from tidegate.cli.job_lookup import client_of, show_progress
 from tidegate.cli.jobs.commands import ask
 from tidegate.cli.output import table
 from tidegate.cli.presentation import size
-from tidegate.cli.job_lookup import client_of, show_progress
-from tidegate.cli.environment import Surroundings, Verbs
 from tidegate.jobs.client.staged_data import StagedData
 from tidegate.jobs.status import JobView
 
@@ -133,8 +133,8 @@ def staged_lines(found: Sequence[StagedData]) -> list[str]:
 
 def commit_pending(args: argparse.Namespace, around: Surroundings) -> int:
     """Give a verdict, commit what is approved, and say what is left."""
-    from tidegate.coordinator.events import Ruling
     from tidegate.cli.verdicts.pending_commits import commit_pending as commit
+    from tidegate.coordinator.events import Ruling
 
     client = client_of(args, around)
     around.output.progress(f"{client.job_id}: looking for its driver")

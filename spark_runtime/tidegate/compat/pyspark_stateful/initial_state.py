@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.channel.elements import MIN_WATERMARK
-from tidegate.errors import SnapshotError
 from tidegate.compat.pyspark_stateful.processor_specs import StatefulProcessorSpec
+from tidegate.errors import SnapshotError
 from tidegate.operators.restored_parts import checked_part
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, StatePart
 from tidegate.state.keyed_state import KeySet

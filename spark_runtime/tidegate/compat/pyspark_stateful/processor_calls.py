@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
 
-from tidegate.errors import PipelineError
-from tidegate.operators.time.event_time import EventTime
-from tidegate.compat.pyspark_stateful.timer_overlay import TimerOverlay
 from tidegate.compat.pyspark_stateful.processor_handle import ProcessorHandle
 from tidegate.compat.pyspark_stateful.processor_rows import ProcessorRows
+from tidegate.compat.pyspark_stateful.timer_overlay import TimerOverlay
+from tidegate.errors import PipelineError
+from tidegate.operators.time.event_time import EventTime
 from tidegate.state.keyed_state import DueTimers, KeySet
 
 LEAST_KEYS = 16

@@ -8,12 +8,11 @@ from typing import Any, TypeVar
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
 
-from tidegate.errors import PipelineError
+from tidegate.compat.pyspark_stateful.spark_values import Kept, calling_line
+from tidegate.compat.pyspark_stateful.state_declarations import DeclaredState, Keyless, Schema, state_of
 from tidegate.compat.pyspark_stateful.state_overlays import ListOverlay, MapOverlay, Overlay, ValueOverlay
 from tidegate.compat.pyspark_stateful.timer_overlay import LEAST_MS, MOST_MS, TimerOverlay
-from tidegate.compat.pyspark_stateful.state_declarations import DeclaredState, Keyless, Schema, state_of
-from tidegate.compat.pyspark_stateful.spark_values import Kept
-from tidegate.compat.pyspark_stateful.spark_values import calling_line
+from tidegate.errors import PipelineError
 from tidegate.state.keyed_state import KeyedKind, KeyedStateBackend, StateDescriptor
 
 Fit = TypeVar("Fit")

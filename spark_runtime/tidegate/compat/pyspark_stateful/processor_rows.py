@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.types as pt
 from pyspark.sql import Row
 
+from tidegate.compat.pyspark_stateful.spark_values import python_values
 from tidegate.errors import PipelineError
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
-from tidegate.compat.pyspark_stateful.spark_values import python_values
-from tidegate.state.keyed_state import KeySet
 from tidegate.state.arrow.missing_values import arrow_array
+from tidegate.state.keyed_state import KeySet
 
 
 class RowsOfKeys(ABC):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, get_args
 
+from tidegate.compat.pyspark_stateful.initial_state import COMPLETE_STATE, WAITING_STATE
 from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.operators.time.passed_watermarks import PASSED_STATE
-from tidegate.compat.pyspark_stateful.initial_state import COMPLETE_STATE, WAITING_STATE
 from tidegate.snapshot.evolved_columns import columns_of
 from tidegate.state.keyed_state import TimerKind
 from tidegate.state.state_layout import KEY_PREFIX, form_of, part_schema, timer_part, timer_schema

@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
-from tidegate.operators.stream_operator import EndOfInput, StreamOperator
 from tidegate.operators.functions.mode_dependence import why_batch_sensitive
 from tidegate.operators.specs import TimeUnit
+from tidegate.operators.stream_operator import EndOfInput, StreamOperator
 from tidegate.state.keys.key_types import stored_field
 
 if TYPE_CHECKING:

@@ -6,37 +6,23 @@ as dicts, maps as pairs, the rest as Python has it. Flat numbers, strings and bo
 
 from __future__ import annotations
 
-
-
-
-
 import datetime as dt
 import decimal
 import functools
 import math
+import sys
+import zoneinfo
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pt
 from pyspark.sql import types as st
 
 from tidegate.errors import PipelineError
-from tidegate.state.keys.key_types import is_key_type
 from tidegate.state.arrow.missing_values import PLAIN_TYPES, is_missing, python_time
-
-
-import datetime as dt
-import zoneinfo
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.types as pt
-
-
-import sys
-
-
+from tidegate.state.keys.key_types import is_key_type
 
 _PACKAGE = "tidegate."
 
@@ -51,11 +37,6 @@ def calling_line() -> str:
             break
         frame = frame.f_back
     return "unknown"
-
-
-
-
-
 
 
 def python_values(array: pa.Array) -> list[Any]:
@@ -82,8 +63,6 @@ def _times(array: pa.Array) -> list[dt.datetime | None]:
     if zone == "UTC":
         return [None if time is None else time.replace(tzinfo=known) for time in times]
     return [None if time is None else time.replace(tzinfo=dt.UTC).astimezone(known) for time in times]
-
-
 
 
 Kept: TypeAlias = tuple[Any, ...]

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 from pyspark.sql import types as st
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from tidegate.errors import PipelineError, TidegateError
 from tidegate.compat.pyspark_stateful.spark_ddl import schema_of
 from tidegate.compat.pyspark_stateful.spark_values import RowCodec
+from tidegate.errors import PipelineError, TidegateError
 from tidegate.state.keyed_state import KeyedKind, StateDescriptor, TimeToLive
 
 Schema: TypeAlias = st.StructType | str

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from tidegate.connectors.files.sink.encoded_file import EncodedFile
-from tidegate.connectors.files.sink.parquet_encoding import ParquetEncoding
 from tidegate.connectors.files.sink.hive_partitions import NULL_FOLDER
+from tidegate.connectors.files.sink.parquet_encoding import ParquetEncoding
 
 LONGEST_FOLDER = 100
 """Characters of a partition's folder name; a longer value is cut and told apart by a digest."""

@@ -8,16 +8,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
 from tidegate.connectors.delta.delta_log import DeltaLog, log_options, require_deltalake
 from tidegate.connectors.delta.delta_schema import stored_schema
 from tidegate.connectors.delta.delta_writer import DeltaWriter
-from tidegate.connectors.files.sink.sink_layout import FileLayout
 from tidegate.connectors.files.sink.file_leftovers import FileLeftovers
 from tidegate.connectors.files.sink.file_sink import DEFAULT_TARGET_FILE_ROWS, DEFAULT_TARGET_FILE_SIZE, file_cut
-from tidegate.connectors.files.sink.staged_files import staged_files
-from tidegate.connectors.leftovers import Leftovers, StillNeeded
 from tidegate.connectors.files.sink.hive_partitions import partition_columns
+from tidegate.connectors.files.sink.sink_layout import FileLayout
+from tidegate.connectors.files.sink.staged_files import staged_files
+from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.leftovers import Leftovers, StillNeeded
 from tidegate.connectors.storage import absolute, check_target_folder, is_local, list_folder, open_filesystem
 from tidegate.errors import PipelineError
 from tidegate.jobs.client.staged_data import StagedData

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 
-from tidegate.connectors.interface import Committable, SinkContext
 from tidegate.connectors.delta.data_files import DataFile
 from tidegate.connectors.delta.delta_log import DeltaLog
-from tidegate.connectors.files.sink.sink_layout import FileLayout
 from tidegate.connectors.files.sink.file_writer import FileCut, FileWriter
-from tidegate.connectors.files.sink.parquet_encoding import ParquetEncoding
 from tidegate.connectors.files.sink.hive_partitions import PartitionValues
+from tidegate.connectors.files.sink.parquet_encoding import ParquetEncoding
+from tidegate.connectors.files.sink.sink_layout import FileLayout
+from tidegate.connectors.interface import Committable, SinkContext
 from tidegate.connectors.transactions import TransactionId, parse_transaction_id
 from tidegate.errors import OutageError
 

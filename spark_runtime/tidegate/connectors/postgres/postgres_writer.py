@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.connectors.interface import Committable, SinkContext, SinkWriter
-from tidegate.connectors.postgres.copy_columns import copy_text
 from tidegate.connectors.postgres.connection import Connections, Database, is_unreachable, load_psycopg
+from tidegate.connectors.postgres.copy_columns import copy_text
+from tidegate.connectors.postgres.row_spool import WaitingRows
 from tidegate.connectors.postgres.staging_tables import (
     ROW_COLUMN,
     TRANSACTION_COLUMN,
@@ -30,7 +31,6 @@ from tidegate.connectors.transactions import (
     parse_transaction_id,
     transaction_id,
 )
-from tidegate.connectors.postgres.row_spool import WaitingRows
 from tidegate.errors import FencedError, OutageError, SinkConflictError, SnapshotError, TidegateError
 from tidegate.jobs.client.staged_data import StagedData
 

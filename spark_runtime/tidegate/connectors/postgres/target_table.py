@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tidegate.connectors.postgres.copy_columns import Column, problem_of
 from tidegate.connectors.postgres.connection import Database, load_psycopg, refused
+from tidegate.connectors.postgres.copy_columns import Column, problem_of
 from tidegate.connectors.postgres.staging_tables import RESERVED_COLUMNS, Staging
 from tidegate.errors import PipelineError
 

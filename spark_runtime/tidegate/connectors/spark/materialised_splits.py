@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.connectors.interface import Polled, SourceReader, Split
 from tidegate.connectors.files.source.file_schema import FilePolicy
 from tidegate.connectors.files.source.file_set import FileSet
 from tidegate.connectors.files.source.files import Files, FilesReader, file_of
+from tidegate.connectors.interface import Polled, SourceReader, Split
 from tidegate.errors import PipelineError
 
 

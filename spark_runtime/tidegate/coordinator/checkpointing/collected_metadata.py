@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from tidegate.coordinator.events import Complete, Subtask
 from tidegate.coordinator.checkpointing.finished_operators import naturally_ended
+from tidegate.coordinator.events import Complete, Subtask
 from tidegate.coordinator.topology import Topology
 from tidegate.snapshot.handles import StateHandle
 from tidegate.snapshot.metadata import OperatorState, SubtaskState

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidegate.coordinator import events as ev
+from tidegate.coordinator.checkpointing.retention import Completed, retired
 from tidegate.coordinator.commits.commit_gate import CommitGate
 from tidegate.coordinator.commits.commit_tracker import CommitTracker
 from tidegate.coordinator.events import Action, Subtask
-from tidegate.coordinator.checkpointing.retention import Completed, retired
 from tidegate.coordinator.topology import Topology
 
 

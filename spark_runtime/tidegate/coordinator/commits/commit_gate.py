@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tidegate.jobs.history.verdicts import Verdicts, Withheld
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.events import Action
+from tidegate.jobs.history.verdicts import Verdicts, Withheld
 
 
 @dataclass

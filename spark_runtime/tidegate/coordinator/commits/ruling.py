@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tidegate.jobs.records import Decision
-from tidegate.jobs.history.verdicts import Verdicts, Withheld
 from tidegate.coordinator.events import Answer, Ruling
 from tidegate.coordinator.topology import Topology
+from tidegate.jobs.history.verdicts import Verdicts, Withheld
+from tidegate.jobs.records import Decision
 
 
 @dataclass(frozen=True, slots=True)

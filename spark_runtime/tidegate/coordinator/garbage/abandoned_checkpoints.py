@@ -12,15 +12,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tidegate.channel.elements import SAVEPOINTS
-from tidegate.jobs.history.checkpoints import RecoveryPoints, checkpoint_views
-from tidegate.jobs.records import Decision, Spec
-from tidegate.jobs.history.submissions import submissions_of
-from tidegate.jobs.history.rewinds import taken_back
-from tidegate.jobs.status import JobStatus
-from tidegate.jobs.history.verdicts import verdicts_of
-from tidegate.coordinator.recovery.restore_point import completed_snapshots, last_committed
 from tidegate.coordinator.checkpointing.retention import retired
 from tidegate.coordinator.garbage.shared_files import OWNED
+from tidegate.coordinator.recovery.restore_point import completed_snapshots, last_committed
+from tidegate.jobs.history.checkpoints import RecoveryPoints, checkpoint_views
+from tidegate.jobs.history.rewinds import taken_back
+from tidegate.jobs.history.submissions import submissions_of
+from tidegate.jobs.history.verdicts import verdicts_of
+from tidegate.jobs.records import Decision, Spec
+from tidegate.jobs.status import JobStatus
 
 CLEAN_ENDS = (JobStatus.FINISHED, JobStatus.FINISHED_COMMIT_PENDING, JobStatus.STOPPED)
 """Statuses that a driver appends when every slot has said that it is over."""

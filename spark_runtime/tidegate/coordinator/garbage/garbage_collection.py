@@ -26,17 +26,17 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
+from tidegate.coordinator.garbage.abandoned_checkpoints import find_garbage, named_snapshots
+from tidegate.coordinator.garbage.shared_files import OWNED, judge, on_their_way
+from tidegate.coordinator.garbage.unfinished_savepoints import delete_unfinished, existing, unfinished_savepoints
+from tidegate.coordinator.garbage.unread_rows import UnreadRows, find_unread
 from tidegate.errors import NotFoundError, SnapshotError
 from tidegate.jobs.layout import SHA256_PATTERN, JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Decision, Spec
 from tidegate.jobs.status import JobStatus
 from tidegate.jobs.stores.store import ObjectStat, Store
-from tidegate.coordinator.garbage.abandoned_checkpoints import find_garbage, named_snapshots
 from tidegate.snapshot.location import open_location
-from tidegate.coordinator.garbage.shared_files import OWNED, judge, on_their_way
-from tidegate.coordinator.garbage.unfinished_savepoints import delete_unfinished, existing, unfinished_savepoints
-from tidegate.coordinator.garbage.unread_rows import UnreadRows, find_unread
 from tidegate.snapshot.metadata import read_metadata
 
 Why = Literal["unfinished", "retired", "unused", "unnamed", "unread"]

@@ -27,16 +27,16 @@ from tidegate.channel.elements import SAVEPOINTS
 from tidegate.connectors.interface import Committable, Sink, SinkContext
 from tidegate.connectors.leftovers import ALL_CHECKPOINTS, Leftover, Leftovers, StillNeeded
 from tidegate.connectors.transactions import parse_transaction_id
-from tidegate.jobs.history.checkpoints import CheckpointView, checkpoint_views
-from tidegate.errors import SnapshotError, StoreError
-from tidegate.jobs.layout import JobLayout
-from tidegate.jobs.records import Decision, Spec
-from tidegate.jobs.history.submissions import followed_by, may_have_run, submissions_of
-from tidegate.jobs.history.rewinds import taken_back
-from tidegate.jobs.restore.snapshot_lookup import open_snapshot
-from tidegate.jobs.stores.store import Store
 from tidegate.coordinator.garbage.garbage_collection import has_ended
 from tidegate.coordinator.recovery.sink_rewind import held_by_sinks
+from tidegate.errors import SnapshotError, StoreError
+from tidegate.jobs.history.checkpoints import CheckpointView, checkpoint_views
+from tidegate.jobs.history.rewinds import taken_back
+from tidegate.jobs.history.submissions import followed_by, may_have_run, submissions_of
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.records import Decision, Spec
+from tidegate.jobs.restore.snapshot_lookup import open_snapshot
+from tidegate.jobs.stores.store import Store
 from tidegate.snapshot.handles import StreamFactory
 from tidegate.snapshot.metadata import read_metadata
 

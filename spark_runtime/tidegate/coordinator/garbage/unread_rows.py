@@ -13,16 +13,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tidegate.channel.elements import SAVEPOINTS
-from tidegate.jobs.history.checkpoints import CheckpointView, RecoveryPoints, checkpoint_views
-from tidegate.jobs.codec import decode
+from tidegate.coordinator.recovery.restore_point import ended_as
 from tidegate.errors import SnapshotError, StoreError
-from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.artifacts.materialised_rows import Materialised, submissions_read
-from tidegate.jobs.records import Decision, Spec
+from tidegate.jobs.codec import decode
+from tidegate.jobs.history.checkpoints import CheckpointView, RecoveryPoints, checkpoint_views
 from tidegate.jobs.history.submissions import submissions_of
+from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.records import Decision, Spec
 from tidegate.jobs.restore.snapshot_lookup import open_snapshot
 from tidegate.jobs.stores.store import Store
-from tidegate.coordinator.recovery.restore_point import ended_as
 from tidegate.snapshot.metadata import read_metadata
 
 

@@ -7,13 +7,13 @@ import posixpath
 from collections.abc import Callable, Mapping
 
 from tidegate.connectors.interface import Sink
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import PipelineError
 from tidegate.jobs.artifacts.pinned_graph import pinned_graph
-from tidegate.jobs.records import Spec
-from tidegate.jobs.history.submissions import followed_by, may_have_run, submissions_of
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.history.rewinds import sinks_of
 from tidegate.jobs.history.sink_places import is_same_place
+from tidegate.jobs.history.submissions import followed_by, may_have_run, submissions_of
+from tidegate.jobs.records import Spec
 from tidegate.jobs.stores.store import Store
 from tidegate.plan.job_graph import JobGraph
 

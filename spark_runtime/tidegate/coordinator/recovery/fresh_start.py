@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tidegate.connectors.interface import SinkContext
 from tidegate.connectors.files.sink.file_sink import FileSink
+from tidegate.connectors.interface import SinkContext
 from tidegate.errors import StoreError
-from tidegate.jobs.records import Decision, Spec
 from tidegate.jobs.history.submissions import submissions_of
+from tidegate.jobs.records import Decision, Spec
 from tidegate.plan.job_graph import JobGraph
 
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from tidegate.connectors.interface import Committable, Sink, SinkContext
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.transactions import parse_transaction_id
-from tidegate.jobs.history.checkpoints import CheckpointView
+from tidegate.coordinator.recovery.sink_rewind import held_by_sinks
 from tidegate.errors import SnapshotError, StoreError, TidegateError
+from tidegate.jobs.history.checkpoints import CheckpointView
+from tidegate.jobs.history.verdicts import Unmoved, Withheld
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.stores.store import Store
-from tidegate.jobs.history.verdicts import Unmoved, Withheld
-from tidegate.coordinator.recovery.sink_rewind import held_by_sinks
 from tidegate.plan.job_graph import JobGraph
 from tidegate.snapshot.handles import StreamFactory
 from tidegate.snapshot.metadata import read_metadata

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tidegate.errors import SnapshotError
-from tidegate.jobs.restore.compatibility import OperatorFacts, SnapshotFacts, Target, judge_restore
-from tidegate.jobs.history.verdicts import Withheld
 from tidegate.coordinator.events import Subtask
 from tidegate.coordinator.recovery.rewind import WayBack
+from tidegate.errors import SnapshotError
+from tidegate.jobs.history.verdicts import Withheld
+from tidegate.jobs.restore.compatibility import OperatorFacts, SnapshotFacts, Target, judge_restore
 from tidegate.plan.execution_plan import ExecutionPlan, graph_document
 from tidegate.plan.job_graph import JobGraph
 from tidegate.snapshot.metadata import OperatorState, SnapshotMetadata

@@ -8,12 +8,12 @@ from itertools import takewhile
 from typing import Any
 
 from tidegate.channel.elements import SAVEPOINTS
-from tidegate.jobs.history.checkpoints import CheckpointView, RecoveryPoints, checkpoint_views
+from tidegate.coordinator.checkpointing.retention import Completed
 from tidegate.errors import SnapshotError
-from tidegate.jobs.records import Decision, Spec
+from tidegate.jobs.history.checkpoints import CheckpointView, RecoveryPoints, checkpoint_views
 from tidegate.jobs.history.submissions import Entry, may_have_run, submissions_of
 from tidegate.jobs.history.verdicts import Verdicts
-from tidegate.coordinator.checkpointing.retention import Completed
+from tidegate.jobs.records import Decision, Spec
 
 ENDED_FOR_GOOD = ("FINISHED", "FINISHED_COMMIT_PENDING", "STOPPED", "CANCELED")
 """Statuses after which a submission is not run again."""

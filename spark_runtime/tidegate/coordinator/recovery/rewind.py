@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tidegate.connectors.interface import Sink
-from tidegate.jobs.history.checkpoints import RecoveryPoints, checkpoint_views
 from tidegate.errors import SnapshotError
-from tidegate.jobs.records import Decision, Spec
-from tidegate.jobs.history.submissions import Entry, submissions_of
+from tidegate.jobs.history.checkpoints import RecoveryPoints, checkpoint_views
 from tidegate.jobs.history.rewinds import Rewind, rewinds_of, sinks_of
+from tidegate.jobs.history.submissions import Entry, submissions_of
+from tidegate.jobs.records import Decision, Spec
 
 SINKS_AS_THEY_WERE = (
     "Restore with the pipeline as it was and change it afterwards, or set on_committed_after=accept_duplicates"

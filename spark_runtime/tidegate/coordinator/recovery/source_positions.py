@@ -8,9 +8,9 @@ from typing import Any
 
 from tidegate.connectors.interface import Source
 from tidegate.connectors.split_documents import split_documents, split_from_json
+from tidegate.coordinator.recovery.restore import Restore
 from tidegate.errors import OutageError, SnapshotError, StoreError, TidegateError
 from tidegate.jobs.restore.compatibility import Finding
-from tidegate.coordinator.recovery.restore import Restore
 from tidegate.plan.job_graph import JobGraph
 from tidegate.snapshot.handles import StreamFactory
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidegate.connectors.found_schema import FoundSchemas, found_schemas
-from tidegate.jobs.layout import JobLayout
-from tidegate.jobs.decision_log import DecisionLog
+from tidegate.coordinator.recovery.restore_point import choose_restore_point, ended_as
 from tidegate.jobs.artifacts.pinned_graph import pinned_graph
+from tidegate.jobs.decision_log import DecisionLog
+from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Spec
 from tidegate.jobs.stores.store import Store
 from tidegate.snapshot.location import open_location
-from tidegate.coordinator.recovery.restore_point import choose_restore_point, ended_as
 from tidegate.snapshot.metadata import read_metadata
 
 FIRST_WITH_SCHEMAS = 5

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tidegate.channel.elements import StopMode
-from tidegate.jobs.stop_outcomes import CLAIM_FAILED, COMMITS_PENDING, COMMITTED, SAVEPOINT_FAILED
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.events import Action, Request
+from tidegate.jobs.stop_outcomes import CLAIM_FAILED, COMMITS_PENDING, COMMITTED, SAVEPOINT_FAILED
 
 
 def answer_to(

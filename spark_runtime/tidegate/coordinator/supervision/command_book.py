@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tidegate.clock import parse_iso
+from tidegate.coordinator.events import Answer
+from tidegate.coordinator.supervision.supervision_events import AnswerAllOpen
 from tidegate.errors import OptionError
 from tidegate.jobs.records import Command
 from tidegate.jobs.stop_outcomes import stop_arguments
-from tidegate.coordinator.events import Answer
-from tidegate.coordinator.supervision.supervision_events import AnswerAllOpen
 
 VERBS = frozenset({"checkpoint", "savepoint", "stop", "cancel", "commit", "reject"})
 """What this version can be asked for."""

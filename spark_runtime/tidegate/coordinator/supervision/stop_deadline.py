@@ -8,11 +8,11 @@ from datetime import timedelta
 from typing import Any
 
 from tidegate.channel.elements import StopMode
+from tidegate.coordinator.events import Answer, GiveUpStop, Request
+from tidegate.coordinator.supervision.supervision_events import StopPoint
 from tidegate.jobs.records import Command
 from tidegate.jobs.stop_outcomes import CANCELED_IN_STOP, ON_TIMEOUT, SAVEPOINT_FAILED, SAVEPOINT_OK, OnTimeout
 from tidegate.units import format_duration, parse_duration
-from tidegate.coordinator.events import Answer, GiveUpStop, Request
-from tidegate.coordinator.supervision.supervision_events import StopPoint
 
 ASK_AGAIN_MS = 1_000
 """How long after its time was up a stop that no run has is looked at again, milliseconds."""

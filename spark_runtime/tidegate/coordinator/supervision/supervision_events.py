@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from tidegate.channel.elements import StopMode
-from tidegate.jobs.records import Command
 from tidegate.coordinator.events import Answer, Wish
 from tidegate.coordinator.job_run import RunEnded, RunFailed
 from tidegate.coordinator.supervision.restart_strategy import NO_JITTER
+from tidegate.jobs.records import Command
 
 Latest: TypeAlias = tuple[int | None, str]
 """Id, where it is known, and place of a recovery point."""

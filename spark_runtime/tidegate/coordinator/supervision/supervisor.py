@@ -19,22 +19,16 @@ How a shell drives it:
 
 from __future__ import annotations
 
-
-
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal
 
 from tidegate.channel.elements import StopMode
-from tidegate.jobs.options import JobOptions
-from tidegate.jobs.records import Command
-from tidegate.jobs.stop_outcomes import SAVEPOINT_FAILED, SAVEPOINT_OK
-from tidegate.units import format_duration
-from tidegate.coordinator.stop.answers import stop_answer, uncommitted_text
-from tidegate.coordinator.supervision.curable_failures import CurableRestarts
 from tidegate.coordinator.events import Answer, GiveUpStop, Request, Ruling, Then, Wish
 from tidegate.coordinator.job_run import RunEnded, RunFailed, RunRejected, StopGivenUp
+from tidegate.coordinator.stop.answers import stop_answer, uncommitted_text
+from tidegate.coordinator.supervision.curable_failures import CurableRestarts
 from tidegate.coordinator.supervision.restart_strategy import restart_strategy
 from tidegate.coordinator.supervision.stop_deadline import ASK_AGAIN_MS, StopWatch, cancelled, earliest
 from tidegate.coordinator.supervision.supervision_events import (
@@ -66,13 +60,10 @@ from tidegate.coordinator.supervision.supervision_events import (
     Tick,
     WaitForSlots,
 )
-
-
-from tidegate.jobs.stop_outcomes import SAVEPOINT_OK
-from tidegate.coordinator.events import Answer
-from tidegate.coordinator.supervision.supervision_events import StopPoint
-
-
+from tidegate.jobs.options import JobOptions
+from tidegate.jobs.records import Command
+from tidegate.jobs.stop_outcomes import SAVEPOINT_FAILED, SAVEPOINT_OK
+from tidegate.units import format_duration
 
 CANCELED = Answer("", True, "canceled", "the job is cancelled")
 """To everybody who asked for it."""
@@ -102,8 +93,6 @@ def cut_short(stop: StopPoint, reason: str) -> Answer:
 
 def refusal(code: str, message: str) -> Answer:
     return Answer("", False, code, message)
-
-
 
 
 EXIT_JOB_FAILED = 6

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tidegate.errors import AlreadyExistsError, NotFoundError, PipelineError, RecordError
-from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.artifacts.packed_pipeline import (
     MAX_PACKED_BYTES,
     MAX_PACKED_FILES,
@@ -25,6 +24,7 @@ from tidegate.jobs.artifacts.packed_pipeline import (
     read_entry,
     read_packed,
 )
+from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import decode, encode
 from tidegate.jobs.stores.store import Store, checked_path
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from tidegate.jobs.codec import decode, encode
 from tidegate.errors import AlreadyExistsError, NotFoundError
+from tidegate.jobs.codec import decode, encode
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.stores.store import Store
 

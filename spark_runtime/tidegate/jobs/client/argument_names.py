@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-from tidegate.jobs.artifacts.artifact import resolve_pipeline
 from tidegate.errors import PipelineError
+from tidegate.jobs.artifacts.artifact import resolve_pipeline
 
 Names = dict[str, bool]
 """Name of an argument -> it may be left out."""

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tidegate.errors import StoreError
+from tidegate.jobs.history.verdicts import verdicts_of
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Spec
 from tidegate.jobs.status import JobStatus, JobView
-from tidegate.jobs.history.verdicts import verdicts_of
 
 if TYPE_CHECKING:
     from tidegate.jobs.client.job_client import JobClient

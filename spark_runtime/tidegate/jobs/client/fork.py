@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tidegate.jobs.client import submission
 from tidegate.errors import OptionError, SnapshotError
+from tidegate.jobs.client import submission
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom, Spec
-from tidegate.jobs.restore.snapshot_lookup import refuse_older
-from tidegate.jobs.restore.snapshot_lookup import resolve_restore
+from tidegate.jobs.restore.snapshot_lookup import refuse_older, resolve_restore
 
 if TYPE_CHECKING:
     from tidegate.jobs.client.job_client import JobClient

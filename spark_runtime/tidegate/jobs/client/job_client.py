@@ -3,8 +3,7 @@ here."""
 
 from __future__ import annotations
 
-
-
+import difflib
 import os
 import secrets
 import time
@@ -13,7 +12,6 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, cast
 
-from tidegate.jobs.client import submission
 from tidegate.clock import iso, utc_now
 from tidegate.errors import (
     AlreadyExistsError,
@@ -22,12 +20,16 @@ from tidegate.errors import (
     NotFoundError,
     OptionError,
     RecordError,
+    StoreError,
 )
+from tidegate.jobs.client import submission
+from tidegate.jobs.client.staged_data import StagedData, staged_data
+from tidegate.jobs.client.waiter import HeartbeatWatch, Waiting
+from tidegate.jobs.decision_log import DecisionLog
 from tidegate.jobs.launches import find_local, launched_processes, local_death
 from tidegate.jobs.layout import JobLayout, job_ids
-from tidegate.jobs.decision_log import DecisionLog
-from tidegate.jobs.process_output import output_tail, read_logs
 from tidegate.jobs.options import JobOptions
+from tidegate.jobs.process_output import output_tail, read_logs
 from tidegate.jobs.records import (
     Command,
     CommandResult,
@@ -43,21 +45,10 @@ from tidegate.jobs.records import (
     decode,
     encode,
 )
-from tidegate.jobs.client.staged_data import StagedData, staged_data
 from tidegate.jobs.status import JobStatus, JobView, derive_durable, with_hint
 from tidegate.jobs.stop_outcomes import stop_arguments
 from tidegate.jobs.stores.store import Store, open_store
 from tidegate.units import parse_duration
-from tidegate.jobs.client.waiter import HeartbeatWatch, Waiting
-
-
-import difflib
-
-from tidegate.errors import StoreError
-from tidegate.jobs.layout import JobLayout, job_ids
-from tidegate.jobs.stores.store import Store
-
-
 
 LIST_REMEDY = "`tidegate list` shows the jobs of a root"
 MOST_NAMES = 3
@@ -77,8 +68,6 @@ def job_remedy(store: Store, job_id: str, otherwise: str) -> str:
     """What to do about a job id that there is not."""
     near = nearest_job(store, job_id)
     return f"Did you mean {near!r}? {otherwise}" if near else otherwise
-
-
 
 
 VERBS: tuple[str, ...] = ("checkpoint", "savepoint", "stop", "cancel", "commit", "reject")

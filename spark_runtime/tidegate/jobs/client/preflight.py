@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tidegate.errors import NotFoundError, OptionError, SnapshotError
+from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pinned_graph
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.codec import canonical, decode, from_document
-from tidegate.errors import NotFoundError, OptionError, SnapshotError
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
-from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pinned_graph
 from tidegate.jobs.records import RestoreFrom
 from tidegate.jobs.restore.compatibility import RestoreVerdict, SnapshotFacts, Target, judge_restore
 from tidegate.jobs.restore.snapshot_lookup import open_snapshot, resolve_restore

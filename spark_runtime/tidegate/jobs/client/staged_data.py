@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from tidegate.errors import NotFoundError, RecordError, SnapshotError
-from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.history.submissions import followed_by, may_have_run, submissions_of
+from tidegate.jobs.history.verdicts import Verdicts, verdicts_of
+from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.restore.snapshot_lookup import open_snapshot
 from tidegate.jobs.stores.store import Store
-from tidegate.jobs.history.verdicts import Verdicts, verdicts_of
 
 if TYPE_CHECKING:
     from tidegate.jobs.client.job_client import JobClient

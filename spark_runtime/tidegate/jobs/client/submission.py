@@ -10,8 +10,6 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from tidegate.jobs.client.argument_names import check_argument_names
-from tidegate.jobs.artifacts.artifact import copy_artifact, is_pinned, pack, resolve_pipeline, upload
 from tidegate.clock import iso
 from tidegate.errors import (
     AlreadyExistsError,
@@ -21,16 +19,17 @@ from tidegate.errors import (
     RecordError,
     StoreError,
 )
+from tidegate.jobs.artifacts.artifact import copy_artifact, is_pinned, pack, resolve_pipeline, upload
+from tidegate.jobs.client.argument_names import check_argument_names
 from tidegate.jobs.client.final_deletion import delete_checkpoints, deletes_checkpoints
+from tidegate.jobs.client.savepoint_folder import check_savepoint_place
+from tidegate.jobs.history.submissions import left_nothing, submissions_of
 from tidegate.jobs.launches import find_local
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RelativePaths, RestoreFrom, Spec, canonical, decode, encode
-from tidegate.jobs.history.submissions import left_nothing, submissions_of
-from tidegate.jobs.client.savepoint_folder import check_savepoint_place
+from tidegate.jobs.restore.snapshot_lookup import ResolvedRestore, refuse_older, resolve_restore
 from tidegate.jobs.secrets import check_no_plain_secrets
-from tidegate.jobs.restore.snapshot_lookup import refuse_older
-from tidegate.jobs.restore.snapshot_lookup import ResolvedRestore, resolve_restore
 from tidegate.jobs.status import JobStatus, JobView
 
 if TYPE_CHECKING:

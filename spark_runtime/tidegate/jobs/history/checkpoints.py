@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tidegate.clock import elapsed_ms
-from tidegate.jobs.records import Decision, RestoreFrom, Spec
 from tidegate.jobs.history.submissions import Entry, followed_by, may_have_run
+from tidegate.jobs.records import Decision, RestoreFrom, Spec
 
 RECOVERY_KINDS = frozenset({"checkpoint", "final", "stop-savepoint"})
 """Snapshots that are recovery points when completed; an intermediate savepoint is not one (S2.4)."""

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tidegate.jobs.history.checkpoints import CheckpointView, RecoveryPoints
-from tidegate.jobs.records import Spec
 from tidegate.jobs.history.submissions import Entry
 from tidegate.jobs.history.verdicts import is_gated
+from tidegate.jobs.records import Spec
 
 
 def with_restores(

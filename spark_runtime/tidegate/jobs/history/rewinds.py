@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tidegate.jobs.history.checkpoints import CheckpointView
-from tidegate.jobs.records import Spec
 from tidegate.jobs.history.submissions import Entry
+from tidegate.jobs.records import Spec
 
 
 @dataclass(frozen=True, slots=True)

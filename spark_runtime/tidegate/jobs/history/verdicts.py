@@ -9,8 +9,8 @@ from itertools import takewhile
 from typing import Any
 
 from tidegate.jobs.history.checkpoints import CheckpointView, RecoveryPoints, checkpoint_views
-from tidegate.jobs.records import Decision, Spec
 from tidegate.jobs.history.submissions import Entry, submissions_of
+from tidegate.jobs.records import Decision, Spec
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.launch.desired_state import meant_to_end_by
 from tidegate.errors import AlreadyExistsError, StoreError, TidegateError
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.waiter import HeartbeatWatch
+from tidegate.jobs.decision_log import last_fence
+from tidegate.jobs.launch.desired_state import desired_of, meant_to_end_by
 from tidegate.jobs.launch.launcher import DriverState, Launcher
 from tidegate.jobs.launch.relaunch import (
     Budget,
@@ -30,13 +32,10 @@ from tidegate.jobs.launch.relaunch import (
 )
 from tidegate.jobs.launches import launch_of, newest_attempt
 from tidegate.jobs.layout import job_ids
-from tidegate.jobs.decision_log import last_fence
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Desired, Spec
 from tidegate.jobs.status import JobView
 from tidegate.jobs.stores.store import open_store
-from tidegate.jobs.client.waiter import HeartbeatWatch
-from tidegate.jobs.launch.desired_state import desired_of
 
 LEAST_PAUSE_S = 1.0
 """Between two rounds while something happens, seconds; doubles with every round in which nothing does."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import EnvironmentProblemError
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch import cluster_commands as commands
 from tidegate.jobs.launch import driver_entry
 from tidegate.jobs.launch.launcher import DriverState, LauncherSettings

@@ -3,8 +3,6 @@ launch for others (`tidegate agent`)."""
 
 from __future__ import annotations
 
-
-
 from typing import TYPE_CHECKING
 
 from tidegate.clock import iso
@@ -19,12 +17,9 @@ if TYPE_CHECKING:
 from typing import TYPE_CHECKING
 
 from tidegate.clock import parse_iso
-from tidegate.errors import NotFoundError
-from tidegate.jobs.records import Desired, decode
 
 if TYPE_CHECKING:
     from tidegate.jobs.client.job_client import JobClient
-
 
 
 ENDING_VERBS = ("stop", "cancel")
@@ -44,9 +39,6 @@ def meant_to_end_by(client: JobClient, spec: int) -> str:
     commands = [client.command(i) for i in client.layout.unanswered(client.store.list(client.layout.commands))]
     open_ones = [c for c in commands if c is not None and c.spec == spec and c.verb in ENDING_VERBS]
     return next((c.issued_by for c in open_ones if parse_iso(c.expires_at) > client.now()), "")
-
-
-
 
 
 def desired_of(client: JobClient) -> Desired | None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from tidegate.errors import EnvironmentProblemError
+from tidegate.jobs.launch.cluster import Run, run_program
 from tidegate.jobs.launch.cluster_commands import IMAGE
 from tidegate.jobs.launch.launcher import LauncherSettings
-from tidegate.jobs.launch.cluster import Run, run_program
 
 IMPORT_LIMIT_S = 60.0
 """How long an interpreter may take to import tidegate and pyspark, seconds."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import OptionError
-from tidegate.jobs.launch.launcher import KINDS, DriverState, Launcher, LauncherSettings
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch.cluster import KubernetesLauncher, YarnLauncher
+from tidegate.jobs.launch.launcher import KINDS, DriverState, Launcher, LauncherSettings
 from tidegate.jobs.launch.local import LocalLauncher, SparkSubmitLauncher
 from tidegate.jobs.launches import launch_of
 from tidegate.jobs.records import Launch, Spec

@@ -12,8 +12,8 @@ import signal
 import sys
 from typing import ClassVar
 
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.errors import OptionError
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch import driver_entry
 from tidegate.jobs.launch.cluster_commands import client_command
 from tidegate.jobs.launch.launcher import DriverState, LauncherSettings

@@ -6,10 +6,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from tidegate.errors import StoreError
+from tidegate.jobs.launch.desired_state import desired_of
 from tidegate.jobs.launches import launch_of, newest_attempt
 from tidegate.jobs.process_output import LOG_TAIL_LINES, output_tail
 from tidegate.jobs.records import Launch, Spec
-from tidegate.jobs.launch.desired_state import desired_of
 
 if TYPE_CHECKING:
     from tidegate.jobs.client.job_client import JobClient

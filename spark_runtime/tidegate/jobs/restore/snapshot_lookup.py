@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Any
 
+from tidegate.clock import parse_iso
 from tidegate.errors import NotFoundError, OptionError, SnapshotError
-from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.artifacts.materialised_rows import submissions_read
+from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import RestoreFrom, Spec
 from tidegate.jobs.status import CheckpointView, JobStatus, JobView
 from tidegate.jobs.stores.store import Store, open_store
-
-
-from datetime import datetime, timedelta
-
-from tidegate.clock import parse_iso
-from tidegate.errors import SnapshotError
 from tidegate.units import format_duration
-
-
 
 
 def refuse_older(name: str, completed_at: str | None, limit: timedelta, now: datetime, *, where: str) -> None:
@@ -54,9 +46,6 @@ def refuse_older(name: str, completed_at: str | None, limit: timedelta, now: dat
             cause=f"it completed at {completed_at}; nothing was submitted",
             remedy=remedy,
         )
-
-
-
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
-from tidegate.operators.stream_operator import EndOfInput, StreamOperator
 from tidegate.operators.specs import Agg
+from tidegate.operators.stream_operator import EndOfInput, StreamOperator
 
 AggregateOutput = Literal["update", "final"]
 """When aggregates without windows are given: whenever they change, or once at the end of the input."""

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
-from tidegate.operators.stream_operator import OperatorContext
+from tidegate.operators.aggregates.aggregate_specs import RunningAggSpec
 from tidegate.operators.aggregates.frozen_aggregates import FrozenWindows
 from tidegate.operators.aggregates.keyed_aggregates import KeyedWindow, WindowLayout
-from tidegate.operators.restored_parts import checked_part
-from tidegate.operators.aggregates.aggregate_specs import RunningAggSpec
 from tidegate.operators.backend_shapes import GROUPS, group_schema
+from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
+from tidegate.operators.restored_parts import checked_part
+from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.backend_registry import OUTSIDE_MEMORY
 from tidegate.state.cells import Entries

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
+from tidegate.operators.aggregates.aggregate_specs import PartialAggSpec, RunningAggSpec, UnnestRowsSpec
+from tidegate.operators.aggregates.groups import Groups, new_groups
+from tidegate.operators.aggregates.keyed_aggregates import KeyedWindow, WindowLayout
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
-from tidegate.operators.aggregates.keyed_aggregates import KeyedWindow, WindowLayout
-from tidegate.operators.aggregates.groups import Groups, new_groups
-from tidegate.operators.aggregates.aggregate_specs import PartialAggSpec, RunningAggSpec, UnnestRowsSpec
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 
 

@@ -14,18 +14,18 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.aggregates.keyed_aggregates import WindowLayout
 from tidegate.operators.keyed_backend import opened_back_end
 from tidegate.operators.restored_parts import changed_rows
+from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.aggregates.aggregation import Accumulating, ReadValues, Selection
 from tidegate.state.cells import Cells, Entries
 from tidegate.state.keyed_state import KeySet, Mask, StateDescriptor
 from tidegate.state.keys.key_bytes import Int64s
-from tidegate.state.state_layout import KEY_PREFIX, VALUE_PREFIX
 from tidegate.state.rocksdb.portable_rows import own_rows
+from tidegate.state.state_layout import KEY_PREFIX, VALUE_PREFIX
 
 START_COLUMN = "window_start_us"
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
-from tidegate.operators.stream_operator import OperatorContext
-from tidegate.operators.aggregates.keyed_aggregates import WindowLayout
-from tidegate.operators.restored_parts import checked_part
 from tidegate.operators.aggregates.aggregate_specs import RunningAggSpec
-from tidegate.operators.backend_shapes import GROUPS, group_schema
+from tidegate.operators.aggregates.keyed_aggregates import WindowLayout
 from tidegate.operators.aggregates.stored_aggregates import Folded, StoredAggregates
+from tidegate.operators.backend_shapes import GROUPS, group_schema
+from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
+from tidegate.operators.restored_parts import checked_part
+from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 
 

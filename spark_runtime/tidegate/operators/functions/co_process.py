@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tidegate.operators.functions.keyed_process import KeyedRows, KeyedUserProcess, ProcessContext
 from tidegate.operators.functions.context import Batches, Rows, SubtaskContext
+from tidegate.operators.functions.keyed_process import KeyedRows, KeyedUserProcess, ProcessContext
 from tidegate.operators.functions.process import UnkeyedUserProcess
 
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from tidegate.operators.functions.co_process import BroadcastProcess, CoProcess, KeyedBroadcastProcess, KeyedCoProcess
-from tidegate.operators.functions.keyed_process import KeyedProcess, KeyedUserProcess
 from tidegate.operators.functions.context import UserProcess
+from tidegate.operators.functions.keyed_process import KeyedProcess, KeyedUserProcess
 from tidegate.operators.functions.process import Process, UnkeyedUserProcess
 
 InputName = Literal["", "left", "right", "broadcast"]

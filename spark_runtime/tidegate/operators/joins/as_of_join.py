@@ -9,12 +9,12 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
-from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
-from tidegate.operators.joins.joined_columns import JoinedColumns
-from tidegate.operators.joins.matched_pairs import last_not_after
 from tidegate.operators.joins.join_specs import LEFT, RIGHT, AsOf, StreamJoinSpec
 from tidegate.operators.joins.join_state import SIDES, JoinState, join_descriptors
 from tidegate.operators.joins.join_times import JoinTimes
+from tidegate.operators.joins.joined_columns import JoinedColumns
+from tidegate.operators.joins.matched_pairs import last_not_after
+from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.operators.windows.window_aggregate import LATE_DROPPED, NULL_TIME_DROPPED
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.keyed_state import DueTimers, Elements, KeyNumbers, KeySet

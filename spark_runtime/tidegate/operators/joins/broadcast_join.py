@@ -2,22 +2,8 @@
 
 from __future__ import annotations
 
-
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-
-import numpy as np
-import pyarrow as pa
-
-from tidegate.channel.elements import MAX_WATERMARK, Watermark
-from tidegate.operators.stream_operator import Output, StreamOperator
-from tidegate.operators.restored_parts import checked_part
-from tidegate.operators.specs import BUILD, BroadcastJoinSpec
-from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
-
-
-from collections.abc import Iterator, Sequence
 from functools import reduce
 
 import numpy as np
@@ -25,14 +11,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.channel.elements import MAX_WATERMARK, Watermark
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS, one_batch
 from tidegate.operators.joins.joined_columns import Condition
-from tidegate.operators.specs import BroadcastJoinSpec
+from tidegate.operators.restored_parts import checked_part
+from tidegate.operators.specs import BUILD, BroadcastJoinSpec
+from tidegate.operators.stream_operator import Output, StreamOperator
+from tidegate.operators.windows.row_groups import pair_rows
+from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.keyed_state import Mask
 from tidegate.state.keys.key_index import Entries, KeyReader
-from tidegate.operators.windows.row_groups import pair_rows
-
-
 
 RowNumbers = npt.NDArray[np.int64]
 
@@ -119,8 +107,6 @@ class BuildSide:
 
     def _given(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(batch.columns, schema=self._spec.schema)
-
-
 
 
 PROGRESS_SCHEMA = pa.schema([pa.field("build_ended", pa.bool_(), nullable=False)])

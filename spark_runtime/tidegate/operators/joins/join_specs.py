@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
-from tidegate.operators.time.calendar import CALENDAR, Calendar
 from tidegate.operators.stream_operator import EndOfInput, StreamOperator
+from tidegate.operators.time.calendar import CALENDAR, Calendar
 from tidegate.state.keys.key_types import stored_field
 
 if TYPE_CHECKING:

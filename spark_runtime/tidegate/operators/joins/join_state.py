@@ -13,15 +13,15 @@ import pyarrow as pa
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import SnapshotError
 from tidegate.jobs.restore.state_shapes import StateShape
-from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.joins.join_specs import RIGHT, Sessions, StreamJoinSpec
 from tidegate.operators.keyed_backend import opened_back_end
+from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.time.passed_watermarks import PASSED_STATE, PassedWatermarks
 from tidegate.snapshot.evolved_columns import columns_of
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
-from tidegate.state.keyed_state import KeyedStateBackend, KeyNumbers, KeySet, Mask, StateDescriptor, TimerKind
 from tidegate.state.evolved_parts import evolved_parts, renamed_columns
+from tidegate.state.keyed_state import KeyedStateBackend, KeyNumbers, KeySet, Mask, StateDescriptor, TimerKind
 from tidegate.state.keys.key_bytes import Int64s
 from tidegate.state.state_layout import KEY_PREFIX, form_of, part_schema, timer_part, timer_schema
 

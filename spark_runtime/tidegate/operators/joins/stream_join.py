@@ -11,14 +11,14 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
-from tidegate.operators.time.calendar import CALENDAR
-from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
-from tidegate.operators.joins.joined_columns import JoinedColumns
-from tidegate.operators.joins.matched_pairs import Pairs
-from tidegate.operators.joins.kept_spans import WindowSpans, new_spans
 from tidegate.operators.joins.join_specs import LEFT, RIGHT, SPAN_START, StreamJoinSpec
 from tidegate.operators.joins.join_state import JoinState, SideRows, StoredRows, join_descriptors
 from tidegate.operators.joins.join_times import JoinTimes
+from tidegate.operators.joins.joined_columns import JoinedColumns
+from tidegate.operators.joins.kept_spans import WindowSpans, new_spans
+from tidegate.operators.joins.matched_pairs import Pairs
+from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
+from tidegate.operators.time.calendar import CALENDAR
 from tidegate.operators.windows.window_aggregate import LATE_DROPPED, NULL_TIME_DROPPED
 from tidegate.operators.windows.window_grid import OUTSIDE_DROPPED, calendar_part
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart

@@ -11,21 +11,21 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
+from tidegate.operators.functions.context import Rows
+from tidegate.operators.functions.keyed_process import FiredTimers, KeyedRows, ProcessContext
+from tidegate.operators.functions.process_inputs import ProcessInput, overrides
+from tidegate.operators.keyed_backend import opened_back_end
+from tidegate.operators.processes.checked_states import checked_state
+from tidegate.operators.processes.process_outputs import GivenBatches
+from tidegate.operators.processes.process_states import OwnStates
+from tidegate.operators.processes.process_timers import Phase, UserTimers, count_dropped
+from tidegate.operators.specs import KeyedProcessSpec
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.operators.time.event_time import EventTime
-from tidegate.operators.processes.process_outputs import GivenBatches
-from tidegate.operators.keyed_backend import opened_back_end
-from tidegate.operators.processes.process_states import OwnStates
 from tidegate.operators.time.passed_watermarks import PASSED_STATE, PassedWatermarks
-from tidegate.operators.functions.process_inputs import ProcessInput, overrides
-from tidegate.operators.specs import KeyedProcessSpec
-from tidegate.operators.functions.keyed_process import FiredTimers, KeyedRows, ProcessContext
-from tidegate.operators.processes.checked_states import checked_state
-from tidegate.operators.functions.context import Rows
-from tidegate.operators.processes.process_timers import Phase, UserTimers, count_dropped
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
-from tidegate.state.keyed_state import KeyedStateBackend, TimerKind
 from tidegate.state.evolved_parts import evolved_parts
+from tidegate.state.keyed_state import KeyedStateBackend, TimerKind
 
 
 class KeyedProcessOperator(StreamOperator):

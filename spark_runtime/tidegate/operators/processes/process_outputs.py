@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.errors import PipelineError
-from tidegate.operators.stream_operator import Output, SideOutput
 from tidegate.operators.declared_outputs import checked_outputs
 from tidegate.operators.functions.context import Batches, UserProcess
+from tidegate.operators.stream_operator import Output, SideOutput
 
 
 class GivenBatches:

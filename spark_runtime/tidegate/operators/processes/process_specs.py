@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-
-
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
-from tidegate.operators.stream_operator import EndOfInput, StreamOperator
+from tidegate.operators.functions.context import SubtaskState
 from tidegate.operators.functions.mode_dependence import why_batch_sensitive
-from tidegate.operators.functions.process_inputs import ProcessInput, fires_at_end
-from tidegate.operators.functions.context import SubtaskState
 from tidegate.operators.functions.process import UnkeyedUserProcess
-
-
-from collections.abc import Sequence
-
-from tidegate.jobs.restore.state_shapes import StateShape
+from tidegate.operators.functions.process_inputs import ProcessInput, fires_at_end
+from tidegate.operators.stream_operator import EndOfInput, StreamOperator
 from tidegate.operators.time.passed_watermarks import PASSED_STATE
-from tidegate.operators.functions.context import SubtaskState
 from tidegate.snapshot.evolved_columns import columns_of
-from tidegate.state.state_layout import form_of
 from tidegate.state.raw_state import RawDescriptor
-
-
+from tidegate.state.state_layout import form_of
 
 
 def subtask_shapes(states: Sequence[SubtaskState]) -> tuple[StateShape, ...]:
@@ -41,9 +32,6 @@ def subtask_shapes(states: Sequence[SubtaskState]) -> tuple[StateShape, ...]:
 def unkeyed_shapes(spec: ProcessSpec) -> tuple[StateShape, ...]:
     """Of a process without keys."""
     return (StateShape(PASSED_STATE, "list"), *subtask_shapes(spec.subtask_states))
-
-
-
 
 
 @dataclass(frozen=True, eq=False)

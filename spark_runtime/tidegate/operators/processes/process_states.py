@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from tidegate.errors import SnapshotError
-from tidegate.operators.stream_operator import OperatorContext
-from tidegate.operators.functions.process_inputs import ProcessInput
 from tidegate.operators.functions.context import SubtaskState, UserProcess
+from tidegate.operators.functions.process_inputs import ProcessInput
+from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
-from tidegate.state.state_layout import form_of
 from tidegate.state.operator_state import OperatorDescriptor, OperatorStates
 from tidegate.state.raw_state import RawDescriptor, RawInput, RawOutput, raw_inputs
+from tidegate.state.state_layout import form_of
 
 
 class OwnStates:

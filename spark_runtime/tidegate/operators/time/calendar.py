@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import DataError, SnapshotError
-from tidegate.units import CalendarUnit
 from tidegate.snapshot.parts import StatePart
 from tidegate.state.keyed_state import Mask
 from tidegate.state.keys.key_bytes import Int64s
+from tidegate.units import CalendarUnit
 
 CALENDAR = "calendar"
 """State: the open windows with their bounds, so that a restore under other rules of the zone is noticed."""

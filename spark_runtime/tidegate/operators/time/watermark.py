@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-
-
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark
-from tidegate.operators.stream_operator import Output, StreamOperator
+from tidegate.operators.specs import WatermarkSpec
+from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.operators.time.event_time import EventTime
-from tidegate.operators.specs import WatermarkSpec
 from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
-
-
-from collections.abc import Iterator
-
-import pyarrow as pa
-
-from tidegate.operators.stream_operator import OperatorContext, Output
-from tidegate.operators.specs import WatermarkSpec
-
-
 
 NULL_EVENT_TIME = "null_event_time"
 """Counter: rows without an event time; they are passed on and move no watermark."""
@@ -127,8 +115,6 @@ class WatermarkOperator(StreamOperator):
         if not all(split in self._progress for split in active):
             return None
         return min(self._progress[split] for split in active)
-
-
 
 
 TICKS = 8

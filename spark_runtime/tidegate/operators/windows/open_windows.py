@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.errors import SnapshotError
-from tidegate.operators.batch_sizes import MAX_BATCH_ROWS, one_batch
-from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.aggregates.frozen_aggregates import Finish, FrozenWindows
 from tidegate.operators.aggregates.keyed_aggregates import BatchInput, KeyedWindow, WindowLayout
+from tidegate.operators.batch_sizes import MAX_BATCH_ROWS, one_batch
 from tidegate.operators.specs import WindowAggSpec
+from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.windows.window_grid import window_grid
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.aggregates.aggregation import Selection

@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.operators.batch_sizes import coalesced
-from tidegate.operators.time.calendar import CALENDAR
-from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
-from tidegate.operators.windows.open_windows import PROCESSING_WINDOWS, OpenWindows, changed_window, open_windows
 from tidegate.operators.restored_parts import changed_rows, checked_part
 from tidegate.operators.specs import WindowAggSpec
+from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
+from tidegate.operators.time.calendar import CALENDAR
+from tidegate.operators.windows.open_windows import PROCESSING_WINDOWS, OpenWindows, changed_window, open_windows
 from tidegate.operators.windows.window_grid import OUTSIDE_DROPPED, FixedGrid, calendar_part
 from tidegate.operators.windows.window_progress import PROGRESS, WindowProgress
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart

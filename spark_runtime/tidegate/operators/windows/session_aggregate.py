@@ -9,14 +9,14 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
+from tidegate.operators.backend_shapes import session_schema
 from tidegate.operators.batch_sizes import coalesced
+from tidegate.operators.restored_parts import checked_part
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.operators.time.event_time import EventTime
-from tidegate.operators.windows.session_store import HeldSessions, held_sessions
 from tidegate.operators.windows.processing_time_window import PROCESSING_TIME_DROPPED
-from tidegate.operators.restored_parts import checked_part
 from tidegate.operators.windows.session_specs import SessionAggSpec
-from tidegate.operators.backend_shapes import session_schema
+from tidegate.operators.windows.session_store import HeldSessions, held_sessions
 from tidegate.operators.windows.window_aggregate import NULL_TIME_DROPPED, late_rows, refuse_absurd_times
 from tidegate.operators.windows.window_progress import PROGRESS, WindowProgress
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart

@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
-from tidegate.operators.stream_operator import EndOfInput, StreamOperator
 from tidegate.operators.specs import Agg, TimeUnit
+from tidegate.operators.stream_operator import EndOfInput, StreamOperator
 
 
 @dataclass(frozen=True)

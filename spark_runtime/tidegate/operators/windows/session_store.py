@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK
+from tidegate.operators.aggregates.keyed_aggregates import WindowLayout
+from tidegate.operators.backend_shapes import session_schema
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
 from tidegate.operators.stream_operator import OperatorContext
-from tidegate.operators.aggregates.keyed_aggregates import WindowLayout
-from tidegate.operators.windows.session_table import MIN_DEAD, SessionTable
 from tidegate.operators.windows.session_specs import SessionAggSpec
-from tidegate.operators.backend_shapes import session_schema
+from tidegate.operators.windows.session_table import MIN_DEAD, SessionTable
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.backend_registry import OUTSIDE_MEMORY
 from tidegate.state.cells import Entries

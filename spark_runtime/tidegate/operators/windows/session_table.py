@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.operators.aggregates.keyed_aggregates import WindowLayout
+from tidegate.operators.windows.session_kernels import find_roots, join_sessions, unchain_sessions
 from tidegate.snapshot.parts import Blob, StatePart
 from tidegate.state.cells import CHUNK_ENTRIES, Cells, Entries, FrozenCells
 from tidegate.state.keys.key_bytes import Int64s
 from tidegate.state.keys.key_hash import hash_keys, key_groups
-from tidegate.operators.windows.session_kernels import find_roots, join_sessions, unchain_sessions
 
 MIN_DEAD = 4096
 """Dead entries that are put up with in any case."""

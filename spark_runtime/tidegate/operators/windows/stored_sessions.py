@@ -16,20 +16,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.channel.elements import MAX_WATERMARK
+from tidegate.operators.aggregates.stored_aggregates import renamed_aggregates
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
-from tidegate.operators.stream_operator import OperatorContext
-from tidegate.operators.windows.session_store import SESSIONS, RowsOfSessions
-from tidegate.operators.windows.session_table import SessionTable
 from tidegate.operators.keyed_backend import opened_back_end
 from tidegate.operators.restored_parts import changed_rows
+from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.windows.session_specs import SessionAggSpec
-from tidegate.operators.aggregates.stored_aggregates import renamed_aggregates
+from tidegate.operators.windows.session_store import SESSIONS, RowsOfSessions
+from tidegate.operators.windows.session_table import SessionTable
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.keyed_state import KeySet, StateDescriptor
 from tidegate.state.keys.key_bytes import Int64s
-from tidegate.state.state_layout import KEY_PREFIX, VALUE_PREFIX
 from tidegate.state.rocksdb.portable_rows import own_rows
+from tidegate.state.state_layout import KEY_PREFIX, VALUE_PREFIX
 
 _BOUNDS = (("start", pa.int64()), ("last", pa.int64()), ("fired", pa.bool_()))
 

@@ -14,11 +14,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
-from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.aggregates.keyed_aggregates import WindowLayout
-from tidegate.operators.specs import WindowAggSpec
 from tidegate.operators.aggregates.stored_aggregates import START_COLUMN, Finish, StoredAggregates
+from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
+from tidegate.operators.specs import WindowAggSpec
+from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.windows.window_grid import window_grid
 from tidegate.operators.windows.window_progress import MIN_TIME_US, WindowProgress
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart

@@ -10,18 +10,18 @@ import pyarrow as pa
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import DataError
 from tidegate.operators.batch_sizes import coalesced
-from tidegate.operators.time.calendar import CALENDAR
-from tidegate.operators.stream_operator import OperatorContext, Output, SideOutput, StreamOperator
-from tidegate.operators.time.event_time import EventTime
-from tidegate.operators.windows.open_windows import PROCESSING_WINDOWS, OpenWindows, changed_window, open_windows
 from tidegate.operators.restored_parts import checked_part
 from tidegate.operators.specs import WindowAggSpec
+from tidegate.operators.stream_operator import OperatorContext, Output, SideOutput, StreamOperator
+from tidegate.operators.time.calendar import CALENDAR
+from tidegate.operators.time.event_time import EventTime
+from tidegate.operators.windows.open_windows import PROCESSING_WINDOWS, OpenWindows, changed_window, open_windows
+from tidegate.operators.windows.row_groups import group_by_number, group_by_window
 from tidegate.operators.windows.window_grid import OUTSIDE_DROPPED, FixedGrid, calendar_part
 from tidegate.operators.windows.window_progress import MAX_TIME_US, MIN_TIME_US, PROGRESS, WindowProgress
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.cells import Entries
 from tidegate.state.keys.key_bytes import Int64s, valid_mask
-from tidegate.operators.windows.row_groups import group_by_number, group_by_window
 
 if TYPE_CHECKING:
     from tidegate.operators.windows.stored_windows import StoredWindows

@@ -15,8 +15,8 @@ from pyspark.sql.types import DataType, StringType, StructField
 
 from tidegate.plan import expression_trees as trees
 from tidegate.plan.job_graph import JobGraph, Node
-from tidegate.plan.spark_pushdown import NativeRead, as_it_is, native_read
 from tidegate.plan.pushdown_conditions import Among, Compare, Condition, Field, Not, Null, fields_of
+from tidegate.plan.spark_pushdown import NativeRead, as_it_is, native_read
 
 Asked = Literal["all", "columns", "nothing"]
 """Of what a DataFrame is made of: whether it may be asked for some rows and columns, or for some columns."""

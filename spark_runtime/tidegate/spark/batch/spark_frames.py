@@ -18,9 +18,9 @@ from tidegate.errors import PipelineError
 from tidegate.plan.job_graph import JobGraph, Node
 from tidegate.plan.spark_pushdown import NativeRows
 from tidegate.spark.batch.exchange import SORTED_BY, TARGET
+from tidegate.spark.batch.pushdown_columns import asked_of, narrowed, quoted
 from tidegate.spark.batch.stage_task import INDEX_SCHEMA, OUTPUT, Task
 from tidegate.spark.batch.worker_task import InWorker, WorkerPlace
-from tidegate.spark.batch.pushdown_columns import asked_of, narrowed, quoted
 
 if TYPE_CHECKING:
     from pyspark import Broadcast

@@ -14,16 +14,16 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from tidegate.connectors.interface import Source, SourceContext
-from tidegate.connectors.spark.materialised_splits import as_declared
-from tidegate.connectors.sink_operator import SinkOperator, SinkSpec
-from tidegate.connectors.split_documents import split_from_json
 from tidegate.clock import steady_clock
+from tidegate.connectors.interface import Source, SourceContext
+from tidegate.connectors.sink_operator import SinkOperator, SinkSpec
+from tidegate.connectors.spark.materialised_splits import as_declared
+from tidegate.connectors.split_documents import split_from_json
 from tidegate.errors import PipelineError
 from tidegate.jobs.options import JobOptions
 from tidegate.operators.async_specs import AsyncMapSpec
-from tidegate.plan.backend_use import back_end_in_batch
 from tidegate.operators.stream_operator import MAIN_OUTPUT, OperatorContext, SideOutput, StreamOperator
+from tidegate.plan.backend_use import back_end_in_batch
 from tidegate.plan.batch_plan import BatchPlan, Stage, StageInput
 from tidegate.plan.job_graph import Node
 from tidegate.plan.spark_pushdown import NativeRows

@@ -15,19 +15,19 @@ from typing import Any
 
 import pyarrow as pa
 
+from tidegate.api.loader.pipeline_loader import load_pipeline
 from tidegate.connectors.found_schema import FoundSchemas
 from tidegate.connectors.storage import absolute
-from tidegate.jobs.artifacts.artifact import materialise
+from tidegate.coordinator.job_run import RunFailed
 from tidegate.errors import PipelineError, TidegateError
+from tidegate.jobs.artifacts.artifact import materialise
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Spec, decode
 from tidegate.jobs.stores.store import Store, open_store
-from tidegate.coordinator.job_run import RunFailed
-from tidegate.snapshot.location import open_location
-from tidegate.api.loader.pipeline_loader import load_pipeline
 from tidegate.plan.batch_plan import BatchPlan, plan_batch
 from tidegate.snapshot.handles import StateHandle, StreamFactory
+from tidegate.snapshot.location import open_location
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.streams import encode_parts
 from tidegate.spark.batch.exchange import TARGET

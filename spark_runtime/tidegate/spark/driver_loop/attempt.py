@@ -12,11 +12,11 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from tidegate.channel.control.connections import ControlServer
-from tidegate.jobs.options import JobOptions
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
-from tidegate.coordinator.supervision.slot_liveness import SlotLiveness
 from tidegate.coordinator.recovery.restore import Restore
+from tidegate.coordinator.supervision.slot_liveness import SlotLiveness
+from tidegate.jobs.options import JobOptions
 from tidegate.spark.barrier_stage import BarrierStage, first_line
 from tidegate.spark.session import is_local
 from tidegate.spark.slot_entry import SlotParameters

@@ -15,14 +15,14 @@ from pyspark.sql import SparkSession
 
 from tidegate.connectors.spark.spark_source import SparkSource
 from tidegate.connectors.split_documents import assign
-from tidegate.errors import FencedError, TidegateError, UnclearAnswerError
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.batch_commit import BatchCommit, Told
 from tidegate.coordinator.job_run import RunEnded, RunFailed
+from tidegate.errors import FencedError, TidegateError, UnclearAnswerError
 from tidegate.plan.batch_plan import BatchPlan
 from tidegate.spark.barrier_stage import first_line
-from tidegate.spark.batch.stage_compiler import compile_batch
 from tidegate.spark.batch.spark_frames import SparkFrames, told_by
+from tidegate.spark.batch.stage_compiler import compile_batch
 from tidegate.spark.batch.stage_task import summed
 from tidegate.spark.batch.worker_task import WorkerPlace, counters_of_stages, failure_in
 from tidegate.spark.driver_loop.spark_job import Job, Splits

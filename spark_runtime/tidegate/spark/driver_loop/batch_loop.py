@@ -12,17 +12,17 @@ from pyspark.sql import SparkSession
 from tidegate.connectors.found_schema import found_schemas
 from tidegate.connectors.spark.spark_source import SparkSource
 from tidegate.connectors.split_documents import split_to_json
-from tidegate.errors import PipelineError, StoreError
-from tidegate.coordinator.supervision import supervision_events as sv
 from tidegate.coordinator.batch_commit import BatchCommit, Told, completed_before, refuse_restore
+from tidegate.coordinator.supervision import supervision_events as sv
+from tidegate.errors import PipelineError, StoreError
 from tidegate.plan.batch_plan import BatchPlan, plan_batch
 from tidegate.plan.execution_plan import graph_document
-from tidegate.spark.driver_loop.batch_attempt import BatchAttempt, BatchRun, Calculation
 from tidegate.spark.batch.stage_task import summed
 from tidegate.spark.batch.worker_task import WorkerPlace
+from tidegate.spark.driver_loop.batch_attempt import BatchAttempt, BatchRun, Calculation
 from tidegate.spark.driver_loop.spark_job import Job, Splits
-from tidegate.spark.session import SlotWait, start_session
 from tidegate.spark.driver_loop.streaming_loop import Supervision
+from tidegate.spark.session import SlotWait, start_session
 
 
 class NoSlotWait(SlotWait):

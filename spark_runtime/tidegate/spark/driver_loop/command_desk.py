@@ -6,13 +6,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from tidegate.coordinator.events import Answer
+from tidegate.coordinator.supervision.command_book import Accept, CommandBook, Refuse
+from tidegate.coordinator.supervision.supervision_events import AnswerAllOpen
 from tidegate.errors import AlreadyExistsError, StoreError, TidegateError
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Command, CommandResult, Spec, encode
 from tidegate.jobs.stores.store import Store
-from tidegate.coordinator.supervision.command_book import Accept, CommandBook, Refuse
-from tidegate.coordinator.events import Answer
-from tidegate.coordinator.supervision.supervision_events import AnswerAllOpen
 from tidegate.spark.driver_loop.command_poller import CommandPoller
 
 DRIVER_ENDED = AnswerAllOpen(

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
 
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.clock import steady_clock
+from tidegate.coordinator.supervision.owner_watch import OwnerEvent, OwnerSeen, OwnerUnseen, OwnerWatch
 from tidegate.errors import NotFoundError, TidegateError
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Owner, decode
 from tidegate.units import format_duration
-from tidegate.coordinator.supervision.owner_watch import OwnerEvent, OwnerSeen, OwnerUnseen, OwnerWatch
 
 LOOKS_PER_TIMEOUT = 10
 """Looks at the owner within `owner_timeout`."""

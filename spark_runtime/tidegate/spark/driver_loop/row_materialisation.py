@@ -21,9 +21,9 @@ from tidegate.connectors.spark.materialised_splits import as_declared, splits_of
 from tidegate.connectors.spark.spark_source import SparkSource
 from tidegate.connectors.storage import absolute, open_filesystem
 from tidegate.errors import PipelineError, StoreError, TidegateError
-from tidegate.jobs.layout import JobLayout
-from tidegate.jobs.decision_log import Reign
 from tidegate.jobs.artifacts.materialised_rows import Materialised, find_materialised, settle_materialised
+from tidegate.jobs.decision_log import Reign
+from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Spec
 from tidegate.jobs.stores.store import Store
 from tidegate.spark.barrier_stage import first_line

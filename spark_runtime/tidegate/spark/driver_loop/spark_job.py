@@ -10,14 +10,14 @@ from tidegate.channel.elements import SAVEPOINTS
 from tidegate.connectors.interface import Source, Split
 from tidegate.connectors.spark.spark_source import SparkSource
 from tidegate.connectors.split_documents import assign
-from tidegate.errors import StoreError
-from tidegate.jobs.status import JobStatus
 from tidegate.coordinator import driver_job
 from tidegate.coordinator.driver_job import Splits, fresh_splits, topology_of
-from tidegate.spark.driver_loop.command_desk import CommandDesk
-from tidegate.spark.driver_loop.status_hint import HintWriter
-from tidegate.spark.driver_loop.row_materialisation import Materialising, forget_materialised
+from tidegate.errors import StoreError
+from tidegate.jobs.status import JobStatus
 from tidegate.spark.driver_loop.checkpoint_deletion import Retiring
+from tidegate.spark.driver_loop.command_desk import CommandDesk
+from tidegate.spark.driver_loop.row_materialisation import Materialising, forget_materialised
+from tidegate.spark.driver_loop.status_hint import HintWriter
 
 __all__ = ["Job", "Splits", "assign", "fresh_splits", "topology_of"]
 

@@ -20,8 +20,14 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from tidegate.connectors.found_schema import found_schemas
 from tidegate.clock import steady_clock
+from tidegate.connectors.found_schema import found_schemas
+from tidegate.coordinator import events as ev
+from tidegate.coordinator.checkpoint_mode import waits_for_final
+from tidegate.coordinator.job_run import JobRun, RunFailed
+from tidegate.coordinator.recovery.restore_point import RestorePoint, choose_restore_point, ended_as
+from tidegate.coordinator.supervision import supervision_events as sv
+from tidegate.coordinator.supervision.supervisor import Supervisor
 from tidegate.errors import (
     FencedError,
     SlotsUnavailableError,
@@ -30,17 +36,11 @@ from tidegate.errors import (
     TidegateError,
     UnclearAnswerError,
 )
-from tidegate.coordinator import events as ev
-from tidegate.coordinator.supervision import supervision_events as sv
-from tidegate.coordinator.checkpoint_mode import waits_for_final
-from tidegate.coordinator.job_run import JobRun, RunFailed
-from tidegate.coordinator.recovery.restore_point import RestorePoint, choose_restore_point, ended_as
-from tidegate.coordinator.supervision.supervisor import Supervisor
 from tidegate.plan.execution_plan import graph_document
 from tidegate.spark.driver_loop.attempt import Attempt, SlotView
-from tidegate.spark.driver_loop.status_hint import job_metrics, job_watermark_us, operators_at_work
-from tidegate.spark.driver_loop.spark_job import Job, Splits, assign, fresh_splits
 from tidegate.spark.driver_loop.checkpoint_deletion import ZOMBIE_LIFE_S
+from tidegate.spark.driver_loop.spark_job import Job, Splits, assign, fresh_splits
+from tidegate.spark.driver_loop.status_hint import job_metrics, job_watermark_us, operators_at_work
 from tidegate.spark.session import SlotWait, start_session, ui_url
 
 COMMAND_POLL_S = 0.1

@@ -6,9 +6,9 @@ from typing import cast
 
 from tidegate.state.aggregates.accumulators import Accumulator, Function
 from tidegate.state.aggregates.aggregation import Accumulating, Aggregation
-from tidegate.state.cells import Cells
 from tidegate.state.aggregates.moments import Moments
 from tidegate.state.aggregates.row_log import RowLog
+from tidegate.state.cells import Cells
 
 
 def new_accumulator(aggregation: Aggregation, cells: Cells) -> Accumulating:

@@ -3,35 +3,21 @@ user's own aggregate makes of them. By sorting whole columns, for all entries at
 
 from __future__ import annotations
 
-
-
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pt
 
 from tidegate.errors import PipelineError
 from tidegate.state.aggregates.accumulators import SumOverflowError
 from tidegate.state.aggregates.aggregation import BY_ANOTHER, LISTS, ROWS, SETS, Aggregation, ArrowAggregate, Groups
 from tidegate.state.cells import Entries
-from tidegate.state.keys.key_bytes import Int64s, valid_mask
+from tidegate.state.keys.key_bytes import CANONICAL_NAN_BITS, Int64s, fixed_values, valid_mask
 from tidegate.state.keys.key_types import stored_array
-
-
-from typing import Any
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.types as pt
-
-from tidegate.state.keys.key_bytes import CANONICAL_NAN_BITS, Int64s, fixed_values
-from tidegate.state.keys.key_types import stored_array
-
-
 
 _SIGN = np.int64(-(2**63))
 
@@ -61,8 +47,6 @@ def _of_floats(array: pa.Array) -> Int64s:
     bits[np.isnan(values)] = CANONICAL_NAN_BITS
     keys: Int64s = np.where(bits < 0, ~(bits ^ _SIGN), bits)
     return keys
-
-
 
 
 Columns = list[pa.Array]

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.state.aggregates.aggregation import LISTS, Aggregation, Selection, StateColumns
+from tidegate.state.aggregates.folds import Columns, Fold, Rows, new_fold
 from tidegate.state.arrow.array_limits import ArrayTooLarge
 from tidegate.state.cells import Entries
-from tidegate.state.aggregates.folds import Columns, Fold, Rows, new_fold
 from tidegate.state.keys.key_bytes import Int64s, valid_mask
 
 FOLD_ROWS = 1 << 16

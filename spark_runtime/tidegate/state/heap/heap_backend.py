@@ -7,15 +7,19 @@ and a chunk that was not written to since an earlier snapshot has the same blob.
 
 from __future__ import annotations
 
-
-
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from tidegate.errors import SnapshotError
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
+from tidegate.state.heap.frozen_state import FrozenState
+from tidegate.state.heap.heap_timers import ColumnarTimers
+from tidegate.state.heap.list_columns import HeapList
+from tidegate.state.heap.map_columns import HeapMap
+from tidegate.state.heap.value_columns import HeapMerging, HeapValue
 from tidegate.state.keyed_state import (
     BackendContext,
     KeyedStateBackend,
@@ -28,23 +32,8 @@ from tidegate.state.keyed_state import (
     TimerService,
     ValueState,
 )
-from tidegate.state.heap.list_columns import HeapList
-from tidegate.state.heap.map_columns import HeapMap
-from tidegate.state.heap.frozen_state import FrozenState
-from tidegate.state.heap.value_columns import HeapMerging, HeapValue
 from tidegate.state.keys.key_sets import KeyedRows, ReadKeys
 from tidegate.state.state_layout import KEY_PREFIX, TTL_COLUMN, foreign_files, require_same, timer_part, unknown_state
-from tidegate.state.heap.heap_timers import ColumnarTimers
-
-
-from collections.abc import Sequence
-
-import pyarrow as pa
-
-from tidegate.errors import SnapshotError
-from tidegate.snapshot.parts import AsyncSnapshot, StatePart
-
-
 
 SWEPT_ENTRIES = 1024
 """Entries of each state with a TTL that are looked at, and removed where they have expired, for every batch."""
@@ -145,8 +134,6 @@ class HeapBackend(KeyedStateBackend):
             state.take_back(keys, batch, None)
         else:
             state.take_back(keys, batch, batch.column(TTL_COLUMN).to_numpy().astype(np.int64))
-
-
 
 
 MAX_SNAPSHOT_BYTES = 5 * 2**20

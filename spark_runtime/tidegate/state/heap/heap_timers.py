@@ -20,12 +20,8 @@ import pyarrow as pa
 from tidegate.state.arrow.array_limits import in_parts
 from tidegate.state.arrow.arrow_columns import Positions
 from tidegate.state.cells import Arrays, Cells, Entries, FrozenCells
-from tidegate.state.keyed_state import DueTimers, Elements, KeyNumbers, KeySet, TimerKind
 from tidegate.state.heap.frozen_state import FrozenState
 from tidegate.state.heap.heap_table import GROUP, FrozenTable, HeapTable
-from tidegate.state.keys.key_bytes import Int64s
-from tidegate.state.keys.key_sets import KeyedRows, ReadKeys
-from tidegate.state.state_layout import TIME_COLUMN, timer_part, timer_schema
 from tidegate.state.heap.timer_kernels import (
     chain_timers,
     count_chains,
@@ -38,6 +34,10 @@ from tidegate.state.heap.timer_kernels import (
     unqueue_timers,
     walk_chains,
 )
+from tidegate.state.keyed_state import DueTimers, Elements, KeyNumbers, KeySet, TimerKind
+from tidegate.state.keys.key_bytes import Int64s
+from tidegate.state.keys.key_sets import KeyedRows, ReadKeys
+from tidegate.state.state_layout import TIME_COLUMN, timer_part, timer_schema
 
 MIN_TIMERS = 64
 """Timers there is room for from the beginning; a power of two."""

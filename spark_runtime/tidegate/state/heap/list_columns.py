@@ -12,10 +12,10 @@ from tidegate.state.arrow.array_limits import in_parts
 from tidegate.state.arrow.arrow_buffers import expand_ranges
 from tidegate.state.arrow.arrow_columns import ALL, Chosen, RowLog
 from tidegate.state.cells import Entries
-from tidegate.state.keyed_state import Elements, KeyNumbers, KeySet, Mask, StateDescriptor
 from tidegate.state.heap.frozen_state import FrozenState
 from tidegate.state.heap.heap_table import GROUP, LIVE, HeapTable
 from tidegate.state.heap.value_columns import HeapState, Used
+from tidegate.state.keyed_state import Elements, KeyNumbers, KeySet, Mask, StateDescriptor
 from tidegate.state.keys.key_sets import KeyedRows, ReadKeys
 
 START, LENGTH, ROOM = "start", "length", "room"

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-
-
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tidegate.state.aggregates.merging_state import fold
 from tidegate.state.arrow.array_limits import in_parts
 from tidegate.state.arrow.arrow_columns import Chosen
 from tidegate.state.cells import Entries
-from tidegate.state.keyed_state import Found, KeyNumbers, KeySet, Mask, StateDescriptor
 from tidegate.state.heap.frozen_state import FrozenState
 from tidegate.state.heap.heap_table import GROUP, LIVE, USED, HeapTable, live_rows
+from tidegate.state.keyed_state import Found, KeyNumbers, KeySet, Mask, StateDescriptor, TimeToLive
 from tidegate.state.keys.key_sets import KeyedRows, ReadKeys
 from tidegate.state.state_layout import part_schema, result_schema
-from tidegate.state.aggregates.merging_state import fold
-
-
-from collections.abc import Callable
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-
-from tidegate.state.keyed_state import Mask, TimeToLive
-
-
 
 
 class Lifetime:
@@ -45,8 +32,6 @@ class Lifetime:
         """Of rows that were used last at these times."""
         alive: Mask = used_ms.astype(np.int64, copy=False) > self.now_ms() - self._duration_ms
         return alive
-
-
 
 
 Numbers: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]

@@ -29,8 +29,8 @@ import pyarrow as pa
 
 from tidegate.errors import SnapshotError
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StatePart
-from tidegate.state.rocksdb.byte_rows import ByteRows
 from tidegate.state.keys.key_hash import MAX_KEY_GROUPS
+from tidegate.state.rocksdb.byte_rows import ByteRows
 from tidegate.state.rocksdb.database import RocksDatabase, RocksTable, failures
 from tidegate.state.rocksdb.database_keys import GROUP_BYTES
 

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.state.rocksdb.byte_rows import ByteRows, constants, joined
 from tidegate.state.keyed_state import BackendContext, KeyNumbers, KeySet
 from tidegate.state.keys.key_bytes import canonical_bytes
-from tidegate.state.rocksdb.key_columns import key_columns
 from tidegate.state.keys.key_hash import Hashes, KeyGroups, hash_keys, hash_rows, key_groups
 from tidegate.state.keys.key_index_kernels import add_bytes
 from tidegate.state.keys.key_sets import first_rows
+from tidegate.state.rocksdb.byte_rows import ByteRows, constants, joined
+from tidegate.state.rocksdb.key_columns import key_columns
 
 GROUP_BYTES = 2
 

@@ -13,17 +13,17 @@ from pathlib import Path
 
 from tidegate.errors import SnapshotError
 from tidegate.snapshot.parts import StatePart
-from tidegate.state.rocksdb.byte_rows import ByteRows, joined
-from tidegate.state.keyed_state import BackendContext
 from tidegate.state.evolved_parts import evolved_parts
+from tidegate.state.keyed_state import BackendContext
 from tidegate.state.keys.key_hash import MAX_KEY_GROUPS
-from tidegate.state.state_layout import form_of, require_same, unknown_state
+from tidegate.state.rocksdb.byte_rows import ByteRows, joined
 from tidegate.state.rocksdb.checkpoint_files import FilesOfPart
 from tidegate.state.rocksdb.database import RocksDatabase
 from tidegate.state.rocksdb.database_keys import group_key, read_keys
 from tidegate.state.rocksdb.list_chunks import RocksList
 from tidegate.state.rocksdb.portable_rows import StoredRows, own_rows, prefixed_columns
 from tidegate.state.rocksdb.timer_tables import BY_TIME, TIME_BYTES
+from tidegate.state.state_layout import form_of, require_same, unknown_state
 
 
 class Restore:

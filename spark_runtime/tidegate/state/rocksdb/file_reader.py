@@ -12,8 +12,8 @@ import pyarrow as pa
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, StatePart
 from tidegate.snapshot.reader import NativeFiles
 from tidegate.state.keyed_state import BackendContext, KeyedKind, KeyedStateBackend, StateDescriptor, TimeToLive
-from tidegate.state.state_layout import KEY_PREFIX, MAP_PREFIX, TTL_COLUMN, VALUE_PREFIX, form_of, timer_part
 from tidegate.state.rocksdb.checkpoint_files import FilesOfPart
+from tidegate.state.state_layout import KEY_PREFIX, MAP_PREFIX, TTL_COLUMN, VALUE_PREFIX, form_of, timer_part
 
 READING_BYTES = 32 * 2**20
 """Memory of that database."""

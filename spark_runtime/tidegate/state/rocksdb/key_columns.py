@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from tidegate.state.rocksdb.byte_rows import ByteRows
 from tidegate.state.compiler import kernel
 from tidegate.state.keys.decimal_keys import decimal_array
 from tidegate.state.keys.key_bytes import (
@@ -21,6 +20,7 @@ from tidegate.state.keys.key_bytes import (
     fixed_array,
     is_fixed_key_type,
 )
+from tidegate.state.rocksdb.byte_rows import ByteRows
 
 
 def key_columns(rows: ByteRows, schema: pa.Schema, skip: int = 0) -> tuple[pa.RecordBatch, Int64s]:

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.state.rocksdb.byte_rows import ByteRows, constants, frames, joined, stacked, unframed
 from tidegate.state.keyed_state import Elements, KeyNumbers, KeySet, Mask
 from tidegate.state.keys.key_bytes import Int64s
-from tidegate.state.rocksdb.state_rows import Expiry, RocksCells
+from tidegate.state.rocksdb.byte_rows import ByteRows, constants, frames, joined, stacked, unframed
 from tidegate.state.rocksdb.database import RocksTable
 from tidegate.state.rocksdb.database_keys import ids_of
+from tidegate.state.rocksdb.state_rows import Expiry, RocksCells
 
 CHUNK_BYTES = 4096
 """An open chunk that has grown larger is closed."""

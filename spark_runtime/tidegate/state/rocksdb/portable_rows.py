@@ -10,17 +10,17 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StatePart
-from tidegate.state.rocksdb.byte_rows import ByteRows, constants, joined
 from tidegate.state.keyed_state import StateDescriptor
 from tidegate.state.keys.key_bytes import canonical_bytes
-from tidegate.state.rocksdb.key_columns import key_columns
-from tidegate.state.state_layout import KEY_PREFIX, MAP_PREFIX, TIME_COLUMN, VALUE_PREFIX
-from tidegate.state.rocksdb.state_rows import Expiry
+from tidegate.state.rocksdb.byte_rows import ByteRows, constants, joined
 from tidegate.state.rocksdb.checkpoint_files import CheckpointFolder
 from tidegate.state.rocksdb.database import RocksDatabase, RocksTable
 from tidegate.state.rocksdb.database_keys import GROUP_BYTES, group_key, groups_of
+from tidegate.state.rocksdb.key_columns import key_columns
 from tidegate.state.rocksdb.list_chunks import chunk_elements
+from tidegate.state.rocksdb.state_rows import Expiry
 from tidegate.state.rocksdb.timer_tables import time_bytes, times_of
+from tidegate.state.state_layout import KEY_PREFIX, MAP_PREFIX, TIME_COLUMN, VALUE_PREFIX
 
 PIECE_BYTES = 8 * 2**20
 """A piece has about so many bytes in RocksDB's files; uncompressed it may be some times as large."""

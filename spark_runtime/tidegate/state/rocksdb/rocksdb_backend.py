@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
-from tidegate.state.rocksdb.byte_rows import ByteRows
 from tidegate.state.keyed_state import (
     BackendContext,
     KeyedStateBackend,
@@ -30,18 +29,19 @@ from tidegate.state.keyed_state import (
     ValueState,
 )
 from tidegate.state.keys.key_bytes import key_array
-from tidegate.state.rocksdb.key_columns import key_ends
-from tidegate.state.state_layout import part_schema, timer_part, timer_schema
-from tidegate.state.rocksdb.row_cache import RowCache
-from tidegate.state.rocksdb.state_rows import Expiry, ExpirySweep, RocksCells
+from tidegate.state.rocksdb.byte_rows import ByteRows
 from tidegate.state.rocksdb.checkpoint_files import PendingCheckpoint, file_part
 from tidegate.state.rocksdb.database import RocksDatabase, RocksTable, require_rocksdict
 from tidegate.state.rocksdb.database_keys import GROUP_BYTES, RocksKeys, distinct, read_keys
-from tidegate.state.rocksdb.list_chunks import RocksList, chunk_elements, chunks_alive, heads_left_over
 from tidegate.state.rocksdb.database_restore import Restore
+from tidegate.state.rocksdb.key_columns import key_ends
+from tidegate.state.rocksdb.list_chunks import RocksList, chunk_elements, chunks_alive, heads_left_over
 from tidegate.state.rocksdb.portable_rows import Export, StoredRows, schemas
+from tidegate.state.rocksdb.row_cache import RowCache
 from tidegate.state.rocksdb.row_states import RocksMap, RocksMerging, RocksValue
+from tidegate.state.rocksdb.state_rows import Expiry, ExpirySweep, RocksCells
 from tidegate.state.rocksdb.timer_tables import BY_TIME, RocksTimers
+from tidegate.state.state_layout import part_schema, timer_part, timer_schema
 
 DATABASE_SHARE = 2
 """The database gets this part of the memory: 1/2. The rest is for caches, for the rows under way and for growth."""

@@ -21,9 +21,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from tidegate.errors import PipelineError, SnapshotError
-from tidegate.state.rocksdb.byte_rows import ByteRows, frames, unframed
 from tidegate.state.compiler import kernel
 from tidegate.state.keys.key_bytes import Bytes, Int64s, valid_mask
+from tidegate.state.rocksdb.byte_rows import ByteRows, frames, unframed
 
 ROW_VERSION = 1
 _LENGTH_BYTES = 4

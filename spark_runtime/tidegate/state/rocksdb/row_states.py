@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from tidegate.state.rocksdb.byte_rows import ByteRows, joined
+from tidegate.state.aggregates.merging_state import fold
 from tidegate.state.keyed_state import Elements, Found, KeyNumbers, KeySet, Mask, StateDescriptor
 from tidegate.state.keys.key_bytes import canonical_bytes
-from tidegate.state.rocksdb.key_columns import key_columns, key_ends
-from tidegate.state.aggregates.merging_state import fold
-from tidegate.state.rocksdb.state_rows import RocksCells
+from tidegate.state.rocksdb.byte_rows import ByteRows, joined
 from tidegate.state.rocksdb.database_keys import GROUP_BYTES, ids_of
+from tidegate.state.rocksdb.key_columns import key_columns, key_ends
+from tidegate.state.rocksdb.state_rows import RocksCells
 
 
 class RocksValue:

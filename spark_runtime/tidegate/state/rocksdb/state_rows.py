@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from tidegate.state.rocksdb.byte_rows import ByteRows
 from tidegate.state.keyed_state import Mask, StateDescriptor
-from tidegate.state.state_layout import TTL_COLUMN, result_schema
-from tidegate.state.rocksdb.row_cache import RowCache
+from tidegate.state.rocksdb.byte_rows import ByteRows
 from tidegate.state.rocksdb.database import RocksTable
+from tidegate.state.rocksdb.row_cache import RowCache
 from tidegate.state.rocksdb.row_codec import RowCodec
+from tidegate.state.state_layout import TTL_COLUMN, result_schema
 
 
 class Expiry:

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.state.rocksdb.byte_rows import ByteRows, constants, joined
 from tidegate.state.keyed_state import DueTimers, Elements, KeyNumbers, KeySet
 from tidegate.state.keys.key_bytes import Int64s
-from tidegate.state.state_layout import TIME_COLUMN
-from tidegate.state.rocksdb.row_cache import RowCache
+from tidegate.state.rocksdb.byte_rows import ByteRows, constants, joined
 from tidegate.state.rocksdb.database import RocksTable
 from tidegate.state.rocksdb.database_keys import RocksKeys, distinct, ids_of
+from tidegate.state.rocksdb.row_cache import RowCache
+from tidegate.state.state_layout import TIME_COLUMN
 
 TIME_BYTES = 8
 BY_TIME = ":by_time"

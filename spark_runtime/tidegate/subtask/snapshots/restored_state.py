@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from tidegate.jobs.stores.store import Store
 from tidegate.jobs.history.verdicts import Withheld
+from tidegate.jobs.stores.store import Store
 from tidegate.operators.stream_operator import CommitPermit
 from tidegate.plan.execution_plan import ExecutionPlan
 from tidegate.snapshot.blobs import BlobFile

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-
-
 import os
-from concurrent.futures import Future, wait
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from tidegate.connectors.storage import naming_path
-
-
-import os
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-
-
 
 _threads: list[ThreadPoolExecutor] = []
 
@@ -40,9 +32,6 @@ def _renew() -> None:
 
 _renew()
 os.register_at_fork(after_in_child=_renew)
-
-
-
 
 
 class OpenEncoding(Protocol):

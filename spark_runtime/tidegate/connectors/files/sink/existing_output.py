@@ -9,9 +9,9 @@ from typing import Literal, get_args
 
 from fsspec import AbstractFileSystem
 
-from tidegate.connectors.interface import SinkContext
-from tidegate.connectors.files.source.file_formats import FormatName, suffixes_of
 from tidegate.connectors.files.sink.sink_layout import FileLayout
+from tidegate.connectors.files.source.file_formats import FormatName, suffixes_of
+from tidegate.connectors.interface import SinkContext
 from tidegate.connectors.storage import is_local, list_folder, sync_to_disk
 from tidegate.errors import OptionError, PipelineError
 

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 
+from tidegate.connectors.files.sink.marker_packs import PACK_SCHEMA, MarkerPacks
 from tidegate.connectors.files.sink.sink_layout import MARKER_SUFFIX, FileLayout, parse_staged_name
 from tidegate.connectors.leftovers import Leftover, Leftovers, StillNeeded
-from tidegate.connectors.files.sink.marker_packs import PACK_SCHEMA, MarkerPacks
 from tidegate.connectors.storage import list_folder
 from tidegate.connectors.transactions import parse_transaction_id
 

@@ -11,9 +11,9 @@ from contextlib import suppress
 import pyarrow.compute as pc
 from fsspec import AbstractFileSystem
 
-from tidegate.connectors.interface import SinkContext
-from tidegate.connectors.files.sink.sink_layout import FileLayout
 from tidegate.connectors.files.sink.marker_packs import MarkerPacks
+from tidegate.connectors.files.sink.sink_layout import FileLayout
+from tidegate.connectors.interface import SinkContext
 from tidegate.connectors.storage import is_local, list_folder, sync_to_disk
 from tidegate.errors import TidegateError
 

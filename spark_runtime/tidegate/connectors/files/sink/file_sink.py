@@ -10,17 +10,17 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 
-from tidegate.connectors.interface import NO_CHECKPOINT, Committable, Sink, SinkContext, SinkWriter
 from tidegate.connectors.files.sink.encoded_file import FileEncoding
 from tidegate.connectors.files.sink.existing_output import ExistingOutput, IfExists, check_if_exists, is_output
-from tidegate.connectors.files.source.file_formats import FormatName
-from tidegate.connectors.files.sink.sink_layout import FileLayout
 from tidegate.connectors.files.sink.file_leftovers import FileLeftovers
 from tidegate.connectors.files.sink.file_rewind import FileRewind
-from tidegate.connectors.files.sink.staged_files import staged_files
 from tidegate.connectors.files.sink.file_writer import FileCut, FileWriter
-from tidegate.connectors.leftovers import Leftovers, StillNeeded
 from tidegate.connectors.files.sink.hive_partitions import check_partition_columns, partition_columns
+from tidegate.connectors.files.sink.sink_layout import FileLayout
+from tidegate.connectors.files.sink.staged_files import staged_files
+from tidegate.connectors.files.source.file_formats import FormatName
+from tidegate.connectors.interface import NO_CHECKPOINT, Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.leftovers import Leftovers, StillNeeded
 from tidegate.connectors.storage import absolute, check_target_folder, list_folder, open_filesystem
 from tidegate.errors import OptionError, PipelineError
 from tidegate.jobs.client.staged_data import StagedData

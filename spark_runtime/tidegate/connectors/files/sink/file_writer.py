@@ -14,13 +14,13 @@ from typing import Any
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 
-from tidegate.connectors.interface import Committable, SinkContext, SinkWriter
 from tidegate.connectors.files.sink.encoded_file import EncodedFile, FileEncoding
 from tidegate.connectors.files.sink.existing_output import ExistingOutput
+from tidegate.connectors.files.sink.hive_partitions import PartitionValues, by_partition, hive_folder
+from tidegate.connectors.files.sink.marker_packs import MarkerPacks
 from tidegate.connectors.files.sink.sink_layout import FileLayout, parse_staged_name, target_name
 from tidegate.connectors.files.sink.staged_files import staged_files, suffix_of
-from tidegate.connectors.files.sink.marker_packs import MarkerPacks
-from tidegate.connectors.files.sink.hive_partitions import PartitionValues, by_partition, hive_folder
+from tidegate.connectors.interface import Committable, SinkContext, SinkWriter
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.storage import is_local, sync_to_disk
 from tidegate.connectors.transactions import check_own, looks_after, parse_transaction_id, transaction_id

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import unquote
 
-from tidegate.connectors.interface import Committable
-from tidegate.connectors.files.sink.sink_layout import FileLayout, parse_staged_name
 from tidegate.connectors.files.sink.hive_partitions import NULL_FOLDER
+from tidegate.connectors.files.sink.sink_layout import FileLayout, parse_staged_name
+from tidegate.connectors.interface import Committable
 from tidegate.connectors.transactions import parse_transaction_id
 from tidegate.jobs.client.staged_data import StagedData, StagedFile, files_staged
 

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
+from tidegate.connectors.files.source.character_encoding import RecordError
 from tidegate.connectors.files.source.number_text import (
     all_whole,
     beyond_float,
@@ -19,7 +20,6 @@ from tidegate.connectors.files.source.number_text import (
     with_leading_zeros,
 )
 from tidegate.connectors.files.source.record_blocks import Ends, csv_ends
-from tidegate.connectors.files.source.character_encoding import RecordError
 
 _COLUMN = re.compile(r"In CSV column #(\d+): ")
 _ROW = re.compile(r"Row #\d+: ")

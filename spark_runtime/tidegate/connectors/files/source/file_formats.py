@@ -13,15 +13,15 @@ import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 
 from tidegate.connectors.files.source.bad_records import BadRecord, refused
+from tidegate.connectors.files.source.character_encoding import Decoder, RecordError
 from tidegate.connectors.files.source.csv_records import CsvHead, CsvParser, header_names, infer_csv
 from tidegate.connectors.files.source.file_errors import line_of, naming, shorter_than_before
 from tidegate.connectors.files.source.file_schema import FilePolicy, FileSchema, differences, refuse_doubled
 from tidegate.connectors.files.source.json_records import JsonHead, JsonParser, disagreeing_row, infer_json
 from tidegate.connectors.files.source.record_blocks import MAX_BLOCK_RECORDS, ByteStream, blocks, csv_ends
-from tidegate.connectors.storage import is_local
-from tidegate.connectors.files.source.character_encoding import Decoder, RecordError
 from tidegate.connectors.files.source.text_records import Chunk, TextParser, text_chunks
 from tidegate.connectors.files.source.text_streams import COMPRESSIONS, after_mark, open_text
+from tidegate.connectors.storage import is_local
 from tidegate.errors import PipelineError
 
 FormatName = Literal["parquet", "csv", "json"]

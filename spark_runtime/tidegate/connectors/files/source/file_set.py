@@ -29,9 +29,9 @@ from tidegate.connectors.files.source.file_schema import (
     new_columns,
     refuse_doubled,
 )
+from tidegate.connectors.files.source.text_records import Chunk
 from tidegate.connectors.found_schema import FoundSchema
 from tidegate.connectors.storage import absolute, is_local, open_filesystem
-from tidegate.connectors.files.source.text_records import Chunk
 from tidegate.errors import OptionError, PipelineError
 
 _FORMATS = ("parquet", "csv", "json")

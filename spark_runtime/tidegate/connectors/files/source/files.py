@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-
-
 import copy
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import pyarrow as pa
 
-from tidegate.connectors.files.source.bad_records import BAD_RECORDS, OnBadRecord, bad_batch
-from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
+from tidegate.connectors.files.source.bad_records import BAD_RECORDS, BadRecord, OnBadRecord, bad_batch
 from tidegate.connectors.files.source.file_errors import shorter_than_before
 from tidegate.connectors.files.source.file_formats import FormatName
 from tidegate.connectors.files.source.file_listing import FoundFile
 from tidegate.connectors.files.source.file_schema import DEFAULT_NULL_VALUES, FilePolicy, OnMissingField, OnNewField
 from tidegate.connectors.files.source.file_set import FileSet, Paths
+from tidegate.connectors.files.source.text_records import Chunk
 from tidegate.connectors.found_schema import FoundSchema
-from tidegate.connectors.files.source.text_records import Chunk
-
-
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
-
-import pyarrow as pa
-
-from tidegate.connectors.files.source.bad_records import BadRecord
-from tidegate.connectors.files.source.text_records import Chunk
-
-
+from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
 
 
 @dataclass(frozen=True)
@@ -95,8 +81,6 @@ class FilePosition:
         batch = chunk.batch.slice(min(self.skip, rows))
         moved = replace(self, at=chunk.at, rows=self.rows + batch.num_rows, bad=self.bad + len(chunk.bad), skip=0)
         return moved, batch, chunk.bad
-
-
 
 
 MIN_SPLIT_ROWS = 65_536

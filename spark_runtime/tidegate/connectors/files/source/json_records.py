@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
+from tidegate.connectors.files.source.character_encoding import RecordError
 from tidegate.connectors.files.source.file_schema import FileSchema, differences
 from tidegate.connectors.files.source.json_values import (
     IsText,
@@ -27,7 +28,6 @@ from tidegate.connectors.files.source.json_values import (
 )
 from tidegate.connectors.files.source.number_text import all_whole, loses_digits, may_lose_digits
 from tidegate.connectors.files.source.record_blocks import Ends, line_ends
-from tidegate.connectors.files.source.character_encoding import RecordError
 
 MAX_NEW_FIELDS = 100
 """A file that has so many is not searched for more: that reads every block twice."""

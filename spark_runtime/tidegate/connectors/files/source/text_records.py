@@ -9,8 +9,8 @@ from typing import Protocol
 import pyarrow as pa
 
 from tidegate.connectors.files.source.bad_records import BadRecord
-from tidegate.connectors.files.source.record_blocks import MAX_RECORD_BYTES, Block, ByteStream, Ends, blocks
 from tidegate.connectors.files.source.character_encoding import Decoder, RecordError
+from tidegate.connectors.files.source.record_blocks import MAX_RECORD_BYTES, Block, ByteStream, Ends, blocks
 
 READ_BLOCK_BYTES = 2**20
 """Text is parsed in blocks of this size, so that one poll takes a few milliseconds."""

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 
+from tidegate.connectors.files.source.character_encoding import TextEncoding
 from tidegate.connectors.files.source.file_errors import shorter_than_before
 from tidegate.connectors.files.source.record_blocks import ByteStream
-from tidegate.connectors.files.source.character_encoding import TextEncoding
 
 COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "xz": "xz", "zip": "zip", "zst": "zstd"}
 """Suffix -> what fsspec calls it."""

@@ -1,0 +1,1 @@
+"""What every store of a job directory must do."""
