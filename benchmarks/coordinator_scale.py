@@ -17,13 +17,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "spark_runtime")]
 
 from results import RESULTS, machine, write_section  # noqa: E402
 
+from tidegate.channel.control.protocol import (  # noqa: E402
+    Acknowledged,
+    DriverMessage,
+    SlotMessage,
+    SubtaskCommitted,
+    SubtaskRunning,
+)
 from tidegate.coordinator import events as ev  # noqa: E402
 from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions  # noqa: E402
 from tidegate.coordinator.job_run import JobFacts, JobRun  # noqa: E402
@@ -75,7 +81,7 @@ class Cost:
 class NoSlots:
     """Slots that are told and do nothing."""
 
-    def broadcast(self, message: dict[str, Any]) -> None:
+    def broadcast(self, message: DriverMessage) -> None:
         """See `Slots.broadcast`."""
 
 
@@ -142,9 +148,9 @@ def job_run(shape: Topology) -> JobRun:
     )
 
 
-def messages(shape: Topology, checkpoint_id: int) -> list[dict[str, Any]]:
-    """The acknowledgements of all subtasks, as they come out of JSON."""
-    out: list[dict[str, Any]] = []
+def messages(shape: Topology, checkpoint_id: int) -> list[SlotMessage]:
+    """The acknowledgements of all subtasks."""
+    out: list[SlotMessage] = []
     for chain, index in shape.subtasks():
         operators = {
             uid: {
@@ -155,17 +161,7 @@ def messages(shape: Topology, checkpoint_id: int) -> list[dict[str, Any]]:
             }
             for uid in shape.chains[chain].operators
         }
-        out.append(
-            {
-                "type": "ack",
-                "subtask": [chain, index],
-                "checkpoint_id": checkpoint_id,
-                "run_id": "run",
-                "operators": operators,
-                "metrics": dict(METRICS),
-                "finished": False,
-            }
-        )
+        out.append(Acknowledged((chain, index), checkpoint_id, "run", operators, dict(METRICS)))
     return out
 
 
@@ -180,12 +176,12 @@ def checkpoint(run: JobRun, shape: Topology, checkpoint_id: int) -> Cost:
     """One checkpoint from request to commit."""
     acks = messages(shape, checkpoint_id)
     commits = [
-        {"type": "committed", "subtask": [chain, index], "checkpoint_id": checkpoint_id}
+        SubtaskCommitted((chain, index), checkpoint_id)
         for chain, index in shape.subtasks()
         if shape.chains[chain].commits
     ]
 
-    def tell(some: Sequence[dict[str, Any]]) -> None:
+    def tell(some: Sequence[SlotMessage]) -> None:
         for message in some:
             run.on_slot_message(message)
 
@@ -208,7 +204,7 @@ def measure(subtasks: int, rounds: int = ROUNDS) -> tuple[float, Cost]:
 
     def start() -> None:
         for chain, index in shape.subtasks():
-            run.on_slot_message({"type": "running", "subtask": [chain, index]})
+            run.on_slot_message(SubtaskRunning((chain, index)))
 
     start_ms = cpu_ms(start)
     costs = [checkpoint(run, shape, n) for n in range(1, rounds + 2)][1:]

@@ -96,7 +96,7 @@ class Running:
 
     def rows_at_window(self) -> int:
         """How many rows the source has given."""
-        return sum(int(progress["records"]) for _, _, progress in self._run.slot.metrics()["sources"])
+        return sum(s.source.records for s in self._run.slot.metrics().subtasks if s.source is not None)
 
     def checkpoint(self) -> tuple[int, str]:
         """(number, path) of this submission's newest completed checkpoint; 0 when there is none."""

@@ -16,6 +16,19 @@ from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 
+from tidegate.channel.control.protocol import (
+    Acknowledged,
+    Declined,
+    DriverMessage,
+    Failed,
+    LetFinish,
+    Over,
+    SlotMessage,
+    SubtaskCommitted,
+    SubtaskEndedData,
+    SubtaskFinished,
+    Trigger,
+)
 from tidegate.channel.elements import MAX_WATERMARK, CheckpointBarrier, EndOfData, EndOfPartition, Watermark
 from tidegate.connectors.sink_operator import SinkOperator
 from tidegate.coordinator import job_run
@@ -98,18 +111,28 @@ SINK_STEPS = {
 INSTALLED: list[Points] = []
 """In this process, for as long as it lives: on Spark."""
 
-_MESSAGES = {"ack": "acknowledgement", "ended": "ended sent", "finished": "finished sent", "over": "over sent"}
+_SENT: Mapping[type, str] = {
+    Acknowledged: "acknowledgement",
+    SubtaskEndedData: "ended sent",
+    SubtaskFinished: "finished sent",
+    Over: "over sent",
+    SubtaskCommitted: "committed sent",
+    Declined: "decline sent",
+    Failed: "failed sent",
+}
+_BROADCAST: Mapping[type, str] = {LetFinish: "let_finish"}
 
 
-def _told(message: dict[str, Any]) -> str | None:
+def _told(message: SlotMessage) -> str | None:
     """A message of a slot to the driver."""
-    kind = message["type"]
-    return _MESSAGES.get(kind) or (f"{kind} sent" if kind in ("committed", "decline", "failed") else None)
+    return _SENT.get(type(message))
 
 
-def broadcast_name(message: Mapping[str, Any]) -> str:
+def broadcast_name(message: DriverMessage) -> str:
     """A message of the driver to the slots."""
-    return "stop" if message.get("stop") else str(message["type"])
+    if isinstance(message, Trigger) and message.stop is not None:
+        return "stop"
+    return _BROADCAST.get(type(message), type(message).__name__.lower())
 
 
 def _sent(element: Any) -> str | None:

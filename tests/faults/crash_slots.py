@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from crash_points import broadcast_name
 from simulator.run_of_slots import stop_point
 
+from tidegate.channel.control.protocol import Cancel, Deployed, DriverMessage, Failed, Over, SlotMessage, Start
+from tidegate.channel.control.protocol_codec import received
 from tidegate.channel.memory import MemoryChannel
 from tidegate.connectors.split_documents import assign
 from tidegate.coordinator.checkpoint_mode import waits_for_final
@@ -156,7 +158,7 @@ class SlotProcess:
         self.process = Process(f"slot {index}")
         self.index = index
         self.rounds_left: int | None = None
-        self.inbox: deque[Mapping[str, Any]] = deque()
+        self.inbox: deque[DriverMessage] = deque()
         self._world = world
         self._run = run
         self._make = make
@@ -170,10 +172,10 @@ class SlotProcess:
         """Neither dead nor done."""
         return self.process.alive and self._state != "over"
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: SlotMessage) -> None:
         """To the driver, while the connection holds."""
         if self.rounds_left is None:
-            self._run.arrived.append((self, json.loads(json.dumps(message))))
+            self._run.arrived.append((self, received(message)))
 
     def turn(self) -> bool:
         """Messages, one step of each subtask, what the writer has to do. False: nothing was done."""
@@ -191,7 +193,7 @@ class SlotProcess:
             return False
         except Exception as error:
             self._state = "over"
-            self.send({"type": "failed", "message": str(error)})
+            self.send(Failed(str(error)))
             return True
         finally:
             self._world.killer.current = None
@@ -211,16 +213,16 @@ class SlotProcess:
                 input_steps=1,  # a kill may come between any two elements
             )
             self._subtasks = self._make(self._slot)
-            self.send({"type": "deployed"})
+            self.send(Deployed())
             return True
         progressed = bool(self.inbox)
         while self.inbox:
             message = self.inbox.popleft()
-            if message["type"] == "cancel":
+            if isinstance(message, Cancel):
                 self._state = "over"
                 self._slot.close()
                 return True
-            if message["type"] == "start":
+            if isinstance(message, Start):
                 self._state = "started"
                 self._slot.start(self._subtasks)
             else:
@@ -233,7 +235,7 @@ class SlotProcess:
         if self._slot.is_over:
             self._slot.close()
             self._world.killer.at("over sent: before")
-            self.send({"type": "over"})
+            self.send(Over())
             self._state = "over"
         return progressed
 
@@ -243,7 +245,7 @@ class Run:
 
     def __init__(self, world: World, driver: Driver, job: Job) -> None:
         self.job = job
-        self.arrived: deque[tuple[SlotProcess, dict[str, Any]]] = deque()
+        self.arrived: deque[tuple[SlotProcess, SlotMessage]] = deque()
         self._world = world
         self._driver = driver
         self._deployed = 0
@@ -298,14 +300,14 @@ class Run:
         ]
         world.slots += self.slots
 
-    def broadcast(self, message: dict[str, Any]) -> None:
+    def broadcast(self, message: DriverMessage) -> None:
         """See Slots; a crash may come between two of them."""
         at, name = self._world.killer.at, broadcast_name(message)
         at(f"{name} sent: before")
         for number, slot in enumerate(self.slots):
             if number:
                 at(f"{name} sent: between two slots")
-            slot.inbox.append(json.loads(json.dumps(message)))
+            slot.inbox.append(received(message))
         at(f"{name} sent: after")
 
     def turn(self) -> bool:
@@ -316,7 +318,7 @@ class Run:
             self._take(*self.arrived.popleft())
         while self.arrived:
             slot, message = self.arrived.popleft()
-            if message["type"] == "over":
+            if isinstance(message, Over):
                 self._over.add(slot.index)
         for slot in self.slots:
             if not slot.process.alive and slot.index not in self._over:
@@ -327,16 +329,16 @@ class Run:
                     self.run.fail(RunFailed(f"{slot.process.name} was lost"))
         return progressed
 
-    def _take(self, slot: SlotProcess, message: dict[str, Any]) -> None:
-        match message["type"]:
-            case "deployed":
+    def _take(self, slot: SlotProcess, message: SlotMessage) -> None:
+        match message:
+            case Deployed():
                 self._deployed += 1
                 if self._deployed == len(self.slots):
-                    self.broadcast({"type": "start"})
-            case "over":
+                    self.broadcast(Start())
+            case Over():
                 self._over.add(slot.index)
-            case "failed":
-                self.run.fail(RunFailed(message["message"]))
+            case Failed():
+                self.run.fail(RunFailed(message.message))
             case _:
                 self.run.on_slot_message(message)
                 if not self._up and self.run.coordinator.all_running:
@@ -352,7 +354,7 @@ class Run:
     def take_down(self) -> tuple[RunEnded | RunFailed, list[Wish]]:
         """The outcome, and the requests that the next run takes up again."""
         for slot in self.slots:
-            slot.inbox.append({"type": "cancel"})
+            slot.inbox.append(Cancel())
             slot.rounds_left = NOTICE_ROUNDS
         outcome = self.run.outcome
         assert outcome is not None

@@ -6,6 +6,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from tidegate.channel.control.protocol import (
+    Acknowledged,
+    Declined,
+    Subtask,
+    SubtaskCommitted,
+    SubtaskEndedData,
+    SubtaskFinished,
+    SubtaskRunning,
+)
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.checkpointing.checkpoint_plan import plan_checkpoint
 from tidegate.coordinator.checkpointing.completed_snapshots import CompletedSnapshots
@@ -16,7 +25,7 @@ from tidegate.coordinator.checkpointing.snapshot_requests import RequestQueue
 from tidegate.coordinator.checkpointing.subtask_states import SubtaskStates
 from tidegate.coordinator.checkpointing.trigger import FORCED, Drop, Refuse, Situation, Start, admit, judge
 from tidegate.coordinator.commits.commit_gate import CommitGate
-from tidegate.coordinator.events import AbortCode, Action, Event, Request, Subtask
+from tidegate.coordinator.events import AbortCode, Action, Event, Request
 from tidegate.coordinator.stop.answers import answer_to, carried_over, job_ended
 from tidegate.coordinator.stop.final_snapshot import FinalSnapshot
 from tidegate.coordinator.stop.stop_timeout import Scene, savepoint_stays, stop_failed, stop_given_up, stop_untouched
@@ -130,15 +139,15 @@ class Coordinator:
         match event:
             case ev.Tick():
                 actions = self._on_tick(now_ms)
-            case ev.SubtaskRunning(subtask):
+            case SubtaskRunning(subtask):
                 actions = self._on_running(subtask, now_ms)
-            case ev.SubtaskEndedData(subtask, natural):
+            case SubtaskEndedData(subtask, natural):
                 actions = self._on_ended(subtask, natural, now_ms)
-            case ev.SubtaskFinished(subtask):
+            case SubtaskFinished(subtask):
                 actions = self._on_finished(subtask, now_ms)
-            case ev.Acknowledged():
+            case Acknowledged():
                 actions = self._on_ack(event, now_ms)
-            case ev.Declined():
+            case Declined():
                 actions = self._on_decline(event, now_ms)
             case ev.SnapshotRequested(request):
                 actions = self._request(request)
@@ -151,7 +160,7 @@ class Coordinator:
             case ev.CompletionFailed(checkpoint_id, reason):
                 pending = self._pending.get(checkpoint_id)
                 actions = self._abort(pending, "io", f"could not be completed: {reason}", now_ms)
-            case ev.SubtaskCommitted(subtask, checkpoint_id):
+            case SubtaskCommitted(subtask, checkpoint_id):
                 actions = self._shelf.committed(subtask, checkpoint_id)
             case ev.Approved() | ev.Quarantined():
                 actions = self._shelf.judged(event)
@@ -410,7 +419,7 @@ class Coordinator:
 
     # ------------------------------------------------------------ collecting
 
-    def _on_ack(self, ack: ev.Acknowledged, now_ms: int) -> list[Action]:
+    def _on_ack(self, ack: Acknowledged, now_ms: int) -> list[Action]:
         pending = self._pending.get(ack.checkpoint_id)
         if pending is None or ack.run_id != self._run_id or not pending.acknowledge(ack, now_ms):
             return []
@@ -421,7 +430,7 @@ class Coordinator:
         pending.completing = True
         return [complete]
 
-    def _on_decline(self, decline: ev.Declined, now_ms: int) -> list[Action]:
+    def _on_decline(self, decline: Declined, now_ms: int) -> list[Action]:
         pending = self._pending.get(decline.checkpoint_id)
         if pending is None or decline.run_id != self._run_id or pending.completing:
             return []

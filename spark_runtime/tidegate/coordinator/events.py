@@ -1,4 +1,7 @@
-"""What the coordinator is told (events) and what it asks for (actions). Frozen data, no behaviour."""
+"""What the coordinator is told (events) and what it asks for (actions). Frozen data, no behaviour.
+
+Messages of subtasks are events, too: `channel.control.protocol.SubtaskEvent`.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from tidegate.channel.control.protocol import Acknowledged, Subtask, SubtaskEvent
 from tidegate.channel.elements import CheckpointKind, StopMode
 from tidegate.jobs.history.verdicts import Withheld
-
-Subtask: TypeAlias = tuple[int, int]
-"""(chain id, index)."""
 
 RefusalCode = Literal[
     "shut_down",
@@ -44,8 +45,6 @@ AbortCode = Literal[
 met a newer barrier or a cancel marker (S3.4). `partially_finished`: some subtasks of an operator with union state have
 finished and others not (S6.3). `job_stops`: a stop-savepoint completed first, or takes the place of a final one.
 `job_ended`: all had finished. `shutdown`: the run is over. `stop_timeout`: the time of the stop was up (S7.7)."""
-
-DeclineCode = Literal["failed", "subtask_finished", "alignment_aborted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,59 +128,6 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class SubtaskRunning:
-    """The subtask has been restored and runs."""
-
-    subtask: Subtask
-
-
-@dataclass(frozen=True, slots=True)
-class SubtaskEndedData:
-    """The subtask passed EndOfData on; it waits for a snapshot that starts after that (S7.3). `natural`: not by a
-    stop."""
-
-    subtask: Subtask
-    natural: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SubtaskFinished:
-    """The subtask has closed and sent EndOfPartition."""
-
-    subtask: Subtask
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
-    """A subtask's part of a snapshot is durable.
-
-    Attributes:
-        operators: uid -> state handle as JSON; operators without state are left out.
-        finished: the subtask had processed all its data when it snapshotted (S6.2).
-        metrics: sync_ms, async_ms, alignment_ms, start_delay_ms, bytes, alignment_bytes.
-    """
-
-    subtask: Subtask
-    checkpoint_id: int
-    run_id: str
-    operators: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    finished: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Declined:
-    """A subtask cannot give its part. `code`: its snapshot failed; it has finished (S1.5); or a newer checkpoint or a
-    cancel marker ended its alignment (S3.4)."""
-
-    subtask: Subtask
-    checkpoint_id: int
-    run_id: str
-    reason: str
-    code: DeclineCode = "failed"
-
-
-@dataclass(frozen=True, slots=True)
 class SnapshotRequested:
     """Somebody wants a snapshot."""
 
@@ -220,14 +166,6 @@ class CompletionFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class SubtaskCommitted:
-    """The subtask's sinks have committed every transaction <= `checkpoint_id`."""
-
-    subtask: Subtask
-    checkpoint_id: int
-
-
-@dataclass(frozen=True, slots=True)
 class DeletionsOverdue:
     """So many folders of retired checkpoints wait for their deletion, their grace over (S2.3)."""
 
@@ -251,17 +189,12 @@ class Quarantined:
 
 Event: TypeAlias = (
     Tick
-    | SubtaskRunning
-    | SubtaskEndedData
-    | SubtaskFinished
-    | Acknowledged
-    | Declined
+    | SubtaskEvent
     | SnapshotRequested
     | LocationReady
     | ClaimFailed
     | CompletionDurable
     | CompletionFailed
-    | SubtaskCommitted
     | Approved
     | Quarantined
     | DeletionsOverdue

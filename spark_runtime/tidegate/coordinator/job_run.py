@@ -8,6 +8,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from tidegate.channel.control.protocol import (
+    Abort,
+    Acknowledged,
+    Commit,
+    Complete,
+    Declined,
+    DriverMessage,
+    Durable,
+    Failed,
+    LetFinish,
+    PauseSources,
+    Quarantine,
+    SlotMessage,
+    SourceWatermarks,
+    Subtask,
+    SubtaskCommitted,
+    SubtaskEndedData,
+    SubtaskFinished,
+    SubtaskRunning,
+    Trigger,
+)
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.checkpointing.collected_metadata import drained_operators, operator_states, subtask_history
 from tidegate.coordinator.commits.ruling import is_closing, judge_ruling
@@ -31,7 +52,7 @@ from tidegate.snapshot.metadata import SnapshotMetadata, write_metadata
 class Slots(Protocol):
     """The way to the slots of a run. Does not block."""
 
-    def broadcast(self, message: dict[str, Any]) -> None:
+    def broadcast(self, message: DriverMessage) -> None:
         """Send to every slot."""
 
 
@@ -116,7 +137,7 @@ class JobRun:
     on_completed: Callable[[], None]
     outcome: RunEnded | RunFailed | None = None
     watermark_us: Callable[[], int | None] = lambda: None
-    at_work: Callable[[], Mapping[ev.Subtask, tuple[str, ...]]] = dict
+    at_work: Callable[[], Mapping[Subtask, tuple[str, ...]]] = dict
     carried: SourceCounts = field(default_factory=dict)
     _queue: deque[Event] = field(default_factory=deque)
     _alignment: SourceAlignment = field(default_factory=SourceAlignment)
@@ -184,19 +205,22 @@ class JobRun:
             self.answer(outcome.answer)
             self.fail(RunRejected(rejection_text(n, ruling.by, ruling.reason), then=ruling.then))
 
-    def on_slot_message(self, message: Mapping[str, Any]) -> None:
-        """Take a message of a slot that concerns the protocol."""
-        event = event_of(message)
-        self._ended.note(message)
-        if event is not None:
-            self.on_event(event)
-        elif message["type"] == "source_watermarks":
-            answer = self._alignment.message(message)
-            if answer is not None:
-                self.slots.broadcast(answer)
-        elif message["type"] == "failed" and self.outcome is None:
-            operator, subtask, trace = (message.get(name) for name in ("operator", "subtask", "traceback"))
-            self.fail(RunFailed(message["message"], operator, subtask, trace, message.get("code", "")))
+    def on_slot_message(self, message: SlotMessage) -> None:
+        """Take a message of a slot that concerns the protocol. Raises as `on_event` does."""
+        match message:
+            case Failed() if self.outcome is None:
+                self.fail(
+                    RunFailed(message.message, message.operator, message.subtask, message.traceback, message.code)
+                )
+            case SourceWatermarks():
+                answer = self._alignment.advance(message)
+                if answer is not None:
+                    self.slots.broadcast(answer)
+            case Acknowledged() | SubtaskFinished():
+                self._ended.note(message)
+                self.on_event(message)
+            case SubtaskRunning() | SubtaskEndedData() | Declined() | SubtaskCommitted():
+                self.on_event(message)
 
     def fail(self, failure: RunFailed) -> None:
         """Give the run up; the first failure is the root cause."""
@@ -214,53 +238,28 @@ class JobRun:
         match action:
             case ev.Claim(request):
                 self._queue.append(self._claim(request))
-            case ev.SendTrigger():
-                self.slots.broadcast(
-                    {
-                        "type": "trigger",
-                        "checkpoint_id": action.checkpoint_id,
-                        "kind": action.kind,
-                        "stop": action.stop,
-                        "path": action.path,
-                        "triggered_ms": action.triggered_ms,
-                        "subtasks": [list(s) for s in action.subtasks],
-                    }
-                )
+            case ev.SendTrigger(checkpoint_id, kind, stop, path, triggered_ms, subtasks):
+                self.slots.broadcast(Trigger(checkpoint_id, kind, stop, path, triggered_ms, subtasks))
             case ev.SendAbort(checkpoint_id, reason, code, counts):
                 data = {"checkpoint_id": checkpoint_id, "reason": reason, "code": code, "counts": counts}
                 self._append("abort", data)
-                self.slots.broadcast({"type": "abort", "checkpoint_id": checkpoint_id})
+                self.slots.broadcast(Abort(checkpoint_id))
             case ev.Complete():
                 self._queue.append(self._complete(action))
             case ev.NotifyComplete(checkpoint_id, log_number):
                 self.on_completed()
-                self.slots.broadcast(
-                    {
-                        "type": "complete",
-                        "checkpoint_id": checkpoint_id,
-                        "generation": self.facts.reign.generation,
-                        "log_number": log_number,
-                    }
-                )
+                self.slots.broadcast(Complete(checkpoint_id, self.facts.reign.generation, log_number))
             case ev.NotifyDurable(checkpoint_id, last):
                 self.on_completed()
-                self.slots.broadcast({"type": "durable", "checkpoint_id": checkpoint_id, "last": last})
+                self.slots.broadcast(Durable(checkpoint_id, last))
             case ev.SendPermit(checkpoint_id, log_number):
-                self.slots.broadcast(
-                    {
-                        "type": "commit",
-                        "checkpoint_id": checkpoint_id,
-                        "generation": self.facts.reign.generation,
-                        "log_number": log_number,
-                    }
-                )
+                self.slots.broadcast(Commit(checkpoint_id, self.facts.reign.generation, log_number))
             case ev.SendQuarantine(withheld):
-                path = self.facts.layout.quarantine
-                self.slots.broadcast({"type": "quarantine", "path": path, "withheld": withheld.to_json()})
+                self.slots.broadcast(Quarantine(self.facts.layout.quarantine, withheld))
             case ev.PauseSources(paused):
-                self.slots.broadcast({"type": "pause_sources" if paused else "resume_sources"})
+                self.slots.broadcast(PauseSources(paused))
             case ev.LetFinish():
-                self.slots.broadcast({"type": "let_finish"})
+                self.slots.broadcast(LetFinish())
             case ev.RecordCommitted(checkpoint_id):
                 self._append("committed", {"checkpoint_id": checkpoint_id})
             case ev.Retire(checkpoint_id, path):
@@ -358,30 +357,3 @@ class JobRun:
         if complete.kind != "savepoint":
             self._last_path = complete.path
         return ev.CompletionDurable(complete.checkpoint_id, number)
-
-
-def event_of(message: Mapping[str, Any]) -> Event | None:
-    """The coordinator's event for a slot's message; None for messages that are not its business."""
-    subtask = (message["subtask"][0], message["subtask"][1]) if isinstance(message.get("subtask"), list) else (0, 0)
-    match message["type"]:
-        case "running":
-            return ev.SubtaskRunning(subtask)
-        case "ended":
-            return ev.SubtaskEndedData(subtask, message["natural"])
-        case "finished":
-            return ev.SubtaskFinished(subtask)
-        case "ack":
-            return ev.Acknowledged(
-                subtask,
-                message["checkpoint_id"],
-                message["run_id"],
-                message["operators"],
-                message["metrics"],
-                message["finished"],
-            )
-        case "decline":
-            code = message.get("code", "failed")
-            return ev.Declined(subtask, message["checkpoint_id"], message["run_id"], message["reason"], code)
-        case "committed":
-            return ev.SubtaskCommitted(subtask, message["checkpoint_id"])
-    return None

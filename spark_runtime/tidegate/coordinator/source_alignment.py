@@ -2,75 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from tidegate.channel.control.protocol import (
+    AlignSources,
+    GroupWatermark,
+    SourceWatermark,
+    SourceWatermarks,
+    Subtask,
+)
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 
-Place = tuple[int, int]
-"""Chain and index of a subtask."""
-
-
-@dataclass(frozen=True, slots=True)
-class Low:
-    """How far a group is.
-
-    Attributes:
-        time_us: its least watermark; MAX_WATERMARK: nobody is to be waited for.
-        of: whose it is; None: nobody's.
-        others_us: the least of all others. For `of` it decides: nobody waits for itself, since what the driver knows of
-            it is always a little old.
-    """
-
-    time_us: int = MAX_WATERMARK
-    of: Place | None = None
-    others_us: int = MAX_WATERMARK
-
-    def to_json(self) -> list[Any]:
-        """As in the message to slots."""
-        return [str(self.time_us), list(self.of) if self.of is not None else None, str(self.others_us)]
+NOBODY = GroupWatermark(MAX_WATERMARK, None, MAX_WATERMARK)
+"""Of a group in which no source holds the others back."""
 
 
 @dataclass
 class SourceAlignment:
-    """Takes what slots tell of their sources' watermarks; tells how far each group is when that has changed.
+    """Takes the watermarks of sources from slots; returns how far each group is when that has changed.
 
     Left out of it: a source that is idle, that has ended, or that has brought nothing yet. One that is silent and not
     idle keeps the others waiting.
     """
 
-    _marks: dict[Place, tuple[str, int, bool]] = field(default_factory=dict)
-    _lows: dict[str, Low] = field(default_factory=dict)
+    _marks: dict[Subtask, SourceWatermark] = field(default_factory=dict)
+    _lows: dict[str, GroupWatermark] = field(default_factory=dict)
 
-    def told(self, marks: Iterable[tuple[int, int, str, str, bool]]) -> Mapping[str, Low]:
-        """Args: marks: chain, index, group, watermark in microseconds, idle.
-
-        Returns:
-            By group, of those that changed.
-        """
-        groups = set()
-        for chain, index, group, time_us, idle in marks:
-            self._marks[(chain, index)] = (group, int(time_us), idle)
-            groups.add(group)
-        changed = {group: self._low(group) for group in sorted(groups)}
-        changed = {group: low for group, low in changed.items() if self._lows.get(group, Low()) != low}
+    def advance(self, message: SourceWatermarks) -> AlignSources | None:
+        """Take a slot's watermarks. Returns the message for all slots; None: no group's watermark has changed."""
+        for mark in message.sources:
+            self._marks[mark.subtask] = mark
+        groups = sorted({mark.group for mark in message.sources})
+        lows = {group: self._low(group) for group in groups}
+        changed = {group: low for group, low in lows.items() if self._lows.get(group, NOBODY) != low}
         self._lows |= changed
-        return changed
+        return AlignSources(changed) if changed else None
 
-    def message(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The answer to a slot's message `source_watermarks`, for all slots; None: nothing has changed."""
-        changed = self.told([(c, i, group, time_us, idle) for c, i, group, time_us, idle in given["marks"]])
-        lows = {group: low.to_json() for group, low in changed.items()}
-        return {"type": "align_sources", "lows": lows} if lows else None
-
-    def _low(self, group: str) -> Low:
+    def _low(self, group: str) -> GroupWatermark:
         waited_for = sorted(
-            (time_us, place)
-            for place, (of, time_us, idle) in self._marks.items()
-            if of == group and not idle and MIN_WATERMARK < time_us < MAX_WATERMARK
+            (mark.watermark_us, mark.subtask)
+            for mark in self._marks.values()
+            if mark.group == group and not mark.idle and MIN_WATERMARK < mark.watermark_us < MAX_WATERMARK
         )
         if not waited_for:
-            return Low()
+            return NOBODY
         others_us = waited_for[1][0] if len(waited_for) > 1 else MAX_WATERMARK
-        return Low(*waited_for[0], others_us)
+        return GroupWatermark(*waited_for[0], others_us)

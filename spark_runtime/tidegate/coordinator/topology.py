@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tidegate.coordinator.events import Subtask
+from tidegate.channel.control.protocol import Subtask
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def encode(record: DurableRecord) -> bytes:
 
 def to_document(record: DurableRecord) -> dict[str, Any]:
     """The record as a JSON document."""
-    document = _plain(record)
+    document = plain(record)
     return {"record": record.RECORD, "v": record.VERSION, **document}
 
 
@@ -91,7 +91,7 @@ def from_document(document: Any, record_type: type[R], path: str = "") -> R:
         upgrade = getattr(record_type, "upgrade", None)
         document = upgrade(document) if upgrade is not None else document
     try:
-        record: R = _built(record_type, document)
+        record: R = build(record_type, document)
     except (TypeError, ValueError) as error:
         raise _unreadable(record_type, path, str(error)) from error
     return record
@@ -138,13 +138,14 @@ _DOCUMENTS = _canonical_encoder()
 _RECORDS = _canonical_encoder(default=_inside_a_record)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """`value` with every dataclass in it as a mapping of its fields, and every tuple as a list."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: _plain(item) for name, item in _by_name(value).items()}
+        return {name: plain(item) for name, item in _by_name(value).items()}
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value
 
 
@@ -170,7 +171,12 @@ def _fields_of(record_type: Any) -> tuple[_Field, ...]:
     )
 
 
-def _built(record_type: Any, document: Mapping[str, Any]) -> Any:
+def build(record_type: Any, document: Mapping[str, Any]) -> Any:
+    """Inverse of `plain` for a dataclass. Fields that the class does not have are ignored.
+
+    Raises:
+        TypeError, ValueError: a field is missing or has a wrong type.
+    """
     values: dict[str, Any] = {}
     for name, is_required, value_of in _fields_of(record_type):
         if name in document:
@@ -192,15 +198,20 @@ def _reader(expected: Any, name: str) -> Callable[[Any], Any]:
         return lambda value: None if value is None else given(value)
     if origin is tuple:
         item = _reader(arguments[0], name)
-        listed = _checked(name, lambda value: isinstance(value, list))
+        length = None if arguments[-1] is Ellipsis else len(arguments)
+        listed = _checked(name, lambda value: isinstance(value, list) and length in (None, len(value)))
         return lambda value: tuple(item(each) for each in listed(value))
     if dataclasses.is_dataclass(expected):
         document = _checked(name, lambda value: isinstance(value, dict))
-        return lambda value: _built(expected, document(value))
+        return lambda value: build(expected, document(value))
     if origin is typing.Literal:
         return _checked(name, lambda value: value in arguments)
     if origin is not None and issubclass(origin, Mapping):
-        return _checked(name, lambda value: isinstance(value, dict))
+        mapping = _checked(name, lambda value: isinstance(value, dict))
+        if not dataclasses.is_dataclass(arguments[1]):
+            return mapping
+        item = _reader(arguments[1], name)
+        return lambda value: {key: item(each) for key, each in mapping(value).items()}
     if expected is int:
         return _checked(name, lambda value: isinstance(value, int) and not isinstance(value, bool))
     return _checked(name, lambda value: isinstance(value, expected))

@@ -19,6 +19,17 @@ from typing import Any
 
 from tidegate.api.loader.pipeline_loader import load_pipeline
 from tidegate.channel.control.connections import ControlClient
+from tidegate.channel.control.protocol import (
+    Cancel,
+    Deploy,
+    Deployed,
+    DriverMessage,
+    Failed,
+    Heartbeat,
+    Hello,
+    Over,
+    Start,
+)
 from tidegate.channel.failures import PeerLostError
 from tidegate.channel.tcp.data_transport import DataTransport
 from tidegate.clock import steady_clock
@@ -42,8 +53,6 @@ from tidegate.subtask.failure_codes import SLOT_MEMORY, failure_code
 from tidegate.subtask.slot import Slot, Wake
 from tidegate.subtask.snapshots.restored_state import load_restored
 
-Message = Mapping[str, Any]
-
 
 class SlotMail:
     """No message is lost between a queue and a loop: what comes before the loop begins is handed to it, and what it has
@@ -53,11 +62,11 @@ class SlotMail:
     """
 
     def __init__(self) -> None:
-        self._queue: queue.Queue[Message] = queue.Queue()
+        self._queue: queue.Queue[DriverMessage] = queue.Queue()
         self._switch = threading.Lock()
         self._slot: Slot | None = None
 
-    def deliver(self, message: Message) -> None:
+    def deliver(self, message: DriverMessage) -> None:
         """From the driver."""
         with self._switch:
             if self._slot is not None:
@@ -80,7 +89,7 @@ class SlotMail:
                     self._queue.put(message)
             self._slot = None
 
-    def take(self, timeout_s: float) -> Message:
+    def take(self, timeout_s: float) -> DriverMessage:
         """The next one from the queue. Raises queue.Empty."""
         return self._queue.get(timeout=timeout_s)
 
@@ -192,19 +201,10 @@ class SlotProcess:
             check_versions(self._parameters.versions, own_versions(), where)
             graph, execution = self._build()
             compile_all()
-            self._control.send(
-                {
-                    "type": "hello",
-                    "host": self._address[0],
-                    "port": self._address[1],
-                    "pid": os.getpid(),
-                    "node": socket.gethostname(),
-                    "python": sys.version.split()[0],
-                }
-            )
-            message = self._await_message()
-            if message["type"] != "cancel" and self._loop(graph, execution, message):
-                self._control.send({"type": "over"})
+            self._control.send(Hello(*self._address, os.getpid(), socket.gethostname(), sys.version.split()[0]))
+            message = self._mail.take(DEPLOY_TIMEOUT_S)
+            if isinstance(message, Deploy) and self._loop(graph, execution, message):
+                self._control.send(Over())
                 self._await_release()
         except BaseException as error:
             self._report(error)
@@ -236,19 +236,15 @@ class SlotProcess:
             )
         return graph, execution
 
-    def _await_message(self) -> Mapping[str, Any]:
-        """`deploy`, then, when every slot has opened its channels, `start`; or `cancel`."""
-        return self._mail.take(DEPLOY_TIMEOUT_S)
-
     def _await_release(self) -> None:
         """A slot that is done stays until all are: its closed connections would look like a failure to the others."""
         with contextlib.suppress(queue.Empty):
-            while self._mail.take(RELEASE_TIMEOUT_S)["type"] != "cancel":
+            while not isinstance(self._mail.take(RELEASE_TIMEOUT_S), Cancel):
                 continue
 
-    def _loop(self, graph: JobGraph, execution: ExecutionPlan, message: Mapping[str, Any]) -> bool:
+    def _loop(self, graph: JobGraph, execution: ExecutionPlan, message: Deploy) -> bool:
         """Deploy and run; False when the driver cancelled the run."""
-        peers = {int(slot): (host, port) for slot, (host, port) in message["peers"].items()}
+        peers = {peer.slot: (peer.host, peer.port) for peer in message.peers}
         copies = None
         if self._options.local_recovery:
             copies = LocalCopies.of_job(self._parameters.root, self._parameters.job_id, self._index)
@@ -265,7 +261,7 @@ class SlotProcess:
             copies=copies,
             compression=self._options.snapshot_compression,
         )
-        restored = {} if message["restored"] is None else {self._index: message["restored"]}
+        restored = {} if message.restored is None else {self._index: message.restored}
         deployment = Deployment(
             job_id=self._parameters.job_id,
             lineage=self._spec.lineage,
@@ -273,9 +269,9 @@ class SlotProcess:
             run_id=self._parameters.run_id,
             indices=(self._index,),
             mode=self._options.checkpoint_mode,
-            wait_for_final=message["wait_for_final"],
+            wait_for_final=message.wait_for_final,
             channel_capacity_bytes=self._options.channel_capacity_bytes,
-            splits={uid: {self._index: splits} for uid, splits in message["splits"].items()},
+            splits={uid: {self._index: splits} for uid, splits in message.splits.items()},
             restored=load_restored(restored, self._open_location, execution, copies),
             idle_after_ms=_milliseconds(self._options.idle_after),
             scratch=self._scratch.path,
@@ -286,9 +282,8 @@ class SlotProcess:
             state_memory_bytes=self._options.state_memory_bytes,
         )
         subtasks = deploy(graph, execution, deployment, slot, self._transport)
-        self._control.send({"type": "deployed"})
-        started = self._await_message()
-        if started["type"] == "cancel":
+        self._control.send(Deployed())
+        if not isinstance(self._mail.take(DEPLOY_TIMEOUT_S), Start):
             return False
         self._transport.connect(peers, timeout_s=CONNECT_TIMEOUT_S)
         self._transport.start()
@@ -298,7 +293,7 @@ class SlotProcess:
         slot.run()
         if slot.was_cancelled:
             return False
-        self._control.send({"type": "heartbeat", "resident_bytes": resident_bytes(), **_metrics(slot)})
+        self._control.send(_heartbeat(resident_bytes(), slot))
         self._writers.shutdown(wait=True)
         self._transport.flush()
         slot.close()
@@ -331,38 +326,30 @@ class SlotProcess:
             limit = self._options.slot_memory_bytes
             if resident > limit:
                 self._control.send(
-                    {
-                        "type": "failed",
-                        "message": f"slot {self._index} exceeded slot_memory: {resident / 2**20:.0f} MiB resident, "
+                    Failed(
+                        f"slot {self._index} exceeded slot_memory: {resident / 2**20:.0f} MiB resident, "
                         f"{limit / 2**20:.0f} MiB allowed. Raise slot_memory or parallelism",
-                        "subtask": self._index,
-                        "code": SLOT_MEMORY,
-                    }
+                        subtask=self._index,
+                        code=SLOT_MEMORY,
+                    )
                 )
                 self._control.flush(1.0)
                 self._scratch.remove()
                 os._exit(137)
             if time.monotonic() >= next_beat:
                 next_beat += interval_s
-                slot = self._slot
-                metrics = _metrics(slot) if slot is not None else {}
-                self._control.send({"type": "heartbeat", "resident_bytes": resident, **metrics})
+                self._control.send(_heartbeat(resident, self._slot))
 
     def _report(self, error: BaseException) -> None:
         if isinstance(error, OperatorFailure):
-            message = {
-                "type": "failed",
-                "message": error.message,
-                "operator": error.uid,
-                "subtask": error.subtask,
-                "traceback": error.traceback,
-                "code": error.code,
-            }
+            message = Failed(error.message, error.uid, error.subtask, error.traceback, error.code)
         else:
-            text = str(error) if isinstance(error, TidegateError) else f"{type(error).__name__}: {error}"
-            message = {"type": "failed", "message": text, "traceback": "".join(traceback.format_exception(error))}
-            message["secondary"] = isinstance(error, PeerLostError)
-            message["code"] = failure_code(error)
+            message = Failed(
+                str(error) if isinstance(error, TidegateError) else f"{type(error).__name__}: {error}",
+                traceback="".join(traceback.format_exception(error)),
+                code=failure_code(error),
+                secondary=isinstance(error, PeerLostError),
+            )
         self._control.send(message)
         self._control.flush(2.0)
 
@@ -376,15 +363,18 @@ class SlotProcess:
         self._scratch.remove()
 
 
-def _metrics(slot: Slot) -> dict[str, Any]:
-    """A source's own `progress` may fail, also because the loop changes it meanwhile: the heart must beat on. `rounds`
-    tells a hung loop; one that has ended does not come round any more."""
-    rounds = {} if slot.is_over else {"rounds": slot.rounds}
+def _heartbeat(resident: int, slot: Slot | None) -> Heartbeat:
+    """`rounds` tells a hung loop; one that has ended does not come round any more."""
+    if slot is None:
+        return Heartbeat(resident)
+    rounds = None if slot.is_over else slot.rounds
     try:
-        return {**slot.metrics(), **rounds}
-    except Exception:
+        return Heartbeat(resident, rounds, slot.metrics())
+    except (
+        Exception
+    ):  # of a source's own `progress`, also because the loop changes it meanwhile: the heart must beat on
         traceback.print_exc()
-        return rounds
+        return Heartbeat(resident, rounds)
 
 
 def _milliseconds(duration: timedelta | None) -> int | None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
+from tidegate.channel.control.protocol import DeclineCode
 from tidegate.snapshot.blobs import BlobFile
 from tidegate.snapshot.parts import AsyncSnapshot
-
-DeclineCode = Literal["failed", "subtask_finished", "alignment_aborted"]
 
 
 class SubtaskHost(Protocol):

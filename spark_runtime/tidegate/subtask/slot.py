@@ -11,17 +11,43 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any
+from typing import assert_never
 
+from tidegate.channel.control.protocol import (
+    Abort,
+    Acknowledged,
+    AlignSources,
+    Cancel,
+    Commit,
+    Complete,
+    DeclineCode,
+    Declined,
+    Deploy,
+    DriverMessage,
+    Durable,
+    GroupWatermark,
+    LetFinish,
+    PauseSources,
+    Quarantine,
+    SlotMessage,
+    SlotMetrics,
+    SourceWatermark,
+    SourceWatermarks,
+    Start,
+    SubtaskCommitted,
+    SubtaskEndedData,
+    SubtaskFinished,
+    SubtaskMetrics,
+    SubtaskRunning,
+    Trigger,
+)
 from tidegate.channel.elements import MAX_WATERMARK, SAVEPOINTS, CheckpointBarrier
-from tidegate.jobs.history.verdicts import Withheld
 from tidegate.jobs.options import SnapshotCompression
 from tidegate.operators.stream_operator import CommitPermit
 from tidegate.snapshot.blobs import BlobFile
 from tidegate.snapshot.handles import OpenLocation
 from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.snapshot.parts import AsyncSnapshot
-from tidegate.subtask.host import DeclineCode
 from tidegate.subtask.snapshots.snapshot_writer import SnapshotPlace, SnapshotWriter, Written
 from tidegate.subtask.snapshots.writer_threads import side_by_side
 from tidegate.subtask.subtask import Subtask
@@ -37,7 +63,7 @@ class AlignedSources:
     driver tells, than their drift allows."""
 
     def __init__(
-        self, subtasks: Sequence[Subtask], send: Callable[[dict[str, Any]], None], now_ms: Callable[[], int]
+        self, subtasks: Sequence[Subtask], send: Callable[[SlotMessage], None], now_ms: Callable[[], int]
     ) -> None:
         """Args: subtasks: of the slot; others than sources of a group are passed over."""
         sources = [(s, s.source_input) for s in subtasks if s.source_input is not None]
@@ -46,24 +72,23 @@ class AlignedSources:
         self._now_ms = now_ms
         self._told: dict[tuple[int, int], tuple[int, bool]] = {}
         self._told_ms: int | None = None
-        self._lows: dict[str, tuple[int, tuple[int, int] | None, int]] = {}
+        self._lows: dict[str, GroupWatermark] = {}
 
     def look(self) -> None:
         """Once each round of the loop."""
         if not self._members:
             return
         for subtask, source, group in self._members:
-            low_us, of, others_us = self._lows.get(group.name, (MAX_WATERMARK, None, MAX_WATERMARK))
-            wait_for_us = others_us if of == subtask.subtask else low_us
+            low = self._lows.get(group.name, GroupWatermark(MAX_WATERMARK, None, MAX_WATERMARK))
+            wait_for_us = low.others_us if low.of == subtask.subtask else low.low_us
             source.pause(PAUSED, subtask.watermark_us - group.max_drift_us > wait_for_us)
         now_ms = self._now_ms()
         if self._told_ms is None or now_ms - self._told_ms >= TELL_EVERY_MS:
             self._tell(now_ms)
 
-    def take(self, message: Mapping[str, Any]) -> None:
-        """The driver says how far groups are (`coordinator.source_alignment.Low`)."""
-        for group, (low_us, of, others_us) in message["lows"].items():
-            self._lows[group] = (int(low_us), (of[0], of[1]) if of is not None else None, int(others_us))
+    def take(self, groups: Mapping[str, GroupWatermark]) -> None:
+        """The driver reports how far groups are, by name."""
+        self._lows |= groups
 
     def _tell(self, now_ms: int) -> None:
         news = []
@@ -71,10 +96,10 @@ class AlignedSources:
             mark = (subtask.watermark_us, subtask.watermarks.told_idle)
             if self._told.get(subtask.subtask) != mark:
                 self._told[subtask.subtask] = mark
-                news.append([*subtask.subtask, group.name, str(mark[0]), mark[1]])
+                news.append(SourceWatermark(subtask.subtask, group.name, *mark))
         if news:
             self._told_ms = now_ms
-            self._send({"type": "source_watermarks", "marks": news})
+            self._send(SourceWatermarks(tuple(news)))
 
 
 IDLE_WAIT_S = 0.05
@@ -122,7 +147,7 @@ class Slot:
         *,
         run_id: str,
         generation: int,
-        send: Callable[[dict[str, Any]], None],
+        send: Callable[[SlotMessage], None],
         open_location: OpenLocation,
         threshold_bytes: int,
         writers: Executor,
@@ -148,7 +173,7 @@ class Slot:
         self._subtasks: list[Subtask] = []
         self._by_id: dict[tuple[int, int], Subtask] = {}
         self._aligned = AlignedSources((), send, now_ms)
-        self._inbox: deque[Mapping[str, Any] | Callable[[], None]] = deque()
+        self._inbox: deque[DriverMessage | Callable[[], None]] = deque()
         self._places: dict[int, SnapshotPlace] = {}
         self._held: dict[int, list[Callable[[SnapshotPlace], None]]] = {}
         self._newest_trigger = 0
@@ -195,24 +220,15 @@ class Slot:
 
     def decline(self, subtask: tuple[int, int], checkpoint_id: int, reason: str, code: DeclineCode = "failed") -> None:
         """Tell the coordinator."""
-        self._send(
-            {
-                "type": "decline",
-                "subtask": list(subtask),
-                "checkpoint_id": checkpoint_id,
-                "run_id": self._run_id,
-                "reason": reason,
-                "code": code,
-            }
-        )
+        self._send(Declined(subtask, checkpoint_id, self._run_id, reason, code))
 
     def ended(self, subtask: tuple[int, int], natural: bool) -> None:
         """Tell the coordinator."""
-        self._send({"type": "ended", "subtask": list(subtask), "natural": natural})
+        self._send(SubtaskEndedData(subtask, natural))
 
     def finished(self, subtask: tuple[int, int]) -> None:
         """Tell the coordinator."""
-        self._send({"type": "finished", "subtask": list(subtask), **self._last_counts(subtask)})
+        self._send(SubtaskFinished(subtask, self._last_counts(subtask)))
 
     def commit(
         self,
@@ -224,7 +240,7 @@ class Slot:
         """Do the commits on writers, report them, then `done` on the loop."""
 
         def committed(_: object) -> None:
-            self._send({"type": "committed", "subtask": list(subtask), "checkpoint_id": checkpoint_id})
+            self._send(SubtaskCommitted(subtask, checkpoint_id))
             self.tell(done)
 
         side_by_side(self._writers, work, committed, lambda error: self.tell(lambda: _raise(error)))
@@ -239,21 +255,12 @@ class Slot:
         over: Callable[[int], None],
     ) -> None:
         checkpoint_id = place.checkpoint_id
-        counts = self._last_counts(subtask) if finished else {}
+        counters = self._last_counts(subtask) if finished else {}
 
         def written(made: Written) -> None:
-            self._send(
-                {
-                    "type": "ack",
-                    "subtask": list(subtask),
-                    "checkpoint_id": checkpoint_id,
-                    "run_id": self._run_id,
-                    "operators": {uid: handle.to_json() for uid, handle in made.handles.items()},
-                    "metrics": {**metrics, **made.metrics},
-                    "finished": finished,
-                    **counts,
-                }
-            )
+            operators = {uid: handle.to_json() for uid, handle in made.handles.items()}
+            measured = {**metrics, **made.metrics}
+            self._send(Acknowledged(subtask, checkpoint_id, self._run_id, operators, measured, finished, counters))
             self.tell(partial(over, checkpoint_id))
 
         def failed(error: Exception) -> None:
@@ -263,20 +270,19 @@ class Slot:
 
         self._writer.write(subtask[1], place, parts, written, failed)
 
-    def _last_counts(self, subtask: tuple[int, int]) -> dict[str, Any]:
-        """What a source subtask that has processed all its data has counted: no position tells it from then on."""
+    def _last_counts(self, subtask: tuple[int, int]) -> Mapping[str, int]:
+        """Counts of a source subtask that has processed all its data: no position holds them from then on."""
         hosted = self._by_id.get(subtask)
-        counts = hosted.source_input.counters() if hosted is not None and hosted.source_input is not None else {}
-        return {"counters": counts} if counts else {}
+        return hosted.source_input.counters() if hosted is not None and hosted.source_input is not None else {}
 
     # ------------------------------------------------------------ messages
 
-    def tell(self, message: Mapping[str, Any] | Callable[[], None]) -> None:
+    def tell(self, message: DriverMessage | Callable[[], None]) -> None:
         """Queue a message of the driver, or a call, for the loop; from any thread."""
         self._inbox.append(message)
         self._wake.set()
 
-    def untaken(self) -> Sequence[Mapping[str, Any]]:
+    def untaken(self) -> Sequence[DriverMessage]:
         """Messages of the driver that came too late for the loop, which has ended; they are no longer here."""
         rest = [message for message in self._inbox if not callable(message)]
         self._inbox.clear()
@@ -288,7 +294,7 @@ class Slot:
         self._by_id = {s.subtask: s for s in subtasks}
         self._aligned = AlignedSources(subtasks, self._send, self._now_ms)
         for subtask in subtasks:
-            self._send({"type": "running", "subtask": list(subtask.subtask)})
+            self._send(SubtaskRunning(subtask.subtask))
 
     def _take_messages(self) -> bool:
         any_taken = bool(self._inbox)
@@ -300,60 +306,58 @@ class Slot:
                 self._on_message(message)
         return any_taken
 
-    def _on_message(self, message: Mapping[str, Any]) -> None:
-        match message["type"]:
-            case "trigger":
+    def _on_message(self, message: DriverMessage) -> None:
+        match message:
+            case Trigger():
                 self._on_trigger(message)
-            case "abort":
-                checkpoint_id = message["checkpoint_id"]
+            case Abort(checkpoint_id):
                 self._places.pop(checkpoint_id, None)
                 self._held.pop(checkpoint_id, None)
                 self._writer.blobs.aborted(checkpoint_id)
                 for subtask in self._subtasks:
                     subtask.aborted(checkpoint_id)
-            case "complete":
-                self._writer.completed(message["checkpoint_id"])
-                permit = CommitPermit(message["checkpoint_id"], message["generation"], message["log_number"])
+            case Complete(checkpoint_id, generation, log_number):
+                self._writer.completed(checkpoint_id)
                 for subtask in self._subtasks:
-                    subtask.completed(permit)
-            case "durable":
-                self._writer.completed(message["checkpoint_id"])
+                    subtask.completed(CommitPermit(checkpoint_id, generation, log_number))
+            case Durable(checkpoint_id, last):
+                self._writer.completed(checkpoint_id)
                 for subtask in self._subtasks:
-                    subtask.durable(message["checkpoint_id"], last=message["last"])
-            case "commit":
-                permit = CommitPermit(message["checkpoint_id"], message["generation"], message["log_number"])
+                    subtask.durable(checkpoint_id, last=last)
+            case Commit(checkpoint_id, generation, log_number):
                 for subtask in self._subtasks:
-                    subtask.completed(permit, report=True)
-            case "quarantine":
-                withheld = Withheld.from_json(message["withheld"])
+                    subtask.completed(CommitPermit(checkpoint_id, generation, log_number), report=True)
+            case Quarantine(path, withheld):
                 for subtask in self._subtasks:
-                    subtask.commits.quarantine(withheld, partial(self._open_location, message["path"]))
-            case "pause_sources" | "resume_sources" as what:
+                    subtask.commits.quarantine(withheld, partial(self._open_location, path))
+            case PauseSources(paused):
                 for subtask in self._subtasks:
                     if subtask.source_input is not None:
-                        subtask.source_input.pause(UNCOMMITTED, what == "pause_sources")
-            case "align_sources":
-                self._aligned.take(message)
-            case "let_finish":
+                        subtask.source_input.pause(UNCOMMITTED, paused)
+            case AlignSources(groups):
+                self._aligned.take(groups)
+            case LetFinish():
                 for subtask in self._subtasks:
                     subtask.let_finish()
-            case "cancel":
+            case Cancel():
                 self._cancelled = True
-            case other:
-                raise AssertionError(f"unknown message {other!r}")
+            case Deploy() | Start():
+                raise AssertionError(f"{type(message).__name__} comes before the loop")
+            case _:
+                assert_never(message)
 
-    def _on_trigger(self, message: Mapping[str, Any]) -> None:
-        checkpoint_id = message["checkpoint_id"]
-        contained = message["kind"] in SAVEPOINTS
-        place = self._places[checkpoint_id] = SnapshotPlace(checkpoint_id, message["path"], contained)
+    def _on_trigger(self, message: Trigger) -> None:
+        checkpoint_id = message.checkpoint_id
+        contained = message.kind in SAVEPOINTS
+        place = self._places[checkpoint_id] = SnapshotPlace(checkpoint_id, message.path, contained)
         self._newest_trigger = max(self._newest_trigger, checkpoint_id)
         while len(self._places) > MAX_KNOWN_PLACES:
             del self._places[min(self._places)]
         for submit in self._held.pop(checkpoint_id, ()):
             submit(place)
-        barrier = CheckpointBarrier(checkpoint_id, message["kind"], message["triggered_ms"], message["stop"])
-        for chain_id, index in message["subtasks"]:
-            subtask = self._by_id.get((chain_id, index))
+        barrier = CheckpointBarrier(checkpoint_id, message.kind, message.triggered_ms, message.stop)
+        for triggered in message.subtasks:
+            subtask = self._by_id.get(triggered)
             if subtask is not None:
                 subtask.trigger(barrier)
 
@@ -418,29 +422,23 @@ class Slot:
             except Exception:
                 traceback.print_exc()
 
-    def metrics(self) -> dict[str, Any]:
-        """For the heartbeat: loop progress, rows and watermark per subtask, progress per source, operators at work."""
-        return {
-            "progress": self.progress,
-            "subtasks": [[list(s.subtask), s.rows_in, s.rows_out, str(s.watermark_us)] for s in self._subtasks],
-            "sources": [
-                [s.source_input.uid, s.subtask[1], s.source_input.progress()]
+    def metrics(self) -> SlotMetrics:
+        """For the heartbeat."""
+        return SlotMetrics(
+            self.progress,
+            tuple(
+                SubtaskMetrics(
+                    s.subtask,
+                    s.rows_in,
+                    s.rows_out,
+                    s.watermark_us,
+                    tuple(s.at_work()),
+                    s.source_input.metrics() if s.source_input is not None else None,
+                    {uid: dict(context.counters) for uid, context in s.contexts() if context.counters},
+                )
                 for s in self._subtasks
-                if s.source_input is not None
-            ],
-            "watermarks": [
-                [s.source_input.uid, s.subtask[1], str(s.watermark_us)]
-                for s in self._subtasks
-                if s.source_input is not None
-            ],
-            "at_work": [[list(s.subtask), list(uids)] for s in self._subtasks if (uids := s.at_work())],
-            "counters": [
-                [uid, s.subtask[1], dict(context.counters)]
-                for s in self._subtasks
-                for uid, context in s.contexts()
-                if context.counters
-            ],
-        }
+            ),
+        )
 
 
 def _raise(error: BaseException) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from tidegate.channel.control.protocol import SourceMetrics
 from tidegate.channel.elements import SplitTurn
 from tidegate.connectors.interface import Polled, SourceReader, Split
 from tidegate.connectors.split_documents import splits_part
@@ -120,10 +121,13 @@ class SourceInput:
         part = splits_part(self._reader.snapshot())
         return lambda: [part]
 
-    def progress(self) -> dict[str, Any]:
-        """For the status: records and what the reader tells."""
-        paused = {"paused": ", ".join(sorted(self._paused_for))} if self._paused_for else {}
-        return {"records": self.records, **self._reader.progress(), **paused, "counters": self.counters()}
+    def metrics(self) -> SourceMetrics:
+        """For the heartbeat. A reader may replace `records`, and reports the other facts."""
+        facts = {"records": self.records, **self._reader.progress()}
+        records, played_all = int(facts.pop("records")), bool(facts.pop("played_all", False))
+        if self._paused_for:
+            facts["paused"] = ", ".join(sorted(self._paused_for))
+        return SourceMetrics(self.uid, records, played_all, facts, self.counters())
 
     def counters(self) -> dict[str, int]:
         """Named counts, over all runs."""

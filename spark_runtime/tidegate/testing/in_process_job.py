@@ -17,6 +17,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tidegate.api.pipeline import Pipeline
+from tidegate.channel.control.protocol import DriverMessage, SlotMessage
+from tidegate.channel.control.protocol_codec import received
 from tidegate.connectors.found_schema import using_found_schemas
 from tidegate.connectors.split_documents import assign
 from tidegate.coordinator import events as ev
@@ -213,7 +215,7 @@ class InProcessRun:
             compression=options.snapshot_compression,
             input_steps=owner.input_steps,
         )
-        self._to_driver: list[Mapping[str, Any]] = []
+        self._to_driver: list[SlotMessage] = []
         self._retired: list[str] = []
         indices = tuple(range(options.parallelism))
         deployment = Deployment(
@@ -246,12 +248,12 @@ class InProcessRun:
 
     # ------------------------------------------------------------ wiring
 
-    def broadcast(self, message: dict[str, Any]) -> None:
+    def broadcast(self, message: DriverMessage) -> None:
         """Driver to slot."""
-        self.slot.tell(json.loads(json.dumps(message)))
+        self.slot.tell(received(message))
 
-    def _from_slot(self, message: dict[str, Any]) -> None:
-        self._to_driver.append(json.loads(json.dumps(message)))
+    def _from_slot(self, message: SlotMessage) -> None:
+        self._to_driver.append(received(message))
 
     def _deliver(self) -> bool:
         any_delivered = bool(self._to_driver)

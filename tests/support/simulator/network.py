@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Generic
 
 import pyarrow as pa
 
 from simulator.faults import Faults
 from simulator.scheduler import Process, Scheduler
+from tidegate.channel.control.protocol_codec import M, received
 from tidegate.channel.elements import CheckpointBarrier, Element, EndOfPartition, Watermark
 from tidegate.channel.ports import Announce, Announced, in_front_of
 
@@ -109,23 +110,23 @@ class DataChannel:
         return element
 
 
-class ControlLink:
-    """One direction of a control connection: JSON messages in order. Once cut, nothing arrives any more."""
+class ControlLink(Generic[M]):
+    """One direction of a control connection: messages in order. Once cut, nothing arrives any more."""
 
-    def __init__(self, scheduler: Scheduler, target: Process, deliver: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, scheduler: Scheduler, target: Process, deliver: Callable[[M], None]) -> None:
         self._scheduler = scheduler
         self._target = target
         self._deliver = deliver
         self._last_ms = 0
-        self._on_the_way: deque[Mapping[str, Any]] = deque()
+        self._on_the_way: deque[M] = deque()
         self.cut = False
 
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: M) -> None:
         """Put a message on its way."""
         if self.cut:
             return
         self._last_ms = max(self._last_ms, self._scheduler.now_ms + self._scheduler.upto(8))
-        self._on_the_way.append(message)
+        self._on_the_way.append(received(message))
         self._scheduler.after(self._last_ms - self._scheduler.now_ms, self._arrive, self._target)
 
     def _arrive(self) -> None:

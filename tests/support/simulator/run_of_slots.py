@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from simulator.scheduler import Process
 from simulator.slot_process import SlotProcess, Transport
 from simulator.store import SimulatedStore
+from tidegate.channel.control.protocol import Cancel, Deployed, DriverMessage, Failed, Over, SlotMessage, Start
 from tidegate.connectors.split_documents import assign
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.checkpoint_mode import waits_for_final
@@ -131,12 +132,12 @@ class RunOfSlots:
             make = partial(deployment, index, slot, document)
             slot.launch(job.graph, job.plan, make, transport.of(slot), options.state_size_threshold_bytes)
 
-    def _on_arrival(self, slot: SlotProcess, message: Mapping[str, Any]) -> None:
+    def _on_arrival(self, slot: SlotProcess, message: SlotMessage) -> None:
         self._post("message", (slot, message))
 
     # ------------------------------------------------------------ Slots
 
-    def broadcast(self, message: dict[str, Any]) -> None:
+    def broadcast(self, message: DriverMessage) -> None:
         """To every slot, one after the other: a crash comes between two of them."""
         for slot in self._slots:
             slot.to_slot.send(message)
@@ -145,20 +146,20 @@ class RunOfSlots:
 
     # ------------------------------------------------------------ what comes in
 
-    def on_message(self, slot: SlotProcess, message: Mapping[str, Any]) -> None:
+    def on_message(self, slot: SlotProcess, message: SlotMessage) -> None:
         """From a slot; one of an earlier run says nothing any more."""
         if slot not in self._slots:
             return
-        match message["type"]:
-            case "deployed":
+        match message:
+            case Deployed():
                 self._deployed.add(slot.index)
                 if len(self._deployed) == len(self._slots):
                     for each in self._slots:
-                        each.to_slot.send({"type": "start"})
-            case "over":
+                        each.to_slot.send(Start())
+            case Over():
                 self._over.add(slot.index)
-            case "failed":
-                self.run.fail(RunFailed(message["message"]))
+            case Failed():
+                self.run.fail(RunFailed(message.message))
             case _:
                 self.run.on_slot_message(message)
                 if not self._up and self.run.coordinator.all_running:
@@ -195,7 +196,7 @@ class RunOfSlots:
         """The slots are told to end, or only lose their driver: then they live on as zombies for a while."""
         for slot in self._slots:
             if politely and self._world.scheduler.chance(0.5):
-                slot.to_slot.send({"type": "cancel"})
+                slot.to_slot.send(Cancel())
             else:
                 slot.lose_driver()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from typing import Any
@@ -11,6 +11,18 @@ from typing import Any
 from simulator.faults import Faults
 from simulator.network import ControlLink, DataChannel
 from simulator.scheduler import Crashed, Process, Scheduler
+from tidegate.channel.control.protocol import (
+    Abort,
+    Acknowledged,
+    Cancel,
+    Declined,
+    Deployed,
+    DriverMessage,
+    Failed,
+    Over,
+    SlotMessage,
+    Start,
+)
 from tidegate.channel.ports import InputChannel, OutputChannel
 from tidegate.errors import StoreError
 from tidegate.plan.execution_plan import ExecutionPlan
@@ -86,13 +98,12 @@ class ObservedSlot(Slot):
         on_snapshot: OnSnapshot,
         on_finished: OnFinished,
         faults: Faults,
-        send: Callable[[dict[str, Any]], None],
+        send: Callable[[SlotMessage], None],
         **arguments: Any,
     ) -> None:
-        def observed(message: dict[str, Any]) -> None:
-            if message["type"] in ("ack", "decline"):
-                subtask = message["subtask"][0], message["subtask"][1]
-                self._open_parts.get(subtask, set()).discard(message["checkpoint_id"])
+        def observed(message: SlotMessage) -> None:
+            if isinstance(message, Acknowledged | Declined):
+                self._open_parts.get(message.subtask, set()).discard(message.checkpoint_id)
             send(message)
 
         super().__init__(send=observed, **arguments)
@@ -124,10 +135,10 @@ class ObservedSlot(Slot):
         self._on_finished(self._run_id, subtask, self._open_parts.get(subtask, set()))
         super().finished(subtask)
 
-    def _on_message(self, message: Mapping[str, Any]) -> None:
-        if message["type"] == "abort":
+    def _on_message(self, message: DriverMessage) -> None:
+        if isinstance(message, Abort):
             for open_parts in self._open_parts.values():
-                open_parts.discard(message["checkpoint_id"])
+                open_parts.discard(message.checkpoint_id)
         super()._on_message(message)
 
 
@@ -148,8 +159,8 @@ class SlotProcess:
         self.process = Process(scheduler, name)
         self.process.on_death = self._lost
         self.index = index
-        self.to_driver: ControlLink | None = None
-        self.to_slot = ControlLink(scheduler, self.process, self._on_message)
+        self.to_driver: ControlLink[SlotMessage] | None = None
+        self.to_slot: ControlLink[DriverMessage] = ControlLink(scheduler, self.process, self._on_message)
         self.open_location: OpenLocation = lambda location: (_ for _ in ()).throw(AssertionError(location))
         self._scheduler = scheduler
         self._faults = faults
@@ -172,7 +183,7 @@ class SlotProcess:
         channels: SlotTransport,
         threshold_bytes: int,
     ) -> None:
-        """Deploy as a task; tells the driver `deployed`, or `failed`."""
+        """Deploy as a task; sends Deployed, or Failed."""
 
         def work() -> None:
             try:
@@ -195,15 +206,15 @@ class SlotProcess:
             except Exception as error:
                 self._fail(error)
                 return
-            self.send({"type": "deployed", "slot": self.index})
+            self.send(Deployed())
 
         self.process.spawn(work, self._scheduler.upto(30))
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: SlotMessage) -> None:
         """To the driver."""
         self.process.check_alive()
         if self.to_driver is not None:
-            self.to_driver.send({**message, "slot": self.index})
+            self.to_driver.send(message)
 
     def _lost(self) -> None:
         """Its connections break: after a while the driver knows."""
@@ -240,10 +251,10 @@ class SlotProcess:
 
     # ------------------------------------------------------------ inside
 
-    def _on_message(self, message: Mapping[str, Any]) -> None:
-        if message["type"] == "cancel":
+    def _on_message(self, message: DriverMessage) -> None:
+        if isinstance(message, Cancel):
             self.end()
-        elif message["type"] == "start":
+        elif isinstance(message, Start):
             assert self._slot is not None
             self._slot.start(self._deployed)
             self._started = True
@@ -274,7 +285,7 @@ class SlotProcess:
                 self._lost()
                 self.lose_driver()
             if self._faults.strikes("peer_lost"):
-                self.send({"type": "failed", "message": "lost a peer", "secondary": True})
+                self.send(Failed("lost a peer", secondary=True))
                 self._started = False
                 return
             progressed = slot.pump()
@@ -300,7 +311,7 @@ class SlotProcess:
         self._started = False
         assert self._slot is not None
         self._slot.close()
-        self.send({"type": "over"})
+        self.send(Over())
 
     def _fail(self, error: Exception) -> None:
         injected = isinstance(error, StoreError) or (
@@ -309,7 +320,7 @@ class SlotProcess:
         if not injected:
             self._on_failure(self.process.name, error)
         self._started = False
-        self.send({"type": "failed", "message": str(error)})
+        self.send(Failed(str(error)))
 
 
 class Transport:

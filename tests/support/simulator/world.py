@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from random import Random
@@ -20,6 +20,7 @@ from simulator.scheduler import Process, Scheduler, current_task
 from simulator.store import Disk
 from simulator.story import FAULTY_MS, JOB_ID, RECOVERY_BOUND_MS, Story
 from simulator.workload import Workload, random_workload
+from tidegate.channel.control.protocol import SlotMessage
 from tidegate.connectors.interface import Sink, SourceContext, Split
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Decision, Spec
@@ -238,8 +239,8 @@ class World:
         """Virtual time as text."""
         return datetime.fromtimestamp(self.scheduler.now_ms / 1000, UTC).isoformat()
 
-    def link(self, target: Process, deliver: Any) -> ControlLink:
-        """One direction of a control connection."""
+    def link(self, target: Process, deliver: Callable[[SlotMessage], None]) -> ControlLink[SlotMessage]:
+        """A control connection from a slot to its driver."""
         return ControlLink(self.scheduler, target, deliver)
 
     def make_channel(self, run_id: str, channel_id: int) -> DataChannel:

@@ -13,6 +13,18 @@ import pytest
 
 from tidegate.channel.control import message_framing
 from tidegate.channel.control.connections import ControlClient, ControlServer
+from tidegate.channel.control.protocol import (
+    Abort,
+    Acknowledged,
+    Cancel,
+    Deploy,
+    Deployed,
+    Heartbeat,
+    Over,
+    Peer,
+    Start,
+    SubtaskRunning,
+)
 from tidegate.channel.failures import ChannelError, HandshakeError, PeerLostError
 from tidegate.channel.tcp.handshake import DRIVER, Credentials, DiallerHandshake, Role
 from tidegate.channel.tcp.sockets import dial
@@ -51,6 +63,14 @@ class Driver:
         return connection
 
 
+def deploy(state: str) -> Deploy:
+    return Deploy((Peer(0, "here", 1),), {}, {"state": state}, False)
+
+
+def acknowledged(state: str) -> Acknowledged:
+    return Acknowledged((0, 1), 7, "run-7", {"op": {"inline": state}})
+
+
 @pytest.fixture
 def driver() -> Iterator[Driver]:
     with ExitStack() as resources:
@@ -60,45 +80,45 @@ def driver() -> Iterator[Driver]:
 def test_messages_go_both_ways_in_order(driver: Driver) -> None:
     client, heard = driver.connect(5)
     for number in range(200):
-        client.send({"type": "up", "n": number})
+        client.send(SubtaskRunning((1, number)))
     assert [driver.heard.get(timeout=WAIT_S) for _ in range(200)] == [
-        (5, {"type": "up", "n": number}) for number in range(200)
+        (5, SubtaskRunning((1, number))) for number in range(200)
     ]
     for number in range(200):
-        driver.server.send(5, {"type": "down", "n": number})
-    assert [heard.get(timeout=WAIT_S)["n"] for _ in range(200)] == list(range(200))
+        driver.server.send(5, Abort(number))
+    assert [heard.get(timeout=WAIT_S).checkpoint_id for _ in range(200)] == list(range(200))
 
 
 def test_a_broadcast_reaches_every_slot_and_a_message_only_its_own(driver: Driver) -> None:
     heard = [driver.connect(slot)[1] for slot in range(3)]
-    driver.server.send(1, {"type": "only"})
-    driver.server.broadcast({"type": "all"})
-    assert heard[0].get(timeout=WAIT_S) == heard[2].get(timeout=WAIT_S) == {"type": "all"}
-    assert [heard[1].get(timeout=WAIT_S)["type"] for _ in range(2)] == ["only", "all"]
+    driver.server.send(1, Start())
+    driver.server.broadcast(Abort(3))
+    assert heard[0].get(timeout=WAIT_S) == heard[2].get(timeout=WAIT_S) == Abort(3)
+    assert [heard[1].get(timeout=WAIT_S) for _ in range(2)] == [Start(), Abort(3)]
 
 
 def test_a_message_of_many_megabytes_arrives_whole(driver: Driver) -> None:
     client, heard = driver.connect(0)
-    driver.server.send(0, {"type": "deploy", "state": "y" * 20_000_000})
-    client.send({"type": "ack", "state": "x" * 20_000_000})
-    assert len(driver.heard.get(timeout=WAIT_S)[1]["state"]) == 20_000_000
-    assert len(heard.get(timeout=WAIT_S)["state"]) == 20_000_000
+    driver.server.send(0, deploy("y" * 20_000_000))
+    client.send(acknowledged("x" * 20_000_000))
+    assert driver.heard.get(timeout=WAIT_S)[1] == acknowledged("x" * 20_000_000)
+    assert heard.get(timeout=WAIT_S) == deploy("y" * 20_000_000)
 
 
 def test_a_message_beyond_the_bound_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
     monkeypatch.setattr(message_framing, "MAX_MESSAGE_BYTES", 100)
     client, _ = driver.connect(0)
-    with pytest.raises(ChannelError, match=r"type 'ack'.*state_size_threshold"):
-        client.send({"type": "ack", "state": "x" * 100})
+    with pytest.raises(ChannelError, match=r"type Acknowledged.*state_size_threshold"):
+        client.send(acknowledged("x" * 100))
 
 
 def test_what_a_slot_sent_before_it_closed_is_heard_before_its_loss(driver: Driver) -> None:
     client, _ = driver.connect(2)
-    driver.server.send(2, {"type": "unread"})
-    client.send({"type": "over"})
+    driver.server.send(2, Start())
+    client.send(Over())
     assert client.flush(WAIT_S)
     client.close()
-    assert driver.heard.get(timeout=WAIT_S) == (2, {"type": "over"})
+    assert driver.heard.get(timeout=WAIT_S) == (2, Over())
     assert driver.heard.get(timeout=WAIT_S)[1] == "connection closed"
 
 
@@ -106,15 +126,15 @@ def test_a_slot_learns_that_its_driver_is_gone_and_sends_into_the_void(driver: D
     client, heard = driver.connect(2)
     driver.server.close()
     assert heard.get(timeout=WAIT_S) == "connection closed"
-    client.send({"type": "heartbeat"})
+    client.send(Heartbeat(1))
     assert client.flush(0)
 
 
 def test_a_server_that_closes_sends_what_is_queued_and_reports_no_loss(driver: Driver) -> None:
     _, heard = driver.connect(2)
-    driver.server.send(2, {"type": "cancel"})
+    driver.server.send(2, Cancel())
     driver.server.close()
-    assert heard.get(timeout=WAIT_S) == {"type": "cancel"}
+    assert heard.get(timeout=WAIT_S) == Cancel()
     assert heard.get(timeout=WAIT_S) == "connection closed"
     assert driver.heard.empty()
 
@@ -124,8 +144,8 @@ def test_a_second_connection_for_a_slot_is_refused_and_the_first_goes_on(driver:
     with pytest.raises(HandshakeError):
         driver.connect(4)
     assert driver.server.refused == {"this slot is connected already": 1}
-    first.send({"type": "still here"})
-    assert driver.heard.get(timeout=WAIT_S) == (4, {"type": "still here"})
+    first.send(Heartbeat(1))
+    assert driver.heard.get(timeout=WAIT_S) == (4, Heartbeat(1))
 
 
 @pytest.mark.parametrize(
@@ -144,8 +164,8 @@ def test_a_zombie_or_stranger_is_closed_counted_and_never_heard(
     with pytest.raises(HandshakeError, match="refused by the other side"):
         driver.connect(1, **changes)
     assert driver.server.refused == {reason: 1}
-    driver.connect(1)[0].send({"type": "hello"})
-    assert driver.heard.get(timeout=WAIT_S) == (1, {"type": "hello"})
+    driver.connect(1)[0].send(Deployed())
+    assert driver.heard.get(timeout=WAIT_S) == (1, Deployed())
 
 
 def test_a_stranger_that_talks_http_is_closed_without_an_answer(driver: Driver) -> None:
@@ -157,8 +177,13 @@ def test_a_stranger_that_talks_http_is_closed_without_an_answer(driver: Driver) 
 
 @pytest.mark.parametrize(
     "data",
-    [struct.pack("<I", 2**31), struct.pack("<I", 3) + b"{,}", struct.pack("<I", 2) + b"[]"],
-    ids=["too long", "not JSON", "no object"],
+    [
+        struct.pack("<I", 2**31),
+        struct.pack("<I", 3) + b"{,}",
+        struct.pack("<I", 2) + b"[]",
+        struct.pack("<I", 2) + b"{}",
+    ],
+    ids=["too long", "not JSON", "no object", "no type"],
 )
 def test_a_slot_that_breaks_the_protocol_is_lost(driver: Driver, data: bytes) -> None:
     connection = driver.dial_raw(6)
@@ -171,18 +196,18 @@ def test_a_slot_that_breaks_the_protocol_is_lost(driver: Driver, data: bytes) ->
 
 def test_messages_cut_anywhere_by_the_network_arrive_whole(driver: Driver) -> None:
     connection = driver.dial_raw(6)
-    for byte in message_framing.encode_message({"n": 1}) + message_framing.encode_message({"n": 2}):
+    for byte in message_framing.encode_message(Heartbeat(1)) + message_framing.encode_message(Heartbeat(2)):
         connection.sendall(bytes([byte]))
-    assert [driver.heard.get(timeout=WAIT_S) for _ in range(2)] == [(6, {"n": 1}), (6, {"n": 2})]
+    assert [driver.heard.get(timeout=WAIT_S) for _ in range(2)] == [(6, Heartbeat(1)), (6, Heartbeat(2))]
 
 
 def test_a_slot_that_reads_nothing_is_lost_when_too_much_waits(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
     monkeypatch.setattr(message_framing, "MAX_QUEUED_BYTES", 2**20)
     connection = driver.dial_raw(6)
-    connection.sendall(message_framing.encode_message({"type": "hello"}))
+    connection.sendall(message_framing.encode_message(Deployed()))
     driver.heard.get(timeout=WAIT_S)
     for _ in range(64):
-        driver.server.send(6, {"type": "deploy", "state": "x" * 2**20})
+        driver.server.send(6, deploy("x" * 2**20))
     slot, reason = driver.heard.get(timeout=WAIT_S)
     assert slot == 6
     assert "does not read" in reason
@@ -191,7 +216,7 @@ def test_a_slot_that_reads_nothing_is_lost_when_too_much_waits(monkeypatch: pyte
 def test_an_error_in_taking_a_message_loses_that_slot_only(capfd: pytest.CaptureFixture[str]) -> None:
     heard: queue.Queue[tuple[int, Any]] = queue.Queue()
 
-    def take(slot: int, message: dict[str, Any]) -> None:
+    def take(slot: int, message: Any) -> None:
         if slot == 1:
             raise ValueError("cannot take it")
         heard.put((slot, message))
@@ -204,16 +229,16 @@ def test_an_error_in_taking_a_message_loses_that_slot_only(capfd: pytest.Capture
         clients = [ControlClient(host, port, SECRET, 3, "run-7", slot, ignore, ignore) for slot in (1, 2)]
         for client in clients:
             resources.callback(client.close)
-        clients[0].send({})
+        clients[0].send(Heartbeat(1))
         assert heard.get(timeout=WAIT_S) == (1, "cannot take it")
-        clients[1].send({"n": 1})
-        assert heard.get(timeout=WAIT_S) == (2, {"n": 1})
+        clients[1].send(Heartbeat(1))
+        assert heard.get(timeout=WAIT_S) == (2, Heartbeat(1))
     assert "cannot take it" in capfd.readouterr().err
 
 
 def test_a_message_to_a_slot_that_is_not_there_is_dropped(driver: Driver) -> None:
-    driver.server.send(9, {"type": "cancel"})
-    driver.server.broadcast({"type": "cancel"})
+    driver.server.send(9, Cancel())
+    driver.server.broadcast(Cancel())
 
 
 def test_a_driver_that_is_not_there_is_named() -> None:

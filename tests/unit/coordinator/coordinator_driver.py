@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from tidegate.channel.control.protocol import (
+    Acknowledged,
+    DeclineCode,
+    Declined,
+    Subtask,
+    SubtaskEndedData,
+    SubtaskFinished,
+    SubtaskRunning,
+)
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions
 from tidegate.coordinator.topology import ChainShape, Topology
@@ -64,14 +73,14 @@ class Driver:
 
     def start(self) -> None:
         for subtask in self.topology.subtasks():
-            self.send(ev.SubtaskRunning(subtask))
+            self.send(SubtaskRunning(subtask))
 
     def tick(self, ms: int) -> list[ev.Action]:
         self.now += ms
         return self.send(ev.Tick())
 
-    def ack(self, subtask: ev.Subtask, n: int, run: str = "run", **kwargs: Any) -> list[ev.Action]:
-        return self.send(ev.Acknowledged(subtask, n, run, **kwargs))
+    def ack(self, subtask: Subtask, n: int, run: str = "run", **kwargs: Any) -> list[ev.Action]:
+        return self.send(Acknowledged(subtask, n, run, **kwargs))
 
     def ack_all(self, n: int) -> list[ev.Action]:
         out: list[ev.Action] = []
@@ -79,16 +88,14 @@ class Driver:
             out += self.ack(subtask, n)
         return out
 
-    def decline(
-        self, subtask: ev.Subtask, n: int, run: str = "run", code: ev.DeclineCode = "failed"
-    ) -> list[ev.Action]:
-        return self.send(ev.Declined(subtask, n, run, "disk full", code))
+    def decline(self, subtask: Subtask, n: int, run: str = "run", code: DeclineCode = "failed") -> list[ev.Action]:
+        return self.send(Declined(subtask, n, run, "disk full", code))
 
     def end_data(self, natural: bool = True) -> list[ev.Action]:
-        return [a for s in self.topology.subtasks() for a in self.send(ev.SubtaskEndedData(s, natural))]
+        return [a for s in self.topology.subtasks() for a in self.send(SubtaskEndedData(s, natural))]
 
     def finish(self) -> list[ev.Action]:
-        return [a for s in self.topology.subtasks() for a in self.send(ev.SubtaskFinished(s))]
+        return [a for s in self.topology.subtasks() for a in self.send(SubtaskFinished(s))]
 
     def ask(self, kind: Any = "checkpoint", request_id: str = "c", **kwargs: Any) -> list[ev.Action]:
         return self.send(ev.SnapshotRequested(ev.Request(kind, request_id=request_id, **kwargs)))

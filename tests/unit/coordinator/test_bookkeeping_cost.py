@@ -13,10 +13,11 @@ from types import FrameType
 import pytest
 from coordinator_driver import SOURCE, TOPOLOGY, WINDOW, Driver, of
 
+from tidegate.channel.control.protocol import Acknowledged, SubtaskCommitted
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.checkpointing.collected_metadata import drained_operators, operator_states
 from tidegate.coordinator.checkpointing.finished_operators import naturally_ended
-from tidegate.coordinator.events import Acknowledged, Complete
+from tidegate.coordinator.events import Complete
 from tidegate.coordinator.topology import ChainShape, FiresAtEnd, Topology
 from tidegate.jobs.decision_log import DecisionLog
 from tidegate.jobs.history.checkpoints import checkpoint_views
@@ -53,7 +54,7 @@ def calls(parallelism: int) -> int:
         d.ask(request_id="too")
         d.ack_all(1)
         for i in range(parallelism):
-            d.send(ev.SubtaskCommitted((WINDOW, i), 1))
+            d.send(SubtaskCommitted((WINDOW, i), 1))
         d.ack_all(2)
         d.end_data()
         (last,) = of([a for s in topology.subtasks() for a in d.ack(s, 3, finished=True)], ev.Complete)

@@ -11,6 +11,7 @@ from test_recovery import Log
 from test_recovery import spec as plain_spec
 from test_supervision import BOOM, Driven, command, farewell, statuses
 
+from tidegate.channel.control.protocol import SubtaskCommitted, SubtaskRunning
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.commits.commit_gate import CommitGate
 from tidegate.coordinator.commits.ruling import judge_ruling
@@ -57,7 +58,7 @@ def test_completion_tells_subtasks_and_permits_nothing() -> None:
     actions = d.ack_all(1)
     assert of(actions, ev.NotifyDurable) == [ev.NotifyDurable(1, last=False)]
     assert of(actions, ev.NotifyComplete) == of(actions, ev.SendPermit) == []
-    d.send(ev.SubtaskCommitted(ONE, 1)), d.send(ev.SubtaskCommitted(TWO, 1))
+    d.send(SubtaskCommitted(ONE, 1)), d.send(SubtaskCommitted(TWO, 1))
     assert of(d.actions, ev.RecordCommitted) == []
 
 
@@ -68,8 +69,8 @@ def test_an_approval_sends_the_permit_and_its_commit_is_recorded_when_all_have()
         d.ask()
         d.ack_all(n)
     assert d.send(ev.Approved(2, 9)) == [ev.SendPermit(2, 9), ev.Retire(1, "chk-1")]
-    assert d.send(ev.SubtaskCommitted(ONE, 2)) == []
-    assert d.send(ev.SubtaskCommitted(TWO, 2)) == [ev.RecordCommitted(2)]
+    assert d.send(SubtaskCommitted(ONE, 2)) == []
+    assert d.send(SubtaskCommitted(TWO, 2)) == [ev.RecordCommitted(2)]
 
 
 def test_what_is_approved_after_the_last_snapshot_is_left_to_others() -> None:
@@ -87,7 +88,7 @@ def test_what_is_approved_after_the_last_snapshot_is_left_to_others() -> None:
 def test_a_run_records_what_its_restore_committed() -> None:
     """S7.8."""
     d = Driver(interval_ms=None, gate=CommitGate(3, [4, 5], [5], approved=4, approved_at=8, _restored_with=4))
-    assert d.send(ev.SubtaskRunning((0, 0))) == []
+    assert d.send(SubtaskRunning((0, 0))) == []
     d.start()
     assert of(d.actions, ev.RecordCommitted) == [ev.RecordCommitted(4)] and of(d.actions, ev.SendPermit) == []
 

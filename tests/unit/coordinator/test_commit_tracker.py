@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from coordinator_driver import TOPOLOGY, WINDOW, Driver, of
 
+from tidegate.channel.control.protocol import SubtaskCommitted
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.checkpointing.retention import Completed
 from tidegate.coordinator.commits.commit_tracker import CommitTracker
@@ -72,7 +73,7 @@ def test_the_commit_of_the_last_sinks_is_recorded_before_the_run_ends() -> None:
     d.ask("stop-savepoint", "stop", stop="suspend")
     d.ack_all(1)
     d.end_data(natural=False)
-    d.send(ev.SubtaskCommitted(ONE, 1))
+    d.send(SubtaskCommitted(ONE, 1))
     actions = d.finish()
     assert [type(a) for a in actions] == [ev.RecordCommitted, ev.EndRun]
     assert of(actions, ev.RecordCommitted) == [ev.RecordCommitted(1)]
@@ -87,7 +88,7 @@ def test_the_last_committed_checkpoint_stays_until_a_newer_one_is_committed() ->
     assert of(d.ack_all(2), ev.Retire) == []
     d.ask()
     assert [r.checkpoint_id for r in of(d.ack_all(3), ev.Retire)] == [2]
-    actions = d.send(ev.SubtaskCommitted(ONE, 3)) + d.send(ev.SubtaskCommitted(TWO, 3))
+    actions = d.send(SubtaskCommitted(ONE, 3)) + d.send(SubtaskCommitted(TWO, 3))
     assert [r.checkpoint_id for r in of(actions, ev.Retire)] == [1]
 
 

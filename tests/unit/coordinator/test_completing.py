@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from coordinator_driver import ALL, SOURCE, TOPOLOGY, WINDOW, Driver, of
 
+from tidegate.channel.control.protocol import Acknowledged, DeclineCode, SubtaskEndedData, SubtaskFinished
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.stop.final_snapshot import FINAL_RETRY_MS, MAX_FINAL_RETRY_MS, FinalSnapshot
 
@@ -70,7 +71,7 @@ def test_an_acknowledgement_while_the_completion_is_written_does_not_count() -> 
     d.ask()
     for subtask in ALL[:-1]:
         d.ack(subtask, 1)
-    last = ev.Acknowledged(ALL[-1], 1, "run")
+    last = Acknowledged(ALL[-1], 1, "run")
     assert len(of(d.coordinator.handle(last, 0), ev.Complete)) == 1
     assert d.coordinator.handle(last, 0) == []
 
@@ -83,7 +84,7 @@ def test_an_acknowledgement_while_the_completion_is_written_does_not_count() -> 
         ("alignment_aborted", "alignment_aborted", False),
     ],
 )
-def test_a_decline_says_what_kind_of_end_it_is(code: ev.DeclineCode, abort: str, counts: bool) -> None:
+def test_a_decline_says_what_kind_of_end_it_is(code: DeclineCode, abort: str, counts: bool) -> None:
     """S2.2."""
     d = ready()
     d.ask()
@@ -134,7 +135,7 @@ def test_a_subtask_that_finished_between_plan_and_trigger_does_not_count() -> No
     """S1.5, S2.2."""
     d = ready()
     d.ask()
-    assert ends(d.send(ev.SubtaskFinished((SOURCE, 0)))) == [(1, "subtask_finished", False)]
+    assert ends(d.send(SubtaskFinished((SOURCE, 0)))) == [(1, "subtask_finished", False)]
 
 
 def test_what_else_is_pending_when_a_stop_completes_is_aborted_without_counting() -> None:
@@ -151,9 +152,9 @@ def test_what_is_pending_when_everything_has_finished_is_aborted_without_countin
     d.ask()
     for subtask in ALL[:-1]:
         d.ack(subtask, 1)
-        d.send(ev.SubtaskFinished(subtask))
-    d.coordinator.handle(ev.Acknowledged(ALL[-1], 1, "run"), 0)
-    assert ends(d.send(ev.SubtaskFinished(ALL[-1]))) == [(1, "job_ended", False)]
+        d.send(SubtaskFinished(subtask))
+    d.coordinator.handle(Acknowledged(ALL[-1], 1, "run"), 0)
+    assert ends(d.send(SubtaskFinished(ALL[-1]))) == [(1, "job_ended", False)]
 
 
 def test_every_id_counts_once_however_many_subtasks_decline_it() -> None:
@@ -206,7 +207,7 @@ def test_nothing_is_said_of_a_snapshot_whose_completion_was_being_written() -> N
     d.ask("savepoint", "sp")
     for subtask in ALL[:-1]:
         d.ack(subtask, 1)
-    d.coordinator.handle(ev.Acknowledged(ALL[-1], 1, "run"), 0)
+    d.coordinator.handle(Acknowledged(ALL[-1], 1, "run"), 0)
     assert d.coordinator.shut_down("the store is away") == ([], [])
 
 
@@ -307,10 +308,10 @@ def test_a_final_snapshot_that_somebody_finished_before_is_planned_afresh_at_onc
     d = ready()
     d.ask()
     for subtask in TOPOLOGY.subtasks():
-        d.send(ev.SubtaskEndedData(subtask, True))
+        d.send(SubtaskEndedData(subtask, True))
     d.decline(ALL[0], 1, code="alignment_aborted")
     assert d.coordinator.pending_ids == (2,)
-    actions = d.send(ev.SubtaskFinished((SOURCE, 0)))
+    actions = d.send(SubtaskFinished((SOURCE, 0)))
     assert ends(actions) == [(2, "subtask_finished", False)]
     assert [t.subtasks for t in of(actions, ev.SendTrigger)] == [((SOURCE, 1),)]
 

@@ -5,6 +5,13 @@ from __future__ import annotations
 import pytest
 from coordinator_driver import ALL, SOURCE, WINDOW, Driver, of
 
+from tidegate.channel.control.protocol import (
+    Declined,
+    SubtaskCommitted,
+    SubtaskEndedData,
+    SubtaskFinished,
+    SubtaskRunning,
+)
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.checkpointing.collected_metadata import subtask_history
 from tidegate.coordinator.checkpointing.retention import Completed
@@ -21,7 +28,7 @@ def driver() -> Driver:
 def test_nothing_is_triggered_before_every_subtask_runs() -> None:
     """S1.1, S1.3."""
     d = Driver()
-    d.send(ev.SubtaskRunning((SOURCE, 0)))
+    d.send(SubtaskRunning((SOURCE, 0)))
     assert of(d.tick(5_000), ev.Claim) == []
 
 
@@ -142,19 +149,19 @@ def test_declines_count_against_the_tolerated_failures_and_a_success_resets_them
     d = Driver(tolerable_failures=1, interval_ms=None)
     d.start()
     d.ask(request_id="a")
-    assert of(d.send(ev.Declined((WINDOW, 0), 1, "run", "disk full")), ev.FailRun) == []
+    assert of(d.send(Declined((WINDOW, 0), 1, "run", "disk full")), ev.FailRun) == []
     d.ask(request_id="b")
     d.ack_all(2)
     d.ask(request_id="c")
-    assert of(d.send(ev.Declined((WINDOW, 0), 3, "run", "disk full")), ev.FailRun) == []
+    assert of(d.send(Declined((WINDOW, 0), 3, "run", "disk full")), ev.FailRun) == []
     d.ask(request_id="d")
-    assert len(of(d.send(ev.Declined((WINDOW, 0), 4, "run", "disk full")), ev.FailRun)) == 1
+    assert len(of(d.send(Declined((WINDOW, 0), 4, "run", "disk full")), ev.FailRun)) == 1
 
 
 def test_a_failed_savepoint_does_not_count(driver: Driver) -> None:
     """S2.2."""
     driver.ask("savepoint")
-    actions = driver.send(ev.Declined((WINDOW, 0), 1, "run", "disk full"))
+    actions = driver.send(Declined((WINDOW, 0), 1, "run", "disk full"))
     assert of(actions, ev.FailRun) == []
     assert not of(actions, ev.Answer)[0].ok
 
@@ -173,8 +180,8 @@ def test_a_newer_completion_subsumes_older_checkpoints_but_no_savepoint() -> Non
 
 def test_a_finished_source_is_recorded_and_the_rest_is_triggered_past_it(driver: Driver) -> None:
     """S1.3, S6.1."""
-    driver.send(ev.SubtaskEndedData((SOURCE, 0), True))
-    driver.send(ev.SubtaskFinished((SOURCE, 0)))
+    driver.send(SubtaskEndedData((SOURCE, 0), True))
+    driver.send(SubtaskFinished((SOURCE, 0)))
     (trigger,) = of(driver.tick(1000), ev.SendTrigger)
     assert trigger.subtasks == ((SOURCE, 1),)
     for subtask in ALL[1:-1]:
@@ -186,8 +193,8 @@ def test_a_finished_source_is_recorded_and_the_rest_is_triggered_past_it(driver:
 def test_when_all_sources_have_finished_the_next_stage_is_triggered(driver: Driver) -> None:
     """S1.3, S6.1."""
     for i in range(2):
-        driver.send(ev.SubtaskEndedData((SOURCE, i), True))
-        driver.send(ev.SubtaskFinished((SOURCE, i)))
+        driver.send(SubtaskEndedData((SOURCE, i), True))
+        driver.send(SubtaskFinished((SOURCE, i)))
     (trigger,) = of(driver.tick(1000), ev.SendTrigger)
     assert trigger.subtasks == ((WINDOW, 0), (WINDOW, 1))
 
@@ -195,20 +202,20 @@ def test_when_all_sources_have_finished_the_next_stage_is_triggered(driver: Driv
 def test_a_subtask_that_finishes_between_plan_and_acknowledgement_aborts_that_checkpoint(driver: Driver) -> None:
     """S1.5."""
     driver.tick(1000)
-    actions = driver.send(ev.SubtaskFinished((SOURCE, 0)))
+    actions = driver.send(SubtaskFinished((SOURCE, 0)))
     assert [a.checkpoint_id for a in of(actions, ev.SendAbort)] == [1]
     assert of(actions, ev.FailRun) == []
 
 
 def test_the_end_of_a_source_is_recorded_once_all_its_subtasks_have_ended(driver: Driver) -> None:
-    assert of(driver.send(ev.SubtaskEndedData((SOURCE, 0), True)), ev.RecordSourceEnd) == []
-    assert of(driver.send(ev.SubtaskEndedData((SOURCE, 1), True)), ev.RecordSourceEnd) == [ev.RecordSourceEnd(SOURCE)]
-    assert of(driver.send(ev.SubtaskFinished((SOURCE, 1))), ev.RecordSourceEnd) == []
+    assert of(driver.send(SubtaskEndedData((SOURCE, 0), True)), ev.RecordSourceEnd) == []
+    assert of(driver.send(SubtaskEndedData((SOURCE, 1), True)), ev.RecordSourceEnd) == [ev.RecordSourceEnd(SOURCE)]
+    assert of(driver.send(SubtaskFinished((SOURCE, 1))), ev.RecordSourceEnd) == []
 
 
 def test_a_source_ended_by_a_stop_has_not_reached_its_end_of_data(driver: Driver) -> None:
-    driver.send(ev.SubtaskEndedData((SOURCE, 0), False))
-    assert of(driver.send(ev.SubtaskEndedData((SOURCE, 1), False)), ev.RecordSourceEnd) == []
+    driver.send(SubtaskEndedData((SOURCE, 0), False))
+    assert of(driver.send(SubtaskEndedData((SOURCE, 1), False)), ev.RecordSourceEnd) == []
 
 
 def test_one_final_snapshot_starts_at_once_when_nothing_reads_any_more() -> None:
@@ -217,7 +224,7 @@ def test_one_final_snapshot_starts_at_once_when_nothing_reads_any_more() -> None
     d.start()
     actions: list[ev.Action] = []
     for subtask in ALL:
-        actions += d.send(ev.SubtaskEndedData(subtask, True))
+        actions += d.send(SubtaskEndedData(subtask, True))
     assert [t.kind for t in of(actions, ev.SendTrigger)] == ["final"]
     actions = d.ack_all(1)
     assert of(actions, ev.NotifyComplete) != []
@@ -228,8 +235,8 @@ def test_a_failed_final_snapshot_is_asked_for_again_after_a_pause() -> None:
     d = Driver(interval_ms=None, tolerable_failures=3)
     d.start()
     for subtask in ALL:
-        d.send(ev.SubtaskEndedData(subtask, True))
-    assert of(d.send(ev.Declined((WINDOW, 0), 1, "run", "io")), ev.Claim) == []
+        d.send(SubtaskEndedData(subtask, True))
+    assert of(d.send(Declined((WINDOW, 0), 1, "run", "io")), ev.Claim) == []
     assert [c.request.kind for c in of(d.tick(FINAL_RETRY_MS), ev.Claim)] == ["final"]
 
 
@@ -237,28 +244,28 @@ def test_the_run_ends_when_every_subtask_has_finished() -> None:
     d = Driver(interval_ms=None)
     d.start()
     for subtask in ALL[:-1]:
-        assert of(d.send(ev.SubtaskFinished(subtask)), ev.EndRun) == []
-    assert of(d.send(ev.SubtaskFinished(ALL[-1])), ev.EndRun) == [ev.EndRun(None, None, None)]
+        assert of(d.send(SubtaskFinished(subtask)), ev.EndRun) == []
+    assert of(d.send(SubtaskFinished(ALL[-1])), ev.EndRun) == [ev.EndRun(None, None, None)]
 
 
 def test_a_stop_ends_the_run_with_its_savepoint_and_takes_no_other_snapshot(driver: Driver) -> None:
     """S7.3, S7.5."""
     driver.ask("stop-savepoint", "stop", stop="suspend")
     for subtask in ALL:
-        driver.send(ev.SubtaskEndedData(subtask, False))
+        driver.send(SubtaskEndedData(subtask, False))
     actions = driver.ack_all(1)
     assert of(actions, ev.Answer) == [] and of(actions, ev.NotifyComplete) != []
     assert of(driver.tick(5_000), ev.Claim) == []
     actions = []
     for subtask in ALL:
-        actions += driver.send(ev.SubtaskFinished(subtask))
+        actions += driver.send(SubtaskFinished(subtask))
     assert of(actions, ev.EndRun) == [ev.EndRun("suspend", 1, "chk-1", "stop")]
 
 
 def test_a_stop_whose_savepoint_fails_makes_the_run_fail_over_and_says_so(driver: Driver) -> None:
     """S7.7."""
     driver.ask("stop-savepoint", "stop", stop="drain")
-    actions = driver.send(ev.Declined((WINDOW, 1), 1, "run", "disk full"))
+    actions = driver.send(Declined((WINDOW, 1), 1, "run", "disk full"))
     (answer,) = of(actions, ev.Answer)
     assert (answer.ok, answer.code) == (False, "savepoint_failed_job_continues")
     assert len(of(actions, ev.FailRun)) == 1
@@ -273,8 +280,8 @@ def test_a_second_stop_is_told_of_the_first(driver: Driver) -> None:
 def test_a_checkpoint_counts_as_committed_when_every_committing_subtask_says_so(driver: Driver) -> None:
     driver.tick(1000)
     driver.ack_all(1)
-    assert of(driver.send(ev.SubtaskCommitted((WINDOW, 0), 1)), ev.RecordCommitted) == []
-    assert of(driver.send(ev.SubtaskCommitted((WINDOW, 1), 1)), ev.RecordCommitted) == [ev.RecordCommitted(1)]
+    assert of(driver.send(SubtaskCommitted((WINDOW, 0), 1)), ev.RecordCommitted) == []
+    assert of(driver.send(SubtaskCommitted((WINDOW, 1), 1)), ev.RecordCommitted) == [ev.RecordCommitted(1)]
 
 
 def test_retention_keeps_the_newest_and_the_last_committed() -> None:
@@ -284,13 +291,13 @@ def test_retention_keeps_the_newest_and_the_last_committed() -> None:
     d.start()
     d.tick(1000)
     d.ack_all(2)
-    d.send(ev.SubtaskCommitted((WINDOW, 0), 2))
-    d.send(ev.SubtaskCommitted((WINDOW, 1), 2))
+    d.send(SubtaskCommitted((WINDOW, 0), 2))
+    d.send(SubtaskCommitted((WINDOW, 1), 2))
     assert [r.checkpoint_id for r in of(d.actions, ev.Retire)] == [1]
     d.tick(1000)
     assert of(d.ack_all(3), ev.Retire) == []
-    d.send(ev.SubtaskCommitted((WINDOW, 0), 3))
-    assert [r.checkpoint_id for r in of(d.send(ev.SubtaskCommitted((WINDOW, 1), 3)), ev.Retire)] == [2]
+    d.send(SubtaskCommitted((WINDOW, 0), 3))
+    assert [r.checkpoint_id for r in of(d.send(SubtaskCommitted((WINDOW, 1), 3)), ev.Retire)] == [2]
 
 
 def test_shutting_down_aborts_what_is_pending_and_hands_user_requests_to_the_next_run(driver: Driver) -> None:

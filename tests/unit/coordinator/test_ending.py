@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tidegate.channel.control.protocol import Acknowledged, Declined, SubtaskEndedData, SubtaskFinished, SubtaskRunning
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions
 from tidegate.coordinator.stop.final_snapshot import FINAL_RETRY_MS
@@ -41,7 +42,7 @@ class Run:
         )
         self.now, self.next_id, self.claims_fail = 0, 1, False
         for subtask in TOPOLOGY.subtasks():
-            self.send(ev.SubtaskRunning(subtask))
+            self.send(SubtaskRunning(subtask))
 
     def send(self, event: ev.Event) -> list[ev.Action]:
         out: list[ev.Action] = []
@@ -64,11 +65,11 @@ class Run:
     def end_data(self) -> list[ev.Action]:
         out: list[ev.Action] = []
         for subtask in TOPOLOGY.subtasks():
-            out += self.send(ev.SubtaskEndedData(subtask, True))
+            out += self.send(SubtaskEndedData(subtask, True))
         return out
 
     def ack_all(self, n: int) -> list[ev.Action]:
-        return [a for s in TOPOLOGY.subtasks() for a in self.send(ev.Acknowledged(s, n, "run"))]
+        return [a for s in TOPOLOGY.subtasks() for a in self.send(Acknowledged(s, n, "run"))]
 
 
 def of(actions: list[ev.Action], kind: type) -> list[Any]:
@@ -81,7 +82,7 @@ def test_no_savepoint_is_triggered_behind_a_stop_on_its_way() -> None:
     assert of(run.ask("savepoint", "sp"), ev.SendTrigger) == []
     run.ack_all(1)
     for subtask in TOPOLOGY.subtasks():
-        actions = run.send(ev.SubtaskFinished(subtask))
+        actions = run.send(SubtaskFinished(subtask))
     (answer,) = of(actions, ev.Answer)
     assert (answer.request_id, answer.code) == ("sp", "job_ended")
 
@@ -97,7 +98,7 @@ def test_a_stop_that_comes_during_the_final_snapshot_takes_its_savepoint_in_the_
     assert run.coordinator.next_wake_ms() == 10_000, "no other final one is asked for"
     actions = run.ack_all(1) + run.ack_all(2)
     for subtask in TOPOLOGY.subtasks():
-        actions += run.send(ev.SubtaskFinished(subtask))
+        actions += run.send(SubtaskFinished(subtask))
     assert of(actions, ev.FailRun) == of(actions, ev.Answer) == []
     assert of(actions, ev.EndRun) == [ev.EndRun("suspend", 2, "chk-2", "stop")]
 
@@ -119,7 +120,7 @@ def test_a_stop_that_comes_when_the_final_snapshot_is_complete_finds_the_job_end
     run.ack_all(1)
     actions = run.ask("stop-savepoint", "stop", stop="suspend")
     for subtask in TOPOLOGY.subtasks():
-        actions += run.send(ev.SubtaskFinished(subtask))
+        actions += run.send(SubtaskFinished(subtask))
     assert of(actions, ev.FailRun) == of(actions, ev.SendTrigger) == []
     assert [a.code for a in of(actions, ev.Answer)] == ["job_ended"]
     assert of(actions, ev.EndRun) == [ev.EndRun(None, None, None)]
@@ -133,7 +134,7 @@ def test_a_savepoint_that_comes_during_the_final_snapshot_is_taken_beside_it() -
     assert of(actions, ev.SendAbort) == [] and run.coordinator.pending_ids == (1, 2)
     actions = run.ack_all(1) + run.ack_all(2)
     for subtask in TOPOLOGY.subtasks():
-        actions += run.send(ev.SubtaskFinished(subtask))
+        actions += run.send(SubtaskFinished(subtask))
     assert [(a.request_id, a.code) for a in of(actions, ev.Answer)] == [("sp", "completed")]
     assert of(actions, ev.EndRun) == [ev.EndRun(None, None, None)]
 
@@ -163,7 +164,7 @@ def test_a_run_that_only_commits_takes_no_snapshot_and_records_the_commit() -> N
     actions += run.ask("stop-savepoint", "stop", stop="suspend")
     actions += run.ask("savepoint", "sp")
     for subtask in TOPOLOGY.subtasks():
-        actions += run.send(ev.SubtaskFinished(subtask))
+        actions += run.send(SubtaskFinished(subtask))
     assert of(actions, ev.Claim) == [] and of(actions, ev.RecordSourceEnd) == []
     assert of(actions, ev.RecordCommitted) == [ev.RecordCommitted(7)]
     assert [(a.request_id, a.code) for a in of(actions, ev.Answer)] == [("sp", "job_ended")]
@@ -172,17 +173,17 @@ def test_a_run_that_only_commits_takes_no_snapshot_and_records_the_commit() -> N
 def test_an_aborted_final_snapshot_leaves_no_files() -> None:
     run = Run()
     run.end_data()
-    actions = run.send(ev.Declined((SINK, 0), 1, "run", "no space"))
+    actions = run.send(Declined((SINK, 0), 1, "run", "no space"))
     assert of(actions, ev.Retire) == [ev.Retire(1, "chk-1")]
 
 
 def test_a_job_that_nobody_wants_a_final_snapshot_of_ends_without_one() -> None:
     """S7.3: no interval and nothing to commit; subtasks are told once, when nothing reads any more."""
     run = Run(topology=ONE_PHASE)
-    assert of(run.send(ev.SubtaskEndedData((SOURCE, 0), True)), ev.LetFinish) == []
-    assert run.send(ev.SubtaskEndedData((SINK, 0), True)) == [ev.LetFinish()]
+    assert of(run.send(SubtaskEndedData((SOURCE, 0), True)), ev.LetFinish) == []
+    assert run.send(SubtaskEndedData((SINK, 0), True)) == [ev.LetFinish()]
     assert run.send(ev.Tick()) == [] and run.coordinator.next_wake_ms() is None
-    actions = run.send(ev.SubtaskFinished((SOURCE, 0))) + run.send(ev.SubtaskFinished((SINK, 0)))
+    actions = run.send(SubtaskFinished((SOURCE, 0))) + run.send(SubtaskFinished((SINK, 0)))
     assert actions == [ev.EndRun(None, None, None)]
 
 
@@ -213,11 +214,11 @@ def test_a_snapshot_on_its_way_is_not_overtaken_by_the_end(kind: str) -> None:
 def test_a_stop_that_comes_before_the_end_is_the_snapshot_that_subtasks_wait_for() -> None:
     """S7.3, S7.7."""
     run = Run(topology=ONE_PHASE)
-    run.send(ev.SubtaskEndedData((SOURCE, 0), True))
+    run.send(SubtaskEndedData((SOURCE, 0), True))
     run.ask("stop-savepoint", "stop", stop="suspend")
-    actions = run.send(ev.SubtaskEndedData((SINK, 0), True)) + run.ack_all(1)
+    actions = run.send(SubtaskEndedData((SINK, 0), True)) + run.ack_all(1)
     for subtask in TOPOLOGY.subtasks():
-        actions += run.send(ev.SubtaskFinished(subtask))
+        actions += run.send(SubtaskFinished(subtask))
     assert of(actions, ev.LetFinish) == []
     assert of(actions, ev.EndRun) == [ev.EndRun("suspend", 1, "chk-1", "stop")]
 
@@ -228,7 +229,7 @@ def test_a_stop_that_comes_when_subtasks_were_told_to_finish_is_too_late() -> No
     run.end_data()
     actions = run.ask("stop-savepoint", "stop", stop="suspend")
     for subtask in TOPOLOGY.subtasks():
-        actions += run.send(ev.SubtaskFinished(subtask))
+        actions += run.send(SubtaskFinished(subtask))
     assert [a.code for a in of(actions, ev.Answer)] == ["job_ended"]
     assert of(actions, ev.Claim) == [] and of(actions, ev.FailRun) == []
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from tidegate.channel.control.protocol import Acknowledged
 from tidegate.coordinator.checkpointing.finished_operators import naturally_ended, union_refusal
-from tidegate.coordinator.events import Acknowledged, Complete
+from tidegate.coordinator.events import Complete
 from tidegate.coordinator.topology import ChainShape, Topology
 
 SOURCE, FORWARD, SHUFFLED = 0, 1, 2

@@ -9,6 +9,16 @@ from typing import Any
 import pytest
 from coordinator_driver import ALL, TOPOLOGY
 
+from tidegate.channel.control.protocol import (
+    Acknowledged,
+    DeclineCode,
+    Declined,
+    DriverMessage,
+    SubtaskCommitted,
+    SubtaskEndedData,
+    SubtaskRunning,
+    Trigger,
+)
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions
 from tidegate.coordinator.job_run import JobFacts, JobRun, RunFailed
@@ -59,7 +69,7 @@ class Run:
         self.store = DeafStore(f"job-run-log-{next(_names)}")
         self.nonces = itertools.count()
         self.answers: list[ev.Answer] = []
-        self.sent: list[dict[str, Any]] = []
+        self.sent: list[Any] = []
         self.retired: list[int] = []
         given = {"interval_ms": None, "min_pause_ms": 0, "timeout_ms": 10_000, "max_concurrent": 1, "max_queued": 10}
         self.now_ms = 0
@@ -90,23 +100,23 @@ class Run:
             on_completed=lambda: None,
         )
         for subtask in ALL:
-            self.tell("running", subtask)
+            self.run.on_slot_message(SubtaskRunning(subtask))
 
     def open(self) -> DecisionLog:
         return DecisionLog(self.store, LAYOUT, lambda: NOW, lambda: f"n{next(self.nonces)}", pause=lambda attempt: None)
 
-    def broadcast(self, message: dict[str, Any]) -> None:
+    def broadcast(self, message: DriverMessage) -> None:
         self.sent.append(message)
 
-    def tell(self, kind: str, subtask: ev.Subtask, **more: Any) -> None:
-        self.run.on_slot_message({"type": kind, "subtask": list(subtask), "run_id": "r", **more})
+    def decline(self, n: int, reason: str = "disk full", code: DeclineCode = "failed") -> None:
+        self.run.on_slot_message(Declined(ALL[0], n, "r", reason, code))
 
     def ask(self, kind: Any = "checkpoint", **more: Any) -> None:
         self.run.on_event(ev.SnapshotRequested(ev.Request(kind, request_id="asked", **more)))
 
     def ack_all(self, n: int) -> None:
         for subtask in ALL:
-            self.tell("ack", subtask, checkpoint_id=n, operators={}, metrics={}, finished=False)
+            self.run.on_slot_message(Acknowledged(subtask, n, "r"))
 
     def entries(self, kind: str) -> list[Decision]:
         return [entry for entry in self.open().read() if entry.kind == kind]
@@ -127,12 +137,12 @@ def test_an_abort_says_in_the_log_why_and_whether_it_counts() -> None:
     """S2.2."""
     run = Run()
     run.ask()
-    run.tell("decline", ALL[0], checkpoint_id=1, reason="disk full")
+    run.decline(1)
     run.ask("savepoint")
     run.now_ms = 10_000
     run.run.on_event(ev.Tick())
     run.ask()
-    run.tell("decline", ALL[0], checkpoint_id=3, reason="a newer barrier came", code="alignment_aborted")
+    run.decline(3, "a newer barrier came", "alignment_aborted")
     told = [(d.data["checkpoint_id"], d.data["code"], d.data["counts"]) for d in run.entries("abort")]
     assert told == [(1, "declined", True), (2, "expired", False), (3, "alignment_aborted", False)]
 
@@ -201,15 +211,15 @@ def test_no_append_of_a_run_survives_an_unclear_answer(what: str) -> None:
         run.ask()
     if what == "committed":
         run.ack_all(1)
-        run.tell("committed", (1, 0), checkpoint_id=1)
+        run.run.on_slot_message(SubtaskCommitted((1, 0), 1))
     if what == "end_of_data":
-        run.tell("ended", (0, 0), natural=True)
+        run.run.on_slot_message(SubtaskEndedData((0, 0), True))
     run.store.deaf = ("decisions/",)
     last = {
         "claim": lambda: run.ask(),
-        "abort": lambda: run.tell("decline", ALL[0], checkpoint_id=1, reason="disk full"),
-        "committed": lambda: run.tell("committed", (1, 1), checkpoint_id=1),
-        "end_of_data": lambda: run.tell("ended", (0, 1), natural=True),
+        "abort": lambda: run.decline(1),
+        "committed": lambda: run.run.on_slot_message(SubtaskCommitted((1, 1), 1)),
+        "end_of_data": lambda: run.run.on_slot_message(SubtaskEndedData((0, 1), True)),
     }
     with pytest.raises(UnclearAnswerError, match=f"'{what}'"):
         last[what]()
@@ -252,7 +262,7 @@ def test_a_place_where_no_savepoint_can_be_is_refused_before_anything_ends(
     assert "the root" not in answer.message.replace("below the root", "")
     assert run.sent == [] and run.entries("claim") == [] and run.run.outcome is None
     run.ask()
-    assert [message["type"] for message in run.sent] == ["trigger"]
+    assert [type(message) for message in run.sent] == [Trigger]
 
 
 @pytest.mark.parametrize("kind", ["savepoint", "stop-savepoint"])
@@ -282,7 +292,7 @@ def test_a_folder_below_the_root_is_tried_itself(tmp_path: Path) -> None:
 def test_a_folder_for_savepoints_that_works_leaves_no_trace_of_the_test(tmp_path: Path) -> None:
     run = Run(savepoint_directory=f"{tmp_path}/savepoints")
     run.ask("savepoint")
-    assert [message["path"] for message in run.sent] == [f"{tmp_path}/savepoints/savepoint-job-1-g1"]
+    assert [message.path for message in run.sent] == [f"{tmp_path}/savepoints/savepoint-job-1-g1"]
     assert not list(tmp_path.rglob(".*"))
 
 
@@ -290,5 +300,5 @@ def test_too_many_failures_fail_the_run_with_the_reason() -> None:
     """S2.2."""
     run = Run(tolerable_failures=0)
     run.ask()
-    run.tell("decline", ALL[0], checkpoint_id=1, reason="disk full")
+    run.decline(1)
     assert isinstance(run.run.outcome, RunFailed) and "disk full" in run.run.outcome.message

@@ -11,6 +11,7 @@ from coordinator_driver import ALL, SOURCE, WINDOW, Driver, of
 from test_supervision import BOOM, PHASES, Driven, command, farewell, statuses
 from test_supervision import of as chosen
 
+from tidegate.channel.control.protocol import SubtaskEndedData, SubtaskFinished, SubtaskRunning
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.events import Answer, GiveUpStop, Request
 from tidegate.coordinator.job_run import RunEnded, RunFailed, StopGivenUp
@@ -52,7 +53,7 @@ def stopping(**options: Any) -> Driver:
 def test_a_stop_that_is_given_up_names_who_has_not_passed_the_end_on() -> None:
     """S7.7: the window waits for the one source; it is the source that holds it up."""
     run = stopping()
-    run.send(ev.SubtaskEndedData((SOURCE, 0), natural=False))
+    run.send(SubtaskEndedData((SOURCE, 0), natural=False))
     run.ack((SOURCE, 0), 1)
     abort, _, fail, answer = run.send(GIVE_UP)
     assert (abort.checkpoint_id, abort.code, abort.counts) == (1, "stop_timeout", False)
@@ -98,13 +99,13 @@ def test_a_stop_that_was_not_triggered_ends_nothing_when_it_is_given_up() -> Non
     """S7.7: it waits for a subtask to come up; the run goes on, and a savepoint asked for later is taken."""
     run = Driver(interval_ms=None)
     for subtask in ALL[:3]:
-        run.send(ev.SubtaskRunning(subtask))
+        run.send(SubtaskRunning(subtask))
     run.ask("stop-savepoint", "stop", stop="drain")
     (answer,) = run.send(GIVE_UP)
     assert (answer.ok, answer.code) == (False, SAVEPOINT_FAILED)
     assert "operator win -> out, subtask 1 (is not up yet)" in answer.message
     assert "nothing had ended, the job goes on" in answer.message
-    assert of(run.send(ev.SubtaskRunning(ALL[3])), ev.Claim) == []
+    assert of(run.send(SubtaskRunning(ALL[3])), ev.Claim) == []
     assert of(run.ask("savepoint", "sp"), ev.SendTrigger)
 
 
@@ -114,11 +115,11 @@ def test_a_stop_whose_savepoint_is_complete_is_not_taken_back() -> None:
     run.end_data(natural=False)
     run.ack_all(1)
     for subtask in [*ALL[:2], (WINDOW, 0)]:
-        run.send(ev.SubtaskFinished(subtask))
+        run.send(SubtaskFinished(subtask))
     (answer,) = run.send(GIVE_UP)
     assert (answer.ok, answer.code, answer.data["checkpoint_id"]) == (False, SAVEPOINT_OK, 1)
     assert "held up by operator win -> out, subtask 1 (has not committed savepoint 1);" in answer.message
-    (end,) = of(run.send(ev.SubtaskFinished((WINDOW, 1))), ev.EndRun)
+    (end,) = of(run.send(SubtaskFinished((WINDOW, 1))), ev.EndRun)
     assert end.stop == "drain"
 
 
@@ -159,7 +160,7 @@ def test_a_stops_savepoint_has_the_time_of_the_stop() -> None:
 def test_a_stop_planned_while_a_subtask_was_finishing_is_planned_afresh() -> None:
     """S1.5, S7.3: its output is exact, and the others' data has ended: another savepoint lets them finish."""
     run = stopping()
-    actions = run.send(ev.SubtaskFinished((SOURCE, 0)))
+    actions = run.send(SubtaskFinished((SOURCE, 0)))
     (abort,), (trigger,) = of(actions, ev.SendAbort), of(actions, ev.SendTrigger)
     assert (abort.checkpoint_id, abort.code) == (1, "subtask_finished")
     assert (trigger.checkpoint_id, trigger.kind, trigger.stop) == (2, "stop-savepoint", "drain")
@@ -173,7 +174,7 @@ def test_a_stop_that_is_planned_afresh_does_not_fall_out_of_a_full_queue() -> No
     """S1.2, S7.7: its first trigger has ended the data; without it the job would end for good, its input unread."""
     run = stopping(max_queued=1)
     assert run.ask("savepoint", "sp") == [], "it waits for the stop's end"
-    actions = run.send(ev.SubtaskFinished((SOURCE, 0)))
+    actions = run.send(SubtaskFinished((SOURCE, 0)))
     (trigger,), (refused,) = of(actions, ev.SendTrigger), of(actions, ev.Answer)
     assert (trigger.checkpoint_id, trigger.kind, trigger.stop) == (2, "stop-savepoint", "drain")
     assert (refused.request_id, refused.code) == ("sp", "too_many_requests")
@@ -183,7 +184,7 @@ def test_a_stop_that_cannot_be_planned_afresh_fails_over() -> None:
     """S7.7: its first trigger has ended the data; a final snapshot in its stead would end the job for good."""
     run = stopping()
     run.claims_fail = True
-    actions = run.send(ev.SubtaskFinished((SOURCE, 0)))
+    actions = run.send(SubtaskFinished((SOURCE, 0)))
     (fail,), (answer,) = of(actions, ev.FailRun), of(actions, ev.Answer)
     assert "the store is away" in fail.reason and not fail.stop_given_up
     assert (answer.ok, answer.code) == (False, SAVEPOINT_FAILED)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from coordinator_driver import ALL, SOURCE, WINDOW, Driver, of
 
+from tidegate.channel.control.protocol import SubtaskFinished, SubtaskRunning
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.checkpointing.retention import MAX_OVERDUE_DELETIONS
 from tidegate.coordinator.checkpointing.snapshot_requests import RequestQueue
@@ -92,7 +93,7 @@ def test_a_periodic_checkpoint_is_dropped_while_a_required_subtask_is_not_up() -
 def test_a_periodic_request_before_the_job_runs_finds_the_scheduler_off() -> None:
     """S1.1, S1.2."""
     d = Driver()
-    d.send(ev.SubtaskRunning((SOURCE, 0)))
+    d.send(SubtaskRunning((SOURCE, 0)))
     assert d.send(ev.SnapshotRequested(PERIODIC)) == []
     assert d.coordinator.refused == {"periodic_off": 1}
 
@@ -147,7 +148,7 @@ def test_a_request_after_the_end_is_refused_as_shut_down() -> None:
 def test_a_users_request_waits_for_subtasks_to_come_up_and_over_a_restart() -> None:
     """S1.3: a retry of its caller finds it."""
     d = Driver(interval_ms=None)
-    d.send(ev.SubtaskRunning((SOURCE, 0)))
+    d.send(SubtaskRunning((SOURCE, 0)))
     assert d.ask("checkpoint", "mine") == []
     _, again = d.coordinator.shut_down("a slot died")
     assert [r.request_id for r in again] == ["mine"]
@@ -230,7 +231,7 @@ def test_the_location_comes_before_the_trigger_and_the_plan_is_as_of_then() -> N
     d.start()
     (claim,) = d.coordinator.handle(ev.SnapshotRequested(MINE), 0)
     assert claim == ev.Claim(MINE)
-    d.send(ev.SubtaskFinished((SOURCE, 0)))
+    d.send(SubtaskFinished((SOURCE, 0)))
     (trigger,) = d.coordinator.handle(ev.LocationReady(1, "chk-1"), 0)
     assert trigger.subtasks == ((SOURCE, 1),)
     for subtask in ALL[1:-1]:

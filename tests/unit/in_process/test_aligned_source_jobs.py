@@ -41,8 +41,8 @@ class Two:
 
     def paused(self) -> dict[str, Any]:
         """Sources that say that they are not read, and why."""
-        told = self.run.slot.metrics()["sources"]
-        return {uid: progress["paused"] for uid, _, progress in told if "paused" in progress}
+        sources = [s.source for s in self.run.slot.metrics().subtasks if s.source is not None]
+        return {source.uid: source.details["paused"] for source in sources if "paused" in source.details}
 
 
 @pytest.fixture

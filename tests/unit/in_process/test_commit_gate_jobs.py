@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidegate.api.pipeline import Pipeline
+from tidegate.channel.control.protocol import PauseSources
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.files.sink.parquet import Parquet
 from tidegate.connectors.interface import Polled
@@ -243,10 +244,10 @@ def test_sources_pause_while_too_many_wait_and_go_on_with_a_verdict() -> None:
 
     until_two_wait()
     assert job.run.run.coordinator.sources_paused
-    read = job.run.slot.metrics()["subtasks"]
+    read = job.run.slot.metrics().subtasks
     job.run.tick(5_000)
     job.run.pump(50)
-    assert job.run.slot.metrics()["subtasks"] == read and len(job.view.waiting) == 2
+    assert job.run.slot.metrics().subtasks == read and len(job.view.waiting) == 2
     refused = job.run.ask(ev.Request("checkpoint", request_id="more"))
     assert refused is not None and refused.code == "too_many_uncommitted"
     savepoint = job.run.ask(ev.Request("savepoint", request_id="sp"))
@@ -254,7 +255,7 @@ def test_sources_pause_while_too_many_wait_and_go_on_with_a_verdict() -> None:
     job.approve(1)
     assert not job.run.run.coordinator.sources_paused
     job.run.pump(50)
-    assert job.run.slot.metrics()["subtasks"] != read
+    assert job.run.slot.metrics().subtasks != read
     assert job.view.waiting == (2,), "the next periodic one comes with its tick, so that it holds something"
     until_two_wait()
     assert len(job.stop().uncommitted) == 3
@@ -268,7 +269,7 @@ def test_a_source_that_paused_is_not_idle_for_that() -> None:
     nothing = Polled(state="nothing_now")
     job.checkpoint()
     job.run.tick(3_600_000)
-    job.run.slot.tell({"type": "resume_sources"})
+    job.run.slot.tell(PauseSources(False))
     job.run.slot._take_messages()
     assert not source.is_idle(nothing, job.job.now_ms)
     assert source.is_idle(nothing, job.job.now_ms + 30_000)

@@ -113,7 +113,7 @@ def test_records_come_to_the_subtask_that_the_exchange_says(sink: str, exchange:
         if c.inputs and c.inputs[0].exchange == exchange and c.name.startswith("numbers.")
     )
     run.to_end()
-    found = {i: rows_in for (c, i), rows_in, *_ in run.slot.metrics()["subtasks"] if c == chain}
+    found = {s.subtask[1]: s.rows_in for s in run.slot.metrics().subtasks if s.subtask[0] == chain}
     numbers = np.arange(ROWS)
     batch = pa.record_batch({"k": numbers % 7})
     wanted = {

@@ -221,7 +221,11 @@ def test_a_job_restored_after_a_source_finished_does_not_read_it_again(sink: str
     run.crash()
     again = a_job.rerun()
     again.pump(50)
-    sources = {uid: progress["records"] for uid, index, progress in again.slot.metrics()["sources"] if index == 0}
+    sources = {
+        s.source.uid: s.source.records
+        for s in again.slot.metrics().subtasks
+        if s.source is not None and s.subtask[1] == 0
+    }
     assert sources["names"] == 0 and sources["numbers"] > 0
 
 

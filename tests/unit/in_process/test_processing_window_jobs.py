@@ -105,12 +105,12 @@ def stopped(run: InProcessRun, how: Any) -> str:
 
 
 def dropped(run: InProcessRun) -> int:
-    return sum(counts.get("processing_time_dropped", 0) for _, _, counts in run.slot.metrics()["counters"])
+    return sum(c.get("processing_time_dropped", 0) for s in run.slot.metrics().subtasks for c in s.counters.values())
 
 
 def read(run: InProcessRun) -> int:
     """Rows that the sources gave."""
-    return sum(progress["records"] for _, _, progress in run.slot.metrics()["sources"])
+    return sum(s.source.records for s in run.slot.metrics().subtasks if s.source is not None)
 
 
 def test_windows_fire_while_the_job_runs_by_the_clock_it_was_given(sink: str) -> None:

@@ -16,6 +16,7 @@ from tidegate.api.aggregates import count
 from tidegate.api.aggregates import sum as total_of
 from tidegate.api.pipeline import Pipeline
 from tidegate.api.windows import tumbling
+from tidegate.channel.control.protocol import SubtaskEndedData, SubtaskFinished
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.replay import Replay
 from tidegate.connectors.transactions import parse_transaction_id
@@ -262,14 +263,14 @@ def test_a_partially_finished_source_reads_only_what_is_left_at_another_parallel
     job = InProcessJob(build, {"parallelism": 2, "checkpoint_interval": "1 s"})
     run = job.submit()
 
-    told: list[str] = []
+    told: list[type] = []
     take = run.run.on_slot_message
-    run.run.on_slot_message = lambda message: (told.append(message["type"]), take(message))[1]  # type: ignore
-    run.until(lambda: "ended" in told)
+    run.run.on_slot_message = lambda message: (told.append(type(message)), take(message))[1]  # type: ignore
+    run.until(lambda: SubtaskEndedData in told)
     answer = run.ask(ev.Request("checkpoint", request_id="c"))
     assert answer is not None and answer.ok
-    run.until(lambda: "finished" in told)
-    assert told.count("finished") == 1
+    run.until(lambda: SubtaskFinished in told)
+    assert told.count(SubtaskFinished) == 1
     path = suspended(run)
     job.options = {"parallelism": 3}
     job.submit(RestoreFrom("savepoint", path=path)).to_end()

@@ -166,7 +166,7 @@ def test_rows_for_a_side_output_that_nobody_reads_are_dropped_and_counted(sink: 
     while run.outcome is None:
         if not run.pump():
             run.tick(10)
-        told = {uid: counters for uid, _, counters in run.slot.metrics()["counters"]}
+        told = {uid: counts for s in run.slot.metrics().subtasks for uid, counts in s.counters.items()}
         dropped = max(dropped, told.get("parse", {}).get("side_output_dropped", 0))
     assert dropped == ROWS // 2
     assert column(f"{sink}-main", "v") == list(range(0, ROWS, 2))

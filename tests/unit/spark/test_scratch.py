@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tidegate.channel.control.protocol import Failed
 from tidegate.spark import slot_entry
 from tidegate.spark.scratch import Scratch
 from tidegate.spark.slot_entry import SlotProcess
@@ -88,5 +89,5 @@ def test_a_slot_beyond_its_memory_leaves_nothing(disk: Path, monkeypatch: pytest
     control = SimpleNamespace(send=sent.append, flush=lambda timeout_s: None)
     with pytest.raises(Exited, match="137"):
         process(monkeypatch, _options=options, _control=control)._watch()
-    assert [message["type"] for message in sent] == ["failed"]
+    assert [type(message) for message in sent] == [Failed]
     assert list(disk.iterdir()) == []

@@ -7,11 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tidegate.channel.control.protocol import Cancel, LetFinish
 from tidegate.jobs.stores.in_memory import MemoryStore
 from tidegate.spark.slot_entry import SlotMail
 from tidegate.subtask.slot import Slot, Wake
-
-CANCEL = {"type": "cancel"}
 
 
 def slot() -> Slot:
@@ -31,7 +30,7 @@ def slot() -> Slot:
 def test_what_comes_before_the_loop_is_handed_to_it() -> None:
     """S7.3: the word of the driver may be quicker than the slot."""
     mail, loop = SlotMail(), slot()
-    mail.deliver(CANCEL)
+    mail.deliver(Cancel())
     mail.open(loop)
     loop.pump()
     assert loop.was_cancelled
@@ -42,9 +41,9 @@ def test_a_release_between_the_end_of_the_loop_and_its_report_is_not_lost() -> N
     mail, loop = SlotMail(), slot()
     mail.open(loop)
     loop.run()
-    mail.deliver(CANCEL)
+    mail.deliver(Cancel())
     mail.close()
-    assert mail.take(0) == CANCEL
+    assert mail.take(0) == Cancel()
 
 
 def test_a_release_that_answers_the_report_at_once_is_not_lost() -> None:
@@ -53,15 +52,15 @@ def test_a_release_that_answers_the_report_at_once_is_not_lost() -> None:
     mail.open(loop)
     loop.run()
     mail.close()
-    mail.deliver(CANCEL)
-    assert mail.take(0) == CANCEL
+    mail.deliver(Cancel())
+    assert mail.take(0) == Cancel()
 
 
 def test_what_the_loop_has_taken_does_not_come_back() -> None:
     """S7.3: and calls that were queued for the loop are no messages."""
     mail, loop = SlotMail(), slot()
     mail.open(loop)
-    mail.deliver({"type": "let_finish"})
+    mail.deliver(LetFinish())
     loop.pump()
     loop.tell(lambda: None)
     mail.close()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tidegate.channel.control.protocol import Failed
 from tidegate.jobs.options import JobOptions
 from tidegate.spark import slot_entry
 from tidegate.spark.slot_entry import SlotProcess
@@ -19,7 +20,7 @@ class EndedError(Exception):
 
 def test_a_slot_that_exceeds_its_memory_says_which_it_is_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """S9.1: so that the driver sees when it is the same slot each time."""
-    sent: list[dict[str, Any]] = []
+    sent: list[Any] = []
 
     def ended(code: int) -> None:
         raise EndedError(code)
@@ -35,5 +36,5 @@ def test_a_slot_that_exceeds_its_memory_says_which_it_is_and_why(monkeypatch: py
     with pytest.raises(EndedError, match="137"):
         slot._watch()
     [message] = sent
-    assert (message["type"], message["subtask"], message["code"]) == ("failed", 3, SLOT_MEMORY)
-    assert "slot 3 exceeded slot_memory: 3072 MiB resident, 1024 MiB allowed" in message["message"]
+    assert (type(message), message.subtask, message.code) == (Failed, 3, SLOT_MEMORY)
+    assert "slot 3 exceeded slot_memory: 3072 MiB resident, 1024 MiB allowed" in message.message

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.api.pipeline import Pipeline
+from tidegate.channel.control.protocol import SlotMetrics, SourceMetrics, SubtaskMetrics
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.discard import Discard
@@ -59,10 +60,10 @@ def test_a_look_that_fails_does_not_stop_the_heartbeat(store: MemoryStore, capsy
 
 def slot(*watermarks: int, source: int | None = None) -> SlotView:
     """A slot whose subtasks have told these watermarks; `source`: that of its source's chain."""
-    told = [[[chain, 0], 0, 0, str(mark)] for chain, mark in enumerate(watermarks)]
-    sources = [] if source is None else [["flights", 0, {"records": 3}]]
-    marks = [] if source is None else [["flights", 0, str(source)]]
-    return SlotView(metrics={"progress": 1, "subtasks": told, "sources": sources, "watermarks": marks})
+    told = [SubtaskMetrics((chain, 0), 0, 0, mark) for chain, mark in enumerate(watermarks)]
+    if source is not None:
+        told.append(SubtaskMetrics((9, 0), 0, 0, source, source=SourceMetrics("flights", 3, False)))
+    return SlotView(metrics=SlotMetrics(1, tuple(told)))
 
 
 @pytest.mark.parametrize(
@@ -96,10 +97,12 @@ def test_what_a_source_has_skipped_is_counted_over_its_subtasks_beside_what_oper
     p = Pipeline()
     p.read(DataGen(lambda n: {"n": n}, pa.schema([("n", pa.int64())]), rows=1), uid="lines").write(Discard(), uid="out")
     views = {
-        slot: SlotView(metrics={"sources": [["lines", slot, {"records": 5, "counters": {"bad_records": slot + 1}}]]})
-        for slot in range(2)
+        slot: SlotView(metrics=SlotMetrics(1, (SubtaskMetrics((0, slot), 0, 0, 0, source=source, counters=counts),)))
+        for slot, source, counts in (
+            (0, SourceMetrics("lines", 5, False, counters={"bad_records": 1}), {"parse": {"late_dropped": 4}}),
+            (1, SourceMetrics("lines", 5, False, counters={"bad_records": 2}), {}),
+        )
     }
-    views[0].metrics["counters"] = [["parse", 0, {"late_dropped": 4}]]
     metrics = job_metrics(p.build(), views)
     assert metrics["counters"] == {"lines": {"bad_records": 3}, "parse": {"late_dropped": 4}}
     assert metrics["sources"]["lines"]["records"] == 10
@@ -107,7 +110,8 @@ def test_what_a_source_has_skipped_is_counted_over_its_subtasks_beside_what_oper
 
 def test_counts_of_sources_that_had_ended_before_the_run_are_shown_with_the_others() -> None:
     graph: Any = SimpleNamespace(nodes=[SimpleNamespace(uid="flights", source=SimpleNamespace(boundedness="bounded"))])
-    told = SlotView(metrics={"sources": [["flights", 0, {"records": 3, "counters": {"bad_records": 2}}]]})
+    source = SourceMetrics("flights", 3, False, counters={"bad_records": 2})
+    told = SlotView(metrics=SlotMetrics(1, (SubtaskMetrics((0, 0), 0, 0, 0, source=source),)))
     ended = {"flights": {"bad_records": 5}, "airlines": {"new_fields": 1}}
     counters = job_metrics(graph, {0: told}, ended)["counters"]
     assert counters == {"flights": {"bad_records": 7}, "airlines": {"new_fields": 1}}

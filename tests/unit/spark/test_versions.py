@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tidegate.channel.control.protocol import Failed
 from tidegate.errors import EnvironmentProblemError
 from tidegate.spark.slot_entry import SlotProcess
 from tidegate.spark.versions import check_versions, own_versions
@@ -50,5 +51,5 @@ def test_a_slot_with_other_versions_tells_the_driver_and_builds_nothing() -> Non
     )
     with pytest.raises(EnvironmentProblemError):
         slot.run()
-    assert [message["type"] for message in sent] == ["failed"]
-    assert f"pyarrow {pa.__version__} here, 1.0 there" in sent[0]["message"]
+    assert [type(message) for message in sent] == [Failed]
+    assert f"pyarrow {pa.__version__} here, 1.0 there" in sent[0].message

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tidegate.channel.control.protocol import Abort, Acknowledged, Trigger
 from tidegate.channel.elements import MAX_WATERMARK, CheckpointBarrier, IdleStatus, Watermark
 from tidegate.channel.memory import MemoryChannel
 from tidegate.connectors.interface import Polled, SourceReader, Split
@@ -106,7 +107,7 @@ def test_an_abort_while_the_output_is_full_leaves_no_channel_blocked() -> None:
     rig.inputs[0].send(barrier(1))
     rig.inputs[0].send(BATCH)
     rig.pump()
-    rig.slot.tell({"type": "abort", "checkpoint_id": 1})
+    rig.slot.tell(Abort(1))
     rig.pump()
     assert sum(isinstance(element, pa.RecordBatch) for element in rig.out()) == 2
 
@@ -117,12 +118,11 @@ def test_the_snapshot_of_an_aborted_checkpoint_is_not_kept() -> None:
     for channel in rig.inputs:
         channel.send(barrier(1))
     rig.pump()
-    trigger = {"checkpoint_id": 1, "kind": "checkpoint", "triggered_ms": 0, "stop": None, "path": "chk-1"}
-    rig.slot.tell({"type": "trigger", "subtasks": [], **trigger})
-    rig.slot.tell({"type": "abort", "checkpoint_id": 1})
+    rig.slot.tell(Trigger(1, "checkpoint", None, "chk-1", 0, ()))
+    rig.slot.tell(Abort(1))
     rig.out()
     assert rig.slot._held == {}
-    assert not any(message["type"] == "ack" for message in rig.sent)
+    assert not any(isinstance(message, Acknowledged) for message in rig.sent)
 
 
 def test_the_end_of_an_idle_channel_counts() -> None:

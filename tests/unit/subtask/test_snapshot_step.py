@@ -9,6 +9,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tidegate.channel.control.protocol import (
+    Abort,
+    Acknowledged,
+    Complete,
+    Declined,
+    DriverMessage,
+    Durable,
+    SubtaskEndedData,
+    SubtaskFinished,
+    Trigger,
+)
 from tidegate.channel.elements import MAX_WATERMARK, CheckpointBarrier, EndOfData, EndOfPartition, Watermark
 from tidegate.channel.memory import MemoryChannel
 from tidegate.connectors.interface import Polled, SourceReader, Split
@@ -105,7 +116,7 @@ class Rig:
 
     def __init__(self, inputs: int = 0, *, finished: bool = False) -> None:
         self.asked: list[str] = []
-        self.sent: list[dict[str, Any]] = []
+        self.sent: list[Any] = []
         self.writers = Writers()
         self.store: Store = MemoryStore("snapshot-step")
         self.slot = Slot(
@@ -139,22 +150,12 @@ class Rig:
             source.start([Split("s", {})])
         self.slot.start([self.subtask])
 
-    def trigger(self, checkpoint_id: int, stop: str | None = None) -> None:
-        kind = "checkpoint" if stop is None else "stop-savepoint"
-        self.slot.tell(
-            {
-                "type": "trigger",
-                "subtasks": [[1, 0]],
-                "checkpoint_id": checkpoint_id,
-                "kind": kind,
-                "triggered_ms": 0,
-                "stop": stop,
-                "path": f"chk-{checkpoint_id}",
-            }
-        )
+    def trigger(self, checkpoint_id: int, stop: Any = None) -> None:
+        kind: Any = "checkpoint" if stop is None else "stop-savepoint"
+        self.slot.tell(Trigger(checkpoint_id, kind, stop, f"chk-{checkpoint_id}", 0, ((1, 0),)))
 
-    def told(self, kind: str) -> list[dict[str, Any]]:
-        return [message for message in self.sent if message["type"] == kind]
+    def told(self, kind: type) -> list[Any]:
+        return [message for message in self.sent if isinstance(message, kind)]
 
     def out(self) -> list[Any]:
         found: list[Any] = []
@@ -177,9 +178,9 @@ def test_a_barrier_is_born_at_the_triggered_source_behind_what_its_position_cove
     rig.slot.pump()
     assert rig.out() == [[1], [2], [99], barrier(1), [3]]
     rig.writers.run()
-    (ack,) = rig.told("ack")
-    assert set(ack["operators"]) == {"numbers", "op"}
-    stream = StreamFactory(rig.store, "chk-1", 0).load(StateHandle.from_json(ack["operators"]["numbers"]))
+    (ack,) = rig.told(Acknowledged)
+    assert set(ack.operators) == {"numbers", "op"}
+    stream = StreamFactory(rig.store, "chk-1", 0).load(StateHandle.from_json(ack.operators["numbers"]))
     assert [split.position for split in splits_from_parts(decode_parts(stream))] == [2]
 
 
@@ -194,10 +195,10 @@ def test_a_snapshot_flushes_then_sends_the_barrier_then_freezes_and_acknowledges
         continue
     assert rig.asked == ["process [1]", "prepare 1", "freeze 1", "process [2]"]
     assert rig.out() == [[1], [99], barrier(1), [2]]
-    assert rig.told("ack") == []
+    assert rig.told(Acknowledged) == []
     rig.writers.run()
     assert rig.asked[-1] == "write 1"
-    assert [message["checkpoint_id"] for message in rig.told("ack")] == [1]
+    assert [message.checkpoint_id for message in rig.told(Acknowledged)] == [1]
 
 
 def test_a_snapshot_that_cannot_be_written_is_declined() -> None:
@@ -209,9 +210,9 @@ def test_a_snapshot_that_cannot_be_written_is_declined() -> None:
     while rig.slot.pump():
         continue
     rig.writers.run()
-    assert rig.told("ack") == []
-    (declined,) = rig.told("decline")
-    assert declined["checkpoint_id"] == 1 and "disk full" in declined["reason"]
+    assert rig.told(Acknowledged) == []
+    (declined,) = rig.told(Declined)
+    assert declined.checkpoint_id == 1 and "disk full" in declined.reason
 
 
 def test_a_subtask_that_has_finished_declines_a_trigger() -> None:
@@ -220,13 +221,13 @@ def test_a_subtask_that_has_finished_declines_a_trigger() -> None:
     rig.trigger(1, stop="suspend")
     rig.slot.pump()
     rig.writers.run()
-    rig.slot.tell({"type": "complete", "checkpoint_id": 1, "generation": 1, "log_number": 7})
+    rig.slot.tell(Complete(1, 1, 7))
     while rig.slot.pump():
         continue
     assert rig.subtask.is_finished
     rig.trigger(2)
     rig.slot.pump()
-    assert [(m["checkpoint_id"], m["reason"]) for m in rig.told("decline")] == [(2, "the subtask has finished")]
+    assert [(m.checkpoint_id, m.reason) for m in rig.told(Declined)] == [(2, "the subtask has finished")]
 
 
 def test_a_triggered_subtask_that_is_no_source_holds_the_trigger_until_every_input_has_ended() -> None:
@@ -275,7 +276,8 @@ def test_a_subtask_waits_for_the_snapshot_behind_its_end_then_closes_and_ends_it
     while rig.slot.pump():
         continue
     assert rig.asked[-1] == "close" and rig.out() == [EndOfPartition()]
-    assert [m["type"] for m in rig.sent if m["type"] in ("ended", "finished")] == ["ended", "finished"]
+    ends = (SubtaskEndedData, SubtaskFinished)
+    assert [type(message) for message in rig.sent if isinstance(message, ends)] == [*ends]
 
 
 def test_a_subtask_restored_as_finished_runs_no_user_code_acknowledges_and_ends() -> None:
@@ -290,8 +292,8 @@ def test_a_subtask_restored_as_finished_runs_no_user_code_acknowledges_and_ends(
     rig.writers.run()
     assert rig.asked == []
     assert rig.out() == [Watermark(MAX_WATERMARK), EndOfData(drain=True), barrier(1)]
-    (ack,) = rig.told("ack")
-    assert (ack["operators"], ack["finished"]) == ({}, True)
+    (ack,) = rig.told(Acknowledged)
+    assert (ack.operators, ack.finished) == ({}, True)
 
 
 def test_close_releases_a_subtask_that_never_came_to_its_end() -> None:
@@ -322,11 +324,7 @@ def test_blobs_of_a_completed_checkpoint_are_not_written_again() -> None:
             StatePart("v", "keyed", table, (), (Blob("chunk", lambda: bytes(reads.append(n) or 2_000_000)),))
         ]
     )
-    told: list[dict[str, Any]] = [
-        {"type": "abort", "checkpoint_id": 1},
-        {"type": "durable", "checkpoint_id": 2, "last": False},
-        {"type": "complete", "checkpoint_id": 3, "generation": 1, "log_number": 9},
-    ]
+    told: list[DriverMessage] = [Abort(1), Durable(2, last=False), Complete(3, 1, 9)]
     for n in range(1, 5):
         rig.trigger(n)
         rig.inputs[0].send(barrier(n))
@@ -337,5 +335,5 @@ def test_blobs_of_a_completed_checkpoint_are_not_written_again() -> None:
         if n < 4:
             rig.slot.tell(told[n - 1])
     assert reads == [1, 2]
-    assert [ack["metrics"]["persisted_bytes"] > 2_000_000 for ack in rig.told("ack")] == [True, True, False, False]
-    assert all(ack["metrics"]["bytes"] > 2_000_000 for ack in rig.told("ack"))
+    assert [ack.metrics["persisted_bytes"] > 2_000_000 for ack in rig.told(Acknowledged)] == [True, True, False, False]
+    assert all(ack.metrics["bytes"] > 2_000_000 for ack in rig.told(Acknowledged))

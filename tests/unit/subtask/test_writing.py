@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tidegate.channel.control.protocol import Acknowledged, Declined, SlotMessage, SubtaskCommitted
 from tidegate.jobs.stores.in_memory import MemoryStore
 from tidegate.snapshot.parts import StatePart
 from tidegate.subtask.slot import Slot, Wake
@@ -39,11 +40,11 @@ class SlotOf:
         )
         self.slot._places[1] = SnapshotPlace(1, "chk-1", False)
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: SlotMessage) -> None:
         self.sent.append(message)
         self.told.set()
 
-    def await_message(self) -> dict[str, Any]:
+    def await_message(self) -> Any:
         assert self.told.wait(MEET_S), "nothing was told"
         return self.sent[0]
 
@@ -62,8 +63,8 @@ def test_the_states_of_a_chain_are_written_side_by_side_and_acknowledged_as_one(
         rig.slot.write_snapshot((0, 0), 1, parts, {}, True, lambda _: None)  # type: ignore[arg-type]
         ack = rig.await_message()
     assert len(rig.sent) == 1
-    assert (ack["type"], list(ack["operators"]), ack["finished"]) == ("ack", ["op-0", "op-1", "op-2"], True)
-    assert ack["metrics"]["bytes"] == sum(handle["size_bytes"] for handle in ack["operators"].values()) > 0
+    assert (type(ack), list(ack.operators), ack.finished) == (Acknowledged, ["op-0", "op-1", "op-2"], True)
+    assert ack.metrics["bytes"] == sum(handle["size_bytes"] for handle in ack.operators.values()) > 0
 
 
 def test_the_commits_of_a_chain_run_side_by_side_and_are_reported_when_the_last_is_done() -> None:
@@ -74,7 +75,7 @@ def test_the_commits_of_a_chain_run_side_by_side_and_are_reported_when_the_last_
         rig = SlotOf(writers)
         works = [lambda: meeting.wait(MEET_S)] * 3
         rig.slot.commit((0, 0), 1, works, lambda: done.append("done"))  # type: ignore[arg-type]
-        assert rig.await_message() == {"type": "committed", "subtask": [0, 0], "checkpoint_id": 1}
+        assert rig.await_message() == SubtaskCommitted((0, 0), 1)
     rig.slot.pump()
     assert len(rig.sent) == 1 and done == ["done"], "`done` is for the loop"
 
@@ -90,7 +91,7 @@ def test_a_state_that_cannot_be_written_declines_the_snapshot_once_and_acknowled
         parts = [(f"op-{n}", fail if n >= failing else list) for n in range(3)]
         rig.slot.write_snapshot((0, 0), 1, parts, {}, False, lambda _: None)  # type: ignore[arg-type]
         (decline,) = rig.sent
-        assert decline["type"] == "decline" and "disk full" in decline["reason"]
+        assert isinstance(decline, Declined) and "disk full" in decline.reason
 
 
 def test_a_commit_that_fails_ends_the_run_and_reports_nothing_as_committed() -> None:

@@ -1,4 +1,4 @@
-"""Control connections: every slot dials the driver, both then send JSON objects (design, "Control").
+"""Control connections: every slot dials the driver, both then send the messages of `protocol`.
 
 Either end learns once that the other is gone; who takes that as a failure is not decided here.
 """
@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tidegate.channel.control.message_framing import MessageConnection, encode_message
+from tidegate.channel.control.protocol import DriverMessage, SlotMessage
 from tidegate.channel.tcp.acceptor import Acceptor
 from tidegate.channel.tcp.handshake import DRIVER, Credentials, DiallerHandshake, ListenerHandshake, Role
 from tidegate.channel.tcp.socket_thread import SocketThread
@@ -39,7 +40,7 @@ class _ControlEnd:
         self,
         thread: SocketThread,
         connection: socket.socket,
-        on_message: Callable[[dict[str, Any]], None],
+        on_message: Callable[[Any], None],
         on_lost: Callable[[str], None],
     ) -> None:
         option = getattr(socket, "TCP_USER_TIMEOUT", None)
@@ -131,7 +132,7 @@ class ControlServer:
         secret: bytes,
         generation: int,
         run_id: str,
-        on_message: Callable[[int, dict[str, Any]], None],
+        on_message: Callable[[int, SlotMessage], None],
         on_lost: Callable[[int, str], None],
     ) -> None:
         self._credentials = Credentials(Role.CONTROL, generation, run_id, secret)
@@ -176,7 +177,7 @@ class ControlServer:
         self._ends[slot] = end
         end.open()
 
-    def send(self, slot: int, message: Mapping[str, Any]) -> None:
+    def send(self, slot: int, message: DriverMessage) -> None:
         """Send to one slot; from any thread, does not block. To a slot that is lost or was never there: dropped.
 
         Raises:
@@ -186,7 +187,7 @@ class ControlServer:
         if end is not None:
             end.send(encode_message(message))
 
-    def broadcast(self, message: Mapping[str, Any]) -> None:
+    def broadcast(self, message: DriverMessage) -> None:
         """Send to every connected slot."""
         data = encode_message(message)
         for end in tuple(self._ends.values()):
@@ -229,7 +230,7 @@ class ControlClient:
         generation: int,
         run_id: str,
         slot: int,
-        on_message: Callable[[dict[str, Any]], None],
+        on_message: Callable[[DriverMessage], None],
         on_lost: Callable[[str], None],
         timeout_s: float = DIAL_TIMEOUT_S,
     ) -> None:
@@ -240,7 +241,7 @@ class ControlClient:
         self._thread.start()
         self._thread.call(self._end.open)
 
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: SlotMessage) -> None:
         """Send to the driver; from any thread, does not block. After a loss: dropped.
 
         Raises:

@@ -1,4 +1,6 @@
-"""Control messages on a non-blocking socket: u32 length, little-endian, then that many bytes of JSON, an object."""
+"""Control messages on a non-blocking socket: u32 length, little-endian, then that many bytes of JSON, an object.
+
+`protocol_codec` says which objects."""
 
 from __future__ import annotations
 
@@ -6,9 +8,9 @@ import json
 import socket
 import struct
 from collections import deque
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
+from tidegate.channel.control.protocol_codec import Message, message_document, message_of
 from tidegate.channel.failures import ChannelError, PeerLostError, ProtocolError
 
 MAX_MESSAGE_BYTES = 64 * 2**20
@@ -20,18 +22,18 @@ READ_BYTES = 2**20
 _LENGTH = struct.Struct("<I")
 
 
-def encode_message(message: Mapping[str, Any]) -> bytes:
+def encode_message(message: Message) -> bytes:
     """Length and JSON.
 
     Raises:
         ChannelError: longer than `MAX_MESSAGE_BYTES`.
         TypeError: something JSON cannot hold.
     """
-    body = json.dumps(message, separators=(",", ":")).encode()
+    body = json.dumps(message_document(message), separators=(",", ":")).encode()
     if len(body) > MAX_MESSAGE_BYTES:
         raise ChannelError(
             f"a control message of {len(body):,} bytes is too long",
-            where=f"type {message.get('type')!r}",
+            where=f"type {type(message).__name__}",
             cause=f"at most {MAX_MESSAGE_BYTES:,} bytes; state that is stored inline travels in such a message",
             remedy="Lower state_size_threshold, so that state goes to files",
         )
@@ -77,12 +79,12 @@ class MessageConnection:
                 self._outgoing.popleft()
         return True
 
-    def read(self) -> Iterator[dict[str, Any]]:
+    def read(self) -> Iterator[Message]:
         """The messages that are complete now.
 
         Raises:
             OSError: the connection is lost; ConnectionResetError also when it was closed.
-            ProtocolError: too long, or no JSON object.
+            ProtocolError: too long, or no message.
         """
         try:
             piece = self.connection.recv(READ_BYTES)
@@ -107,11 +109,9 @@ class MessageConnection:
             del self._incoming[:start]
 
 
-def _decode(body: bytes) -> dict[str, Any]:
+def _decode(body: bytes) -> Message:
     try:
-        message = json.loads(body)
+        document = json.loads(body)
     except ValueError as error:
         raise ProtocolError("a control message is not JSON", cause=str(error)) from error
-    if not isinstance(message, dict):
-        raise ProtocolError("a control message is no JSON object")
-    return message
+    return message_of(document)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from tidegate.coordinator.events import Subtask
+from tidegate.channel.control.protocol import Subtask
 from tidegate.coordinator.topology import Topology
 
 SubtaskState = Literal["created", "running", "ended", "finished"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from tidegate.channel.control.protocol import Subtask
 from tidegate.coordinator.checkpointing.finished_operators import naturally_ended
-from tidegate.coordinator.events import Complete, Subtask
+from tidegate.coordinator.events import Complete
 from tidegate.coordinator.topology import Topology
 from tidegate.snapshot.handles import StateHandle
 from tidegate.snapshot.metadata import OperatorState, SubtaskState

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tidegate.channel.control.protocol import Subtask
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.checkpointing.retention import Completed, retired
 from tidegate.coordinator.commits.commit_gate import CommitGate
 from tidegate.coordinator.commits.commit_tracker import CommitTracker
-from tidegate.coordinator.events import Action, Subtask
+from tidegate.coordinator.events import Action
 from tidegate.coordinator.topology import Topology
 
 

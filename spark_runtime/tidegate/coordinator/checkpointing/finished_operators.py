@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tidegate.coordinator.events import Complete, Subtask
+from tidegate.channel.control.protocol import Subtask
+from tidegate.coordinator.events import Complete
 from tidegate.coordinator.topology import Topology
 
 

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from tidegate.channel.control.protocol import Acknowledged, Subtask
 from tidegate.channel.elements import CheckpointKind
 from tidegate.coordinator.checkpointing.checkpoint_plan import CheckpointPlan
-from tidegate.coordinator.events import (
-    AbortCode,
-    Acknowledged,
-    Action,
-    Complete,
-    EndRun,
-    Request,
-    Retire,
-    SendAbort,
-    Subtask,
-)
+from tidegate.coordinator.events import AbortCode, Action, Complete, EndRun, Request, Retire, SendAbort
 
 COUNTED: frozenset[AbortCode] = frozenset({"expired", "declined", "io"})
 """Aborts that are failures: they count against `tolerable_checkpoint_failures`, but for savepoints (S2.2)."""

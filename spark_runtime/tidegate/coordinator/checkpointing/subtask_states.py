@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from tidegate.channel.control.protocol import Subtask
 from tidegate.coordinator.checkpointing.checkpoint_plan import SubtaskState
-from tidegate.coordinator.events import Subtask
 from tidegate.coordinator.topology import Topology
 
 

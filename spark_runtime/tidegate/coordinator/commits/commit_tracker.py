@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tidegate.coordinator.events import Subtask
+from tidegate.channel.control.protocol import Subtask
 from tidegate.coordinator.topology import Topology
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tidegate.coordinator.events import Subtask
+from tidegate.channel.control.protocol import Subtask
 from tidegate.coordinator.recovery.rewind import WayBack
 from tidegate.errors import SnapshotError
 from tidegate.jobs.history.verdicts import Withheld

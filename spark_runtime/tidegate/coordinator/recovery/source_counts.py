@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from tidegate.coordinator.events import Subtask
+from tidegate.channel.control.protocol import Acknowledged, Subtask, SubtaskFinished
 from tidegate.coordinator.topology import Topology
 from tidegate.snapshot.metadata import OperatorState
 
@@ -30,11 +29,10 @@ class EndedSources:
         self.carried = {uid: dict(counts) for uid, counts in carried.items() if uid in uids}
         self._last: dict[Subtask, Mapping[str, int]] = {}
 
-    def note(self, message: Mapping[str, Any]) -> None:
-        """Take a slot's message; those of source subtasks that have processed all their data tell their last counts."""
-        counts = message.get("counters")
-        if counts and message["type"] in ("ack", "finished"):
-            self._last[message["subtask"][0], message["subtask"][1]] = counts
+    def note(self, message: Acknowledged | SubtaskFinished) -> None:
+        """Take the last counts of a source subtask that has processed all its data."""
+        if message.counters:
+            self._last[message.subtask] = message.counters
 
     def held(self, operators: Sequence[OperatorState]) -> dict[str, dict[str, int]]:
         """What goes into the metadata of a snapshot. Args: operators: of the snapshot."""

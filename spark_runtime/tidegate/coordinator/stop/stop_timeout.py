@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tidegate.channel.control.protocol import Subtask
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.checkpointing.checkpoint_plan import SubtaskState
 from tidegate.coordinator.checkpointing.pending_snapshots import NAMED_SUBTASKS, PendingCheckpoint
-from tidegate.coordinator.events import Action, Request, Subtask
+from tidegate.coordinator.events import Action, Request
 from tidegate.coordinator.stop.answers import answer_to
 from tidegate.coordinator.topology import Topology
 from tidegate.jobs.stop_outcomes import SAVEPOINT_FAILED, SAVEPOINT_OK

@@ -6,12 +6,27 @@ import queue
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from tidegate.channel.control.connections import ControlServer
+from tidegate.channel.control.protocol import (
+    Cancel,
+    Deploy,
+    Deployed,
+    DriverMessage,
+    Failed,
+    Heartbeat,
+    Hello,
+    Over,
+    Peer,
+    SlotMessage,
+    SlotMetrics,
+    Start,
+    SubtaskRunning,
+)
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import JobRun, RunEnded, RunFailed
 from tidegate.coordinator.recovery.restore import Restore
@@ -42,7 +57,8 @@ class SlotView:
     node: str = ""
     deployed: bool = False
     over: bool = False
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+    resident_bytes: int = 0
+    metrics: SlotMetrics | None = None
 
 
 class Attempt:
@@ -117,7 +133,7 @@ class Attempt:
 
     # ------------------------------------------------------------ Slots
 
-    def broadcast(self, message: dict[str, Any]) -> None:
+    def broadcast(self, message: DriverMessage) -> None:
         """Send to every slot."""
         for slot in self._slots:
             self._control.send(slot, message)
@@ -170,34 +186,35 @@ class Attempt:
             elif not all(s.over for s in self._slots.values()):
                 self._suspect(RunFailed("the barrier stage ended before its slots did"), SECONDARY_WAIT_S)
 
-    def _on_message(self, slot: int, message: Mapping[str, Any]) -> None:
+    def _on_message(self, slot: int, message: SlotMessage) -> None:
         view = self._slots[slot]
         if view.address is not None:  # before that it compiles, which lets no other thread run
             self._liveness.heard(slot)
-        match message["type"]:
-            case "hello":
-                view.address = (message["host"], message["port"])
-                view.pid, view.node = message["pid"], message["node"]
+        match message:
+            case Hello():
+                view.address = (message.host, message.port)
+                view.pid, view.node = message.pid, message.node
                 self._liveness.heard(slot)
                 self._on_metrics(self._slots)
                 if all(s.address is not None for s in self._slots.values()):
                     self._deploy()
-            case "deployed":
+            case Deployed():
                 view.deployed = True
                 if all(s.deployed for s in self._slots.values()):
-                    self.broadcast({"type": "start"})
-            case "heartbeat":
+                    self.broadcast(Start())
+            case Heartbeat():
                 if view.address is not None:
-                    self._liveness.beat(slot, message.get("rounds"))
-                if "progress" in message:
-                    view.metrics = message
+                    self._liveness.beat(slot, message.rounds)
+                if message.metrics is not None:
+                    view.metrics = message.metrics
+                    view.resident_bytes = message.resident_bytes
                 self._on_metrics(self._slots)
-            case "over":
+            case Over():
                 view.over = True
                 self._liveness.over(slot)
-            case "failed" if message.get("secondary"):
-                self._suspect(RunFailed(message["message"], traceback=message.get("traceback")), SECONDARY_WAIT_S)
-            case "running":
+            case Failed(secondary=True):
+                self._suspect(RunFailed(message.message, traceback=message.traceback), SECONDARY_WAIT_S)
+            case SubtaskRunning():
                 self.job_run.on_slot_message(message)
                 self._note_running(slot)
             case _:
@@ -210,20 +227,11 @@ class Attempt:
             self._on_running()
 
     def _deploy(self) -> None:
-        peers = {str(i): list(view.address or ()) for i, view in self._slots.items()}
+        peers = tuple(Peer(i, *view.address) for i, view in self._slots.items() if view.address is not None)
         for index in self._slots:
             splits = {uid: list(by_index.get(index, ())) for uid, by_index in self._assignments.items()}
             restored = self._restore.for_slot(index) if self._restore is not None else None
-            self._control.send(
-                index,
-                {
-                    "type": "deploy",
-                    "peers": peers,
-                    "splits": splits,
-                    "restored": restored,
-                    "wait_for_final": self._wait_for_final,
-                },
-            )
+            self._control.send(index, Deploy(peers, splits, restored, self._wait_for_final))
 
     def _suspect(self, failure: RunFailed, grace_s: float) -> None:
         """A failure that may be the consequence of another: it counts when nothing better comes in time."""
@@ -260,7 +268,7 @@ class Attempt:
 
     def _end(self) -> None:
         """Take the slots down and wait for the stage."""
-        self.broadcast({"type": "cancel"})
+        self.broadcast(Cancel())
         if isinstance(self.job_run.outcome, RunEnded):
             clean = self._stage.join(STAGE_END_S)
         else:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tidegate.channel.control.protocol import SubtaskMetrics
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.errors import StoreError
 from tidegate.jobs.layout import JobLayout
@@ -87,8 +88,7 @@ class HintWriter:
 def operators_at_work(slots: Mapping[int, SlotView]) -> dict[tuple[int, int], tuple[str, ...]]:
     """Of subtasks (chain, index) the uids of operators that have not done what they were asked for, by the newest
     heartbeats."""
-    told = (one for view in slots.values() for one in view.metrics.get("at_work", ()))
-    return {(chain, index): tuple(uids) for (chain, index), uids in told}
+    return {one.subtask: one.at_work for one in _subtasks(slots) if one.at_work}
 
 
 def job_metrics(
@@ -109,16 +109,16 @@ def job_metrics(
     counters: dict[str, dict[str, int]] = {}
     for uid, counts in (ended or {}).items():
         _add(counters, uid, counts)
-    for view in slots.values():
-        for uid, _, progress in view.metrics.get("sources", ()):
-            facts = sources[uid]
-            facts["records"] += progress.get("records", 0)
-            facts["played_all"] = bool(facts["played_all"] and progress.get("played_all", False))
+    for one in _subtasks(slots):
+        source = one.source
+        if source is not None:
+            facts = sources[source.uid]
+            facts["records"] += source.records
+            facts["played_all"] = facts["played_all"] and source.played_all
             facts["subtasks"] += 1
-            _add(counters, uid, progress.get("counters", {}))
-        for uid, _, watermark in view.metrics.get("watermarks", ()):
-            marks.setdefault(uid, []).append(int(watermark))
-        for uid, _, counts in view.metrics.get("counters", ()):
+            marks.setdefault(source.uid, []).append(one.watermark_us)
+            _add(counters, source.uid, source.counters)
+        for uid, counts in one.counters.items():
             _add(counters, uid, counts)
     for uid, facts in sources.items():
         complete = facts.pop("subtasks") == len(slots)
@@ -129,8 +129,7 @@ def job_metrics(
         "watermark_us": job_watermark_us(slots),
         "counters": counters,
         "slots": [
-            {"slot": i, "pid": v.pid, "node": v.node, "resident_bytes": v.metrics.get("resident_bytes", 0)}
-            for i, v in slots.items()
+            {"slot": i, "pid": v.pid, "node": v.node, "resident_bytes": v.resident_bytes} for i, v in slots.items()
         ],
     }
 
@@ -143,12 +142,16 @@ def _add(counters: dict[str, dict[str, int]], uid: str, counts: Mapping[str, int
 
 def job_watermark_us(slots: Mapping[int, SlotView]) -> int | None:
     """The watermark that every subtask of the run has passed, as far as all have told; None: not known."""
-    marks: list[int] = []
+    if any(view.metrics is None for view in slots.values()):
+        return None
+    return _told([one.watermark_us for one in _subtasks(slots)])
+
+
+def _subtasks(slots: Mapping[int, SlotView]) -> Iterator[SubtaskMetrics]:
+    """Of the newest heartbeat of each slot."""
     for view in slots.values():
-        if "subtasks" not in view.metrics:
-            return None
-        marks += [int(watermark) for _, _, _, watermark in view.metrics["subtasks"]]
-    return _told(marks)
+        if view.metrics is not None:
+            yield from view.metrics.subtasks
 
 
 def _told(marks: Sequence[int]) -> int | None:
