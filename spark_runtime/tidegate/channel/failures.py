@@ -12,7 +12,7 @@ class ChannelError(TidegateError):
 
 
 class ProtocolError(ChannelError):
-    """The other side, though authenticated, sent what wire format v1 does not allow; the run must fail."""
+    """The other side, though authenticated, sent what the wire format does not allow; the run must fail."""
 
     code = "protocol"
 

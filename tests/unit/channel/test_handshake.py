@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from tidegate.channel.failures import HandshakeError
-from tidegate.channel.tcp.handshake import DRIVER, Credentials, DiallerHandshake, ListenerHandshake, Role
+from tidegate.channel.tcp.handshake import DRIVER, WIRE_VERSION, Credentials, DiallerHandshake, ListenerHandshake, Role
 
 OURS = Credentials(Role.DATA, generation=3, run_id="run-7", secret=b"s" * 32)
 
@@ -54,7 +55,7 @@ def test_a_listener_refuses_a_stranger_and_another_version() -> None:
     with pytest.raises(HandshakeError, match="not tidegate"):
         ListenerHandshake(OURS, 2).receive(b"GET " + hello[4:])
     with pytest.raises(HandshakeError, match="another version"):
-        ListenerHandshake(OURS, 2).receive(hello[:4] + b"\x02\x00" + hello[6:])
+        ListenerHandshake(OURS, 2).receive(hello[:4] + struct.pack("<H", WIRE_VERSION + 1) + hello[6:])
 
 
 @pytest.mark.parametrize("position", [16, 87], ids=["slot", "nonce"])

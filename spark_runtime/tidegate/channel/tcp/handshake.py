@@ -25,7 +25,7 @@ from enum import IntEnum
 from tidegate.channel.failures import HandshakeError
 
 MAGIC = b"TDGT"
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 """Version of handshake, frames and control messages together; both sides must have the same one."""
 NONCE_BYTES = 32
 PROOF_BYTES = 32
