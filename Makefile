@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 LOCK_EXTRAS := --extra airflow --extra s3 --extra postgres --extra rocksdb --extra demo --extra dev
 
-.PHONY: help setup preflight demo up test test-unit test-gate test-airflow test-ui test-all check rules sim sim-mutants crash-matrix format bench-w1 bench-latency bench-state bench-large-state \
+.PHONY: help setup preflight demo up test test-unit test-gate test-airflow test-ui test-all check house rules sim sim-mutants crash-matrix format bench-w1 bench-latency bench-state bench-large-state \
   bench-coordinator bench-end bench-waiters nexmark-check flink-endings yarn lock clean
 
 help:  ## this list
@@ -83,6 +83,9 @@ check: setup  ## ruff, mypy --strict, import-linter, architecture and packaging 
 	@.venv/bin/lint-imports --no-cache
 	@$(PY) -m pytest tests/test_architecture.py tests/test_packaging.py
 	@$(PY) tools/rules.py --quiet
+
+house: setup  ## what the layout is like: folders, import cycles, size of the wheel and of an Airflow image (IMAGE=no: quick)
+	@$(PY) tools/house.py $(if $(filter no,$(IMAGE)),--without-image)
 
 rules: setup  ## rule of docs/semantics.md -> the tests that prove it; fails on a gap (ALL=1 lists every test)
 	@$(PY) tools/rules.py $(if $(ALL),--all)
