@@ -1,4 +1,4 @@
-"""Rows that an operator over event time does not take: those that are late, without a time, or of an absurd one."""
+"""Rows that come too late for an operator, or with a time that it cannot use, and the counters of them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ LATE_DROPPED = "late_dropped"
 """Counter: such rows, where nothing reads the side output."""
 NULL_TIME_DROPPED = "null_event_time_dropped"
 """Counter: rows without an event time, which belong to no window."""
+PROCESSING_TIME_DROPPED = "processing_time_dropped"
+"""Counter: results of windows that were open at the end of the input and did not fire, and rows that came after it
+(S7.6)."""
 
 
 def refuse_absurd_times(time: EventTime, times: Int64s, ctx: OperatorContext) -> None:

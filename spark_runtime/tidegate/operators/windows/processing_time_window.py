@@ -13,6 +13,7 @@ from tidegate.operators.batch_sizes import coalesced
 from tidegate.operators.restored_parts import changed_rows, checked_part
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.operators.time.calendar import CALENDAR
+from tidegate.operators.time.late_rows import PROCESSING_TIME_DROPPED
 from tidegate.operators.windows.open_windows import OpenWindows
 from tidegate.operators.windows.window_grid import OUTSIDE_DROPPED, FixedGrid, calendar_part
 from tidegate.operators.windows.window_progress import WindowProgress, changed_window
@@ -20,10 +21,6 @@ from tidegate.operators.windows.window_specs import PROCESSING_WINDOWS, PROGRESS
 from tidegate.operators.windows.window_store import WindowStore, new_window_store
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.keys.key_bytes import Int64s
-
-PROCESSING_TIME_DROPPED = "processing_time_dropped"
-"""Counter: results of windows that were open at the end of the input and did not fire, and rows that came after it
-(S7.6)."""
 
 END_COLUMN = "window_end_us"
 

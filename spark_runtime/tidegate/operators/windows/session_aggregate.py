@@ -13,8 +13,7 @@ from tidegate.operators.batch_sizes import coalesced
 from tidegate.operators.restored_parts import checked_part
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.operators.time.event_time import EventTime
-from tidegate.operators.time.late_rows import NULL_TIME_DROPPED, late_rows, refuse_absurd_times
-from tidegate.operators.windows.processing_time_window import PROCESSING_TIME_DROPPED
+from tidegate.operators.time.late_rows import NULL_TIME_DROPPED, PROCESSING_TIME_DROPPED, late_rows, refuse_absurd_times
 from tidegate.operators.windows.session_specs import SessionAggSpec
 from tidegate.operators.windows.session_store import HeldSessions, SessionsInMemory
 from tidegate.operators.windows.stored_sessions import StoredSessions
