@@ -13,8 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.operators.specs import Agg, WindowAggSpec
+from tidegate.operators.aggregates.aggregate_specs import Agg
+from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.stream_operator import OperatorContext
+from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.snapshot.streams import decode_parts, encode_parts
 from tidegate.spark.kernel_preload import compile_all
 from tidegate.state.keys.key_hash import partition_hash
@@ -46,7 +48,7 @@ def batch(number: int, keys: int) -> pa.RecordBatch:
 def window(size_us: int) -> Any:
     """An opened count-and-sum window."""
     aggregates = (Agg("rows", "count"), Agg("total", "sum", "v"))
-    operator = WindowAggSpec(("k",), "ts_ms", "ms", size_us, 0, aggregates, INPUT, OUTPUT).create()
+    operator = create_operator(WindowAggSpec(("k",), "ts_ms", "ms", size_us, 0, aggregates, INPUT, OUTPUT))
     operator.open(OperatorContext("job", "lineage", "w", 0, 1, 128, 1, "1-1", (INPUT,), lambda: 0))
     return operator
 

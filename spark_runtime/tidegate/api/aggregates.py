@@ -13,7 +13,7 @@ import pyarrow.types as pt
 
 from tidegate.api.draft.column_checks import refuse_duplicates, require_column
 from tidegate.errors import PipelineError
-from tidegate.operators.specs import Agg
+from tidegate.operators.aggregates.aggregate_specs import Agg
 from tidegate.state.aggregates.aggregation import BY_ANOTHER, SETS, AggregateFunction, ArrowAggregate, is_numeric_type
 from tidegate.state.keys.key_types import is_key_type, stored_type
 

@@ -18,8 +18,7 @@ from tidegate.api.stream_base import BroadcastStream, StreamBase
 from tidegate.errors import PipelineError
 from tidegate.operators.functions.co_process import BroadcastProcess, CoProcess, KeyedBroadcastProcess, KeyedCoProcess
 from tidegate.operators.functions.process_inputs import ProcessInput
-from tidegate.operators.processes.process_specs import ProcessSpec
-from tidegate.operators.specs import KeyedProcessSpec
+from tidegate.operators.processes.process_specs import KeyedProcessSpec, ProcessSpec
 from tidegate.plan.job_graph import Edge
 from tidegate.state.keys.key_types import stored_type
 

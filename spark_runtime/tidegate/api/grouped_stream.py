@@ -27,10 +27,10 @@ from tidegate.api.running_aggregates import EVERYTHING, running, top_rows, unnes
 from tidegate.api.stream_base import BroadcastStream
 from tidegate.api.windows import Session, Sliding, Tumbling, Window, lateness_us
 from tidegate.errors import PipelineError
-from tidegate.operators.aggregates.aggregate_specs import AggregateOutput
+from tidegate.operators.aggregates.aggregate_specs import Agg, AggregateOutput
 from tidegate.operators.functions.keyed_process import KeyedProcess
-from tidegate.operators.specs import Agg, WindowAggSpec
 from tidegate.operators.windows.session_specs import SessionAggSpec
+from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.plan.job_graph import Edge
 from tidegate.state.keys.key_types import stored_field
 

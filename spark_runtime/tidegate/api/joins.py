@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 from tidegate.api.stream_base import BroadcastStream
-from tidegate.operators.specs import BroadcastJoinSpec, JoinKind
+from tidegate.operators.joins.join_specs import BroadcastJoinSpec, JoinKind
 from tidegate.snapshot.parts import OWNER_COLUMN
 
 

@@ -14,8 +14,7 @@ from tidegate.operators.functions.context import SubtaskState, UserProcess
 from tidegate.operators.functions.keyed_process import KeyedProcess
 from tidegate.operators.functions.process import Process
 from tidegate.operators.functions.process_inputs import ProcessInput, overrides
-from tidegate.operators.processes.process_specs import ProcessSpec
-from tidegate.operators.specs import KeyedProcessSpec
+from tidegate.operators.processes.process_specs import KeyedProcessSpec, ProcessSpec
 from tidegate.state.keyed_state import StateDescriptor
 from tidegate.state.raw_state import RawDescriptor
 

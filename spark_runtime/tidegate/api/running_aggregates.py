@@ -16,12 +16,13 @@ from tidegate.api.draft.graph_draft import DraftNode, place, require_uid
 from tidegate.api.stream_base import StreamBase
 from tidegate.errors import PipelineError
 from tidegate.operators.aggregates.aggregate_specs import (
+    Agg,
     AggregateOutput,
     PartialAggSpec,
     RunningAggSpec,
     UnnestRowsSpec,
 )
-from tidegate.operators.specs import Agg, ProjectSpec
+from tidegate.operators.row_specs import ProjectSpec
 from tidegate.plan.job_graph import Edge
 from tidegate.state.keys.key_types import stored_field
 

@@ -36,21 +36,13 @@ from tidegate.api.stream_base import BroadcastStream, StreamBase
 from tidegate.api.windows import Session, Sliding, Tumbling, duration_us, session
 from tidegate.connectors.interface import Sink
 from tidegate.errors import PipelineError
-from tidegate.operators.async_requests import AsyncFunction
 from tidegate.operators.async_specs import TIMED_OUT, AsyncMapSpec, OnTimeout
 from tidegate.operators.deduplicate_specs import DeduplicateSpec
 from tidegate.operators.functions.process import Process
 from tidegate.operators.joins.join_specs import StreamJoinKind, StreamJoinSpec
-from tidegate.operators.specs import (
-    AlignmentGroup,
-    BatchFunction,
-    FilterSpec,
-    MapInArrowSpec,
-    ProjectSpec,
-    TimeUnit,
-    UnionSpec,
-    WatermarkSpec,
-)
+from tidegate.operators.row_specs import BatchFunction, FilterSpec, MapInArrowSpec, ProjectSpec, UnionSpec
+from tidegate.operators.stream_operator import AsyncFunction
+from tidegate.operators.time.watermark_specs import AlignmentGroup, TimeUnit, WatermarkSpec
 from tidegate.plan.job_graph import Edge, Exchange, Partitioner
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -30,22 +29,6 @@ COMMITTABLES_SCHEMA = pa.schema(
 """The sink's list state: one row per transaction that was pre-committed and not seen committed; `data` is JSON. The
 owner is the subtask that wrote it, so that at another parallelism it is committed where leftovers of that subtask are
 removed: the one must come before the other."""
-
-
-@dataclass(frozen=True)
-class SinkSpec:
-    """Makes one SinkOperator per subtask. `passes_on`: others read the records that it has written."""
-
-    sink: Sink
-    passes_on: bool = False
-
-    def create(self) -> SinkOperator:
-        """A fresh operator, not opened."""
-        return SinkOperator(self.sink, passes_on=self.passes_on)
-
-    def describe(self) -> str:
-        """The sink's own line."""
-        return self.sink.describe()
 
 
 class _Preparation:

@@ -51,7 +51,6 @@ from tidegate.jobs.options import JobOptions, ProcessingTimeOnEnd
 from tidegate.jobs.records import Decision, Spec
 from tidegate.jobs.status import JobStatus, next_checkpoint_id
 from tidegate.jobs.stores.store import Store
-from tidegate.operators.stream_operator import GivesResultsAtEnd
 from tidegate.plan.execution_plan import ExecutionPlan, graph_document
 from tidegate.plan.job_graph import JobGraph
 from tidegate.snapshot.handles import StreamFactory
@@ -441,13 +440,10 @@ def topology_of(graph: JobGraph, plan: ExecutionPlan, processing_time_on_end: Pr
             )
         )
         for node in nodes:
-            if isinstance(node.spec, GivesResultsAtEnd):
-                end = node.spec.results_at_end(processing_time_on_end)
-                if end == "any":
-                    fire_at_end.append(FiresAtEnd(node.uid, chain.chain_id))
-                elif end != "none":
-                    assert node is nodes[0], (
-                        f"operator {node.uid!r} tells its inputs apart, and is not first of its chain"
-                    )
-                    fire_at_end.append(FiresAtEnd(node.uid, chain.inputs[end].upstream_chain))
+            end = "none" if node.spec is None else node.spec.results_at_end(processing_time_on_end)
+            if end == "any":
+                fire_at_end.append(FiresAtEnd(node.uid, chain.chain_id))
+            elif end != "none":
+                assert node is nodes[0], f"operator {node.uid!r} tells its inputs apart, and is not first of its chain"
+                fire_at_end.append(FiresAtEnd(node.uid, chain.inputs[end].upstream_chain))
     return Topology(plan.parallelism, tuple(chains), tuple(fire_at_end))

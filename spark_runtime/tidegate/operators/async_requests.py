@@ -6,38 +6,15 @@ import asyncio
 import inspect
 import queue
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import Any, Protocol, TypeAlias, cast
+from collections.abc import Awaitable, Iterator
+from typing import Any, cast
 
 import pyarrow as pa
 
-from tidegate.operators.stream_operator import SideOutput
+from tidegate.operators.stream_operator import AsyncFunction, Done, Requests
 
 MAX_THREADS = 32
 """Of one subtask's plain function, whatever its capacity; a coroutine needs none."""
-
-Answer: TypeAlias = pa.RecordBatch | SideOutput | Iterable[pa.RecordBatch | SideOutput] | None
-AsyncFunction: TypeAlias = Callable[[pa.RecordBatch], Answer | Awaitable[Answer]]
-"""A user's: takes a batch, gives rows for it, or an awaitable of them."""
-Done: TypeAlias = Callable[[int, object, BaseException | None], None]
-"""Takes number, answer and error of a request."""
-
-
-class Requests(Protocol):
-    """Asks a function, several times at once. Called by the slot's loop alone; no call blocks."""
-
-    def ask(self, number: int, batch: pa.RecordBatch) -> None:
-        """Begin request `number`; `done` is called when it is over, from any thread."""
-
-    def cancel(self, number: int) -> None:
-        """Its answer is not wanted any more; it may come all the same."""
-
-    def close(self) -> None:
-        """No answer is wanted any more."""
-
-
-StartRequests: TypeAlias = Callable[[AsyncFunction, int, Done], Requests]
-"""Makes a `Requests` of a function, for so many at once, that calls `done`."""
 
 
 def start_requests(function: AsyncFunction, capacity: int, done: Done) -> Requests:

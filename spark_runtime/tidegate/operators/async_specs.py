@@ -9,9 +9,8 @@ import pyarrow as pa
 
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
-from tidegate.operators.async_requests import AsyncFunction
-from tidegate.operators.specs import SideSchemas
-from tidegate.operators.stream_operator import EndOfInput, StreamOperator
+from tidegate.operators.operator_spec import EndOfInput, OperatorSpec, SideSchemas
+from tidegate.operators.stream_operator import AsyncFunction
 from tidegate.snapshot.evolved_columns import columns_of
 
 OnTimeout = Literal["fail", "side_output"]
@@ -24,7 +23,7 @@ TIMED_OUT = "timed_out"
 
 
 @dataclass(frozen=True)
-class AsyncMapSpec:
+class AsyncMapSpec(OperatorSpec):
     """Asks a user's function for rows beside the slot's loop, several requests at once.
 
     Attributes:
@@ -48,12 +47,6 @@ class AsyncMapSpec:
     ordered: bool
     on_timeout: OnTimeout
     side_outputs: SideSchemas = ()
-
-    def create(self) -> StreamOperator:
-        """A fresh operator around the function."""
-        from tidegate.operators.async_map import AsyncMap
-
-        return AsyncMap(self)
 
     def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
         """Answers that were waited for are not early."""

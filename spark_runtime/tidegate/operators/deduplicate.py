@@ -14,8 +14,8 @@ from tidegate.operators.deduplicate_specs import DeduplicateSpec
 from tidegate.operators.keyed_backend import opened_back_end
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.operators.time.event_time import EventTime
+from tidegate.operators.time.late_rows import NULL_TIME_DROPPED, late_rows
 from tidegate.operators.time.passed_watermarks import PASSED_STATE, PassedWatermarks
-from tidegate.operators.windows.window_aggregate import NULL_TIME_DROPPED, late_rows
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.compiler import kernel
 from tidegate.state.evolved_parts import evolved_parts

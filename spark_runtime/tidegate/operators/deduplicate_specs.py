@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
 
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
-from tidegate.operators.specs import TimeUnit
-from tidegate.operators.stream_operator import EndOfInput, StreamOperator
+from tidegate.operators.backend_shapes import backend_shapes
+from tidegate.operators.operator_spec import EndOfInput, KeyedStatePlace, OperatorSpec
+from tidegate.operators.time.watermark_specs import TimeUnit
 from tidegate.state.keyed_state import StateDescriptor, TimeToLive
 from tidegate.state.keys.key_types import stored_field
 
@@ -17,7 +19,7 @@ SEEN = "seen"
 
 
 @dataclass(frozen=True)
-class DeduplicateSpec:
+class DeduplicateSpec(OperatorSpec):
     """Passes the first row of each key, and drops what repeats it.
 
     Attributes:
@@ -29,6 +31,8 @@ class DeduplicateSpec:
         schema: of input and output.
         renamed: (key column in older snapshots, its name now).
     """
+
+    keyed_state: ClassVar[KeyedStatePlace] = "backend"
 
     keys: tuple[str, ...]
     time_column: str | None
@@ -57,17 +61,9 @@ class DeduplicateSpec:
         """By arrival."""
         return "which of equal records it keeps depends on the order in which they arrive"
 
-    def create(self) -> StreamOperator:
-        """A fresh deduplication."""
-        from tidegate.operators.deduplicate import Deduplicate
-
-        return Deduplicate(self)
-
     def states(self) -> tuple[StateShape, ...]:
-        """The keys that were seen."""
-        from tidegate.operators.backend_shapes import deduplicate_shapes
-
-        return deduplicate_shapes(self)
+        """The keys that were seen, and timers."""
+        return backend_shapes((self.seen,), self.key_schema, self.renamed)
 
     def describe(self) -> str:
         """Keys, and for how long."""

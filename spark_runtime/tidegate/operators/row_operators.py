@@ -11,7 +11,7 @@ from pyarrow import acero
 from tidegate.errors import PipelineError
 from tidegate.operators.batch_sizes import one_batch
 from tidegate.operators.declared_outputs import checked_outputs
-from tidegate.operators.specs import FilterSpec, MapInArrowSpec, ProjectSpec
+from tidegate.operators.row_specs import FilterSpec, MapInArrowSpec, ProjectSpec, UnionSpec
 from tidegate.operators.stream_operator import Output, StreamOperator
 
 
@@ -90,6 +90,9 @@ class MapInArrowOperator(StreamOperator):
 
 class UnionOperator(StreamOperator):
     """Passes every batch on, whichever input it came from. Stateless. Of one input: a name for what an edge brings."""
+
+    def __init__(self, _spec: UnionSpec) -> None:
+        """The spec holds nothing that the operator needs."""
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """The batch itself."""

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
-from tidegate.channel.elements import MIN_WATERMARK, Watermark
+from tidegate.channel.elements import Watermark
 from tidegate.jobs.history.verdicts import Withheld
 from tidegate.jobs.options import ProcessingTimeOnEnd, StateBackend
-from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.jobs.stores.store import Store
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
-
-if TYPE_CHECKING:
-    from tidegate.operators.async_requests import StartRequests
 
 MAIN_OUTPUT = "main"
 """Name of the output that every operator has."""
@@ -46,6 +42,30 @@ class Waiting:
 WAITING = Waiting()
 Output: TypeAlias = pa.RecordBatch | SideOutput | Watermark | Waiting
 """What an operator may emit. Only one that does not forward watermarks emits its own; they go to all outputs."""
+
+
+Answer: TypeAlias = pa.RecordBatch | SideOutput | Iterable[pa.RecordBatch | SideOutput] | None
+AsyncFunction: TypeAlias = Callable[[pa.RecordBatch], Answer | Awaitable[Answer]]
+"""A user's: takes a batch, gives rows for it, or an awaitable of them."""
+Done: TypeAlias = Callable[[int, object, BaseException | None], None]
+"""Takes number, answer and error of a request."""
+
+
+class Requests(Protocol):
+    """Asks a function, several times at once. Called by the slot's loop alone; no call blocks."""
+
+    def ask(self, number: int, batch: pa.RecordBatch) -> None:
+        """Begin request `number`; `done` is called when it is over, from any thread."""
+
+    def cancel(self, number: int) -> None:
+        """Its answer is not wanted any more; it may come all the same."""
+
+    def close(self) -> None:
+        """No answer is wanted any more."""
+
+
+StartRequests: TypeAlias = Callable[[AsyncFunction, int, Done], Requests]
+"""Makes a `Requests` of a function, for so many at once, that calls `done`."""
 
 
 @dataclass
@@ -224,53 +244,3 @@ class StreamOperator(ABC):
 
     def close(self) -> None:
         """Release resources. Always called, also after errors; must not emit."""
-
-
-class OperatorSpec(Protocol):
-    """Frozen description of an operator in a JobGraph; makes one StreamOperator per subtask."""
-
-    def create(self) -> StreamOperator:
-        """A fresh operator, not opened."""
-
-    def describe(self) -> str:
-        """One line for `explain()`, without secrets."""
-
-
-@runtime_checkable
-class DeclaresStates(Protocol):
-    """An OperatorSpec whose operators keep state tells what, so that a preflight can compare it (S5.5). Of a stateful
-    one that does not, it is looked at when it is restored."""
-
-    def states(self) -> Sequence[StateShape]:
-        """The states, by name; cheap, without I/O."""
-
-
-EndOfInput: TypeAlias = Literal["none", "any"] | int
-"""Of no input, of whichever one, or of the input of this number."""
-
-
-@runtime_checkable
-class GivesResultsAtEnd(Protocol):
-    """An OperatorSpec tells which input's end makes its operators give results. When a drain ended that input they are
-    early, and its snapshot is not gone on from unasked (S7.5). One that does not tell is taken for "none": every one of
-    this package that has states tells, held by a test."""
-
-    def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
-        """Whose end it is. Args: processing_time_on_end: of the job (S7.6)."""
-
-
-__all__ = [
-    "MAIN_OUTPUT",
-    "MIN_WATERMARK",
-    "WAITING",
-    "CommitPermit",
-    "DeclaresStates",
-    "EndOfInput",
-    "GivesResultsAtEnd",
-    "OperatorContext",
-    "OperatorSpec",
-    "Output",
-    "SideOutput",
-    "StreamOperator",
-    "Waiting",
-]

@@ -11,13 +11,12 @@ from typing import Literal
 
 import pyarrow as pa
 
-from tidegate.compat.pyspark_stateful.processor_specs import StatefulProcessorSpec
 from tidegate.connectors.spark.spark_source import SparkSource
 from tidegate.errors import PipelineError
 from tidegate.operators.async_specs import AsyncMapSpec
-from tidegate.operators.functions.mode_dependence import mode_dependence
-from tidegate.operators.specs import KeyedProcessSpec, TimeUnit, UnionSpec
+from tidegate.operators.row_specs import UnionSpec
 from tidegate.operators.stream_operator import MAIN_OUTPUT
+from tidegate.operators.time.watermark_specs import TimeUnit
 from tidegate.plan.execution_plan import Chain, plan
 from tidegate.plan.job_graph import Edge, Exchange, JobGraph, Node, Partitioner
 
@@ -165,9 +164,8 @@ def _stage(graph: JobGraph, chain: Chain) -> Stage:
         (broadcasts if given.exchange == "broadcast" else inputs).append(found)
     gathers = _gathering(head, inputs)
     keyed = all(given.exchange == "hash" and given.keys for given in inputs)
-    of_subtask = isinstance(head.spec, KeyedProcessSpec) and bool(head.spec.subtask_states)
-    of_subtask |= isinstance(head.spec, StatefulProcessorSpec) and not head.spec.cuts_by_key
-    by_key = gathers == "exchange" and not broadcasts and keyed and head.sink is None and not of_subtask
+    cuts_by_key = head.spec is not None and head.spec.cuts_by_key
+    by_key = gathers == "exchange" and not broadcasts and keyed and cuts_by_key
     tail = graph.nodes[chain.nodes[-1]]
     read = graph.side_outputs_read(tail.node_id)
     sides = tuple((name, schema) for name, schema in tail.side_outputs if name in read)
@@ -203,7 +201,7 @@ def _refuse_unbounded(graph: JobGraph) -> None:
 
 
 def _refuse_mode_dependent(graph: JobGraph) -> None:
-    found = [(node, mode_dependence(node.spec)) for node in graph.nodes]
+    found = [(node, node.spec.mode_dependence()) for node in graph.nodes if node.spec is not None]
     dependent = [(node, why) for node, why in found if why]
     if dependent:
         raise PipelineError(

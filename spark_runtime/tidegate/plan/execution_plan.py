@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from tidegate.errors import OptionError, PipelineError
-from tidegate.operators.specs import WatermarkSpec
 from tidegate.operators.stream_operator import MAIN_OUTPUT
+from tidegate.operators.time.watermark_specs import WatermarkSpec
 from tidegate.plan.graph_text import graph_document, schema_text
 from tidegate.plan.job_graph import Edge, Exchange, JobGraph, Node, Partitioner
 

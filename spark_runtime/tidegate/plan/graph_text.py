@@ -14,7 +14,7 @@ from tidegate.connectors.sink_operator import COMMITTABLES
 from tidegate.connectors.spark.spark_source import SparkSource
 from tidegate.connectors.split_documents import SPLITS
 from tidegate.jobs.restore.state_shapes import StateShape
-from tidegate.operators.stream_operator import MAIN_OUTPUT, DeclaresStates
+from tidegate.operators.stream_operator import MAIN_OUTPUT
 from tidegate.plan.job_graph import Edge, JobGraph, Node
 
 GRAPH_DOCUMENT_VERSION = 5
@@ -139,8 +139,9 @@ def _states(node: Node) -> list[dict[str, Any]] | None:
         shapes: Sequence[StateShape] = (StateShape(SPLITS, "list"),)
     elif node.sink is not None:
         shapes = (StateShape(COMMITTABLES, "list"),)
-    elif isinstance(node.spec, DeclaresStates):
-        shapes = node.spec.states()
     else:
-        return None if node.stateful else []
+        declared = None if node.spec is None else node.spec.states()
+        if declared is None:
+            return None if node.stateful else []
+        shapes = declared
     return [shape.to_json() for shape in shapes]

@@ -10,8 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.connectors.interface import Sink, Source
-from tidegate.operators.specs import TimeUnit
-from tidegate.operators.stream_operator import MAIN_OUTPUT, OperatorSpec
+from tidegate.operators.operator_spec import OperatorSpec
+from tidegate.operators.stream_operator import MAIN_OUTPUT
+from tidegate.operators.time.watermark_specs import TimeUnit
 
 Exchange = Literal["forward", "hash", "broadcast", "rebalance", "custom"]
 Partitioner: TypeAlias = Callable[[pa.RecordBatch, int], npt.ArrayLike | pa.Array]

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.operators.specs import FilterSpec, ProjectSpec, WatermarkSpec, WindowAggSpec
+from tidegate.operators.row_specs import FilterSpec, ProjectSpec
 from tidegate.operators.stream_operator import MAIN_OUTPUT
+from tidegate.operators.time.watermark_specs import WatermarkSpec
 from tidegate.operators.windows.session_specs import SessionAggSpec
+from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.plan.expression_trees import ColumnRef, columns_read, conjuncts, read_expression
 from tidegate.plan.job_graph import JobGraph, Node
 from tidegate.plan.pushdown_conditions import Condition, Field, Scope, condition_of, text_of

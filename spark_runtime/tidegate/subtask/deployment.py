@@ -14,14 +14,13 @@ from tidegate.channel.elements import Element, Watermark
 from tidegate.channel.memory import MemoryChannel
 from tidegate.channel.ports import InputChannel, OutputChannel
 from tidegate.connectors.interface import SourceContext
-from tidegate.connectors.sink_operator import SinkOperator, SinkSpec
+from tidegate.connectors.sink_operator import SinkOperator
 from tidegate.connectors.split_documents import split_from_json, splits_from_parts
 from tidegate.jobs.options import ProcessingTimeOnEnd, StateBackend
-from tidegate.operators.async_requests import StartRequests
-from tidegate.operators.processes.process_specs import ProcessSpec
-from tidegate.operators.specs import KeyedProcessSpec, WatermarkSpec
-from tidegate.operators.stream_operator import OperatorContext, StreamOperator
-from tidegate.plan.backend_use import has_back_end
+from tidegate.operators.operator_registry import create_operator
+from tidegate.operators.processes.process_specs import KeyedProcessSpec, ProcessSpec
+from tidegate.operators.stream_operator import OperatorContext, StartRequests, StreamOperator
+from tidegate.operators.time.watermark_specs import WatermarkSpec
 from tidegate.plan.execution_plan import Chain, ChainInput, ChainOutput, ExecutionPlan
 from tidegate.plan.job_graph import JobGraph, Node
 from tidegate.snapshot.channel_state import Cut, InFlight, ReplayInput, replay_for
@@ -212,7 +211,8 @@ def _context(
     scratch = os.path.join(deployment.scratch, f"n{node.node_id}-{index}") if deployment.scratch else ""
     if scratch:
         os.makedirs(scratch, exist_ok=True)
-    back_ends = max(1, sum(has_back_end(other.spec, deployment.state_backend) for other in graph.nodes))
+    specs = [other.spec for other in graph.nodes if other.spec is not None]
+    back_ends = max(1, sum(spec.uses_backend(deployment.state_backend) for spec in specs))
     return OperatorContext(
         job_id=deployment.job_id,
         lineage=deployment.lineage,
@@ -243,10 +243,10 @@ def _open_operator(
     try:
         operator: StreamOperator
         if node.sink is not None:
-            operator = SinkSpec(node.sink, passes_on=is_read).create()
+            operator = SinkOperator(node.sink, passes_on=is_read)
         else:
             assert node.spec is not None
-            operator = node.spec.create()
+            operator = create_operator(node.spec)
         operator.open(context)
         if restored is not None:
             parts = restored.parts.get((node.uid, index), ())

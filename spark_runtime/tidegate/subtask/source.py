@@ -10,8 +10,8 @@ from tidegate.channel.elements import SplitTurn
 from tidegate.connectors.interface import Polled, SourceReader, Split
 from tidegate.connectors.split_documents import splits_part
 from tidegate.errors import SnapshotError
-from tidegate.operators.specs import AlignmentGroup
 from tidegate.operators.stream_operator import OperatorContext, SideOutput
+from tidegate.operators.time.watermark_specs import AlignmentGroup
 from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.chain import OperatorFailure
 

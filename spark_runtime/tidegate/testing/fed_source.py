@@ -13,6 +13,7 @@ from tidegate.api.draft.column_checks import missing_column
 from tidegate.channel.elements import MIN_WATERMARK, Watermark
 from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
 from tidegate.errors import PipelineError
+from tidegate.operators.operator_spec import OperatorSpec
 from tidegate.operators.stream_operator import Output, StreamOperator
 from tidegate.testing.script import moment_us
 
@@ -212,13 +213,9 @@ class _FedReader(SourceReader):
 
 
 @dataclass(frozen=True)
-class PassMarksSpec:
+class PassMarksSpec(OperatorSpec):
     """Behind a fed source with watermarks of its own: passes them on. In the place of a `with_watermark` behind that
     one: passes everything on."""
-
-    def create(self) -> StreamOperator:
-        """A fresh operator."""
-        return PassMarks()
 
     def describe(self) -> str:
         """What it does."""
@@ -228,7 +225,7 @@ class PassMarksSpec:
 class PassMarks(StreamOperator):
     """See `PassMarksSpec`. No state: a restored source tells the latest watermark again."""
 
-    def __init__(self) -> None:
+    def __init__(self, _spec: PassMarksSpec) -> None:
         self._current_us = MIN_WATERMARK
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:

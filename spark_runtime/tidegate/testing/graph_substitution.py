@@ -8,7 +8,7 @@ from dataclasses import replace
 from tidegate.api.draft.column_checks import nearest
 from tidegate.api.draft.graph_draft import place
 from tidegate.errors import PipelineError
-from tidegate.operators.specs import WatermarkSpec
+from tidegate.operators.time.watermark_specs import WatermarkSpec
 from tidegate.plan.job_graph import Edge, JobGraph, Node
 from tidegate.testing.collect_sink import CollectSink
 from tidegate.testing.fed_source import FedSource, Feed, PassMarksSpec

@@ -33,7 +33,7 @@ from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom, Spec
 from tidegate.jobs.stores.store import Store, open_store
-from tidegate.operators.async_requests import StartRequests
+from tidegate.operators.stream_operator import StartRequests
 from tidegate.plan.execution_plan import graph_document, plan
 from tidegate.snapshot.location import open_location
 from tidegate.subtask.deployment import Deployment, deploy

@@ -7,7 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.operators.async_requests import AsyncFunction, Done, is_coroutine
+from tidegate.operators.async_requests import is_coroutine
+from tidegate.operators.stream_operator import AsyncFunction, Done
 
 
 class InlineRequests:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from simulator.rows import SCHEMA, Pass, Row, RowSpec, batch_of, owners, rows_of
 from tidegate.channel.elements import MAX_WATERMARK
+from tidegate.operators.operator_registry import register_operator
 from tidegate.operators.stream_operator import OperatorContext, Output
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.snapshot.streams import decode_parts
@@ -23,9 +24,8 @@ STATE_SCHEMA = pa.schema([*SCHEMA, pa.field("due_ms", pa.int64()), pa.field(KEY_
 class DelaySpec(RowSpec):
     """Description of a `Delay`."""
 
-    def create(self) -> Delay:
-        """A fresh one."""
-        return Delay(self)
+
+register_operator(DelaySpec, "simulator.delay:Delay")
 
 
 class Delay(Pass):

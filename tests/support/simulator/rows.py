@@ -18,6 +18,8 @@ import pyarrow as pa
 from simulator.pieces import keyed_in_pieces
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
+from tidegate.operators.operator_registry import register_operator
+from tidegate.operators.operator_spec import OperatorSpec
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.snapshot.streams import decode_parts
@@ -229,7 +231,7 @@ class CountingReader(SourceReader):
 
 
 @dataclass(frozen=True, eq=False)
-class RowSpec:
+class RowSpec(OperatorSpec):
     """Description of an operator of this module: `kind` is one of OPERATORS."""
 
     kind: str
@@ -237,10 +239,6 @@ class RowSpec:
     in_order: bool
     exactly_once: bool
     observer: Observer
-
-    def create(self) -> StreamOperator:
-        """A fresh operator."""
-        return OPERATORS[self.kind](self)
 
     def describe(self) -> str:
         """The kind."""
@@ -437,6 +435,14 @@ OPERATORS: Mapping[str, Callable[[RowSpec], StreamOperator]] = {
     "tally": Tally,
     "window": Window,
 }
+
+
+def row_operator(spec: RowSpec) -> StreamOperator:
+    """The operator of a kind."""
+    return OPERATORS[spec.kind](spec)
+
+
+register_operator(RowSpec, "simulator.rows:row_operator")
 
 
 def _table(rows: Sequence[Sequence[int]], schema: pa.Schema) -> pa.Table:

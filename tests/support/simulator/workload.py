@@ -22,7 +22,7 @@ from simulator.rows import (
     window_row,
 )
 from tidegate.connectors.interface import Sink
-from tidegate.operators.specs import WatermarkSpec
+from tidegate.operators.time.watermark_specs import WatermarkSpec
 from tidegate.plan.job_graph import Edge, Exchange, JobGraph, Node
 
 KINDS = ("pass", "filter", "tally", "tally", "union", "union")

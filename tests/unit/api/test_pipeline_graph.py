@@ -16,7 +16,12 @@ import tidegate
 from tidegate import DataGen, Discard, Pipeline, Stream, count, mean, tumbling
 from tidegate.api.draft.column_checks import require_key
 from tidegate.errors import PipelineError
-from tidegate.operators.specs import Agg, BroadcastJoinSpec, ProjectSpec, WatermarkSpec, WindowAggSpec
+from tidegate.operators.aggregates.aggregate_specs import Agg
+from tidegate.operators.joins.join_specs import BroadcastJoinSpec
+from tidegate.operators.operator_registry import create_operator
+from tidegate.operators.row_specs import ProjectSpec
+from tidegate.operators.time.watermark_specs import WatermarkSpec
+from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.plan.execution_plan import plan
 from tidegate.plan.job_graph import Edge, JobGraph, Node
 
@@ -276,7 +281,7 @@ def test_a_union_matches_columns_by_name_and_relaxes_not_null() -> None:
     operator = graph.nodes[union.inputs[1].upstream].spec
     assert isinstance(operator, ProjectSpec)
     batch = pa.RecordBatch.from_pydict({"b": ["x"], "a": [1]}, schema=turned.schema)
-    (out,) = operator.create().process(batch, 0)
+    (out,) = create_operator(operator).process(batch, 0)
     assert out == pa.RecordBatch.from_pydict({"a": [1], "b": ["x"]}, schema=made.schema)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tidegate.connectors.discard import Discard, DiscardWriter
 from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
-from tidegate.connectors.sink_operator import COMMITTABLES_SCHEMA, SinkOperator, SinkSpec
+from tidegate.connectors.sink_operator import COMMITTABLES_SCHEMA, SinkOperator
 from tidegate.jobs.history.verdicts import Withheld
 from tidegate.jobs.stores.in_memory import MemoryStore
 from tidegate.operators.stream_operator import CommitPermit
@@ -31,7 +31,7 @@ class Job:
         self.operator = self.start()
 
     def start(self) -> SinkOperator:
-        operator = SinkSpec(CollectSink(self.name)).create()
+        operator = SinkOperator(CollectSink(self.name))
         operator.open(self.reign.operator_context())
         self.operator = operator
         return operator
@@ -334,7 +334,7 @@ def test_the_writer_is_told_that_nothing_more_comes() -> None:
         def create_writer(self, ctx: SinkContext) -> SinkWriter:
             return Writer()
 
-    operator = SinkSpec(Target()).create()
+    operator = SinkOperator(Target())
     operator.open(Reign().operator_context())
     assert list(operator.process(numbers(0, 1), 0)) == [] and told == []
     assert list(operator.finish()) == [] and told == ["end"]

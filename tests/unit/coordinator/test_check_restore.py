@@ -13,7 +13,7 @@ from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.discard import Discard
 from tidegate.coordinator.recovery.restore import Restore, check_restore
 from tidegate.errors import SnapshotError
-from tidegate.operators.specs import UnionSpec
+from tidegate.operators.row_specs import UnionSpec
 from tidegate.plan.execution_plan import plan
 from tidegate.plan.job_graph import Edge, JobGraph, Node
 from tidegate.snapshot.handles import StateHandle

@@ -29,9 +29,16 @@ from tidegate.api.connected_streams import ConnectedGroups, ConnectedStreams
 from tidegate.api.grouped_stream import GroupedStream, WindowedStream
 from tidegate.operators.aggregates.aggregate_specs import AggregateOutput, RunningAggSpec
 from tidegate.operators.functions.context import UserProcess
-from tidegate.operators.joins.join_specs import AsOf, Bounds, StreamJoinKind, StreamJoinSpec
-from tidegate.operators.specs import BroadcastJoinSpec, JoinKind, WindowAggSpec
+from tidegate.operators.joins.join_specs import (
+    AsOf,
+    Bounds,
+    BroadcastJoinSpec,
+    JoinKind,
+    StreamJoinKind,
+    StreamJoinSpec,
+)
 from tidegate.operators.windows.session_specs import SessionAggSpec
+from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.spark.batch import stage_task
 from tidegate.testing.batch import InProcessBatch
 from tidegate.testing.collect_sink import collected, forget_collected

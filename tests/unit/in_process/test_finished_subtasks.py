@@ -21,6 +21,8 @@ from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.errors import SnapshotError
 from tidegate.jobs.records import RestoreFrom
+from tidegate.operators.operator_registry import register_operator
+from tidegate.operators.operator_spec import OperatorSpec
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.snapshot.metadata import SnapshotMetadata, read_metadata
 from tidegate.snapshot.parts import AsyncSnapshot, StateKind, StatePart
@@ -43,22 +45,22 @@ class Diary:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Seen(OperatorSpec):
     """An operator with one row of state in a subtask: how many records it has seen. Passes records on."""
 
     diary: Diary
     kind: StateKind
 
-    def create(self) -> StreamOperator:
-        return SeenOperator(self.diary, self.kind)
-
     def describe(self) -> str:
         return "Seen"
 
 
+register_operator(Seen, f"{__name__}:SeenOperator")
+
+
 class SeenOperator(StreamOperator):
-    def __init__(self, diary: Diary, kind: StateKind) -> None:
-        self.diary, self.kind, self.seen = diary, kind, 0
+    def __init__(self, spec: Seen) -> None:
+        self.diary, self.kind, self.seen = spec.diary, spec.kind, 0
 
     def open(self, ctx: OperatorContext) -> None:
         super().open(ctx)

@@ -9,7 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.operators.stream_operator import OperatorContext, OperatorSpec, StreamOperator
+from tidegate.operators.operator_registry import create_operator
+from tidegate.operators.operator_spec import OperatorSpec
+from tidegate.operators.stream_operator import OperatorContext, StreamOperator
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.streams import decode_parts, encode_parts
 
@@ -21,7 +23,7 @@ def open_operator() -> OpenOperator:
     """open_operator(spec, restored=None): an opened operator, restored from parts that went through a state stream."""
 
     def open_(spec: OperatorSpec, restored: Sequence[StatePart] | None = None) -> StreamOperator:
-        operator = spec.create()
+        operator = create_operator(spec)
         operator.open(
             OperatorContext(
                 job_id="job",

@@ -13,7 +13,9 @@ from typing import Any, Self
 import pyarrow as pa
 
 from tidegate.channel.elements import MIN_WATERMARK
-from tidegate.operators.stream_operator import OperatorContext, OperatorSpec, SideOutput
+from tidegate.operators.operator_registry import create_operator
+from tidegate.operators.operator_spec import OperatorSpec
+from tidegate.operators.stream_operator import OperatorContext, SideOutput
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
 from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
@@ -59,7 +61,7 @@ class Subtasks:
         self._told = [MIN_WATERMARK] * parallelism
         self.operators: list[Any] = []
         for index in range(parallelism):
-            operator: Any = spec.create()
+            operator: Any = create_operator(spec)
             scratch = self._folder / f"{back_end}-{self._runs}-{index}"
             scratch.mkdir(parents=True)
             operator.open(

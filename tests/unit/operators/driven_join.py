@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import tidegate as td
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark
 from tidegate.operators.joins.join_specs import StreamJoinSpec
+from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
@@ -77,7 +78,7 @@ class Subtasks:
         self.told = [MIN_WATERMARK] * parallelism
         found = []
         for index in range(parallelism):
-            operator: Any = self.spec.create()
+            operator: Any = create_operator(self.spec)
             scratch = self.scratch / f"{self._runs}-{index}"
             scratch.mkdir()
             place = ("job", "l", "op", index, parallelism, GROUPS, 1, "r", (LEFT, RIGHT), lambda: 0)

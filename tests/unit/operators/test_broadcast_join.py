@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
 from tidegate.errors import SnapshotError
-from tidegate.operators.specs import BroadcastJoinSpec
+from tidegate.operators.joins.join_specs import BroadcastJoinSpec
 
 LEFT = pa.schema([("k", pa.int64()), ("s", pa.string()), ("x", pa.int64())])
 RIGHT = pa.schema([("k", pa.int64()), ("s", pa.string()), ("name", pa.string())])

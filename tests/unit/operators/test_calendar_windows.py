@@ -22,8 +22,10 @@ from hypothesis import strategies as st
 import tidegate as td
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import SnapshotError, TidegateError
-from tidegate.operators.specs import Agg, TimeUnit, WindowAggSpec
+from tidegate.operators.aggregates.aggregate_specs import Agg
 from tidegate.operators.time.calendar import EPOCH, EPOCH_UTC, MICROSECOND, Calendar
+from tidegate.operators.time.watermark_specs import TimeUnit
+from tidegate.operators.windows.window_specs import WindowAggSpec
 
 HOUR = 3_600_000_000
 BACK_ENDS = ["heap", "rocksdb"]

@@ -13,6 +13,7 @@ import tidegate as td
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import PipelineError
 from tidegate.operators.deduplicate_specs import DeduplicateSpec
+from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.stream_operator import OperatorContext, SideOutput
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
@@ -35,7 +36,7 @@ def opened(
     now_ms: Any = lambda: 0,
     scratch: str = "",
 ) -> Any:
-    operator: Any = deduplicate.create()
+    operator: Any = create_operator(deduplicate)
     place = (subtask, parallelism, GROUPS, 1, "r", (INPUT,), now_ms)
     operator.open(OperatorContext("job", "l", "op", *place, state_backend=back_end, scratch=scratch))
     return operator

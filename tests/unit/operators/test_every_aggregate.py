@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 import tidegate as td
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import PipelineError
-from tidegate.operators.stream_operator import OperatorContext, OperatorSpec
+from tidegate.operators.operator_registry import create_operator
+from tidegate.operators.operator_spec import OperatorSpec
+from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
 from tidegate.state.aggregates.accumulators import SumOverflowError
@@ -162,7 +164,7 @@ def windowed(window: Any, names: Sequence[str] = tuple(AGGREGATES)) -> OperatorS
 
 
 def opened(spec: OperatorSpec, subtask: int, parallelism: int) -> Any:
-    operator: Any = spec.create()
+    operator: Any = create_operator(spec)
     operator.open(OperatorContext("job", "l", "op", subtask, parallelism, GROUPS, 1, "r", (INPUT,), lambda: 0))
     return operator
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.channel.elements import Watermark
-from tidegate.operators.specs import WatermarkSpec
+from tidegate.operators.time.watermark_specs import WatermarkSpec
 
 IDLE_MS = 800
 SPEC = WatermarkSpec("t", delay_us=0, unit="us", idle_after_ms=IDLE_MS)

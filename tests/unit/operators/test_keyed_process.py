@@ -16,7 +16,8 @@ from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.errors import PipelineError, SnapshotError
 from tidegate.operators import keyed_backend
 from tidegate.operators.functions.keyed_process import FiredTimers, KeyedProcess, KeyedRows, ProcessContext
-from tidegate.operators.specs import KeyedProcessSpec
+from tidegate.operators.operator_registry import create_operator
+from tidegate.operators.processes.process_specs import KeyedProcessSpec
 from tidegate.operators.stream_operator import OperatorContext, StreamOperator
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.redistribution import Rescale, redistributed
@@ -87,7 +88,7 @@ class Rig:
     ) -> None:
         spec = KeyedProcessSpec(process, ("k",), tuple(process.states), time, "us", INPUT, schema)
         self.now_ms = 0
-        self.operator: StreamOperator = spec.create()
+        self.operator: StreamOperator = create_operator(spec)
         self.context = OperatorContext(
             "job", "l", "op", *place, GROUPS, 1, "r", (INPUT,), lambda: self.now_ms, processing_time_on_end=on_end
         )

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import SnapshotError
-from tidegate.operators.specs import Agg, WindowAggSpec
+from tidegate.operators.aggregates.aggregate_specs import Agg
+from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.stream_operator import OperatorContext
+from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
 from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
@@ -39,7 +41,7 @@ def spec(slide: int = 0, lateness: int = 0, time: str | None = "t", size: int = 
 
 
 def opened(window: WindowAggSpec, subtask: int = 0, parallelism: int = 1, now_ms: Any = lambda: 0) -> Any:
-    operator: Any = window.create()
+    operator: Any = create_operator(window)
     place = ("job", "l", "op", subtask, parallelism, GROUPS, 1, "r", (INPUT,), now_ms)
     operator.open(OperatorContext(*place, **_place_of_state()))
     operator.portable = True

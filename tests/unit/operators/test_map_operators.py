@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from tidegate.errors import PipelineError
-from tidegate.operators.specs import FilterSpec, MapInArrowSpec, ProjectSpec, UnionSpec
+from tidegate.operators.row_specs import FilterSpec, MapInArrowSpec, ProjectSpec, UnionSpec
 from tidegate.operators.stream_operator import SideOutput
 
 SCHEMA = pa.schema([pa.field("a", pa.int64(), nullable=False), ("b", pa.string())])

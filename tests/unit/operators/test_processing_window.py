@@ -14,8 +14,10 @@ import pytest
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import SnapshotError
-from tidegate.operators.specs import Agg, WindowAggSpec
+from tidegate.operators.aggregates.aggregate_specs import Agg
+from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.stream_operator import OperatorContext
+from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
@@ -56,7 +58,7 @@ class Rig:
         place: tuple[int, int] = (0, 1),
     ) -> None:
         self.clock = Clock()
-        self.operator = spec.create()
+        self.operator = create_operator(spec)
         self.context = OperatorContext(
             *("job", "l", "op", *place, GROUPS, 1, "r", (INPUT,), self.clock),  # type: ignore[arg-type]
             processing_time_on_end=on_end,

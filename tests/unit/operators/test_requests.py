@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.operators.async_requests import MAX_THREADS, LoopRequests, Requests, ThreadRequests, start_requests
+from tidegate.operators.async_requests import MAX_THREADS, LoopRequests, ThreadRequests, start_requests
+from tidegate.operators.stream_operator import Requests
 
 BATCH = pa.record_batch({"v": [1]})
 PATIENCE_S = 30.0

@@ -11,8 +11,13 @@ import pyarrow as pa
 import pytest
 
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
-from tidegate.operators.specs import Agg, BroadcastJoinSpec, WatermarkSpec, WindowAggSpec
-from tidegate.operators.stream_operator import OperatorContext, OperatorSpec
+from tidegate.operators.aggregates.aggregate_specs import Agg
+from tidegate.operators.joins.join_specs import BroadcastJoinSpec
+from tidegate.operators.operator_registry import create_operator
+from tidegate.operators.operator_spec import OperatorSpec
+from tidegate.operators.stream_operator import OperatorContext
+from tidegate.operators.time.watermark_specs import WatermarkSpec
+from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
@@ -45,7 +50,7 @@ JOIN = BroadcastJoinSpec(
 
 
 def opened(spec: OperatorSpec, subtask: int, parallelism: int) -> Any:
-    operator: Any = spec.create()
+    operator: Any = create_operator(spec)
     operator.open(OperatorContext("job", "l", "op", subtask, parallelism, GROUPS, 1, "r", (pa.schema([]),), lambda: 0))
     return operator
 

@@ -2,48 +2,33 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-from pathlib import Path
+import pkgutil
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-import tidegate
 from tidegate.compat.pyspark_stateful.processor_specs import INITIAL, StatefulProcessorSpec, TimeMode
 from tidegate.jobs.options import ProcessingTimeOnEnd
-from tidegate.operators.stream_operator import DeclaresStates, EndOfInput, GivesResultsAtEnd
+from tidegate.operators.operator_registry import BUILT_IN
+from tidegate.operators.operator_spec import EndOfInput, OperatorSpec
 
 STATELESS = {"FilterSpec", "ProjectSpec", "MapInArrowSpec", "UnionSpec", "PartialAggSpec", "UnnestRowsSpec"}
 """Specs whose operators keep nothing between two batches: nothing is left to be given at an end."""
-RUNTIME = Path(str(tidegate.__file__)).parent
-MODULES = [*(RUNTIME / "operators").rglob("*.py"), *(RUNTIME / "compat").rglob("*.py")]
-
-
-def specs() -> dict[str, type[Any]]:
-    paths = [path.relative_to(RUNTIME.parent).with_suffix("") for path in MODULES if path.stem.endswith("specs")]
-    modules = [importlib.import_module(".".join(path.parts)) for path in paths]
-    classes = [c for module in modules for _, c in inspect.getmembers(module, inspect.isclass)]
-    return {c.__name__: c for c in classes if hasattr(c, "create") and hasattr(c, "describe")}
+SPECS: dict[str, type[OperatorSpec]] = {
+    name.rpartition(".")[2]: pkgutil.resolve_name(name) for name in BUILT_IN if not name.startswith("tidegate.testing.")
+}
 
 
 def test_every_spec_with_state_says_whose_end_makes_it_give_results() -> None:
-    found = specs()
-    assert found.keys() >= STATELESS, "the list names a spec that is gone"
-    for name in found.keys() - STATELESS:
-        for asked, method in ((DeclaresStates, "states"), (GivesResultsAtEnd, "results_at_end")):
-            assert hasattr(found[name], method), f"{name} has state, and is no {asked.__name__}: {asked.__doc__}"
+    assert SPECS.keys() >= STATELESS, "the list names a spec that is gone"
+    for name in SPECS.keys() - STATELESS:
+        for method in ("states", "results_at_end"):
+            asked = getattr(OperatorSpec, method)
+            assert getattr(SPECS[name], method) is not asked, f"{name} has state, and no {method}: {asked.__doc__}"
     for name in STATELESS:
-        assert not hasattr(found[name], "states"), f"{name} has state after all"
-
-
-def test_specs_lie_in_the_modules_that_are_looked_through() -> None:
-    others = [path for path in MODULES if not path.stem.endswith("specs")]
-    assert [path.name for path in others if "def create(self) -> StreamOperator:" in path.read_text()] == [
-        "stream_operator.py"
-    ]
+        assert SPECS[name].states is OperatorSpec.states, f"{name} has state after all"
 
 
 class Plain(StatefulProcessor):

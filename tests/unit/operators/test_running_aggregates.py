@@ -17,8 +17,8 @@ from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.errors import PipelineError, SnapshotError
-from tidegate.operators.aggregates.aggregate_specs import RunningAggSpec
-from tidegate.operators.specs import Agg
+from tidegate.operators.aggregates.aggregate_specs import Agg, RunningAggSpec
+from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
@@ -38,7 +38,7 @@ def spec(output: Any) -> RunningAggSpec:
 
 
 def opened(running: RunningAggSpec, subtask: int = 0, parallelism: int = 1) -> Any:
-    operator: Any = running.create()
+    operator: Any = create_operator(running)
     operator.open(OperatorContext("job", "l", "op", subtask, parallelism, GROUPS, 1, "r", (INPUT,), lambda: 0))
     return operator
 

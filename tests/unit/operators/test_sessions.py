@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import SnapshotError, TidegateError
-from tidegate.operators.specs import Agg
+from tidegate.operators.aggregates.aggregate_specs import Agg
+from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.stream_operator import OperatorContext, SideOutput
 from tidegate.operators.windows import session_store, session_table
 from tidegate.operators.windows.session_specs import SessionAggSpec
@@ -47,7 +48,7 @@ def spec(gap: int = 10, lateness: int = 0, time: str | None = "t") -> SessionAgg
 def opened(
     sessions: SessionAggSpec, subtask: int = 0, parallelism: int = 1, now_ms: Any = lambda: 0, end: Any = "fire"
 ) -> Any:
-    operator: Any = sessions.create()
+    operator: Any = create_operator(sessions)
     place = (subtask, parallelism, GROUPS, 1, "r", (INPUT,), now_ms)
     operator.open(OperatorContext("job", "l", "op", *place, processing_time_on_end=end, **_place_of_state()))
     operator.portable = True

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import SnapshotError
-from tidegate.operators.aggregates.aggregate_specs import RunningAggSpec
-from tidegate.operators.specs import Agg
+from tidegate.operators.aggregates.aggregate_specs import Agg, RunningAggSpec
 
 INPUT = pa.schema([("k", pa.string()), ("v", pa.int64()), ("f", pa.float64()), ("s", pa.string())])
 AGGREGATES = (

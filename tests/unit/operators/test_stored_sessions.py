@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import SnapshotError
-from tidegate.operators.specs import Agg
+from tidegate.operators.aggregates.aggregate_specs import Agg
 from tidegate.operators.windows.session_specs import SessionAggSpec
 
 INPUT = pa.schema([("k", pa.string()), ("t", pa.timestamp("us")), ("v", pa.int64()), ("s", pa.string())])

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import SnapshotError
-from tidegate.operators.specs import Agg, WindowAggSpec
+from tidegate.operators.aggregates.aggregate_specs import Agg
+from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.state.rocksdb.file_reader import RocksFiles
 
 INPUT = pa.schema([("k", pa.string()), ("t", pa.timestamp("us")), ("v", pa.int64()), ("s", pa.string())])

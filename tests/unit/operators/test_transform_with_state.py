@@ -21,6 +21,7 @@ from tidegate.compat.pyspark_stateful.state_declarations import declared
 from tidegate.compat.pyspark_stateful.state_overlays import LARGE_MAP_ENTRIES
 from tidegate.compat.pyspark_stateful.transform_with_state import TransformWithState
 from tidegate.errors import PipelineError, SnapshotError
+from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.redistribution import Rescale, redistributed
@@ -59,7 +60,7 @@ class Rig:
             *(output_time, "us"),
         )
         self.now_ms = 1_000
-        self.operator = self.spec.create()
+        self.operator = create_operator(self.spec)
         assert isinstance(self.operator, TransformWithState)
         self.context = OperatorContext(
             *("job", "l", "op", *place, GROUPS, 1, "r", (INPUT,), lambda: self.now_ms),

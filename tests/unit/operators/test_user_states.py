@@ -14,7 +14,8 @@ import pytest
 from tidegate.api.states import aggregating_state, list_state, map_state, reducing_state, value_state
 from tidegate.errors import PipelineError
 from tidegate.operators.functions.keyed_process import KeyedProcess, KeyedRows, ProcessContext
-from tidegate.operators.specs import KeyedProcessSpec
+from tidegate.operators.operator_registry import create_operator
+from tidegate.operators.processes.process_specs import KeyedProcessSpec
 from tidegate.operators.stream_operator import OperatorContext
 from tidegate.state.keyed_state import Elements, KeySet
 
@@ -62,7 +63,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[Us
 
     def over(use: Use) -> None:
         process = Uses(use)
-        operator = KeyedProcessSpec(process, ("k",), tuple(process.states), None, "us", INPUT, INPUT).create()
+        operator = create_operator(KeyedProcessSpec(process, ("k",), tuple(process.states), None, "us", INPUT, INPUT))
         opened.append(operator)
         operator.open(
             OperatorContext(

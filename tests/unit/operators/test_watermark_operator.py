@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.channel.elements import Watermark
-from tidegate.operators.specs import WatermarkSpec
+from tidegate.operators.time.watermark_specs import WatermarkSpec
 from tidegate.snapshot.parts import OWNER_COLUMN, StatePart
 from tidegate.snapshot.streams import decode_parts
 

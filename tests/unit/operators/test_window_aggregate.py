@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.errors import SnapshotError, TidegateError
-from tidegate.operators.specs import Agg, WindowAggSpec
+from tidegate.operators.aggregates.aggregate_specs import Agg
+from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN
 from tidegate.state.aggregates.accumulators import SumOverflowError
 from tidegate.state.keys.key_hash import hash_keys, key_groups

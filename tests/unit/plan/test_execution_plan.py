@@ -16,8 +16,8 @@ from tidegate.connectors.discard import Discard
 from tidegate.connectors.interface import Sink, Source
 from tidegate.errors import OptionError, PipelineError
 from tidegate.jobs.restore.compatibility import chains_of
-from tidegate.operators.specs import UnionSpec
-from tidegate.operators.stream_operator import OperatorSpec
+from tidegate.operators.operator_spec import OperatorSpec
+from tidegate.operators.row_specs import UnionSpec
 from tidegate.plan.execution_plan import ExecutionPlan, graph_document, plan
 from tidegate.plan.graph_text import explain_graph
 from tidegate.plan.job_graph import Edge, JobGraph, Node
@@ -38,6 +38,10 @@ class Described:
         return self.text
 
 
+class DescribedSpec(Described, OperatorSpec):
+    """Stands for a spec."""
+
+
 def node(node_id: int, uid: str, kind: str, inputs: Sequence[Edge] = ()) -> Node:
     stands = Described(f"{kind} of {uid}")
     return Node(
@@ -49,7 +53,7 @@ def node(node_id: int, uid: str, kind: str, inputs: Sequence[Edge] = ()) -> Node
         f"job.py:{node_id + 1}",
         source=cast(Source, stands) if kind == "source" else None,
         sink=cast(Sink, stands) if kind == "sink" else None,
-        spec=cast(OperatorSpec, stands) if kind not in ("source", "sink") else None,
+        spec=DescribedSpec(f"{kind} of {uid}") if kind not in ("source", "sink") else None,
     )
 
 

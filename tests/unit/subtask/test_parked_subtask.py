@@ -12,8 +12,9 @@ from tidegate.channel.control.protocol import Abort, Acknowledged, Trigger
 from tidegate.channel.elements import MAX_WATERMARK, CheckpointBarrier, IdleStatus, Watermark
 from tidegate.channel.memory import MemoryChannel
 from tidegate.connectors.interface import Polled, SourceReader, Split
-from tidegate.operators.specs import WatermarkSpec
+from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.stream_operator import OperatorContext, Output, SideOutput, StreamOperator
+from tidegate.operators.time.watermark_specs import WatermarkSpec
 from tidegate.subtask.chain import OperatorChain
 from tidegate.subtask.router import OutputEdge, Router
 from tidegate.subtask.slot import Slot, Wake
@@ -161,7 +162,7 @@ def test_a_subtask_is_idle_when_its_last_active_channel_ends() -> None:
 
 def test_a_subtask_whose_rows_wait_for_a_barrier_of_others_is_not_silent() -> None:
     """S4.4, S3.2: behind an exchange, too, its watermark does not run away from rows that it has got."""
-    rig = Rig(WatermarkSpec("v", 0, "us", 800).create())
+    rig = Rig(create_operator(WatermarkSpec("v", 0, "us", 800)))
     for element in (barrier(1), BATCH):
         rig.inputs[0].send(element)
 

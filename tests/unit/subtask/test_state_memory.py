@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 import tidegate as td
-from tidegate.plan.backend_use import back_end_in_batch
 from tidegate.plan.execution_plan import plan
 from tidegate.state.keyed_state import KeyedStateBackend
 from tidegate.subtask.deployment import Deployment, deploy
@@ -107,9 +106,9 @@ def test_in_batch_aggregates_are_kept_in_memory(uid: str) -> None:
     """S8.1: an operator has some keys at a time there; opening a database for them would cost more than they do."""
     p = td.Pipeline()
     AGGREGATED[uid](stream(p, "left").deduplicate("k", uid="once")).write(CollectSink("state-memory"), uid="out")
-    specs = {node.uid: node.spec for node in p.build().nodes}
-    assert back_end_in_batch(specs[uid], "rocksdb") == "heap"
-    assert back_end_in_batch(specs["once"], "rocksdb") == "rocksdb"
+    specs = {node.uid: node.spec for node in p.build().nodes if node.spec is not None}
+    assert specs[uid].backend_in_batch("rocksdb") == "heap"
+    assert specs["once"].backend_in_batch("rocksdb") == "rocksdb"
 
 
 def has_back_end(operator: Any) -> bool:

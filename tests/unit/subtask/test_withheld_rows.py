@@ -10,7 +10,8 @@ import pytest
 from tidegate.channel.elements import MAX_WATERMARK, EndOfData, EndOfPartition, IdleStatus, Watermark
 from tidegate.channel.memory import MemoryChannel
 from tidegate.jobs.stores.in_memory import MemoryStore
-from tidegate.operators.specs import BroadcastJoinSpec
+from tidegate.operators.joins.join_specs import BroadcastJoinSpec
+from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.stream_operator import OperatorContext
 from tidegate.subtask.chain import OperatorChain
 from tidegate.subtask.router import OutputEdge, Router
@@ -30,7 +31,7 @@ class Rig:
     def __init__(self) -> None:
         self.channels = [MemoryChannel(1_000_000) for _ in range(2)]
         self.output = MemoryChannel(1_000_000)
-        join = BroadcastJoinSpec(("k",), "inner", LEFT, RIGHT, RIGHT).create()
+        join = create_operator(BroadcastJoinSpec(("k",), "inner", LEFT, RIGHT, RIGHT))
         join.open(OperatorContext("job", "l", "join", 0, 1, 128, 1, "r", (LEFT, RIGHT), lambda: 0))
         self.slot = Slot(
             run_id="r",

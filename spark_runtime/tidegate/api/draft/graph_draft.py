@@ -11,8 +11,9 @@ import pyarrow as pa
 from tidegate.api.draft.stream_time import EventTime
 from tidegate.connectors.interface import Sink, Source
 from tidegate.errors import PipelineError
-from tidegate.operators.specs import TimeUnit
-from tidegate.operators.stream_operator import MAIN_OUTPUT, OperatorSpec
+from tidegate.operators.operator_spec import OperatorSpec
+from tidegate.operators.stream_operator import MAIN_OUTPUT
+from tidegate.operators.time.watermark_specs import TimeUnit
 from tidegate.plan.job_graph import Edge, JobGraph, Node
 
 MAX_UID_CHARACTERS = 100

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from tidegate.errors import PipelineError
-from tidegate.operators.specs import TimeUnit
+from tidegate.operators.time.watermark_specs import TimeUnit
 
 UNITS: tuple[TimeUnit, ...] = ("s", "ms", "us", "ns")
 

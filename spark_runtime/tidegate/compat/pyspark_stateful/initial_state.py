@@ -8,15 +8,12 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.channel.elements import MIN_WATERMARK
-from tidegate.compat.pyspark_stateful.processor_specs import StatefulProcessorSpec
+from tidegate.compat.pyspark_stateful.processor_specs import COMPLETE_STATE, WAITING_STATE, StatefulProcessorSpec
 from tidegate.errors import SnapshotError
 from tidegate.operators.restored_parts import checked_part
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, StatePart
 from tidegate.state.keyed_state import KeySet
 
-COMPLETE_STATE = "initial:complete"
-WAITING_STATE = "initial:waiting"
-"""States of the runtime's own: users' names hold no colon."""
 COMPLETE_SCHEMA = pa.schema(
     [
         pa.field(KEY_GROUP_COLUMN, pa.uint16(), nullable=False),

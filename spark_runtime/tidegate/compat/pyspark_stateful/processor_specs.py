@@ -1,19 +1,21 @@
-"""Frozen description of a PySpark StatefulProcessor in a JobGraph; see `specs`."""
+"""Frozen description of a PySpark StatefulProcessor, as a JobGraph holds it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import pyarrow as pa
 
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
+from tidegate.operators.backend_shapes import backend_shapes
 from tidegate.operators.functions.mode_dependence import why_batch_sensitive
-from tidegate.operators.specs import TimeUnit
-from tidegate.operators.stream_operator import EndOfInput, StreamOperator
+from tidegate.operators.operator_spec import EndOfInput, KeyedStatePlace, OperatorSpec
+from tidegate.operators.time.watermark_specs import TimeUnit
 from tidegate.state.keys.key_types import stored_field
 
+# PySpark is slow to load, and every pipeline loads this module: whoever has a processor has loaded PySpark.
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
@@ -22,10 +24,13 @@ if TYPE_CHECKING:
 TimeMode = Literal["none", "processingtime", "eventtime"]
 INITIAL = 1
 """Input that brings the initial state; 0 brings the rows."""
+COMPLETE_STATE = "initial:complete"
+WAITING_STATE = "initial:waiting"
+"""States of the runtime's own: users' names hold no colon."""
 
 
 @dataclass(frozen=True, eq=False)
-class StatefulProcessorSpec:
+class StatefulProcessorSpec(OperatorSpec):
     """Runs a StatefulProcessor with its states and timers.
 
     Attributes:
@@ -45,6 +50,8 @@ class StatefulProcessorSpec:
         output_unit: of that column.
         renamed: (key column in older snapshots, its name now).
     """
+
+    keyed_state: ClassVar[KeyedStatePlace] = "backend"
 
     processor: StatefulProcessor
     pandas: bool
@@ -88,17 +95,13 @@ class StatefulProcessorSpec:
             return "its timers and TTL go by the clock: timeMode is ProcessingTime"
         return why_batch_sensitive(type(self.processor))
 
-    def create(self) -> StreamOperator:
-        """A fresh operator around a copy of the processor."""
-        from tidegate.compat.pyspark_stateful.transform_with_state import TransformWithState
-
-        return TransformWithState(self)
-
     def states(self) -> tuple[StateShape, ...]:
-        """What the processor declares, its timers, and what the initial state leaves."""
-        from tidegate.compat.pyspark_stateful.processor_shapes import processor_shapes
-
-        return processor_shapes(self)
+        """What the processor declares, its timers, what the initial state leaves behind, and the states that the
+        processor deletes, whatever they were. The initial state may be removed later, so its states are always
+        declared."""
+        others = [StateShape(name, "keyed") for name in (COMPLETE_STATE, WAITING_STATE, *self.deleted)]
+        descriptors = [state.descriptor for state in self.declared]
+        return backend_shapes(descriptors, self.key_schema, self.renamed, others=others, drops=True)
 
     def describe(self) -> str:
         """The processor's class, keys and states."""

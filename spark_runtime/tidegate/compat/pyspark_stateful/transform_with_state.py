@@ -15,19 +15,24 @@ import pyarrow.compute as pc
 from pyspark.sql.streaming.stateful_processor import TimerValues
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark
-from tidegate.compat.pyspark_stateful.initial_state import COMPLETE_STATE, WAITING_STATE, InitialState
+from tidegate.compat.pyspark_stateful.initial_state import InitialState
 from tidegate.compat.pyspark_stateful.processor_calls import OutputTime, ProcessorCalls, TimesNow
 from tidegate.compat.pyspark_stateful.processor_handle import ProcessorHandle
 from tidegate.compat.pyspark_stateful.processor_rows import PandasFrames, RowObjects
-from tidegate.compat.pyspark_stateful.processor_specs import INITIAL, StatefulProcessorSpec
+from tidegate.compat.pyspark_stateful.processor_specs import (
+    COMPLETE_STATE,
+    INITIAL,
+    WAITING_STATE,
+    StatefulProcessorSpec,
+)
 from tidegate.compat.pyspark_stateful.timer_overlay import TimerOverlay
 from tidegate.errors import SnapshotError
 from tidegate.operators.keyed_backend import opened_back_end
 from tidegate.operators.processes.process_timers import Phase, UserTimers, count_dropped
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.operators.time.event_time import EventTime
+from tidegate.operators.time.late_rows import LATE_DROPPED
 from tidegate.operators.time.passed_watermarks import PASSED_STATE, PassedWatermarks
-from tidegate.operators.windows.window_aggregate import LATE_DROPPED
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.evolved_parts import evolved_parts

@@ -1,23 +1,84 @@
-"""Frozen descriptions of aggregates without windows, as a JobGraph holds them."""
+"""Frozen descriptions of aggregates, and of the operators that compute them without windows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import pyarrow as pa
 
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
-from tidegate.operators.specs import Agg
-from tidegate.operators.stream_operator import EndOfInput, StreamOperator
+from tidegate.operators.operator_spec import EndOfInput, KeyedStatePlace, OperatorSpec
+from tidegate.snapshot.evolved_columns import columns_of
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN
+from tidegate.state.aggregates.aggregation import ROWS, AggregateFunction, Aggregation, ArrowAggregate
+from tidegate.state.keys.key_types import stored_type
 
 AggregateOutput = Literal["update", "final"]
 """When aggregates without windows are given: whenever they change, or once at the end of the input."""
 
+GROUPS = "groups"
+"""State of aggregates without windows."""
+
 
 @dataclass(frozen=True)
-class PartialAggSpec:
+class Agg:
+    """One aggregate.
+
+    Attributes:
+        name: output column.
+        function: what it computes.
+        column: its input; None: count of rows.
+        others: further inputs: of a user's aggregate, and what rows are ordered by.
+        n: rows of top_n; of var and stddev what is taken off the divisor.
+        orders: as many of `others`, at the end, are what rows are ordered by.
+        user: of function "user".
+    """
+
+    name: str
+    function: AggregateFunction
+    column: str | None = None
+    others: tuple[str, ...] = ()
+    n: int = 0
+    orders: int = 0
+    user: ArrowAggregate | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All inputs."""
+        return (*(() if self.column is None else (self.column,)), *self.others)
+
+    def bound(self, schema: pa.Schema, output: pa.DataType) -> Aggregation:
+        """With the types that its inputs have in `schema`."""
+        types = tuple(schema.field(column).type for column in self.columns)
+        names = self.columns[: len(types) - self.orders] if self.function in ROWS else ()
+        return Aggregation(self.name, self.function, types, output, self.n, self.orders, self.user, names)
+
+    def __str__(self) -> str:
+        name = self.function if self.user is None else type(self.user).__name__
+        return f"{self.name}={name}({', '.join(self.columns) or '*'})"
+
+
+def aggregate_fields(
+    keys: Sequence[str], aggregates: Sequence[Agg], input_schema: pa.Schema, results: pa.Schema
+) -> list[pa.Field]:
+    """How aggregates are kept in snapshots: key columns as `key:<name>`, then the columns of each aggregate.
+
+    Args:
+        keys: key columns.
+        input_schema: of the rows that are aggregated.
+        results: has the type of each aggregate's result.
+    """
+    fields = [pa.field(f"key:{key}", stored_type(input_schema.field(key).type)) for key in keys]
+    for agg in aggregates:
+        fields += agg.bound(input_schema, results.field(agg.name).type).state_schema()
+    return fields
+
+
+@dataclass(frozen=True)
+class PartialAggSpec(OperatorSpec):
     """Aggregates each batch by itself: a row for each of its keys, with the state of the aggregates.
 
     Attributes:
@@ -34,19 +95,13 @@ class PartialAggSpec:
     schema: pa.Schema
     results: pa.Schema
 
-    def create(self) -> StreamOperator:
-        """A fresh aggregation of batches."""
-        from tidegate.operators.aggregates.running_aggregate import PartialAggregate
-
-        return PartialAggregate(self)
-
     def describe(self) -> str:
         """Aggregates."""
         return f"aggregates of each batch: {', '.join(map(str, self.aggregates))}"
 
 
 @dataclass(frozen=True)
-class RunningAggSpec:
+class RunningAggSpec(OperatorSpec):
     """Aggregates per key over all rows so far.
 
     Attributes:
@@ -59,6 +114,8 @@ class RunningAggSpec:
         is_partial: what comes in has been aggregated by `PartialAggSpec`.
     """
 
+    keyed_state: ClassVar[KeyedStatePlace] = "columns"
+
     keys: tuple[str, ...]
     aggregates: tuple[Agg, ...]
     input_schema: pa.Schema
@@ -66,6 +123,12 @@ class RunningAggSpec:
     output: AggregateOutput
     renamed: tuple[tuple[str, str], ...] = ()
     is_partial: bool = False
+
+    @property
+    def state_schema(self) -> pa.Schema:
+        """Columns of the state."""
+        fields = aggregate_fields(self.keys, self.aggregates, self.input_schema, self.schema)
+        return pa.schema([pa.field(KEY_GROUP_COLUMN, pa.uint16()), *fields])
 
     def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
         """All of them, as "final"."""
@@ -75,17 +138,10 @@ class RunningAggSpec:
         """As updates, or in order of arrival."""
         return "it gives results before they are final" if self.output == "update" else ""
 
-    def create(self) -> StreamOperator:
-        """A fresh running aggregation."""
-        from tidegate.operators.aggregates.running_aggregate import RunningAggregate
-
-        return RunningAggregate(self)
-
     def states(self) -> tuple[StateShape, ...]:
         """The groups."""
-        from tidegate.operators.backend_shapes import running_shapes
-
-        return running_shapes(self)
+        columns = columns_of(self.state_schema)
+        return (StateShape(GROUPS, "keyed", columns, renamed=dict(self.renamed), fills=False),)
 
     def describe(self) -> str:
         """Keys, aggregates and output."""
@@ -93,7 +149,7 @@ class RunningAggSpec:
 
 
 @dataclass(frozen=True)
-class UnnestRowsSpec:
+class UnnestRowsSpec(OperatorSpec):
     """Gives a row for each element of a list of structs, with its place in the list.
 
     Attributes:
@@ -105,12 +161,6 @@ class UnnestRowsSpec:
     column: str
     rank: str
     schema: pa.Schema
-
-    def create(self) -> StreamOperator:
-        """A fresh operator."""
-        from tidegate.operators.aggregates.running_aggregate import UnnestRows
-
-        return UnnestRows(self)
 
     def describe(self) -> str:
         """The column."""

@@ -8,15 +8,13 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from tidegate.operators.aggregates.aggregate_specs import RunningAggSpec
+from tidegate.operators.aggregates.aggregate_specs import GROUPS, RunningAggSpec
 from tidegate.operators.aggregates.frozen_aggregates import FrozenWindows
 from tidegate.operators.aggregates.keyed_aggregates import KeyedWindow, WindowLayout
-from tidegate.operators.backend_shapes import GROUPS, group_schema
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
 from tidegate.operators.restored_parts import checked_part
 from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
-from tidegate.state.backend_registry import OUTSIDE_MEMORY
 from tidegate.state.cells import Entries
 from tidegate.state.keys.key_hash import subtask_of_key_groups
 from tidegate.state.state_layout import foreign_files
@@ -46,15 +44,6 @@ class Groups(Protocol):
         """Release files."""
 
 
-def new_groups(spec: RunningAggSpec, ctx: OperatorContext) -> Groups:
-    """As `state_backend` says."""
-    if ctx.state_backend not in OUTSIDE_MEMORY:
-        return GroupsInMemory(spec, ctx)
-    from tidegate.operators.aggregates.stored_groups import StoredGroups
-
-    return StoredGroups(spec, ctx)
-
-
 class GroupsInMemory:
     """See `Groups`."""
 
@@ -62,7 +51,7 @@ class GroupsInMemory:
         self._spec, self._ctx = spec, ctx
         self._layout = WindowLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
         self._groups = KeyedWindow(self._layout, 1)
-        self._schema = group_schema(spec)
+        self._schema = spec.state_schema
 
     def take(self, batch: pa.RecordBatch) -> Entries:
         """See `Groups`."""

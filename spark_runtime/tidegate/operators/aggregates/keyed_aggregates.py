@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from tidegate.operators.specs import Agg
+from tidegate.operators.aggregates.aggregate_specs import Agg
 from tidegate.state.aggregates.aggregate_registry import new_accumulator
 from tidegate.state.aggregates.aggregation import Accumulating, ReadValues, Selection
 from tidegate.state.cells import CHUNK_ENTRIES, Arrays, Cells, Entries, FrozenCells

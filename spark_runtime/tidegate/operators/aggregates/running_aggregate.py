@@ -8,11 +8,13 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.operators.aggregates.aggregate_specs import PartialAggSpec, RunningAggSpec, UnnestRowsSpec
-from tidegate.operators.aggregates.groups import Groups, new_groups
+from tidegate.operators.aggregates.groups import Groups, GroupsInMemory
 from tidegate.operators.aggregates.keyed_aggregates import KeyedWindow, WindowLayout
+from tidegate.operators.aggregates.stored_groups import StoredGroups
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+from tidegate.state.backend_registry import OUTSIDE_MEMORY
 
 
 class PartialAggregate(StreamOperator):
@@ -47,7 +49,8 @@ class RunningAggregate(StreamOperator):
     def open(self, ctx: OperatorContext) -> None:
         """Make room for the groups."""
         super().open(ctx)
-        self._groups = new_groups(self._spec, ctx)
+        store = StoredGroups if ctx.state_backend in OUTSIDE_MEMORY else GroupsInMemory
+        self._groups = store(self._spec, ctx)
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """Take the rows; what has changed, with output "update". Raises SumOverflowError."""

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from tidegate.operators.aggregates.aggregate_specs import RunningAggSpec
+from tidegate.operators.aggregates.aggregate_specs import GROUPS, RunningAggSpec
 from tidegate.operators.aggregates.keyed_aggregates import WindowLayout
 from tidegate.operators.aggregates.stored_aggregates import Folded, StoredAggregates
-from tidegate.operators.backend_shapes import GROUPS, group_schema
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
 from tidegate.operators.restored_parts import checked_part
 from tidegate.operators.stream_operator import OperatorContext
@@ -23,7 +22,7 @@ class StoredGroups:
     def __init__(self, spec: RunningAggSpec, ctx: OperatorContext) -> None:
         self._spec, self._uid = spec, ctx.uid
         self._layout = WindowLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
-        self._schema = group_schema(spec)
+        self._schema = spec.state_schema
         self._store = StoredAggregates(ctx, GROUPS, self._layout, self._schema, spec.renamed, by_start=False)
 
     def take(self, batch: pa.RecordBatch) -> Folded:

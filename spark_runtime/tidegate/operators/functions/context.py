@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import pyarrow as pa
 
 from tidegate.channel.elements import MIN_WATERMARK
 from tidegate.errors import PipelineError
 from tidegate.operators.stream_operator import SideOutput
+from tidegate.operators.time.event_time import EventTime
+from tidegate.state.broadcast_map import BroadcastMap
 from tidegate.state.keyed_state import StateDescriptor
-from tidegate.state.operator_state import OperatorDescriptor
+from tidegate.state.operator_state import OperatorDescriptor, OperatorListState, OperatorStates, UnionState
 from tidegate.state.raw_state import RawDescriptor, RawInput, RawOutput
-
-if TYPE_CHECKING:
-    from tidegate.operators.time.event_time import EventTime
-    from tidegate.state.broadcast_map import BroadcastMap
-    from tidegate.state.operator_state import OperatorListState, OperatorStates, UnionState
 
 SubtaskState: TypeAlias = OperatorDescriptor | RawDescriptor
 """A state that belongs to a subtask, and not to keys of a back end."""

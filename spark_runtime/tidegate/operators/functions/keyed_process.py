@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,7 @@ from tidegate.state.keyed_state import (
     TimerService,
     ValueState,
 )
-
-if TYPE_CHECKING:
-    from tidegate.state.operator_state import OperatorStates
+from tidegate.state.operator_state import OperatorStates
 
 KeyedState: TypeAlias = ValueState | ListState | MapState | MergingState
 

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 MARK = "__tidegate_batch_sensitive__"
 
 T = TypeVar("T", bound=Callable[..., Any])
-
-
-@runtime_checkable
-class DependsOnMode(Protocol):
-    """An OperatorSpec that may give other rows in batch than in streaming says why: it goes by the clock, shows
-    results before they are final, or by the order in which rows arrive."""
-
-    def mode_dependence(self) -> str:
-        """Why, as the end of "it depends on the execution mode: "; "": it does not."""
 
 
 def batch_sensitive(function: T) -> T:
@@ -34,8 +25,3 @@ def why_batch_sensitive(function: object) -> str:
     """The `mode_dependence` of an operator around a user's function or process."""
     marked = getattr(function, MARK, False)
     return "the user's code is marked batch_sensitive" if marked else ""
-
-
-def mode_dependence(spec: object) -> str:
-    """What `spec` says; "" where it says nothing."""
-    return spec.mode_dependence() if isinstance(spec, DependsOnMode) else ""

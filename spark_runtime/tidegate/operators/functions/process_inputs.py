@@ -12,6 +12,7 @@ from tidegate.operators.functions.co_process import BroadcastProcess, CoProcess,
 from tidegate.operators.functions.context import UserProcess
 from tidegate.operators.functions.keyed_process import KeyedProcess, KeyedUserProcess
 from tidegate.operators.functions.process import Process, UnkeyedUserProcess
+from tidegate.operators.time.watermark_specs import TimeUnit
 
 InputName = Literal["", "left", "right", "broadcast"]
 INPUT_NAMES: dict[InputName | None, InputName] = {None: "", "right": "left", "broadcast": ""}
@@ -46,7 +47,7 @@ class ProcessInput:
     schema: pa.Schema
     keys: tuple[str, ...] = ()
     time_column: str | None = None
-    time_unit: Literal["s", "ms", "us", "ns"] = "us"
+    time_unit: TimeUnit = "us"
 
     @property
     def method(self) -> str:

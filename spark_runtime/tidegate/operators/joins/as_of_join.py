@@ -9,13 +9,13 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
-from tidegate.operators.joins.join_specs import LEFT, RIGHT, AsOf, StreamJoinSpec
-from tidegate.operators.joins.join_state import SIDES, JoinState, join_descriptors
+from tidegate.operators.joins.join_specs import LEFT, RIGHT, SIDES, AsOf, StreamJoinSpec
+from tidegate.operators.joins.join_state import JoinState
 from tidegate.operators.joins.join_times import JoinTimes
 from tidegate.operators.joins.joined_columns import JoinedColumns
 from tidegate.operators.joins.matched_pairs import last_not_after
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
-from tidegate.operators.windows.window_aggregate import LATE_DROPPED, NULL_TIME_DROPPED
+from tidegate.operators.time.late_rows import LATE_DROPPED, NULL_TIME_DROPPED
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.keyed_state import DueTimers, Elements, KeyNumbers, KeySet
 from tidegate.state.keys.key_bytes import Int64s, valid_mask
@@ -47,7 +47,7 @@ class AsOfJoin(StreamOperator):
         """Open the back end."""
         super().open(ctx)
         spec = self._spec
-        self._state = state = JoinState(ctx, spec.key_schema, join_descriptors(spec), spec.form(), spec.renamed, 0)
+        self._state = state = JoinState(ctx, spec.key_schema, spec.descriptors, spec.form(), spec.renamed, 0)
         self._lists = state.lists[SIDES[LEFT]], state.lists[SIDES[RIGHT]]
         self._is_open = True
 
@@ -105,7 +105,7 @@ class AsOfJoin(StreamOperator):
             self._state.register(keys, owners, times + 1)
 
     def _kept(self, side: int) -> pa.Schema:
-        return next(d.columns for d in join_descriptors(self._spec) if d.name == SIDES[side])
+        return next(d.columns for d in self._spec.descriptors if d.name == SIDES[side])
 
     def _fire(self, until_us: int) -> Iterator[pa.RecordBatch]:
         while (due := self._state.timers.due(until_us, MAX_BATCH_ROWS)) is not None:

@@ -13,11 +13,11 @@ import pyarrow.compute as pc
 
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS, one_batch
+from tidegate.operators.joins.join_specs import BUILD, BroadcastJoinSpec
 from tidegate.operators.joins.joined_columns import Condition
+from tidegate.operators.joins.matched_pairs import pair_rows
 from tidegate.operators.restored_parts import checked_part
-from tidegate.operators.specs import BUILD, BroadcastJoinSpec
 from tidegate.operators.stream_operator import Output, StreamOperator
-from tidegate.operators.windows.row_groups import pair_rows
 from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.keyed_state import Mask
 from tidegate.state.keys.key_index import Entries, KeyReader

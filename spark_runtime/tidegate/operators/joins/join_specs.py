@@ -1,27 +1,109 @@
-"""Frozen descriptions of the joins of two streams, as a JobGraph holds them; see `specs`."""
+"""Frozen descriptions of joins, as a JobGraph holds them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
-from tidegate.operators.stream_operator import EndOfInput, StreamOperator
+from tidegate.operators.backend_shapes import backend_shapes
+from tidegate.operators.operator_spec import EndOfInput, KeyedStatePlace, OperatorSpec
 from tidegate.operators.time.calendar import CALENDAR, Calendar
+from tidegate.operators.time.watermark_specs import TimeUnit
+from tidegate.snapshot.evolved_columns import columns_of
+from tidegate.state.keyed_state import StateDescriptor
 from tidegate.state.keys.key_types import stored_field
 
-if TYPE_CHECKING:
-    from tidegate.operators.specs import TimeUnit
-
+JoinKind = Literal["inner", "left", "semi", "anti"]
+BUILD = 1
+"""Input of a broadcast join that brings the bounded side; 0 is the probe side."""
 StreamJoinKind = Literal["inner", "left", "right", "full", "semi", "anti"]
 LEFT, RIGHT = 0, 1
 """Inputs of a join: the stream that was called, and the one that was given."""
 SPAN_START = "span_start_us"
 """Key column of states that are cut by time, after the user's: the start of a window or span, microseconds."""
+SIDES = ("left", "right")
+"""Names of the states with the rows of each side."""
+MATCHED = "{}.matched"
+"""Names of the states with the positions, in the list of their key, of rows that found a match later."""
+MATCHED_COLUMN = "matched_at_once"
+OPEN_SESSIONS = "sessions"
+"""Name of the state with the sessions of both sides that are open."""
+SESSION_COLUMNS = pa.schema([("first_us", pa.int64()), ("last_us", pa.int64())])
+"""Times of a session's first and last row."""
+FORM_STATE = "join:form"
+"""What is kept, and in which spans: another kind of join, or one with other bounds, cannot use it."""
+POSITIONS = pa.schema([("position", pa.int64())])
+
+
+@dataclass(frozen=True)
+class BroadcastJoinSpec(OperatorSpec):
+    """Equi-join of a stream (input 0, probe) with a complete bounded side (input 1, build) that every subtask holds.
+
+    Attributes:
+        on: key columns of the probe side; a null key matches nothing.
+        how: `inner`; `left`: probe rows without a match stay, with nulls; `semi`, `anti`: probe rows alone, those that
+            have a match, or have none.
+        left_schema: of the probe side.
+        right_schema: of the build side.
+        schema: of the output: probe columns, then those of the build side that a pair has; not with `semi` and `anti`.
+        renamed: (column of either side in older snapshots, its name now).
+        right_on: key columns of the build side; None: those of the probe side.
+        added: (build column, its name in a pair) of those that a pair has; None: all that are not keys.
+        where: further condition, over the columns of a pair; null counts as false.
+    """
+
+    on: tuple[str, ...]
+    how: JoinKind
+    left_schema: pa.Schema
+    right_schema: pa.Schema
+    schema: pa.Schema
+    renamed: tuple[tuple[str, str], ...] = ()
+    right_on: tuple[str, ...] | None = None
+    added: tuple[tuple[str, str], ...] | None = None
+    where: pc.Expression | None = field(default=None, compare=False)
+
+    @property
+    def build_keys(self) -> tuple[str, ...]:
+        """Key columns of the build side."""
+        return self.on if self.right_on is None else self.right_on
+
+    @property
+    def build_columns(self) -> tuple[tuple[str, str], ...]:
+        """(build column, its name) of those that a pair has."""
+        if self.added is not None:
+            return self.added
+        return tuple((name, name) for name in self.right_schema.names if name not in self.build_keys)
+
+    @property
+    def pairs(self) -> pa.Schema:
+        """Columns of a pair."""
+        added = [self.right_schema.field(column).with_name(name) for column, name in self.build_columns]
+        return pa.schema([*self.left_schema, *(field.with_nullable(True) for field in added)])
+
+    def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
+        """Rows that have waited for the build side to be whole."""
+        return BUILD
+
+    def states(self) -> tuple[StateShape, ...]:
+        """Both sides."""
+        renamed = dict(self.renamed)
+        return (
+            StateShape("build", "broadcast", columns_of(self.right_schema), renamed=renamed),
+            StateShape("buffered", "list", columns_of(self.left_schema), renamed=renamed),
+            StateShape("progress", "broadcast"),
+            StateShape("held", "list"),
+        )
+
+    def describe(self) -> str:
+        """Kind and keys."""
+        pairs = zip(self.on, self.build_keys, strict=True)
+        keys = ", ".join(left if left == right else f"{left} = {right}" for left, right in pairs)
+        return f"{self.how} broadcast join on {keys}" + (f" where {self.where}" if self.where is not None else "")
 
 
 @dataclass(frozen=True)
@@ -102,7 +184,7 @@ class JoinInput:
 
 
 @dataclass(frozen=True, eq=False)
-class StreamJoinSpec:
+class StreamJoinSpec(OperatorSpec):
     """Equi-join of two streams, both sides in keyed state.
 
     Attributes:
@@ -117,6 +199,8 @@ class StreamJoinSpec:
         renamed: (column of either side in older snapshots, its name now).
     """
 
+    keyed_state: ClassVar[KeyedStatePlace] = "backend"
+
     how: StreamJoinKind
     inputs: tuple[JoinInput, JoinInput]
     bounds: Bounds
@@ -124,6 +208,32 @@ class StreamJoinSpec:
     schema: pa.Schema
     where: pc.Expression | None = None
     renamed: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def descriptors(self) -> tuple[StateDescriptor, ...]:
+        """The states: rows of each side, marks where matches are tracked, and open sessions."""
+        found: list[StateDescriptor] = []
+        for side, name in enumerate(SIDES):
+            columns = self.kept_columns(side)
+            renamed = {old: new for old, new in self.renamed if new in columns.names}
+            found.append(StateDescriptor(name, "list", columns, renamed=renamed))
+            if self.is_tracked(side):
+                found.append(StateDescriptor(MATCHED.format(name), "list", POSITIONS))
+        if isinstance(self.bounds, Sessions):
+            found.append(StateDescriptor(OPEN_SESSIONS, "list", SESSION_COLUMNS))
+        return tuple(found)
+
+    def kept_columns(self, side: int) -> pa.Schema:
+        """Columns of a side's rows in state: all, or what is needed to know of a match. Nullable: sources may give more
+        nulls than they declare."""
+        given = self.inputs[side]
+        fields = list(given.schema)
+        if side == RIGHT and not self.gives_pairs and self.where is None:
+            fields = [given.schema.field(given.time_column or given.keys[0])]
+        fields = [field.with_nullable(True).remove_metadata() for field in fields]
+        if self.is_tracked(side):
+            fields.append(pa.field(matched_column(given.schema), pa.bool_()))
+        return pa.schema(fields)
 
     @property
     def key_schema(self) -> pa.Schema:
@@ -172,25 +282,11 @@ class StreamJoinSpec:
         kept = "" if self.gives_pairs else " of times" if self.where is None else " of rows"
         return f"{self.how}{kept} {self.bounds if self.bounds is not None else 'at any time'}"
 
-    def create(self) -> StreamOperator:
-        """A fresh join."""
-        if isinstance(self.bounds, AsOf):
-            from tidegate.operators.joins.as_of_join import AsOfJoin
-
-            return AsOfJoin(self)
-        if isinstance(self.bounds, Sessions):
-            from tidegate.operators.joins.session_join import SessionJoin
-
-            return SessionJoin(self)
-        from tidegate.operators.joins.stream_join import StreamJoin
-
-        return StreamJoin(self)
-
     def states(self) -> tuple[StateShape, ...]:
         """The rows of both sides, and timers."""
-        from tidegate.operators.joins.join_state import join_descriptors, stream_join_shapes
-
-        shapes = stream_join_shapes(self.key_schema, join_descriptors(self), self.form(), self.renamed)
+        keys, form = self.key_schema, StateShape(FORM_STATE, "keyed", form=self.form())
+        of_keys = [(old, new) for old, new in self.renamed if new in keys.names]
+        shapes = backend_shapes(self.descriptors, keys, of_keys, others=[form])
         follows = isinstance(self.bounds, Windows) and self.bounds.calendar is not None
         return (*shapes, StateShape(CALENDAR, "list")) if follows else shapes
 
@@ -207,3 +303,11 @@ class StreamJoinSpec:
     def _keys_text(self) -> str:
         pairs = zip(self.inputs[LEFT].keys, self.inputs[RIGHT].keys, strict=True)
         return ", ".join(left if left == right else f"{left} = {right}" for left, right in pairs)
+
+
+def matched_column(schema: pa.Schema) -> str:
+    """The column that says of a row that it found a match when it came; no column of the user's has the name."""
+    name = MATCHED_COLUMN
+    while name in schema.names:
+        name += "_"
+    return name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -12,85 +11,19 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import SnapshotError
-from tidegate.jobs.restore.state_shapes import StateShape
-from tidegate.operators.joins.join_specs import RIGHT, Sessions, StreamJoinSpec
+from tidegate.operators.joins.join_specs import FORM_STATE, MATCHED, POSITIONS, SIDES, StreamJoinSpec
 from tidegate.operators.keyed_backend import opened_back_end
 from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.time.passed_watermarks import PASSED_STATE, PassedWatermarks
-from tidegate.snapshot.evolved_columns import columns_of
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
-from tidegate.state.evolved_parts import evolved_parts, renamed_columns
-from tidegate.state.keyed_state import KeyedStateBackend, KeyNumbers, KeySet, Mask, StateDescriptor, TimerKind
+from tidegate.state.evolved_parts import evolved_parts
+from tidegate.state.keyed_state import KeyedStateBackend, KeyNumbers, KeySet, Mask, StateDescriptor
 from tidegate.state.keys.key_bytes import Int64s
-from tidegate.state.state_layout import KEY_PREFIX, form_of, part_schema, timer_part, timer_schema
 
-SIDES = ("left", "right")
-"""Names of the states with the rows of each side."""
-MATCHED = "{}.matched"
-"""Names of the states with the positions, in the list of their key, of rows that found a match later."""
-MATCHED_COLUMN = "matched_at_once"
-OPEN_SESSIONS = "sessions"
-"""Name of the state with the sessions of both sides that are open."""
-SESSION_COLUMNS = pa.schema([("first_us", pa.int64()), ("last_us", pa.int64())])
-"""Times of a session's first and last row."""
-FORM_STATE = "join:form"
-"""What is kept, and in which spans: another kind of join, or one with other bounds, cannot use it."""
 FORM_SCHEMA = pa.schema([pa.field(KEY_GROUP_COLUMN, pa.uint16(), nullable=False), pa.field("form", pa.string())])
-POSITIONS = pa.schema([("position", pa.int64())])
 
 Names = Mapping[str, str]
-
-
-def join_descriptors(spec: StreamJoinSpec) -> tuple[StateDescriptor, ...]:
-    """The states of a join: rows of each side, marks where matches are tracked, and open sessions."""
-    found: list[StateDescriptor] = []
-    for side, name in enumerate(SIDES):
-        columns = kept_columns(spec, side)
-        renamed = {old: new for old, new in spec.renamed if new in columns.names}
-        found.append(StateDescriptor(name, "list", columns, renamed=renamed))
-        if spec.is_tracked(side):
-            found.append(StateDescriptor(MATCHED.format(name), "list", POSITIONS))
-    if isinstance(spec.bounds, Sessions):
-        found.append(StateDescriptor(OPEN_SESSIONS, "list", SESSION_COLUMNS))
-    return tuple(found)
-
-
-def kept_columns(spec: StreamJoinSpec, side: int) -> pa.Schema:
-    """Columns of a side's rows in state: all, or what is needed to know of a match. Nullable: sources may give more
-    nulls than they declare."""
-    given = spec.inputs[side]
-    fields = list(given.schema)
-    if side == RIGHT and not spec.gives_pairs and spec.where is None:
-        fields = [given.schema.field(given.time_column or given.keys[0])]
-    fields = [field.with_nullable(True).remove_metadata() for field in fields]
-    if spec.is_tracked(side):
-        fields.append(pa.field(matched_column(given.schema), pa.bool_()))
-    return pa.schema(fields)
-
-
-def matched_column(schema: pa.Schema) -> str:
-    """The column that says of a row that it found a match when it came; no column of the user's has the name."""
-    name = MATCHED_COLUMN
-    while name in schema.names:
-        name += "_"
-    return name
-
-
-def stream_join_shapes(
-    key_schema: pa.Schema, descriptors: Sequence[StateDescriptor], form: str, renamed: Sequence[tuple[str, str]]
-) -> tuple[StateShape, ...]:
-    """What a join declares of its states (S5.5)."""
-    of_keys = {KEY_PREFIX + old: KEY_PREFIX + new for old, new in renamed if new in key_schema.names}
-    shapes = [StateShape(PASSED_STATE, "keyed"), StateShape(FORM_STATE, "keyed", form=form)]
-    for descriptor in descriptors:
-        schema = part_schema(descriptor, key_schema)
-        names = {**renamed_columns(descriptor), **of_keys}
-        shapes.append(StateShape(descriptor.name, "keyed", columns_of(schema), form_of(schema), names))
-    timers = timer_schema(key_schema)
-    columns, form_of_timers = columns_of(timers), form_of(timers)
-    kinds = get_args(TimerKind)
-    return (*shapes, *(StateShape(timer_part(kind), "keyed", columns, form_of_timers, of_keys) for kind in kinds))
 
 
 class JoinState:
@@ -195,7 +128,7 @@ class SideRows:
 
     def __init__(self, state: JoinState, spec: StreamJoinSpec, side: int) -> None:
         name = SIDES[side]
-        self.descriptor = next(d for d in join_descriptors(spec) if d.name == name)
+        self.descriptor = next(d for d in spec.descriptors if d.name == name)
         self._rows = state.lists[name]
         self._marks = state.lists.get(MATCHED.format(name))
         self._columns = self.descriptor.columns

@@ -8,7 +8,7 @@ import pyarrow as pa
 from tidegate.errors import DataError
 from tidegate.operators.joins.join_specs import JoinInput
 from tidegate.operators.time.event_time import EventTime
-from tidegate.operators.windows.window_progress import MAX_TIME_US, MIN_TIME_US
+from tidegate.operators.time.late_rows import MAX_TIME_US, MIN_TIME_US
 from tidegate.state.keyed_state import Mask
 from tidegate.state.keys.key_bytes import Int64s, valid_mask
 

@@ -12,6 +12,7 @@ from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
 from tidegate.state.compiler import kernel
 from tidegate.state.keyed_state import KeyNumbers
 from tidegate.state.keys.key_bytes import Int64s
+from tidegate.state.keys.key_index import Entries
 
 
 class Pairs:
@@ -75,6 +76,24 @@ class Pairs:
         self.total = int(self.counts.sum())
 
 
+def pair_rows(matches: Entries, starts: Int64s, rows: Int64s, keep_unmatched: bool) -> tuple[Int64s, Int64s]:
+    """Every pair of a left row and a right row with its key, in the order of the left rows.
+
+    Args:
+        matches: for each left row the number of its key, or -1: no match.
+        starts: key k has the right rows rows[starts[k]:starts[k + 1]].
+        rows: right row numbers by key.
+        keep_unmatched: left rows without a match stay, with right row -1.
+
+    Returns:
+        left and right row numbers, of one length.
+    """
+    total = _count_row_pairs(matches, starts, keep_unmatched)
+    left, right = np.empty(total, np.int64), np.empty(total, np.int64)
+    _write_row_pairs(matches, starts, rows, keep_unmatched, left, right)
+    return left, right
+
+
 def last_not_after(owners: KeyNumbers, offsets: Int64s, times: Int64s, limits: Int64s) -> Int64s:
     """For each probe the last element of its key whose time is not after its limit, or -1. Elements of a key are in
     order of time."""
@@ -122,3 +141,31 @@ def _write_pairs(start: Any, probe: Any, ends: Any, last: Any, probes: Any, elem
             probe += 1
         probes[i] = probe
         elements[i] = last[probe] - (ends[probe] - (start + i))
+
+
+@kernel("i8(i4[], i8[], b1)")
+def _count_row_pairs(matches: Any, starts: Any, keep_unmatched: Any) -> Any:
+    total = 0
+    for i in range(len(matches)):
+        key = matches[i]
+        if key >= 0:
+            total += starts[key + 1] - starts[key]
+        elif keep_unmatched:
+            total += 1
+    return total
+
+
+@kernel("void(i4[], i8[], i8[], b1, i8[]!, i8[]!)")
+def _write_row_pairs(matches: Any, starts: Any, rows: Any, keep_unmatched: Any, left: Any, right: Any) -> None:
+    at = 0
+    for i in range(len(matches)):
+        key = matches[i]
+        if key >= 0:
+            for j in range(starts[key], starts[key + 1]):
+                left[at] = i
+                right[at] = rows[j]
+                at += 1
+        elif keep_unmatched:
+            left[at] = i
+            right[at] = -1
+            at += 1

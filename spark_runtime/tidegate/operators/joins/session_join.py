@@ -10,14 +10,14 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
-from tidegate.operators.joins.join_specs import LEFT, RIGHT, Sessions, StreamJoinSpec
-from tidegate.operators.joins.join_state import OPEN_SESSIONS, SIDES, JoinState, join_descriptors
+from tidegate.operators.joins.join_specs import LEFT, OPEN_SESSIONS, RIGHT, SIDES, Sessions, StreamJoinSpec
+from tidegate.operators.joins.join_state import JoinState
 from tidegate.operators.joins.join_times import JoinTimes
 from tidegate.operators.joins.joined_columns import JoinedColumns
 from tidegate.operators.joins.matched_pairs import Pairs
 from tidegate.operators.joins.session_spans import SessionSpans
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
-from tidegate.operators.windows.window_aggregate import LATE_DROPPED, NULL_TIME_DROPPED
+from tidegate.operators.time.late_rows import LATE_DROPPED, NULL_TIME_DROPPED
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.keyed_state import DueTimers, Elements, KeyNumbers, KeySet, Mask
 from tidegate.state.keys.key_bytes import Int64s, valid_mask
@@ -72,7 +72,7 @@ class SessionJoin(StreamOperator):
         """Open the back end."""
         super().open(ctx)
         spec = self._spec
-        descriptors = join_descriptors(spec)
+        descriptors = spec.descriptors
         self._state = state = JoinState(ctx, spec.key_schema, descriptors, spec.form(), spec.renamed, 0)
         self._kept = {descriptor.name: descriptor.columns for descriptor in descriptors}
         self._sessions = state.lists[OPEN_SESSIONS]

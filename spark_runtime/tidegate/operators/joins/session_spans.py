@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tidegate.operators.joins.join_state import SESSION_COLUMNS
+from tidegate.operators.joins.join_specs import SESSION_COLUMNS
 from tidegate.operators.joins.matched_pairs import last_not_after
 from tidegate.state.compiler import kernel
 from tidegate.state.keyed_state import Elements, KeyNumbers, Mask

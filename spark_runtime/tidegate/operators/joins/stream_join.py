@@ -11,15 +11,17 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
-from tidegate.operators.joins.join_specs import LEFT, RIGHT, SPAN_START, StreamJoinSpec
-from tidegate.operators.joins.join_state import JoinState, SideRows, StoredRows, join_descriptors
+from tidegate.operators.joins.as_of_join import AsOfJoin
+from tidegate.operators.joins.join_specs import LEFT, RIGHT, SPAN_START, AsOf, Sessions, StreamJoinSpec
+from tidegate.operators.joins.join_state import JoinState, SideRows, StoredRows
 from tidegate.operators.joins.join_times import JoinTimes
 from tidegate.operators.joins.joined_columns import JoinedColumns
 from tidegate.operators.joins.kept_spans import WindowSpans, new_spans
 from tidegate.operators.joins.matched_pairs import Pairs
+from tidegate.operators.joins.session_join import SessionJoin
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.operators.time.calendar import CALENDAR
-from tidegate.operators.windows.window_aggregate import LATE_DROPPED, NULL_TIME_DROPPED
+from tidegate.operators.time.late_rows import LATE_DROPPED, NULL_TIME_DROPPED
 from tidegate.operators.windows.window_grid import OUTSIDE_DROPPED, calendar_part
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.keyed_state import DueTimers, KeyNumbers, KeySet, Mask
@@ -83,7 +85,7 @@ class StreamJoin(StreamOperator):
         super().open(ctx)
         spec = self._spec
         namespaces = 0 if self._spans is None else 1
-        states = join_descriptors(spec)
+        states = spec.descriptors
         self._state = state = JoinState(ctx, spec.key_schema, states, spec.form(), spec.renamed, namespaces)
         self._is_open = True
         self._sides = SideRows(state, spec, LEFT), SideRows(state, spec, RIGHT)
@@ -350,3 +352,10 @@ class StreamJoin(StreamOperator):
                 assert stored.matched is not None
                 yield from self._columns.alone(side, stored.rows.filter(pa.array(~stored.matched)), None)
             rows.clear(keys)
+
+
+def join_operator(spec: StreamJoinSpec) -> StreamOperator:
+    """Of the bounds on the times of both sides."""
+    if isinstance(spec.bounds, AsOf):
+        return AsOfJoin(spec)
+    return SessionJoin(spec) if isinstance(spec.bounds, Sessions) else StreamJoin(spec)

@@ -17,9 +17,9 @@ from tidegate.operators.functions.process_inputs import ProcessInput, overrides
 from tidegate.operators.keyed_backend import opened_back_end
 from tidegate.operators.processes.checked_states import checked_state
 from tidegate.operators.processes.process_outputs import GivenBatches
+from tidegate.operators.processes.process_specs import KeyedProcessSpec
 from tidegate.operators.processes.process_states import OwnStates
 from tidegate.operators.processes.process_timers import Phase, UserTimers, count_dropped
-from tidegate.operators.specs import KeyedProcessSpec
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.operators.time.event_time import EventTime
 from tidegate.operators.time.passed_watermarks import PASSED_STATE, PassedWatermarks

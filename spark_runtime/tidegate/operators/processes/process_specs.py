@@ -1,41 +1,108 @@
-"""Frozen description of a process without keys, as a JobGraph holds it; `specs.KeyedProcessSpec` is the other."""
+"""Frozen descriptions of processes, with keys and without, as a JobGraph holds them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
 
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
+from tidegate.operators.backend_shapes import backend_shapes
 from tidegate.operators.functions.context import SubtaskState
+from tidegate.operators.functions.keyed_process import KeyedUserProcess
 from tidegate.operators.functions.mode_dependence import why_batch_sensitive
 from tidegate.operators.functions.process import UnkeyedUserProcess
-from tidegate.operators.functions.process_inputs import ProcessInput, fires_at_end
-from tidegate.operators.stream_operator import EndOfInput, StreamOperator
+from tidegate.operators.functions.process_inputs import INPUT_NAMES, ProcessInput, fires_at_end, inputs_text
+from tidegate.operators.operator_spec import EndOfInput, KeyedStatePlace, OperatorSpec, SideSchemas
 from tidegate.operators.time.passed_watermarks import PASSED_STATE
+from tidegate.operators.time.watermark_specs import TimeUnit
 from tidegate.snapshot.evolved_columns import columns_of
+from tidegate.state.keyed_state import StateDescriptor
+from tidegate.state.keys.key_types import stored_field
 from tidegate.state.raw_state import RawDescriptor
 from tidegate.state.state_layout import form_of
 
 
-def subtask_shapes(states: Sequence[SubtaskState]) -> tuple[StateShape, ...]:
-    """Of operator states and raw ones."""
-    shapes: list[StateShape] = []
-    for state in states:
-        renamed = {} if isinstance(state, RawDescriptor) else dict(state.renamed)
-        shapes.append(StateShape(state.name, state.kind, columns_of(state.schema), form_of(state.schema), renamed))
-    return tuple(shapes)
+@dataclass(frozen=True, eq=False)
+class KeyedProcessSpec(OperatorSpec):
+    """Runs a user's process with state and timers per key.
 
+    Attributes:
+        process: the user's; every subtask takes a copy of its own.
+        keys: key columns; null is a key of its own.
+        descriptors: of the states it declares, names unique.
+        time_column: event time, a timestamp or an integer; None: the rows have none.
+        time_unit: of the time column.
+        input_schema: of the input.
+        schema: of the batches it gives; anything else is an error naming the column.
+        renamed: (key column in older snapshots, its name now).
+        side_outputs: those it may give rows for.
+        subtask_states: that belong to no key, names unique among all.
+        second: the other input, of two; without keys it is broadcast.
+        timeless_inputs: numbers of inputs that bring no time of their own: they hold the watermark back only until they
+            end.
+    """
 
-def unkeyed_shapes(spec: ProcessSpec) -> tuple[StateShape, ...]:
-    """Of a process without keys."""
-    return (StateShape(PASSED_STATE, "list"), *subtask_shapes(spec.subtask_states))
+    keyed_state: ClassVar[KeyedStatePlace] = "backend"
+
+    process: KeyedUserProcess
+    keys: tuple[str, ...]
+    descriptors: tuple[StateDescriptor, ...]
+    time_column: str | None
+    time_unit: TimeUnit
+    input_schema: pa.Schema
+    schema: pa.Schema
+    renamed: tuple[tuple[str, str], ...] = ()
+    side_outputs: SideSchemas = ()
+    subtask_states: tuple[SubtaskState, ...] = ()
+    second: ProcessInput | None = None
+    timeless_inputs: tuple[int, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[ProcessInput, ...]:
+        """One or two."""
+        name = INPUT_NAMES[None if self.second is None else self.second.name]
+        first = ProcessInput(name, self.input_schema, self.keys, self.time_column, self.time_unit)
+        return (first,) if self.second is None else (first, self.second)
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        """The key columns, as states have them."""
+        return pa.schema([stored_field(self.input_schema.field(key)) for key in self.keys])
+
+    @property
+    def cuts_by_key(self) -> bool:
+        """Unless keys share states of the subtask."""
+        return not self.subtask_states
+
+    def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
+        """What the user's class says at the end, and its timers."""
+        return "any" if fires_at_end(self.process) else "none"
+
+    def mode_dependence(self) -> str:
+        """By TTL, or when the user says so."""
+        ageing = [descriptor.name for descriptor in self.descriptors if descriptor.ttl is not None]
+        if ageing:
+            return f"its state {', '.join(ageing)} expires by processing time"
+        return why_batch_sensitive(type(self.process))
+
+    def states(self) -> tuple[StateShape, ...]:
+        """What the process declares, and its timers."""
+        shapes = backend_shapes(self.descriptors, self.key_schema, self.renamed, drops=True)
+        return (*shapes, *_subtask_shapes(self.subtask_states))
+
+    def describe(self) -> str:
+        """The process's class, keys and states."""
+        declared = (*self.descriptors, *self.subtask_states)
+        states = ", ".join(f"{state.name} ({state.kind})" for state in declared) or "no states"
+        return f"process {type(self.process).__qualname__}{inputs_text(self.inputs)}: {states}"
 
 
 @dataclass(frozen=True, eq=False)
-class ProcessSpec:
+class ProcessSpec(OperatorSpec):
     """Runs a user's process with states of its subtask.
 
     Attributes:
@@ -55,7 +122,7 @@ class ProcessSpec:
     schema: pa.Schema
     every_ms: int | None = None
     timeless_inputs: tuple[int, ...] = ()
-    side_outputs: tuple[tuple[str, pa.Schema], ...] = ()
+    side_outputs: SideSchemas = ()
 
     def results_at_end(self, processing_time_on_end: ProcessingTimeOnEnd) -> EndOfInput:
         """What the user's class says at the end."""
@@ -65,19 +132,20 @@ class ProcessSpec:
         """Called by the clock, or when the user says so."""
         return "it is called by the clock" if self.every_ms is not None else why_batch_sensitive(type(self.process))
 
-    def create(self) -> StreamOperator:
-        """A fresh operator around a copy of the process."""
-        from tidegate.operators.processes.process_operator import ProcessOperator
-
-        return ProcessOperator(self)
-
     def states(self) -> tuple[StateShape, ...]:
         """What the process declares, and how far time has come."""
-        from tidegate.operators.processes.process_specs import unkeyed_shapes
-
-        return unkeyed_shapes(self)
+        return (StateShape(PASSED_STATE, "list"), *_subtask_shapes(self.subtask_states))
 
     def describe(self) -> str:
         """The process's class and states."""
         states = ", ".join(f"{state.name} ({state.kind})" for state in self.subtask_states) or "no states"
         return f"process {type(self.process).__qualname__}: {states}"
+
+
+def _subtask_shapes(states: Sequence[SubtaskState]) -> tuple[StateShape, ...]:
+    """Of operator states and raw ones."""
+    shapes: list[StateShape] = []
+    for state in states:
+        renamed = {} if isinstance(state, RawDescriptor) else dict(state.renamed)
+        shapes.append(StateShape(state.name, state.kind, columns_of(state.schema), form_of(state.schema), renamed))
+    return tuple(shapes)

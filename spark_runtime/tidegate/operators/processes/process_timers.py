@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tidegate.errors import PipelineError
 from tidegate.operators.stream_operator import OperatorContext
-from tidegate.operators.windows.processing_time_window import PROCESSING_TIME_DROPPED
+from tidegate.operators.time.late_rows import PROCESSING_TIME_DROPPED
 from tidegate.state.keyed_state import DueTimers, Elements, KeyNumbers, KeySet, TimerKind, TimerService
 
 Phase = Literal["open", "ending", "over"]

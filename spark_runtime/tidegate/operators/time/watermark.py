@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark
-from tidegate.operators.specs import WatermarkSpec
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.operators.time.event_time import EventTime
+from tidegate.operators.time.watermark_specs import WatermarkSpec
 from tidegate.snapshot.parts import OWNER_COLUMN, AsyncSnapshot, StatePart
 
 NULL_EVENT_TIME = "null_event_time"
@@ -172,3 +172,8 @@ class IdlingWatermarkOperator(WatermarkOperator):
         splits = self._heeded()
         if past_ms > 0 and not self.ctx.input_held:
             self._silent_ms = {split: self._silent_ms.get(split, 0) + past_ms for split in splits}
+
+
+def watermark_operator(spec: WatermarkSpec) -> StreamOperator:
+    """One that leaves silent splits out, where the spec says after which time."""
+    return WatermarkOperator(spec) if spec.idle_after_ms is None else IdlingWatermarkOperator(spec)

@@ -8,34 +8,25 @@ fires.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
-from tidegate.errors import SnapshotError
 from tidegate.operators.aggregates.frozen_aggregates import Finish, FrozenWindows
 from tidegate.operators.aggregates.keyed_aggregates import BatchInput, KeyedWindow, WindowLayout
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS, one_batch
-from tidegate.operators.specs import WindowAggSpec
 from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.windows.window_grid import window_grid
+from tidegate.operators.windows.window_progress import WindowProgress
+from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.aggregates.aggregation import Selection
-from tidegate.state.backend_registry import OUTSIDE_MEMORY
 from tidegate.state.cells import Entries
 from tidegate.state.keys.key_bytes import Int64s
 from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
 from tidegate.state.state_layout import foreign_files
-
-if TYPE_CHECKING:
-    from tidegate.operators.windows.stored_windows import StoredWindows
-    from tidegate.operators.windows.window_progress import WindowProgress
-
-PROCESSING_WINDOWS = "processing_windows"
-"""State of windows over processing time; those over event time have `windows` and `progress`."""
 
 
 class OpenWindows:
@@ -52,13 +43,7 @@ class OpenWindows:
         """Args: name: of the state."""
         self.layout = WindowLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
         self.next_end_us = MAX_WATERMARK
-        self.state_schema = pa.schema(
-            [
-                pa.field(KEY_GROUP_COLUMN, pa.uint16()),
-                pa.field("window_start_us", pa.int64()),
-                *self.layout.state_fields(),
-            ]
-        )
+        self.state_schema = spec.state_schema
         self._spec, self._ctx, self._name = spec, ctx, name
         self.grid = window_grid(spec.size_us, spec.step_us, spec.offset_us, spec.calendar)
         self._panes_per_window, self._panes_per_step = self.grid.panes_per_window, self.grid.panes_per_step
@@ -249,25 +234,6 @@ def _unpassed(window: KeyedWindow, end_us: int, passed_us: Int64s | None) -> Ent
     keys = window.keys(0, window.size)
     groups = key_groups(hash_keys(keys, keys.schema.names), len(passed_us))
     return np.flatnonzero(passed_us[groups] < end_us).astype(np.int32)
-
-
-def open_windows(spec: WindowAggSpec, ctx: OperatorContext, name: str) -> OpenWindows | StoredWindows:
-    """As `state_backend` says. Args: name: of the state."""
-    if ctx.state_backend not in OUTSIDE_MEMORY:
-        return OpenWindows(spec, ctx, name)
-    from tidegate.operators.windows.stored_windows import StoredWindows
-
-    return StoredWindows(spec, ctx, name)
-
-
-def changed_window(uid: str, state: str, was: str, now: str) -> SnapshotError:
-    """The state of operator `uid` is of windows other than the pipeline's."""
-    return SnapshotError(
-        f"The window of operator {uid!r} has changed",
-        where=f"state {state!r} of operator {uid!r}",
-        cause=f"{was}, now {now}",
-        remedy="Restore with the window of the snapshot, or give the operator a new uid",
-    )
 
 
 def _owned(table: pa.Table, owned: npt.NDArray[np.bool_]) -> pa.Table:

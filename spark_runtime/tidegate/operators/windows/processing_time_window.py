@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -12,21 +11,16 @@ import pyarrow as pa
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.operators.batch_sizes import coalesced
 from tidegate.operators.restored_parts import changed_rows, checked_part
-from tidegate.operators.specs import WindowAggSpec
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.operators.time.calendar import CALENDAR
-from tidegate.operators.windows.open_windows import PROCESSING_WINDOWS, OpenWindows, changed_window, open_windows
+from tidegate.operators.time.late_rows import PROCESSING_TIME_DROPPED
+from tidegate.operators.windows.open_windows import OpenWindows
 from tidegate.operators.windows.window_grid import OUTSIDE_DROPPED, FixedGrid, calendar_part
-from tidegate.operators.windows.window_progress import PROGRESS, WindowProgress
+from tidegate.operators.windows.window_progress import WindowProgress, changed_window
+from tidegate.operators.windows.window_specs import PROCESSING_WINDOWS, PROGRESS, WindowAggSpec
+from tidegate.operators.windows.window_store import WindowStore, new_window_store
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.keys.key_bytes import Int64s
-
-if TYPE_CHECKING:
-    from tidegate.operators.windows.stored_windows import StoredWindows
-
-PROCESSING_TIME_DROPPED = "processing_time_dropped"
-"""Counter: results of windows that were open at the end of the input and did not fire, and rows that came after it
-(S7.6)."""
 
 END_COLUMN = "window_end_us"
 
@@ -52,7 +46,7 @@ class ProcessingWindowAggregate(StreamOperator):
     fires at once.
     """
 
-    _windows: OpenWindows | StoredWindows
+    _windows: WindowStore
 
     def __init__(self, spec: WindowAggSpec) -> None:
         self._spec = spec
@@ -62,7 +56,7 @@ class ProcessingWindowAggregate(StreamOperator):
     def open(self, ctx: OperatorContext) -> None:
         """Make room for the windows."""
         super().open(ctx)
-        self._windows = open_windows(self._spec, ctx, PROCESSING_WINDOWS)
+        self._windows = new_window_store(self._spec, ctx, PROCESSING_WINDOWS)
         self._grid = self._windows.grid
         self._state_schema = self._windows.state_schema.append(pa.field(END_COLUMN, pa.int64()))
 

@@ -1,4 +1,4 @@
-"""Row numbers: grouping the rows of a batch by window, and pairing them with the rows they match."""
+"""Row numbers: the rows of a batch grouped by window."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy.typing as npt
 from tidegate.state.compiler import kernel
 from tidegate.state.keys.key_bytes import Int64s
 from tidegate.state.keys.key_hash import scatter_index
-from tidegate.state.keys.key_index import Entries
 
 _DENSE_GROUPS = 65536
 """Batches that span at most so many windows are ordered by counting, others by sorting."""
@@ -77,24 +76,6 @@ def _runs(numbers: Int64s) -> list[tuple[int, int, int]]:
     return list(zip(numbers[starts].tolist(), starts.tolist(), ends.tolist(), strict=True))
 
 
-def pair_rows(matches: Entries, starts: Int64s, rows: Int64s, keep_unmatched: bool) -> tuple[Int64s, Int64s]:
-    """Every pair of a left row and a right row with its key, in the order of the left rows.
-
-    Args:
-        matches: for each left row the number of its key, or -1: no match.
-        starts: key k has the right rows rows[starts[k]:starts[k + 1]].
-        rows: right row numbers by key.
-        keep_unmatched: left rows without a match stay, with right row -1.
-
-    Returns:
-        left and right row numbers, of one length.
-    """
-    total = _count_pairs(matches, starts, keep_unmatched)
-    left, right = np.empty(total, np.int64), np.empty(total, np.int64)
-    _write_pairs(matches, starts, rows, keep_unmatched, left, right)
-    return left, right
-
-
 @kernel("b1(i8[], i8, i8, i8, i8[]!)")
 def _number_windows(times: Any, size: Any, offset: Any, first: Any, numbers: Any) -> Any:
     ordered = True
@@ -109,31 +90,3 @@ def _number_windows(times: Any, size: Any, offset: Any, first: Any, numbers: Any
             ordered = ordered and steps > 0
         numbers[i] = number
     return ordered
-
-
-@kernel("i8(i4[], i8[], b1)")
-def _count_pairs(matches: Any, starts: Any, keep_unmatched: Any) -> Any:
-    total = 0
-    for i in range(len(matches)):
-        key = matches[i]
-        if key >= 0:
-            total += starts[key + 1] - starts[key]
-        elif keep_unmatched:
-            total += 1
-    return total
-
-
-@kernel("void(i4[], i8[], i8[], b1, i8[]!, i8[]!)")
-def _write_pairs(matches: Any, starts: Any, rows: Any, keep_unmatched: Any, left: Any, right: Any) -> None:
-    at = 0
-    for i in range(len(matches)):
-        key = matches[i]
-        if key >= 0:
-            for j in range(starts[key], starts[key + 1]):
-                left[at] = i
-                right[at] = rows[j]
-                at += 1
-        elif keep_unmatched:
-            left[at] = i
-            right[at] = -1
-            at += 1

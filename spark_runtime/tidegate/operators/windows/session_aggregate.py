@@ -9,17 +9,18 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
-from tidegate.operators.backend_shapes import session_schema
 from tidegate.operators.batch_sizes import coalesced
 from tidegate.operators.restored_parts import checked_part
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.operators.time.event_time import EventTime
-from tidegate.operators.windows.processing_time_window import PROCESSING_TIME_DROPPED
+from tidegate.operators.time.late_rows import NULL_TIME_DROPPED, PROCESSING_TIME_DROPPED, late_rows, refuse_absurd_times
 from tidegate.operators.windows.session_specs import SessionAggSpec
-from tidegate.operators.windows.session_store import HeldSessions, held_sessions
-from tidegate.operators.windows.window_aggregate import NULL_TIME_DROPPED, late_rows, refuse_absurd_times
-from tidegate.operators.windows.window_progress import PROGRESS, WindowProgress
+from tidegate.operators.windows.session_store import HeldSessions, SessionsInMemory
+from tidegate.operators.windows.stored_sessions import StoredSessions
+from tidegate.operators.windows.window_progress import WindowProgress
+from tidegate.operators.windows.window_specs import PROGRESS
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
+from tidegate.state.backend_registry import OUTSIDE_MEMORY
 from tidegate.state.keys.key_bytes import Int64s, valid_mask
 
 log = logging.getLogger(__name__)
@@ -45,14 +46,15 @@ class SessionAggregate(StreamOperator):
 
     def __init__(self, spec: SessionAggSpec) -> None:
         self._spec = spec
-        self._schema = session_schema(spec)
+        self._schema = spec.state_schema
         self._progress = WindowProgress(spec.shape, spec.lateness_us)
         self._time = None if spec.time_column is None else EventTime(spec.time_column, spec.time_unit)
 
     def open(self, ctx: OperatorContext) -> None:
         """Make room for the sessions."""
         super().open(ctx)
-        self._sessions = held_sessions(self._spec, ctx)
+        store = StoredSessions if ctx.state_backend in OUTSIDE_MEMORY else SessionsInMemory
+        self._sessions = store(self._spec, ctx)
 
     def process(self, batch: pa.RecordBatch, input_index: int) -> Iterator[Output]:
         """Take the rows into their sessions; emits sessions that fire again, and late rows to the side output.
@@ -181,3 +183,8 @@ class ProcessingSessionAggregate(SessionAggregate):
                 self.ctx.subtask,
                 dropped,
             )
+
+
+def session_operator(spec: SessionAggSpec) -> StreamOperator:
+    """Of the time that the sessions follow."""
+    return ProcessingSessionAggregate(spec) if spec.time_column is None else SessionAggregate(spec)

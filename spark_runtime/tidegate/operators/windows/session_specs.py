@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
 
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.jobs.restore.state_shapes import StateShape
-from tidegate.operators.specs import Agg, TimeUnit
-from tidegate.operators.stream_operator import EndOfInput, StreamOperator
+from tidegate.operators.aggregates.aggregate_specs import Agg, aggregate_fields
+from tidegate.operators.operator_spec import EndOfInput, KeyedStatePlace, OperatorSpec
+from tidegate.operators.time.watermark_specs import TimeUnit
+from tidegate.operators.windows.window_specs import PROGRESS
+from tidegate.snapshot.evolved_columns import columns_of
+from tidegate.snapshot.parts import KEY_GROUP_COLUMN
+
+SESSIONS = "sessions"
+"""State of sessions."""
+_BOUNDS = (("window_start_us", pa.int64()), ("last_us", pa.int64()), ("fired", pa.bool_()))
 
 
 @dataclass(frozen=True)
-class SessionAggSpec:
+class SessionAggSpec(OperatorSpec):
     """Aggregates per key over sessions: rows at most a gap apart.
 
     Attributes:
@@ -28,6 +37,8 @@ class SessionAggSpec:
         lateness_us: how long after its end, in event time, a session takes rows and fires again.
     """
 
+    keyed_state: ClassVar[KeyedStatePlace] = "columns"
+
     keys: tuple[str, ...]
     time_column: str | None
     time_unit: TimeUnit
@@ -37,6 +48,12 @@ class SessionAggSpec:
     schema: pa.Schema
     renamed: tuple[tuple[str, str], ...] = ()
     lateness_us: int = 0
+
+    @property
+    def state_schema(self) -> pa.Schema:
+        """Columns of the state: a row for each session."""
+        bounds = [pa.field(KEY_GROUP_COLUMN, pa.uint16()), *(pa.field(*bound) for bound in _BOUNDS)]
+        return pa.schema([*bounds, *aggregate_fields(self.keys, self.aggregates, self.input_schema, self.schema)])
 
     @property
     def reach_us(self) -> int:
@@ -59,17 +76,12 @@ class SessionAggSpec:
             return "its windows are over processing time"
         return "its windows may fire again, for late records" if self.lateness_us else ""
 
-    def create(self) -> StreamOperator:
-        """A fresh session aggregation."""
-        from tidegate.operators.windows.session_aggregate import ProcessingSessionAggregate, SessionAggregate
-
-        return SessionAggregate(self) if self.time_column is not None else ProcessingSessionAggregate(self)
-
     def states(self) -> tuple[StateShape, ...]:
         """The open sessions."""
-        from tidegate.operators.backend_shapes import session_shapes
-
-        return session_shapes(self)
+        form = f"gap in us of {self.gap_us}"
+        columns = columns_of(self.state_schema)
+        sessions = StateShape(SESSIONS, "keyed", columns, form, dict(self.renamed), fills=False)
+        return (sessions, StateShape(PROGRESS, "keyed", form=form))
 
     def describe(self) -> str:
         """Keys, gap and aggregates."""

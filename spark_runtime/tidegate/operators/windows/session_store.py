@@ -10,19 +10,15 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.operators.aggregates.keyed_aggregates import WindowLayout
-from tidegate.operators.backend_shapes import session_schema
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
 from tidegate.operators.stream_operator import OperatorContext
-from tidegate.operators.windows.session_specs import SessionAggSpec
+from tidegate.operators.windows.session_specs import SESSIONS, SessionAggSpec
 from tidegate.operators.windows.session_table import MIN_DEAD, SessionTable
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
-from tidegate.state.backend_registry import OUTSIDE_MEMORY
 from tidegate.state.cells import Entries
 from tidegate.state.keys.key_bytes import Int64s
 from tidegate.state.keys.key_hash import subtask_of_key_groups
 from tidegate.state.state_layout import foreign_files
-
-SESSIONS = "sessions"
 
 
 class HeldSessions(Protocol):
@@ -51,20 +47,11 @@ class HeldSessions(Protocol):
         """Take back files of a back end. Raises SnapshotError: it is another one."""
 
     def restore_rows(self, part: StatePart, closed_us: int) -> None:
-        """Take back rows with the columns of `session_schema`, but for sessions that have fired and are over by
-        `closed_us`: they were kept for more lateness than is allowed."""
+        """Take back rows with the columns of `SessionAggSpec.state_schema`, but for sessions that have fired and are
+        over by `closed_us`: they were kept for more lateness than is allowed."""
 
     def close(self) -> None:
         """Release files."""
-
-
-def held_sessions(spec: SessionAggSpec, ctx: OperatorContext) -> HeldSessions:
-    """As `state_backend` says."""
-    if ctx.state_backend not in OUTSIDE_MEMORY:
-        return SessionsInMemory(spec, ctx)
-    from tidegate.operators.windows.stored_sessions import StoredSessions
-
-    return StoredSessions(spec, ctx)
 
 
 class RowsOfSessions:
@@ -72,7 +59,7 @@ class RowsOfSessions:
 
     def __init__(self, spec: SessionAggSpec) -> None:
         self.layout = WindowLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
-        self.schema = session_schema(spec)
+        self.schema = spec.state_schema
         self._first = len(self.schema) - len(self.layout.state_fields())
         self._width = self._first + len(spec.keys)
         self._results = spec.schema

@@ -21,8 +21,8 @@ from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
 from tidegate.operators.keyed_backend import opened_back_end
 from tidegate.operators.restored_parts import changed_rows
 from tidegate.operators.stream_operator import OperatorContext
-from tidegate.operators.windows.session_specs import SessionAggSpec
-from tidegate.operators.windows.session_store import SESSIONS, RowsOfSessions
+from tidegate.operators.windows.session_specs import SESSIONS, SessionAggSpec
+from tidegate.operators.windows.session_store import RowsOfSessions
 from tidegate.operators.windows.session_table import SessionTable
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart

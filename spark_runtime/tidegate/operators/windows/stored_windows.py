@@ -15,13 +15,14 @@ import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.operators.aggregates.keyed_aggregates import WindowLayout
-from tidegate.operators.aggregates.stored_aggregates import START_COLUMN, Finish, StoredAggregates
+from tidegate.operators.aggregates.stored_aggregates import Finish, StoredAggregates
 from tidegate.operators.batch_sizes import MAX_BATCH_ROWS
-from tidegate.operators.specs import WindowAggSpec
 from tidegate.operators.stream_operator import OperatorContext
+from tidegate.operators.time.late_rows import MIN_TIME_US
 from tidegate.operators.windows.window_grid import window_grid
-from tidegate.operators.windows.window_progress import MIN_TIME_US, WindowProgress
-from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
+from tidegate.operators.windows.window_progress import WindowProgress
+from tidegate.operators.windows.window_specs import WindowAggSpec
+from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.keyed_state import Mask
 from tidegate.state.keys.key_bytes import Int64s
 
@@ -39,8 +40,7 @@ class StoredWindows:
     def __init__(self, spec: WindowAggSpec, ctx: OperatorContext, name: str) -> None:
         """Open the back end. Args: name: of the state."""
         self.layout = WindowLayout(spec.keys, spec.aggregates, spec.input_schema, spec.schema)
-        starts = [pa.field(KEY_GROUP_COLUMN, pa.uint16()), pa.field(START_COLUMN, pa.int64())]
-        self.state_schema = pa.schema([*starts, *self.layout.state_fields()])
+        self.state_schema = spec.state_schema
         self._spec = spec
         self.grid = window_grid(spec.size_us, spec.step_us, spec.offset_us, spec.calendar)
         self._panes_per_window, self._panes_per_step = self.grid.panes_per_window, self.grid.panes_per_step

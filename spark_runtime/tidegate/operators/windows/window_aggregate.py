@@ -3,56 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from tidegate.channel.elements import MAX_WATERMARK
-from tidegate.errors import DataError
 from tidegate.operators.batch_sizes import coalesced
 from tidegate.operators.restored_parts import checked_part
-from tidegate.operators.specs import WindowAggSpec
-from tidegate.operators.stream_operator import OperatorContext, Output, SideOutput, StreamOperator
+from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.operators.time.calendar import CALENDAR
 from tidegate.operators.time.event_time import EventTime
-from tidegate.operators.windows.open_windows import PROCESSING_WINDOWS, OpenWindows, changed_window, open_windows
+from tidegate.operators.time.late_rows import LATE, NULL_TIME_DROPPED, late_rows, refuse_absurd_times
+from tidegate.operators.windows.open_windows import OpenWindows
+from tidegate.operators.windows.processing_time_window import ProcessingWindowAggregate
 from tidegate.operators.windows.row_groups import group_by_number, group_by_window
+from tidegate.operators.windows.stored_windows import StoredWindows
 from tidegate.operators.windows.window_grid import OUTSIDE_DROPPED, FixedGrid, calendar_part
-from tidegate.operators.windows.window_progress import MAX_TIME_US, MIN_TIME_US, PROGRESS, WindowProgress
+from tidegate.operators.windows.window_progress import WindowProgress, changed_window
+from tidegate.operators.windows.window_specs import PROCESSING_WINDOWS, PROGRESS, WINDOWS, WindowAggSpec
+from tidegate.operators.windows.window_store import WindowStore, new_window_store
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.cells import Entries
 from tidegate.state.keys.key_bytes import Int64s, valid_mask
-
-if TYPE_CHECKING:
-    from tidegate.operators.windows.stored_windows import StoredWindows
-
-WINDOWS = "windows"
-LATE = "late"
-"""Side output: rows of which every window has closed, as they came."""
-LATE_DROPPED = "late_dropped"
-"""Counter: such rows, where nothing reads the side output."""
-NULL_TIME_DROPPED = "null_event_time_dropped"
-"""Counter: rows without an event time, which belong to no window."""
-
-
-def refuse_absurd_times(time: EventTime, times: Int64s, ctx: OperatorContext) -> None:
-    """DataError for a time beyond `MIN_TIME_US`..`MAX_TIME_US`. `times`: at least one, in its column's unit."""
-    low, high = time.to_us(int(times.min())), time.to_us(int(times.max()))
-    if low < MIN_TIME_US or high > MAX_TIME_US:
-        raise DataError(
-            f"Column {time.column!r} has an event time of {low if low < MIN_TIME_US else high} us since 1970",
-            where=f"operator {ctx.uid!r} subtask {ctx.subtask}",
-            cause="the column's unit is not what the pipeline says, or the value is a placeholder",
-            remedy="Give with_watermark the right unit, or filter such rows first",
-        )
-
-
-def late_rows(rows: pa.RecordBatch, ctx: OperatorContext) -> Iterator[Output]:
-    """Rows that are late: to the side output where something reads it, else counted."""
-    if LATE in ctx.side_outputs:
-        yield SideOutput(LATE, rows)
-    else:
-        ctx.count(LATE_DROPPED, rows.num_rows)
 
 
 class WindowAggregate(StreamOperator):
@@ -78,7 +49,7 @@ class WindowAggregate(StreamOperator):
     against their key group's own watermark, so that no window fires twice.
     """
 
-    _windows: OpenWindows | StoredWindows
+    _windows: WindowStore
 
     def __init__(self, spec: WindowAggSpec) -> None:
         self._spec = spec
@@ -89,7 +60,7 @@ class WindowAggregate(StreamOperator):
     def open(self, ctx: OperatorContext) -> None:
         """Make room for the windows."""
         super().open(ctx)
-        self._windows = open_windows(self._spec, ctx, WINDOWS)
+        self._windows = new_window_store(self._spec, ctx, WINDOWS)
         self._grid = self._windows.grid
         self._set_units()
 
@@ -230,3 +201,8 @@ class WindowAggregate(StreamOperator):
                 touched[number] = entries
         if touched:
             yield from coalesced(windows.fire_again(touched, closed_us, fired_us))
+
+
+def window_operator(spec: WindowAggSpec) -> StreamOperator:
+    """Of the time that the windows follow."""
+    return ProcessingWindowAggregate(spec) if spec.time_column is None else WindowAggregate(spec)

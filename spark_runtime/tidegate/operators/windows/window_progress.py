@@ -9,16 +9,15 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.channel.elements import MIN_WATERMARK
+from tidegate.errors import SnapshotError
 from tidegate.operators.stream_operator import OperatorContext
-from tidegate.operators.windows.open_windows import changed_window
+from tidegate.operators.time.late_rows import MIN_TIME_US
+from tidegate.operators.windows.window_specs import PROGRESS
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, StatePart
 from tidegate.state.keys.key_bytes import Int64s
 from tidegate.state.keys.key_hash import hash_keys, key_groups
 
-PROGRESS = "progress"
-MIN_TIME_US, MAX_TIME_US = -(2**62), 2**62
-"""Event times beyond these (some 146,000 years from 1970) are refused: window bounds must fit timestamp[us]."""
 SHAPE_COLUMNS = frozenset({"size_us", "offset_us", "slide_us", "gap_us", "calendar"})
 Shape: TypeAlias = dict[str, int | str]
 """What tells windows from others."""
@@ -123,6 +122,16 @@ class WindowProgress:
         return (
             _values(self._shape) if list(was) == list(self._shape) else f"{_names(self._shape)} {_values(self._shape)}"
         )
+
+
+def changed_window(uid: str, state: str, was: str, now: str) -> SnapshotError:
+    """The state of operator `uid` is of windows other than the pipeline's."""
+    return SnapshotError(
+        f"The window of operator {uid!r} has changed",
+        where=f"state {state!r} of operator {uid!r}",
+        cause=f"{was}, now {now}",
+        remedy="Restore with the window of the snapshot, or give the operator a new uid",
+    )
 
 
 def _names(shape: Shape) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import pyarrow as pa
 
 from tidegate.connectors.spark.spark_source import SparkSource
-from tidegate.operators.specs import UnionSpec
+from tidegate.operators.row_specs import UnionSpec
 from tidegate.plan.batch_plan import BatchPlan, Stage
 from tidegate.plan.job_graph import JobGraph, Node
 from tidegate.plan.spark_pushdown import NativeRows

@@ -16,14 +16,14 @@ import pyarrow as pa
 
 from tidegate.clock import steady_clock
 from tidegate.connectors.interface import Source, SourceContext
-from tidegate.connectors.sink_operator import SinkOperator, SinkSpec
+from tidegate.connectors.sink_operator import SinkOperator
 from tidegate.connectors.spark.materialised_splits import as_declared
 from tidegate.connectors.split_documents import split_from_json
 from tidegate.errors import PipelineError
 from tidegate.jobs.options import JobOptions
 from tidegate.operators.async_specs import AsyncMapSpec
+from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.stream_operator import MAIN_OUTPUT, OperatorContext, SideOutput, StreamOperator
-from tidegate.plan.backend_use import back_end_in_batch
 from tidegate.plan.batch_plan import BatchPlan, Stage, StageInput
 from tidegate.plan.job_graph import Node
 from tidegate.plan.spark_pushdown import NativeRows
@@ -248,10 +248,10 @@ class _Subtask:
     def _operator(self, node: Node) -> StreamOperator:
         try:
             if node.sink is not None:
-                operator: StreamOperator = SinkSpec(node.sink).create()
+                operator: StreamOperator = SinkOperator(node.sink)
             else:
                 assert node.spec is not None, "a source is no operator"
-                operator = node.spec.create()
+                operator = create_operator(node.spec)
             operator.open(self._context(node))
         except Exception as error:
             raise OperatorFailure(node.uid, self._index, error) from error
@@ -283,7 +283,7 @@ class _Subtask:
             scratch=scratch,
             processing_time_on_end=options.processing_time_on_end,
             gated=options.commit == "on_request",
-            state_backend=back_end_in_batch(node.spec, options.state_backend),
+            state_backend=node.spec.backend_in_batch(options.state_backend) if node.spec else options.state_backend,
             state_memory_bytes=options.state_memory_bytes,
             staging=job.staging,
         )

@@ -1,0 +1,83 @@
+"""Frozen descriptions of the operators that keep no state, as a JobGraph holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.operators.functions.mode_dependence import why_batch_sensitive
+from tidegate.operators.operator_spec import OperatorSpec, SideSchemas
+from tidegate.operators.stream_operator import SideOutput
+
+BatchFunction = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch | SideOutput]]
+"""A user's `map_in_arrow` function: takes an iterator over one batch, gives any number of batches."""
+
+
+@dataclass(frozen=True, eq=False)
+class FilterSpec(OperatorSpec):
+    """Keeps the rows for which `expression` is true; null counts as false.
+
+    Attributes:
+        expression: boolean expression over the input's columns.
+        schema: of input and output.
+    """
+
+    expression: pc.Expression
+    schema: pa.Schema
+
+    def describe(self) -> str:
+        """The expression."""
+        return f"filter {self.expression}"
+
+
+@dataclass(frozen=True, eq=False)
+class ProjectSpec(OperatorSpec):
+    """Computes every output column from an expression.
+
+    Attributes:
+        columns: (name, expression) of each output column, in order.
+        schema: of the output; a result of another type is cast, safely.
+    """
+
+    columns: tuple[tuple[str, pc.Expression], ...]
+    schema: pa.Schema
+
+    def describe(self) -> str:
+        """Output columns, with their expressions where they are not the column itself."""
+        texts = (name if str(expression) == name else f"{name}={expression}" for name, expression in self.columns)
+        return f"project {', '.join(texts)}"
+
+
+@dataclass(frozen=True)
+class MapInArrowSpec(OperatorSpec):
+    """Calls a user function once per delivered batch, afresh, and exhausts it before anything else happens.
+
+    Attributes:
+        function: the user's function.
+        schema: of the batches it gives; anything else is an error naming the column.
+        side_outputs: those it may give rows for.
+    """
+
+    function: BatchFunction
+    schema: pa.Schema
+    side_outputs: SideSchemas = ()
+
+    def mode_dependence(self) -> str:
+        """Only when the user says so."""
+        return why_batch_sensitive(self.function)
+
+    def describe(self) -> str:
+        """The function's name."""
+        return f"map_in_arrow {getattr(self.function, '__qualname__', type(self.function).__name__)}"
+
+
+@dataclass(frozen=True)
+class UnionSpec(OperatorSpec):
+    """Passes the batches of all inputs, which have one schema, in order of arrival."""
+
+    def describe(self) -> str:
+        """The word."""
+        return "union"
