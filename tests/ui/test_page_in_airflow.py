@@ -25,7 +25,7 @@ from tidegate.jobs.decision_log import DecisionLog
 from tidegate.jobs.launches import find_local
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Spec, encode
-from tidegate.jobs.stores.store import open_store
+from tidegate.jobs.stores.store_registry import open_store
 
 if TYPE_CHECKING:
     from playwright.sync_api import Frame, Page

@@ -16,7 +16,7 @@ from tidegate.jobs.launch.launcher import LauncherSettings
 from tidegate.jobs.launch.launcher_checks import check_launcher
 from tidegate.jobs.launch.launcher_registry import check_kind
 from tidegate.jobs.secrets import check_no_plain_secrets
-from tidegate.jobs.stores.store import open_store
+from tidegate.jobs.stores.store_registry import open_store
 
 DEFAULT_CONN_ID = "tidegate_default"
 DEFAULT_MASTER = "local[*]"

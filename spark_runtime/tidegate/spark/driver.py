@@ -40,7 +40,7 @@ from tidegate.jobs.launches import STORAGE_OPTIONS_VARIABLE, refuse_if_supersede
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Spec, decode
-from tidegate.jobs.stores.store import open_store
+from tidegate.jobs.stores.store_registry import open_store
 from tidegate.plan.execution_plan import ExecutionPlan, graph_document, plan
 from tidegate.plan.job_graph import JobGraph
 from tidegate.spark.driver_loop.batch_loop import BatchSupervision

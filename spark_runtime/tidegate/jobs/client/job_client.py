@@ -47,7 +47,8 @@ from tidegate.jobs.records import (
 )
 from tidegate.jobs.status import JobStatus, JobView, derive_durable, with_hint
 from tidegate.jobs.stop_outcomes import stop_arguments
-from tidegate.jobs.stores.store import Store, open_store
+from tidegate.jobs.stores.store import Store
+from tidegate.jobs.stores.store_registry import open_store
 from tidegate.units import parse_duration
 
 LIST_REMEDY = "`tidegate list` shows the jobs of a root"

@@ -35,7 +35,7 @@ from tidegate.jobs.layout import job_ids
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Desired, Spec
 from tidegate.jobs.status import JobView
-from tidegate.jobs.stores.store import open_store
+from tidegate.jobs.stores.store_registry import open_store
 
 LEAST_PAUSE_S = 1.0
 """Between two rounds while something happens, seconds; doubles with every round in which nothing does."""
