@@ -100,6 +100,9 @@ def _launch(client: JobClient, spec: Spec, root: JobRoot, clusters: dict[str, La
 
 def _lives(client: JobClient, spec: Spec, view: JobView, clusters: dict[str, Launcher]) -> bool:
     """A driver of another host beats; that takes a few heartbeats to observe, and comes last."""
-    if local.find_local(client, spec) is not None or find_driver(client, spec, clusters) is not None:
+    if (
+        local.find_local(client.store, client.layout, spec.number) is not None
+        or find_driver(client, spec, clusters) is not None
+    ):
         return True
     return view.spec_number == spec.number and view.is_active and client.is_alive()

@@ -9,8 +9,8 @@ from airflow_tidegate.version_compat import conf
 from tidegate.errors import EnvironmentProblemError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch.launcher import LauncherSettings
-from tidegate.jobs.launch.local import SparkSubmitLauncher
-from tidegate.jobs.launches import find_local, launch_local, settled_local
+from tidegate.jobs.launch.local import SparkSubmitLauncher, launch_local, settled_local
+from tidegate.jobs.launches import find_local
 from tidegate.jobs.records import Launch, Spec
 
 __all__ = ["KINDS", "find_local", "launch"]

@@ -34,7 +34,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
         return Launch(spec.number, attempt, "local", "elsewhere", NOW, (), "n", pid=1)
 
     monkeypatch.setattr("airflow_tidegate.launchers.local.launch_local", launch_local)
-    monkeypatch.setattr("airflow_tidegate.launchers.local.find_local", lambda client, spec: None)
+    monkeypatch.setattr("airflow_tidegate.launchers.local.find_local", lambda *_: None)
     return made
 
 

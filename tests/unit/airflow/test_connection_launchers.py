@@ -67,7 +67,7 @@ def test_with_an_agent_the_operator_records_the_wish_and_waits(
     def an_agent_launches() -> None:
         desired = desired_of(job.client)
         assert desired is not None and (desired.state, desired.spec, desired.launch) == ("running", 1, 1)
-        record_launch(job.client, job.client.spec(1), launcher="local", attempt=1)
+        record_launch(job.client.store, job.client.layout, job.client.spec(1).number, launcher="local", attempt=1)
         runs(job)
 
     between_looks.append(an_agent_launches)
@@ -83,7 +83,9 @@ def test_a_retry_of_a_failed_job_asks_the_agent_for_another_driver(
 
     def launches(attempt: int, status: str) -> Any:
         def act() -> None:
-            record_launch(job.client, job.client.spec(1), launcher="local", attempt=attempt)
+            record_launch(
+                job.client.store, job.client.layout, job.client.spec(1).number, launcher="local", attempt=attempt
+            )
             ScriptedDriver(job.client, 1, attempt).status(status)
 
         return act
@@ -100,7 +102,7 @@ def test_a_retry_of_a_failed_job_asks_the_agent_for_another_driver(
 def test_a_driver_that_lives_is_not_asked_for_again(job: Job, connection: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     connection(launcher="agent")
     job.submit()
-    record_launch(job.client, job.client.spec(1), launcher="local", attempt=1)
+    record_launch(job.client.store, job.client.layout, job.client.spec(1).number, launcher="local", attempt=1)
     runs(job)
     monkeypatch.setattr("tidegate.jobs.client.job_client.JobClient.is_alive", lambda self, **_: True)
     operator = start()

@@ -21,7 +21,7 @@ from tidegate.jobs.launch.cluster_commands import (
     yarn_command,
 )
 from tidegate.jobs.launch.launcher import LauncherSettings
-from tidegate.jobs.launches import storage_options_from
+from tidegate.jobs.process_environment import storage_options_from
 from tidegate.jobs.records import Launch, Spec
 
 ROOT = "s3://bucket/jobs"

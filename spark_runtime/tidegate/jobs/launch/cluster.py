@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from tidegate.errors import EnvironmentProblemError
-from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.job_directory import JobDirectory
 from tidegate.jobs.launch import cluster_commands as commands
 from tidegate.jobs.launch import driver_entry
 from tidegate.jobs.launch.launcher import DriverState, LauncherSettings
@@ -76,9 +76,11 @@ class _ClusterLauncher:
         self._settings, self._run = settings, run
 
     def _record(
-        self, client: JobClient, spec: Spec, attempt: int | None, command: Callable[[Launch], Sequence[str]]
+        self, job: JobDirectory, spec: Spec, attempt: int | None, command: Callable[[Launch], Sequence[str]]
     ) -> Launch:
-        return record_launch(client, spec, launcher=self.kind, command=command, host=spec.master, attempt=attempt)
+        return record_launch(
+            job.store, job.layout, spec.number, launcher=self.kind, command=command, host=spec.master, attempt=attempt
+        )
 
     def _hand_over(self, spec: Spec, launch: Launch) -> Answer:
         answer = self._run(launch.command, SUBMIT_LIMIT_S)
@@ -97,11 +99,11 @@ class YarnLauncher(_ClusterLauncher):
 
     kind: ClassVar[str] = "yarn"
 
-    def launch(self, client: JobClient, spec: Spec, attempt: int | None = None) -> Launch:
+    def launch(self, job: JobDirectory, spec: Spec, attempt: int | None = None) -> Launch:
         """See `Launcher.launch`."""
         entry = os.path.abspath(driver_entry.__file__)
         launch = self._record(
-            client, spec, attempt, lambda made: commands.yarn_command(self._settings, spec, made, client.root, entry)
+            job, spec, attempt, lambda made: commands.yarn_command(self._settings, spec, made, job.root, entry)
         )
         answer = self._hand_over(spec, launch)
         application = commands.yarn_application(answer.text) or self._by_tag(launch)
@@ -112,7 +114,7 @@ class YarnLauncher(_ClusterLauncher):
                 cause=answer.text[-TAIL:].strip(),
                 remedy=f"Look for the tag {commands.yarn_tag(launch)} in YARN",
             )
-        return record_process(client, replace(launch, external_id=application))
+        return record_process(job.store, job.layout, replace(launch, external_id=application))
 
     def state(self, launch: Launch) -> DriverState:
         """See `Launcher.state`."""
@@ -153,13 +155,13 @@ class KubernetesLauncher(_ClusterLauncher):
 
     kind: ClassVar[str] = "kubernetes"
 
-    def launch(self, client: JobClient, spec: Spec, attempt: int | None = None) -> Launch:
+    def launch(self, job: JobDirectory, spec: Spec, attempt: int | None = None) -> Launch:
         """See `Launcher.launch`."""
         launch = self._record(
-            client, spec, attempt, lambda made: commands.kubernetes_command(self._settings, spec, made, client.root)
+            job, spec, attempt, lambda made: commands.kubernetes_command(self._settings, spec, made, job.root)
         )
         self._hand_over(spec, launch)
-        return record_process(client, replace(launch, external_id=commands.kubernetes_id(spec, launch)))
+        return record_process(job.store, job.layout, replace(launch, external_id=commands.kubernetes_id(spec, launch)))
 
     def state(self, launch: Launch) -> DriverState:
         """See `Launcher.state`."""

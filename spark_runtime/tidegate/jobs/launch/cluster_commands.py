@@ -12,8 +12,8 @@ import sys
 from collections.abc import Mapping
 
 from tidegate.errors import OptionError
-from tidegate.jobs.launch.launcher import DriverState, LauncherSettings
-from tidegate.jobs.launches import STORAGE_OPTIONS_VARIABLE, driver_arguments, storage_options_text
+from tidegate.jobs.launch.launcher import DriverState, LauncherSettings, driver_arguments
+from tidegate.jobs.process_environment import STORAGE_OPTIONS_VARIABLE, storage_options_text
 from tidegate.jobs.records import Launch, Spec
 from tidegate.jobs.secrets import is_reference
 

@@ -1,6 +1,6 @@
 """What every way to bring a driver up can do: launch, find again, read the log, kill.
 
-A launch is recorded before it is made (`launching.record_launch`), and what it has started after it; whoever comes
+A launch is recorded before it is made (`launches.record_launch`), and what it has started after it; whoever comes
 later finds the driver by these records and by asking the place where it runs. So a launcher keeps nothing in memory,
 and one that dies at any point leaves at worst a driver too many, which the decision log fences off (S9.2), or a launch
 that started nothing, after which the next one is a new attempt.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Protocol
 
-from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.job_directory import JobDirectory
 from tidegate.jobs.records import Launch, Spec
 
 KINDS = ("local", "spark-submit", "yarn", "kubernetes", "agent")
@@ -72,7 +72,7 @@ class Launcher(Protocol):
 
     kind: ClassVar[str]
 
-    def launch(self, client: JobClient, spec: Spec, attempt: int | None = None) -> Launch:
+    def launch(self, job: JobDirectory, spec: Spec, attempt: int | None = None) -> Launch:
         """Record a launch, start a driver for `spec`, record what was started.
 
         Args:
@@ -96,3 +96,8 @@ class Launcher(Protocol):
     def kill(self, launch: Launch, *, graceful: bool = True) -> bool:
         """End the driver. `graceful`: let it stop with a savepoint, where the place knows such a thing
         (`sigterm_timeout`). False: it is gone already, or out of reach."""
+
+
+def driver_arguments(root: str, launch: Launch, job_id: str) -> tuple[str, ...]:
+    """What a driver is told on its command line, whoever starts it."""
+    return ("--root", root, "--job", job_id, "--spec", str(launch.spec), "--launch", str(launch.attempt))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidegate.errors import OptionError
-from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.job_directory import JobDirectory
 from tidegate.jobs.launch.cluster import KubernetesLauncher, YarnLauncher
 from tidegate.jobs.launch.launcher import KINDS, DriverState, Launcher, LauncherSettings
 from tidegate.jobs.launch.local import LocalLauncher, SparkSubmitLauncher
@@ -40,17 +40,17 @@ def check_kind(kind: str, where: str) -> str:
     return kind
 
 
-def find_driver(client: JobClient, spec: Spec, by_kind: Mapping[str, Launcher]) -> FoundDriver | None:
+def find_driver(job: JobDirectory, spec: Spec, by_kind: Mapping[str, Launcher]) -> FoundDriver | None:
     """The newest driver of `spec` that the place where it was launched says is there. By the launcher that its record
     names, not by today's settings: a connection may have changed since.
 
-    None: none is there, or none can be asked from here; then the heartbeat tells (`JobClient.is_alive`). Raises
+    None: none is there, or none can be asked from here; then the heartbeat tells (`JobDirectory.is_alive`). Raises
     EnvironmentProblemError when a cluster does not answer.
     """
-    for number, attempt in reversed(client.launches()):
+    for number, attempt in reversed(job.launches()):
         if number != spec.number:
             continue
-        launch = launch_of(client.store, client.layout, number, attempt)
+        launch = launch_of(job.store, job.layout, number, attempt)
         launcher = by_kind.get(launch.launcher)
         if launcher is not None and launcher.state(launch) is DriverState.RUNNING:
             return FoundDriver(launch, launcher)
