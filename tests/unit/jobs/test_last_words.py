@@ -20,7 +20,7 @@ def test_a_process_is_told_with_host_pid_log_and_its_last_lines(client: JobClien
     launch = record_launch(client.store, client.layout, spec.number, launcher="local", host="worker-3")
     record_process(client.store, client.layout, replace(launch, pid=42, log=str(tmp_path / "log")))
     place, tail = last_words(client, spec)
-    assert place == f"launch 1 by local on worker-3, process 42, log {tmp_path / 'log'}"
+    assert place == f"launch 1 by local, process 42 on worker-3, log {tmp_path / 'log'}"
     assert tail.splitlines()[0] == "line 80" and tail.splitlines()[-1] == "line 99"
 
 
@@ -43,7 +43,7 @@ def test_a_launch_that_an_agent_could_not_make_is_told_in_the_agents_words(clien
     record_launch(client.store, client.layout, spec.number, launcher="spark-submit", host="edge")
     client.store.create(client.layout.launch_log(1, 1), b"spark-submit cannot be run")
     assert last_words(client, spec) == (
-        "launch 1 by spark-submit on edge: what it started was never recorded",
+        "launch 1 by spark-submit, on edge: what it started was never recorded",
         "spark-submit cannot be run",
     )
 

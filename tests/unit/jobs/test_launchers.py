@@ -16,10 +16,13 @@ from scripted_contract import ScriptedDriver
 from tidegate.errors import AlreadyExistsError, EnvironmentProblemError, FencedError, OptionError
 from tidegate.jobs import os_processes
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.launch.cluster import Answer, KubernetesLauncher, YarnLauncher, run_program
+from tidegate.jobs.launch.kubernetes import KubernetesLauncher
 from tidegate.jobs.launch.launcher import DriverState, LauncherSettings
 from tidegate.jobs.launch.launcher_registry import check_kind, find_driver, launchers
-from tidegate.jobs.launch.local import LocalLauncher, SparkSubmitLauncher
+from tidegate.jobs.launch.local import LocalLauncher
+from tidegate.jobs.launch.programs import Answer, run_program
+from tidegate.jobs.launch.spark_submit import SparkSubmitLauncher
+from tidegate.jobs.launch.yarn import YarnLauncher
 from tidegate.jobs.launches import find_local, launch_of, local_death, record_launch, refuse_if_superseded
 from tidegate.jobs.process_environment import storage_options_from, storage_options_text
 from tidegate.jobs.records import Launch, Spec
@@ -301,7 +304,7 @@ def test_a_yarn_application_is_killed_and_read_by_its_id() -> None:
         ("-kill", Answer(0, "Killed application")),
         ("logs", Answer(0, "the driver's words")),
     )
-    launcher = YarnLauncher(LauncherSettings(yarn="/opt/hadoop/bin/yarn"), cluster)
+    launcher = YarnLauncher(LauncherSettings(extra={"yarn": "/opt/hadoop/bin/yarn"}), cluster)
     launch = a_launch(external_id=APPLICATION)
     assert launcher.kill(launch)
     assert launcher.log(launch) == "the driver's words"

@@ -1,9 +1,4 @@
-"""Drivers as detached processes of this machine: Python itself, or spark-submit in client mode.
-
-Python applications are refused in cluster mode by a standalone cluster; so a detached client is what a standalone
-cluster offers. Under spark-submit the recorded process is the JVM's, which ends with the Python program below it, and
-takes its settings from the Spark installation (SPARK_HOME, spark-defaults.conf).
-"""
+"""Drivers as detached processes of this host: how one is started, and the launcher that starts Python itself."""
 
 from __future__ import annotations
 
@@ -19,11 +14,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-from tidegate.errors import EnvironmentProblemError, OptionError
+from tidegate.errors import EnvironmentProblemError
 from tidegate.jobs.client.job_directory import JobDirectory
-from tidegate.jobs.launch import driver_entry
-from tidegate.jobs.launch.cluster_commands import client_command
-from tidegate.jobs.launch.launcher import DriverState, LauncherSettings, driver_arguments
+from tidegate.jobs.launch.launcher import (
+    Check,
+    DriverState,
+    LauncherSetting,
+    LauncherSettings,
+    World,
+    driver_arguments,
+    recorded_place,
+)
+from tidegate.jobs.launch.launcher_checks import check_interpreter, check_master
 from tidegate.jobs.launches import (
     RunningDriver,
     find_local,
@@ -161,10 +163,12 @@ def _log_path(job: JobDirectory, launch: Launch) -> str:
     return path
 
 
-class _Processes:
-    """What both have in common."""
+class ProcessLauncher:
+    """A launcher whose drivers are processes of this host."""
 
     kind: ClassVar[str] = ""
+    settings: ClassVar[tuple[LauncherSetting, ...]] = ()
+    runs_on_this_host: ClassVar[bool] = True
 
     def __init__(self, settings: LauncherSettings) -> None:
         self._settings = settings
@@ -185,8 +189,13 @@ class _Processes:
             return False
         return RunningDriver(launch).kill(signal.SIGTERM if graceful else signal.SIGKILL)
 
+    @staticmethod
+    def log_place(launch: Launch) -> str:
+        """See `Launcher.log_place`."""
+        return recorded_place(launch)
 
-class LocalLauncher(_Processes):
+
+class LocalLauncher(ProcessLauncher):
     """A Python process of this machine."""
 
     kind: ClassVar[str] = "local"
@@ -195,31 +204,6 @@ class LocalLauncher(_Processes):
         """See `Launcher.launch`."""
         return _start_python(job, spec, self._settings.python or sys.executable, attempt=attempt)
 
-
-class SparkSubmitLauncher(_Processes):
-    """spark-submit on this machine, the driver in client mode: for `spark://host:port`."""
-
-    kind: ClassVar[str] = "spark-submit"
-
-    def launch(self, job: JobDirectory, spec: Spec, attempt: int | None = None) -> Launch:
-        """See `Launcher.launch`."""
-        if spec.master.startswith(("yarn", "k8s://")):
-            raise OptionError(
-                f"master {spec.master} does not go with the launcher spark-submit",
-                where=f"job {spec.job_id}, launcher",
-                cause="it runs the driver here, in client mode",
-                remedy="Use the launcher yarn or kubernetes, which run it on the cluster",
-            )
-        entry = os.path.abspath(driver_entry.__file__)
-        launch = record_launch(
-            job.store,
-            job.layout,
-            spec.number,
-            launcher=self.kind,
-            command=lambda made: client_command(self._settings, spec, made, job.root, entry),
-            attempt=attempt,
-        )
-        # The spark-submit of a Python environment asks Python where Spark is, and must ask the right one.
-        python = self._settings.python or sys.executable
-        env = {"PYSPARK_DRIVER_PYTHON": python, "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", python)}
-        return start_process(job, spec, launch, env)
+    def check(self, master: str, spark_conf: Mapping[str, str], world: World) -> list[Check]:
+        """See `Launcher.check`."""
+        return [check_interpreter(self._settings, world), *check_master(master, world)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from tidegate.errors import StoreError
+from tidegate.errors import StoreError, TidegateError
 from tidegate.jobs.client.job_directory import JobDirectory
 from tidegate.jobs.launch.desired_state import desired_of
+from tidegate.jobs.launch.launcher import recorded_place
+from tidegate.jobs.launch.launcher_registry import launcher_class
 from tidegate.jobs.launches import launch_of, newest_attempt
 from tidegate.jobs.process_output import LOG_TAIL_LINES, output_tail
 from tidegate.jobs.records import Launch, Spec
@@ -31,15 +33,11 @@ def last_words(job: JobDirectory, spec: Spec) -> tuple[str, str]:
 
 
 def _place(launch: Launch) -> str:
-    head = f"launch {launch.attempt} by {launch.launcher}"
-    if launch.launcher == "yarn" and launch.external_id is not None:
-        return f"{head}, {launch.external_id}: `yarn logs -applicationId {launch.external_id}` shows its log"
-    if launch.launcher == "kubernetes" and launch.external_id is not None:
-        namespace, _, pod = launch.external_id.partition(":")
-        return f"{head}, pod {pod}: `kubectl logs --namespace {namespace} {pod}` shows its log"
-    if launch.pid is None:
-        return f"{head} on {launch.host}: what it started was never recorded"
-    return f"{head} on {launch.host}, process {launch.pid}, log {launch.log}"
+    try:
+        place = launcher_class(launch.launcher).log_place(launch)
+    except TidegateError:  # of a launcher that is not installed here
+        place = recorded_place(launch)
+    return f"launch {launch.attempt} by {launch.launcher}, {place}"
 
 
 def _stored_tail(job: JobDirectory, spec: int, attempt: int) -> str:
