@@ -19,7 +19,7 @@ from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Decision, RestoreFrom, Spec
 from tidegate.jobs.status import derive_durable
-from tidegate.jobs.stores.store import open_store
+from tidegate.jobs.stores.store_registry import open_store
 from tidegate.plan.batch_plan import plan_batch
 from tidegate.plan.execution_plan import plan
 from tidegate.snapshot.handles import StateHandle, StreamFactory

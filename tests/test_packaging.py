@@ -163,7 +163,7 @@ def test_the_contract_package_imports_with_fsspec_and_the_standard_library_alone
         for module in pkgutil.walk_packages(tidegate.jobs.__path__, "tidegate.jobs."):
             if module.name != "tidegate.jobs.stores.s3":
                 importlib.import_module(module.name)
-        from tidegate.jobs.stores.store import open_store
+        from tidegate.jobs.stores.store_registry import open_store
         open_store("memory://packaging").create("a", b"1")
         print(*sorted(sys.modules))
         """

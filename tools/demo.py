@@ -116,7 +116,11 @@ def job_ended(client: JobClient) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(TidegateError):
-            drivers = [driver for spec in client.specs() if (driver := find_local(client, spec)) is not None]
+            drivers = [
+                driver
+                for spec in client.specs()
+                if (driver := find_local(client.store, client.layout, spec.number)) is not None
+            ]
             for driver in drivers:
                 driver.kill(signal.SIGTERM)
             deadline = time.monotonic() + DRIVER_END_S

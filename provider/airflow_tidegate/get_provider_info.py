@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidegate.jobs.launch.launcher import KINDS
+from tidegate.jobs.launch import launcher_registry
 
 INTEGRATION = "tidegate"
 
@@ -91,12 +91,13 @@ def get_provider_info() -> dict[str, Any]:
 
 def _connection_fields() -> dict[str, Any]:
     text = {"type": ["string", "null"]}
-    launchers = {"type": ["string", "null"], "enum": [*KINDS, None], "default": KINDS[0]}
+    kinds = launcher_registry.connection_kinds()
+    launchers = {"type": ["string", "null"], "enum": [*kinds, None], "default": kinds[0]}
     return {
         "launcher": {
             "label": "Launcher",
             "schema": launchers,
-            "description": "Who brings drivers up: this host, spark-submit, yarn, kubernetes, or an agent.",
+            "description": f"Who brings drivers up: {', '.join(kinds)}.",
         },
         "master": {
             "label": "Spark master",
@@ -124,10 +125,8 @@ def _connection_fields() -> dict[str, Any]:
             "schema": text,
             "description": "Path of spark-submit; default: that of SPARK_HOME, else on the PATH.",
         },
-        "yarn": {"label": "yarn", "schema": text, "description": "Path of YARN's command line; default: yarn."},
-        "driver_script": {
-            "label": "Driver program",
-            "schema": text,
-            "description": "With kubernetes: local:// URL of the driver's program in the image.",
+        **{
+            setting.name: {"label": setting.label, "schema": text, "description": setting.description}
+            for setting in launcher_registry.settings()
         },
     }

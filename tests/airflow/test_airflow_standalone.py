@@ -73,7 +73,7 @@ def test_one_job_survives_the_death_of_its_airflow_worker_and_then_of_its_driver
     assert "a job of this id is RUNNING" in refusal and "survivor" in refusal, refusal[-3000:]
     assert len(client.specs()) == 1, "the refused start left a submission behind"
 
-    driver = find_local(client, client.spec(1))
+    driver = find_local(client.store, client.layout, client.spec(1).number)
     assert driver is not None
     assert driver.kill(signal.SIGKILL)
     dead = client_of("survivor")
@@ -110,7 +110,11 @@ def test_every_mistake_ends_with_one_clear_message_in_the_airflow_task_log(
         assert not list(airflow.home.job_root.glob(f"{never_submitted}*"))
     for ended in ("typo_in_column", "missing_file"):
         client = client_of(ended)
-        until(f"the driver of {ended} to end", lambda c=client: find_local(c, c.spec(1)) is None, 60.0)
+        until(
+            f"the driver of {ended} to end",
+            lambda c=client: find_local(c.store, c.layout, c.spec(1).number) is None,
+            60.0,
+        )
         assert client.view().status.value == "FAILED"
     assert not list((airflow.home.flights / "out").glob("*/part-*")), "a mistake wrote output"
 

@@ -31,7 +31,7 @@ from tidegate.jobs.decision_log import DecisionLog
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Command, CommandResult, Decision, RestoreFrom, Spec, decode, encode
-from tidegate.jobs.stores.store import open_store
+from tidegate.jobs.stores.store_registry import open_store
 from tidegate.plan.execution_plan import plan
 
 ROUND_MS = 10

@@ -64,7 +64,7 @@ class WantedJob(RealJob):
     def end(self) -> None:
         for agent in self._agents:
             agent.end(signal.SIGKILL)
-        driver = find_local(self.client, self.client.specs()[-1])
+        driver = find_local(self.client.store, self.client.layout, self.client.specs()[-1].number)
         if driver is not None:
             driver.kill(signal.SIGKILL)
 

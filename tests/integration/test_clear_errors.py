@@ -38,7 +38,7 @@ def flags(local_job: RealJob) -> list[str]:
 def nothing_runs(job: RealJob) -> bool:
     """No driver of the job is alive on this machine."""
     return not Path(job.root, "counting").exists() or all(
-        find_local(job.client, spec) is None for spec in job.client.specs()
+        find_local(job.client.store, job.client.layout, spec.number) is None for spec in job.client.specs()
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from conftest import RealJob
 from pipelines.counting import expected
 
-from tidegate.jobs.launches import launch_local
+from tidegate.jobs.launch.local import launch_local
 from tidegate.jobs.records import CommandResult, RestoreFrom
 from tidegate.jobs.status import JobView
 

@@ -12,7 +12,7 @@ from pipelines.counting import expected
 
 from tidegate.jobs.client.fork import fork
 from tidegate.jobs.client.submission import Request
-from tidegate.jobs.launches import launch_local
+from tidegate.jobs.launch.local import launch_local
 from tidegate.jobs.records import RestoreFrom
 
 ROWS = 40_000

@@ -14,9 +14,9 @@ import pytest
 from conftest import PIPELINE
 
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.launch.cluster import KubernetesLauncher
+from tidegate.jobs.launch.kubernetes import KubernetesLauncher
 from tidegate.jobs.launch.launcher import DriverState, LauncherSettings
-from tidegate.jobs.launches import storage_options_from
+from tidegate.jobs.process_environment import storage_options_from
 
 
 class ApiServer(ThreadingHTTPServer):

@@ -39,7 +39,7 @@ def context(task_id: str) -> dict[str, Any]:
 def end_drivers(job: RealJob) -> None:
     """Those that operators have launched."""
     for spec in job.client.specs():
-        driver = find_local(job.client, spec)
+        driver = find_local(job.client.store, job.client.layout, spec.number)
         if driver is not None:
             driver.kill(signal.SIGKILL)
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from conftest import RealJob
 
 from tidegate.cli.upkeep.pack import packed_pipeline
-from tidegate.jobs.launches import launch_local
+from tidegate.jobs.launch.local import launch_local
 
 CODE = """
 from dataclasses import dataclass

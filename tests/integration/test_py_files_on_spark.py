@@ -12,7 +12,7 @@ from test_packed_pipeline_on_spark import CODE, install
 
 from tidegate.cli.upkeep.pack import packed_pipeline
 from tidegate.jobs.launch.launcher import LauncherSettings
-from tidegate.jobs.launch.local import SparkSubmitLauncher
+from tidegate.jobs.launch.spark_submit import SparkSubmitLauncher
 
 FLOW = """
 from words import Arguments, build as packed

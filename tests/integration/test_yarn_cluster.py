@@ -83,7 +83,7 @@ def test_a_job_lives_in_yarn_its_driver_is_found_by_its_tag_killed_and_followed_
 ) -> None:
     """S9.2: and at last the output is exact."""
     job = YarnJob(tmp_path, "yarn")
-    job.settings = LauncherSettings("yarn", python=sys.executable, yarn=str(yarn.yarn))
+    job.settings = LauncherSettings("yarn", python=sys.executable, extra={"yarn": str(yarn.yarn)})
     job.submit()
     launch = job.launch()
     assert launch.external_id is not None and launch.external_id.startswith("application_")

@@ -20,12 +20,13 @@ from dag_run import DagRun
 from flight_data import write
 from ui_steps import shoot
 
-from tidegate.jobs.client.job_client import JobClient, list_jobs
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.job_directory import list_jobs
 from tidegate.jobs.decision_log import DecisionLog
 from tidegate.jobs.launches import find_local
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Spec, encode
-from tidegate.jobs.stores.store import open_store
+from tidegate.jobs.stores.store_registry import open_store
 
 if TYPE_CHECKING:
     from playwright.sync_api import Frame, Page
@@ -138,7 +139,7 @@ def end_drivers(root: str) -> None:
     for job_id in list_jobs(root):
         client = JobClient(root, job_id)
         for spec in client.specs():
-            driver = find_local(client, spec)
+            driver = find_local(client.store, client.layout, spec.number)
             if driver is not None:
                 driver.kill()
 

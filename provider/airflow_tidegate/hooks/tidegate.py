@@ -12,15 +12,15 @@ from airflow.sdk import BaseHook
 
 from tidegate.errors import OptionError, TidegateError
 from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.launch import launcher_registry
 from tidegate.jobs.launch.launcher import LauncherSettings
-from tidegate.jobs.launch.launcher_checks import check_launcher
-from tidegate.jobs.launch.launcher_registry import check_kind
+from tidegate.jobs.launch.launcher_registry import BUILT_IN, check_kind, check_launcher
 from tidegate.jobs.secrets import check_no_plain_secrets
-from tidegate.jobs.stores.store import open_store
+from tidegate.jobs.stores.store_registry import open_store
 
 DEFAULT_CONN_ID = "tidegate_default"
 DEFAULT_MASTER = "local[*]"
-DEFAULT_LAUNCHER = "local"
+DEFAULT_LAUNCHER = next(iter(BUILT_IN))
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,9 @@ class JobRoot:
         master: Spark master.
         spark_conf: Spark properties for every job of this connection.
         python: interpreter of the drivers; None: the launching process's own.
-        launcher: who brings drivers up: local, spark-submit, yarn, kubernetes or agent.
+        launcher: who brings drivers up: local, spark-submit, yarn, kubernetes, another package's launcher, or agent.
         spark_submit: path of spark-submit; None: found by SPARK_HOME and PATH.
-        yarn: path of YARN's command line; None: `yarn` on the PATH.
-        driver_script: of Kubernetes: `local://` path of the driver's program in the image; None: the documented one.
+        launcher_extra: values of the settings that launchers declare, such as `yarn` and `driver_script`, by name.
     """
 
     root: str
@@ -46,17 +45,12 @@ class JobRoot:
     python: str | None = None
     launcher: str = DEFAULT_LAUNCHER
     spark_submit: str | None = None
-    yarn: str | None = None
-    driver_script: str | None = None
+    launcher_extra: Mapping[str, str] = field(default_factory=dict)
 
     def launcher_settings(self) -> LauncherSettings:
         """How drivers of this connection are launched."""
-        given = {"yarn": self.yarn, "driver_script": self.driver_script}
         return LauncherSettings(
-            kind=self.launcher,
-            python=self.python,
-            spark_submit=self.spark_submit,
-            **{name: value for name, value in given.items() if value is not None},
+            kind=self.launcher, python=self.python, spark_submit=self.spark_submit, extra=self.launcher_extra
         )
 
     def client(self, job_id: str) -> JobClient:
@@ -68,8 +62,9 @@ class TidegateHook(BaseHook):
     """Reads a `tidegate` connection.
 
     The job root is the connection's host, or `root` in its extra. The extra may hold `storage_options` and
-    `spark_conf` (objects, or JSON text), `master`, `launcher`, `python`, `spark_submit`, `yarn` and `driver_script`.
-    Values may be references `secret:env/NAME` or `secret:file/PATH`.
+    `spark_conf` (objects, or JSON text), `master`, `launcher`, `python`, `spark_submit` and the settings of launchers,
+    such as `yarn` and `driver_script` (`LauncherSetting`). Values may be references `secret:env/NAME` or
+    `secret:file/PATH`.
 
     Args:
         tidegate_conn_id: the Airflow connection.
@@ -108,6 +103,12 @@ class TidegateHook(BaseHook):
         # They would stand in the job directory, on command lines and in Airflow's table of triggers.
         check_no_plain_secrets(storage_options, where=f"{where}, storage_options", storage=True)
         check_no_plain_secrets(spark_conf, where=f"{where}, spark_conf")
+        launcher_extra = {
+            setting.name: value
+            for setting in launcher_registry.settings()
+            if (value := _text(extra, setting.name)) is not None
+        }
+        check_no_plain_secrets(launcher_extra, where=where)
         return JobRoot(
             root=str(root),
             storage_options=storage_options,
@@ -116,8 +117,7 @@ class TidegateHook(BaseHook):
             python=_text(extra, "python"),
             launcher=check_kind(_text(extra, "launcher") or DEFAULT_LAUNCHER, where),
             spark_submit=_text(extra, "spark_submit"),
-            yarn=_text(extra, "yarn"),
-            driver_script=_text(extra, "driver_script"),
+            launcher_extra=launcher_extra,
         )
 
     def get_client(self, job_id: str) -> JobClient:

@@ -11,7 +11,7 @@ from typing import Any
 
 from airflow_tidegate.hooks.tidegate import JobRoot
 from tidegate.errors import CommandRefusedError, EnvironmentProblemError, WaitTimeoutError
-from tidegate.jobs.launches import CALLER_VARIABLE, STORAGE_OPTIONS_VARIABLE
+from tidegate.jobs.process_environment import CALLER_VARIABLE, STORAGE_OPTIONS_VARIABLE
 
 Payload = dict[str, Any]
 

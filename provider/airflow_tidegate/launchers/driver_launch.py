@@ -13,7 +13,8 @@ from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch.desired_state import want_running
 from tidegate.jobs.launch.driver_requirements import require_machine, without_ports
 from tidegate.jobs.launch.launcher import Launcher
-from tidegate.jobs.launch.launcher_registry import find_driver, launchers
+from tidegate.jobs.launch.launcher_registry import AGENT, find_driver, launcher_class, launchers, runs_on_this_host
+from tidegate.jobs.launches import find_local
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Launch, Spec
 from tidegate.jobs.status import JobStatus, JobView
@@ -33,7 +34,7 @@ def check_machine(
     Raises:
         EnvironmentProblemError, SlotsUnavailableError: see `require_machine`.
     """
-    if root.launcher_settings().kind in local.KINDS:
+    if runs_on_this_host(root.launcher):
         require_machine(master or root.master, without_ports(spark_conf) if replaces else spark_conf, options)
 
 
@@ -71,15 +72,14 @@ def ensure_driver(client: JobClient, spec: Spec, root: JobRoot) -> int:
     if begun and view.is_terminal and view.status is not JobStatus.FAILED:
         return 0
     settings = root.launcher_settings()
-    clusters = {kind: made for kind, made in launchers(settings).items() if kind not in local.KINDS}
-    if _lives(client, spec, view, clusters):
+    if _lives(client, spec, view, launchers(settings)):
         _log.info("job %s: a driver of submission %s lives already", client.job_id, spec.number)
         return 0
-    if settings.kind == "agent":
+    if root.launcher == AGENT:
         want_running(client, spec, by="airflow", anew=begun)
         _log.info("job %s: submission %s waits for an agent to launch it", client.job_id, spec.number)
     else:
-        launch = _launch(client, spec, root, clusters)
+        launch = _launch(client, spec, launcher_class(root.launcher)(settings))
         place = f"pid {launch.pid}" if launch.pid is not None else launch.external_id
         _log.info(
             "job %s: launched a driver for submission %s by %s, %s",
@@ -91,15 +91,15 @@ def ensure_driver(client: JobClient, spec: Spec, root: JobRoot) -> int:
     return view.generation if begun else 0
 
 
-def _launch(client: JobClient, spec: Spec, root: JobRoot, clusters: dict[str, Launcher]) -> Launch:
-    settings = root.launcher_settings()
-    if settings.kind in local.KINDS:
-        return local.launch(client, spec, settings)
-    return clusters[settings.kind].launch(client, spec)
+def _launch(client: JobClient, spec: Spec, launcher: Launcher) -> Launch:
+    return local.launch(client, spec, launcher) if launcher.runs_on_this_host else launcher.launch(client, spec)
 
 
-def _lives(client: JobClient, spec: Spec, view: JobView, clusters: dict[str, Launcher]) -> bool:
+def _lives(client: JobClient, spec: Spec, view: JobView, by_kind: Mapping[str, Launcher]) -> bool:
     """A driver of another host beats; that takes a few heartbeats to observe, and comes last."""
-    if local.find_local(client, spec) is not None or find_driver(client, spec, clusters) is not None:
+    if find_local(client.store, client.layout, spec.number) is not None:
+        return True
+    elsewhere = {kind: launcher for kind, launcher in by_kind.items() if not launcher.runs_on_this_host}
+    if find_driver(client, spec, elsewhere) is not None:
         return True
     return view.spec_number == spec.number and view.is_active and client.is_alive()

@@ -1,35 +1,28 @@
-"""Drivers as detached processes on the Airflow worker's own host: Python itself, or spark-submit in client mode."""
+"""Drivers as detached processes on the Airflow worker's own host."""
 
 from __future__ import annotations
 
 import os
-import sys
 
 from airflow_tidegate.version_compat import conf
 from tidegate.errors import EnvironmentProblemError
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.launch.launcher import LauncherSettings
-from tidegate.jobs.launch.local import SparkSubmitLauncher
-from tidegate.jobs.launches import find_local, launch_local, settled_local
+from tidegate.jobs.launch.launcher import Launcher
+from tidegate.jobs.launch.local import settled_local
 from tidegate.jobs.records import Launch, Spec
 
-__all__ = ["KINDS", "find_local", "launch"]
-
-KINDS = ("local", "spark-submit")
 EPHEMERAL_EXECUTORS = ("KubernetesExecutor", "AwsEcsExecutor", "AwsBatchExecutor", "AzureContainerInstancesExecutor")
 """Executors whose workers end with their Airflow task, and a detached process with them."""
 
 
-def launch(client: JobClient, spec: Spec, settings: LauncherSettings) -> Launch:
+def launch(client: JobClient, spec: Spec, launcher: Launcher) -> Launch:
     """Start a driver here, or find the one that another launcher of this host is about to record.
 
     Raises EnvironmentProblemError when workers are ephemeral here or the process cannot be started.
     """
     _refuse_ephemeral()
-    if settings.kind == "local":
-        return launch_local(client, spec, python=settings.python or sys.executable)
     living = settled_local(client, spec)
-    return living.launch if living is not None else SparkSubmitLauncher(settings).launch(client, spec)
+    return living.launch if living is not None else launcher.launch(client, spec)
 
 
 def _refuse_ephemeral() -> None:

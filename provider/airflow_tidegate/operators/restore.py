@@ -13,7 +13,8 @@ from airflow_tidegate.operators.start import SubmittingOperator
 from airflow_tidegate.task_identity import ask_id, asked_by
 from tidegate.errors import JobNotFoundError, OptionError
 from tidegate.jobs.client import submission
-from tidegate.jobs.client.job_client import JobClient, job_remedy
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.job_directory import job_remedy
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom, Spec
 

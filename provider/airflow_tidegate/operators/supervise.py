@@ -159,7 +159,11 @@ class TidegateSuperviseJobOperator(SteppingOperator):
             for d in client.decisions()
         )
         young = self.now() - parse_iso(newest.launched_at).timestamp() < LAUNCH_GRACE_S
-        return not begun and young and local_death(client, client.spec(view.spec_number)) is None
+        return (
+            not begun
+            and young
+            and local_death(client.store, client.layout, client.spec(view.spec_number).number) is None
+        )
 
 
 def _launches(client: JobClient, spec: int) -> list[Launch]:

@@ -16,6 +16,7 @@ from airflow_tidegate.plugins.restore_permission import refuse_foreign_code, ref
 from tidegate.errors import CommandRefusedError, OptionError, SnapshotError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.client.submission import ON_COMMITTED_AFTER
+from tidegate.jobs.launch.launcher_registry import AGENT
 from tidegate.jobs.layout import stable_id
 from tidegate.jobs.records import RestoreFrom, Spec
 
@@ -131,7 +132,7 @@ def _restore(client: JobClient, root: JobRoot, look: Look, it: Press) -> dict[st
     ensure_driver(client, spec, root)
     chosen = it.arguments.get("checkpoint_id")
     from_ = "the latest recovery point" if chosen is None else f"snapshot {chosen}"
-    starts = "an agent is to start its driver" if root.launcher == "agent" else "its driver is starting"
+    starts = "an agent is to start its driver" if root.launcher == AGENT else "its driver is starting"
     return {"done": f"Submission {spec.number} restores {from_}; {starts}."}
 
 

@@ -16,7 +16,8 @@ from airflow.configuration import conf
 from airflow_tidegate.hooks.tidegate import DEFAULT_CONN_ID, JobRoot, TidegateHook
 from airflow_tidegate.plugins.restore_permission import why_not
 from tidegate.errors import JobNotFoundError, RecordError, SnapshotError, StoreError, TidegateError
-from tidegate.jobs.client.job_client import JobClient, list_jobs
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.job_directory import list_jobs
 from tidegate.jobs.client.staged_data import StagedData
 from tidegate.jobs.client.waiter import HeartbeatWatch
 from tidegate.jobs.layout import JobLayout

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from airflow_tidegate.hooks.tidegate import JobRoot
-from airflow_tidegate.launchers.local import KINDS
 from airflow_tidegate.version_compat import conf
 from tidegate.errors import EnvironmentProblemError
 from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.launch.launcher_registry import AGENT, runs_on_this_host
 from tidegate.jobs.launches import launched_processes
 from tidegate.jobs.os_processes import host_name, process_space
 from tidegate.jobs.records import Spec
@@ -35,7 +35,7 @@ def refuse_foreign_code(client: JobClient, root: JobRoot) -> None:
     """A driver runs the code of a DAG's author, with what the environment of the API server holds; and what the job
     directory says of earlier launches and submissions, such an author may have written. So drivers are started here
     only where Airflow itself runs tasks beside its servers. Raises EnvironmentProblemError."""
-    if root.launcher == "agent":
+    if root.launcher == AGENT:
         return
     executors = [name.strip().rpartition(".")[2] for name in conf.get("core", "executor", fallback="").split(",")]
     if executors != ["LocalExecutor"]:
@@ -51,10 +51,10 @@ def refuse_without_launcher(client: JobClient, root: JobRoot, specs: Sequence[Sp
     """A submission that nobody launches would leave the job waiting for ever. An agent launches what is submitted
     anywhere. Otherwise the page starts a driver only where the job's last one was started, and when that is this
     machine: an API server need not be a place for drivers. Raises EnvironmentProblemError, StoreError."""
-    if root.launcher == "agent":
+    if root.launcher == AGENT:
         return
     where = f"job {client.job_id}, launcher {root.launcher}"
-    if root.launcher not in KINDS:
+    if not runs_on_this_host(root.launcher):
         raise EnvironmentProblemError(
             "the page starts no driver with this launcher",
             where=where,

@@ -78,7 +78,7 @@ class JobReader:
         silent_s = self._monotonic() - self._beaten_at
         silent = silent_s >= SILENT_INTERVALS * options.heartbeat_interval.total_seconds() and view.is_active
         # At the first look, too: one that looks now and then, each time with a reader of its own, has no other.
-        death = local_death(self.client, spec) if silent or self._suspected else None
+        death = local_death(self.client.store, self.client.layout, spec.number) if silent or self._suspected else None
         self._suspected = death is not None or view.status is JobStatus.CREATED
         return Look(view, spec, options, death, grown or silent or death is not None)
 

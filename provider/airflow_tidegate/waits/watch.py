@@ -88,7 +88,7 @@ class Judge:
         if heartbeat.is_silent(view):
             raise _lost(client, view, look.spec, f"no heartbeat for {silent_s:.3g} s")
         is_late = view.status is JobStatus.CREATED and silent_s >= LAUNCH_GRACE_S
-        if is_late and not may_be_queued(client, look.spec):
+        if is_late and not may_be_queued(client.store, client.layout, look.spec.number):
             raise _lost(client, view, look.spec, f"it has not begun within {silent_s:.3g} s")
 
     def _observing(self, look: Look) -> HeartbeatWatch:

@@ -10,8 +10,8 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 from tidegate.errors import OptionError
-from tidegate.jobs.launches import STORAGE_OPTIONS_VARIABLE
 from tidegate.jobs.options import parse_duration
+from tidegate.jobs.process_environment import STORAGE_OPTIONS_VARIABLE
 
 ROOT_VARIABLE = "TIDEGATE_ROOT"
 """Environment variable with the default of --root."""

@@ -13,9 +13,10 @@ from tidegate.cli.arguments import Parser
 from tidegate.cli.output import Output
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch.driver_requirements import require_machine
-from tidegate.jobs.launches import CALLER_VARIABLE, launch_local
+from tidegate.jobs.launch.local import launch_local
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.os_processes import host_name
+from tidegate.jobs.process_environment import CALLER_VARIABLE
 from tidegate.jobs.records import Launch, Spec
 
 POLL_S = 0.25

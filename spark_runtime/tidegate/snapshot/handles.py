@@ -9,17 +9,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from tidegate.errors import NotFoundError, SnapshotError
 from tidegate.jobs.layout import JobLayout
+from tidegate.jobs.stores.store import Store
 from tidegate.snapshot.blobs import BlobFile, Pieces, StoredBlob, checked_name, matches, packed
 from tidegate.snapshot.local_copies import LocalCopies
 from tidegate.snapshot.parts import StateFormat, StateKind, StatePart
 from tidegate.snapshot.streams import decode_parts
-
-if TYPE_CHECKING:
-    from tidegate.jobs.stores.store import Store
 
 OpenLocation = Callable[[str], "tuple[Store, str]"]
 """Snapshot location (root-relative folder or URL) -> store and folder in it."""

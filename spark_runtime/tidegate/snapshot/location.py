@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tidegate.errors import StoreError
 from tidegate.jobs.records import Spec
-from tidegate.jobs.stores.store import Store, checked_path, open_store
+from tidegate.jobs.stores.store import Store, checked_path
+from tidegate.jobs.stores.store_registry import open_store
 
 
 def open_location(root: Store, spec: Spec, location: str) -> tuple[Store, str]:

@@ -12,13 +12,11 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tidegate.errors import NotFoundError, SnapshotError
+from tidegate.jobs.stores.store import Store
 from tidegate.snapshot.handles import OpenLocation, StateHandle, StreamFactory, joined
-
-if TYPE_CHECKING:
-    from tidegate.jobs.stores.store import Store
 
 METADATA_NAME = "_metadata"
 METADATA_VERSION = 4

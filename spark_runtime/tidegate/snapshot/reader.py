@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from tidegate.errors import OptionError, SnapshotError
 from tidegate.jobs.restore.snapshot_lookup import open_snapshot
-from tidegate.jobs.stores.store import Store, open_store
+from tidegate.jobs.stores.store import Store
+from tidegate.jobs.stores.store_registry import open_store
 from tidegate.snapshot.handles import StateHandle, StreamFactory
 from tidegate.snapshot.metadata import OperatorState, read_metadata
 from tidegate.snapshot.parts import StateFormat, StateKind, StatePart

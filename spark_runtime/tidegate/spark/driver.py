@@ -36,11 +36,12 @@ from tidegate.jobs.artifacts.artifact import materialise
 from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pin_graph, pinned_graph
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.decision_log import DecisionLog, Reign
-from tidegate.jobs.launches import STORAGE_OPTIONS_VARIABLE, refuse_if_superseded, storage_options_from
+from tidegate.jobs.launches import refuse_if_superseded
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
+from tidegate.jobs.process_environment import STORAGE_OPTIONS_VARIABLE, storage_options_from
 from tidegate.jobs.records import Spec, decode
-from tidegate.jobs.stores.store import open_store
+from tidegate.jobs.stores.store_registry import open_store
 from tidegate.plan.execution_plan import ExecutionPlan, graph_document, plan
 from tidegate.plan.job_graph import JobGraph
 from tidegate.spark.driver_loop.batch_loop import BatchSupervision

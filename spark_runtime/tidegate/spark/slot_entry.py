@@ -39,7 +39,8 @@ from tidegate.jobs.artifacts.artifact import materialise
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Spec, decode
-from tidegate.jobs.stores.store import Store, open_store
+from tidegate.jobs.stores.store import Store
+from tidegate.jobs.stores.store_registry import open_store
 from tidegate.plan.execution_plan import ExecutionPlan, plan
 from tidegate.plan.job_graph import JobGraph
 from tidegate.snapshot.local_copies import LocalCopies

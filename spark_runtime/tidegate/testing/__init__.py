@@ -1,4 +1,5 @@
-"""For tests of pipelines and connectors: `run` runs a pipeline in this process; sources and sinks must pass the suites.
+"""For tests of pipelines and extensions: `run` runs a pipeline in this process; sources, sinks and launchers must pass
+the suites.
 
 Names are imported when they are first used.
 """
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tidegate.testing.fed_source import Fed
+    from tidegate.testing.launcher_conformance import LauncherConformance
     from tidegate.testing.pipeline_run import Completed, Outcome, run
     from tidegate.testing.script import Advance, Checkpoint, Crash, End, Watermark
     from tidegate.testing.sink_conformance import SinkConformance
@@ -23,6 +25,7 @@ __all__ = [
     "Crash",
     "End",
     "Fed",
+    "LauncherConformance",
     "Outcome",
     "SinkConformance",
     "SourceConformance",
@@ -37,6 +40,7 @@ _HOMES = {
     "Crash": "script",
     "End": "script",
     "Fed": "fed_source",
+    "LauncherConformance": "launcher_conformance",
     "Outcome": "pipeline_run",
     "SinkConformance": "sink_conformance",
     "SourceConformance": "source_conformance",
@@ -44,7 +48,7 @@ _HOMES = {
     "run": "pipeline_run",
 }
 
-_SUITES = ("sink_conformance", "source_conformance")
+_SUITES = ("launcher_conformance", "sink_conformance", "source_conformance")
 if "_pytest.assertion" in sys.modules:  # before they are imported; else a failed assertion would not show its values
     importlib.import_module("pytest").register_assert_rewrite(*(f"{__name__}.{suite}" for suite in _SUITES))
 

@@ -18,7 +18,7 @@ from tidegate.connectors.sink_operator import held_handles
 from tidegate.connectors.spark.spark_source import SparkSource
 from tidegate.connectors.split_documents import assign, split_to_json
 from tidegate.jobs.options import JobOptions
-from tidegate.jobs.stores.store import open_store
+from tidegate.jobs.stores.store_registry import open_store
 from tidegate.plan.batch_plan import plan_batch
 from tidegate.plan.job_graph import JobGraph, Node
 from tidegate.plan.spark_pushdown import NativeRows

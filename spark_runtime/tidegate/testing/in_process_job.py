@@ -32,7 +32,8 @@ from tidegate.jobs.decision_log import DecisionLog, Reign
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom, Spec
-from tidegate.jobs.stores.store import Store, open_store
+from tidegate.jobs.stores.store import Store
+from tidegate.jobs.stores.store_registry import open_store
 from tidegate.operators.stream_operator import StartRequests
 from tidegate.plan.execution_plan import graph_document, plan
 from tidegate.snapshot.location import open_location

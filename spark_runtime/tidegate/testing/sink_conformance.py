@@ -25,7 +25,7 @@ from tidegate.connectors.transactions import parse_transaction_id
 from tidegate.errors import TidegateError
 from tidegate.jobs.client.staged_data import StagedData, merged, quarantined_data
 from tidegate.jobs.history.verdicts import Withheld
-from tidegate.jobs.stores.store import open_store
+from tidegate.jobs.stores.store_registry import open_store
 from tidegate.testing.one_sink_job import (
     COLLECT_ACTIONS,
     CRASH_ACTIONS,

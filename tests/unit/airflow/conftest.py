@@ -11,6 +11,7 @@ import pytest
 from scripted_job import NOW, Job
 
 from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.launch.local import LocalLauncher
 from tidegate.jobs.records import Launch
 
 
@@ -27,14 +28,15 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.setenv("AIRFLOW_CONN_TIDEGATE_DEFAULT", json.dumps(connection))
     made = Job(root, dag_file, JobClient(str(root), "j1"))
 
-    def launch_local(client: JobClient, spec: Any, **_: Any) -> Launch:
+    def launch(self: LocalLauncher, client: JobClient, spec: Any, attempt: int | None = None) -> Launch:
         made.launches.append(spec.number)
-        attempt = made.launches.count(spec.number)
-        made.on_launch(spec.number, attempt)
-        return Launch(spec.number, attempt, "local", "elsewhere", NOW, (), "n", pid=1)
+        number = made.launches.count(spec.number)
+        made.on_launch(spec.number, number)
+        return Launch(spec.number, number, "local", "elsewhere", NOW, (), "n", pid=1)
 
-    monkeypatch.setattr("airflow_tidegate.launchers.local.launch_local", launch_local)
-    monkeypatch.setattr("airflow_tidegate.launchers.local.find_local", lambda client, spec: None)
+    monkeypatch.setattr(LocalLauncher, "launch", launch)
+    monkeypatch.setattr("airflow_tidegate.launchers.local.settled_local", lambda *_: None)
+    monkeypatch.setattr("airflow_tidegate.launchers.driver_launch.find_local", lambda *_: None)
     return made
 
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import launcher_package
 import pytest
 from scripted_job import PIPELINE, Job, ScriptedDriver
 
+from airflow_tidegate.get_provider_info import get_provider_info
 from airflow_tidegate.launchers import ensure_driver
 from airflow_tidegate.operators.start import TidegateStartJobOperator
 from airflow_tidegate.version_compat import AirflowFailException
 from tidegate.errors import EnvironmentProblemError, JobFailedError
 from tidegate.jobs.launch import cluster
-from tidegate.jobs.launch.cluster import Answer
 from tidegate.jobs.launch.desired_state import desired_of
-from tidegate.jobs.launches import record_launch
+from tidegate.jobs.launch.programs import Answer
+from tidegate.jobs.launches import launch_of, record_launch
 
 APPLICATION = "application_1700000000000_0007"
 
@@ -43,8 +46,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
             return Answer(0, "\tState : RUNNING\n")
         return Answer(0, f"Submitted application {APPLICATION}\n")
 
-    for launcher in (cluster.YarnLauncher, cluster.KubernetesLauncher):
-        monkeypatch.setattr(launcher.__init__, "__defaults__", (run,))
+    monkeypatch.setattr(cluster.ClusterLauncher.__init__, "__defaults__", (run,))
     return asked
 
 
@@ -67,7 +69,7 @@ def test_with_an_agent_the_operator_records_the_wish_and_waits(
     def an_agent_launches() -> None:
         desired = desired_of(job.client)
         assert desired is not None and (desired.state, desired.spec, desired.launch) == ("running", 1, 1)
-        record_launch(job.client, job.client.spec(1), launcher="local", attempt=1)
+        record_launch(job.client.store, job.client.layout, job.client.spec(1).number, launcher="local", attempt=1)
         runs(job)
 
     between_looks.append(an_agent_launches)
@@ -83,7 +85,9 @@ def test_a_retry_of_a_failed_job_asks_the_agent_for_another_driver(
 
     def launches(attempt: int, status: str) -> Any:
         def act() -> None:
-            record_launch(job.client, job.client.spec(1), launcher="local", attempt=attempt)
+            record_launch(
+                job.client.store, job.client.layout, job.client.spec(1).number, launcher="local", attempt=attempt
+            )
             ScriptedDriver(job.client, 1, attempt).status(status)
 
         return act
@@ -100,7 +104,7 @@ def test_a_retry_of_a_failed_job_asks_the_agent_for_another_driver(
 def test_a_driver_that_lives_is_not_asked_for_again(job: Job, connection: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     connection(launcher="agent")
     job.submit()
-    record_launch(job.client, job.client.spec(1), launcher="local", attempt=1)
+    record_launch(job.client.store, job.client.layout, job.client.spec(1).number, launcher="local", attempt=1)
     runs(job)
     monkeypatch.setattr("tidegate.jobs.client.job_client.JobClient.is_alive", lambda self, **_: True)
     operator = start()
@@ -147,3 +151,20 @@ def test_a_cancelled_submission_is_launched_by_nobody(job: Job, connection: Any)
     with pytest.raises(JobFailedError, match="was cancelled"):
         ensure_driver(job.client, spec, start().job_root())
     assert desired_of(job.client) is None
+
+
+def test_a_launcher_of_another_package_is_named_by_a_connection(
+    job: Job, connection: Any, between_looks: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its entry point alone: the form has its field, the hook reads it, and the operator launches with it."""
+    with launcher_package.installed(tmp_path / "site-packages", monkeypatch):
+        fields = get_provider_info()["connection-types"][0]["conn-fields"]
+        assert "nomad" in fields["launcher"]["schema"]["enum"]
+        assert fields["nomad_address"]["description"] == "URL of Nomad's server."
+        connection(launcher="nomad", nomad_address="http://here:4646")
+        between_looks.append(lambda: runs(job))
+        assert start().execute(job.context())["status"] == "RUNNING"
+        assert start().execute(job.context())["status"] == "RUNNING"
+    launch = launch_of(job.client.store, job.client.layout, 1, 1)
+    assert (launch.launcher, launch.host) == ("nomad", "http://here:4646")
+    assert job.client.launches() == [(1, 1)] and job.launches == []

@@ -300,7 +300,7 @@ def test_a_cancel_of_a_job_whose_driver_is_dead_needs_no_driver(
 
 def ended(job: Job, launcher: str = "local", host: str | None = None) -> None:
     """The job is stopped; its driver had been launched."""
-    launch = record_launch(job.client, job.client.spec(1), launcher=launcher, host=host)
+    launch = record_launch(job.client.store, job.client.layout, job.client.spec(1).number, launcher=launcher, host=host)
     known = Launch(**{**{f: getattr(launch, f) for f in Launch.__slots__}, "pid": 1})
     job.client.store.create(job.client.layout.launched_process(1, launch.attempt), encode(known))
     ScriptedDriver(job.client, launch=2).status("STOPPED")

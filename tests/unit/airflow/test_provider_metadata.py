@@ -59,7 +59,7 @@ def test_every_field_of_the_connection_form_is_read_by_the_hook(monkeypatch: pyt
     assert (settings.kind, settings.python, settings.spark_submit) == tuple(
         values[name] for name in ("launcher", "python", "spark_submit")
     )
-    assert (settings.yarn, settings.driver_script) == (values["yarn"], values["driver_script"])
+    assert settings.extra == {name: values[name] for name in ("yarn", "driver_script")}
     assert root.spark_conf == {"spark.x": "1"}
     assert root.storage_options == {"endpoint_url": "http://x"}
 

@@ -198,7 +198,7 @@ def test_a_driver_whose_process_here_is_gone_is_noticed_at_the_second_look(
     job: Job, driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = Launch(1, 1, "local", "here", NOW, (), "n", pid=4711)
-    monkeypatch.setattr("airflow_tidegate.waits.job_reader.local_death", lambda client, spec: gone)
+    monkeypatch.setattr("airflow_tidegate.waits.job_reader.local_death", lambda *_: gone)
     watch = Clocks().watch(job, CheckpointWait(count=1))
     assert watch.step() is None, "its last words may have come after the first look"
     with pytest.raises(DriverLostError, match="4711"):
@@ -209,7 +209,7 @@ def test_last_words_of_a_process_that_is_gone_are_heard(
     job: Job, driver: ScriptedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = Launch(1, 1, "local", "here", NOW, (), "n", pid=4711)
-    monkeypatch.setattr("airflow_tidegate.waits.job_reader.local_death", lambda client, spec: gone)
+    monkeypatch.setattr("airflow_tidegate.waits.job_reader.local_death", lambda *_: gone)
     watch = Clocks().watch(job, StatusWait(spec=1, statuses=("FINISHED",)))
     assert watch.step() is None
     driver.status("FINISHED")
@@ -230,8 +230,8 @@ def test_a_driver_that_never_begins_is_noticed(job: Job) -> None:
 
 def test_a_driver_that_waits_in_a_clusters_queue_is_not_lost(job: Job) -> None:
     spec = job.submit()
-    launch = record_launch(job.client, spec, launcher="yarn", host="yarn")
-    record_process(job.client, replace(launch, external_id="application_1_2"))
+    launch = record_launch(job.client.store, job.client.layout, spec.number, launcher="yarn", host="yarn")
+    record_process(job.client.store, job.client.layout, replace(launch, external_id="application_1_2"))
     clocks = Clocks()
     watch = clocks.watch(job, StatusWait(spec=1, statuses=("RUNNING",)))
     assert watch.step() is None

@@ -16,7 +16,8 @@ from tidegate.cli.output import Output
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.decision_log import DecisionLog, Reign
 from tidegate.jobs.launch.driver_requirements import require_machine
-from tidegate.jobs.launches import driver_command, record_launch
+from tidegate.jobs.launch.local import driver_command
+from tidegate.jobs.launches import record_launch
 from tidegate.jobs.records import Command, CommandResult, Launch, Spec, StatusHint, encode
 
 NOW = "2026-11-21T09:25:00.000Z"
@@ -109,7 +110,9 @@ class Caller:
         self.launched.append(spec)
         self.begin(client, spec)
         command = lambda attempt: driver_command("python", client.root, attempt, spec.job_id)  # noqa: E731
-        return record_launch(client, spec, launcher="scripted", command=command, host="elsewhere")
+        return record_launch(
+            client.store, client.layout, spec.number, launcher="scripted", command=command, host="elsewhere"
+        )
 
     def __call__(self, *words: str, root: bool = True) -> Answer:
         """Run a verb; `root`: with --root."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import launcher_package
 import pytest
 from cli_caller import Caller
 
@@ -51,3 +54,17 @@ def test_a_wrong_word_is_refused(tidegate: Caller, words: list[str], told: str) 
     answer = tidegate("agent", *words)
     assert answer.code == 2
     assert told in answer.err
+
+
+def test_the_settings_of_a_launcher_are_options(
+    tidegate: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a launcher that another package registers."""
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(Agent, "run", lambda agent, over: made.append(agent._launchers))
+    with launcher_package.installed(tmp_path, monkeypatch):
+        answer = tidegate("agent", "--launcher", "nomad", "--nomad-address", "http://here", "--yarn", "/opt/yarn")
+        assert answer.code == 0, answer.err
+        assert "launcher nomad" in answer.out
+    assert made[0]["nomad"]._address == "http://here"
+    assert made[0]["yarn"]._settings.extra == {"nomad_address": "http://here", "yarn": "/opt/yarn"}

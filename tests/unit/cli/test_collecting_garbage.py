@@ -9,7 +9,7 @@ import pytest
 from cli_caller import Caller
 
 from tidegate.cli.upkeep import gc
-from tidegate.jobs.stores.store import open_store
+from tidegate.jobs.stores.store_registry import open_store
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cli_caller import Caller
 
-from tidegate.jobs.client.job_client import list_jobs
+from tidegate.jobs.client.job_directory import list_jobs
 
 CODE = """
 import pyarrow as pa

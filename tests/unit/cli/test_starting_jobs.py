@@ -11,7 +11,8 @@ from cli_caller import Caller, Driver
 
 from tidegate.cli.jobs.start import restore_from
 from tidegate.errors import OptionError
-from tidegate.jobs.client.job_client import JobClient, list_jobs
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.job_directory import list_jobs
 from tidegate.jobs.records import RestoreFrom
 
 

@@ -21,7 +21,8 @@ from tidegate.jobs.artifacts.artifact import PackedArtifact, materialise, upload
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Decision, RestoreFrom, Spec, encode
 from tidegate.jobs.stores.in_memory import MemoryStore
-from tidegate.jobs.stores.store import Store, open_store
+from tidegate.jobs.stores.store import Store
+from tidegate.jobs.stores.store_registry import open_store
 from tidegate.snapshot.blobs import BlobFile, StoredBlob
 from tidegate.snapshot.handles import StateHandle
 from tidegate.snapshot.location import open_location

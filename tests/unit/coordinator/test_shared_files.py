@@ -16,7 +16,8 @@ from tidegate.errors import FencedError, SnapshotError
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Decision
 from tidegate.jobs.stores.in_memory import MemoryStore
-from tidegate.jobs.stores.store import Store, open_store
+from tidegate.jobs.stores.store import Store
+from tidegate.jobs.stores.store_registry import open_store
 from tidegate.snapshot.blobs import BlobFile, StoredBlob
 from tidegate.snapshot.handles import StateHandle
 from tidegate.snapshot.metadata import OperatorState, SnapshotMetadata, SubtaskState, write_metadata

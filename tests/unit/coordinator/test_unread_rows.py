@@ -12,7 +12,7 @@ from tidegate.coordinator.garbage.garbage_collection import collect
 from tidegate.jobs.artifacts.materialised_rows import Materialised, settle_materialised
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import RestoreFrom, Spec
-from tidegate.jobs.stores.store import open_store
+from tidegate.jobs.stores.store_registry import open_store
 from tidegate.snapshot.metadata import read_metadata, write_metadata
 
 

@@ -38,12 +38,12 @@ class Place:
         self.before_launch()
         if isinstance(self.refusal, OptionError):
             raise self.refusal
-        launch = record_launch(client, spec, launcher=self.kind, attempt=attempt)
+        launch = record_launch(client.store, client.layout, spec.number, launcher=self.kind, attempt=attempt)
         if self.refusal is not None:
             raise self.refusal
         self.while_handing_over()
         self.states[launch.attempt] = DriverState.RUNNING
-        return record_process(client, replace(launch, external_id=f"x-{launch.attempt}"))
+        return record_process(client.store, client.layout, replace(launch, external_id=f"x-{launch.attempt}"))
 
     def state(self, launch: Launch) -> DriverState:
         return self.states.get(launch.attempt, self.absent)
@@ -268,7 +268,7 @@ def test_a_launch_on_a_cluster_that_failed_is_made_anew_at_once_by_the_agent_tha
 
 def test_a_launch_that_its_agent_did_not_live_to_make_is_made_anew_after_a_while(world: World) -> None:
     want_running(world.client, world.spec, by="airflow")
-    record_launch(world.client, world.spec, launcher="local")
+    record_launch(world.client.store, world.client.layout, world.spec.number, launcher="local")
     assert not world.agent.round()
     world.clock.sleep(LAUNCH_GRACE_S)
     assert world.agent.round()
@@ -330,7 +330,7 @@ def test_a_job_that_nobody_wants_or_that_is_over_costs_one_request_a_round(
     world.begins(1).status("FINISHED")
     world.agent.round()
     read: list[str] = []
-    store = world.agent._clients["flights"].store
+    store = world.agent._jobs["flights"].store
     original = type(store).read
 
     def counting(self: object, path: str) -> bytes:

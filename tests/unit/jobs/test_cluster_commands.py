@@ -13,15 +13,11 @@ import pytest
 
 from tidegate.errors import OptionError
 from tidegate.jobs.launch import driver_entry
-from tidegate.jobs.launch.cluster_commands import (
-    client_command,
-    kubernetes_command,
-    pod_name,
-    yarn_application,
-    yarn_command,
-)
+from tidegate.jobs.launch.kubernetes import kubernetes_command, pod_name
 from tidegate.jobs.launch.launcher import LauncherSettings
-from tidegate.jobs.launches import storage_options_from
+from tidegate.jobs.launch.spark_submit import client_command
+from tidegate.jobs.launch.yarn import yarn_application, yarn_command
+from tidegate.jobs.process_environment import storage_options_from
 from tidegate.jobs.records import Launch, Spec
 
 ROOT = "s3://bucket/jobs"

@@ -22,7 +22,8 @@ from tidegate.errors import (
     StoreError,
 )
 from tidegate.jobs.artifacts.artifact import materialise
-from tidegate.jobs.client.job_client import JobClient, list_jobs
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.job_directory import list_jobs
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom, Spec, decode
 

@@ -17,10 +17,10 @@ from tidegate.jobs.records import Spec
 
 def test_a_process_is_told_with_host_pid_log_and_its_last_lines(client: JobClient, spec: Spec, tmp_path: Path) -> None:
     (tmp_path / "log").write_text("\n".join(f"line {n}" for n in range(100)))
-    launch = record_launch(client, spec, launcher="local", host="worker-3")
-    record_process(client, replace(launch, pid=42, log=str(tmp_path / "log")))
+    launch = record_launch(client.store, client.layout, spec.number, launcher="local", host="worker-3")
+    record_process(client.store, client.layout, replace(launch, pid=42, log=str(tmp_path / "log")))
     place, tail = last_words(client, spec)
-    assert place == f"launch 1 by local on worker-3, process 42, log {tmp_path / 'log'}"
+    assert place == f"launch 1 by local, process 42 on worker-3, log {tmp_path / 'log'}"
     assert tail.splitlines()[0] == "line 80" and tail.splitlines()[-1] == "line 99"
 
 
@@ -34,16 +34,16 @@ def test_a_process_is_told_with_host_pid_log_and_its_last_lines(client: JobClien
 def test_a_clusters_driver_is_told_with_the_way_to_its_log(
     client: JobClient, spec: Spec, launcher: str, external_id: str, told: str
 ) -> None:
-    launch = record_launch(client, spec, launcher=launcher, host="cluster")
-    record_process(client, replace(launch, external_id=external_id))
+    launch = record_launch(client.store, client.layout, spec.number, launcher=launcher, host="cluster")
+    record_process(client.store, client.layout, replace(launch, external_id=external_id))
     assert last_words(client, spec) == (f"{told} shows its log", "")
 
 
 def test_a_launch_that_an_agent_could_not_make_is_told_in_the_agents_words(client: JobClient, spec: Spec) -> None:
-    record_launch(client, spec, launcher="spark-submit", host="edge")
+    record_launch(client.store, client.layout, spec.number, launcher="spark-submit", host="edge")
     client.store.create(client.layout.launch_log(1, 1), b"spark-submit cannot be run")
     assert last_words(client, spec) == (
-        "launch 1 by spark-submit on edge: what it started was never recorded",
+        "launch 1 by spark-submit, on edge: what it started was never recorded",
         "spark-submit cannot be run",
     )
 

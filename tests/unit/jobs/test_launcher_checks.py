@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tidegate.errors import EnvironmentProblemError
-from tidegate.jobs.launch.cluster import Answer
-from tidegate.jobs.launch.launcher import LauncherSettings
-from tidegate.jobs.launch.launcher_checks import check_launcher, connects
+from tidegate.jobs.launch.launcher import LauncherSettings, World
+from tidegate.jobs.launch.launcher_registry import check_launcher
+from tidegate.jobs.launch.programs import Answer, connects
 
 SUBMIT = sys.executable  # any program that is there
 HAS_ALL = Answer(0, "pyspark 4.3.0\n")
@@ -27,6 +27,7 @@ def check(
     refuses: Mapping[str, str] | None = None,
     conf: Mapping[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
+    yarn: str = SUBMIT,
     **settings: Any,
 ) -> tuple[list[str], list[str]]:
     """What is well, and what is not."""
@@ -36,14 +37,9 @@ def check(
             raise answer
         return answer
 
-    found = check_launcher(
-        LauncherSettings(kind, **{"spark_submit": SUBMIT, "yarn": SUBMIT, **settings}),
-        master,
-        conf or {},
-        run=run,
-        connect=lambda host, port: (refuses or {}).get(f"{host}:{port}"),
-        environment=environment or {},
-    )
+    world = World(run, lambda host, port: (refuses or {}).get(f"{host}:{port}"), environment or {})
+    given = LauncherSettings(kind, **{"spark_submit": SUBMIT, "extra": {"yarn": yarn}, **settings})
+    found = check_launcher(given, master, conf or {}, world)
     return [c.text for c in found if c.ok], [c.text for c in found if not c.ok]
 
 

@@ -16,19 +16,15 @@ from scripted_contract import ScriptedDriver
 from tidegate.errors import AlreadyExistsError, EnvironmentProblemError, FencedError, OptionError
 from tidegate.jobs import os_processes
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.launch.cluster import Answer, KubernetesLauncher, YarnLauncher, run_program
+from tidegate.jobs.launch.kubernetes import KubernetesLauncher
 from tidegate.jobs.launch.launcher import DriverState, LauncherSettings
 from tidegate.jobs.launch.launcher_registry import check_kind, find_driver, launchers
-from tidegate.jobs.launch.local import LocalLauncher, SparkSubmitLauncher
-from tidegate.jobs.launches import (
-    find_local,
-    launch_of,
-    local_death,
-    record_launch,
-    refuse_if_superseded,
-    storage_options_from,
-    storage_options_text,
-)
+from tidegate.jobs.launch.local import LocalLauncher
+from tidegate.jobs.launch.programs import Answer, run_program
+from tidegate.jobs.launch.spark_submit import SparkSubmitLauncher
+from tidegate.jobs.launch.yarn import YarnLauncher
+from tidegate.jobs.launches import find_local, launch_of, local_death, record_launch, refuse_if_superseded
+from tidegate.jobs.process_environment import storage_options_from, storage_options_text
 from tidegate.jobs.records import Launch, Spec
 
 SPARK_SUBMIT = """#!{python}
@@ -78,9 +74,9 @@ def submitted(client: JobClient, spec: Spec, master: str, **conf: str) -> Spec:
 
 def test_a_driver_whose_launch_was_given_up_before_it_began_does_not_begin(client: JobClient, spec: Spec) -> None:
     """S9.2: whoever recorded a newer launch takes this one for dead."""
-    record_launch(client, spec, launcher="local")
+    record_launch(client.store, client.layout, spec.number, launcher="local")
     refuse_if_superseded(client.store, client.layout, 1, 1)
-    record_launch(client, spec, launcher="local")
+    record_launch(client.store, client.layout, spec.number, launcher="local")
     with pytest.raises(FencedError, match=r"launch 1 of submission 1 was given up.*launch 2 of submission 1"):
         refuse_if_superseded(client.store, client.layout, 1, 1)
     refuse_if_superseded(client.store, client.layout, 1, 2)
@@ -90,8 +86,8 @@ def test_a_driver_of_an_older_submission_does_not_begin_once_a_newer_one_was_lau
     client: JobClient, spec: Spec
 ) -> None:
     """S9.2."""
-    record_launch(client, spec, launcher="local", attempt=5)
-    record_launch(client, replace(spec, number=2), launcher="local")
+    record_launch(client.store, client.layout, spec.number, launcher="local", attempt=5)
+    record_launch(client.store, client.layout, 2, launcher="local")
     with pytest.raises(FencedError, match="launch 1 of submission 2 is recorded"):
         refuse_if_superseded(client.store, client.layout, 1, 5)
 
@@ -116,10 +112,10 @@ def test_a_running_driver_ends_once_a_newer_launch_has_fenced_and_one_that_start
 
 
 def test_a_launch_of_one_attempt_is_made_once(client: JobClient, spec: Spec) -> None:
-    assert record_launch(client, spec, launcher="x", attempt=3).attempt == 3
+    assert record_launch(client.store, client.layout, spec.number, launcher="x", attempt=3).attempt == 3
     with pytest.raises(AlreadyExistsError):
-        record_launch(client, spec, launcher="x", attempt=3)
-    assert record_launch(client, spec, launcher="x").attempt == 4
+        record_launch(client.store, client.layout, spec.number, launcher="x", attempt=3)
+    assert record_launch(client.store, client.layout, spec.number, launcher="x").attempt == 4
 
 
 # ---------------------------------------------------------------- processes of this machine
@@ -181,13 +177,13 @@ def test_spark_submit_is_found_again_asked_for_a_graceful_end_and_read(
     again = JobClient(local_client.root, "flights")
     found = find_driver(again, cluster_spec, launchers(LauncherSettings()))
     assert found is not None and found.launch == launch and isinstance(found.launcher, SparkSubmitLauncher)
-    assert find_local(again, cluster_spec) is not None
+    assert find_local(again.store, again.layout, cluster_spec.number) is not None
     assert found.launcher.kill(found.launch)
     gone(launch)
     assert launcher.log(launch).splitlines()[-1] == "a savepoint, then the end"
     assert launcher.state(launch) is DriverState.GONE
     assert find_driver(again, cluster_spec, launchers(LauncherSettings())) is None
-    assert local_death(again, cluster_spec) == launch
+    assert local_death(again.store, again.layout, cluster_spec.number) == launch
     assert not launcher.kill(launch)
 
 
@@ -308,7 +304,7 @@ def test_a_yarn_application_is_killed_and_read_by_its_id() -> None:
         ("-kill", Answer(0, "Killed application")),
         ("logs", Answer(0, "the driver's words")),
     )
-    launcher = YarnLauncher(LauncherSettings(yarn="/opt/hadoop/bin/yarn"), cluster)
+    launcher = YarnLauncher(LauncherSettings(extra={"yarn": "/opt/hadoop/bin/yarn"}), cluster)
     launch = a_launch(external_id=APPLICATION)
     assert launcher.kill(launch)
     assert launcher.log(launch) == "the driver's words"
@@ -426,6 +422,6 @@ def test_an_unknown_launcher_is_refused_with_those_there_are() -> None:
 
 def test_a_driver_is_looked_for_by_the_launcher_that_launched_it(client: JobClient, spec: Spec) -> None:
     """Whatever the connection says by now; of an unknown launcher, and of other submissions, none is found."""
-    record_launch(client, spec, launcher="of-the-future")
-    record_launch(client, replace(spec, number=2), launcher="yarn")
+    record_launch(client.store, client.layout, spec.number, launcher="of-the-future")
+    record_launch(client.store, client.layout, 2, launcher="yarn")
     assert find_driver(client, spec, {"yarn": YarnLauncher(LauncherSettings(), Cluster())}) is None

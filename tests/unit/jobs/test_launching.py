@@ -16,9 +16,11 @@ import pytest
 from scripted_contract import ScriptedDriver
 
 from tidegate.errors import DriverLostError, EnvironmentProblemError, JobExistsError
-from tidegate.jobs import launches, os_processes
+from tidegate.jobs import os_processes
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.launches import driver_command, find_local, launch_local, local_death, record_launch
+from tidegate.jobs.launch import local
+from tidegate.jobs.launch.local import driver_command, launch_local
+from tidegate.jobs.launches import find_local, local_death, record_launch
 from tidegate.jobs.records import Launch, Spec, decode, encode
 
 STAND_IN = """
@@ -57,7 +59,7 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     (tmp_path / "stand_in.py").write_text(STAND_IN)
-    monkeypatch.setattr(launches, "DRIVER_MODULE", "stand_in")
+    monkeypatch.setattr(local, "DRIVER_MODULE", "stand_in")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     started = Machine(tmp_path)
     yield started
@@ -115,10 +117,10 @@ def test_a_living_driver_is_found_again_by_another_client(
 ) -> None:
     launch = machine.launch(local_client, local_spec)
     other = JobClient(local_client.root, "flights")
-    found = find_local(other, local_spec)
+    found = find_local(other.store, other.layout, local_spec.number)
     assert found is not None and found.pid == launch.pid and found.is_running()
     assert other.is_alive()
-    assert local_death(other, local_spec) is None
+    assert local_death(other.store, other.layout, local_spec.number) is None
 
 
 def test_a_second_launch_gives_the_living_driver(machine: Machine, local_client: JobClient, local_spec: Spec) -> None:
@@ -140,12 +142,12 @@ def test_after_a_death_the_next_launch_is_a_new_attempt(
 ) -> None:
     first = machine.launch(local_client, local_spec)
     machine.end(first)
-    assert find_local(local_client, local_spec) is None
-    assert local_death(local_client, local_spec) == first
+    assert find_local(local_client.store, local_client.layout, local_spec.number) is None
+    assert local_death(local_client.store, local_client.layout, local_spec.number) == first
     assert not local_client.is_alive()
     second = machine.launch(local_client, local_spec)
     assert (second.attempt, second.pid != first.pid) == (2, True)
-    assert local_death(local_client, local_spec) is None
+    assert local_death(local_client.store, local_client.layout, local_spec.number) is None
 
 
 def test_a_wait_shows_the_last_words_of_a_driver_that_died_before_it_began(
@@ -164,7 +166,7 @@ def test_killing_reaches_this_very_process_only(machine: Machine, local_client: 
     launch = machine.launch(local_client, local_spec)
     assert launch.pid is not None
     assert not os_processes.send_signal(launch.pid, "another process of this pid", signal.SIGKILL)
-    found = find_local(local_client, local_spec)
+    found = find_local(local_client.store, local_client.layout, local_spec.number)
     assert found is not None and found.kill(signal.SIGKILL)
     machine.end(launch)
     assert not found.kill() and not found.is_running()
@@ -175,12 +177,12 @@ def test_killing_reaches_this_very_process_only(machine: Machine, local_client: 
 def test_a_driver_of_another_machine_is_neither_found_nor_declared_dead(
     local_client: JobClient, local_spec: Spec, elsewhere: dict[str, Any], alive_here: bool
 ) -> None:
-    launch = record_launch(local_client, local_spec, launcher="local")
+    launch = record_launch(local_client.store, local_client.layout, local_spec.number, launcher="local")
     started = os_processes.process_started(os.getpid()) if alive_here else "long ago"
     recorded = replace(launch, pid=os.getpid(), process_started=started, **elsewhere)
     local_client.store.create(local_client.layout.launched_process(1, 1), encode(recorded))
-    assert find_local(local_client, local_spec) is None
-    assert local_death(local_client, local_spec) is None
+    assert find_local(local_client.store, local_client.layout, local_spec.number) is None
+    assert local_death(local_client.store, local_client.layout, local_spec.number) is None
 
 
 def test_a_driver_that_died_on_this_machine_is_known_to_be_dead_without_watching(
@@ -198,7 +200,7 @@ def test_a_driver_that_died_on_this_machine_is_known_to_be_dead_without_watching
 def test_a_launcher_waits_for_another_that_has_not_recorded_its_process_yet(
     local_client: JobClient, local_spec: Spec
 ) -> None:
-    launch = record_launch(local_client, local_spec, launcher="local")
+    launch = record_launch(local_client.store, local_client.layout, local_spec.number, launcher="local")
     mine = replace(launch, pid=os.getpid(), process_started=os_processes.process_started(os.getpid()))
 
     def the_other_goes_on(_seconds: float) -> None:
@@ -211,16 +213,19 @@ def test_a_launcher_waits_for_another_that_has_not_recorded_its_process_yet(
 def test_a_launch_whose_launcher_died_in_between_is_given_up(
     machine: Machine, local_client: JobClient, local_spec: Spec
 ) -> None:
-    record_launch(local_client, local_spec, launcher="local")
+    record_launch(local_client.store, local_client.layout, local_spec.number, launcher="local")
     pauses: list[float] = []
     launch = launch_local(local_client, local_spec, env={"READY": machine.ready}, sleep=pauses.append)
     machine.started.append(launch)
     assert launch.attempt == 2
-    assert sum(pauses) == pytest.approx(launches.UNFINISHED_LAUNCH_S)
+    assert sum(pauses) == pytest.approx(local.UNFINISHED_LAUNCH_S)
 
 
 def test_launchers_at_once_get_attempts_of_their_own(local_client: JobClient, local_spec: Spec) -> None:
-    attempts = [record_launch(local_client, local_spec, launcher="x").attempt for _ in range(3)]
+    attempts = [
+        record_launch(local_client.store, local_client.layout, local_spec.number, launcher="x").attempt
+        for _ in range(3)
+    ]
     assert attempts == [1, 2, 3]
 
 

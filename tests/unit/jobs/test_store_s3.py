@@ -14,7 +14,8 @@ from store_suites.store_conformance import StoreConformance
 
 from tidegate.errors import AlreadyExistsError, OptionError, StoreError
 from tidegate.jobs.stores.s3 import PART_BYTES, S3Store
-from tidegate.jobs.stores.store import Store, open_store
+from tidegate.jobs.stores.store import Store
+from tidegate.jobs.stores.store_registry import open_store
 
 BUCKET = "jobs"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,8 @@ from tidegate.jobs.stores import local_disk
 from tidegate.jobs.stores.in_memory import MemoryStore
 from tidegate.jobs.stores.local_disk import LocalStore
 from tidegate.jobs.stores.probe import probe_store
-from tidegate.jobs.stores.store import Store, open_store
+from tidegate.jobs.stores.store import Store
+from tidegate.jobs.stores.store_registry import STORES, StoreKind, open_store
 
 
 class TestLocalStore(StoreConformance):
@@ -169,3 +172,15 @@ def test_a_loser_of_a_create_learns_which_object_was_there(tmp_path: Path) -> No
     with pytest.raises(AlreadyExistsError) as refusal:
         store.create("a/object", b"y")
     assert refusal.value.where == str(tmp_path / "a" / "object")
+
+
+@pytest.mark.parametrize("kind", STORES.values(), ids=STORES)
+def test_every_scheme_names_a_class_that_is_a_store(kind: StoreKind) -> None:
+    module, _, name = kind.target.partition(":")
+    assert Store in getattr(import_module(module), name).__mro__
+
+
+def test_a_missing_package_of_a_store_is_one_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tidegate.jobs.stores.s3", None)
+    with pytest.raises(StoreError, match="s3:// needs the package s3fs.*tidegate\\[s3\\]"):
+        open_store("s3://bucket/prefix")

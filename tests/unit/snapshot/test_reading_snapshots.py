@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import SnapshotError
-from tidegate.jobs.stores.store import open_store
+from tidegate.jobs.stores.store_registry import open_store
 from tidegate.snapshot.handles import StateHandle, StreamFactory
 from tidegate.snapshot.metadata import OperatorState, SnapshotMetadata, SubtaskState, write_metadata
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, Blob, StateKind, StatePart

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.errors import AlreadyExistsError, SnapshotError
-from tidegate.jobs.stores.store import Store, open_store
+from tidegate.jobs.stores.store import Store
+from tidegate.jobs.stores.store_registry import open_store
 from tidegate.snapshot.blobs import BlobFile, StoredBlob
 from tidegate.snapshot.handles import StateHandle, StreamFactory
 from tidegate.snapshot.metadata import (

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tidegate.errors import AlreadyExistsError, SnapshotError
-from tidegate.jobs.stores.store import Store, open_store
+from tidegate.jobs.stores.store import Store
+from tidegate.jobs.stores.store_registry import open_store
 from tidegate.snapshot.handles import DEFAULT_THRESHOLD_BYTES, StateHandle, StreamFactory
 
 

@@ -14,7 +14,8 @@ from tidegate.coordinator.supervision.supervision_events import AnswerAllOpen
 from tidegate.errors import StoreError
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import Command, CommandResult, Spec, Withdrawn, decode, encode
-from tidegate.jobs.stores.store import Store, open_store
+from tidegate.jobs.stores.store import Store
+from tidegate.jobs.stores.store_registry import open_store
 from tidegate.spark.driver_loop import command_poller
 from tidegate.spark.driver_loop.command_desk import CommandDesk
 

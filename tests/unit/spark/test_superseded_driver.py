@@ -35,7 +35,7 @@ def test_a_driver_ends_without_a_word_when_a_newer_launch_was_recorded_before_it
     """S9.2: it was given up. Not even a fence, which would end the reign of the driver that is to be."""
     client = submitted(tmp_path)
     for _ in range(2):
-        record_launch(client, client.spec(1), launcher="local")
+        record_launch(client.store, client.layout, client.spec(1).number, launcher="local")
     words = ["--root", client.root, "--job", "flights", "--spec", "1", "--launch", "1"]
     assert main(words) == EXIT_FENCED
     assert client.decisions() == ()
@@ -44,7 +44,7 @@ def test_a_driver_ends_without_a_word_when_a_newer_launch_was_recorded_before_it
 def test_a_driver_that_comes_out_of_its_queue_after_a_newer_submission_does_not_begin(tmp_path: Path) -> None:
     """S9.2: what it would commit until that is launched, a fresh start would write once more."""
     client = submitted(tmp_path)
-    record_launch(client, client.spec(1), launcher="yarn", host="yarn")
+    record_launch(client.store, client.layout, client.spec(1).number, launcher="yarn", host="yarn")
     client.submit(pipeline=f"{tmp_path / 'flights.py'}:build")
     words = ["--root", client.root, "--job", "flights", "--spec", "1", "--launch", "1"]
     assert main(words) == EXIT_FENCED

@@ -21,7 +21,7 @@ from tidegate.jobs.decision_log import DecisionLog
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Command, CommandResult, Spec, Withdrawn, decode, encode
-from tidegate.jobs.stores.store import open_store
+from tidegate.jobs.stores.store_registry import open_store
 from tidegate.plan.job_graph import JobGraph
 from tidegate.spark.driver_loop import streaming_loop
 from tidegate.spark.driver_loop.command_desk import CommandDesk

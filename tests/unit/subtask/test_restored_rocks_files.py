@@ -9,7 +9,8 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from tidegate.jobs.stores.store import Store, open_store
+from tidegate.jobs.stores.store import Store
+from tidegate.jobs.stores.store_registry import open_store
 from tidegate.plan.execution_plan import ExecutionPlan
 from tidegate.snapshot.redistribution import Share
 from tidegate.state.keyed_state import BackendContext, StateDescriptor

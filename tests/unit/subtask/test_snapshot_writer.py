@@ -14,7 +14,8 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import SnapshotError
-from tidegate.jobs.stores.store import Store, open_store
+from tidegate.jobs.stores.store import Store
+from tidegate.jobs.stores.store_registry import open_store
 from tidegate.snapshot.blobs import MAX_SMALL_FILES, PACK_BYTES
 from tidegate.snapshot.handles import StateHandle, StreamFactory
 from tidegate.snapshot.local_copies import LocalCopies

@@ -20,7 +20,8 @@ from tidegate.cli.presentation import (
     view_lines,
 )
 from tidegate.errors import OptionError, TidegateError
-from tidegate.jobs.client.job_client import JobClient, list_jobs
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.job_directory import list_jobs
 from tidegate.jobs.restore.snapshot_lookup import has_deleted_checkpoints
 from tidegate.jobs.status import JobStatus, JobView
 

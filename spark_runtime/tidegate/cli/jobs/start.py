@@ -20,7 +20,8 @@ from tidegate.errors import CommandRefusedError, JobNotFoundError, OptionError
 from tidegate.jobs.artifacts.pinned_graph import pinned_graph
 from tidegate.jobs.client import fork as forking
 from tidegate.jobs.client import submission
-from tidegate.jobs.client.job_client import JobClient, job_remedy
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.job_directory import job_remedy
 from tidegate.jobs.client.waiter import failure_error
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Launch, RestoreFrom, Spec

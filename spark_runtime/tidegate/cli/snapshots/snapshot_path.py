@@ -11,7 +11,7 @@ from tidegate.cli import arguments
 from tidegate.cli.environment import Surroundings
 from tidegate.connectors.split_documents import SPLITS, split_documents
 from tidegate.jobs.layout import METADATA_NAME
-from tidegate.jobs.stores.store import open_store
+from tidegate.jobs.stores.store_registry import open_store
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.reader import SnapshotReader
 from tidegate.state.state_reader import open_reader

@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import signal
 import threading
-from typing import Any
 
 from tidegate.cli import arguments
 from tidegate.cli.environment import Surroundings, Verbs
 from tidegate.errors import OptionError
+from tidegate.jobs.launch import launcher_registry
 from tidegate.jobs.launch.agent import Agent
-from tidegate.jobs.launch.launcher import KINDS, LauncherSettings
-from tidegate.jobs.launch.launcher_registry import launchers
+from tidegate.jobs.launch.launcher import LauncherSettings
 from tidegate.jobs.launch.relaunch import Budget
 
-INNER = tuple(kind for kind in KINDS if kind != "agent")
 RESTARTS = 3
 WITHIN = "1 h"
 
@@ -28,11 +26,14 @@ def add(verbs: Verbs) -> None:
         description="Runs until it is ended; the drivers it has launched go on. Several may look after one root.",
     )
     arguments.add_root(parser)
-    parser.add_argument("--launcher", choices=INNER, default="local", help="how drivers are launched (default: local)")
+    kinds = launcher_registry.kinds()
+    parser.add_argument(
+        "--launcher", choices=kinds, default=kinds[0], help=f"how drivers are launched (default: {kinds[0]})"
+    )
     parser.add_argument("--python", metavar="PATH", help="the drivers' interpreter (default: this one)")
     parser.add_argument("--spark-submit", metavar="PATH", help="default: found by SPARK_HOME and PATH")
-    parser.add_argument("--yarn", metavar="PATH", default="yarn", help="YARN's command line (default: yarn)")
-    parser.add_argument("--driver-script", metavar="URL", help="on Kubernetes: the driver's program in the image")
+    for setting in launcher_registry.settings():
+        parser.add_argument(setting.option, dest=setting.name, metavar=setting.metavar, help=setting.description)
     parser.add_argument(
         "--restarts", default=str(RESTARTS), metavar="N", help=f"relaunches of a dead driver (default: {RESTARTS})"
     )
@@ -58,15 +59,18 @@ def make_agent(args: argparse.Namespace, around: Surroundings) -> Agent:
     """The agent that the command line describes. Raises OptionError."""
     within = arguments.duration(args.within, "--within")
     assert within is not None, "it has a default"
-    more: dict[str, Any] = {} if args.driver_script is None else {"driver_script": args.driver_script}
+    given = {setting.name: getattr(args, setting.name) for setting in launcher_registry.settings()}
     settings = LauncherSettings(
-        kind=args.launcher, python=args.python, spark_submit=args.spark_submit, yarn=args.yarn, **more
+        kind=args.launcher,
+        python=args.python,
+        spark_submit=args.spark_submit,
+        extra={name: value for name, value in given.items() if value is not None},
     )
     return Agent(
         arguments.root(args, around.environment),
         arguments.storage_options(args, around.environment),
         kind=args.launcher,
-        launchers=launchers(settings),
+        launchers=launcher_registry.launchers(settings),
         budget=Budget(_restarts(args.restarts), within.total_seconds()),
         say=around.output.say,
     )

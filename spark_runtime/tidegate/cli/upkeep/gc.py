@@ -17,7 +17,7 @@ from tidegate.clock import utc_now
 from tidegate.errors import OptionError, TidegateError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.layout import JobLayout, job_ids
-from tidegate.jobs.stores.store import open_store
+from tidegate.jobs.stores.store_registry import open_store
 
 if TYPE_CHECKING:
     from tidegate.connectors.leftovers import Leftover

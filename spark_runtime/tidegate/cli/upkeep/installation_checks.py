@@ -23,7 +23,7 @@ from tidegate.jobs.launch.driver_requirements import (
     java_of,
     said,
 )
-from tidegate.jobs.stores.store import open_store
+from tidegate.jobs.stores.store_registry import open_store
 
 LEAST_PYTHON = (3, 11)
 MOST_PYTHON = (3, 14)

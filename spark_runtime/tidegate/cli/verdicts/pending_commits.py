@@ -109,7 +109,7 @@ def _checked(client: JobClient) -> Verdicts:
             remedy="Restore the latest with commit=on_request (`tidegate restore` takes it from there), and let that "
             "run approve or reject them",
         )
-    if not view.is_terminal and (client.is_alive() or find_local(client, spec) is not None):
+    if not view.is_terminal and (client.is_alive() or find_local(client.store, client.layout, spec.number) is not None):
         remedy = "Approve or reject it with `tidegate approve` or `reject`; or wait for its end"
         raise CommandRefusedError("the driver is alive", where=where, remedy=remedy)
     if not view.is_terminal and not view.is_active:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from tidegate.errors import StoreError
+from tidegate.jobs.client.job_directory import JobDirectory
 from tidegate.jobs.history.verdicts import verdicts_of
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Spec
 from tidegate.jobs.status import JobStatus, JobView
-
-if TYPE_CHECKING:
-    from tidegate.jobs.client.job_client import JobClient
 
 
 def deletes_checkpoints(view: JobView, spec: Spec) -> bool:
@@ -22,7 +19,7 @@ def deletes_checkpoints(view: JobView, spec: Spec) -> bool:
     return asked and view.status is JobStatus.CANCELED and not view.stop
 
 
-def delete_checkpoints(client: JobClient, spec: Spec, check: Callable[[], object]) -> None:
+def delete_checkpoints(job: JobDirectory, spec: Spec, check: Callable[[], object]) -> None:
     """Delete what a driver deletes when its job is cancelled: every checkpoint, and the files that they share. It never
     deletes a savepoint, nor what waits for a verdict or for an approved commit. Blocks; may be repeated.
 
@@ -36,28 +33,28 @@ def delete_checkpoints(client: JobClient, spec: Spec, check: Callable[[], object
     Raises:
         StoreError: not everything was deleted.
     """
-    store, layout = client.store, client.layout
-    verdicts = verdicts_of(client.specs(), client.decisions(), spec.number)
+    store, layout = job.store, job.layout
+    verdicts = verdicts_of(job.specs(), job.decisions(), spec.number)
     pinned = {verdicts.views[n].path for n in verdicts.pinned}
     try:
         shared = list(store.list(layout.shared))  # before the folders: none of these is of a later reign
         for name in sorted(store.list(layout.checkpoints)):
             if f"{layout.checkpoints}/{name}" not in pinned:
                 check()
-                if client.specs()[-1].number != spec.number:
+                if job.specs()[-1].number != spec.number:
                     return
                 store.delete_folder(f"{layout.checkpoints}/{name}")
         if pinned:
             return  # they may use any of the shared files
         for name in shared:
             check()
-            if client.specs()[-1].number != spec.number:
+            if job.specs()[-1].number != spec.number:
                 return
             store.delete(layout.shared_file(name))
     except StoreError as error:
         raise StoreError(
             "the job is cancelled, but not all of its checkpoints could be deleted",
-            where=f"job {client.job_id}, retention=delete",
+            where=f"job {job.job_id}, retention=delete",
             cause=str(error),
             remedy="Repeat `tidegate cancel`",
         ) from error

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidegate.errors import OptionError, SnapshotError
 from tidegate.jobs.client import submission
+from tidegate.jobs.client.job_directory import JobDirectory
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom, Spec
 from tidegate.jobs.restore.snapshot_lookup import refuse_older, resolve_restore
-
-if TYPE_CHECKING:
-    from tidegate.jobs.client.job_client import JobClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ class Origin:
     completed_at: str | None
 
 
-def find_origin(original: JobClient, wanted: RestoreFrom) -> Origin:
+def find_origin(original: JobDirectory, wanted: RestoreFrom) -> Origin:
     """What `wanted` names among the snapshots of `original`, checked.
 
     Raises:
@@ -70,11 +68,11 @@ def find_origin(original: JobClient, wanted: RestoreFrom) -> Origin:
     return Origin(original.job_id, path, n, kind, specs[number - 1], resolved.name, resolved.completed_at)
 
 
-def fork(client: JobClient, original: JobClient, request: submission.Request) -> Spec:
-    """Submit `client`'s job as a fork, or find what was submitted under the request's submission id.
+def fork(job: JobDirectory, original: JobDirectory, request: submission.Request) -> Spec:
+    """Submit `job`'s job as a fork, or find what was submitted under the request's submission id.
 
     Args:
-        client: of the fork's own id, under the original's root.
+        job: of the fork's own id, under the original's root.
         request: its `restore` names a snapshot of the original. What it does not give is the original's; its arguments
             are laid over the original's.
 
@@ -84,15 +82,15 @@ def fork(client: JobClient, original: JobClient, request: submission.Request) ->
         JobNotFoundError, SnapshotError: see `find_origin`; or it is older than `max_snapshot_age`. Others: see
             `JobClient.submit`.
     """
-    for spec in client.specs():
+    for spec in job.specs():
         if spec.submission_id == request.submission_id:
             return spec
-    check_differs(client, original, request.pipeline, request.arguments)
+    check_differs(job, original, request.pipeline, request.arguments)
     assert request.restore is not None, "a fork begins with a snapshot"
     origin = find_origin(original, request.restore)
     if request.max_snapshot_age is not None:
-        where = f"job {client.job_id}, fork of {original.job_id}"
-        refuse_older(origin.name, origin.completed_at, request.max_snapshot_age, client.now(), where=where)
+        where = f"job {job.job_id}, fork of {original.job_id}"
+        refuse_older(origin.name, origin.completed_at, request.max_snapshot_age, job.now(), where=where)
     restore = replace(
         request.restore,
         kind="savepoint",
@@ -109,21 +107,21 @@ def fork(client: JobClient, original: JobClient, request: submission.Request) ->
         like=origin.spec,
         max_snapshot_age=None,
     )
-    return submission.submit(client, made)
+    return submission.submit(job, made)
 
 
 def check_differs(
-    client: JobClient, original: JobClient, pipeline: str | None, arguments: Mapping[str, Any] | None
+    job: JobDirectory, original: JobDirectory, pipeline: str | None, arguments: Mapping[str, Any] | None
 ) -> None:
     """Raise OptionError when a fork would be its original, or do the same: see `fork`. Touches no store."""
-    if client.job_id == original.job_id:
+    if job.job_id == original.job_id:
         raise OptionError(
-            "a fork needs a job id of its own", where=f"job {client.job_id}", remedy="To go on with a job, restore it"
+            "a fork needs a job id of its own", where=f"job {job.job_id}", remedy="To go on with a job, restore it"
         )
     if pipeline is None and not arguments:
         raise OptionError(
             "the fork would do what its original does: the same code with the same arguments",
-            where=f"job {client.job_id}, fork of {original.job_id}",
+            where=f"job {job.job_id}, fork of {original.job_id}",
             remedy="Give arguments that name a bounded input and an output of its own, or another pipeline",
         )
 

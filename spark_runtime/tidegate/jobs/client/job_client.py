@@ -3,120 +3,49 @@ here."""
 
 from __future__ import annotations
 
-import difflib
-import os
 import secrets
-import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, cast
 
-from tidegate.clock import iso, utc_now
+from tidegate.clock import iso
 from tidegate.errors import (
     AlreadyExistsError,
     CommandRefusedError,
-    JobNotFoundError,
-    NotFoundError,
     OptionError,
     RecordError,
-    StoreError,
 )
 from tidegate.jobs.client import submission
+from tidegate.jobs.client.job_directory import POLL_S, JobDirectory
 from tidegate.jobs.client.staged_data import StagedData, staged_data
 from tidegate.jobs.client.waiter import HeartbeatWatch, Waiting
-from tidegate.jobs.decision_log import DecisionLog
-from tidegate.jobs.launches import find_local, launched_processes, local_death
-from tidegate.jobs.layout import JobLayout, job_ids
+from tidegate.jobs.launches import local_death
 from tidegate.jobs.options import JobOptions
-from tidegate.jobs.process_output import output_tail, read_logs
+from tidegate.jobs.process_output import output_tail
 from tidegate.jobs.records import (
     Command,
     CommandResult,
-    Decision,
-    Launch,
     Owner,
     RelativePaths,
     RestoreFrom,
     Spec,
-    StatusHint,
     Verb,
     Withdrawn,
-    decode,
     encode,
 )
-from tidegate.jobs.status import JobStatus, JobView, derive_durable, with_hint
+from tidegate.jobs.status import JobStatus, JobView
 from tidegate.jobs.stop_outcomes import stop_arguments
-from tidegate.jobs.stores.store import Store, open_store
 from tidegate.units import parse_duration
 
-LIST_REMEDY = "`tidegate list` shows the jobs of a root"
-MOST_NAMES = 3
-"""Candidates that are looked up, since of each the job directory is asked whether it holds a job."""
-
-
-def nearest_job(store: Store, job_id: str) -> str | None:
-    """The job of a root whose id is nearest to this one; None: no id is near, or the root cannot be listed."""
-    try:
-        near = difflib.get_close_matches(job_id, [*job_ids(store.list(""))], n=MOST_NAMES + 1)
-        return next((name for name in near if name != job_id and store.exists(JobLayout(name).spec(1))), None)
-    except StoreError:
-        return None
-
-
-def job_remedy(store: Store, job_id: str, otherwise: str) -> str:
-    """What to do about a job id that there is not."""
-    near = nearest_job(store, job_id)
-    return f"Did you mean {near!r}? {otherwise}" if near else otherwise
-
-
 VERBS: tuple[str, ...] = ("checkpoint", "savepoint", "stop", "cancel", "commit", "reject")
-POLL_S = 0.5
-"""Default pause between two looks at a job, seconds."""
-OBSERVE_INTERVALS = 5
-"""Heartbeat intervals that an observer waits for one heartbeat before it takes a driver for dead."""
-LEAST_OBSERVE_S = 5.0
-"""The least it waits, seconds: a busy machine may be late."""
 RESULT_GRACE_S = 5.0
 """How long after a job's end an answer may still come, seconds: the driver writes its last answers about then."""
 
 
-class JobClient:
-    """One job below one root. Blocks on the store; not for event loops. Keeps what cannot change; safe to make anew at
-    will, not safe to share between threads.
-
-    Attributes:
-        root: URL of the root.
-        job_id: of the job.
-        store: the root.
-        layout: paths.
-        storage_options: as given, with references to secrets.
-        log: the decision log.
-        now: wall clock, with zone.
-    """
-
-    def __init__(
-        self,
-        root: str | Store,
-        job_id: str,
-        storage_options: Mapping[str, Any] | None = None,
-        *,
-        now: Callable[[], datetime] = utc_now,
-        sleep: Callable[[float], None] = time.sleep,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Raises OptionError for a bad job id, StoreError for a root that cannot be a store. Touches nothing."""
-        self.layout = JobLayout(job_id)
-        self.job_id = job_id
-        self.store = open_store(root, storage_options) if isinstance(root, str | os.PathLike) else root
-        self.root = self.store.url
-        self.storage_options: Mapping[str, Any] = dict(storage_options or {})
-        self.now = now
-        self.log = DecisionLog(self.store, self.layout, lambda: iso(now()), lambda: secrets.token_hex(16))
-        self._sleep = sleep
-        self._monotonic = monotonic
-        self._specs: tuple[Spec, ...] = ()
-        self._durable: JobView | None = None
+class JobClient(JobDirectory):
+    """One job below one root: everything that `JobDirectory` reads, and submissions, commands and waits. Blocks on the
+    store; not for event loops. Safe to make anew at will, not safe to share between threads."""
 
     # ------------------------------------------------------------ submissions
 
@@ -136,7 +65,7 @@ class JobClient:
         fresh: bool = False,
         relative_paths: RelativePaths | None = None,
     ) -> Spec:
-        """Create a submission: the job directory then says what is to run; `launching` starts it.
+        """Create a submission: the job directory then says what is to run; `jobs.launch` starts it.
 
         Args:
             pipeline: `path/to/file.py:function` or `package.module:function`, pinned now. With a restore, what is None
@@ -176,93 +105,6 @@ class JobClient:
             relative_paths=relative_paths,
         )
         return submission.submit(self, request)
-
-    def specs(self) -> tuple[Spec, ...]:
-        """All submissions, oldest first; () when there is no job of this id. One request when nothing is new.
-        From any thread."""
-        specs = self._specs
-        while True:
-            number = len(specs) + 1
-            path = self.layout.spec(number)
-            try:
-                spec = decode(self.store.read(path), Spec, path)
-            except NotFoundError:
-                self._specs = specs
-                return specs
-            if (spec.number, spec.job_id) != (number, self.job_id):
-                raise RecordError("a submission is in another's place", where=path)
-            specs += (spec,)
-
-    def spec(self, number: int) -> Spec:
-        """Submission `number`, which never changes: read once. Raises JobNotFoundError."""
-        specs = self._specs if number <= len(self._specs) else self.specs()
-        if not 1 <= number <= len(specs):
-            raise self._not_found(f"there is no submission {number}")
-        return specs[number - 1]
-
-    def launches(self) -> list[tuple[int, int]]:
-        """(submission, attempt) of every launch, ascending."""
-        return self.layout.launch_numbers(self.store.list(self.layout.launches))
-
-    # ------------------------------------------------------------ looking
-
-    def view(self) -> JobView:
-        """The job now: three requests, and one more for each new entry of the log. Raises JobNotFoundError."""
-        specs = self.specs()
-        if not specs:
-            other = job_remedy(self.store, self.job_id, LIST_REMEDY)
-            raise self._not_found("there is no job of this id", other)
-        decisions = self.decisions()
-        durable = self._durable
-        if durable is None or (durable.spec_number, durable.last_decision) != (len(specs), len(decisions)):
-            durable = self._durable = derive_durable(specs, decisions)
-        return with_hint(durable, self.hint(durable.driver_generation) if durable.driver_generation else None)
-
-    def decisions(self) -> tuple[Decision, ...]:
-        """The decision log, oldest first."""
-        return self.log.read()
-
-    def hint(self, generation: int) -> StatusHint | None:
-        """What the driver of `generation` last told about itself."""
-        path = self.layout.status(generation)
-        try:
-            return decode(self.store.read(path), StatusHint, path)
-        except NotFoundError:
-            return None
-
-    def is_alive(self, observe_s: float | None = None) -> bool:
-        """Whether the job's driver gives a sign of life while being watched: its heartbeat counter or the log advances.
-        Clocks are not compared. Answers as soon as it knows.
-
-        Args:
-            observe_s: how long to watch, seconds; None: OBSERVE_INTERVALS heartbeat intervals, or LEAST_OBSERVE_S.
-        """
-        view = self.view()
-        spec = self.spec(view.spec_number)
-        if view.is_terminal or local_death(self, spec) is not None:
-            return False
-        if view.status is JobStatus.CREATED:
-            return find_local(self, spec) is not None
-        options = JobOptions.from_mapping(spec.options)
-        interval_s = options.heartbeat_interval.total_seconds()
-        limit_s = max(OBSERVE_INTERVALS * interval_s, LEAST_OBSERVE_S) if observe_s is None else observe_s
-        watch = HeartbeatWatch(limit_s, self._monotonic)
-        while not watch.advanced(view):
-            if watch.silent_s(view) >= limit_s:
-                return False
-            self._sleep(min(interval_s / 2, POLL_S))
-            view = self.view()
-        return not view.is_terminal
-
-    def logs(self, generation: int | None = None) -> dict[str, str]:
-        """Log files by name: those of `generation`, or of the newest one and the output of its process, where that can
-        be read from here."""
-        decisions = self.decisions()
-        newest = decisions[-1].generation if decisions else 0
-        launches: list[Launch] = []
-        if generation is None and self.specs():
-            launches = launched_processes(self.store, self.layout, self.specs()[-1].number)[:1]
-        return read_logs(self.store, self.layout, launches, newest if generation is None else generation)
 
     def staged(self, checkpoint_id: int | None = None) -> tuple[StagedData, ...]:
         """What approving a checkpoint of the commit gate would publish, for an audit (S7.8): of every sink all that
@@ -345,22 +187,6 @@ class JobClient:
             self.store.replace(self.layout.bell, f"{command_id} {secrets.token_hex(8)}\n".encode())
         return existing
 
-    def command(self, command_id: str) -> Command | None:
-        """The command of this id."""
-        path = self.layout.command(command_id)
-        try:
-            return decode(self.store.read(path), Command, path)
-        except NotFoundError:
-            return None
-
-    def result(self, command_id: str) -> CommandResult | None:
-        """The driver's answer; None while there is none."""
-        path = self.layout.result(command_id)
-        try:
-            return decode(self.store.read(path), CommandResult, path)
-        except NotFoundError:
-            return None
-
     def withdraw(self, command_id: str, by: str = "cli") -> None:
         """Ask that a command not be executed any more; no effect once a run has been given it: then its result tells
         how it went. May come twice."""
@@ -392,7 +218,7 @@ class JobClient:
         `Waiting.until`."""
         command = self.command(command_id)
         if command is None:
-            raise self._not_found(f"there is no command {command_id}")
+            raise self.not_found(f"there is no command {command_id}")
         return self._waiting(command.spec).until(
             lambda view: self.result(command_id),
             spec=command.spec,
@@ -454,18 +280,9 @@ class JobClient:
         silence = JobOptions.from_mapping(spec.options).heartbeat_timeout
         return Waiting(
             look=self.view,
-            dead_here=lambda: local_death(self, spec),
+            dead_here=lambda: local_death(self.store, self.layout, spec.number),
             watch=HeartbeatWatch(silence.total_seconds(), self._monotonic),
             tail=output_tail,
             sleep=self._sleep,
             monotonic=self._monotonic,
         )
-
-    def _not_found(self, what: str, remedy: str = LIST_REMEDY) -> JobNotFoundError:
-        return JobNotFoundError(what, where=f"job {self.job_id}, root {self.root}", remedy=remedy)
-
-
-def list_jobs(root: str | Store, storage_options: Mapping[str, Any] | None = None) -> list[str]:
-    """Ids of all jobs below a root, sorted."""
-    store = open_store(root, storage_options) if isinstance(root, str | os.PathLike) else root
-    return [name for name in job_ids(store.list("")) if store.exists(JobLayout(name).spec(1))]

@@ -19,7 +19,7 @@ from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom
 from tidegate.jobs.restore.compatibility import RestoreVerdict, SnapshotFacts, Target, judge_restore
 from tidegate.jobs.restore.snapshot_lookup import open_snapshot, resolve_restore
-from tidegate.jobs.stores.store import open_store
+from tidegate.jobs.stores.store_registry import open_store
 
 NEWEST_METADATA = 4
 """Version of `_metadata` documents that is read."""

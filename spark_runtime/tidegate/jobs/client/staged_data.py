@@ -9,17 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tidegate.errors import NotFoundError, RecordError, SnapshotError
+from tidegate.jobs.client.job_directory import JobDirectory
 from tidegate.jobs.history.submissions import followed_by, may_have_run, submissions_of
 from tidegate.jobs.history.verdicts import Verdicts, verdicts_of
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.restore.snapshot_lookup import open_snapshot
 from tidegate.jobs.stores.store import Store
-
-if TYPE_CHECKING:
-    from tidegate.jobs.client.job_client import JobClient
 
 StagedKind = Literal["files", "table", "opaque"]
 MANIFEST_VERSION = 1
@@ -168,21 +166,21 @@ def quarantined_data(store: Store, quarantine: str, checkpoint_id: int) -> tuple
     return merged(found)
 
 
-def staged_data(client: JobClient, checkpoint_id: int | None) -> tuple[StagedData, ...]:
+def staged_data(job: JobDirectory, checkpoint_id: int | None) -> tuple[StagedData, ...]:
     """See `JobClient.staged`."""
-    specs, decisions = client.specs() or (client.spec(1),), client.decisions()
+    specs, decisions = job.specs() or (job.spec(1),), job.decisions()
     ran = may_have_run(submissions_of(decisions))
     verdicts = verdicts_of(specs, decisions, followed_by(len(specs) + 1, ran))
     wanted = checkpoint_id if checkpoint_id is not None else max(verdicts.waiting, default=None)
     if wanted is None:
         return ()
     if wanted in verdicts.quarantined:
-        return quarantined_data(client.store, client.layout.quarantine, wanted)
-    _check(verdicts, wanted, f"job {client.job_id}")
+        return quarantined_data(job.store, job.layout.quarantine, wanted)
+    _check(verdicts, wanted, f"job {job.job_id}")
     if wanted not in verdicts.waiting:
         return ()
     found = []
-    for part in _in_snapshot(client, verdicts.views[wanted].path):
+    for part in _in_snapshot(job, verdicts.views[wanted].path):
         covering = [n for n in verdicts.waiting if n >= part.checkpoint_id]
         withheld = any(one.covers(part.checkpoint_id) for one in verdicts.withheld)
         if part.checkpoint_id > verdicts.approved and covering and not withheld:
@@ -204,9 +202,9 @@ def _check(verdicts: Verdicts, wanted: int, where: str) -> None:
         raise SnapshotError(f"{wanted} is a savepoint", where=where, cause=cause, remedy=remedy)
 
 
-def _in_snapshot(client: JobClient, path: str) -> Iterator[StagedData]:
+def _in_snapshot(job: JobDirectory, path: str) -> Iterator[StagedData]:
     """What the snapshot's metadata tells, transaction by transaction."""
-    store, folder = open_snapshot(client.store, client.storage_options, path)
+    store, folder = open_snapshot(job.store, job.storage_options, path)
     where = JobLayout.metadata(folder)
     try:
         body = json.loads(store.read(where))["body"]
@@ -217,7 +215,7 @@ def _in_snapshot(client: JobClient, path: str) -> Iterator[StagedData]:
     except (NotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SnapshotError(
             "what the checkpoint has staged cannot be told",
-            where=f"job {client.job_id}, {where}",
+            where=f"job {job.job_id}, {where}",
             cause=str(error) or repr(error),
             remedy="Look again: it may have been approved or rejected meanwhile, and deleted",
         ) from error

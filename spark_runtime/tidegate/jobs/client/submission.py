@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tidegate.clock import iso
 from tidegate.errors import (
@@ -22,6 +22,7 @@ from tidegate.errors import (
 from tidegate.jobs.artifacts.artifact import copy_artifact, is_pinned, pack, resolve_pipeline, upload
 from tidegate.jobs.client.argument_names import check_argument_names
 from tidegate.jobs.client.final_deletion import delete_checkpoints, deletes_checkpoints
+from tidegate.jobs.client.job_directory import JobDirectory
 from tidegate.jobs.client.savepoint_folder import check_savepoint_place
 from tidegate.jobs.history.submissions import left_nothing, submissions_of
 from tidegate.jobs.launches import find_local
@@ -31,9 +32,6 @@ from tidegate.jobs.records import RelativePaths, RestoreFrom, Spec, canonical, d
 from tidegate.jobs.restore.snapshot_lookup import ResolvedRestore, refuse_older, resolve_restore
 from tidegate.jobs.secrets import check_no_plain_secrets
 from tidegate.jobs.status import JobStatus, JobView
-
-if TYPE_CHECKING:
-    from tidegate.jobs.client.job_client import JobClient
 
 MAX_SUBMIT_RACES = 20
 """Specs that other submitters may create first before this one gives up."""
@@ -78,41 +76,41 @@ class Request:
         return self.restore is None or self.restore.fork_of is not None
 
 
-def submit(client: JobClient, request: Request) -> Spec:
+def submit(job: JobDirectory, request: Request) -> Spec:
     """See `JobClient.submit`. Everything is checked, and the code pinned, before the spec is created; the create is the
     submission."""
     for _ in range(MAX_SUBMIT_RACES):
-        specs = client.specs()
+        specs = job.specs()
         for spec in specs:
             if spec.submission_id == request.submission_id:
                 return spec
-        check_settings(client, request)
-        view = client.view() if specs else None
+        check_settings(job, request)
+        view = job.view() if specs else None
         if view is not None:
-            _refuse_if_taken(client, view, specs[-1], fresh=request.is_fresh)
+            _refuse_if_taken(job, view, specs[-1], fresh=request.is_fresh)
             if request.is_fresh and not request.fresh:
-                _refuse_second_start(client, view, what="start" if request.restore is None else "fork")
-        resolved = _resolved(client, request, specs, view)
+                _refuse_second_start(job, view, what="start" if request.restore is None else "fork")
+        resolved = _resolved(job, request, specs, view)
         if view is not None and resolved is not None and resolved.lineage is None:
-            _refuse_to_forget(client, view)
+            _refuse_to_forget(job, view)
         before = specs[view.followed - 1] if view is not None and resolved is not None else None
-        spec, pin = _spec(client, request, len(specs) + 1, request.like or before, resolved)
-        path, written = client.layout.spec(spec.number), encode(spec)
+        spec, pin = _spec(job, request, len(specs) + 1, request.like or before, resolved)
+        path, written = job.layout.spec(spec.number), encode(spec)
         spec = decode(written, Spec, path)  # a spec that nobody can read would block the job for ever
         try:
-            client.store.create(path, written)
+            job.store.create(path, written)
         except AlreadyExistsError:
             continue
-        if not is_pinned(client.store, client.layout, spec.artifact):
+        if not is_pinned(job.store, job.layout, spec.artifact):
             pin()  # `tidegate gc` took it for nobody's a moment ago; from now on the spec names it
         return spec
-    raise StoreError("others keep submitting this job", where=f"job {client.job_id}", remedy="Find out who does")
+    raise StoreError("others keep submitting this job", where=f"job {job.job_id}", remedy="Find out who does")
 
 
-def check_settings(client: JobClient, request: Request) -> None:
+def check_settings(job: JobDirectory, request: Request) -> None:
     """What can be said of a request without looking at the job. Raises OptionError, StoreError."""
-    client.store.probe()
-    check_no_plain_secrets(client.storage_options, where="storage_options", storage=True)
+    job.store.probe()
+    check_no_plain_secrets(job.storage_options, where="storage_options", storage=True)
     check_no_plain_secrets(request.arguments, where="arguments")
     check_no_plain_secrets(request.spark_conf, where="spark_conf")
     answer = request.restore.on_committed_after if request.restore is not None else "refuse"
@@ -147,12 +145,12 @@ def _check_claim(restore: RestoreFrom | None) -> None:
         raise OptionError("there is nothing to claim", where="claim_mode", cause=what, remedy="Leave it out")
 
 
-def _refuse_if_taken(client: JobClient, view: JobView, last: Spec, *, fresh: bool) -> None:
+def _refuse_if_taken(job: JobDirectory, view: JobView, last: Spec, *, fresh: bool) -> None:
     """Raise JobExistsError while a driver has, or is about to have, this job; a fresh start needs the last submission
     to be over, and nothing of it to wait for its commit."""
-    where = f"job {client.job_id}"
+    where = f"job {job.job_id}"
     if view.status is JobStatus.CREATED:
-        living = find_local(client, last)
+        living = find_local(job.store, job.layout, last.number)
         if living is not None:
             raise JobExistsError(
                 "a job of this id is being started",
@@ -160,7 +158,7 @@ def _refuse_if_taken(client: JobClient, view: JobView, last: Spec, *, fresh: boo
                 cause=f"submission {last.number}, process {living.pid}",
                 remedy="Wait for it, stop it, or choose another job id",
             )
-    if view.is_active and client.is_alive():
+    if view.is_active and job.is_alive():
         raise JobExistsError(
             f"a job of this id is {view.status}",
             where=where,
@@ -175,61 +173,61 @@ def _refuse_if_taken(client: JobClient, view: JobView, last: Spec, *, fresh: boo
             remedy="Restore it (`tidegate restore`), or cancel it first (`tidegate cancel`)",
         )
     if fresh:
-        _refuse_to_forget(client, view)
+        _refuse_to_forget(job, view)
 
 
 def check_start(
-    client: JobClient, submission_id: str | None, *, fresh: bool, what: Literal["start", "fork"] = "start"
+    job: JobDirectory, submission_id: str | None, *, fresh: bool, what: Literal["start", "fork"] = "start"
 ) -> bool:
     """Whether a start or fork would create a submission; False when the one of this id exists.
 
     Raises:
         JobExistsError: it would be refused for what the job is or was.
     """
-    specs = client.specs()
+    specs = job.specs()
     if any(spec.submission_id == submission_id for spec in specs):
         return False
     if specs:
-        view = client.view()
-        _refuse_if_taken(client, view, specs[-1], fresh=True)
+        view = job.view()
+        _refuse_if_taken(job, view, specs[-1], fresh=True)
         if not fresh:
-            _refuse_second_start(client, view, what=what)
+            _refuse_second_start(job, view, what=what)
     return True
 
 
-def _refuse_second_start(client: JobClient, view: JobView, *, what: Literal["start", "fork"]) -> None:
+def _refuse_second_start(job: JobDirectory, view: JobView, *, what: Literal["start", "fork"]) -> None:
     """Raise JobExistsError for a start or fork under the id of a job that is over, unless no submission of it ever ran:
     in silence it would begin without its state, and add its whole output once more."""
-    if left_nothing(submissions_of(client.decisions()), view.spec_number):
+    if left_nothing(submissions_of(job.decisions()), view.spec_number):
         return
     raise JobExistsError(
         f"a job of this id is {view.status} already",
-        where=f"job {client.job_id}, submission {view.spec_number}",
+        where=f"job {job.job_id}, submission {view.spec_number}",
         cause=f"a {what} does not use its state, and reads and writes everything again",
         remedy=f"Restore it (`tidegate restore`), choose another job id, or {what} it with --fresh (fresh=True); what "
         "happens to output that exists, each file sink then decides by if_exists (error, append, overwrite)",
     )
 
 
-def _refuse_to_forget(client: JobClient, view: JobView) -> None:
+def _refuse_to_forget(job: JobDirectory, view: JobView) -> None:
     """Raise JobExistsError for a start in a new lineage while something waits for its commit."""
     if view.uncommitted:
         raise JobExistsError(
             f"checkpoints {list(view.uncommitted)} of a job of this id are not committed yet",
-            where=f"job {client.job_id}",
+            where=f"job {job.job_id}",
             cause="a start that does not go on from them would forget what they have staged (S7.8)",
             remedy="Approve or reject them (`tidegate commit-pending --approve`, `--reject ID`), or restore the job",
         )
 
 
 def _resolved(
-    client: JobClient, request: Request, specs: tuple[Spec, ...], view: JobView | None
+    job: JobDirectory, request: Request, specs: tuple[Spec, ...], view: JobView | None
 ) -> ResolvedRestore | None:
     if request.restore is None:
         return None
-    found = resolve_restore(client.store, client.storage_options, client.job_id, request.restore, specs, view)
+    found = resolve_restore(job.store, job.storage_options, job.job_id, request.restore, specs, view)
     if request.max_snapshot_age is not None:
-        limit, now, where = request.max_snapshot_age, client.now(), f"job {client.job_id}"
+        limit, now, where = request.max_snapshot_age, job.now(), f"job {job.job_id}"
         refuse_older(found.name, found.completed_at, limit, now, where=where)
     origin = next((s.restore for s in reversed(specs) if s.lineage == found.lineage), None)
     if origin is not None and found.restore.fork_of is None:
@@ -237,49 +235,49 @@ def _resolved(
     return found
 
 
-def _pinned(client: JobClient, request: Request, before: Spec | None) -> tuple[str, str, Callable[[], object]]:
+def _pinned(job: JobDirectory, request: Request, before: Spec | None) -> tuple[str, str, Callable[[], object]]:
     """Pin the code of the next spec: `module:function`, the artifact, and what pins it again."""
     if request.pipeline is not None:
         path, pipeline = resolve_pipeline(request.pipeline, request.code_root)
         code = pack(path)
-        pin = partial(upload, client.store, client.layout, code)
+        pin = partial(upload, job.store, job.layout, code)
         return pipeline, pin(), pin
     if before is None:
         raise OptionError("no pipeline is named", where="pipeline", remedy="Write path/to/file.py:build")
-    if before.job_id == client.job_id:
+    if before.job_id == job.job_id:
         return before.pipeline, before.artifact, lambda: None  # a spec names it: it stays
-    copy = partial(copy_artifact, client.store, JobLayout(before.job_id), client.layout, before.artifact)
+    copy = partial(copy_artifact, job.store, JobLayout(before.job_id), job.layout, before.artifact)
     copy()
     return before.pipeline, before.artifact, copy
 
 
 def _spec(
-    client: JobClient, request: Request, number: int, before: Spec | None, resolved: ResolvedRestore | None
+    job: JobDirectory, request: Request, number: int, before: Spec | None, resolved: ResolvedRestore | None
 ) -> tuple[Spec, Callable[[], object]]:
     """Spec `number`, its code pinned, and what pins that code again. Args: before: has what the request leaves open."""
     arguments = _chosen(request.arguments, before.arguments if before is not None else None)
     if request.pipeline is not None:
         check_argument_names(request.pipeline, request.code_root, arguments)
-    pipeline, artifact, pin = _pinned(client, request, before)
+    pipeline, artifact, pin = _pinned(job, request, before)
     lineage = resolved.lineage if resolved is not None else None
     options = request.options
     if options is None:
         options = JobOptions.from_mapping(before.options if before is not None else None)
     spec = Spec(
-        job_id=client.job_id,
+        job_id=job.job_id,
         number=number,
         submission_id=request.submission_id,
         pipeline=pipeline,
         artifact=artifact,
         arguments=arguments,
-        options=_checked(client, options).to_mapping(),
+        options=_checked(job, options).to_mapping(),
         master=request.master or (before.master if before is not None else DEFAULT_MASTER),
         spark_conf=_chosen(request.spark_conf, before.spark_conf if before is not None else None),
-        storage_options=dict(client.storage_options),
+        storage_options=dict(job.storage_options),
         restore=resolved.restore if resolved is not None else None,
         lineage=lineage or secrets.token_hex(8),
         owner_dag=request.owner_dag,
-        submitted_at=iso(client.now()),
+        submitted_at=iso(job.now()),
         submitted_by=request.submitted_by,
         relative_paths=_relative_paths(request, before),
     )
@@ -293,10 +291,10 @@ def _relative_paths(request: Request, before: Spec | None) -> RelativePaths | No
     return RelativePaths(os.getcwd()) if before is None else before.relative_paths
 
 
-def _checked(client: JobClient, options: JobOptions) -> JobOptions:
+def _checked(job: JobDirectory, options: JobOptions) -> JobOptions:
     if options.savepoint_directory is not None:
         where = "option savepoint_directory"
-        check_savepoint_place(client.root, client.layout, options.savepoint_directory, where=where)
+        check_savepoint_place(job.root, job.layout, options.savepoint_directory, where=where)
     return options
 
 
@@ -304,25 +302,25 @@ def _chosen(given: Mapping[str, Any] | None, before: Mapping[str, Any] | None) -
     return dict(given if given is not None else before or {})
 
 
-def cancel_dead(client: JobClient, by: str) -> JobView:
+def cancel_dead(job: JobDirectory, by: str) -> JobView:
     """See `JobClient.cancel_dead`."""
-    view = client.view()
-    last = client.specs()[-1]
+    view = job.view()
+    last = job.specs()[-1]
     if view.is_terminal:
         if deletes_checkpoints(view, last):  # what an earlier call may have left
-            delete_checkpoints(client, last, lambda: None)
+            delete_checkpoints(job, last, lambda: None)
         return view
-    if client.is_alive() or find_local(client, last) is not None:
+    if job.is_alive() or find_local(job.store, job.layout, last.number) is not None:
         raise CommandRefusedError(
-            "the driver is alive", where=f"job {client.job_id}", remedy="Send it the command: `tidegate cancel`"
+            "the driver is alive", where=f"job {job.job_id}", remedy="Send it the command: `tidegate cancel`"
         )
-    used = [attempt for number, attempt in client.launches() if number == last.number]
-    used += [d.data["launch"] for d in client.decisions() if d.kind == "fence" and d.data["spec"] == last.number]
-    reign = client.log.reign(spec=last.number, launch=max(used, default=0) + 1)
+    used = [attempt for number, attempt in job.launches() if number == last.number]
+    used += [d.data["launch"] for d in job.decisions() if d.kind == "fence" and d.data["spec"] == last.number]
+    reign = job.log.reign(spec=last.number, launch=max(used, default=0) + 1)
     reign.append(
         "status", {"status": JobStatus.CANCELED.value, "reason": f"cancelled by {by} after its driver had died"}
     )
-    view = client.view()
+    view = job.view()
     if deletes_checkpoints(view, last):
-        delete_checkpoints(client, last, reign.check)
+        delete_checkpoints(job, last, reign.check)
     return view

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from tidegate.errors import AlreadyExistsError, StoreError, TidegateError
-from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.job_directory import JobDirectory
 from tidegate.jobs.client.waiter import HeartbeatWatch
 from tidegate.jobs.decision_log import last_fence
 from tidegate.jobs.launch.desired_state import desired_of, meant_to_end_by
@@ -35,7 +35,7 @@ from tidegate.jobs.layout import job_ids
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Desired, Spec
 from tidegate.jobs.status import JobView
-from tidegate.jobs.stores.store import open_store
+from tidegate.jobs.stores.store_registry import open_store
 
 LEAST_PAUSE_S = 1.0
 """Between two rounds while something happens, seconds; doubles with every round in which nothing does."""
@@ -57,13 +57,13 @@ class JobWatch:
         self.given_up: Desired | None = None
         self.over: Desired | None = None
 
-    def decide(self, client: JobClient, desired: Desired, launchers: Mapping[str, Launcher]) -> Decision:
+    def decide(self, job: JobDirectory, desired: Desired, launchers: Mapping[str, Launcher]) -> Decision:
         """Look at the job, which blocks, and decide. Raises what reading raises."""
-        view = client.view()
-        spec = client.spec(view.spec_number)
-        attempts = newest_attempt(client.store, client.layout, spec.number)
-        life = self._life(client, spec, view, attempts, launchers) if attempts and not view.is_terminal else "none"
-        ended_by = meant_to_end_by(client, spec.number) if life == "dead" else ""
+        view = job.view()
+        spec = job.spec(view.spec_number)
+        attempts = newest_attempt(job.store, job.layout, spec.number)
+        life = self._life(job, spec, view, attempts, launchers) if attempts and not view.is_terminal else "none"
+        ended_by = meant_to_end_by(job, spec.number) if life == "dead" else ""
         seen = Seen(desired, spec.number, view.status, attempts, life, ended_by)
         relaunches = self._relaunches.observe(seen, self._monotonic())
         if self.given_up == desired:
@@ -73,19 +73,19 @@ class JobWatch:
         return decision
 
     def _life(
-        self, client: JobClient, spec: Spec, view: JobView, attempts: int, launchers: Mapping[str, Launcher]
+        self, job: JobDirectory, spec: Spec, view: JobView, attempts: int, launchers: Mapping[str, Launcher]
     ) -> Life:
         key = (spec.number, attempts)
         if self._heartbeat is None or self._launch != key:
             silence_s = JobOptions.from_mapping(spec.options).heartbeat_timeout.total_seconds()
             self._heartbeat, self._launch = HeartbeatWatch(silence_s, self._monotonic), key
-        launch = launch_of(client.store, client.layout, *key)
+        launch = launch_of(job.store, job.layout, *key)
         launcher = launchers.get(launch.launcher)
         place = launcher.state(launch) if launcher is not None else DriverState.UNKNOWN
         if place is DriverState.GONE and self._gone != key:
             # It may have said its last words after this look's view: it counts at the second look.
             self._gone, place = key, DriverState.RUNNING
-        fence = last_fence(client.decisions())
+        fence = last_fence(job.decisions())
         begun = fence is not None and (fence.data["spec"], fence.data["launch"]) == key
         handed_over = self.failed == key or launch.pid is not None or launch.external_id is not None
         silent, waited_s = self._heartbeat.is_silent(view), self._heartbeat.silent_s(view)
@@ -120,7 +120,7 @@ class Agent:
         self._store = open_store(root, storage_options)
         self._launcher, self._launchers = launchers[kind], launchers
         self._budget, self._say, self._monotonic = budget, say, monotonic
-        self._clients: dict[str, JobClient] = {}
+        self._jobs: dict[str, JobDirectory] = {}
         self._watches: dict[str, JobWatch] = {}
         self._told: dict[str, str] = {}
 
@@ -150,14 +150,14 @@ class Agent:
         return busy
 
     def _look_after(self, job_id: str) -> bool:
-        client = self._clients.setdefault(job_id, JobClient(self._root, job_id, self._storage_options))
+        job = self._jobs.setdefault(job_id, JobDirectory(self._root, job_id, self._storage_options))
         watch = self._watches.setdefault(job_id, JobWatch(self._budget, self._monotonic))
-        desired = desired_of(client)
+        desired = desired_of(job)
         if desired is None or desired == watch.over:
             return False
-        match watch.decide(client, desired, self._launchers):
+        match watch.decide(job, desired, self._launchers):
             case LaunchDriver(attempt, why):
-                return self._launch(client, watch, desired, attempt, why)
+                return self._launch(job, watch, desired, attempt, why)
             case GiveUp(why):
                 watch.given_up = desired
                 self._say(f"{job_id}: given up: {why}. Start it again, or restore it, to have it launched")
@@ -165,10 +165,10 @@ class Agent:
                 pass
         return False
 
-    def _launch(self, client: JobClient, watch: JobWatch, desired: Desired, attempt: int, why: str) -> bool:
-        spec = client.spec(desired.spec)
+    def _launch(self, job: JobDirectory, watch: JobWatch, desired: Desired, attempt: int, why: str) -> bool:
+        spec = job.spec(desired.spec)
         try:
-            launch = self._launcher.launch(client, spec, attempt)
+            launch = self._launcher.launch(job, spec, attempt)
         except AlreadyExistsError:
             return False  # another agent was faster
         except StoreError:
@@ -177,12 +177,12 @@ class Agent:
             watch.failed = (spec.number, attempt)
             # Where a launch's output would be, for those who wait for it and cannot see this agent.
             with suppress(StoreError):
-                client.store.create(client.layout.launch_log(spec.number, attempt), f"{error}\n".encode())
-            if newest_attempt(client.store, client.layout, spec.number) < attempt:
+                job.store.create(job.layout.launch_log(spec.number, attempt), f"{error}\n".encode())
+            if newest_attempt(job.store, job.layout, spec.number) < attempt:
                 watch.given_up = desired  # the submission itself cannot be launched so
             raise
         place = f"process {launch.pid}" if launch.pid is not None else launch.external_id
-        self._say(f"{client.job_id}: submission {spec.number}, launch {attempt}: {place} ({why})")
+        self._say(f"{job.job_id}: submission {spec.number}, launch {attempt}: {place} ({why})")
         return True
 
     def _tell(self, job_id: str, problem: str) -> None:

@@ -1,9 +1,12 @@
-"""What every way to bring a driver up can do: launch, find again, read the log, kill.
+"""The interface of a launcher: one way to bring drivers up, to find them again, to read their log and to end them.
 
-A launch is recorded before it is made (`launching.record_launch`), and what it has started after it; whoever comes
+A launch is recorded before it is made (`launches.record_launch`), and what it has started after it; whoever comes
 later finds the driver by these records and by asking the place where it runs. So a launcher keeps nothing in memory,
 and one that dies at any point leaves at worst a driver too many, which the decision log fences off (S9.2), or a launch
 that started nothing, after which the next one is a new attempt.
+
+A launcher is one module with everything of its kind, and one registration: a line of `launcher_registry.BUILT_IN`, or
+an entry point of the group `tidegate.launchers` in another package. `tidegate.testing.LauncherConformance` tests it.
 """
 
 from __future__ import annotations
@@ -11,15 +14,14 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Protocol
 
-from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.job_directory import JobDirectory
+from tidegate.jobs.launch.programs import Run, connects, run_program
 from tidegate.jobs.records import Launch, Spec
-
-KINDS = ("local", "spark-submit", "yarn", "kubernetes", "agent")
-"""Launchers that a connection may name."""
 
 
 class DriverState(StrEnum):
@@ -32,24 +34,52 @@ class DriverState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class LauncherSetting:
+    """A setting of one kind of launcher. From it come the option of `tidegate agent`, the extra of an Airflow
+    connection and the field of Airflow's connection form.
+
+    Attributes:
+        name: of the extra, such as "driver_script"; the option is then `--driver-script`. Kinds that use the same name
+            share the value.
+        label: of the form's field.
+        description: one sentence for the form and for `--help`.
+        default: used where nothing is set.
+        metavar: what the value is, for `--help`.
+    """
+
+    name: str
+    label: str
+    description: str
+    default: str
+    metavar: str = "PATH"
+
+    @property
+    def option(self) -> str:
+        """The option of the command line."""
+        return f"--{self.name.replace('_', '-')}"
+
+
+@dataclass(frozen=True, slots=True)
 class LauncherSettings:
     """How drivers are launched, besides what the submission says.
 
     Attributes:
-        kind: one of KINDS.
+        kind: of the launcher, see `launcher_registry.connection_kinds`.
         python: interpreter of the driver, with tidegate and pyspark: a path of this machine, for YARN and Kubernetes
             one of the driver's container; None: this process's own, in a container python3.
         spark_submit: path of spark-submit; None: that of SPARK_HOME, else on the PATH, else beside `python`, or this
             process's own.
-        yarn: YARN's command line.
-        driver_script: what spark-submit is given on Kubernetes: a copy of `driver_entry.py` in the image.
+        extra: values of the settings that the kinds declare, by name (`LauncherSetting`).
     """
 
     kind: str = "local"
     python: str | None = None
     spark_submit: str | None = None
-    yarn: str = "yarn"
-    driver_script: str = "local:///opt/tidegate/driver_entry.py"
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+    def value(self, setting: LauncherSetting) -> str:
+        """The value of a setting that a kind declares, or its default."""
+        return self.extra.get(setting.name) or setting.default
 
     def found_spark_submit(self) -> str:
         """The program to run; the bare name when none is found."""
@@ -62,17 +92,48 @@ class LauncherSettings:
         return next((found for name in candidates if (found := shutil.which(name))), "spark-submit")
 
 
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked at: what was found, or what is wrong and what to do."""
+
+    ok: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What a launcher's check looks at; replaced in tests.
+
+    Attributes:
+        run: runs a program.
+        connect: host and port to None, or why no connection comes about.
+        environment: variables of this process.
+    """
+
+    run: Run = run_program
+    connect: Callable[[str, int], str | None] = connects
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+
 class Launcher(Protocol):
     """One way to bring drivers up. All calls block; any of them may come again at any time, from any process that has
     the same settings.
 
     Attributes:
-        kind: as in a launch's record.
+        kind: as in a launch's record. It is durable: a kind never changes its name.
+        settings: what it needs to know besides `python` and `spark_submit`.
+        runs_on_this_host: its drivers are processes of the host that launches them. They need Java, slots and ports
+            there, and end with it.
     """
 
     kind: ClassVar[str]
+    settings: ClassVar[tuple[LauncherSetting, ...]]
+    runs_on_this_host: ClassVar[bool]
 
-    def launch(self, client: JobClient, spec: Spec, attempt: int | None = None) -> Launch:
+    def __init__(self, settings: LauncherSettings) -> None:
+        """Must not block, and must not fail: a launcher is also made to ask for the drivers of others."""
+
+    def launch(self, job: JobDirectory, spec: Spec, attempt: int | None = None) -> Launch:
         """Record a launch, start a driver for `spec`, record what was started.
 
         Args:
@@ -96,3 +157,25 @@ class Launcher(Protocol):
     def kill(self, launch: Launch, *, graceful: bool = True) -> bool:
         """End the driver. `graceful`: let it stop with a savepoint, where the place knows such a thing
         (`sigterm_timeout`). False: it is gone already, or out of reach."""
+
+    def check(self, master: str, spark_conf: Mapping[str, str], world: World) -> list[Check]:
+        """Whether drivers could be launched from this host: for the Test button of a connection. Starts no driver; an
+        interpreter and a connection at most. Never raises for what it finds."""
+
+    @staticmethod
+    def log_place(launch: Launch) -> str:
+        """Where a driver ran and where its log is, in one line, from its record alone."""
+
+
+def driver_arguments(root: str, launch: Launch, job_id: str) -> tuple[str, ...]:
+    """What a driver is told on its command line, whoever starts it."""
+    return ("--root", root, "--job", job_id, "--spec", str(launch.spec), "--launch", str(launch.attempt))
+
+
+def recorded_place(launch: Launch) -> str:
+    """`Launcher.log_place` of a process, and of a launch that nothing was recorded of after its start."""
+    if launch.external_id is not None:
+        return f"{launch.external_id} on {launch.host}"
+    if launch.pid is None:
+        return f"on {launch.host}: what it started was never recorded"
+    return f"process {launch.pid} on {launch.host}, log {launch.log}"

@@ -1,17 +1,42 @@
-"""Which launcher is meant, and which driver of a submission is there, whoever launched it."""
+"""The kinds of launchers, and which driver of a submission is there, whoever launched it.
+
+A built-in kind is a line of `BUILT_IN`. Another package registers a kind by an entry point of the group
+`tidegate.launchers`, whose name is the kind and whose value is "module:Class":
+
+    [project.entry-points."tidegate.launchers"]
+    nomad = "nomad_launcher:NomadLauncher"
+
+A kind is imported when it is needed first.
+"""
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import cast
 
-from tidegate.errors import OptionError
-from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.launch.cluster import KubernetesLauncher, YarnLauncher
-from tidegate.jobs.launch.launcher import KINDS, DriverState, Launcher, LauncherSettings
-from tidegate.jobs.launch.local import LocalLauncher, SparkSubmitLauncher
+from tidegate.errors import EnvironmentProblemError, OptionError
+from tidegate.jobs.client.job_directory import JobDirectory
+from tidegate.jobs.launch.launcher import Check, DriverState, Launcher, LauncherSetting, LauncherSettings, World
 from tidegate.jobs.launches import launch_of
 from tidegate.jobs.records import Launch, Spec
+
+GROUP = "tidegate.launchers"
+"""Entry points of launchers of other packages."""
+BUILT_IN: Mapping[str, str] = {
+    "local": "tidegate.jobs.launch.local:LocalLauncher",
+    "spark-submit": "tidegate.jobs.launch.spark_submit:SparkSubmitLauncher",
+    "yarn": "tidegate.jobs.launch.yarn:YarnLauncher",
+    "kubernetes": "tidegate.jobs.launch.kubernetes:KubernetesLauncher",
+}
+"""Kind to "module:Class". The first one is the default of a connection."""
+AGENT = "agent"
+"""What a connection names when an agent beside the cluster launches: no launcher of its own (`tidegate agent`)."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,36 +47,105 @@ class FoundDriver:
     launcher: Launcher
 
 
-def launchers(settings: LauncherSettings) -> Mapping[str, Launcher]:
-    """Those that start something themselves, by kind."""
-    made: tuple[Launcher, ...] = (
-        LocalLauncher(settings),
-        SparkSubmitLauncher(settings),
-        YarnLauncher(settings),
-        KubernetesLauncher(settings),
-    )
-    return {launcher.kind: launcher for launcher in made}
+@functools.cache  # reads the metadata of every installed package, and packages do not change while a process runs
+def from_other_packages() -> Mapping[str, EntryPoint]:
+    """Entry points of other packages, by kind. A built-in kind cannot be replaced."""
+    return {point.name: point for point in entry_points(group=GROUP) if point.name not in (*BUILT_IN, AGENT)}
+
+
+def kinds() -> tuple[str, ...]:
+    """All kinds that start something themselves, the built-in ones first."""
+    return (*BUILT_IN, *from_other_packages())
+
+
+def connection_kinds() -> tuple[str, ...]:
+    """All that a connection may name as its launcher."""
+    return (*kinds(), AGENT)
 
 
 def check_kind(kind: str, where: str) -> str:
-    """`kind` when it is a launcher's. Raises OptionError naming the kinds."""
-    if kind not in KINDS:
-        raise OptionError(f"there is no launcher {kind!r}", where=where, remedy=f"Use one of {', '.join(KINDS)}")
+    """`kind` when a connection may name it. Raises OptionError naming the kinds."""
+    if kind not in connection_kinds():
+        remedy = f"Use one of {', '.join(connection_kinds())}"
+        raise OptionError(f"there is no launcher {kind!r}", where=where, remedy=remedy)
     return kind
 
 
-def find_driver(client: JobClient, spec: Spec, by_kind: Mapping[str, Launcher]) -> FoundDriver | None:
+def launcher_class(kind: str) -> type[Launcher]:
+    """The launcher of a kind.
+
+    Raises:
+        OptionError: there is no such kind here.
+        EnvironmentProblemError: it is another package's and cannot be imported.
+    """
+    if kind in BUILT_IN:
+        return cast(type[Launcher], EntryPoint(kind, BUILT_IN[kind], GROUP).load())
+    point = from_other_packages().get(check_kind(kind, "launcher"))
+    if point is None:
+        raise OptionError(f"the launcher {kind} launches nothing itself", where="launcher")
+    try:
+        return cast(type[Launcher], point.load())
+    except Exception as error:  # whatever the module of another package does when it is imported
+        raise EnvironmentProblemError(
+            f"the launcher {kind} cannot be loaded",
+            where=f"entry point {point.value} of the group {GROUP}",
+            cause=f"{type(error).__name__}: {error}",
+            remedy="Correct or uninstall the package that registers it",
+        ) from error
+
+
+def settings() -> tuple[LauncherSetting, ...]:
+    """The settings of all kinds, each name once."""
+    found: dict[str, LauncherSetting] = {}
+    for made in _classes().values():
+        for setting in made.settings:
+            found.setdefault(setting.name, setting)
+    return tuple(found.values())
+
+
+def launchers(settings: LauncherSettings) -> Mapping[str, Launcher]:
+    """A launcher of each kind that starts something itself, by kind."""
+    return {kind: made(settings) for kind, made in _classes().items()}
+
+
+def runs_on_this_host(kind: str) -> bool:
+    """Whether drivers of this launcher are processes of the host that launches them. Raises as `launcher_class`."""
+    return kind != AGENT and launcher_class(kind).runs_on_this_host
+
+
+def check_launcher(
+    settings: LauncherSettings, master: str, spark_conf: Mapping[str, str], world: World | None = None
+) -> list[Check]:
+    """Whether the launcher of these settings could launch from this host: see `Launcher.check`. Raises as
+    `launcher_class`."""
+    if settings.kind == AGENT:
+        return [Check(True, "launcher agent: an agent beside the cluster launches, nothing is needed here")]
+    return launcher_class(settings.kind)(settings).check(master, spark_conf, world or World())
+
+
+def find_driver(job: JobDirectory, spec: Spec, by_kind: Mapping[str, Launcher]) -> FoundDriver | None:
     """The newest driver of `spec` that the place where it was launched says is there. By the launcher that its record
     names, not by today's settings: a connection may have changed since.
 
-    None: none is there, or none can be asked from here; then the heartbeat tells (`JobClient.is_alive`). Raises
+    None: none is there, or none can be asked from here; then the heartbeat tells (`JobDirectory.is_alive`). Raises
     EnvironmentProblemError when a cluster does not answer.
     """
-    for number, attempt in reversed(client.launches()):
+    for number, attempt in reversed(job.launches()):
         if number != spec.number:
             continue
-        launch = launch_of(client.store, client.layout, number, attempt)
+        launch = launch_of(job.store, job.layout, number, attempt)
         launcher = by_kind.get(launch.launcher)
         if launcher is not None and launcher.state(launch) is DriverState.RUNNING:
             return FoundDriver(launch, launcher)
     return None
+
+
+def _classes() -> dict[str, type[Launcher]]:
+    """All that can be loaded: one broken package must not keep the others from their drivers."""
+    found = {}
+    for kind in kinds():
+        try:
+            found[kind] = launcher_class(kind)
+        except EnvironmentProblemError as error:
+            _log.warning("%s", error)
+    return found

@@ -1,31 +1,174 @@
-"""Drivers as detached processes of this machine: Python itself, or spark-submit in client mode.
-
-Python applications are refused in cluster mode by a standalone cluster; so a detached client is what a standalone
-cluster offers. Under spark-submit the recorded process is the JVM's, which ends with the Python program below it, and
-takes its settings from the Spark installation (SPARK_HOME, spark-defaults.conf).
-"""
+"""Drivers as detached processes of this host: how one is started, and the launcher that starts Python itself."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import ClassVar
 
-from tidegate.errors import OptionError
-from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.launch import driver_entry
-from tidegate.jobs.launch.cluster_commands import client_command
-from tidegate.jobs.launch.launcher import DriverState, LauncherSettings
-from tidegate.jobs.launches import RunningDriver, driver_command, is_here, record_launch, start_process
+from tidegate.errors import EnvironmentProblemError
+from tidegate.jobs.client.job_directory import JobDirectory
+from tidegate.jobs.launch.launcher import (
+    Check,
+    DriverState,
+    LauncherSetting,
+    LauncherSettings,
+    World,
+    driver_arguments,
+    recorded_place,
+)
+from tidegate.jobs.launch.launcher_checks import check_interpreter, check_master
+from tidegate.jobs.launches import (
+    RunningDriver,
+    find_local,
+    is_here,
+    launch_of,
+    launched_process,
+    newest_attempt,
+    record_launch,
+    record_process,
+)
+from tidegate.jobs.os_processes import process_started
+from tidegate.jobs.process_environment import STORAGE_OPTIONS_VARIABLE
 from tidegate.jobs.process_output import output_tail
 from tidegate.jobs.records import Launch, Spec
 
+DRIVER_MODULE = "tidegate.spark.driver"
+"""What a driver's Python runs."""
+UNFINISHED_LAUNCH_S = 5.0
+"""How long another launcher on this machine may take from recording a launch to recording its process, seconds."""
+_POLL_S = 0.1
+_GATEWAY = "PYSPARK_GATEWAY_"
+"""Begins the variables by which a program below spark-submit finds its JVM."""
 
-class _Processes:
-    """What both have in common."""
+
+def driver_command(python: str, root: str, launch: Launch, job_id: str) -> tuple[str, ...]:
+    """Arguments of a driver's process on this machine."""
+    return (python, "-m", DRIVER_MODULE, *driver_arguments(root, launch, job_id))
+
+
+def launch_local(
+    job: JobDirectory,
+    spec: Spec,
+    *,
+    python: str = sys.executable,
+    env: Mapping[str, str] | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Launch:
+    """Start a driver for `spec` as a detached process of this machine, or find the one that runs already.
+
+    Args:
+        python: interpreter with tidegate and pyspark.
+        env: environment variables besides this process's own.
+        sleep: for waiting until another launcher has recorded its process.
+
+    Returns:
+        The launch with pid, start time and the local path of the log.
+
+    Raises:
+        EnvironmentProblemError: the process cannot be started.
+        StoreError: the store cannot write.
+    """
+    living = settled_local(job, spec, sleep)
+    if living is not None:
+        return living.launch
+    return _start_python(job, spec, python, env=env)
+
+
+def _start_python(
+    job: JobDirectory, spec: Spec, python: str, *, env: Mapping[str, str] | None = None, attempt: int | None = None
+) -> Launch:
+    launch = record_launch(
+        job.store,
+        job.layout,
+        spec.number,
+        launcher=LocalLauncher.kind,
+        command=lambda made: driver_command(python, job.root, made, spec.job_id),
+        attempt=attempt,
+    )
+    return start_process(job, spec, launch, env)
+
+
+def start_process(job: JobDirectory, spec: Spec, launch: Launch, env: Mapping[str, str] | None = None) -> Launch:
+    """Start a recorded launch as a detached process of this machine, in a session of its own, and record the process.
+    A launch from a program below spark-submit, such as a notebook, does not get that one's JVM.
+
+    Args:
+        launch: as `record_launch` gave it.
+        env: environment variables besides this process's own.
+
+    Returns:
+        The launch with pid, start time and the local path of the log.
+
+    Raises:
+        EnvironmentProblemError: the process cannot be started.
+    """
+    log = _log_path(job, launch)
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(_GATEWAY)},
+        **(env or {}),
+        STORAGE_OPTIONS_VARIABLE: json.dumps(dict(spec.storage_options), sort_keys=True),
+    }
+    try:
+        with open(log, "ab") as output:
+            process = subprocess.Popen(
+                launch.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=environment,
+            )
+    except (OSError, ValueError) as error:  # ValueError: a null byte in an argument
+        raise EnvironmentProblemError(
+            "the driver's process cannot be started",
+            where=f"job {spec.job_id}, {launch.command[0]}",
+            cause=str(error),
+            remedy="Check the path of the Python interpreter, or of spark-submit",
+        ) from error
+    started = process_started(process.pid)
+    threading.Thread(target=process.wait, name=f"reap-{process.pid}", daemon=True).start()
+    return record_process(job.store, job.layout, replace(launch, pid=process.pid, process_started=started, log=log))
+
+
+def settled_local(job: JobDirectory, spec: Spec, sleep: Callable[[float], None] = time.sleep) -> RunningDriver | None:
+    """`find_local`, giving another launcher on this machine the time to record its process."""
+    store, layout = job.store, job.layout
+    for _ in range(round(UNFINISHED_LAUNCH_S / _POLL_S)):
+        living = find_local(store, layout, spec.number)
+        newest = newest_attempt(store, layout, spec.number)
+        if living is not None or not newest or launched_process(store, layout, spec.number, newest) is not None:
+            return living
+        if not is_here(launch_of(store, layout, spec.number, newest)):
+            return None
+        sleep(_POLL_S)
+    return None
+
+
+def _log_path(job: JobDirectory, launch: Launch) -> str:
+    """Where the process writes: in the job directory when that is local, else in a private temporary folder."""
+    name = job.layout.launch_log(launch.spec, launch.attempt)
+    path = job.store.local_path(name)
+    if path is None:
+        path = os.path.join(tempfile.mkdtemp(prefix=f"tidegate-{job.layout.job_id}-"), os.path.basename(name))
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    return path
+
+
+class ProcessLauncher:
+    """A launcher whose drivers are processes of this host."""
 
     kind: ClassVar[str] = ""
+    settings: ClassVar[tuple[LauncherSetting, ...]] = ()
+    runs_on_this_host: ClassVar[bool] = True
 
     def __init__(self, settings: LauncherSettings) -> None:
         self._settings = settings
@@ -46,48 +189,21 @@ class _Processes:
             return False
         return RunningDriver(launch).kill(signal.SIGTERM if graceful else signal.SIGKILL)
 
+    @staticmethod
+    def log_place(launch: Launch) -> str:
+        """See `Launcher.log_place`."""
+        return recorded_place(launch)
 
-class LocalLauncher(_Processes):
+
+class LocalLauncher(ProcessLauncher):
     """A Python process of this machine."""
 
     kind: ClassVar[str] = "local"
 
-    def launch(self, client: JobClient, spec: Spec, attempt: int | None = None) -> Launch:
+    def launch(self, job: JobDirectory, spec: Spec, attempt: int | None = None) -> Launch:
         """See `Launcher.launch`."""
-        python = self._settings.python or sys.executable
-        launch = record_launch(
-            client,
-            spec,
-            launcher=self.kind,
-            command=lambda made: driver_command(python, client.root, made, spec.job_id),
-            attempt=attempt,
-        )
-        return start_process(client, spec, launch)
+        return _start_python(job, spec, self._settings.python or sys.executable, attempt=attempt)
 
-
-class SparkSubmitLauncher(_Processes):
-    """spark-submit on this machine, the driver in client mode: for `spark://host:port`."""
-
-    kind: ClassVar[str] = "spark-submit"
-
-    def launch(self, client: JobClient, spec: Spec, attempt: int | None = None) -> Launch:
-        """See `Launcher.launch`."""
-        if spec.master.startswith(("yarn", "k8s://")):
-            raise OptionError(
-                f"master {spec.master} does not go with the launcher spark-submit",
-                where=f"job {spec.job_id}, launcher",
-                cause="it runs the driver here, in client mode",
-                remedy="Use the launcher yarn or kubernetes, which run it on the cluster",
-            )
-        entry = os.path.abspath(driver_entry.__file__)
-        launch = record_launch(
-            client,
-            spec,
-            launcher=self.kind,
-            command=lambda made: client_command(self._settings, spec, made, client.root, entry),
-            attempt=attempt,
-        )
-        # The spark-submit of a Python environment asks Python where Spark is, and must ask the right one.
-        python = self._settings.python or sys.executable
-        env = {"PYSPARK_DRIVER_PYTHON": python, "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", python)}
-        return start_process(client, spec, launch, env)
+    def check(self, master: str, spark_conf: Mapping[str, str], world: World) -> list[Check]:
+        """See `Launcher.check`."""
+        return [check_interpreter(self._settings, world), *check_master(master, world)]

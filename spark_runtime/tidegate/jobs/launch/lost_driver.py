@@ -3,52 +3,47 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
-from tidegate.errors import StoreError
+from tidegate.errors import StoreError, TidegateError
+from tidegate.jobs.client.job_directory import JobDirectory
 from tidegate.jobs.launch.desired_state import desired_of
+from tidegate.jobs.launch.launcher import recorded_place
+from tidegate.jobs.launch.launcher_registry import launcher_class
 from tidegate.jobs.launches import launch_of, newest_attempt
 from tidegate.jobs.process_output import LOG_TAIL_LINES, output_tail
 from tidegate.jobs.records import Launch, Spec
 
-if TYPE_CHECKING:
-    from tidegate.jobs.client.job_client import JobClient
-
 _NO_AGENT = "no agent has launched it; does `tidegate agent` look after this root?"
 
 
-def last_words(client: JobClient, spec: Spec) -> tuple[str, str]:
+def last_words(job: JobDirectory, spec: Spec) -> tuple[str, str]:
     """One line on the newest launch of `spec`, and the last lines of its output, "" when they cannot be read from here.
     Never raises for what the store does not tell."""
     try:
-        attempt = newest_attempt(client.store, client.layout, spec.number)
-        tail = _stored_tail(client, spec.number, attempt or 1)
+        attempt = newest_attempt(job.store, job.layout, spec.number)
+        tail = _stored_tail(job, spec.number, attempt or 1)
         if attempt == 0:
-            desired = desired_of(client)
+            desired = desired_of(job)
             wanted = desired is not None and (desired.state, desired.spec) == ("running", spec.number)
             return (_NO_AGENT if wanted else "no launch of it is recorded"), tail
-        launch = launch_of(client.store, client.layout, spec.number, attempt)
+        launch = launch_of(job.store, job.layout, spec.number, attempt)
     except StoreError as error:
         return f"its launch cannot be read: {error}", ""
     return _place(launch), output_tail(launch) or tail
 
 
 def _place(launch: Launch) -> str:
-    head = f"launch {launch.attempt} by {launch.launcher}"
-    if launch.launcher == "yarn" and launch.external_id is not None:
-        return f"{head}, {launch.external_id}: `yarn logs -applicationId {launch.external_id}` shows its log"
-    if launch.launcher == "kubernetes" and launch.external_id is not None:
-        namespace, _, pod = launch.external_id.partition(":")
-        return f"{head}, pod {pod}: `kubectl logs --namespace {namespace} {pod}` shows its log"
-    if launch.pid is None:
-        return f"{head} on {launch.host}: what it started was never recorded"
-    return f"{head} on {launch.host}, process {launch.pid}, log {launch.log}"
+    try:
+        place = launcher_class(launch.launcher).log_place(launch)
+    except TidegateError:  # of a launcher that is not installed here
+        place = recorded_place(launch)
+    return f"launch {launch.attempt} by {launch.launcher}, {place}"
 
 
-def _stored_tail(client: JobClient, spec: int, attempt: int) -> str:
+def _stored_tail(job: JobDirectory, spec: int, attempt: int) -> str:
     """What lies in the job directory: the output of a launch, where the root is a local folder, or an agent's words on
     one that failed."""
     with suppress(StoreError):
-        text = client.store.read(client.layout.launch_log(spec, attempt)).decode(errors="replace")
+        text = job.store.read(job.layout.launch_log(spec, attempt)).decode(errors="replace")
         return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
     return ""

@@ -14,7 +14,8 @@ from tidegate.jobs.artifacts.materialised_rows import submissions_read
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.records import RestoreFrom, Spec
 from tidegate.jobs.status import CheckpointView, JobStatus, JobView
-from tidegate.jobs.stores.store import Store, open_store
+from tidegate.jobs.stores.store import Store
+from tidegate.jobs.stores.store_registry import open_store
 from tidegate.units import format_duration
 
 

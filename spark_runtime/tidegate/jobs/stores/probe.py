@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
 
 from tidegate.errors import AlreadyExistsError, NotFoundError, StoreError
-
-if TYPE_CHECKING:
-    from tidegate.jobs.stores.store import Store
+from tidegate.jobs.stores.store import Store
 
 PROBE_PREFIX = ".tidegate-probe-"
 

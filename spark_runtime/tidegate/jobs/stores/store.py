@@ -1,26 +1,22 @@
 """The store: named byte objects below one root, with the two writes the job directory stands on (semantics S1.4, S9.2).
 
 `create` is atomic and exclusive: of any number of writers, on any machines, exactly one wins, and no reader ever sees
-part of an object. `replace` is atomic. How each kind of store does it is in its own module; `open_store` chooses by URL
-and refuses what cannot do it.
+part of an object. `replace` is atomic. How each kind of store does it is in its own module;
+`store_registry.open_store` chooses by URL and refuses what cannot do it.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
-from urllib.parse import unquote, urlsplit
 
 from tidegate.errors import StoreError
-from tidegate.jobs.secrets import resolve_secrets
 
 Names = list[str]
 """Sorted names or paths."""
 
-SUPPORTED = "a local path, file://, s3:// and, within one process, memory://"
 _OUTSIDE = frozenset(("", ".", ".."))
 
 
@@ -93,52 +89,6 @@ class Store(Protocol):
     def probe(self) -> None:
         """Try create, its exclusiveness, read, replace, list and delete below `.tidegate-probe-<nonce>` and clean up.
         StoreError with the reason when anything is not as promised."""
-
-
-def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> Store:
-    """The store at `url`. Touches nothing yet for local and memory stores; `probe` tells whether it works.
-
-    Args:
-        url: local path, file://, s3://bucket/prefix or memory://name.
-        storage_options: for s3fs; values may be references to secrets, resolved here.
-
-    Raises:
-        StoreError: a kind of store that cannot do create-only writes, or a package is missing.
-        OptionError: a reference to a secret cannot be resolved.
-    """
-    if not isinstance(url, str | os.PathLike) or not os.fspath(url):
-        raise StoreError("the root is empty", where=repr(url), remedy=f"Give {SUPPORTED}")
-    url = os.fspath(url)
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        from tidegate.jobs.stores.local_disk import LocalStore
-
-        return LocalStore(os.path.abspath(os.path.expanduser(url)))
-    if scheme == "file":
-        from tidegate.jobs.stores.local_disk import LocalStore
-
-        parts = urlsplit(url)
-        if parts.netloc not in ("", "localhost") or not parts.path:
-            raise StoreError("not a file URL", where=url, remedy="Write file:///absolute/path")
-        return LocalStore(os.path.abspath(unquote(parts.path)))
-    if scheme == "memory":
-        from tidegate.jobs.stores.in_memory import MemoryStore
-
-        return MemoryStore(rest)
-    if scheme in ("s3", "s3a"):
-        try:
-            from tidegate.jobs.stores.s3 import S3Store
-        except ImportError as error:
-            raise StoreError(
-                "s3:// needs the package s3fs", where=url, cause=str(error), remedy="Install tidegate[s3]"
-            ) from error
-        return S3Store(rest, resolve_secrets(storage_options))
-    raise StoreError(
-        f"{scheme}:// cannot do create-only writes, as far as tidegate knows",
-        where=url,
-        cause="two drivers could both believe that they reign",
-        remedy=f"Use {SUPPORTED}",
-    )
 
 
 def checked_path(path: str) -> str:

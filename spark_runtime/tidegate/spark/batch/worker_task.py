@@ -24,7 +24,8 @@ from tidegate.jobs.artifacts.artifact import materialise
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Spec, decode
-from tidegate.jobs.stores.store import Store, open_store
+from tidegate.jobs.stores.store import Store
+from tidegate.jobs.stores.store_registry import open_store
 from tidegate.plan.batch_plan import BatchPlan, plan_batch
 from tidegate.snapshot.handles import StateHandle, StreamFactory
 from tidegate.snapshot.location import open_location

@@ -1,0 +1,64 @@
+"""spark-submit on this host, with the driver in client mode.
+
+A standalone cluster refuses Python applications in cluster mode; so a detached client is what it offers. The recorded
+process is the JVM's, which ends with the Python program below it, and takes its settings from the Spark installation
+(SPARK_HOME, spark-defaults.conf).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import ClassVar
+
+from tidegate.errors import OptionError
+from tidegate.jobs.client.job_directory import JobDirectory
+from tidegate.jobs.launch import driver_entry
+from tidegate.jobs.launch.launcher import Check, LauncherSettings, World
+from tidegate.jobs.launch.launcher_checks import check_interpreter, check_master, check_spark_submit
+from tidegate.jobs.launch.local import ProcessLauncher, start_process
+from tidegate.jobs.launch.spark_submit_command import command_conf, submit_command
+from tidegate.jobs.launches import record_launch
+from tidegate.jobs.records import Launch, Spec
+
+
+class SparkSubmitLauncher(ProcessLauncher):
+    """spark-submit on this machine, the driver in client mode: for `spark://host:port`."""
+
+    kind: ClassVar[str] = "spark-submit"
+
+    def launch(self, job: JobDirectory, spec: Spec, attempt: int | None = None) -> Launch:
+        """See `Launcher.launch`."""
+        if spec.master.startswith(("yarn", "k8s://")):
+            raise OptionError(
+                f"master {spec.master} does not go with the launcher spark-submit",
+                where=f"job {spec.job_id}, launcher",
+                cause="it runs the driver here, in client mode",
+                remedy="Use the launcher yarn or kubernetes, which run it on the cluster",
+            )
+        entry = os.path.abspath(driver_entry.__file__)
+        launch = record_launch(
+            job.store,
+            job.layout,
+            spec.number,
+            launcher=self.kind,
+            command=lambda made: client_command(self._settings, spec, made, job.root, entry),
+            attempt=attempt,
+        )
+        # The spark-submit of a Python environment asks Python where Spark is, and must ask the right one.
+        python = self._settings.python or sys.executable
+        env = {"PYSPARK_DRIVER_PYTHON": python, "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", python)}
+        return start_process(job, spec, launch, env)
+
+    def check(self, master: str, spark_conf: Mapping[str, str], world: World) -> list[Check]:
+        """See `Launcher.check`."""
+        submit, python = check_spark_submit(self._settings), check_interpreter(self._settings, world)
+        return [submit, python, *check_master(master, world)]
+
+
+def client_command(settings: LauncherSettings, spec: Spec, launch: Launch, root: str, entry: str) -> tuple[str, ...]:
+    """The driver here, in client mode. The Python of `spark.pyspark.driver.python` runs it, and by default that of the
+    workers is the same."""
+    conf = {"spark.pyspark.driver.python": settings.python or sys.executable, **command_conf(spec)}
+    return submit_command(settings, spec, launch, root, "client", conf, entry)

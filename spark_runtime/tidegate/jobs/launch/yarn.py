@@ -1,0 +1,185 @@
+"""Drivers in YARN's ApplicationMaster: `external_id` of a launch is the application's id.
+
+What Spark's documentation demands (4.x: "Running Spark on YARN") stands beside each line. Tested on a cluster of one
+node. When whoever launched dies before it has recorded the application, the launch's record alone finds it: by its tag.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from tidegate.errors import EnvironmentProblemError
+from tidegate.jobs.client.job_directory import JobDirectory
+from tidegate.jobs.launch import driver_entry
+from tidegate.jobs.launch.cluster import ASK_LIMIT_S, TAIL, ClusterLauncher, no_answer
+from tidegate.jobs.launch.launcher import (
+    Check,
+    DriverState,
+    LauncherSetting,
+    LauncherSettings,
+    World,
+    recorded_place,
+)
+from tidegate.jobs.launch.launcher_checks import check_spark_submit, fits_launcher
+from tidegate.jobs.launch.spark_submit_command import command_conf, submit_command, wrong_master
+from tidegate.jobs.launches import record_process
+from tidegate.jobs.process_environment import STORAGE_OPTIONS_VARIABLE, storage_options_text
+from tidegate.jobs.records import Launch, Spec
+
+YARN = LauncherSetting(
+    name="yarn", label="yarn", description="Path of YARN's command line; default: yarn.", default="yarn"
+)
+
+_APPLICATION = re.compile(r"\bapplication_\d+_\d+\b")
+_STATE = re.compile(r"^\s*State\s*:\s*(\w+)\s*$", re.MULTILINE)
+_OVER = frozenset({"FINISHED", "FAILED", "KILLED"})
+
+
+class YarnLauncher(ClusterLauncher):
+    """The driver in YARN's ApplicationMaster; `external_id`: the application's id."""
+
+    kind: ClassVar[str] = "yarn"
+    settings: ClassVar[tuple[LauncherSetting, ...]] = (YARN,)
+
+    def launch(self, job: JobDirectory, spec: Spec, attempt: int | None = None) -> Launch:
+        """See `Launcher.launch`."""
+        entry = os.path.abspath(driver_entry.__file__)
+        launch = self._record(
+            job, spec, attempt, lambda made: yarn_command(self._settings, spec, made, job.root, entry)
+        )
+        answer = self._hand_over(spec, launch)
+        application = yarn_application(answer.text) or self._by_tag(launch)
+        if application is None:
+            raise EnvironmentProblemError(
+                "spark-submit named no application",
+                where=f"job {spec.job_id}",
+                cause=answer.text[-TAIL:].strip(),
+                remedy=f"Look for the tag {yarn_tag(launch)} in YARN",
+            )
+        return record_process(job.store, job.layout, replace(launch, external_id=application))
+
+    def state(self, launch: Launch) -> DriverState:
+        """See `Launcher.state`."""
+        application = self._application(launch)
+        if application is None:
+            return DriverState.GONE
+        return yarn_state(self._ask(yarn_status_command(self._settings, application)))
+
+    def log(self, launch: Launch) -> str:
+        """See `Launcher.log`."""
+        application = self._application(launch)
+        if application is None:
+            return ""
+        return self._ask(yarn_log_command(self._settings, application))
+
+    def kill(self, launch: Launch, *, graceful: bool = True) -> bool:
+        """See `Launcher.kill`: YARN knows no graceful end. Send the job a stop first."""
+        application = self._application(launch)
+        if application is None or self.state(launch) is DriverState.GONE:
+            return False
+        return self._run(yarn_kill_command(self._settings, application), ASK_LIMIT_S).code == 0
+
+    def check(self, master: str, spark_conf: Mapping[str, str], world: World) -> list[Check]:
+        """See `Launcher.check`."""
+        checks = [fits_launcher(self.kind, master == "yarn", master), check_spark_submit(self._settings)]
+        program, problems = self._settings.value(YARN), []
+        if shutil.which(program) is None:
+            what = f"yarn: {program} is not there: no driver would be found again. Name its path"
+            problems.append(Check(False, what))
+        if not world.environment.get("HADOOP_CONF_DIR") and not world.environment.get("YARN_CONF_DIR"):
+            what = "yarn: neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set: Spark finds no cluster"
+            problems.append(Check(False, what))
+        return [*checks, *(problems or [Check(True, f"yarn is {program}")])]
+
+    @staticmethod
+    def log_place(launch: Launch) -> str:
+        """See `Launcher.log_place`."""
+        if launch.external_id is None:
+            return recorded_place(launch)
+        return f"{launch.external_id}: `yarn logs -applicationId {launch.external_id}` shows its log"
+
+    def _application(self, launch: Launch) -> str | None:
+        return launch.external_id or self._by_tag(launch)
+
+    def _by_tag(self, launch: Launch) -> str | None:
+        answer = self._run(yarn_list_command(self._settings, launch), ASK_LIMIT_S)
+        if answer.code != 0:
+            raise no_answer("YARN", answer)
+        return yarn_application(answer.text)
+
+    def _ask(self, command: Sequence[str]) -> str:
+        return self._run(command, ASK_LIMIT_S).text
+
+
+def yarn_command(settings: LauncherSettings, spec: Spec, launch: Launch, root: str, entry: str) -> tuple[str, ...]:
+    """The driver in YARN's ApplicationMaster.
+
+    - `spark.yarn.submit.waitAppCompletion=false`: spark-submit ends once the application is submitted.
+    - `spark.yarn.maxAppAttempts=1`: a driver that died is launched anew by whoever supervises the job, with a launch of
+      its own; YARN must not begin a second one under the same launch. `spark_conf` may say otherwise.
+    - `spark.yarn.tags`: finds the application again when spark-submit's answer was lost.
+    - `spark.yarn.appMasterEnv.NAME`: environment variables of the driver.
+    - `spark.archives` (and `spark.submit.pyFiles`) of `spark_conf` bring the code along; the interpreter is then one of
+      the archive, such as `./environment/bin/python`.
+
+    Raises OptionError when master is not `yarn`.
+    """
+    if spec.master != "yarn":
+        raise wrong_master(spec, "yarn", "yarn")
+    python = {"spark.pyspark.python": settings.python} if settings.python else {}
+    own = {
+        "spark.yarn.submit.waitAppCompletion": "false",
+        "spark.yarn.tags": _with_tag(spec, launch),
+        f"spark.yarn.appMasterEnv.{STORAGE_OPTIONS_VARIABLE}": storage_options_text(spec.storage_options),
+    }
+    conf = {"spark.yarn.maxAppAttempts": "1", **python, **command_conf(spec), **own}
+    return submit_command(settings, spec, launch, root, "cluster", conf, entry)
+
+
+def yarn_tag(launch: Launch) -> str:
+    """Names the application of a launch among all of YARN's."""
+    return f"tidegate-{launch.nonce}"
+
+
+def yarn_list_command(settings: LauncherSettings, launch: Launch) -> tuple[str, ...]:
+    """Lists the application of a launch, in whatever state."""
+    return (settings.value(YARN), "application", "-list", "-appStates", "ALL", "-appTags", yarn_tag(launch))
+
+
+def yarn_status_command(settings: LauncherSettings, application: str) -> tuple[str, ...]:
+    """Tells an application's state."""
+    return (settings.value(YARN), "application", "-status", application)
+
+
+def yarn_kill_command(settings: LauncherSettings, application: str) -> tuple[str, ...]:
+    """Ends an application."""
+    return (settings.value(YARN), "application", "-kill", application)
+
+
+def yarn_log_command(settings: LauncherSettings, application: str) -> tuple[str, ...]:
+    """Tells the ApplicationMaster's output, which is the driver's."""
+    return (settings.value(YARN), "logs", "-applicationId", application, "-am", "ALL")
+
+
+def yarn_application(output: str) -> str | None:
+    """The application's id in what spark-submit or `yarn application -list` wrote; None: there is none."""
+    found = _APPLICATION.search(output)
+    return found[0] if found else None
+
+
+def yarn_state(output: str) -> DriverState:
+    """From `yarn application -status`. An application that waits in its queue is RUNNING: it is there."""
+    found = _STATE.search(output)
+    if found is None:
+        return DriverState.GONE if "doesn't exist" in output else DriverState.UNKNOWN
+    return DriverState.GONE if found[1] in _OVER else DriverState.RUNNING
+
+
+def _with_tag(spec: Spec, launch: Launch) -> str:
+    given = command_conf(spec).get("spark.yarn.tags")
+    return f"{given},{yarn_tag(launch)}" if given else yarn_tag(launch)

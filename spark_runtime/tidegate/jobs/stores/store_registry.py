@@ -1,0 +1,100 @@
+"""`open_store`: the URL's scheme decides which kind of store opens it.
+
+A kind is imported when a URL of its scheme is opened, so that no process loads a file system that it does not use.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, cast
+from urllib.parse import unquote, urlsplit
+
+from tidegate.errors import StoreError
+from tidegate.jobs.secrets import resolve_secrets
+from tidegate.jobs.stores.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class StoreKind:
+    """What opens the URLs of a scheme.
+
+    Attributes:
+        target: "module:class", imported when a URL of the scheme is opened.
+        package: what the module needs beyond fsspec; "": nothing.
+        extra: of tidegate, which installs `package`.
+        takes_options: the class takes storage options, with secrets resolved, as its second argument.
+    """
+
+    target: str
+    package: str = ""
+    extra: str = ""
+    takes_options: bool = False
+
+
+_LOCAL = StoreKind("tidegate.jobs.stores.local_disk:LocalStore")
+_S3 = StoreKind("tidegate.jobs.stores.s3:S3Store", package="s3fs", extra="s3", takes_options=True)
+STORES: Mapping[str, StoreKind] = {
+    "file": _LOCAL,
+    "memory": StoreKind("tidegate.jobs.stores.in_memory:MemoryStore"),
+    "s3": _S3,
+    "s3a": _S3,
+}
+"""By scheme. A URL without a scheme is a local path and opens as `file`."""
+SUPPORTED = "a local path, file://, s3:// and, within one process, memory://"
+
+
+def open_store(url: str, storage_options: Mapping[str, Any] | None = None) -> Store:
+    """The store at `url`. Touches nothing yet for local and memory stores; `probe` tells whether it works.
+
+    Args:
+        url: local path, file://, s3://bucket/prefix or memory://name.
+        storage_options: for s3fs; values may be references to secrets, resolved here.
+
+    Raises:
+        StoreError: a kind of store that cannot do create-only writes, or a package is missing.
+        OptionError: a reference to a secret cannot be resolved.
+    """
+    if not isinstance(url, str | os.PathLike) or not os.fspath(url):
+        raise StoreError("the root is empty", where=repr(url), remedy=f"Give {SUPPORTED}")
+    url = os.fspath(url)
+    scheme, separator, location = url.partition("://")
+    if not separator:
+        scheme, location = "file", os.path.abspath(os.path.expanduser(url))
+    elif scheme == "file":
+        location = _path_of(url)
+    if scheme not in STORES:
+        raise StoreError(
+            f"{scheme}:// cannot do create-only writes, as far as tidegate knows",
+            where=url,
+            cause="two drivers could both believe that they reign",
+            remedy=f"Use {SUPPORTED}",
+        )
+    kind = STORES[scheme]
+    opened = _class_of(kind, url)
+    store = opened(location, resolve_secrets(storage_options)) if kind.takes_options else opened(location)
+    return cast(Store, store)
+
+
+def _path_of(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or not parts.path:
+        raise StoreError("not a file URL", where=url, remedy="Write file:///absolute/path")
+    return os.path.abspath(unquote(parts.path))
+
+
+def _class_of(kind: StoreKind, url: str) -> Any:
+    module, _, name = kind.target.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except ImportError as error:
+        if not kind.package:
+            raise
+        raise StoreError(
+            f"{url.partition(':')[0]}:// needs the package {kind.package}",
+            where=url,
+            cause=str(error),
+            remedy=f"Install tidegate[{kind.extra}]",
+        ) from error

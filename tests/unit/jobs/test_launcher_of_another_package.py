@@ -1,0 +1,99 @@
+"""A launcher that another package registers by an entry point, from the registry to a launch's record."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import launcher_package
+import pytest
+
+from tidegate.errors import EnvironmentProblemError, OptionError
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.launch.launcher import Launcher, LauncherSettings
+from tidegate.jobs.launch.launcher_registry import (
+    BUILT_IN,
+    check_kind,
+    connection_kinds,
+    find_driver,
+    kinds,
+    launcher_class,
+    launchers,
+    runs_on_this_host,
+    settings,
+)
+from tidegate.jobs.launch.lost_driver import last_words
+from tidegate.jobs.launches import launch_of
+from tidegate.jobs.records import Spec
+from tidegate.testing import LauncherConformance
+
+
+@pytest.fixture
+def nomad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with launcher_package.installed(tmp_path / "site-packages", monkeypatch):
+        yield
+
+
+@pytest.mark.usefixtures("nomad")
+def test_a_launcher_of_another_package_launches_and_is_found_again(client: JobClient, spec: Spec) -> None:
+    assert kinds() == (*BUILT_IN, "nomad")
+    assert connection_kinds() == (*BUILT_IN, "nomad", "agent")
+    assert check_kind("nomad", "connection c") == "nomad"
+    assert not runs_on_this_host("nomad")
+    given = LauncherSettings("nomad", extra={"nomad_address": "http://here:4646"})
+    launch = launchers(given)["nomad"].launch(client, spec)
+    recorded = launch_of(client.store, client.layout, 1, 1)
+    assert recorded == launch
+    assert (recorded.launcher, recorded.host) == ("nomad", "http://here:4646")
+    assert recorded.command[:4] == ("nomad", "job", "run", "-address=http://here:4646")
+    found = find_driver(client, spec, launchers(LauncherSettings()))
+    assert found is not None and found.launch == launch
+    assert last_words(client, spec)[0] == f"launch 1 by nomad, `nomad alloc logs {launch.external_id}` shows its log"
+    assert found.launcher.kill(launch)
+    assert find_driver(client, spec, launchers(LauncherSettings())) is None
+
+
+@pytest.mark.usefixtures("nomad")
+def test_its_settings_stand_beside_those_of_the_built_in_ones() -> None:
+    assert [setting.name for setting in settings()] == ["yarn", "driver_script", "nomad_address"]
+
+
+def test_a_driver_of_a_launcher_that_is_not_installed_here_is_told_by_its_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: JobClient, spec: Spec
+) -> None:
+    with launcher_package.installed(tmp_path / "site-packages", monkeypatch):
+        launch = launchers(LauncherSettings("nomad"))["nomad"].launch(client, spec)
+    assert last_words(client, spec)[0] == f"launch 1 by nomad, {launch.external_id} on http://nomad:4646"
+    assert find_driver(client, spec, launchers(LauncherSettings())) is None
+    with pytest.raises(OptionError, match="no launcher 'nomad'"):
+        launcher_class("nomad")
+
+
+def test_a_package_that_cannot_be_imported_keeps_no_other_launcher_from_its_drivers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = "import no_such_library\n"
+    with launcher_package.installed(tmp_path / "site-packages", monkeypatch, source), caplog.at_level(logging.WARNING):
+        assert set(launchers(LauncherSettings())) == set(BUILT_IN)
+        assert "nomad cannot be loaded" in caplog.text
+        with pytest.raises(EnvironmentProblemError, match=r"launcher nomad cannot be loaded.*no_such_library"):
+            launcher_class("nomad")
+
+
+def test_another_package_does_not_replace_a_built_in_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher_package, "KIND", "yarn")
+    with launcher_package.installed(tmp_path / "site-packages", monkeypatch):
+        assert kinds() == tuple(BUILT_IN)
+        assert launcher_class("yarn").__name__ == "YarnLauncher"
+
+
+@pytest.mark.usefixtures("nomad")
+class TestLauncherOfAnotherPackage(LauncherConformance):
+    master = "nomad"
+
+    def make_launcher(self) -> Launcher:
+        return launcher_class("nomad")(LauncherSettings("nomad"))
+
+    def make_broken_launcher(self) -> Launcher:
+        return launcher_class("nomad")(LauncherSettings("nomad", extra={"nomad_address": "http://broken"}))
