@@ -32,7 +32,8 @@ from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom, Spec
 from tidegate.jobs.stores.store import Store, open_store
 from tidegate.operators.async_requests import StartRequests
-from tidegate.plan.execution_plan import graph_document, plan
+from tidegate.plan.execution_plan import plan
+from tidegate.plan.graph_document import graph_document
 from tidegate.snapshot.location import open_location
 from tidegate.subtask.deployment import Deployment, deploy
 from tidegate.subtask.slot import Slot, Wake
