@@ -21,7 +21,8 @@ from tidegate.operators.functions.mode_dependence import why_batch_sensitive
 from tidegate.operators.functions.process_inputs import INPUT_NAMES, ProcessInput, fires_at_end, inputs_text
 from tidegate.operators.stream_operator import EndOfInput, SideOutput, StreamOperator
 from tidegate.operators.time.calendar import Calendar
-from tidegate.state.aggregates.aggregation import ROWS, AggregateFunction, Aggregation, ArrowAggregate
+from tidegate.state.aggregates.aggregate_registry import find_aggregate
+from tidegate.state.aggregates.aggregation import Aggregation, ArrowAggregate
 from tidegate.state.keyed_state import StateDescriptor
 from tidegate.state.keys.key_types import stored_field
 
@@ -189,7 +190,7 @@ class Agg:
 
     Attributes:
         name: output column.
-        function: what it computes.
+        function: its name in the registry.
         column: its input; None: count of rows.
         others: further inputs: of a user's aggregate, and what rows are ordered by.
         n: rows of top_n; of var and stddev what is taken off the divisor.
@@ -198,7 +199,7 @@ class Agg:
     """
 
     name: str
-    function: AggregateFunction
+    function: str
     column: str | None = None
     others: tuple[str, ...] = ()
     n: int = 0
@@ -213,8 +214,8 @@ class Agg:
     def bound(self, schema: pa.Schema, output: pa.DataType) -> Aggregation:
         """With the types that its inputs have in `schema`."""
         types = tuple(schema.field(column).type for column in self.columns)
-        names = self.columns[: len(types) - self.orders] if self.function in ROWS else ()
-        return Aggregation(self.name, self.function, types, output, self.n, self.orders, self.user, names)
+        names, function = self.columns[: len(types) - self.orders], find_aggregate(self.function)
+        return Aggregation(self.name, function, types, output, self.n, self.orders, self.user, names)
 
     def __str__(self) -> str:
         name = self.function if self.user is None else type(self.user).__name__

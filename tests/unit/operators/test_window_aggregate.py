@@ -16,7 +16,7 @@ from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK
 from tidegate.errors import SnapshotError, TidegateError
 from tidegate.operators.specs import Agg, WindowAggSpec
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN
-from tidegate.state.aggregates.accumulators import SumOverflowError
+from tidegate.state.aggregates.numbers import SumOverflowError
 from tidegate.state.keys.key_hash import hash_keys, key_groups
 
 INPUT = pa.schema(
