@@ -1,4 +1,4 @@
-"""For tests of pipelines and connectors: `run` runs a pipeline in this process; sources and sinks must pass the suites.
+"""For tests: `run` runs a pipeline in this process; your own sources, sinks and aggregates must pass the suites.
 
 Names are imported when they are first used.
 """
@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tidegate.testing.aggregate_conformance import AggregateConformance
     from tidegate.testing.fed_source import Fed
     from tidegate.testing.pipeline_run import Completed, Outcome, run
     from tidegate.testing.script import Advance, Checkpoint, Crash, End, Watermark
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Advance",
+    "AggregateConformance",
     "Checkpoint",
     "Completed",
     "Crash",
@@ -32,6 +34,7 @@ __all__ = [
 
 _HOMES = {
     "Advance": "script",
+    "AggregateConformance": "aggregate_conformance",
     "Checkpoint": "script",
     "Completed": "pipeline_run",
     "Crash": "script",
@@ -44,7 +47,7 @@ _HOMES = {
     "run": "pipeline_run",
 }
 
-_SUITES = ("sink_conformance", "source_conformance")
+_SUITES = ("aggregate_conformance", "sink_conformance", "source_conformance")
 if "_pytest.assertion" in sys.modules:  # before they are imported; else a failed assertion would not show its values
     importlib.import_module("pytest").register_assert_rewrite(*(f"{__name__}.{suite}" for suite in _SUITES))
 
