@@ -8,139 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from tidegate.api.aggregates import (
-        bool_and,
-        bool_or,
-        collect,
-        collect_set,
-        count,
-        count_distinct,
-        first,
-        last,
-        max,
-        max_by,
-        mean,
-        min,
-        min_by,
-        stddev,
-        sum,
-        top_n,
-        user_aggregate,
-        var,
-    )
-    from tidegate.api.operator_states import (
-        broadcast_state,
-        keyed_raw_state,
-        operator_list_state,
-        raw_state,
-        union_list_state,
-    )
-    from tidegate.api.pipeline import Pipeline
-    from tidegate.api.states import aggregating_state, list_state, map_state, reducing_state, value_state
-    from tidegate.api.stream import Stream
-    from tidegate.api.windows import session, sliding, tumbling
-    from tidegate.connectors.datagen import DataGen
-    from tidegate.connectors.delta.delta_sink import Delta
-    from tidegate.connectors.discard import Discard
-    from tidegate.connectors.files.sink.parquet import Parquet
-    from tidegate.connectors.files.sink.text_sinks import Csv, JsonLines
-    from tidegate.connectors.files.source.files import Files
-    from tidegate.connectors.postgres.postgres_sink import Postgres
-    from tidegate.connectors.push import PushContext, Pusher, PushSource
-    from tidegate.connectors.replay import Replay
-    from tidegate.connectors.spark.spark_source import SparkFrame, SparkTable
-    from tidegate.connectors.spark.spark_writer import SparkWriter
-    from tidegate.errors import PipelineError, TidegateError
-    from tidegate.jobs.options import JobOptions
-    from tidegate.operators.functions.co_process import (
-        BroadcastProcess,
-        CoProcess,
-        KeyedBroadcastProcess,
-        KeyedCoProcess,
-    )
-    from tidegate.operators.functions.context import Rows, SubtaskContext
-    from tidegate.operators.functions.keyed_process import FiredTimers, KeyedProcess, KeyedRows, ProcessContext
-    from tidegate.operators.functions.mode_dependence import batch_sensitive
-    from tidegate.operators.functions.process import Process
-    from tidegate.operators.stream_operator import SideOutput
-    from tidegate.state.aggregates.aggregation import ArrowAggregate
-    from tidegate.state.raw_state import RawInput, RawOutput
-    from tidegate.state.state_reader import read_state, read_state_batches
-
 __version__ = "0.1.0"
-
-__all__ = [
-    "ArrowAggregate",
-    "BroadcastProcess",
-    "CoProcess",
-    "Csv",
-    "DataGen",
-    "Delta",
-    "Discard",
-    "Files",
-    "FiredTimers",
-    "JobOptions",
-    "JsonLines",
-    "KeyedBroadcastProcess",
-    "KeyedCoProcess",
-    "KeyedProcess",
-    "KeyedRows",
-    "Parquet",
-    "Pipeline",
-    "PipelineError",
-    "Postgres",
-    "Process",
-    "ProcessContext",
-    "PushContext",
-    "PushSource",
-    "Pusher",
-    "RawInput",
-    "RawOutput",
-    "Replay",
-    "Rows",
-    "SideOutput",
-    "SparkFrame",
-    "SparkTable",
-    "SparkWriter",
-    "Stream",
-    "SubtaskContext",
-    "TidegateError",
-    "aggregating_state",
-    "batch_sensitive",
-    "bool_and",
-    "bool_or",
-    "broadcast_state",
-    "collect",
-    "collect_set",
-    "count",
-    "count_distinct",
-    "first",
-    "keyed_raw_state",
-    "last",
-    "list_state",
-    "map_state",
-    "max",
-    "max_by",
-    "mean",
-    "min",
-    "min_by",
-    "operator_list_state",
-    "raw_state",
-    "read_state",
-    "read_state_batches",
-    "reducing_state",
-    "session",
-    "sliding",
-    "stddev",
-    "sum",
-    "top_n",
-    "tumbling",
-    "union_list_state",
-    "user_aggregate",
-    "value_state",
-    "var",
-]
 
 _HOMES = {
     "ArrowAggregate": "state.aggregates.aggregation",
@@ -178,13 +46,14 @@ _HOMES = {
     "Stream": "api.stream",
     "SubtaskContext": "operators.functions.context",
     "TidegateError": "errors",
+    "aggregate": "api.aggregates",
     "aggregating_state": "api.states",
+    "batch_sensitive": "operators.functions.mode_dependence",
     "bool_and": "api.aggregates",
     "bool_or": "api.aggregates",
     "broadcast_state": "api.operator_states",
     "collect": "api.aggregates",
     "collect_set": "api.aggregates",
-    "batch_sensitive": "operators.functions.mode_dependence",
     "count": "api.aggregates",
     "count_distinct": "api.aggregates",
     "first": "api.aggregates",
@@ -213,6 +82,81 @@ _HOMES = {
     "value_state": "api.states",
     "var": "api.aggregates",
 }
+"""Every public name, and the module below `tidegate` that it is imported from."""
+
+if TYPE_CHECKING:  # the same names for type checkers; `as` exports them; a test compares
+    from tidegate.api.aggregates import aggregate as aggregate
+    from tidegate.api.aggregates import bool_and as bool_and
+    from tidegate.api.aggregates import bool_or as bool_or
+    from tidegate.api.aggregates import collect as collect
+    from tidegate.api.aggregates import collect_set as collect_set
+    from tidegate.api.aggregates import count as count
+    from tidegate.api.aggregates import count_distinct as count_distinct
+    from tidegate.api.aggregates import first as first
+    from tidegate.api.aggregates import last as last
+    from tidegate.api.aggregates import max as max
+    from tidegate.api.aggregates import max_by as max_by
+    from tidegate.api.aggregates import mean as mean
+    from tidegate.api.aggregates import min as min
+    from tidegate.api.aggregates import min_by as min_by
+    from tidegate.api.aggregates import stddev as stddev
+    from tidegate.api.aggregates import sum as sum
+    from tidegate.api.aggregates import top_n as top_n
+    from tidegate.api.aggregates import user_aggregate as user_aggregate
+    from tidegate.api.aggregates import var as var
+    from tidegate.api.operator_states import broadcast_state as broadcast_state
+    from tidegate.api.operator_states import keyed_raw_state as keyed_raw_state
+    from tidegate.api.operator_states import operator_list_state as operator_list_state
+    from tidegate.api.operator_states import raw_state as raw_state
+    from tidegate.api.operator_states import union_list_state as union_list_state
+    from tidegate.api.pipeline import Pipeline as Pipeline
+    from tidegate.api.states import aggregating_state as aggregating_state
+    from tidegate.api.states import list_state as list_state
+    from tidegate.api.states import map_state as map_state
+    from tidegate.api.states import reducing_state as reducing_state
+    from tidegate.api.states import value_state as value_state
+    from tidegate.api.stream import Stream as Stream
+    from tidegate.api.windows import session as session
+    from tidegate.api.windows import sliding as sliding
+    from tidegate.api.windows import tumbling as tumbling
+    from tidegate.connectors.datagen import DataGen as DataGen
+    from tidegate.connectors.delta.delta_sink import Delta as Delta
+    from tidegate.connectors.discard import Discard as Discard
+    from tidegate.connectors.files.sink.parquet import Parquet as Parquet
+    from tidegate.connectors.files.sink.text_sinks import Csv as Csv
+    from tidegate.connectors.files.sink.text_sinks import JsonLines as JsonLines
+    from tidegate.connectors.files.source.files import Files as Files
+    from tidegate.connectors.postgres.postgres_sink import Postgres as Postgres
+    from tidegate.connectors.push import PushContext as PushContext
+    from tidegate.connectors.push import Pusher as Pusher
+    from tidegate.connectors.push import PushSource as PushSource
+    from tidegate.connectors.replay import Replay as Replay
+    from tidegate.connectors.spark.spark_source import SparkFrame as SparkFrame
+    from tidegate.connectors.spark.spark_source import SparkTable as SparkTable
+    from tidegate.connectors.spark.spark_writer import SparkWriter as SparkWriter
+    from tidegate.errors import PipelineError as PipelineError
+    from tidegate.errors import TidegateError as TidegateError
+    from tidegate.jobs.options import JobOptions as JobOptions
+    from tidegate.operators.functions.co_process import BroadcastProcess as BroadcastProcess
+    from tidegate.operators.functions.co_process import CoProcess as CoProcess
+    from tidegate.operators.functions.co_process import KeyedBroadcastProcess as KeyedBroadcastProcess
+    from tidegate.operators.functions.co_process import KeyedCoProcess as KeyedCoProcess
+    from tidegate.operators.functions.context import Rows as Rows
+    from tidegate.operators.functions.context import SubtaskContext as SubtaskContext
+    from tidegate.operators.functions.keyed_process import FiredTimers as FiredTimers
+    from tidegate.operators.functions.keyed_process import KeyedProcess as KeyedProcess
+    from tidegate.operators.functions.keyed_process import KeyedRows as KeyedRows
+    from tidegate.operators.functions.keyed_process import ProcessContext as ProcessContext
+    from tidegate.operators.functions.mode_dependence import batch_sensitive as batch_sensitive
+    from tidegate.operators.functions.process import Process as Process
+    from tidegate.operators.stream_operator import SideOutput as SideOutput
+    from tidegate.state.aggregates.aggregation import ArrowAggregate as ArrowAggregate
+    from tidegate.state.raw_state import RawInput as RawInput
+    from tidegate.state.raw_state import RawOutput as RawOutput
+    from tidegate.state.state_reader import read_state as read_state
+    from tidegate.state.state_reader import read_state_batches as read_state_batches
+else:
+    __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
@@ -225,4 +169,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_HOMES})

@@ -9,19 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.types as pt
 
+from tidegate.api.draft.call_site import user_location
 from tidegate.api.draft.column_checks import refuse_duplicates, require_column
+from tidegate.api.draft.graph_draft import place, placed
 from tidegate.errors import PipelineError
 from tidegate.operators.aggregates.aggregate_specs import Agg
-from tidegate.state.aggregates.aggregation import BY_ANOTHER, SETS, AggregateFunction, ArrowAggregate, is_numeric_type
-from tidegate.state.keys.key_types import is_key_type, stored_type
-
-MAX_DECIMAL_DIGITS = 38
-"""Of a sum of decimals."""
-BY_TIME = frozenset({"first", "last", "collect"})
-"""Aggregates whose rows are in the order of event time, where the stream has one; rows that another column orders are
-so where it is equal."""
+from tidegate.state.aggregates.aggregate_registry import find_aggregate
+from tidegate.state.aggregates.aggregation import AggregateFunction, ArrowAggregate, is_sortable
 
 
 @dataclass(frozen=True)
@@ -29,26 +24,29 @@ class Aggregate:
     """One aggregate; made by the functions of this module.
 
     Attributes:
-        function: what it computes.
+        function: its name in the registry.
         column: what it aggregates; None: rows.
         others: further columns.
         n: see `Agg`.
         orders: as many of `others`, at the end, are what rows are ordered by.
         user: of `user_aggregate`.
-        word: what the user called it.
     """
 
-    function: AggregateFunction
+    function: str
     column: str | None
     others: tuple[str, ...] = ()
     n: int = 0
     orders: int = 0
     user: ArrowAggregate | None = None
-    word: str = ""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns."""
+        return (*(() if self.column is None else (self.column,)), *self.others)
 
     def __str__(self) -> str:
-        columns = ", ".join(c for c in (self.column, *self.others) if c is not None)
-        return f"{self.word or self.function}({columns})"
+        word = find_aggregate(self.function).word if self.user is None else type(self.user).__name__
+        return f"{word}({', '.join(self.columns)})"
 
 
 def count(column: str | None = None) -> Aggregate:
@@ -90,12 +88,12 @@ def stddev(column: str, *, ddof: int = 1) -> Aggregate:
 
 def bool_and(column: str) -> Aggregate:
     """Whether all of a boolean column are true."""
-    return Aggregate("min", column, word="bool_and")
+    return Aggregate("bool_and", column)
 
 
 def bool_or(column: str) -> Aggregate:
     """Whether any of a boolean column is true."""
-    return Aggregate("max", column, word="bool_or")
+    return Aggregate("bool_or", column)
 
 
 def count_distinct(column: str) -> Aggregate:
@@ -139,14 +137,41 @@ def max_by(column: str, by: str) -> Aggregate:
 def top_n(column: str, n: int, *, by: str | None = None, ascending: bool = False) -> Aggregate:
     """The `n` largest values as a list, largest first, or with `ascending` the smallest; with `by` the values of
     `column` in the rows where `by` is largest. Of equal ones the earliest come first."""
-    function: AggregateFunction = "bottom_n" if ascending else "top_n"
-    return Aggregate(function, column, () if by is None else (by,), n, orders=int(by is not None), word="top_n")
+    function = "bottom_n" if ascending else "top_n"
+    return Aggregate(function, column, () if by is None else (by,), n, orders=int(by is not None))
 
 
 def user_aggregate(aggregate: ArrowAggregate, *columns: str) -> Aggregate:
     """An aggregate of your own over these columns."""
     column, others = (columns[0], columns[1:]) if columns else (None, ())
-    return Aggregate("user", column, others, user=aggregate, word=type(aggregate).__name__)
+    return Aggregate("user", column, others, user=aggregate)
+
+
+def aggregate(name: str, *columns: str, n: int = 0, by: str | None = None) -> Aggregate:
+    """An aggregate by its name, such as one that another package registers as an entry point of the group
+    `tidegate.aggregates`.
+
+    Args:
+        name: such as "median".
+        columns: what it aggregates; none: rows.
+        n: a number, where it takes one.
+        by: a column that rows are ordered by, where it takes one.
+
+    Raises:
+        PipelineError: no installed package has an aggregate of this name.
+    """
+    try:
+        find_aggregate(name)
+    except PipelineError as error:
+        raise placed(error, place("aggregate", None, user_location())) from error
+    if by is not None and not columns:
+        raise PipelineError(
+            f"{name} by {by!r} needs a column",
+            where=place("aggregate", None, user_location()),
+            remedy=f'Name it: aggregate({name!r}, "delay", by={by!r})',
+        )
+    column, others = (columns[0], columns[1:]) if columns else (None, ())
+    return Aggregate(name, column, others if by is None else (*others, by), n, orders=int(by is not None))
 
 
 def bound_aggregates(
@@ -169,117 +194,39 @@ def bound_aggregates(
                 cause="Python's own sum, min or max?" if callable(aggregate) else "",
                 remedy="Use count, sum, min, max and the others of tidegate, each called: tidegate.sum('delay')",
             )
-        fields.append(aggregate_field(name, aggregate, schema, where))
+        function = find_aggregate(aggregate.function)
+        fields.append(pa.field(name, _result_type(function, aggregate, schema, where)))
         others, orders = aggregate.others, aggregate.orders
-        if time_column is not None and (orders or aggregate.function in BY_TIME):
+        if time_column is not None and (orders or function.by_time):
             others, orders = (*others, time_column), orders + 1
-        aggs.append(Agg(name, aggregate.function, aggregate.column, others, aggregate.n, orders, aggregate.user))
+        aggs.append(Agg(name, function.name, aggregate.column, others, aggregate.n, orders, aggregate.user))
     refuse_duplicates((field.name for field in fields), where, remedy="Rename one of them")
     return tuple(aggs), fields
 
 
-def aggregate_field(name: str, aggregate: Aggregate, schema: pa.Schema, where: str) -> pa.Field:
-    """Name and type of the result over `schema`; PipelineError when the column is missing or its type does not fit."""
-    if aggregate.user is not None or aggregate.function == "user":
-        return _user_field(name, aggregate, schema, where)
-    word = aggregate.word or aggregate.function
-    if aggregate.column is None:
-        if aggregate.function != "count":
-            raise PipelineError(f"{word}() needs a column", where=where, remedy=f'Name it: {word}("delay")')
-        return pa.field(name, pa.int64())
-    type_ = require_column(schema, aggregate.column, where).type
-    found = _result_type(aggregate, type_)
+def _result_type(function: AggregateFunction, aggregate: Aggregate, schema: pa.Schema, where: str) -> pa.DataType:
+    """Type of the result over `schema`; PipelineError when a column is missing, or its type or an argument does not
+    fit."""
+    try:
+        function.check(aggregate)
+    except PipelineError as error:
+        raise placed(error, where) from error
+    word, types = function.word, [require_column(schema, column, where).type for column in aggregate.columns]
+    found = function.result_type(types, aggregate) if types or not function.needs_column else None
+    if found is None and not types:
+        raise PipelineError(f"{word}() needs a column", where=where, remedy=f'Name it: {word}("delay")')
     if found is None:
-        raise _refused(aggregate, aggregate.column, type_, where)
-    if aggregate.function in BY_ANOTHER and aggregate.others:
-        by = require_column(schema, aggregate.others[-1], where)
-        if not _is_sortable(by.type):
-            raise _refused(aggregate, by.name, by.type, where)
-    _check_number(aggregate, where)
-    return pa.field(name, found)
+        raise _refused(function, aggregate.columns[0], types[0], where)
+    ordering = len(types) - aggregate.orders
+    for column, type_ in zip(aggregate.columns[ordering:], types[ordering:], strict=True):
+        if not is_sortable(type_):
+            raise _refused(function, column, type_, where)
+    return found
 
 
-def _result_type(aggregate: Aggregate, type_: pa.DataType) -> pa.DataType | None:
-    """None: not offered."""
-    function, kept = aggregate.function, stored_type(type_)
-    if aggregate.word in ("bool_and", "bool_or"):
-        return pa.bool_() if pt.is_boolean(type_) else None
-    if function == "count":
-        return pa.int64()
-    if function == "sum" and pt.is_decimal(type_) and type_.bit_width <= 128:
-        return pa.decimal128(MAX_DECIMAL_DIGITS, type_.scale)
-    if function in ("sum", "mean", "var", "stddev"):
-        whole = function == "sum" and pt.is_integer(type_)
-        return (pa.int64() if whole else pa.float64()) if _is_number(type_) else None
-    if function in ("min", "max"):
-        return kept if _is_sortable(type_) else None
-    if function in SETS:
-        found = pa.int64() if function == "count_distinct" else pa.list_(kept)
-        return found if _is_sortable(type_) else None
-    if function in ("top_n", "bottom_n"):
-        return pa.list_(kept) if aggregate.others or _is_sortable(type_) else None
-    return pa.list_(kept) if function == "collect" else kept
-
-
-def _user_field(name: str, aggregate: Aggregate, schema: pa.Schema, where: str) -> pa.Field:
-    user: object = aggregate.user
-    if not isinstance(user, ArrowAggregate):
-        raise PipelineError(
-            f"{name} needs an ArrowAggregate, got {user!r}",
-            where=where,
-            remedy="Give an instance of a subclass of tidegate.ArrowAggregate",
-        )
-    kind = type(user).__name__
-    if not isinstance(getattr(user, "state", None), pa.Schema) or not len(user.state):
-        remedy = 'Set it in the class: state = pa.schema([("total", pa.float64())])'
-        raise PipelineError(f"{kind} declares no state", where=where, remedy=remedy)
-    if not isinstance(getattr(user, "result_type", None), pa.DataType):
-        remedy = "Set it in the class: result_type = pa.float64()"
-        raise PipelineError(f"{kind} declares no result_type", where=where, remedy=remedy)
-    if aggregate.column is None:
-        raise PipelineError(
-            f"{kind} has no columns", where=where, remedy='Name them: user_aggregate(MyMean(), "delay")'
-        )
-    for column in (aggregate.column, *aggregate.others):
-        require_column(schema, column, where)
-    return pa.field(name, user.result_type)
-
-
-def _check_number(aggregate: Aggregate, where: str) -> None:
-    n = aggregate.n
-    if aggregate.word == "top_n" and (not isinstance(n, int) or n < 1):
-        raise PipelineError(f"top_n of {n!r} rows", where=where, remedy='Give a number: top_n("price", 3)')
-    if aggregate.function in ("var", "stddev") and n not in (0, 1):
-        remedy = "Give 1 for a sample or 0 for the whole population"
-        raise PipelineError(f"{aggregate.function} with ddof={n!r}", where=where, remedy=remedy)
-
-
-def _is_number(type_: pa.DataType) -> bool:
-    return bool(pt.is_integer(type_) or pt.is_float32(type_) or pt.is_float64(type_))
-
-
-def _is_sortable(type_: pa.DataType) -> bool:
-    return is_numeric_type(type_) or (is_key_type(type_) and not pt.is_float16(type_))
-
-
-def _refused(aggregate: Aggregate, column: str, type_: pa.DataType, where: str) -> PipelineError:
+def _refused(function: AggregateFunction, column: str, type_: pa.DataType, where: str) -> PipelineError:
     return PipelineError(
-        f"{aggregate.word or aggregate.function} of column {column!r} is not offered: it is of type {type_}",
+        f"{function.word} of column {column!r} is not offered: it is of type {type_}",
         where=where,
-        remedy=_remedy(aggregate, column, type_),
-    )
-
-
-def _remedy(aggregate: Aggregate, column: str, type_: pa.DataType) -> str:
-    word = aggregate.word or aggregate.function
-    if word in ("bool_and", "bool_or"):
-        return f"{word} takes booleans; compare first: .with_columns({column}=pc.field({column!r}) > 0)"
-    takes = "numbers" + (" and decimals" if word == "sum" else "")
-    if word not in ("sum", "mean", "var", "stddev"):
-        takes = "numbers, decimals, strings, binary, booleans, dates and times"
-    as_float = pt.is_decimal(type_) or pt.is_float16(type_) or pt.is_string(type_)
-    cast = "pa.float64()" if as_float else "pa.int64()"
-    return (
-        f"{word} takes {takes}; to use the column as a number, cast it first: "
-        f".with_columns({column}=pc.field({column!r}).cast({cast}))"
+        remedy=f"{function.word} takes {function.takes}; {function.conversion(column, type_)}",
     )

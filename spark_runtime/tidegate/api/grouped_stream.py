@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import pyarrow as pa
 
+from tidegate.api.aggregate_nodes import EVERYTHING, running, top_rows, unnested, without
 from tidegate.api.aggregates import Aggregate, bound_aggregates
 from tidegate.api.connected_streams import ConnectedGroups, process_input
 from tidegate.api.draft.call_site import user_location
@@ -21,11 +22,22 @@ from tidegate.api.draft.column_checks import (
 )
 from tidegate.api.draft.graph_draft import DraftNode, DraftOutput, place, require_uid
 from tidegate.api.draft.side_outputs import checked_side_outputs, declared_schemas
+from tidegate.api.draft.stream_time import EventTime
 from tidegate.api.foreign_names import no_such_name
 from tidegate.api.process_nodes import keyed_spec
-from tidegate.api.running_aggregates import EVERYTHING, running, top_rows, unnested, without
-from tidegate.api.stream_base import BroadcastStream
-from tidegate.api.windows import Session, Sliding, Tumbling, Window, lateness_us
+from tidegate.api.stateful_processor import initial_columns, processor_spec
+from tidegate.api.stream_base import BroadcastStream, StreamBase
+from tidegate.api.windows import (
+    LATE,
+    WINDOW_BOUND,
+    WINDOW_END,
+    WINDOW_START,
+    Session,
+    Sliding,
+    Tumbling,
+    Window,
+    lateness_us,
+)
 from tidegate.errors import PipelineError
 from tidegate.operators.aggregates.aggregate_specs import Agg, AggregateOutput
 from tidegate.operators.functions.keyed_process import KeyedProcess
@@ -35,134 +47,17 @@ from tidegate.plan.job_graph import Edge
 from tidegate.state.keys.key_types import stored_field
 
 if TYPE_CHECKING:
-    from tidegate.api.stream import Stream
-
-
-from typing import TYPE_CHECKING, Any
-
-from tidegate.api.draft.stream_time import EventTime
-from tidegate.api.stateful_processor import initial_columns, processor_spec
-
-if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
     from pyspark.sql.types import StructType
 
-    from tidegate.api.stream import Stream
+S = TypeVar("S", bound=StreamBase)
 
 
-class StatefulProcessorCalls:
-    """Calls of `GroupedStream`; see there."""
-
-    _stream: Stream
-    _keys: tuple[str, ...]
-
-    def transform_with_state(
-        self,
-        statefulProcessor: StatefulProcessor,
-        outputStructType: StructType | str,
-        outputMode: str,
-        timeMode: str,
-        initialState: StatefulProcessorCalls | None = None,
-        eventTimeColumnName: str = "",
-        *,
-        uid: str | None = None,
-        renamed: Mapping[str, str] | None = None,
-    ) -> Stream:
-        """Run a PySpark `StatefulProcessor`, unchanged, whose rows are `Row` objects: PySpark's `transformWithState`.
-
-        `handleInputRows` is called once for each key and delivered batch, then `handleExpiredTimer` for the timers that
-        are due. `init` and `close` are called where the pipeline is built, too, on a copy. Attributes of the processor
-        are in no snapshot; states and timers are.
-
-        Args:
-            statefulProcessor: every subtask takes a deep copy.
-            outputStructType: columns of the rows it gives, a StructType or DDL.
-            outputMode: "Append" or "Update"; they do not differ.
-            timeMode: of timers: "None", "ProcessingTime", which a TTL needs, or "EventTime", which needs
-                `with_watermark` upstream and drops late rows.
-            initialState: a bounded stream of the same pipeline, grouped by columns of the same types: given to
-                `handleInitialState` before the first row, and never to an operator that goes on from a snapshot.
-            eventTimeColumnName: timestamp column of the result that is its event time; without it, it has none.
-            uid: required.
-            renamed: key column in older snapshots -> its name now, so that they can be restored (S5.5).
-
-        Raises:
-            PipelineError: anything that Spark or a state does not take, named; or no uid.
-        """
-        arguments = (statefulProcessor, outputStructType, outputMode, timeMode, eventTimeColumnName)
-        return self._transformed("transform_with_state", arguments, initialState, uid, renamed, pandas=False)
-
-    def transform_with_state_in_pandas(
-        self,
-        statefulProcessor: StatefulProcessor,
-        outputStructType: StructType | str,
-        outputMode: str,
-        timeMode: str,
-        initialState: StatefulProcessorCalls | None = None,
-        eventTimeColumnName: str = "",
-        *,
-        uid: str | None = None,
-        renamed: Mapping[str, str] | None = None,
-    ) -> Stream:
-        """Run a PySpark `StatefulProcessor`, unchanged, whose rows are pandas frames: PySpark's
-        `transformWithStateInPandas`. One frame for each key and delivered batch; see `transform_with_state`."""
-        arguments = (statefulProcessor, outputStructType, outputMode, timeMode, eventTimeColumnName)
-        return self._transformed("transform_with_state_in_pandas", arguments, initialState, uid, renamed, pandas=True)
-
-    def _transformed(
-        self,
-        call: str,
-        arguments: tuple[Any, ...],
-        initial: object,
-        uid: str | None,
-        renamed: Mapping[str, str] | None,
-        *,
-        pandas: bool,
-    ) -> Stream:
-        location = user_location()
-        uid = require_uid(uid, call, location)
-        where = place(call, uid, location)
-        stream = self._stream
-        edges = [Edge(stream._node_id, "hash", self._keys)]
-        if initial is not None:
-            if not isinstance(initial, StatefulProcessorCalls):
-                raise PipelineError(
-                    f"initialState is a {type(initial).__name__}",
-                    where=where,
-                    remedy='Give a grouped stream of this pipeline: p.read(...).group_by("carrier")',
-                )
-            stream._require_sibling(initial._stream, where)
-            edges.append(Edge(initial._stream._node_id, "hash", initial._keys))
-        spec = processor_spec(
-            *arguments,
-            pandas=pandas,
-            keys=self._keys,
-            input_schema=stream.schema,
-            time=stream._event_time,
-            initial=initial_columns(initial, self._keys, stream.schema, where),
-            renamed=renamed,
-            where=where,
-        )
-        node = DraftNode(uid, call, tuple(edges), spec.schema, location, stateful=True, spec=spec)
-        time = stream._event_time
-        if spec.output_time is not None:
-            return stream._then(node, EventTime(spec.output_time, spec.output_unit, time.assigned))
-        return stream._then(node, time.gone(f"{where} gives rows without event time: eventTimeColumnName is not given"))
-
-
-LATE = "late"
-"""Side output of a window over event time."""
-WINDOW_START = "window_start"
-WINDOW_END = "window_end"
-WINDOW_BOUND = pa.timestamp("us")
-"""Type of both bounds; without zone, in UTC."""
-
-
-class GroupedStream(StatefulProcessorCalls):
+class GroupedStream(Generic[S]):
     """A stream grouped by key columns; follow it by `.window(...)`, `.process(...)`, `.transform_with_state(...)` or
     `.connect(...)`."""
 
-    def __init__(self, stream: Stream, keys: tuple[str, ...], location: str) -> None:
+    def __init__(self, stream: S, keys: tuple[str, ...], location: str) -> None:
         where = place("group_by", None, location)
         if not keys:
             raise PipelineError("group_by of no columns", where=where, remedy='Name at least one: .group_by("carrier")')
@@ -178,7 +73,7 @@ class GroupedStream(StatefulProcessorCalls):
             """Raise AttributeError naming the nearest call."""
             no_such_name(self, name, "a grouped stream")
 
-    def window(self, window: Window, *, allowed_lateness: str | timedelta | None = None) -> WindowedStream:
+    def window(self, window: Window, *, allowed_lateness: str | timedelta | None = None) -> WindowedStream[S]:
         """Cut each group into windows over event time or processing time; follow it by `.agg(...)`.
 
         Args:
@@ -209,7 +104,7 @@ class GroupedStream(StatefulProcessorCalls):
         uid: str | None = None,
         renamed: Mapping[str, str] | None = None,
         **aggregates: Aggregate,
-    ) -> Stream:
+    ) -> S:
         """Aggregates of all records of each group so far. State grows with the number of groups, and is never given up.
 
         Args:
@@ -228,8 +123,7 @@ class GroupedStream(StatefulProcessorCalls):
         stream = self._stream
         where = place("aggregate", uid, location)
         aggs, fields = bound_aggregates(aggregates, stream.schema, stream._event_time.column, where)
-        grouped: Stream = running(stream, self._keys, aggs, fields, stream.schema, output, uid, renamed, location)
-        return grouped
+        return running(stream, self._keys, aggs, fields, stream.schema, output, uid, renamed, location)
 
     def top_n(
         self,
@@ -239,7 +133,7 @@ class GroupedStream(StatefulProcessorCalls):
         ascending: bool = False,
         output: AggregateOutput = "update",
         uid: str | None = None,
-    ) -> Stream:
+    ) -> S:
         """The `n` records of each group in which `by` is largest, or with `ascending` smallest, with their `rank` from
         1; of equal ones the earliest come first. With n=1 and `by` the event time: the latest record of each key.
 
@@ -260,8 +154,7 @@ class GroupedStream(StatefulProcessorCalls):
         stream = self._stream
         agg, field = top_rows(stream.schema, self._keys, n, by, ascending, stream._event_time.column, where)
         held = running(stream, self._keys, (agg,), (field,), stream.schema, output, uid, None, location)
-        rows: Stream = unnested(held, field.name, location)
-        return rows
+        return unnested(held, field.name, location)
 
     def process(
         self,
@@ -271,7 +164,7 @@ class GroupedStream(StatefulProcessorCalls):
         side_outputs: Mapping[str, pa.Schema] | None = None,
         uid: str | None = None,
         renamed: Mapping[str, str] | None = None,
-    ) -> Stream:
+    ) -> S:
         """Run a process of your own, with state and timers per key.
 
         The event-time column counts as unchanged where `schema` has it, of the same type.
@@ -307,7 +200,100 @@ class GroupedStream(StatefulProcessorCalls):
         )
         return stream._then(node, time.kept_by(same_columns(spec.schema, stream.schema), where))
 
-    def connect(self, other: GroupedStream | BroadcastStream) -> ConnectedGroups[Stream]:
+    def transform_with_state(
+        self,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: GroupedStream[S] | None = None,
+        eventTimeColumnName: str = "",
+        *,
+        uid: str | None = None,
+        renamed: Mapping[str, str] | None = None,
+    ) -> S:
+        """Run a PySpark `StatefulProcessor`, unchanged, whose rows are `Row` objects: PySpark's `transformWithState`.
+
+        `handleInputRows` is called once for each key and delivered batch, then `handleExpiredTimer` for the timers that
+        are due. `init` and `close` are called where the pipeline is built, too, on a copy. Attributes of the processor
+        are in no snapshot; states and timers are.
+
+        Args:
+            statefulProcessor: every subtask takes a deep copy.
+            outputStructType: columns of the rows it gives, a StructType or DDL.
+            outputMode: "Append" or "Update"; they do not differ.
+            timeMode: of timers: "None", "ProcessingTime", which a TTL needs, or "EventTime", which needs
+                `with_watermark` upstream and drops late rows.
+            initialState: a bounded stream of the same pipeline, grouped by columns of the same types: given to
+                `handleInitialState` before the first row, and never to an operator that goes on from a snapshot.
+            eventTimeColumnName: timestamp column of the result that is its event time; without it, it has none.
+            uid: required.
+            renamed: key column in older snapshots -> its name now, so that they can be restored (S5.5).
+
+        Raises:
+            PipelineError: anything that Spark or a state does not take, named; or no uid.
+        """
+        arguments = (statefulProcessor, outputStructType, outputMode, timeMode, eventTimeColumnName)
+        return self._transformed("transform_with_state", arguments, initialState, uid, renamed, pandas=False)
+
+    def transform_with_state_in_pandas(
+        self,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: GroupedStream[S] | None = None,
+        eventTimeColumnName: str = "",
+        *,
+        uid: str | None = None,
+        renamed: Mapping[str, str] | None = None,
+    ) -> S:
+        """Run a PySpark `StatefulProcessor`, unchanged, whose rows are pandas frames: PySpark's
+        `transformWithStateInPandas`. One frame for each key and delivered batch; see `transform_with_state`."""
+        arguments = (statefulProcessor, outputStructType, outputMode, timeMode, eventTimeColumnName)
+        return self._transformed("transform_with_state_in_pandas", arguments, initialState, uid, renamed, pandas=True)
+
+    def _transformed(
+        self,
+        call: str,
+        arguments: tuple[Any, ...],
+        initial: object,
+        uid: str | None,
+        renamed: Mapping[str, str] | None,
+        *,
+        pandas: bool,
+    ) -> S:
+        location = user_location()
+        uid = require_uid(uid, call, location)
+        where = place(call, uid, location)
+        stream = self._stream
+        edges = [Edge(stream._node_id, "hash", self._keys)]
+        if initial is not None:
+            if not isinstance(initial, GroupedStream):
+                raise PipelineError(
+                    f"initialState is a {type(initial).__name__}",
+                    where=where,
+                    remedy='Give a grouped stream of this pipeline: p.read(...).group_by("carrier")',
+                )
+            stream._require_sibling(initial._stream, where)
+            edges.append(Edge(initial._stream._node_id, "hash", initial._keys))
+        spec = processor_spec(
+            *arguments,
+            pandas=pandas,
+            keys=self._keys,
+            input_schema=stream.schema,
+            time=stream._event_time,
+            initial=initial_columns(initial, self._keys, stream.schema, where),
+            renamed=renamed,
+            where=where,
+        )
+        node = DraftNode(uid, call, tuple(edges), spec.schema, location, stateful=True, spec=spec)
+        time = stream._event_time
+        if spec.output_time is not None:
+            return stream._then(node, EventTime(spec.output_time, spec.output_unit, time.assigned))
+        return stream._then(node, time.gone(f"{where} gives rows without event time: eventTimeColumnName is not given"))
+
+    def connect(self, other: GroupedStream[S] | BroadcastStream) -> ConnectedGroups[S]:
         """Put two streams, whose columns may differ, into one process of your own, with state and timers per key;
         follow it by `.process(...)`.
 
@@ -330,12 +316,12 @@ class GroupedStream(StatefulProcessorCalls):
         return ConnectedGroups(self._stream, self._keys, stream, keys, where)
 
 
-class WindowedStream:
+class WindowedStream(Generic[S]):
     """Groups cut into windows; follow it by `.agg(...)`."""
 
     def __init__(
         self,
-        stream: Stream,
+        stream: S,
         keys: tuple[str, ...],
         window: Window,
         time_column: str | None,
@@ -353,9 +339,7 @@ class WindowedStream:
             """Raise AttributeError naming the nearest call."""
             no_such_name(self, name, "a windowed stream")
 
-    def agg(
-        self, *, uid: str | None = None, renamed: Mapping[str, str] | None = None, **aggregates: Aggregate
-    ) -> Stream:
+    def agg(self, *, uid: str | None = None, renamed: Mapping[str, str] | None = None, **aggregates: Aggregate) -> S:
         """One record per key and window with records, when the watermark, or over processing time the clock, has passed
         the window's end.
 
@@ -382,7 +366,7 @@ class WindowedStream:
         aggs, fields = bound_aggregates(aggregates, stream.schema, self._time_column, where)
         return self._windowed(aggs, fields, uid, renamed, location)
 
-    def top_n(self, n: int, *, by: str, ascending: bool = False, uid: str | None = None) -> Stream:
+    def top_n(self, n: int, *, by: str, ascending: bool = False, uid: str | None = None) -> S:
         """The `n` records of each key and window in which `by` is largest, or with `ascending` smallest, with their
         `rank` from 1; of equal ones the earliest come first.
 
@@ -400,8 +384,7 @@ class WindowedStream:
         where = place("top_n", uid, location)
         agg, field = top_rows(self._stream.schema, self._keys, n, by, ascending, self._time_column, where)
         held = self._windowed((agg,), (field,), uid, None, location)
-        rows: Stream = unnested(held, field.name, location)
-        return rows
+        return unnested(held, field.name, location)
 
     def _windowed(
         self,
@@ -410,7 +393,7 @@ class WindowedStream:
         uid: str,
         renamed: Mapping[str, str] | None,
         location: str,
-    ) -> Stream:
+    ) -> S:
         where = place("window", uid, location)
         stream = self._stream
         names = [*self._keys, WINDOW_START, WINDOW_END, *(field.name for field in fields)]
@@ -429,7 +412,7 @@ class WindowedStream:
         kind = "window" if self._time_column is not None else "processing-window"
         late = (DraftOutput(LATE, stream.schema, stream._event_time),) if self._time_column is not None else ()
         node = DraftNode(uid, kind, (edge,), schema, location, stateful=True, spec=spec, side_outputs=late)
-        result: Stream = stream._then(node, stream._event_time.gone(f"the {where} gives records of its own"))
+        result = stream._then(node, stream._event_time.gone(f"the {where} gives records of its own"))
         if EVERYTHING in self._keys:
             result = without(result, (EVERYTHING,), location)
         return result

@@ -10,6 +10,8 @@ from tidegate.api.stream import Stream
 from tidegate.connectors.found_schema import recorded_schema
 from tidegate.connectors.interface import Source
 from tidegate.errors import PipelineError
+from tidegate.plan.graph_svg import graph_html
+from tidegate.plan.graph_text import explain_graph
 from tidegate.plan.job_graph import JobGraph
 
 
@@ -84,8 +86,8 @@ class Pipeline:
     def explain(self) -> str:
         """A readable tree: sinks, or what nothing reads yet, first, their inputs below them, with schemas and places in
         the user's code. At any time, also before there is a sink."""
-        return self._draft.so_far().explain()
+        return explain_graph(self._draft.so_far())
 
     def _repr_html_(self) -> str:
         """A picture of it, for notebooks; at any time."""
-        return self._draft.so_far()._repr_html_()
+        return graph_html(self._draft.so_far())

@@ -37,6 +37,7 @@ def processor_spec(
     where: str,
 ) -> StatefulProcessorSpec:
     """The operator of a processor; PipelineError for anything that does not fit."""
+    # These three load PySpark: only pipelines with a PySpark processor pay for it.
     from tidegate.compat.pyspark_stateful.spark_ddl import schema_of
     from tidegate.compat.pyspark_stateful.spark_values import arrow_schema
     from tidegate.compat.pyspark_stateful.state_declarations import declared

@@ -10,6 +10,8 @@ from tidegate.api.draft.graph_draft import DraftNode, GraphDraft
 from tidegate.api.draft.stream_time import EventTime
 from tidegate.api.foreign_names import no_such_name
 from tidegate.errors import PipelineError
+from tidegate.plan.graph_svg import graph_html
+from tidegate.plan.graph_text import explain_graph
 from tidegate.plan.job_graph import Edge
 
 
@@ -45,11 +47,11 @@ class StreamBase:
 
     def explain(self) -> str:
         """The pipeline's `explain()`, as far as it has been drawn."""
-        return self._draft.so_far().explain()
+        return explain_graph(self._draft.so_far())
 
     def _repr_html_(self) -> str:
         """A picture of the pipeline so far, for notebooks."""
-        return self._draft.so_far()._repr_html_()
+        return graph_html(self._draft.so_far())
 
     def _forward(self) -> tuple[Edge]:
         return (Edge(self._node_id, "forward"),)

@@ -10,11 +10,19 @@ from dataclasses import dataclass
 from datetime import timedelta, tzinfo
 from typing import Literal, TypeAlias, get_args
 
+import pyarrow as pa
+
 from tidegate.api.draft.call_site import user_location
 from tidegate.errors import OptionError, PipelineError
 from tidegate.operators.time.calendar import DAY, HOUR, MICROSECOND, MONTHS, WEEKDAYS, Calendar
 from tidegate.units import parse_calendar_span, parse_duration
 
+WINDOW_START = "window_start"
+WINDOW_END = "window_end"
+WINDOW_BOUND = pa.timestamp("us")
+"""Type of both columns, the bounds of a window; without zone, in UTC."""
+LATE = "late"
+"""Side output of a window, and of a deduplication, over event time."""
 LONGEST_YEARS = 100
 """A calendar window may have so many years: windows around every event time must be dates."""
 _UNITS_PER_YEAR = {"hour": 8760, "day": 365, "week": 52, "month": 12, "quarter": 4, "year": 1}

@@ -16,7 +16,7 @@ from tidegate.coordinator.late_commit import recover_sink, remove_uncounted, set
 from tidegate.errors import PipelineError
 from tidegate.jobs.history.submissions import submissions_of
 from tidegate.jobs.records import Decision
-from tidegate.plan.execution_plan import graph_document
+from tidegate.plan.graph_document import graph_document
 from tidegate.snapshot.handles import StateHandle
 from tidegate.snapshot.location import open_location
 from tidegate.snapshot.metadata import OperatorState, SnapshotMetadata, SubtaskState, write_metadata

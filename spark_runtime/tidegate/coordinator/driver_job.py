@@ -51,7 +51,8 @@ from tidegate.jobs.options import JobOptions, ProcessingTimeOnEnd
 from tidegate.jobs.records import Decision, Spec
 from tidegate.jobs.status import JobStatus, next_checkpoint_id
 from tidegate.jobs.stores.store import Store
-from tidegate.plan.execution_plan import ExecutionPlan, graph_document
+from tidegate.plan.execution_plan import ExecutionPlan
+from tidegate.plan.graph_document import graph_document
 from tidegate.plan.job_graph import JobGraph
 from tidegate.snapshot.handles import StreamFactory
 from tidegate.snapshot.location import open_location

@@ -14,10 +14,8 @@ import pyarrow as pa
 from tidegate.errors import OptionError, PipelineError
 from tidegate.operators.stream_operator import MAIN_OUTPUT
 from tidegate.operators.time.watermark_specs import WatermarkSpec
-from tidegate.plan.graph_text import graph_document, schema_text
+from tidegate.plan.graph_document import schema_text
 from tidegate.plan.job_graph import Edge, Exchange, JobGraph, Node, Partitioner
-
-__all__ = ["Chain", "ChainInput", "ChainOutput", "ExecutionPlan", "graph_document", "plan"]
 
 DIGEST_VERSION = 2
 """Of the text that `ExecutionPlan.digest` is made from."""

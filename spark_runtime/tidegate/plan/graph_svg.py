@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from tidegate.plan.graph_text import describe_node, exchange_text, schema_text
+from tidegate.plan.graph_document import schema_text
+from tidegate.plan.graph_text import describe_node, exchange_text
 from tidegate.plan.job_graph import Edge, JobGraph, Node
 
 BOX_WIDTH, BOX_HEIGHT = 230, 52

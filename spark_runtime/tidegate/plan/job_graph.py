@@ -97,15 +97,3 @@ class JobGraph:
             if n.uid == uid:
                 return n
         raise KeyError(uid)
-
-    def explain(self) -> str:
-        """A readable tree: sinks first, their inputs below them, with schemas and places in the user's code."""
-        from tidegate.plan.graph_text import explain_graph
-
-        return explain_graph(self)
-
-    def _repr_html_(self) -> str:
-        """A picture, for notebooks."""
-        from tidegate.plan.graph_svg import graph_html
-
-        return graph_html(self)

@@ -42,7 +42,8 @@ from tidegate.jobs.options import JobOptions
 from tidegate.jobs.process_environment import STORAGE_OPTIONS_VARIABLE, storage_options_from
 from tidegate.jobs.records import Spec, decode
 from tidegate.jobs.stores.store_registry import open_store
-from tidegate.plan.execution_plan import ExecutionPlan, graph_document, plan
+from tidegate.plan.execution_plan import ExecutionPlan, plan
+from tidegate.plan.graph_document import graph_document
 from tidegate.plan.job_graph import JobGraph
 from tidegate.spark.driver_loop.batch_loop import BatchSupervision
 from tidegate.spark.driver_loop.checkpoint_deletion import Retiring

@@ -9,7 +9,7 @@ _MODULES = (
     "tidegate.state.keys.decimal_keys",
     "tidegate.state.keys.key_hash",
     "tidegate.state.keys.key_index",
-    "tidegate.state.aggregates.accumulators",
+    "tidegate.state.aggregates.numbers",
     "tidegate.state.aggregates.moments",
     "tidegate.operators.windows.session_kernels",
     "tidegate.operators.deduplicate",

@@ -1,6 +1,5 @@
-"""For tests of pipelines and extensions: `run` runs a pipeline in this process; sources, sinks and launchers must pass
-the suites.
-
+"""For tests of pipelines and extensions: `run` runs a pipeline in this process; sources, sinks, aggregates and
+launchers must pass the suites.
 Names are imported when they are first used.
 """
 
@@ -11,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tidegate.testing.aggregate_conformance import AggregateConformance
     from tidegate.testing.fed_source import Fed
     from tidegate.testing.launcher_conformance import LauncherConformance
     from tidegate.testing.pipeline_run import Completed, Outcome, run
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Advance",
+    "AggregateConformance",
     "Checkpoint",
     "Completed",
     "Crash",
@@ -35,6 +36,7 @@ __all__ = [
 
 _HOMES = {
     "Advance": "script",
+    "AggregateConformance": "aggregate_conformance",
     "Checkpoint": "script",
     "Completed": "pipeline_run",
     "Crash": "script",
@@ -48,7 +50,7 @@ _HOMES = {
     "run": "pipeline_run",
 }
 
-_SUITES = ("launcher_conformance", "sink_conformance", "source_conformance")
+_SUITES = ("aggregate_conformance", "launcher_conformance", "sink_conformance", "source_conformance")
 if "_pytest.assertion" in sys.modules:  # before they are imported; else a failed assertion would not show its values
     importlib.import_module("pytest").register_assert_rewrite(*(f"{__name__}.{suite}" for suite in _SUITES))
 

@@ -35,7 +35,8 @@ from tidegate.jobs.records import RestoreFrom, Spec
 from tidegate.jobs.stores.store import Store
 from tidegate.jobs.stores.store_registry import open_store
 from tidegate.operators.stream_operator import StartRequests
-from tidegate.plan.execution_plan import graph_document, plan
+from tidegate.plan.execution_plan import plan
+from tidegate.plan.graph_document import graph_document
 from tidegate.snapshot.location import open_location
 from tidegate.subtask.deployment import Deployment, deploy
 from tidegate.subtask.slot import Slot, Wake

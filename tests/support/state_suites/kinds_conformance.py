@@ -20,7 +20,7 @@ from state_suites.backend_tests import (
 )
 from state_suites.everything import joined
 from state_suites.plain_states import MAX_PARALLELISM, batch_of, plain, rows_of
-from tidegate.state.aggregates.accumulators import SumOverflowError
+from tidegate.state.aggregates.numbers import SumOverflowError
 from tidegate.state.keys.key_hash import hash_keys, key_groups
 
 

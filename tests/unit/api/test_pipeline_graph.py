@@ -23,6 +23,7 @@ from tidegate.operators.row_specs import ProjectSpec
 from tidegate.operators.time.watermark_specs import WatermarkSpec
 from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.plan.execution_plan import plan
+from tidegate.plan.graph_text import explain_graph
 from tidegate.plan.job_graph import Edge, JobGraph, Node
 
 FLIGHTS = pa.schema(
@@ -110,7 +111,7 @@ def test_what_is_written_through_goes_on_unchanged() -> None:
         "flights -> flights.watermark -> raw",
         "daily -> out",
     ]
-    assert graph.explain().startswith("[out] Discard") and "+- [raw] Discard" in graph.explain()
+    assert explain_graph(graph).startswith("[out] Discard") and "+- [raw] Discard" in explain_graph(graph)
 
 
 def test_select_gives_named_columns_then_expressions_in_their_types() -> None:
@@ -396,4 +397,4 @@ def test_an_exchange_is_a_node_of_its_own_and_keeps_records_and_event_time() -> 
         "flights.partition_by": ("custom", ()),
         "flights.broadcast_all": ("broadcast", ()),
     }
-    assert "<custom by test_an_exchange" in graph.explain() and "<rebalance>" in graph.explain()
+    assert "<custom by test_an_exchange" in explain_graph(graph) and "<rebalance>" in explain_graph(graph)

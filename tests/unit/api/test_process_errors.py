@@ -198,7 +198,7 @@ def test_the_graph_has_an_exchange_for_each_input(p: Pipeline, orders: Stream, p
         "one": [("forward", ())],
     }
     assert [graph.by_uid(uid).kind for uid in edges] == ["co-process", "broadcast-process", "process"]
-    assert "process Made by left order, right order_id: no states" in graph.explain()
+    assert "process Made by left order, right order_id: no states" in p.explain()
     assert plan(graph, 2, 128).digest == plan(p.build(), 2, 128).digest
 
 

@@ -36,7 +36,7 @@ def read(p: Pipeline, uid: str = "rows", *, rows: int | None = 5, schema: pa.Sch
     return p.read(DataGen(lambda n: {}, schema, rows=rows), uid=uid)
 
 
-def grouped(*, watermark: bool = True) -> GroupedStream:
+def grouped(*, watermark: bool = True) -> GroupedStream[Stream]:
     stream = read(Pipeline())
     return (stream.with_watermark("t", "0 s") if watermark else stream).group_by("k")
 
@@ -141,7 +141,7 @@ def test_an_initial_state_is_bounded_and_has_keys_of_the_same_types() -> None:
     stream = read(p).group_by("k")
     other = pa.schema([("owner", pa.int64())])
 
-    def given(initial: GroupedStream) -> PipelineError:
+    def given(initial: GroupedStream[Stream]) -> PipelineError:
         return refused(lambda: stream.transform_with_state(Nothing(), "k STRING", "Append", "None", initial, uid="it"))
 
     assert "initialState is unbounded" in given(read(p, "endless", rows=None).group_by("k")).what

@@ -15,7 +15,7 @@ from tidegate.connectors.discard import Discard
 from tidegate.connectors.files.source.files import Files
 from tidegate.connectors.found_schema import FoundSchema, found_schemas, using_found_schemas
 from tidegate.errors import SnapshotError
-from tidegate.plan.execution_plan import graph_document
+from tidegate.plan.graph_document import graph_document
 
 GOLDEN = Path(__file__).parent / "golden" / "found-schema-v1.json"
 FOUND = FoundSchema(

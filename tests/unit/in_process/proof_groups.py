@@ -58,12 +58,13 @@ def every_aggregate() -> dict[str, agg.Aggregate]:
         "of_least": agg.min_by("id", by="f"),
         "of_most": agg.max_by("id", by="v"),
         "top": agg.top_n("id", 2, by="v"),
+        "named": agg.aggregate("max_by", "id", by="f"),
         "own": agg.user_aggregate(Weighted(), "v", "f"),
     }
 
 
 FOUND = """n, n_v, total, low, high, round(average, 6), round(variance, 6), round(spread, 6), every, any_, different,
-set_, ids, first_, last_, of_least, of_most, top, own"""
+set_, ids, first_, last_, of_least, of_most, top, named, own"""
 WANTED = """count(*), count(v), sum(v)::bigint, min(s), max(f), round(avg(v), 6), round(var_samp(v), 6),
 round(stddev_samp(v), 6), bool_and(b), bool_or(b), count(distinct s),
 coalesce(list_sort(list(distinct s) filter (where s is not null)), []), list(id order by ms, id),
@@ -71,6 +72,7 @@ first(id order by ms, id), last(s order by ms, id) filter (where s is not null),
 first(id order by f, ms, id) filter (where f is not null),
 first(id order by v desc, ms, id) filter (where v is not null),
 coalesce((list(id order by v desc, ms, id) filter (where v is not null))[1:2], []),
+first(id order by f desc, ms, id) filter (where f is not null),
 coalesce(sum(v * f), 0)::double"""
 SESSIONS = """(select *, count(*) filter (where new) over (partition by k order by ms, id rows unbounded preceding) g
 from (select *, coalesce(ms - lag(ms) over (partition by k order by ms, id) > 12, true) as new from l))"""

@@ -40,6 +40,7 @@ from tidegate.operators.joins.join_specs import (
 from tidegate.operators.windows.session_specs import SessionAggSpec
 from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.spark.batch import stage_task
+from tidegate.state.aggregates.aggregate_registry import find_aggregate
 from tidegate.testing.batch import InProcessBatch
 from tidegate.testing.collect_sink import collected, forget_collected
 
@@ -191,7 +192,7 @@ def test_every_aggregate_has_a_case_in_every_window_and_without_one() -> None:
     kinds = ("WindowAggSpec", "sliding", "SessionAggSpec")
     running = set(itertools.product(("whole stream", "groups"), get_args(AggregateOutput)))
     assert set(found) == set(itertools.product(kinds, ("event", "late", "processing"))) | running
-    wanted = {aggregate.function for aggregate in every_aggregate().values()}
+    wanted = {find_aggregate(aggregate.function).name for aggregate in every_aggregate().values()}
     for form in (*itertools.product(kinds, ["event"]), *running):
         assert wanted <= found[form]
 

@@ -11,7 +11,7 @@ from tidegate.coordinator.job_run import RunEnded
 from tidegate.errors import SnapshotError
 from tidegate.jobs.records import RestoreFrom
 from tidegate.jobs.restore.compatibility import RestoreVerdict, SnapshotFacts, Target, judge_restore
-from tidegate.plan.execution_plan import graph_document
+from tidegate.plan.graph_document import graph_document
 
 
 def partially_finished() -> Finishing:

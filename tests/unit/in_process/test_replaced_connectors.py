@@ -15,7 +15,7 @@ from tidegate.coordinator.job_run import RunEnded
 from tidegate.errors import SnapshotError
 from tidegate.jobs.records import RestoreFrom
 from tidegate.jobs.restore.compatibility import SnapshotFacts, Target, judge_restore
-from tidegate.plan.execution_plan import graph_document
+from tidegate.plan.graph_document import graph_document
 from tidegate.subtask.chain import OperatorFailure
 from tidegate.testing.collect_sink import CollectSink
 from tidegate.testing.in_process_job import InProcessJob
@@ -189,9 +189,9 @@ def test_a_snapshot_that_does_not_name_classes_ends_in_an_error_that_says_so(
     files: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An earlier version wrote it: the reader finds out, and names uid, class and split."""
-    from tidegate.plan import graph_text
+    from tidegate.plan import graph_document as module
 
-    monkeypatch.setattr(graph_text, "_connector", lambda node: None)
+    monkeypatch.setattr(module, "_connector", lambda node: None)
     job, path = stopped(replay(files), td.Discard())
     assert graph_document(pipeline(replay(files), td.Discard()).build())["operators"][0]["connector"] is None
     job.build = lambda: pipeline(td.Files(files), td.Discard())

@@ -32,7 +32,7 @@ from tidegate.coordinator import events as ev
 from tidegate.errors import PipelineError, SnapshotError
 from tidegate.jobs.records import RestoreFrom
 from tidegate.jobs.restore.state_shapes import StateShape, compare_states
-from tidegate.plan.graph_text import graph_document
+from tidegate.plan.graph_document import graph_document
 from tidegate.snapshot.metadata import read_metadata
 from tidegate.snapshot.reader import SnapshotReader
 from tidegate.testing.batch import run_batch

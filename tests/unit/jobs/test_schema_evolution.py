@@ -51,6 +51,15 @@ def test_a_rename_needs_its_mapping() -> None:
     assert found.changes == ("'value:a' is now 'value:c'", "'value:c' was int32, now int64")
 
 
+@pytest.mark.parametrize(
+    "prefixes", [("sum",), ("var_count", "var_mean", "var_squares"), ("top_n", "top_n_by"), ("median",)]
+)
+def test_a_rename_is_of_every_column_of_an_aggregate_whoever_registered_it(prefixes: tuple[str, ...]) -> None:
+    old, new = (columns("key:k int32", *(f"{prefix}:{name} double" for prefix in prefixes)) for name in ("v", "w"))
+    found = evolution(old, new, {"v": "w"}, fills=False)
+    assert found.refused == () and found.sources[1:] == tuple(f"{prefix}:v" for prefix in prefixes)
+
+
 def test_a_rename_that_was_applied_already_is_passed_over() -> None:
     assert evolution(OLD, OLD, {"before": "a"}).changes == ()
 

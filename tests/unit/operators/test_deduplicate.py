@@ -170,7 +170,7 @@ def test_the_last_is_that_of_a_session_and_keeps_the_columns() -> None:
     last = stream(p).with_watermark("t", "0 s").deduplicate("k", within="1 h", keep="last", uid="d")
     assert last.schema.names == INPUT.names
     last.write(td.Discard(), uid="out")
-    assert "sessions of t, gap 3600 s, by k" in p.build().explain()
+    assert "sessions of t, gap 3600 s, by k" in p.explain()
 
 
 def test_what_does_not_fit_is_refused_with_the_line() -> None:

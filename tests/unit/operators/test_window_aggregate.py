@@ -17,7 +17,7 @@ from tidegate.errors import SnapshotError, TidegateError
 from tidegate.operators.aggregates.aggregate_specs import Agg
 from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN
-from tidegate.state.aggregates.accumulators import SumOverflowError
+from tidegate.state.aggregates.numbers import SumOverflowError
 from tidegate.state.keys.key_hash import hash_keys, key_groups
 
 INPUT = pa.schema(

@@ -13,7 +13,8 @@ import tidegate as td
 from tidegate.coordinator import events as ev
 from tidegate.jobs.restore.compatibility import chains_of
 from tidegate.jobs.restore.state_shapes import OWNER_COLUMN, StateShape
-from tidegate.plan.execution_plan import graph_document, plan
+from tidegate.plan.execution_plan import plan
+from tidegate.plan.graph_document import graph_document
 from tidegate.snapshot.reader import SnapshotReader
 from tidegate.testing.collect_sink import CollectSink, forget_collected
 from tidegate.testing.in_process_job import InProcessJob

@@ -18,7 +18,8 @@ from tidegate.errors import OptionError, PipelineError
 from tidegate.jobs.restore.compatibility import chains_of
 from tidegate.operators.operator_spec import OperatorSpec
 from tidegate.operators.row_specs import UnionSpec
-from tidegate.plan.execution_plan import ExecutionPlan, graph_document, plan
+from tidegate.plan.execution_plan import ExecutionPlan, plan
+from tidegate.plan.graph_document import graph_document
 from tidegate.plan.graph_text import explain_graph
 from tidegate.plan.job_graph import Edge, JobGraph, Node
 
@@ -208,7 +209,7 @@ def test_a_plan_explains_its_chains_and_exchanges() -> None:
 
 
 def test_a_graph_explains_itself_from_the_sinks_and_a_shared_node_once() -> None:
-    lines = join_and_window().explain().splitlines()
+    lines = explain_graph(join_and_window()).splitlines()
     assert lines[0] == "[out] sink of out"
     assert "k: int64 not null, v: string" in lines[1]
     assert "(job.py:7)" in lines[1]

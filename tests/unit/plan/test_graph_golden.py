@@ -13,7 +13,7 @@ from pyspark.sql.streaming import StatefulProcessor
 import tidegate as td
 from tidegate.connectors.found_schema import FOUND_SCHEMA, FoundSchema, found_schemas
 from tidegate.jobs.restore.compatibility import SnapshotFacts, Target, judge_restore
-from tidegate.plan.graph_text import GRAPH_DOCUMENT_VERSION, graph_document
+from tidegate.plan.graph_document import GRAPH_DOCUMENT_VERSION, graph_document
 
 GOLDEN = Path(__file__).parent / "golden"
 OLDEST = 4

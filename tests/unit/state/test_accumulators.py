@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tidegate.state.aggregates.accumulators import Accumulator, SumOverflowError, read_values
+from tidegate.state.aggregates.numbers import Accumulator, SumOverflowError, read_values
 from tidegate.state.cells import Cells
 
 

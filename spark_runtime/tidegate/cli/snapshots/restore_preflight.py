@@ -20,7 +20,7 @@ from tidegate.jobs.artifacts.pinned_graph import PinnedGraph
 from tidegate.jobs.codec import encode
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.restore.compatibility import Finding, Target, as_stored, judge_restore, judged
-from tidegate.plan.execution_plan import graph_document
+from tidegate.plan.graph_document import graph_document
 from tidegate.plan.job_graph import JobGraph
 from tidegate.snapshot.reader import SnapshotReader
 

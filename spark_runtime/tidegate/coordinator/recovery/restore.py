@@ -12,7 +12,8 @@ from tidegate.coordinator.recovery.rewind import WayBack
 from tidegate.errors import SnapshotError
 from tidegate.jobs.history.verdicts import Withheld
 from tidegate.jobs.restore.compatibility import OperatorFacts, SnapshotFacts, Target, judge_restore
-from tidegate.plan.execution_plan import ExecutionPlan, graph_document
+from tidegate.plan.execution_plan import ExecutionPlan
+from tidegate.plan.graph_document import graph_document
 from tidegate.plan.job_graph import JobGraph
 from tidegate.snapshot.metadata import OperatorState, SnapshotMetadata
 from tidegate.snapshot.redistribution import Rescale, share_of

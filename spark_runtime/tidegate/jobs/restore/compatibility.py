@@ -10,7 +10,7 @@ from typing import Any
 from tidegate.jobs.restore.state_shapes import StateShape, compare_states
 
 Graph = Mapping[str, Any]
-"""The document of a JobGraph (`plan.graph_text.graph_document`)."""
+"""The document of a JobGraph (`plan.graph_document`)."""
 _DROPPED = ": it is dropped"
 _KEPT_BY = {"source": "positions", "sink": "transactions"}
 

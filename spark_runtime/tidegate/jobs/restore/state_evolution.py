@@ -16,7 +16,6 @@ KEY_GROUP_COLUMN = "__key_group"
 KEY_PREFIXES = ("key:", "map:")
 VALUE_PREFIX = "value:"
 TTL_COLUMN = "ttl_ms"
-_PREFIXES = frozenset({"key", "map", "value", "count", "sum", "min", "max", "mean", "mean_count"})
 
 _INTEGERS = ("int8", "int16", "int32", "int64")
 _UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
@@ -134,7 +133,8 @@ def _renames(before: Mapping[str, Column], renamed: Mapping[str, str]) -> tuple[
     for name in before:
         prefix, colon, base = name.partition(":")
         target = renamed.get(name)
-        if target is None and colon and prefix in _PREFIXES and base in renamed:
+        # `key:`, `map:`, `value:`, or the name of an aggregate, which any package may register: so there is no list.
+        if target is None and colon and prefix.isidentifier() and base in renamed:
             target = f"{prefix}:{renamed[base]}"
         if target is None:
             continue

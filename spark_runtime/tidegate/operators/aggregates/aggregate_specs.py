@@ -13,7 +13,8 @@ from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.operators.operator_spec import EndOfInput, KeyedStatePlace, OperatorSpec
 from tidegate.snapshot.evolved_columns import columns_of
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN
-from tidegate.state.aggregates.aggregation import ROWS, AggregateFunction, Aggregation, ArrowAggregate
+from tidegate.state.aggregates.aggregate_registry import find_aggregate
+from tidegate.state.aggregates.aggregation import Aggregation, ArrowAggregate
 from tidegate.state.keys.key_types import stored_type
 
 AggregateOutput = Literal["update", "final"]
@@ -29,7 +30,7 @@ class Agg:
 
     Attributes:
         name: output column.
-        function: what it computes.
+        function: its name in the registry.
         column: its input; None: count of rows.
         others: further inputs: of a user's aggregate, and what rows are ordered by.
         n: rows of top_n; of var and stddev what is taken off the divisor.
@@ -38,7 +39,7 @@ class Agg:
     """
 
     name: str
-    function: AggregateFunction
+    function: str
     column: str | None = None
     others: tuple[str, ...] = ()
     n: int = 0
@@ -53,8 +54,8 @@ class Agg:
     def bound(self, schema: pa.Schema, output: pa.DataType) -> Aggregation:
         """With the types that its inputs have in `schema`."""
         types = tuple(schema.field(column).type for column in self.columns)
-        names = self.columns[: len(types) - self.orders] if self.function in ROWS else ()
-        return Aggregation(self.name, self.function, types, output, self.n, self.orders, self.user, names)
+        names, function = self.columns[: len(types) - self.orders], find_aggregate(self.function)
+        return Aggregation(self.name, function, types, output, self.n, self.orders, self.user, names)
 
     def __str__(self) -> str:
         name = self.function if self.user is None else type(self.user).__name__

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.operators.aggregates.aggregate_specs import Agg
-from tidegate.state.aggregates.aggregate_registry import new_accumulator
 from tidegate.state.aggregates.aggregation import Accumulating, ReadValues, Selection
 from tidegate.state.cells import CHUNK_ENTRIES, Arrays, Cells, Entries, FrozenCells
 from tidegate.state.keys.key_index import FrozenKeys, KeyReader, Keys
@@ -66,10 +65,10 @@ class WindowLayout:
 
     def values(self, batch: pa.RecordBatch) -> tuple[ReadValues | None, ...]:
         """Values of every row, for each aggregate; columns are read once for all that take them alike."""
-        read: dict[tuple[object, ...], ReadValues | None] = {}
+        read: dict[tuple[tuple[str, ...], str], ReadValues | None] = {}
         values: list[ReadValues | None] = []
         for agg, reader in zip(self._aggregates, self._readers, strict=True):
-            as_read = (agg.columns, type(reader), agg.function if agg.function in ("count", "mean") else "value")
+            as_read = (agg.columns, reader.reads)
             if as_read not in read:
                 read[as_read] = reader.read([batch.column(column) for column in agg.columns])
             values.append(read[as_read])
@@ -77,7 +76,7 @@ class WindowLayout:
 
     def accumulators(self, cells: Cells) -> list[Accumulating]:
         """One for each aggregate, empty, with arrays in `cells`."""
-        return [new_accumulator(aggregation, cells) for aggregation in self._bound]
+        return [aggregation.accumulator(cells) for aggregation in self._bound]
 
     def state_fields(self) -> list[pa.Field]:
         """Key columns as `key:<name>`, then the columns of each aggregate."""

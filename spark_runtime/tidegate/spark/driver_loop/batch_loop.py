@@ -16,7 +16,7 @@ from tidegate.coordinator.batch_commit import BatchCommit, Told, completed_befor
 from tidegate.coordinator.supervision import supervision_events as sv
 from tidegate.errors import PipelineError, StoreError
 from tidegate.plan.batch_plan import BatchPlan, plan_batch
-from tidegate.plan.execution_plan import graph_document
+from tidegate.plan.graph_document import graph_document
 from tidegate.spark.batch.stage_task import summed
 from tidegate.spark.batch.worker_task import WorkerPlace
 from tidegate.spark.driver_loop.batch_attempt import BatchAttempt, BatchRun, Calculation

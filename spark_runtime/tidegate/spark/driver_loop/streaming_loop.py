@@ -36,7 +36,7 @@ from tidegate.errors import (
     TidegateError,
     UnclearAnswerError,
 )
-from tidegate.plan.execution_plan import graph_document
+from tidegate.plan.graph_document import graph_document
 from tidegate.spark.driver_loop.attempt import Attempt, SlotView
 from tidegate.spark.driver_loop.checkpoint_deletion import ZOMBIE_LIFE_S
 from tidegate.spark.driver_loop.spark_job import Job, Splits, assign, fresh_splits

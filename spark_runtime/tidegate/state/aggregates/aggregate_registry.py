@@ -1,21 +1,84 @@
-"""Makes the accumulator of an aggregation."""
+"""Aggregates by name: those of tidegate, and those that other packages register as entry points (S5.1)."""
 
 from __future__ import annotations
 
-from typing import cast
+import difflib
+import functools
+import importlib
+from collections.abc import Mapping
+from importlib.metadata import entry_points
 
-from tidegate.state.aggregates.accumulators import Accumulator, Function
-from tidegate.state.aggregates.aggregation import Accumulating, Aggregation
-from tidegate.state.aggregates.moments import Moments
-from tidegate.state.aggregates.row_log import RowLog
-from tidegate.state.cells import Cells
+from tidegate.errors import PipelineError
+from tidegate.state.aggregates.aggregation import AggregateFunction
+
+ENTRY_POINTS = "tidegate.aggregates"
+"""Group of entry points: name of an aggregate -> "module:NAME" of its `AggregateFunction`."""
+
+BUILT_IN: Mapping[str, str] = {
+    "bool_and": "tidegate.state.aggregates.numbers:BOOL_AND",
+    "bool_or": "tidegate.state.aggregates.numbers:BOOL_OR",
+    "bottom_n": "tidegate.state.aggregates.ordered_rows:BOTTOM_N",
+    "bottom_rows": "tidegate.state.aggregates.ordered_rows:BOTTOM_ROWS",
+    "collect": "tidegate.state.aggregates.ordered_rows:COLLECT",
+    "collect_set": "tidegate.state.aggregates.distinct:COLLECT_SET",
+    "count": "tidegate.state.aggregates.numbers:COUNT",
+    "count_distinct": "tidegate.state.aggregates.distinct:COUNT_DISTINCT",
+    "first": "tidegate.state.aggregates.ordered_rows:FIRST",
+    "last": "tidegate.state.aggregates.ordered_rows:LAST",
+    "max": "tidegate.state.aggregates.numbers:MAX",
+    "max_by": "tidegate.state.aggregates.ordered_rows:MAX_BY",
+    "mean": "tidegate.state.aggregates.numbers:MEAN",
+    "min": "tidegate.state.aggregates.numbers:MIN",
+    "min_by": "tidegate.state.aggregates.ordered_rows:MIN_BY",
+    "stddev": "tidegate.state.aggregates.moments:STDDEV",
+    "sum": "tidegate.state.aggregates.numbers:SUM",
+    "top_n": "tidegate.state.aggregates.ordered_rows:TOP_N",
+    "top_rows": "tidegate.state.aggregates.ordered_rows:TOP_ROWS",
+    "user": "tidegate.state.aggregates.user_aggregate:USER",
+    "var": "tidegate.state.aggregates.moments:VAR",
+}
+"""Name -> "module:NAME"; a module is imported when one of its aggregates is first used."""
 
 
-def new_accumulator(aggregation: Aggregation, cells: Cells) -> Accumulating:
-    """An empty one, with its numbers, where it keeps some, in `cells`."""
-    if not aggregation.is_numeric:
-        return RowLog(aggregation)
-    if aggregation.function in ("var", "stddev"):
-        return Moments(aggregation, cells)
-    type_ = aggregation.types[0] if aggregation.types else None
-    return Accumulator(aggregation.name, cast(Function, aggregation.function), type_, aggregation.output, cells)
+@functools.cache
+def find_aggregate(name: str) -> AggregateFunction:
+    """The aggregate of this name. An entry point cannot replace a built-in aggregate.
+
+    Raises:
+        PipelineError: no aggregate has this name, several packages register it, or what they register does not fit.
+    """
+    if name in BUILT_IN:
+        module, _, constant = BUILT_IN[name].partition(":")
+        built_in: AggregateFunction = getattr(importlib.import_module(module), constant)
+        return built_in
+    registered = entry_points(group=ENTRY_POINTS)
+    places = {point.value: point for point in registered if point.name == name}
+    if not places:
+        near = difflib.get_close_matches(name, [*BUILT_IN, *registered.names], n=1)
+        raise PipelineError(
+            f"there is no aggregate {name!r}" + (f", did you mean {near[0]!r}?" if near else ""),
+            cause=f"no installed package registers it as an entry point of the group {ENTRY_POINTS!r}",
+            remedy="Install the package that has it, here and on every executor",
+        )
+    if len(places) > 1:
+        raise PipelineError(
+            f"several packages register an aggregate {name!r}: {', '.join(sorted(places))}",
+            remedy="Uninstall all but one of them",
+        )
+    (point,) = places.values()
+    try:
+        found = point.load()
+    except (ImportError, AttributeError) as error:
+        raise PipelineError(
+            f"the aggregate {name!r} cannot be loaded from {point.value!r}",
+            cause=str(error),
+            remedy="Fix the package that registers it",
+        ) from error
+    if not isinstance(found, AggregateFunction) or found.name != name:
+        own = repr(found.name) if isinstance(found, AggregateFunction) else f"a {type(found).__name__}"
+        raise PipelineError(
+            f"{point.value!r} is not the aggregate {name!r}",
+            cause=f"it is {own}",
+            remedy="Register an AggregateFunction under its own name: its columns in snapshots begin with it",
+        )
+    return found

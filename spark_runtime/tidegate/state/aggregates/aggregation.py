@@ -1,29 +1,24 @@
-"""What an aggregate is, apart from how it is computed: functions, the columns of their state, and the contract of a
-user's own. Light: the pipeline and the documents of graphs ask it too (S5.1, S5.5)."""
+"""What an aggregate is: the description that a package registers, an aggregate of one column bound to types, and the
+contract of what computes it; and the contract of a user's own. Light: the pipeline asks it too (S5.1, S5.5)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
-from tidegate.state.keys.key_types import stored_type
+from tidegate.state.cells import Cells
+from tidegate.state.keys.key_types import is_key_type, stored_type
 
-AggregateFunction = Literal[
-    "count", "sum", "min", "max", "mean", "var", "stddev", "count_distinct", "collect_set", "collect", "first", "last",
-    "min_by", "max_by", "top_n", "bottom_n", "top_rows", "bottom_rows", "user",
-]  # fmt: skip
-SETS = frozenset({"count_distinct", "collect_set"})
-ROWS = frozenset({"top_rows", "bottom_rows"})
-LISTS = frozenset({"collect", "top_n", "bottom_n", *SETS, *ROWS})
-"""Functions whose state is a list for each entry."""
-BY_ANOTHER = frozenset({"first", "last", "min_by", "max_by", "collect", "top_n", "bottom_n", *ROWS})
-"""Functions that may take columns at the end, which the rows are ordered by."""
+SORTABLE = "numbers, decimals, strings, binary, booleans, dates and times"
+"""Types that can be compared, in words; see `is_sortable`."""
+RESERVED_NAMES = frozenset({"key", "map", "value"})
+"""Prefixes of other columns of a state: no aggregate can have such a name."""
 
 Selection: TypeAlias = slice | npt.NDArray[np.int32]
 """Entries: a range of them, or any by number."""
@@ -59,6 +54,78 @@ class ArrowAggregate:
         raise NotImplementedError
 
 
+class AggregateArguments(Protocol):
+    """What an aggregate was called with, before types are known."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns; the last `orders` are what rows are ordered by."""
+
+    @property
+    def n(self) -> int:
+        """A number that the aggregate takes, such as the rows of top_n; 0: none was given."""
+
+    @property
+    def orders(self) -> int:
+        """As many columns, at the end, are what rows are ordered by."""
+
+    @property
+    def user(self) -> ArrowAggregate | None:
+        """Of function "user"."""
+
+
+def accept_all(arguments: AggregateArguments) -> None:
+    """The check of an aggregate that takes any arguments."""
+
+
+def cast_first(column: str, type_: pa.DataType) -> str:
+    """How to make a number of a column, as part of a remedy."""
+    as_float = pt.is_decimal(type_) or pt.is_float16(type_) or pt.is_string(type_)
+    cast = "pa.float64()" if as_float else "pa.int64()"
+    return f"to use the column as a number, cast it first: .with_columns({column}=pc.field({column!r}).cast({cast}))"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregateFunction:
+    """An aggregate as its module describes it. Built-in ones are listed in `aggregate_registry`; a package of your own
+    registers one as an entry point of the group `tidegate.aggregates`, under its name. `AggregateConformance` of
+    `tidegate.testing` checks it.
+
+    Attributes:
+        name: prefix of its columns in snapshots, so it never changes: `<name>:<output column>`, and for more than one
+            `<name>_<part>:<output column>`.
+        result_type: (types of the columns, arguments) -> type of the result; None: these types are not offered.
+        state_schema: columns of the state, a row for each entry. All are nullable, and a state without rows is one that
+            `merge` takes.
+        accumulator: makes what computes it, with its arrays, where it has any, in the cells. An array's name begins
+            with that of the output column.
+        check: raises PipelineError for arguments that do not fit, without saying where in the pipeline.
+        word: what users call it, in error messages; default: `name`.
+        needs_column: it cannot count rows.
+        by_time: rows count in the order of event time, where the stream has one: its column is added to those that
+            rows are ordered by.
+        takes: types that it takes, in words.
+        conversion: (column, type) -> how to make one of these types of a column, as the end of a remedy.
+    """
+
+    name: str
+    result_type: Callable[[Sequence[pa.DataType], AggregateArguments], pa.DataType | None]
+    state_schema: Callable[[Aggregation], pa.Schema]
+    accumulator: Callable[[Aggregation, Cells], Accumulating]
+    check: Callable[[AggregateArguments], None] = accept_all
+    word: str = ""
+    needs_column: bool = True
+    by_time: bool = False
+    takes: str = SORTABLE
+    conversion: Callable[[str, pa.DataType], str] = cast_first
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier() or self.name in RESERVED_NAMES:
+            raise ValueError(f"{self.name!r} cannot be the prefix of an aggregate's columns in snapshots")
+        if not self.word:
+            object.__setattr__(self, "word", self.name)
+
+
 @dataclass(frozen=True)
 class Aggregation:
     """An aggregate bound to types.
@@ -69,9 +136,9 @@ class Aggregation:
         types: of its input columns, as a stream has them; none: rows are counted.
         output: type of the result.
         n: rows of top_n; of var and stddev what is taken off the divisor.
-        orders: as many columns at the end are what rows are ordered by, of `BY_ANOTHER`.
+        orders: as many columns at the end are what rows are ordered by.
         user: of function "user".
-        columns: names of the columns, of `ROWS`.
+        columns: names of the columns, without those that rows are ordered by.
     """
 
     name: str
@@ -83,63 +150,34 @@ class Aggregation:
     user: ArrowAggregate | None = None
     columns: tuple[str, ...] = ()
 
-    @property
-    def is_numeric(self) -> bool:
-        """Its state is a few numbers."""
-        if self.function in ("count", "mean", "var", "stddev"):
-            return True
-        return self.function in ("sum", "min", "max") and is_numeric_type(self.types[0])
-
     def state_schema(self) -> pa.Schema:
         """Columns of the state, a row for each entry."""
-        if self.function == "user":
-            assert self.user is not None
-            return pa.schema([pa.field(f"user:{self.name}:{field.name}", field.type) for field in self.user.state])
-        if self.function in ("var", "stddev"):
-            count = pa.field(f"{self.function}_count:{self.name}", pa.int64())
-            return pa.schema([count, *(pa.field(f"{self.function}_{x}:{self.name}", pa.float64()) for x in _MOMENTS)])
-        if self.is_numeric:
-            return numeric_state_schema(self.name, self.function, self.types[0] if self.types else None)
-        names = [f"{self.function}:{self.name}"]
-        if self.function in ROWS:
-            names = [f"{names[0]}:{column}" for column in self.columns]
-        names += [f"{self.function}_{order}:{self.name}" for order in ("by", "then")[: self.orders]]
-        types = self.logged_types()
-        if self.function in LISTS:
-            types = [pa.list_(type_) for type_ in types]
-        return pa.schema(zip(names, types, strict=True))
+        return self.function.state_schema(self)
 
-    def logged_types(self) -> list[pa.DataType]:
-        """Types of the values that are kept as such."""
-        if self.function == "sum":
-            return [self.output]
-        return [stored_type(type_) for type_ in self.types]
+    def accumulator(self, cells: Cells) -> Accumulating:
+        """An empty one, with its numbers, where it keeps some, in `cells`."""
+        return self.function.accumulator(self, cells)
 
 
-_MOMENTS = ("mean", "squares")
+def is_number(type_: pa.DataType) -> bool:
+    """A whole number, or a float of 32 or 64 bits."""
+    return bool(pt.is_integer(type_) or pt.is_float32(type_) or pt.is_float64(type_))
 
 
 def is_numeric_type(type_: pa.DataType) -> bool:
     """min and max of it are kept as a number of eight bytes."""
-    plain = pt.is_integer(type_) or pt.is_float32(type_) or pt.is_float64(type_) or pt.is_boolean(type_)
+    plain = is_number(type_) or pt.is_boolean(type_)
     return bool(plain or pt.is_timestamp(type_) or pt.is_date(type_) or pt.is_time(type_) or pt.is_duration(type_))
 
 
-def numeric_dtype(function: str, type_: pa.DataType | None) -> np.dtype[Any]:
-    """Of the numbers that count, sum, min, max or mean keep."""
-    if function == "mean" or (function != "count" and type_ is not None and pt.is_floating(type_)):
-        return np.dtype(np.float64)
-    if function in ("min", "max") and type_ is not None and pt.is_uint64(type_):
-        return np.dtype(np.uint64)
-    return np.dtype(np.int64)
+def is_sortable(type_: pa.DataType) -> bool:
+    """Values of it can be compared: `SORTABLE`."""
+    return is_numeric_type(type_) or (is_key_type(type_) and not pt.is_float16(type_))
 
 
-def numeric_state_schema(name: str, function: str, type_: pa.DataType | None) -> pa.Schema:
-    """State of count, sum, min, max or mean."""
-    fields = [pa.field(f"{function}:{name}", pa.from_numpy_dtype(numeric_dtype(function, type_)))]
-    if function == "mean":
-        fields.append(pa.field(f"mean_count:{name}", pa.int64()))
-    return pa.schema(fields)
+def kept_type(type_: pa.DataType) -> pa.DataType:
+    """Of a value of this type in state and results."""
+    return stored_type(type_)
 
 
 class ReadValues(Protocol):
@@ -159,9 +197,15 @@ class Accumulating(Protocol):
 
     Not safe for several threads, but for what `freeze` gives. Whoever calls `add` or `merge` has made room in the Cells
     that it was made with, and has touched the entries.
+
+    Attributes:
+        state_schema: that of its function.
+        reads: how it reads columns: of two that are equal in it, what one has read of some columns is passed to the
+            other too. Begin it with the name of your package.
     """
 
     state_schema: pa.Schema
+    reads: str
 
     def read(self, columns: Sequence[pa.Array]) -> Any:
         """The aggregate's columns of a batch, as `add` takes them."""

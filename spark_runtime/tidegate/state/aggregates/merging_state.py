@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from tidegate.state.aggregates.accumulators import Accumulator, Function, read_values
+from tidegate.state.aggregates.numbers import Accumulator, Function, read_values
 from tidegate.state.keyed_state import Found, KeyNumbers, Reduction, StateDescriptor
 from tidegate.state.keys.key_bytes import valid_mask
 from tidegate.state.state_layout import reduced_type, result_schema

@@ -1,4 +1,4 @@
-"""Variance and standard deviation, by Welford's method: exact to rounding whatever the mean, and mergeable (Chan)."""
+"""`var` and `stddev`, by Welford's method: exact to rounding whatever the mean, and mergeable (Chan)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tidegate.state.aggregates.accumulators import Values, read_values
-from tidegate.state.aggregates.aggregation import Aggregation, Selection, StateColumns
+from tidegate.errors import PipelineError
+from tidegate.state.aggregates.aggregation import (
+    AggregateArguments,
+    AggregateFunction,
+    Aggregation,
+    Selection,
+    StateColumns,
+    is_number,
+)
+from tidegate.state.aggregates.numbers import Values, read_values
 from tidegate.state.cells import Arrays, Cells, Entries
 from tidegate.state.compiler import inlined, kernel
 
@@ -18,10 +26,12 @@ class Moments:
     """var or stddev of every entry; see `Accumulating`. Of `n` values or fewer, with `n` taken off the divisor, it is
     null."""
 
-    def __init__(self, aggregation: Aggregation, cells: Cells) -> None:
+    reads = "floats"
+
+    def __init__(self, aggregation: Aggregation, cells: Cells, *, is_root: bool) -> None:
         self.state_schema = aggregation.state_schema()
         self._off = aggregation.n
-        self._is_root = aggregation.function == "stddev"
+        self._is_root = is_root
         self._cells = cells
         self._names = tuple(f"{aggregation.name}/{part}" for part in ("count", "mean", "squares"))
         for name, dtype in zip(self._names, (np.int64, np.float64, np.float64), strict=True):
@@ -87,3 +97,32 @@ def merge_moments(
     for i in range(len(entries)):
         if others[i]:
             _joined(entries[i], others[i], their_means[i], their_squares[i], counts, means, squares)
+
+
+def _columns(aggregation: Aggregation) -> pa.Schema:
+    prefix, name = aggregation.function.name, aggregation.name
+    types = {"count": pa.int64(), "mean": pa.float64(), "squares": pa.float64()}
+    return pa.schema([pa.field(f"{prefix}_{part}:{name}", type_) for part, type_ in types.items()])
+
+
+def _function(name: str, *, is_root: bool) -> AggregateFunction:
+    def accumulator(aggregation: Aggregation, cells: Cells) -> Moments:
+        return Moments(aggregation, cells, is_root=is_root)
+
+    def check(arguments: AggregateArguments) -> None:
+        if arguments.n not in (0, 1):
+            remedy = "Give 1 for a sample or 0 for the whole population"
+            raise PipelineError(f"{name} with ddof={arguments.n!r}", remedy=remedy)
+
+    return AggregateFunction(
+        name=name,
+        result_type=lambda types, _: pa.float64() if is_number(types[0]) else None,
+        state_schema=_columns,
+        accumulator=accumulator,
+        check=check,
+        takes="numbers",
+    )
+
+
+VAR = _function("var", is_root=False)
+STDDEV = _function("stddev", is_root=True)

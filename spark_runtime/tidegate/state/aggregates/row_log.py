@@ -1,6 +1,8 @@
 """Aggregates that keep rows: what is added is appended, and folded whenever that has doubled it (S5.1).
 
-Rows are Arrow columns that never change, so a frozen version is a reference to them.
+Rows are Arrow columns that never change, so a frozen version is a reference to them. A `Fold` says what is kept of the
+rows of an entry: the best of them, the distinct ones, their sum, or what a user's own aggregate makes of them. It works
+on whole columns, for all entries at once.
 """
 
 from __future__ import annotations
@@ -8,18 +10,40 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
 
-from tidegate.state.aggregates.aggregation import LISTS, Aggregation, Selection, StateColumns
-from tidegate.state.aggregates.folds import Columns, Fold, Rows, new_fold
+from tidegate.state.aggregates.aggregation import Aggregation, Selection, StateColumns, kept_type
 from tidegate.state.arrow.array_limits import ArrayTooLarge
 from tidegate.state.cells import Entries
-from tidegate.state.keys.key_bytes import Int64s, valid_mask
+from tidegate.state.keys.key_bytes import CANONICAL_NAN_BITS, Int64s, fixed_values, valid_mask
+from tidegate.state.keys.key_types import stored_array
 
 FOLD_ROWS = 1 << 16
 """Rows are folded when as many have come since, or as many as were left by the last time if that is more."""
+_SIGN = np.int64(-(2**63))
+
+Columns = list[pa.Array]
+Rows = tuple[Entries, Columns]
+"""Rows to keep: the entry of each, and their columns."""
+
+
+class Fold(Protocol):
+    """What is kept of rows, and what comes of them."""
+
+    def rows(self, entries: Entries, columns: Sequence[pa.Array]) -> Rows:
+        """What is to be kept of rows of a batch."""
+
+    def fold(self, entries: Entries, columns: Columns) -> Rows:
+        """As few rows as stand for these, ascending by entry; earlier ones come first. There is at least one."""
+
+    def result(self, columns: Columns, offsets: Int64s) -> pa.Array:
+        """A result for each of some entries; entry i has the folded rows offsets[i]:offsets[i + 1]."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +61,16 @@ class RowLog:
     """See the module and `Accumulating`. State columns are lists where an entry may have several rows; else they are
     null where it has none."""
 
-    def __init__(self, aggregation: Aggregation) -> None:
+    reads = "columns"
+
+    def __init__(self, aggregation: Aggregation, fold: Fold, *, is_list: bool, state_may_be_null: bool = False) -> None:
+        """Args: fold: what is kept of rows. is_list: an entry may have several rows. state_may_be_null: a row of the
+        state counts, though all its columns are null."""
         self.state_schema = aggregation.state_schema()
         self._name = aggregation.name
-        self._fold: Fold = new_fold(aggregation)
-        self._is_list = aggregation.function in LISTS
-        self._is_always_there = aggregation.function == "user"
+        self._fold = fold
+        self._is_list = is_list
+        self._is_always_there = state_may_be_null
         empty = [pa.nulls(0, type_) for type_ in _types(self.state_schema, self._is_list)]
         self._folded: Rows = (np.zeros(0, np.int32), empty)
         self._more: list[Rows] = []
@@ -146,6 +174,78 @@ class RowLog:
             return columns
         rows = pa.array(offsets[:-1], mask=~there)
         return [column.take(rows) for column in columns]
+
+
+def kept_columns(aggregation: Aggregation) -> pa.Schema:
+    """State of one row for each entry: its value, then what rows are ordered by. Null where there is none."""
+    return _kept(aggregation, [f"{aggregation.function.name}:{aggregation.name}"], is_list=False)
+
+
+def kept_lists(aggregation: Aggregation) -> pa.Schema:
+    """The same, of several rows for each entry: lists."""
+    return _kept(aggregation, [f"{aggregation.function.name}:{aggregation.name}"], is_list=True)
+
+
+def kept_rows(aggregation: Aggregation) -> pa.Schema:
+    """The same, of rows of several columns."""
+    prefix = f"{aggregation.function.name}:{aggregation.name}"
+    return _kept(aggregation, [f"{prefix}:{column}" for column in aggregation.columns], is_list=True)
+
+
+def _kept(aggregation: Aggregation, names: list[str], *, is_list: bool) -> pa.Schema:
+    parts = ("by", "then")[: aggregation.orders]
+    names = [*names, *(f"{aggregation.function.name}_{part}:{aggregation.name}" for part in parts)]
+    types = [kept_type(type_) for type_ in aggregation.types]
+    return pa.schema(zip(names, [pa.list_(type_) for type_ in types] if is_list else types, strict=True))
+
+
+def order_keys(array: pa.Array) -> Int64s:
+    """Larger where the value is larger, equal where it is equal: NaN is greatest, -0.0 is 0.0. Comparable within this
+    call. Anything where null."""
+    array = stored_array(array)
+    type_ = array.type
+    if pt.is_floating(type_):
+        return _of_floats(array.cast(pa.float64()))
+    if pt.is_boolean(type_):
+        return fixed_values(array.cast(pa.int8()))
+    if pt.is_uint64(type_):
+        return fixed_values(array) ^ _SIGN
+    if pt.is_integer(type_) or pt.is_temporal(type_):
+        return fixed_values(array)
+    if pt.is_decimal(type_) and type_.bit_width < 128:
+        array = array.cast(pa.decimal128(type_.precision, type_.scale))
+    ranks: Int64s = pc.rank(array, tiebreaker="dense").to_numpy().astype(np.int64)
+    return ranks
+
+
+def _of_floats(array: pa.Array) -> Int64s:
+    values: Any = array.to_numpy(zero_copy_only=False) + 0.0
+    bits = values.view(np.int64)
+    bits[np.isnan(values)] = CANONICAL_NAN_BITS
+    keys: Int64s = np.where(bits < 0, ~(bits ^ _SIGN), bits)
+    return keys
+
+
+def without_nulls(entries: Entries, arrays: Columns, wanted: Sequence[pa.Array]) -> Rows:
+    """The rows in which none of `wanted` is null."""
+    if not any(array.null_count for array in wanted):
+        return entries, arrays
+    keep: npt.NDArray[np.bool_] = np.ones(len(entries), np.bool_)
+    for array in wanted:
+        keep &= valid_mask(array)
+    return entries[keep], [array.filter(pa.array(keep)) for array in arrays]
+
+
+def one_or_null(values: pa.Array, offsets: Int64s) -> pa.Array:
+    """The one value of each entry, null where there is none."""
+    there = np.diff(offsets) > 0
+    return values if there.all() else values.take(pa.array(offsets[:-1], mask=~there))
+
+
+def as_lists(values: pa.Array, offsets: Int64s, type_: pa.DataType) -> pa.Array:
+    """A list of the values of each entry, of `type_`."""
+    lists = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values)
+    return lists if lists.type == type_ else pc.cast(lists, type_)
 
 
 def _types(schema: pa.Schema, is_list: bool) -> list[pa.DataType]:

@@ -1,4 +1,5 @@
-"""Aggregates as plain columns indexed by entry number: count, sum, min, max, mean as SQL has them (S5.1).
+"""`count`, `sum`, `min`, `max` and `mean` as SQL has them: of numbers as plain columns indexed by entry number; of
+others min, max and sums of decimals as kept rows (S5.1).
 
 Null inputs are ignored; sum, min, max and mean of no values are null. Integers sum exactly in int64 or fail; floats sum
 in order of arrival. NaN is greater than every number, as in Spark and DuckDB.
@@ -7,8 +8,8 @@ in order of arrival. NaN is greater than every number, as in Spark and DuckDB.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +17,28 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from tidegate.errors import DataError
-from tidegate.state.aggregates.aggregation import Selection, StateColumns, numeric_dtype, numeric_state_schema
+from tidegate.state.aggregates.aggregation import (
+    Accumulating,
+    AggregateArguments,
+    AggregateFunction,
+    Aggregation,
+    Selection,
+    StateColumns,
+    is_number,
+    is_numeric_type,
+    is_sortable,
+    kept_type,
+)
+from tidegate.state.aggregates.ordered_rows import BestRows, Order
+from tidegate.state.aggregates.row_log import Columns, RowLog, Rows, kept_columns, one_or_null, without_nulls
 from tidegate.state.cells import Arrays, Cells, Entries
 from tidegate.state.compiler import inlined, kernel
-from tidegate.state.keys.key_bytes import Bytes, fixed_values, valid_mask
+from tidegate.state.keys.key_bytes import Bytes, Int64s, fixed_values, valid_mask
 
 Numbers = npt.NDArray[np.int64] | npt.NDArray[np.uint64] | npt.NDArray[np.float64]
 Function = Literal["count", "sum", "min", "max", "mean"]
+MAX_DECIMAL_DIGITS = 38
+"""Of a sum of decimals."""
 
 
 class SumOverflowError(DataError):
@@ -81,8 +97,9 @@ class Accumulator:
         self.name = name
         self.output_type = output_type
         self._function = function
-        self.state_schema = numeric_state_schema(name, function, input_type)
-        self._dtype = numeric_dtype(function, input_type)
+        self.state_schema = _state_schema(name, function, input_type)
+        self.reads = "presence" if function == "count" else "floats" if function == "mean" else "numbers"
+        self._dtype = _dtype(function, input_type)
         self._start = _START[function](self._dtype)
         self._add = _KERNELS[function, self._dtype]
         self._cells = cells or Cells(1)
@@ -188,6 +205,23 @@ class Accumulator:
             return None
         seen = arrays[self._seen]
         return None if seen.all() else seen == 0
+
+
+def _dtype(function: str, type_: pa.DataType | None) -> np.dtype[Any]:
+    """Of the numbers that count, sum, min, max or mean keep."""
+    if function == "mean" or (function != "count" and type_ is not None and pt.is_floating(type_)):
+        return np.dtype(np.float64)
+    if function in ("min", "max") and type_ is not None and pt.is_uint64(type_):
+        return np.dtype(np.uint64)
+    return np.dtype(np.int64)
+
+
+def _state_schema(name: str, function: str, type_: pa.DataType | None) -> pa.Schema:
+    """State of count, sum, min, max or mean."""
+    fields = [pa.field(f"{function}:{name}", pa.from_numpy_dtype(_dtype(function, type_)))]
+    if function == "mean":
+        fields.append(pa.field(f"mean_count:{name}", pa.int64()))
+    return pa.schema(fields)
 
 
 def _floats(array: pa.Array) -> npt.NDArray[np.float64]:
@@ -321,3 +355,125 @@ _KERNELS: dict[tuple[str, np.dtype[Any]], Callable[..., bool | None]] = {
     ("max", _UINT): _max,
     ("max", _FLOAT): _max_floats,
 }
+
+
+class DecimalSum:
+    """An exact sum of decimals, of the widest precision of 128 bits."""
+
+    def __init__(self, name: str, output: pa.DataType) -> None:
+        self._name, self._output = name, output
+        self._wide = pa.decimal256(76, output.scale)
+
+    def rows(self, entries: Entries, columns: Sequence[pa.Array]) -> Rows:
+        """See `Fold`."""
+        arrays = [columns[0].cast(self._output)]
+        return without_nulls(entries, arrays, arrays)
+
+    def fold(self, entries: Entries, columns: Columns) -> Rows:
+        """See `Fold`. Raises SumOverflowError."""
+        table = pa.table({"entry": pa.array(entries), "value": columns[0].cast(self._wide)})
+        sums = table.group_by("entry", use_threads=False).aggregate([("value", "sum")]).sort_by("entry")
+        try:
+            total = sums["value_sum"].combine_chunks().cast(self._output)
+        except pa.ArrowInvalid as error:
+            raise SumOverflowError(
+                f"The sum {self._name!r} has left the range of {self._output}",
+                cause=str(error),
+                remedy="Sum a float: cast the column to double first",
+            ) from error
+        return sums["entry"].to_numpy(), [total]
+
+    def result(self, columns: Columns, offsets: Int64s) -> pa.Array:
+        """See `Fold`."""
+        return one_or_null(columns[0], offsets)
+
+
+def _of_numbers(aggregation: Aggregation, cells: Cells) -> Accumulating:
+    type_ = aggregation.types[0] if aggregation.types else None
+    return Accumulator(aggregation.name, cast(Function, aggregation.function.name), type_, aggregation.output, cells)
+
+
+def _columns_of_numbers(aggregation: Aggregation) -> pa.Schema:
+    type_ = aggregation.types[0] if aggregation.types else None
+    return _state_schema(aggregation.name, aggregation.function.name, type_)
+
+
+def _columns_of_sum(aggregation: Aggregation) -> pa.Schema:
+    if pt.is_decimal(aggregation.types[0]):
+        return pa.schema([pa.field(f"sum:{aggregation.name}", aggregation.output)])
+    return _columns_of_numbers(aggregation)
+
+
+def _summing(aggregation: Aggregation, cells: Cells) -> Accumulating:
+    if pt.is_decimal(aggregation.types[0]):
+        return RowLog(aggregation, DecimalSum(aggregation.name, aggregation.output), is_list=False)
+    return _of_numbers(aggregation, cells)
+
+
+def _type_of_sum(types: Sequence[pa.DataType], arguments: AggregateArguments) -> pa.DataType | None:
+    type_ = types[0]
+    if pt.is_decimal(type_):
+        return pa.decimal128(MAX_DECIMAL_DIGITS, type_.scale) if type_.bit_width <= 128 else None
+    return (pa.int64() if pt.is_integer(type_) else pa.float64()) if is_number(type_) else None
+
+
+def _extreme(name: str, order: Order) -> AggregateFunction:
+    """min or max: of what is no number the first row in `order`."""
+
+    def state_schema(aggregation: Aggregation) -> pa.Schema:
+        is_plain = is_numeric_type(aggregation.types[0])
+        return _columns_of_numbers(aggregation) if is_plain else kept_columns(aggregation)
+
+    def accumulator(aggregation: Aggregation, cells: Cells) -> Accumulating:
+        if is_numeric_type(aggregation.types[0]):
+            return _of_numbers(aggregation, cells)
+        return RowLog(aggregation, BestRows(aggregation, order, is_list=False), is_list=False)
+
+    return AggregateFunction(
+        name=name,
+        result_type=lambda types, _: kept_type(types[0]) if is_sortable(types[0]) else None,
+        state_schema=state_schema,
+        accumulator=accumulator,
+    )
+
+
+def _of_booleans(function: AggregateFunction, word: str) -> AggregateFunction:
+    """min is whether all are true, max whether any is."""
+
+    def compare_first(column: str, type_: pa.DataType) -> str:
+        return f"compare first: .with_columns({column}=pc.field({column!r}) > 0)"
+
+    return replace(
+        function,
+        result_type=lambda types, _: pa.bool_() if pt.is_boolean(types[0]) else None,
+        word=word,
+        takes="booleans",
+        conversion=compare_first,
+    )
+
+
+COUNT = AggregateFunction(
+    name="count",
+    result_type=lambda types, _: pa.int64(),
+    state_schema=_columns_of_numbers,
+    accumulator=_of_numbers,
+    needs_column=False,
+)
+SUM = AggregateFunction(
+    name="sum",
+    result_type=_type_of_sum,
+    state_schema=_columns_of_sum,
+    accumulator=_summing,
+    takes="numbers and decimals",
+)
+MEAN = AggregateFunction(
+    name="mean",
+    result_type=lambda types, _: pa.float64() if is_number(types[0]) else None,
+    state_schema=_columns_of_numbers,
+    accumulator=_of_numbers,
+    takes="numbers",
+)
+MIN = _extreme("min", Order(by_value=True))
+MAX = _extreme("max", Order(by_value=True, descends=True))
+BOOL_AND = _of_booleans(MIN, "bool_and")
+BOOL_OR = _of_booleans(MAX, "bool_or")

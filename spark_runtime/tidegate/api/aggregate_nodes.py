@@ -1,94 +1,30 @@
-"""Aggregates without windows, per group or over a whole stream, and windows over a whole stream."""
+"""The nodes that calls of aggregates draw, for streams, groups and windows alike."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import Any, TypeVar, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.api.aggregates import Aggregate, bound_aggregates
-from tidegate.api.draft.call_site import user_location
 from tidegate.api.draft.column_checks import checked_renames, refuse_duplicates, require_column
-from tidegate.api.draft.graph_draft import DraftNode, place, require_uid
+from tidegate.api.draft.graph_draft import DraftNode, place
 from tidegate.api.stream_base import StreamBase
 from tidegate.errors import PipelineError
-from tidegate.operators.aggregates.aggregate_specs import (
-    Agg,
-    AggregateOutput,
-    PartialAggSpec,
-    RunningAggSpec,
-    UnnestRowsSpec,
-)
+from tidegate.operators.aggregates.aggregate_specs import Agg, AggregateOutput, RunningAggSpec, UnnestRowsSpec
 from tidegate.operators.row_specs import ProjectSpec
 from tidegate.plan.job_graph import Edge
 from tidegate.state.keys.key_types import stored_field
 
-if TYPE_CHECKING:
-    from tidegate.api.grouped_stream import WindowedStream
-    from tidegate.api.windows import Window
+S = TypeVar("S", bound=StreamBase)
 
 EVERYTHING = "__everything"
 """A key column that is equal everywhere: what has it is in one subtask."""
 RANK = "rank"
 
 
-class AggregateCalls(StreamBase):
-    """Calls of `Stream`; see there."""
-
-    def agg(
-        self,
-        *,
-        output: AggregateOutput = "update",
-        uid: str | None = None,
-        renamed: Mapping[str, str] | None = None,
-        **aggregates: Aggregate,
-    ) -> Self:
-        """Aggregates of the whole stream. Each batch is aggregated where it is; one subtask puts these together. A
-        stream without records has no result.
-
-        Args:
-            output: see `GroupedStream.agg`.
-            uid: required.
-            renamed: output column in older snapshots -> its name now (S5.5).
-            aggregates: output column = `count()`, `sum("delay")` and so on.
-
-        Raises:
-            PipelineError: no uid, no such column, a type that does not fit, or a name twice.
-        """
-        location = user_location()
-        uid = require_uid(uid, "aggregate", location)
-        where = place("aggregate", uid, location)
-        keyed = with_everything(self, location)
-        aggs, fields = bound_aggregates(aggregates, keyed.schema, keyed._event_time.column, where)
-        results = pa.schema(fields)
-        key = keyed.schema.field(EVERYTHING)
-        states = [f for agg in aggs for f in agg.bound(keyed.schema, results.field(agg.name).type).state_schema()]
-        partial = pa.schema([key, *states])
-        spec = PartialAggSpec((EVERYTHING,), aggs, keyed.schema, partial, results)
-        gone = keyed._event_time.gone(f"the {where} gives records of its own")
-        node = DraftNode(f"{uid}.batches", "partial-aggregate", keyed._forward(), partial, location, spec=spec)
-        batches = keyed._then(node, gone)
-        merged = running(
-            batches, (EVERYTHING,), aggs, fields, keyed.schema, output, uid, renamed, location, is_partial=True
-        )
-        return without(merged, (EVERYTHING,), location)
-
-    def window_all(self, window: Window, *, allowed_lateness: str | timedelta | None = None) -> WindowedStream:
-        """Cut the whole stream into windows; follow it by `.agg(...)`. All records go to one subtask.
-
-        Raises:
-            PipelineError: as `GroupedStream.window`.
-        """
-        from tidegate.api.grouped_stream import GroupedStream
-
-        keyed: Any = with_everything(self, user_location())
-        return GroupedStream(keyed, (EVERYTHING,), user_location()).window(window, allowed_lateness=allowed_lateness)
-
-
-def with_everything(stream: Any, location: str) -> Any:
+def with_everything(stream: S, location: str) -> S:
     """The stream with a key column that is equal everywhere."""
     where = place("aggregate", None, location)
     refuse_duplicates([*stream.schema.names, EVERYTHING], where, remedy=f"Rename the column {EVERYTHING}")
@@ -99,7 +35,7 @@ def with_everything(stream: Any, location: str) -> Any:
     return stream._then(DraftNode(None, "project", stream._forward(), schema, location, spec=spec), stream._event_time)
 
 
-def without(stream: Any, columns: Sequence[str], location: str) -> Any:
+def without(stream: S, columns: Sequence[str], location: str) -> S:
     """The stream without some columns."""
     kept = [name for name in stream.schema.names if name not in columns]
     schema = pa.schema([stream.schema.field(name) for name in kept])
@@ -108,7 +44,7 @@ def without(stream: Any, columns: Sequence[str], location: str) -> Any:
 
 
 def running(
-    stream: Any,
+    stream: S,
     keys: tuple[str, ...],
     aggs: tuple[Agg, ...],
     fields: Sequence[pa.Field],
@@ -119,7 +55,7 @@ def running(
     location: str,
     *,
     is_partial: bool = False,
-) -> Any:
+) -> S:
     """Aggregates without windows of a stream, by key."""
     where = place("aggregate", uid, location)
     if output not in get_args(AggregateOutput):
@@ -160,7 +96,7 @@ def top_rows(
     return Agg(name, function, columns[0], tuple(columns[1:]), n, len(orders)), pa.field(name, type_)
 
 
-def unnested(stream: Any, column: str, location: str) -> Any:
+def unnested(stream: S, column: str, location: str) -> S:
     """A record for each element of a list of structs, with its rank."""
     fields = [field for field in stream.schema if field.name != column]
     structs = list(stream.schema.field(column).type.value_type)

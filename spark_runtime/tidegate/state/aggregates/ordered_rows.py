@@ -1,0 +1,193 @@
+"""The first rows of each entry in some order: `first`, `last`, `min_by`, `max_by`, `top_n`, `collect`, and the rows of
+`.top_n(...)`. `numbers` has min and max of strings, binary and decimals of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.errors import PipelineError
+from tidegate.state.aggregates.aggregation import (
+    AggregateArguments,
+    AggregateFunction,
+    Aggregation,
+    accept_all,
+    is_sortable,
+    kept_type,
+)
+from tidegate.state.aggregates.row_log import (
+    Columns,
+    RowLog,
+    Rows,
+    as_lists,
+    kept_columns,
+    kept_lists,
+    kept_rows,
+    one_or_null,
+    order_keys,
+    without_nulls,
+)
+from tidegate.state.cells import Cells, Entries
+from tidegate.state.keys.key_bytes import Int64s, valid_mask
+from tidegate.state.keys.key_types import stored_array
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which rows are the first ones, and how many are kept.
+
+    Attributes:
+        by_value: where no other column orders, the value does.
+        has_values: rows without a value are left out.
+        descends: the first ordering column does.
+        last_wins: of equal rows the last to arrive comes first.
+        keeps_all: there is no limit.
+    """
+
+    by_value: bool = False
+    has_values: bool = False
+    descends: bool = False
+    last_wins: bool = False
+    keeps_all: bool = False
+
+
+class BestRows:
+    """The first rows of each entry in an order. Rows whose ordering value is null are left out; of equal rows earlier
+    ones come first, in event time where that orders too, and those without one last."""
+
+    def __init__(self, aggregation: Aggregation, order: Order, *, is_list: bool) -> None:
+        """Args: is_list: an entry may have several rows."""
+        self._output = aggregation.output
+        self._order = order
+        self._orders = aggregation.orders or int(order.by_value)
+        self._limit = None if order.keeps_all else aggregation.n or 1
+        self._is_list = is_list
+
+    def rows(self, entries: Entries, columns: Sequence[pa.Array]) -> Rows:
+        """See `Fold`."""
+        arrays = [stored_array(column) for column in columns]
+        first = len(arrays) - self._orders
+        wanted = arrays[first : first + 1]
+        wanted += arrays[:1] if self._order.has_values else []
+        return without_nulls(entries, arrays, wanted)
+
+    def fold(self, entries: Entries, columns: Columns) -> Rows:
+        """See `Fold`."""
+        places = np.arange(len(entries))
+        keys = [_nulls_last(column) for column in columns[len(columns) - self._orders :]]
+        if self._order.descends and keys:
+            keys[0] = ~keys[0]
+        by: list[npt.NDArray[np.int64]] = [-places if self._order.last_wins else places, *reversed(keys)]
+        order = np.lexsort([*by, entries.astype(np.int64)])
+        ordered = entries[order]
+        if self._limit is not None:
+            starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+            ranks = places - np.repeat(starts, np.diff(np.append(starts, len(ordered))))
+            order, ordered = order[ranks < self._limit], ordered[ranks < self._limit]
+        taken = pa.array(order)
+        return ordered, [column.take(taken) for column in columns]
+
+    def result(self, columns: Columns, offsets: Int64s) -> pa.Array:
+        """See `Fold`."""
+        return as_lists(columns[0], offsets, self._output) if self._is_list else one_or_null(columns[0], offsets)
+
+
+class BestStructs(BestRows):
+    """The same, of whole rows: a list of structs."""
+
+    def result(self, columns: Columns, offsets: Int64s) -> pa.Array:
+        """See `Fold`."""
+        fields = list(self._output.value_type)
+        rows = pa.StructArray.from_arrays(columns[: len(fields)], fields=fields)
+        return as_lists(rows, offsets, self._output)
+
+
+def _nulls_last(column: pa.Array) -> Int64s:
+    keys = order_keys(column)
+    return np.where(valid_mask(column), keys, np.iinfo(np.int64).max) if column.null_count else keys
+
+
+def _one(name: str, order: Order, *, by_time: bool = False) -> AggregateFunction:
+    def accumulator(aggregation: Aggregation, cells: Cells) -> RowLog:
+        return RowLog(aggregation, BestRows(aggregation, order, is_list=False), is_list=False)
+
+    return AggregateFunction(
+        name=name,
+        result_type=lambda types, _: kept_type(types[0]),
+        state_schema=kept_columns,
+        accumulator=accumulator,
+        check=accept_all if by_time else _require_order(name),
+        by_time=by_time,
+    )
+
+
+def _top(name: str, order: Order) -> AggregateFunction:
+    def result_type(types: Sequence[pa.DataType], arguments: AggregateArguments) -> pa.DataType | None:
+        return pa.list_(kept_type(types[0])) if arguments.orders or is_sortable(types[0]) else None
+
+    def accumulator(aggregation: Aggregation, cells: Cells) -> RowLog:
+        return RowLog(aggregation, BestRows(aggregation, order, is_list=True), is_list=True)
+
+    def check(arguments: AggregateArguments) -> None:
+        if not isinstance(arguments.n, int) or arguments.n < 1:
+            raise PipelineError(f"top_n of {arguments.n!r} rows", remedy='Give a number: top_n("price", 3)')
+
+    return AggregateFunction(
+        name=name,
+        result_type=result_type,
+        state_schema=kept_lists,
+        accumulator=accumulator,
+        check=check,
+        word="top_n",
+    )
+
+
+def _rows(name: str, order: Order) -> AggregateFunction:
+    def accumulator(aggregation: Aggregation, cells: Cells) -> RowLog:
+        return RowLog(aggregation, BestStructs(aggregation, order, is_list=True), is_list=True)
+
+    def refuse(arguments: AggregateArguments) -> None:
+        raise PipelineError(f"{name} is not offered", remedy='Write group_by("shop").top_n(3, by="price")')
+
+    return AggregateFunction(
+        name=name,
+        result_type=lambda types, _: None,  # `.top_n(...)` says it: the rows keep the names of its columns
+        state_schema=kept_rows,
+        accumulator=accumulator,
+        check=refuse,
+    )
+
+
+def _collected(aggregation: Aggregation, cells: Cells) -> RowLog:
+    return RowLog(aggregation, BestRows(aggregation, _ALL, is_list=True), is_list=True)
+
+
+def _require_order(name: str) -> Callable[[AggregateArguments], None]:
+    def check(arguments: AggregateArguments) -> None:
+        if not arguments.orders:
+            raise PipelineError(f"{name} needs a column to compare", remedy=f'Name it: {name}("shop", by="price")')
+
+    return check
+
+
+_ALL = Order(has_values=True, keeps_all=True)
+
+FIRST = _one("first", Order(has_values=True), by_time=True)
+LAST = _one("last", Order(has_values=True, descends=True, last_wins=True), by_time=True)
+MIN_BY = _one("min_by", Order())
+MAX_BY = _one("max_by", Order(descends=True))
+TOP_N = _top("top_n", Order(by_value=True, descends=True))
+BOTTOM_N = _top("bottom_n", Order(by_value=True))
+TOP_ROWS = _rows("top_rows", Order(descends=True))
+BOTTOM_ROWS = _rows("bottom_rows", Order())
+COLLECT = AggregateFunction(
+    name="collect",
+    result_type=lambda types, _: pa.list_(kept_type(types[0])),
+    state_schema=kept_lists,
+    accumulator=_collected,
+    by_time=True,
+)

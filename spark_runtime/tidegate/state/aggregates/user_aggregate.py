@@ -1,0 +1,115 @@
+"""`user_aggregate`: an `ArrowAggregate` of the user's own, whose states are kept as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.errors import PipelineError
+from tidegate.state.aggregates.aggregation import (
+    AggregateArguments,
+    AggregateFunction,
+    Aggregation,
+    ArrowAggregate,
+    Groups,
+)
+from tidegate.state.aggregates.row_log import Columns, RowLog, Rows, one_or_null
+from tidegate.state.cells import Cells, Entries
+from tidegate.state.keys.key_bytes import Int64s
+
+
+class UserStates:
+    """States of a user's own aggregate. What it gives is held against what it declares."""
+
+    def __init__(self, name: str, user: ArrowAggregate, output: pa.DataType) -> None:
+        self._user, self._output = user, output
+        self._where = f"aggregate {name!r} ({type(user).__name__})"
+
+    def rows(self, entries: Entries, columns: Sequence[pa.Array]) -> Rows:
+        """See `Fold`."""
+        different, groups = _numbered(entries)
+        states = self._user.accumulate(list(columns), groups, len(different))
+        return different, self._checked(states, "accumulate", len(different))
+
+    def fold(self, entries: Entries, columns: Columns) -> Rows:
+        """See `Fold`."""
+        different, groups = _numbered(entries)
+        states = pa.RecordBatch.from_arrays(columns, schema=self._user.state)
+        order = np.argsort(groups, kind="stable")
+        states = states.take(pa.array(order))
+        merged = self._user.merge(states, groups[order], len(different))
+        return different, self._checked(merged, "merge", len(different))
+
+    def result(self, columns: Columns, offsets: Int64s) -> pa.Array:
+        """See `Fold`."""
+        count = len(columns[0])
+        found = self._user.result(pa.RecordBatch.from_arrays(columns, schema=self._user.state)) if count else None
+        if found is None:
+            found = pa.nulls(0, self._output)
+        if not isinstance(found, pa.Array) or found.type != self._output or len(found) != count:
+            given = f"{found.type} of {len(found)}" if isinstance(found, pa.Array) else type(found).__name__
+            raise self._refused("result", f"it gave {given}, wanted are {count} of {self._output}")
+        return one_or_null(found, offsets)
+
+    def _checked(self, states: object, method: str, count: int) -> Columns:
+        if not isinstance(states, pa.RecordBatch):
+            raise self._refused(method, f"it gave a {type(states).__name__}")
+        if states.schema.names != self._user.state.names or states.schema.types != self._user.state.types:
+            raise self._refused(method, f"its columns are {states.schema}, declared are {self._user.state}")
+        if states.num_rows != count:
+            raise self._refused(method, f"it gave {states.num_rows} rows for {count} groups")
+        return list(states.columns)
+
+    def _refused(self, method: str, cause: str) -> PipelineError:
+        return PipelineError(
+            f"{method} of a user's aggregate broke its contract",
+            where=self._where,
+            cause=cause,
+            remedy="Give one row of `state` for each group, and of the result one value for each state",
+        )
+
+
+def _numbered(entries: Entries) -> tuple[Entries, Groups]:
+    different, groups = np.unique(entries, return_inverse=True)
+    return different, groups.astype(np.int32)
+
+
+def _columns(aggregation: Aggregation) -> pa.Schema:
+    assert aggregation.user is not None
+    state = aggregation.user.state
+    return pa.schema([pa.field(f"user:{aggregation.name}:{field.name}", field.type) for field in state])
+
+
+def _result_type(types: Sequence[pa.DataType], arguments: AggregateArguments) -> pa.DataType | None:
+    return None if arguments.user is None else arguments.user.result_type
+
+
+def _accumulator(aggregation: Aggregation, cells: Cells) -> RowLog:
+    assert aggregation.user is not None
+    states = UserStates(aggregation.name, aggregation.user, aggregation.output)
+    return RowLog(aggregation, states, is_list=False, state_may_be_null=True)
+
+
+def _check(arguments: AggregateArguments) -> None:
+    user: object = arguments.user
+    if not isinstance(user, ArrowAggregate):
+        raise PipelineError(
+            f"user_aggregate needs an ArrowAggregate, got {user!r}",
+            remedy="Give an instance of a subclass of tidegate.ArrowAggregate",
+        )
+    kind = type(user).__name__
+    if not isinstance(getattr(user, "state", None), pa.Schema) or not len(user.state):
+        remedy = 'Set it in the class: state = pa.schema([("total", pa.float64())])'
+        raise PipelineError(f"{kind} declares no state", remedy=remedy)
+    if not isinstance(getattr(user, "result_type", None), pa.DataType):
+        remedy = "Set it in the class: result_type = pa.float64()"
+        raise PipelineError(f"{kind} declares no result_type", remedy=remedy)
+    if not arguments.columns:
+        raise PipelineError(f"{kind} has no columns", remedy='Name them: user_aggregate(MyMean(), "delay")')
+
+
+USER = AggregateFunction(
+    name="user", result_type=_result_type, state_schema=_columns, accumulator=_accumulator, check=_check
+)

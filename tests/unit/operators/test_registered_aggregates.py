@@ -1,0 +1,167 @@
+"""Aggregates by name: the built-in ones, and those of other packages, found by their entry points."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import tidegate as td
+from tidegate.api.aggregates import Aggregate
+from tidegate.errors import PipelineError
+from tidegate.state.aggregates.aggregate_registry import BUILT_IN, find_aggregate
+from tidegate.state.aggregates.aggregation import AggregateFunction
+from tidegate.testing import AggregateConformance
+from tidegate.testing.aggregate_conformance import Rows
+
+MODULE = """
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.state.aggregates.aggregation import AggregateFunction, is_number
+from tidegate.state.aggregates.row_log import RowLog, kept_lists, without_nulls
+
+
+class AllValues:
+    def rows(self, entries, columns):
+        return without_nulls(entries, list(columns), columns)
+
+    def fold(self, entries, columns):
+        order = np.argsort(entries, kind="stable")
+        return entries[order], [column.take(pa.array(order)) for column in columns]
+
+    def result(self, columns, offsets):
+        values = columns[0].to_numpy(zero_copy_only=False)
+        middles = [np.median(values[start:stop]) if stop > start else None for start, stop in pairwise(offsets)]
+        return pa.array(middles, pa.float64())
+
+
+MEDIAN = AggregateFunction(
+    name="median",
+    result_type=lambda types, _: pa.float64() if is_number(types[0]) else None,
+    state_schema=kept_lists,
+    accumulator=lambda aggregation, cells: RowLog(aggregation, AllValues(), is_list=True),
+    takes="numbers",
+)
+"""
+ENTRY_POINTS = """
+[tidegate.aggregates]
+median = shop_aggregates:MEDIAN
+mode = shop_aggregates:MEDIAN
+sum = shop_aggregates:MEDIAN
+quantile = shop_aggregates:QUANTILE
+"""
+
+
+def install(folder: Path, name: str, module: str, entry_points: str) -> None:
+    """A package as pip leaves it."""
+    (folder / f"{name}.py").write_text(module)
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(entry_points)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """An installed package with an aggregate of its own."""
+    folder = tmp_path_factory.mktemp("site")
+    install(folder, "shop_aggregates", MODULE, ENTRY_POINTS)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(folder)
+        yield
+    find_aggregate.cache_clear()
+
+
+class TestMedian(AggregateConformance):
+    """In windows, without them, through snapshots, rescales, and in batch."""
+
+    def make_aggregate(self) -> Aggregate:
+        """See `AggregateConformance`."""
+        return td.aggregate("median", "delay")
+
+    def make_input(self) -> pa.RecordBatch:
+        """See `AggregateConformance`."""
+        return pa.record_batch({"delay": pa.array([n % 11 if n % 5 else None for n in range(60)], pa.int64())})
+
+    def expected(self, rows: Rows) -> object:
+        """See `AggregateConformance`."""
+        values = [row["delay"] for row in rows if row["delay"] is not None]
+        return float(statistics.median(values)) if values else None
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_built_in_aggregate_is_where_the_registry_says(name: str) -> None:
+    found = find_aggregate(name)
+    assert isinstance(found, AggregateFunction)
+    assert found.name == {"bool_and": "min", "bool_or": "max"}.get(name, name)
+
+
+def refused(aggregate: Aggregate) -> PipelineError:
+    p = td.Pipeline()
+    stream = p.read(td.DataGen(lambda n: {}, pa.schema([("k", pa.int64()), ("s", pa.string())]), rows=1), uid="in")
+    with pytest.raises(PipelineError) as error:
+        stream.group_by("k").agg(x=aggregate, uid="a")
+    return error.value
+
+
+def test_an_aggregate_of_another_package_names_itself_in_errors() -> None:
+    error = refused(td.aggregate("median", "s"))
+    assert "median of column 's' is not offered: it is of type string" in error.what
+    assert error.remedy.startswith("median takes numbers; ")
+    assert "median() needs a column" in refused(td.aggregate("median")).what
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("medain", "there is no aggregate 'medain', did you mean 'median'"),
+        ("mode", "'shop_aggregates:MEDIAN' is not the aggregate 'mode'.*it is 'median'"),
+        ("quantile", "'quantile' cannot be loaded from 'shop_aggregates:QUANTILE'.*QUANTILE"),
+    ],
+)
+def test_what_is_no_aggregate_of_the_name_is_refused_where_it_is_named(name: str, says: str) -> None:
+    with pytest.raises(PipelineError, match=f"(?s){says}") as error:
+        td.aggregate(name, "delay")
+    assert Path(__file__).name in error.value.where
+
+
+def test_a_built_in_aggregate_cannot_be_replaced() -> None:
+    assert find_aggregate("sum").name == "sum"
+
+
+def test_two_packages_with_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "other_aggregates", MODULE, "[tidegate.aggregates]\nmedian = other_aggregates:MEDIAN\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    find_aggregate.cache_clear()
+    with pytest.raises(PipelineError, match="several packages.*'median': other_aggregates:MEDIAN, shop_aggregates"):
+        find_aggregate("median")
+    find_aggregate.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["key", "value", "my:median", ""])
+def test_a_name_that_cannot_be_a_prefix_of_columns_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="cannot be the prefix"):
+        AggregateFunction(
+            name=name,
+            result_type=lambda types, _: None,
+            state_schema=lambda aggregation: pa.schema([]),
+            accumulator=find_aggregate("sum").accumulator,
+        )
+
+
+@pytest.mark.parametrize("name", ["min_by", "max_by"])
+def test_an_aggregate_that_compares_another_column_needs_one(name: str) -> None:
+    assert f"{name} needs a column to compare" in refused(td.aggregate(name, "s")).what
+    with pytest.raises(PipelineError, match="needs a column"):
+        td.aggregate(name, by="s")
+
+
+@pytest.mark.parametrize("name", ["top_rows", "bottom_rows"])
+def test_the_rows_of_top_n_are_no_aggregate_by_themselves(name: str) -> None:
+    assert f"{name} is not offered" in refused(td.aggregate(name, "s")).what
