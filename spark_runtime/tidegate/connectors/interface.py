@@ -6,17 +6,16 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
+from tidegate.connectors.found_schema import FoundSchema
+from tidegate.connectors.leftovers import Leftovers, StillNeeded
+from tidegate.connectors.quarantine import Quarantine
+from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import TidegateError
 from tidegate.jobs.client.staged_data import StagedData
-
-if TYPE_CHECKING:
-    from tidegate.connectors.found_schema import FoundSchema
-    from tidegate.connectors.leftovers import Leftovers, StillNeeded
-    from tidegate.connectors.quarantine import Quarantine
 
 Boundedness = Literal["bounded", "unbounded"]
 
@@ -169,42 +168,6 @@ class Source(ABC):
     def describe(self) -> str:
         """One line for `explain()`, without secrets."""
         return type(self).__name__
-
-
-@dataclass(frozen=True)
-class Committable:
-    """Handle of one pre-committed transaction; lives in the snapshot.
-
-    Attributes:
-        transaction_id: made by `connectors.transactions.transaction_id`; unique; carries job, lineage, sink uid,
-            subtask and checkpoint (S7.4), by which verdicts and late commits find it (S7.8).
-        data: JSON-able: what commit needs, without secrets.
-    """
-
-    transaction_id: str
-    data: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class SinkContext:
-    """What a writer knows of its place.
-
-    Attributes:
-        run_id: of two runs of one generation the later has the greater one, as text.
-    """
-
-    job_id: str
-    lineage: str
-    uid: str
-    subtask: int
-    parallelism: int
-    generation: int
-    run_id: str
-    schema: pa.Schema
-    scratch: str = ""
-    """A private writable directory on local disk; empty: make a temporary one."""
-    staging: tuple[str, Mapping[str, Any]] | None = None
-    """In batch mode URL and storage options of the checkpoint's folder, whose files go with it; else None."""
 
 
 class SinkWriter(ABC):

@@ -10,8 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import Sink, SinkWriter
 from tidegate.connectors.quarantine import Quarantine
+from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import SnapshotError
 from tidegate.jobs.history.verdicts import Withheld
 from tidegate.jobs.stores.store import Store

@@ -12,10 +12,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import Sink, SinkWriter
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.sink_operator import held_handles
-from tidegate.connectors.transactions import parse_transaction_id
+from tidegate.connectors.transactions import Committable, SinkContext, parse_transaction_id
 from tidegate.coordinator.commits.ruling import Decide, judge_ruling
 from tidegate.coordinator.driver_job import Job
 from tidegate.coordinator.events import Ruling

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.api.pipeline import Pipeline
-from tidegate.connectors.interface import Committable, Sink, SinkContext
+from tidegate.connectors.interface import Sink
 from tidegate.connectors.sink_operator import held_handles
 from tidegate.connectors.spark.spark_source import SparkSource
 from tidegate.connectors.split_documents import assign, split_to_json
+from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.stores.store import open_store
 from tidegate.plan.batch_plan import plan_batch

@@ -9,9 +9,16 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from tidegate.connectors.interface import NO_CHECKPOINT, Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import NO_CHECKPOINT, Sink, SinkWriter
 from tidegate.connectors.quarantine import Quarantine
-from tidegate.connectors.transactions import check_own, is_leftover, parse_transaction_id, transaction_id
+from tidegate.connectors.transactions import (
+    Committable,
+    SinkContext,
+    check_own,
+    is_leftover,
+    parse_transaction_id,
+    transaction_id,
+)
 from tidegate.errors import TidegateError
 from tidegate.jobs.client.staged_data import StagedData
 

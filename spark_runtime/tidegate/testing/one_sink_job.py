@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 
-from tidegate.connectors.interface import Sink, SinkContext
+from tidegate.connectors.interface import Sink
 from tidegate.connectors.leftovers import ALL_CHECKPOINTS, StillNeeded
 from tidegate.connectors.sink_operator import SinkOperator, held_handles
-from tidegate.connectors.transactions import parse_transaction_id
+from tidegate.connectors.transactions import SinkContext, parse_transaction_id
 from tidegate.operators.stream_operator import CommitPermit, OperatorContext
 from tidegate.snapshot.parts import StatePart
 

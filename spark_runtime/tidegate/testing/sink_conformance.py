@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import dataset
 
-from tidegate.connectors.interface import Committable, Sink, SinkWriter
+from tidegate.connectors.interface import Sink, SinkWriter
 from tidegate.connectors.leftovers import StillNeeded
 from tidegate.connectors.quarantine import Quarantine
-from tidegate.connectors.transactions import parse_transaction_id
+from tidegate.connectors.transactions import Committable, parse_transaction_id
 from tidegate.errors import TidegateError
 from tidegate.jobs.client.staged_data import StagedData, merged, quarantined_data
 from tidegate.jobs.history.verdicts import Withheld

@@ -9,7 +9,8 @@ import pyarrow as pa
 from simulator.faults import Faults
 from simulator.scheduler import current_task
 from tidegate.connectors.discard import DiscardWriter
-from tidegate.connectors.interface import NO_CHECKPOINT, Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import NO_CHECKPOINT, Sink, SinkWriter
+from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import StoreError
 from tidegate.testing.collect_sink import Collection, CollectWriter, rewind_of
 

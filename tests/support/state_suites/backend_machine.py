@@ -18,11 +18,11 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
 from state_suites.backend_tests import KEY_CASES
 from state_suites.everything import DESCRIPTORS, Everything
 from state_suites.model_backend import ModelBackend
 from state_suites.plain_states import MAX_PARALLELISM, FakeClock, PlainBackend, Row, Shelf, plain
-
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.keyed_state import KeyedStateBackend, StateDescriptor, TimeToLive

@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from state_suites.plain_states import FakeClock, PlainBackend, Row, Shelf
 
+from state_suites.plain_states import FakeClock, PlainBackend, Row, Shelf
 from tidegate.state.keyed_state import KeyedStateBackend, StateDescriptor
 
 NAN = math.nan

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from state_suites.plain_states import PlainBackend, Row, plain
 
+from state_suites.plain_states import PlainBackend, Row, plain
 from tidegate.state.keyed_state import StateDescriptor
 
 LATEST = 2**62

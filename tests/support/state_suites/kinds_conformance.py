@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+
 from state_suites.backend_tests import (
     KEY_CASES,
     NAN,
@@ -19,7 +20,6 @@ from state_suites.backend_tests import (
 )
 from state_suites.everything import joined
 from state_suites.plain_states import MAX_PARALLELISM, batch_of, plain, rows_of
-
 from tidegate.state.aggregates.accumulators import SumOverflowError
 from tidegate.state.keys.key_hash import hash_keys, key_groups
 

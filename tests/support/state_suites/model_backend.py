@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+
 from state_suites.model_cells import Cell, ModelCells, ModelKeys, one_batch, row_ids, unprefixed
 from state_suites.model_states import ModelList, ModelMap, ModelMerging, ModelTimers, ModelValue
-
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart
 from tidegate.state.keyed_state import (
     BackendContext,

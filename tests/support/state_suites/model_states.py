@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from state_suites.model_cells import Cell, ModelCells, ModelKeys, ids_of, one_batch, row_ids
 
+from state_suites.model_cells import Cell, ModelCells, ModelKeys, ids_of, one_batch, row_ids
 from tidegate.state.aggregates.accumulators import SumOverflowError
 from tidegate.state.keyed_state import DueTimers, Elements, Found, KeyNumbers, KeySet, Mask
 

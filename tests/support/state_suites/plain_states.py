@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-from state_suites.model_cells import row_ids
 
+from state_suites.model_cells import row_ids
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import Blob, StatePart
 from tidegate.state.keyed_state import (

@@ -9,11 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+
 from state_suites.backend_tests import KEY_CASES, VALUE_CASES, BackendTests, Rig, described, value_state
 from state_suites.everything import DESCRIPTORS, LATEST, Everything
 from state_suites.model_backend import ModelBackend
 from state_suites.plain_states import INT_KEY, MAX_PARALLELISM, PlainBackend, Row, Shelf, plain
-
 from tidegate.errors import SnapshotError
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import KEY_GROUP_COLUMN, AsyncSnapshot, StatePart

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from state_suites.backend_tests import KEY_CASES, BackendTests, Rig, described, value_state
 from state_suites.plain_states import plain
-
 from tidegate.state.keyed_state import TimerKind, TimeToLive
 
 SECOND = TimeToLive(1_000)

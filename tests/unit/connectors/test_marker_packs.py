@@ -24,8 +24,9 @@ from tidegate.connectors.delta.delta_sink import Delta
 from tidegate.connectors.files.sink.marker_packs import PACK_SCHEMA, MarkerPacks
 from tidegate.connectors.files.sink.parquet import Parquet
 from tidegate.connectors.files.sink.sink_layout import FileLayout
-from tidegate.connectors.interface import Committable, Sink, SinkWriter
+from tidegate.connectors.interface import Sink, SinkWriter
 from tidegate.connectors.leftovers import ALL_CHECKPOINTS, Leftovers, StillNeeded
+from tidegate.connectors.transactions import Committable
 from tidegate.errors import TidegateError
 from tidegate.testing.one_sink_job import Reign, numbers
 

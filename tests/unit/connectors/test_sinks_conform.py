@@ -19,7 +19,8 @@ from fsspec.core import url_to_fs
 from tidegate.connectors.delta.delta_sink import Delta
 from tidegate.connectors.files.sink.parquet import Parquet
 from tidegate.connectors.files.sink.text_sinks import Csv, JsonLines
-from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import Sink, SinkWriter
+from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.jobs.client.staged_data import StagedData
 from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
 from tidegate.testing.sink_conformance import SinkConformance

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
-from tidegate.connectors.transactions import check_own, is_leftover, transaction_id
+from tidegate.connectors.interface import Sink, SinkWriter
+from tidegate.connectors.transactions import Committable, SinkContext, check_own, is_leftover, transaction_id
 from tidegate.errors import TidegateError
 from tidegate.testing import SinkConformance
 

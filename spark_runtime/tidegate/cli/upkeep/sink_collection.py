@@ -9,7 +9,8 @@ from datetime import datetime, timedelta
 
 from tidegate.api.loader.pipeline_loader import load_pipeline
 from tidegate.connectors.found_schema import found_schemas
-from tidegate.connectors.interface import Sink, SinkContext
+from tidegate.connectors.interface import Sink
+from tidegate.connectors.transactions import SinkContext
 from tidegate.coordinator.garbage.abandoned_checkpoints import claimed_savepoints
 from tidegate.coordinator.garbage.sink_leftovers import (
     SinkLeftovers,

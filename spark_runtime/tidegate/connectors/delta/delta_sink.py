@@ -16,9 +16,10 @@ from tidegate.connectors.files.sink.file_sink import DEFAULT_TARGET_FILE_ROWS, D
 from tidegate.connectors.files.sink.hive_partitions import partition_columns
 from tidegate.connectors.files.sink.sink_layout import FileLayout
 from tidegate.connectors.files.sink.staged_files import staged_files
-from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import Sink, SinkWriter
 from tidegate.connectors.leftovers import Leftovers, StillNeeded
 from tidegate.connectors.storage import absolute, check_target_folder, is_local, list_folder, open_filesystem
+from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import PipelineError
 from tidegate.jobs.client.staged_data import StagedData
 from tidegate.units import ByteSize

@@ -7,11 +7,13 @@ from typing import Literal, get_args
 
 import pyarrow as pa
 
-from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import Sink, SinkWriter
 from tidegate.connectors.postgres.connection import Database
 from tidegate.connectors.postgres.postgres_writer import PostgresWriter
 from tidegate.connectors.postgres.staging_tables import Staging
-from tidegate.connectors.postgres.target_table import Target, check_target
+from tidegate.connectors.postgres.target_check import check_target
+from tidegate.connectors.postgres.target_table import Target
+from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import OptionError
 from tidegate.jobs.client.staged_data import StagedData
 

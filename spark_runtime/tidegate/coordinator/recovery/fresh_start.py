@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tidegate.connectors.files.sink.file_sink import FileSink
-from tidegate.connectors.interface import SinkContext
+from tidegate.connectors.transactions import SinkContext
 from tidegate.errors import StoreError
 from tidegate.jobs.history.submissions import submissions_of
 from tidegate.jobs.records import Decision, Spec

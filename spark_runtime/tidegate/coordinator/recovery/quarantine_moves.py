@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tidegate.connectors.interface import Committable, Sink, SinkContext
+from tidegate.connectors.interface import Sink
 from tidegate.connectors.quarantine import Quarantine
-from tidegate.connectors.transactions import parse_transaction_id
+from tidegate.connectors.transactions import Committable, SinkContext, parse_transaction_id
 from tidegate.coordinator.recovery.sink_rewind import held_by_sinks
 from tidegate.errors import SnapshotError, StoreError, TidegateError
 from tidegate.jobs.history.checkpoints import CheckpointView

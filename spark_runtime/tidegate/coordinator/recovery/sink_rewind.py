@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tidegate.connectors.interface import Committable, Sink, SinkContext
+from tidegate.connectors.interface import Sink
 from tidegate.connectors.sink_operator import COMMITTABLES, held_handles
+from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import SnapshotError, StoreError, TidegateError
 from tidegate.snapshot.handles import StreamFactory
 from tidegate.snapshot.metadata import SnapshotMetadata

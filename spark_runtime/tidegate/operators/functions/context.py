@@ -12,7 +12,7 @@ from tidegate.channel.elements import MIN_WATERMARK
 from tidegate.errors import PipelineError
 from tidegate.operators.stream_operator import SideOutput
 from tidegate.state.keyed_state import StateDescriptor
-from tidegate.state.operator_state import OperatorDescriptor
+from tidegate.state.operator_descriptor import OperatorDescriptor
 from tidegate.state.raw_state import RawDescriptor, RawInput, RawOutput
 
 if TYPE_CHECKING:

@@ -19,9 +19,10 @@ from tidegate.connectors.files.sink.hive_partitions import check_partition_colum
 from tidegate.connectors.files.sink.sink_layout import FileLayout
 from tidegate.connectors.files.sink.staged_files import staged_files
 from tidegate.connectors.files.source.file_formats import FormatName
-from tidegate.connectors.interface import NO_CHECKPOINT, Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import NO_CHECKPOINT, Sink, SinkWriter
 from tidegate.connectors.leftovers import Leftovers, StillNeeded
 from tidegate.connectors.storage import absolute, check_target_folder, list_folder, open_filesystem
+from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import OptionError, PipelineError
 from tidegate.jobs.client.staged_data import StagedData
 from tidegate.units import ByteSize, parse_size

@@ -20,10 +20,17 @@ from tidegate.connectors.files.sink.hive_partitions import PartitionValues, by_p
 from tidegate.connectors.files.sink.marker_packs import MarkerPacks
 from tidegate.connectors.files.sink.sink_layout import FileLayout, parse_staged_name, target_name
 from tidegate.connectors.files.sink.staged_files import staged_files, suffix_of
-from tidegate.connectors.interface import Committable, SinkContext, SinkWriter
+from tidegate.connectors.interface import SinkWriter
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.storage import is_local, sync_to_disk
-from tidegate.connectors.transactions import check_own, looks_after, parse_transaction_id, transaction_id
+from tidegate.connectors.transactions import (
+    Committable,
+    SinkContext,
+    check_own,
+    looks_after,
+    parse_transaction_id,
+    transaction_id,
+)
 from tidegate.errors import SinkConflictError, TidegateError
 from tidegate.jobs.client.staged_data import StagedData
 

@@ -7,8 +7,7 @@ from urllib.parse import unquote
 
 from tidegate.connectors.files.sink.hive_partitions import NULL_FOLDER
 from tidegate.connectors.files.sink.sink_layout import FileLayout, parse_staged_name
-from tidegate.connectors.interface import Committable
-from tidegate.connectors.transactions import parse_transaction_id
+from tidegate.connectors.transactions import Committable, parse_transaction_id
 from tidegate.jobs.client.staged_data import StagedData, StagedFile, files_staged
 
 
