@@ -16,6 +16,7 @@ from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import TidegateError
 from tidegate.jobs.client.staged_data import StagedData
+from tidegate.jobs.history.sink_identity import SinkIdentity, recorded_identity
 
 Boundedness = Literal["bounded", "unbounded"]
 
@@ -312,6 +313,13 @@ class Sink(ABC):
         """
         return StagedData(ctx.uid, checkpoint_id)
 
+    def identity(self) -> SinkIdentity:
+        """What it writes to: by it a fork is kept from its original's place (S7.4), and lineage names the output. By
+        default the place is not known, unless a `describe` of the sink's own names it: `Kind('place', ...)`."""
+        if type(self).describe is Sink.describe:
+            return SinkIdentity(type(self).__name__)
+        return recorded_identity(self.describe())
+
     def describe(self) -> str:
-        """One line for `explain()`, without secrets."""
-        return type(self).__name__
+        """One line for `explain()` and the decision log, without secrets: the identity as text."""
+        return str(self.identity())

@@ -21,6 +21,7 @@ from tidegate.connectors.transactions import (
 )
 from tidegate.errors import TidegateError
 from tidegate.jobs.client.staged_data import StagedData
+from tidegate.jobs.history.sink_identity import SinkIdentity
 
 
 @dataclass
@@ -165,9 +166,9 @@ class CollectSink(Sink):
         """Removes the rows of later transactions."""
         return rewind_of(collected(self.name), ctx, checkpoint_id, pending, before)
 
-    def describe(self) -> str:
+    def identity(self) -> SinkIdentity:
         """The name."""
-        return f"CollectSink({self.name!r})"
+        return SinkIdentity("CollectSink", (self.name,))
 
 
 class CollectWriter(SinkWriter):

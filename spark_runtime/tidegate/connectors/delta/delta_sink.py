@@ -22,6 +22,7 @@ from tidegate.connectors.storage import absolute, check_target_folder, is_local,
 from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import PipelineError
 from tidegate.jobs.client.staged_data import StagedData
+from tidegate.jobs.history.sink_identity import SinkIdentity
 from tidegate.units import ByteSize
 
 
@@ -105,7 +106,7 @@ class Delta(Sink):
         root = open_filesystem(self._url, self._storage_options)[1]
         return staged_files(self._url, FileLayout(root, ctx), ctx.uid, checkpoint_id, handle)
 
-    def describe(self) -> str:
+    def identity(self) -> SinkIdentity:
         """The path and the partition columns."""
-        by = f", partition_by={list(self._partition_by)}" if self._partition_by else ""
-        return f"Delta({self._url!r}{by})"
+        by = {"partition_by": list(self._partition_by)} if self._partition_by else {}
+        return SinkIdentity("Delta", (self._url,), by)

@@ -16,6 +16,7 @@ from tidegate.connectors.postgres.target_table import Target
 from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import OptionError
 from tidegate.jobs.client.staged_data import StagedData
+from tidegate.jobs.history.sink_identity import SinkIdentity
 
 WriteMode = Literal["append", "upsert"]
 DEFAULT_STAGING_SCHEMA = "tidegate"
@@ -111,7 +112,7 @@ class Postgres(Sink):
         place = self._database.place
         return StagedData(ctx.uid, checkpoint_id, "table", rows, relation=relation, where=where, place=place)
 
-    def describe(self) -> str:
+    def identity(self) -> SinkIdentity:
         """Database, table and key."""
-        upsert = f", key={list(self._target.key)}" if self._target.key else ""
-        return f"Postgres({self._database.place!r}, {self._target.name!r}{upsert})"
+        upsert = {"key": list(self._target.key)} if self._target.key else {}
+        return SinkIdentity("Postgres", (self._database.place, self._target.name), upsert)

@@ -25,6 +25,7 @@ from tidegate.connectors.storage import absolute, check_target_folder, list_fold
 from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import OptionError, PipelineError
 from tidegate.jobs.client.staged_data import StagedData
+from tidegate.jobs.history.sink_identity import SinkIdentity
 from tidegate.units import ByteSize, parse_size
 
 DEFAULT_TARGET_FILE_ROWS = 1_000_000
@@ -170,10 +171,10 @@ class FileSink(Sink):
         root = open_filesystem(self._url, self._storage_options)[1]
         return staged_files(self._url, FileLayout(root, ctx), ctx.uid, checkpoint_id, handle)
 
-    def describe(self) -> str:
+    def identity(self) -> SinkIdentity:
         """The path and how it is partitioned."""
-        by = f", partition_by={list(self._partition_by)}" if self._partition_by else ""
-        return f"{type(self).__name__}({self._url!r}{by})"
+        by = {"partition_by": list(self._partition_by)} if self._partition_by else {}
+        return SinkIdentity(type(self).__name__, (self._url,), by)
 
 
 def file_cut(target_file_rows: int, target_file_size: str | ByteSize, name: str) -> FileCut:
