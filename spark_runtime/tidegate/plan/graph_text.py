@@ -8,10 +8,9 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.connectors.found_schema import FOUND_SCHEMA
-from tidegate.connectors.interface import Sink, Source
+from tidegate.connectors.interface import ReadBySpark, Sink, Source
 from tidegate.connectors.push import PushSource
 from tidegate.connectors.sink_operator import COMMITTABLES
-from tidegate.connectors.spark.spark_source import SparkSource
 from tidegate.connectors.split_documents import SPLITS
 from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.operators.stream_operator import MAIN_OUTPUT, DeclaresStates
@@ -63,7 +62,7 @@ def _explain(
     lines.append(f"{first}[{node.uid}] {describe_node(node)}{arrow}")
     below = rest + ("|  " if node.inputs else "   ")
     lines.append(f"{below}{schema_text(node.schema)}  ({node.location})")
-    if isinstance(node.source, SparkSource):
+    if isinstance(node.source, ReadBySpark):
         lines.append(f"{below}in batch Spark reads {_native_text(graph, node)}")
     for index, given in enumerate(node.inputs):
         last = index == len(node.inputs) - 1

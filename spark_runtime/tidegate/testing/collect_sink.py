@@ -140,9 +140,6 @@ class CollectSink(Sink):
         two_phase: False: rows are visible as soon as they are written.
     """
 
-    can_quarantine = True
-    can_rewind = True
-
     def __init__(self, name: str, *, two_phase: bool = True) -> None:
         self.name = name
         self.two_phase = two_phase
@@ -154,6 +151,10 @@ class CollectSink(Sink):
     def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:
         """How many rows; `collected(name).staged` has them."""
         return StagedData(ctx.uid, checkpoint_id, rows=int(handle.data["rows"]))
+
+    def quarantine(self, ctx: SinkContext, committables: Sequence[Committable], into: Quarantine) -> None:
+        """Puts the rows among `collected(name).quarantined`."""
+        put_away(collected(self.name), ctx, committables)
 
     def rewind_to(
         self,
@@ -219,18 +220,19 @@ class CollectWriter(SinkWriter):
             check_own(self._ctx, handle)
             self._collection.drop(handle.transaction_id)
 
-    def quarantine(self, committables: Sequence[Committable], into: Quarantine) -> None:
-        """Put away."""
-        for handle in committables:
-            check_own(self._ctx, handle)
-            self._collection.put_away(handle.transaction_id)
-
     def recover(self, checkpoint_id: int, pending: Sequence[Committable] = ()) -> None:
         """Drop what other runs of the subtasks this one looks after left staged."""
         kept = {handle.transaction_id for handle in pending}
         for transaction in list(self._collection.staged):
             if transaction not in kept and is_leftover(self._ctx, transaction):
                 self._collection.drop(transaction)
+
+
+def put_away(collection: Collection, ctx: SinkContext, committables: Sequence[Committable]) -> None:
+    """What `Sink.quarantine` does for a sink into `collection`."""
+    for handle in committables:
+        check_own(ctx, handle)
+        collection.put_away(handle.transaction_id)
 
 
 def rewind_of(

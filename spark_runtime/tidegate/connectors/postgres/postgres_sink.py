@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Literal, get_args
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from tidegate.connectors.postgres.postgres_writer import PostgresWriter
 from tidegate.connectors.postgres.staging_tables import Staging
 from tidegate.connectors.postgres.target_check import check_target
 from tidegate.connectors.postgres.target_table import Target
+from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import OptionError
 from tidegate.jobs.client.staged_data import StagedData
@@ -51,8 +53,6 @@ class Postgres(Sink):
         OptionError: an option is wrong, or a password is in plain text.
         EnvironmentProblemError: psycopg is not installed.
     """
-
-    can_quarantine = True
 
     def __init__(
         self,
@@ -102,6 +102,11 @@ class Postgres(Sink):
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
         """A writer; it connects when it first has something to stage, commit or clean up."""
         return PostgresWriter(self._database, self._target, self._staging, ctx)
+
+    def quarantine(self, ctx: SinkContext, committables: Sequence[Committable], into: Quarantine) -> None:
+        """Leaves the rows in the staging table, where nothing commits or removes them any more."""
+        with closing(PostgresWriter(self._database, self._target, self._staging, ctx)) as writer:
+            writer.quarantine(committables, into)
 
     def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:
         """The rows in the staging table; `tidegate_row` in it numbers them in order."""

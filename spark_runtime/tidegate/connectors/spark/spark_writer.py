@@ -41,8 +41,6 @@ class SparkWriter(Sink):
         OptionError: an unknown mode, both a path and a table, or a secret in plain text.
     """
 
-    batch_only = True
-
     def __init__(
         self,
         *,

@@ -17,10 +17,11 @@ from tidegate.connectors.files.sink.file_rewind import FileRewind
 from tidegate.connectors.files.sink.file_writer import FileCut, FileWriter
 from tidegate.connectors.files.sink.hive_partitions import check_partition_columns, partition_columns
 from tidegate.connectors.files.sink.sink_layout import FileLayout
-from tidegate.connectors.files.sink.staged_files import staged_files
+from tidegate.connectors.files.sink.staged_files import quarantine_files, staged_files
 from tidegate.connectors.files.source.file_formats import FormatName
 from tidegate.connectors.interface import NO_CHECKPOINT, Sink, SinkWriter
 from tidegate.connectors.leftovers import Leftovers, StillNeeded
+from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.storage import absolute, check_target_folder, list_folder, open_filesystem
 from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import OptionError, PipelineError
@@ -31,6 +32,11 @@ from tidegate.units import ByteSize, parse_size
 DEFAULT_TARGET_FILE_ROWS = 1_000_000
 DEFAULT_TARGET_FILE_SIZE = "256 MiB"
 OTHER_FOLDER = "Write to another folder, or remove what is there"
+_EFFECTS: Mapping[IfExists, str] = {
+    "error": "refuses the start if there are files",
+    "append": "keeps the files that are there",
+    "overwrite": "removes the files that are there with the first commit",
+}
 
 
 class FileSink(Sink):
@@ -39,10 +45,6 @@ class FileSink(Sink):
 
     Args, raises: as the subclasses say.
     """
-
-    can_rewind = True
-    can_quarantine = True
-    can_collect = True
 
     _format_name: ClassVar[FormatName]
     """Of the files; other files of it in the folder count for `if_exists`."""
@@ -94,6 +96,10 @@ class FileSink(Sink):
             existing.check_absent()
         elif self.if_exists == "overwrite" and ctx.lineage:
             existing.begin()
+
+    def existing_output(self) -> str:
+        """What `if_exists` says of files that are there."""
+        return f"{_EFFECTS[self.if_exists]} (if_exists={self.if_exists})"
 
     @property
     @abstractmethod
@@ -160,6 +166,11 @@ class FileSink(Sink):
             rewind.take_back()
 
         return take_back
+
+    def quarantine(self, ctx: SinkContext, committables: Sequence[Committable], into: Quarantine) -> None:
+        """Moves the staged files."""
+        filesystem, root = open_filesystem(self._url, self._storage_options)
+        quarantine_files(filesystem, FileLayout(root, ctx), ctx, committables, into)
 
     def collect(self, ctx: SinkContext, needed: StillNeeded, *, dry_run: bool = False) -> Leftovers:
         """Removes staged files, and packs commit markers."""
