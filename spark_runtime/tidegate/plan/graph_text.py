@@ -94,7 +94,7 @@ def graph_document(graph: JobGraph) -> dict[str, Any]:
     """The graph as a JSON document: pinned in snapshots, compared by a preflight without any runtime (S5.5, S6.4).
 
     Per operator, in topological order: uid, kind, stateful, schema (text), inputs (uids), their exchanges and which
-    outputs of those operators they read, `states` as `contract.state_shapes.StateShape` documents; null: it does
+    outputs of those operators they read, `states` as `jobs.restore.state_shapes.StateShape` documents; null: it does
     not tell; and `connector`: of a source or sink the names of its class, of those it is derived from, and former ones;
     and `found_schema`: of a source the schema that it found in its input, which later builds use; null: it found none.
     """
