@@ -344,7 +344,7 @@ class ReportsExistingOutput(Protocol):
 
     def existing_output(self) -> str:
         """What a fresh start does with it, as the rest of a sentence that begins with the sink: "keeps the files that
-        are there". For `tidegate validate`."""
+        are there". For `tidegate start --fresh`."""
 
 
 @runtime_checkable
