@@ -1,4 +1,4 @@
-"""The sink that docs/connectors.md shows passes the suite that it speaks of; one with a fault is told of it."""
+"""The sink that docs/connectors/custom-sinks.md shows passes the suite that it speaks of; one with a fault is told of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidegate.connectors.transactions import Committable, SinkContext, check_own
 from tidegate.errors import TidegateError
 from tidegate.testing import SinkConformance
 
-_PAGE = Path(__file__).parents[3] / "docs" / "connectors.md"
+_PAGE = Path(__file__).parents[3] / "docs" / "connectors" / "custom-sinks.md"
 _NAMES: dict[str, Any] = {
     "Committable": Committable,
     "Path": Path,
