@@ -292,7 +292,7 @@ def test_the_push_source_of_the_documents_emits_what_its_feed_calls_back() -> No
         "partial": partial,
         "feed": feed,
     }
-    exec(compile(example("class Orders", "docs/connectors.md"), "connectors.md", "exec"), names)
+    exec(compile(example("class Orders", "docs/connectors/custom-sources.md"), "custom-sources.md", "exec"), names)
     source = names["Orders"]()
     reader = source.create_reader(SourceContext("orders", 0, 1))
     splits: Sequence[Split] = source.discover(1)

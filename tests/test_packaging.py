@@ -131,6 +131,13 @@ def test_the_runtime_alone_needs_no_airflow(metadata: Message) -> None:
     assert metadata["Requires-Python"] in ("<3.15,>=3.11", ">=3.11,<3.15")
 
 
+def test_the_extra_of_developers_refers_to_those_of_connectors_and_back_ends_and_repeats_none() -> None:
+    extras = {name: wanted.split() for name, wanted in setup_cfg()["options.extras_require"].items()}
+    own = extras.keys() - {"airflow", "demo", "dev"}
+    assert f"tidegate[{','.join(sorted(own))}]" in extras["dev"]
+    assert not {package for name in own for package in extras[name]} & set(extras["dev"])
+
+
 def test_the_lock_pins_every_dependency_and_never_pyspark_client() -> None:
     lines = (REPOSITORY / "requirements.lock").read_text(encoding="utf-8").splitlines()
     pins = [line.split(";")[0].strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
@@ -142,7 +149,7 @@ def test_the_lock_pins_every_dependency_and_never_pyspark_client() -> None:
     wanted = options["options"]["install_requires"].split()
     wanted += [name for extra in options["options.extras_require"].values() for name in extra.split()]
     names = {name.split("[")[0].split(">")[0].split("<")[0].split("=")[0] for name in wanted if name[0].isalpha()}
-    assert sorted(names - locked) == [], "run `make lock`"
+    assert sorted(names - locked - {"tidegate"}) == [], "run `make lock`"
 
 
 def test_the_contract_package_imports_with_fsspec_and_the_standard_library_alone() -> None:

@@ -18,7 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import tidegate
-from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import Sink, SinkWriter
+from tidegate.connectors.transactions import Committable, SinkContext
 
 SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.int64()), pa.field("due_us", pa.int64())])
 RESULT = pa.schema([pa.field("k", pa.int64()), pa.field("total", pa.int64()), pa.field("due_us", pa.int64())])

@@ -19,7 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import tidegate
-from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import Sink, SinkWriter
+from tidegate.connectors.transactions import Committable, SinkContext
 
 SCHEMA = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("k", "v", "ts_ms")])
 _INT64S = numba.int64[::1]

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.history.rewinds import sinks_of
-from tidegate.jobs.history.sink_places import place_of
+from tidegate.jobs.history.sink_identity import recorded_identity
 from tidegate.jobs.history.submissions import submissions_of
 
 FACET = "tidegate_job"
@@ -33,7 +33,7 @@ def lineage_of(client: JobClient) -> Any:
     newest = view.completed[-1] if view.completed else None
     entries = [entry for entry in submissions_of(client.decisions()) if entry.spec == view.spec_number]
     told = sinks_of(entries, (e.data["checkpoint_id"] for e in entries if e.kind == "complete"))
-    named = [_named(place_of(description)) for _, description in sorted(told.items())]
+    named = [_named(recorded_identity(text).plain_place) for _, text in sorted(told.items())]
     facet = _facet_class()(
         job_id=view.job_id,
         submission=view.spec_number,

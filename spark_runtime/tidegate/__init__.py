@@ -8,28 +8,22 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tidegate.connectors.connector_registry import BUILT_IN as _CONNECTORS
+
 __version__ = "0.1.0"
 
 _HOMES = {
     "ArrowAggregate": "state.aggregates.aggregation",
     "BroadcastProcess": "operators.functions.co_process",
     "CoProcess": "operators.functions.co_process",
-    "Csv": "connectors.files.sink.text_sinks",
-    "DataGen": "connectors.datagen",
-    "Delta": "connectors.delta.delta_sink",
-    "Discard": "connectors.discard",
-    "Files": "connectors.files.source.files",
     "FiredTimers": "operators.functions.keyed_process",
     "JobOptions": "jobs.options",
-    "JsonLines": "connectors.files.sink.text_sinks",
     "KeyedBroadcastProcess": "operators.functions.co_process",
     "KeyedCoProcess": "operators.functions.co_process",
     "KeyedProcess": "operators.functions.keyed_process",
     "KeyedRows": "operators.functions.keyed_process",
-    "Parquet": "connectors.files.sink.parquet",
     "Pipeline": "api.pipeline",
     "PipelineError": "errors",
-    "Postgres": "connectors.postgres.postgres_sink",
     "Process": "operators.functions.process",
     "ProcessContext": "operators.functions.keyed_process",
     "PushContext": "connectors.push",
@@ -37,12 +31,8 @@ _HOMES = {
     "Pusher": "connectors.push",
     "RawInput": "state.raw_state",
     "RawOutput": "state.raw_state",
-    "Replay": "connectors.replay",
     "Rows": "operators.functions.context",
     "SideOutput": "operators.stream_operator",
-    "SparkFrame": "connectors.spark.spark_source",
-    "SparkTable": "connectors.spark.spark_source",
-    "SparkWriter": "connectors.spark.spark_writer",
     "Stream": "api.stream",
     "SubtaskContext": "operators.functions.context",
     "TidegateError": "errors",
@@ -81,6 +71,7 @@ _HOMES = {
     "user_aggregate": "api.aggregates",
     "value_state": "api.states",
     "var": "api.aggregates",
+    **{name: target.partition(":")[0].removeprefix("tidegate.") for name, target in _CONNECTORS.items()},
 }
 """Every public name, and the module below `tidegate` that it is imported from."""
 

@@ -18,8 +18,9 @@ from tidegate import Delta, Postgres
 from tidegate.api.loader.pipeline_loader import load_pipeline
 from tidegate.cli.verdicts.pending_commits import commit_pending
 from tidegate.connectors.delta.delta_writer import DeltaWriter
-from tidegate.connectors.interface import Committable, Sink
+from tidegate.connectors.interface import Sink
 from tidegate.connectors.postgres.postgres_writer import PostgresWriter
+from tidegate.connectors.transactions import Committable
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.late_commit import commit_late
 from tidegate.jobs.client.job_client import JobClient

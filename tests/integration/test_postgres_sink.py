@@ -15,9 +15,10 @@ import pytest
 from postgres_server import PASSWORD_VARIABLE, PostgresServer
 
 from tidegate import Postgres
-from tidegate.connectors.interface import Committable, SinkWriter
+from tidegate.connectors.interface import SinkWriter
 from tidegate.connectors.postgres import postgres_writer
 from tidegate.connectors.postgres.staging_tables import Staging
+from tidegate.connectors.transactions import Committable
 from tidegate.errors import FencedError, OptionError, PipelineError, TidegateError
 from tidegate.testing.one_sink_job import Reign, numbers
 

@@ -11,7 +11,7 @@ from conftest import RealJob
 from pipelines.counting import KEYS, expected
 
 from tidegate import JsonLines
-from tidegate.connectors.interface import SinkContext
+from tidegate.connectors.transactions import SinkContext
 from tidegate.jobs.records import RestoreFrom
 
 ROWS = 24_000

@@ -12,7 +12,7 @@ from tidegate.api.states import Columns, require_state_name, state_place, state_
 from tidegate.errors import PipelineError
 from tidegate.snapshot.parts import StateFormat
 from tidegate.state.keys.key_types import KEY_TYPES_TEXT, is_key_type, stored_type
-from tidegate.state.operator_state import OperatorDescriptor, OperatorKind
+from tidegate.state.operator_descriptor import OperatorDescriptor, OperatorKind
 from tidegate.state.raw_state import RawDescriptor
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
-from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import Sink, SinkWriter
+from tidegate.connectors.transactions import Committable, SinkContext
 
 
 class Discard(Sink):

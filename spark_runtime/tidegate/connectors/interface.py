@@ -6,17 +6,19 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from tidegate.errors import TidegateError
+from tidegate.connectors.found_schema import FoundSchema
+from tidegate.connectors.leftovers import Leftovers, StillNeeded
+from tidegate.connectors.quarantine import Quarantine
+from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.jobs.client.staged_data import StagedData
+from tidegate.jobs.history.sink_identity import SinkIdentity, recorded_identity
 
 if TYPE_CHECKING:
-    from tidegate.connectors.found_schema import FoundSchema
-    from tidegate.connectors.leftovers import Leftovers, StillNeeded
-    from tidegate.connectors.quarantine import Quarantine
+    from pyspark.sql import DataFrame, SparkSession
 
 Boundedness = Literal["bounded", "unbounded"]
 
@@ -171,42 +173,6 @@ class Source(ABC):
         return type(self).__name__
 
 
-@dataclass(frozen=True)
-class Committable:
-    """Handle of one pre-committed transaction; lives in the snapshot.
-
-    Attributes:
-        transaction_id: made by `connectors.transactions.transaction_id`; unique; carries job, lineage, sink uid,
-            subtask and checkpoint (S7.4), by which verdicts and late commits find it (S7.8).
-        data: JSON-able: what commit needs, without secrets.
-    """
-
-    transaction_id: str
-    data: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class SinkContext:
-    """What a writer knows of its place.
-
-    Attributes:
-        run_id: of two runs of one generation the later has the greater one, as text.
-    """
-
-    job_id: str
-    lineage: str
-    uid: str
-    subtask: int
-    parallelism: int
-    generation: int
-    run_id: str
-    schema: pa.Schema
-    scratch: str = ""
-    """A private writable directory on local disk; empty: make a temporary one."""
-    staging: tuple[str, Mapping[str, Any]] | None = None
-    """In batch mode URL and storage options of the checkpoint's folder, whose files go with it; else None."""
-
-
 class SinkWriter(ABC):
     """Two-phase writer of one subtask (S7.4). `write`, `prepare_commit` run on the loop; the function that
     `prepare_commit` returns, `commit` and `abort` run on a writer thread and may block."""
@@ -247,37 +213,23 @@ class SinkWriter(ABC):
         parallelism, of the indices congruent to it (`transactions.is_leftover` tells them). `pending`: restored handles
         that still await a permit (S7.8): keep. `commit` may be given handles of those indices, too."""
 
-    def quarantine(self, committables: Sequence[Committable], into: Quarantine) -> None:
-        """Move staged data to where nobody will ever commit it, `recover` does not remove it, and people can read it
-        (S7.8): files into the folder `into`, what cannot be in files to a place of the sink's own; then note in `into`
-        where it is. Idempotent: it is repeated until it has returned, and may come again long after; what is not there
-        any more was taken by people. Only with `Sink.can_quarantine`; on a writer thread."""
-        raise NotImplementedError(type(self).__name__)
-
     def close(self) -> None:
         """Release resources; staged data that was not prepared is dropped."""
 
 
 class Sink(ABC):
-    """A description of output: frozen, cheap to make, no I/O in its constructor."""
+    """A description of output: frozen, cheap to make, no I/O in its constructor.
+
+    What only some sinks can do is a method more, which the runtime finds by its name: `SupportsRewind`,
+    `SupportsQuarantine`, `CollectsLeftovers`, `ReportsExistingOutput`.
+    """
 
     former_names: tuple[str, ...] = ()
     """Names that its class had: snapshots taken under these are restored, too (S5.5)."""
 
     two_phase: bool = True
-    """False: nothing to commit (a discarding or printing sink); then no final checkpoint is forced."""
-
-    batch_only: bool = False
-    """It commits what only the end of a batch job has."""
-
-    can_quarantine: bool = False
-    """Whether its writers have `quarantine`; without it a rejection stops the job or goes back."""
-
-    can_rewind: bool = False
-    """Whether `rewind_to` is there."""
-
-    can_collect: bool = False
-    """Whether `collect` is there; without it `tidegate gc` leaves alone what it keeps."""
+    """False: rows are visible when they are written, nothing is committed (a discarding or printing sink); then no
+    final checkpoint is forced. A promise about the rows, so an attribute and no capability."""
 
     def check(self, schema: pa.Schema) -> None:
         """Raise PipelineError when records of this schema cannot be written, or the target cannot be used."""
@@ -296,6 +248,38 @@ class Sink(ABC):
     @abstractmethod
     def create_writer(self, ctx: SinkContext) -> SinkWriter:
         """A writer, in the slot."""
+
+    def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:
+        """Where the staged data of one transaction can be read before it is committed (S7.8): paths of whole files that
+        common readers take, or a table and a condition. Cheap, from the handle alone; it goes into the metadata of
+        every snapshot that holds the handle. By default only that there is something.
+
+        Args:
+            ctx: of a writer in this job and lineage, of any subtask.
+            checkpoint_id: the transaction was pre-committed for.
+        """
+        return StagedData(ctx.uid, checkpoint_id)
+
+    def identity(self) -> SinkIdentity:
+        """What it writes to: by it a fork is kept from its original's place (S7.4), and lineage names the output. By
+        default the place is not known, unless a `describe` of the sink's own names it: `Kind('place', ...)`."""
+        if type(self).describe is Sink.describe:
+            return SinkIdentity(type(self).__name__)
+        return recorded_identity(self.describe())
+
+    def describe(self) -> str:
+        """One line for `explain()` and the decision log, without secrets: the identity as text."""
+        return str(self.identity())
+
+
+# Capabilities are found by their methods and not inherited, since graph documents keep the names of base classes.
+# A subclass without a capability of its base sets the method to None.
+
+
+@runtime_checkable
+class SupportsRewind(Protocol):
+    """A sink that can take back what it published. Without it, a restore with `on_committed_after="rewind"` is
+    refused."""
 
     def rewind_to(
         self,
@@ -320,35 +304,69 @@ class Sink(ABC):
             before: leave alone what was published for checkpoints of this id and later: a newer driver claims those,
                 beside which this one may still be at it, not knowing that it has been replaced (S9.2).
         """
-        raise TidegateError(
-            f"{type(self).__name__} cannot take back what it published",
-            where=f"sink {ctx.uid!r}",
-            remedy="Restore the latest snapshot, or set on_committed_after=accept_duplicates",
-        )
+
+
+@runtime_checkable
+class SupportsQuarantine(Protocol):
+    """A sink that can put away what it staged. Without it, a rejection stops the job or rewinds it."""
+
+    def quarantine(self, ctx: SinkContext, committables: Sequence[Committable], into: Quarantine) -> None:
+        """Move staged data to where nobody will ever commit it, `recover` does not remove it, and people can read it
+        (S7.8): files into the folder `into`, what cannot be in files to a place of the sink's own; then note in `into`
+        where it is. Idempotent: it is repeated until it has returned, and may come again long after; what is not there
+        any more was taken by people. On a writer thread of a slot, beside a writer of the same context, or in the
+        driver; may block.
+
+        Args:
+            ctx: of a subtask, or with `subtask` 0 and `parallelism` 1: it then stands for all subtasks there ever were.
+        """
+
+
+@runtime_checkable
+class CollectsLeftovers(Protocol):
+    """A sink that can tell and remove what it keeps for nobody. `tidegate gc` leaves others alone."""
 
     def collect(self, ctx: SinkContext, needed: StillNeeded, *, dry_run: bool = False) -> Leftovers:
         """Remove what one lineage of a job left here and `needed` does not name, such as data that failed runs staged
         before a fresh start, and commit markers, without forgetting what these tell of checkpoints from
         `needed.markers_from` on (S2.3). Blocks; idempotent. May be broken off anywhere, run twice at once, and beside a
-        running job, of this lineage too. Only with `can_collect`.
+        running job, of this lineage too.
 
         Args:
             ctx: of the lineage, with `subtask` 0 and `parallelism` 1: it stands for all subtasks there ever were.
             dry_run: change nothing, but tell.
         """
-        raise NotImplementedError(type(self).__name__)
 
-    def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:
-        """Where the staged data of one transaction can be read before it is committed (S7.8): paths of whole files that
-        common readers take, or a table and a condition. Cheap, from the handle alone; it goes into the metadata of
-        every snapshot that holds the handle. By default only that there is something.
 
-        Args:
-            ctx: of a writer in this job and lineage, of any subtask.
-            checkpoint_id: the transaction was pre-committed for.
-        """
-        return StagedData(ctx.uid, checkpoint_id)
+@runtime_checkable
+class ReportsExistingOutput(Protocol):
+    """A sink that lets the user choose what happens to output that is there before the job."""
+
+    def existing_output(self) -> str:
+        """What a fresh start does with it, as the rest of a sentence that begins with the sink: "keeps the files that
+        are there". For `tidegate start --fresh`."""
+
+
+@runtime_checkable
+class WrittenBySpark(Protocol):
+    """A sink whose commit is one write of Spark in the driver, at the end of a job: in batch mode only."""
+
+    def check_target(self) -> None:
+        """Raise PipelineError when the write will be refused. In a driver with a Spark session, before the job."""
+
+    def publish(self, rows: Any) -> None:
+        """Write all staged rows."""
+
+
+@runtime_checkable
+class ReadBySpark(Protocol):
+    """A source whose rows Spark gives, as a bounded DataFrame. It has no splits before a driver has materialised it."""
+
+    def frame(self, session: SparkSession) -> DataFrame:
+        """The rows; in the driver."""
+
+    def schema(self) -> pa.Schema:
+        """See `Source.schema`."""
 
     def describe(self) -> str:
-        """One line for `explain()`, without secrets."""
-        return type(self).__name__
+        """See `Source.describe`."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from tidegate.connectors.interface import Committable
+from tidegate.connectors.transactions import Committable
 
 ALL_CHECKPOINTS = sys.maxsize
 """As `StillNeeded.markers_from`: no commit marker is needed."""

@@ -15,9 +15,8 @@ from typing import Any
 
 from fsspec import AbstractFileSystem
 
-from tidegate.connectors.files.sink.sink_layout import token
 from tidegate.connectors.storage import is_local, sync_to_disk
-from tidegate.connectors.transactions import TransactionId
+from tidegate.connectors.transactions import TransactionId, token
 from tidegate.errors import AlreadyExistsError
 from tidegate.jobs.client.staged_data import MANIFEST_VERSION, StagedData
 from tidegate.jobs.history.verdicts import Withheld

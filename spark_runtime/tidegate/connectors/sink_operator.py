@@ -9,8 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import Sink, SinkWriter, SupportsQuarantine
 from tidegate.connectors.quarantine import Quarantine
+from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import SnapshotError
 from tidegate.jobs.history.verdicts import Withheld
 from tidegate.jobs.stores.store import Store
@@ -163,7 +164,7 @@ class SinkOperator(StreamOperator):
                 p.withheld = True
 
         def work() -> None:
-            self._settle(covered, lambda handles: self.writer.quarantine(handles, Quarantine(*folder(), withheld)))
+            self._settle(covered, lambda handles: self._put_away(handles, Quarantine(*folder(), withheld)))
 
         return work if covered else None
 
@@ -209,6 +210,10 @@ class SinkOperator(StreamOperator):
                 do(handles)
             with self._lock:
                 self._pending = [p for p in self._pending if p not in open_still]
+
+    def _put_away(self, handles: Sequence[Committable], into: Quarantine) -> None:
+        assert isinstance(self._sink, SupportsQuarantine), "the driver refuses a quarantine of other sinks"
+        self._sink.quarantine(self._place, handles, into)
 
     def _commit_restored(self, handles: Sequence[Committable]) -> None:
         try:

@@ -1,12 +1,57 @@
-"""Transaction ids of two-phase sinks: who wrote what for which checkpoint (S7.4)."""
+"""Transactions of two-phase sinks: their ids, handles and writers; who wrote what for which checkpoint (S7.4)."""
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote, unquote
 
-from tidegate.connectors.interface import Committable, SinkContext
+import pyarrow as pa
+
 from tidegate.errors import SinkConflictError
+
+TOKEN_SEPARATOR = "--"
+"""Between tokens in a file name."""
+_PLAIN_TOKEN = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
+
+
+@dataclass(frozen=True)
+class Committable:
+    """Handle of one pre-committed transaction; lives in the snapshot.
+
+    Attributes:
+        transaction_id: made by `transaction_id`; unique; carries job, lineage, sink uid,
+            subtask and checkpoint (S7.4), by which verdicts and late commits find it (S7.8).
+        data: JSON-able: what commit needs, without secrets.
+    """
+
+    transaction_id: str
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class SinkContext:
+    """What a writer knows of its place.
+
+    Attributes:
+        run_id: of two runs of one generation the later has the greater one, as text.
+    """
+
+    job_id: str
+    lineage: str
+    uid: str
+    subtask: int
+    parallelism: int
+    generation: int
+    run_id: str
+    schema: pa.Schema
+    scratch: str = ""
+    """A private writable directory on local disk; empty: make a temporary one."""
+    staging: tuple[str, Mapping[str, Any]] | None = None
+    """In batch mode URL and storage options of the checkpoint's folder, whose files go with it; else None."""
 
 
 @dataclass(frozen=True)
@@ -85,3 +130,11 @@ def is_leftover(ctx: SinkContext, transaction: str) -> bool:
     if (made.job_id, made.lineage, made.uid) != (ctx.job_id, ctx.lineage, ctx.uid):
         return False
     return looks_after(ctx, made.subtask) and (made.generation, made.run_id) < (ctx.generation, ctx.run_id)
+
+
+def token(text: str) -> str:
+    """`text` as a part of a file name: as it is when plain, else cleaned and with a digest, so that no two texts
+    share a token. A token holds no separator."""
+    if _PLAIN_TOKEN.fullmatch(text) and TOKEN_SEPARATOR not in text:
+        return text
+    return f"{re.sub('[^A-Za-z0-9_]', '_', text)}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from tidegate.connectors.interface import WrittenBySpark
 from tidegate.errors import PipelineError
 from tidegate.jobs.options import JobOptions, format_duration
 from tidegate.plan.job_graph import JobGraph
@@ -69,7 +70,7 @@ def check_sink_modes(graph: JobGraph, options: JobOptions) -> None:
     Raises:
         PipelineError: names the sinks.
     """
-    sinks = [n for n in graph.nodes if n.sink is not None and n.sink.batch_only]
+    sinks = [n for n in graph.nodes if isinstance(n.sink, WrittenBySpark)]
     if not sinks or (options.execution_mode == "batch" and options.commit == "automatic"):
         return
     gated = options.execution_mode == "batch"

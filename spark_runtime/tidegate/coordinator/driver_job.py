@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
-from tidegate.connectors.interface import Sink, SinkContext, Source, Split
+from tidegate.connectors.interface import Sink, Source, Split
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.split_documents import split_to_json
+from tidegate.connectors.transactions import SinkContext
 from tidegate.coordinator.checkpoint_mode import check_checkpoint_mode, check_commit, check_sink_modes
 from tidegate.coordinator.commits.commit_gate import CommitGate
 from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions

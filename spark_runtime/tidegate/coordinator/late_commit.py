@@ -12,10 +12,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import Sink, SinkWriter, SupportsQuarantine
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.sink_operator import held_handles
-from tidegate.connectors.transactions import parse_transaction_id
+from tidegate.connectors.transactions import Committable, SinkContext, parse_transaction_id
 from tidegate.coordinator.commits.ruling import Decide, judge_ruling
 from tidegate.coordinator.driver_job import Job
 from tidegate.coordinator.events import Ruling
@@ -251,8 +251,8 @@ def _settle(job: Job, node: Node, sink: Sink, restore: Restore, run_id: str) -> 
     with _writer_of(sink, ctx) as writer:
         for withheld in restore.withheld:
             gone = [handle for n, handle in held if withheld.covers(n)]
-            if gone and sink.can_quarantine:
-                writer.quarantine(gone, Quarantine(job.store, restore.quarantine, withheld))
+            if gone and isinstance(sink, SupportsQuarantine):
+                sink.quarantine(ctx, gone, Quarantine(job.store, restore.quarantine, withheld))
         due = [handle for n, handle in held if n <= permitted and not _is_withheld(n, restore.withheld)]
         if due:
             job.reign.check()

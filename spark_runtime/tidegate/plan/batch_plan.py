@@ -11,7 +11,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from tidegate.connectors.spark.spark_source import SparkSource
+from tidegate.connectors.interface import ReadBySpark
 from tidegate.errors import PipelineError
 from tidegate.operators.async_specs import AsyncMapSpec
 from tidegate.operators.row_specs import UnionSpec
@@ -177,7 +177,7 @@ def _keeps_order(graph: JobGraph, stage: Stage) -> bool:
     """Not behind a DataFrame, of which Spark gives the rows in any order, nor where answers come as they come."""
     nodes = [graph.nodes[node_id] for node_id in stage.nodes]
     as_they_come = any(isinstance(node.spec, AsyncMapSpec) and not node.spec.ordered for node in nodes)
-    return not as_they_come and not any(isinstance(node.source, SparkSource) for node in nodes)
+    return not as_they_come and not any(isinstance(node.source, ReadBySpark) for node in nodes)
 
 
 def _gathering(head: Node, inputs: list[StageInput]) -> Gathering:

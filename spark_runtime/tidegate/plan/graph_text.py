@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate.connectors.spark.spark_source import SparkSource
+from tidegate.connectors.interface import ReadBySpark
 from tidegate.operators.stream_operator import MAIN_OUTPUT
 from tidegate.plan.batch_plan import sinks_at_the_end
 from tidegate.plan.graph_document import schema_text
@@ -43,7 +43,7 @@ def _explain(
     lines.append(f"{first}[{node.uid}] {describe_node(node)}{arrow}")
     below = rest + ("|  " if node.inputs else "   ")
     lines.append(f"{below}{schema_text(node.schema)}  ({node.location})")
-    if isinstance(node.source, SparkSource):
+    if isinstance(node.source, ReadBySpark):
         lines.append(f"{below}in batch Spark reads {_native_text(graph, node)}")
     for index, given in enumerate(node.inputs):
         last = index == len(node.inputs) - 1

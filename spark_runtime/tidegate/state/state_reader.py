@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pyarrow as pa
 from tidegate.errors import SnapshotError
 from tidegate.jobs.stores.store import Store
 from tidegate.snapshot.reader import SnapshotReader
+from tidegate.state.backend_registry import new_backend
 from tidegate.state.rocksdb.file_reader import RocksFiles
 
 if TYPE_CHECKING:
@@ -68,7 +70,9 @@ def open_reader(
     path: str, storage_options: Mapping[str, Any] | None = None, *, root: Store | None = None
 ) -> SnapshotReader:
     """A snapshot's reader that knows the files of every back end. See `SnapshotReader`."""
-    return SnapshotReader(path, storage_options, root=root, native={"rocksdb": RocksFiles()})
+    return SnapshotReader(
+        path, storage_options, root=root, native={"rocksdb": RocksFiles(partial(new_backend, "rocksdb"))}
+    )
 
 
 def state_batches(reader: SnapshotReader, uid: str, state: str) -> pa.RecordBatchReader:

@@ -4,31 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from tidegate.channel.elements import Element
-from tidegate.channel.ports import Announce, Announced, InputChannel
+from tidegate.channel.ports import Announce, Announced
+from tidegate.subtask.input_port import InputPort
 from tidegate.subtask.snapshots.in_flight_capture import Captures
-
-
-@dataclass
-class InputPort:
-    """One input channel of a subtask.
-
-    Attributes:
-        input_index: of the chain's head.
-        blocked: aligned, not processed.
-        ended: its end was processed.
-        source: subtask index at the other end.
-        timeless: brings no watermark but that of its end, and holds back nobody else's (S4.4).
-    """
-
-    channel: InputChannel
-    input_index: int
-    blocked: bool = False
-    ended: bool = False
-    source: int = 0
-    timeless: bool = False
 
 
 class Inputs:

@@ -46,7 +46,8 @@ from tidegate.subtask.alignment import (
 from tidegate.subtask.chain import OperatorChain
 from tidegate.subtask.commits import Commits
 from tidegate.subtask.host import SubtaskHost
-from tidegate.subtask.inputs import InputPort, Inputs
+from tidegate.subtask.input_port import InputPort
+from tidegate.subtask.inputs import Inputs
 from tidegate.subtask.lifecycle import InputEnded, SubtaskLifecycle
 from tidegate.subtask.router import Emitted, Router
 from tidegate.subtask.snapshots.in_flight_capture import Capture, Captures, snapshot_metrics

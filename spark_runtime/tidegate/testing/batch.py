@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.api.pipeline import Pipeline
-from tidegate.connectors.interface import Committable, Sink, SinkContext
+from tidegate.connectors.interface import ReadBySpark, Sink
 from tidegate.connectors.sink_operator import held_handles
-from tidegate.connectors.spark.spark_source import SparkSource
 from tidegate.connectors.split_documents import assign, split_to_json
+from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.stores.store_registry import open_store
 from tidegate.plan.batch_plan import plan_batch
@@ -160,7 +160,7 @@ class InProcessBatch:
         splits = {
             uid: [split_to_json(split) for split in source.discover(plan.parallelism)]
             for uid, source in sources.items()
-            if not isinstance(source, SparkSource)
+            if not isinstance(source, ReadBySpark)
         }
         ends = compile_batch(plan, assign(splits, plan.parallelism), LocalFrames(job, self.batch_rows))
         self._plan = plan

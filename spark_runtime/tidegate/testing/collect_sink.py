@@ -9,11 +9,19 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from tidegate.connectors.interface import NO_CHECKPOINT, Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import NO_CHECKPOINT, Sink, SinkWriter
 from tidegate.connectors.quarantine import Quarantine
-from tidegate.connectors.transactions import check_own, is_leftover, parse_transaction_id, transaction_id
+from tidegate.connectors.transactions import (
+    Committable,
+    SinkContext,
+    check_own,
+    is_leftover,
+    parse_transaction_id,
+    transaction_id,
+)
 from tidegate.errors import TidegateError
 from tidegate.jobs.client.staged_data import StagedData
+from tidegate.jobs.history.sink_identity import SinkIdentity
 
 
 @dataclass
@@ -132,9 +140,6 @@ class CollectSink(Sink):
         two_phase: False: rows are visible as soon as they are written.
     """
 
-    can_quarantine = True
-    can_rewind = True
-
     def __init__(self, name: str, *, two_phase: bool = True) -> None:
         self.name = name
         self.two_phase = two_phase
@@ -147,6 +152,10 @@ class CollectSink(Sink):
         """How many rows; `collected(name).staged` has them."""
         return StagedData(ctx.uid, checkpoint_id, rows=int(handle.data["rows"]))
 
+    def quarantine(self, ctx: SinkContext, committables: Sequence[Committable], into: Quarantine) -> None:
+        """Puts the rows among `collected(name).quarantined`."""
+        put_away(collected(self.name), ctx, committables)
+
     def rewind_to(
         self,
         ctx: SinkContext,
@@ -158,9 +167,9 @@ class CollectSink(Sink):
         """Removes the rows of later transactions."""
         return rewind_of(collected(self.name), ctx, checkpoint_id, pending, before)
 
-    def describe(self) -> str:
+    def identity(self) -> SinkIdentity:
         """The name."""
-        return f"CollectSink({self.name!r})"
+        return SinkIdentity("CollectSink", (self.name,))
 
 
 class CollectWriter(SinkWriter):
@@ -211,18 +220,19 @@ class CollectWriter(SinkWriter):
             check_own(self._ctx, handle)
             self._collection.drop(handle.transaction_id)
 
-    def quarantine(self, committables: Sequence[Committable], into: Quarantine) -> None:
-        """Put away."""
-        for handle in committables:
-            check_own(self._ctx, handle)
-            self._collection.put_away(handle.transaction_id)
-
     def recover(self, checkpoint_id: int, pending: Sequence[Committable] = ()) -> None:
         """Drop what other runs of the subtasks this one looks after left staged."""
         kept = {handle.transaction_id for handle in pending}
         for transaction in list(self._collection.staged):
             if transaction not in kept and is_leftover(self._ctx, transaction):
                 self._collection.drop(transaction)
+
+
+def put_away(collection: Collection, ctx: SinkContext, committables: Sequence[Committable]) -> None:
+    """What `Sink.quarantine` does for a sink into `collection`."""
+    for handle in committables:
+        check_own(ctx, handle)
+        collection.put_away(handle.transaction_id)
 
 
 def rewind_of(

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 
-from tidegate.connectors.interface import Sink, SinkContext
+from tidegate.connectors.interface import CollectsLeftovers, Sink, SupportsRewind
 from tidegate.connectors.leftovers import ALL_CHECKPOINTS, StillNeeded
 from tidegate.connectors.sink_operator import SinkOperator, held_handles
-from tidegate.connectors.transactions import parse_transaction_id
+from tidegate.connectors.transactions import SinkContext, parse_transaction_id
 from tidegate.operators.stream_operator import CommitPermit, OperatorContext
 from tidegate.snapshot.parts import StatePart
 
@@ -142,6 +142,7 @@ class OneSinkJob:
         claimed, _, parts = self._history[-1]
         if claimed:
             sink, everybody = self._make_sink(), self._reign.context(0, parallelism=1)
+            assert isinstance(sink, SupportsRewind)
             sink.rewind_to(everybody, claimed, held_handles(parts))()
 
     def _collect(self, number: int, again: bool) -> None:
@@ -153,7 +154,9 @@ class OneSinkJob:
         asked = [parse_transaction_id(h.transaction_id).checkpoint_id for _, held in snapshots for h in held]
         oldest = min((*(claimed + 1 for claimed, _ in snapshots), *asked), default=ALL_CHECKPOINTS)
         everybody = self._reign.context(0, parallelism=1)
-        self._make_sink().collect(everybody, StillNeeded(None, oldest, datetime.max.replace(tzinfo=UTC)))
+        sink = self._make_sink()
+        assert isinstance(sink, CollectsLeftovers)
+        sink.collect(everybody, StillNeeded(None, oldest, datetime.max.replace(tzinfo=UTC)))
         if again and snapshots:
             writer = self._make_sink().create_writer(self._reign.context())
             writer.commit(snapshots[number % len(snapshots)][1])

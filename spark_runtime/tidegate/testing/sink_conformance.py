@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import dataset
 
-from tidegate.connectors.interface import Committable, Sink, SinkWriter
+from tidegate.connectors.interface import CollectsLeftovers, Sink, SinkWriter, SupportsQuarantine, SupportsRewind
 from tidegate.connectors.leftovers import StillNeeded
 from tidegate.connectors.quarantine import Quarantine
-from tidegate.connectors.transactions import parse_transaction_id
+from tidegate.connectors.transactions import Committable, parse_transaction_id
 from tidegate.errors import TidegateError
 from tidegate.jobs.client.staged_data import StagedData, merged, quarantined_data
 from tidegate.jobs.history.verdicts import Withheld
@@ -200,17 +200,19 @@ class SinkConformance(ABC):
         """S7.8: whoever repeats the move, in this run or a later one. Recovery leaves it; the rest is committed."""
         reign = Reign()
         sink = self.make_sink(fresh=True)
-        if not sink.can_quarantine:
+        if not isinstance(sink, SupportsQuarantine):
             return
         first = sink.create_writer(reign.context())
         kept, gone, late = (self._prepared(first, n, 10 * n, 3) for n in (1, 2, 3))
         store = open_store(str(tmp_path))
         into = Quarantine(store, "job/quarantine", Withheld(1, (2,), "anna", "wrong prices"))
-        first.quarantine(gone, into)
-        first.quarantine(gone, into)
+        sink.quarantine(reign.context(), gone, into)
+        sink.quarantine(reign.context(), gone, into)
         reign.generation = 2
-        second = self.make_sink(fresh=False).create_writer(reign.context())
-        second.quarantine(gone, into)
+        later = self.make_sink(fresh=False)
+        assert isinstance(later, SupportsQuarantine)
+        later.quarantine(reign.context(), gone, into)
+        second = later.create_writer(reign.context())
         _expect_refusal(lambda: second.commit(gone))
         second.recover(1, [*kept, *late])
         second.commit([*kept, *late])
@@ -306,15 +308,13 @@ class SinkConformance(ABC):
         assert sorted(self.visible()) == [0, 1]
 
     def test_rewinding_takes_back_what_was_published_behind_the_snapshot(self) -> None:
-        """S9.3: by every subtask. What the snapshot covers stays, published or held; so does what a fork wrote. A sink
-        that cannot says so."""
+        """S9.3: by every subtask. What the snapshot covers stays, published or held; so does what a fork wrote."""
         reign = Reign()
         sink = self.make_sink(fresh=True)
         later = Reign()
         later.generation = 2
         everybody = later.context(0, parallelism=1)
-        if not sink.can_rewind:
-            _expect_refusal(lambda: sink.rewind_to(everybody, 2))
+        if not isinstance(sink, SupportsRewind):
             return
         first, second = (sink.create_writer(reign.context(subtask)) for subtask in (0, 1))
         fork = sink.create_writer(Reign("lineage-2").context())
@@ -337,7 +337,7 @@ class SinkConformance(ABC):
         """S9.2, S9.3: the driver that rewinds may have been replaced, and not know it."""
         reign = Reign()
         sink = self.make_sink(fresh=True)
-        if not sink.can_rewind:
+        if not isinstance(sink, SupportsRewind):
             return
         first = sink.create_writer(reign.context())
         first.commit(self._prepared(first, 1, 0, 2))
@@ -359,7 +359,7 @@ class SinkConformance(ABC):
         touched."""
         reign = Reign()
         sink = self.make_sink(fresh=True)
-        if not sink.can_collect:
+        if not isinstance(sink, CollectsLeftovers):
             return
         first, second = (sink.create_writer(reign.context(subtask)) for subtask in (0, 1))
         fork = sink.create_writer(Reign("lineage-2").context())
@@ -386,8 +386,8 @@ class SinkConformance(ABC):
         """S7.4, S9.3: a job of one sink subtask, replayed from its latest completed checkpoint after every crash; from
         an older one where the sink can rewind. What nobody needs may be collected at any time (S2.3)."""
         sink = self.make_sink(fresh=True)
-        actions: tuple[str, ...] = REWIND_ACTIONS if sink.can_rewind else CRASH_ACTIONS
-        actions += COLLECT_ACTIONS if sink.can_collect else ()
+        actions: tuple[str, ...] = REWIND_ACTIONS if isinstance(sink, SupportsRewind) else CRASH_ACTIONS
+        actions += COLLECT_ACTIONS if isinstance(sink, CollectsLeftovers) else ()
         script = data.draw(st.lists(st.tuples(st.sampled_from(actions), st.integers(0, 3)), max_size=25))
         job = OneSinkJob(lambda: self.make_sink(fresh=False))
         for action, number in script:

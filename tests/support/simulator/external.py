@@ -9,9 +9,11 @@ import pyarrow as pa
 from simulator.faults import Faults
 from simulator.scheduler import current_task
 from tidegate.connectors.discard import DiscardWriter
-from tidegate.connectors.interface import NO_CHECKPOINT, Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import NO_CHECKPOINT, Sink, SinkWriter
+from tidegate.connectors.quarantine import Quarantine
+from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import StoreError
-from tidegate.testing.collect_sink import Collection, CollectWriter, rewind_of
+from tidegate.testing.collect_sink import Collection, CollectWriter, put_away, rewind_of
 
 
 class External(Collection):
@@ -90,9 +92,6 @@ class External(Collection):
 class ExternalSink(Sink):
     """A sink into an External."""
 
-    can_quarantine = True
-    can_rewind = True
-
     def __init__(self, external: External, *, two_phase: bool) -> None:
         self._external = external
         self.two_phase = two_phase
@@ -102,6 +101,10 @@ class ExternalSink(Sink):
         if self.two_phase:
             return CollectWriter(self._external, ctx, two_phase=True)
         return OnePhaseWriter(self._external)
+
+    def quarantine(self, ctx: SinkContext, committables: Sequence[Committable], into: Quarantine) -> None:
+        """Puts the rows away."""
+        put_away(self._external, ctx, committables)
 
     def rewind_to(
         self,

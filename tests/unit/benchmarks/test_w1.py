@@ -13,7 +13,7 @@ import w1_workload
 from pipelines import w1 as pipeline
 from tidegate_w1 import check
 
-from tidegate.connectors.interface import SinkContext
+from tidegate.connectors.transactions import SinkContext
 from tidegate.errors import JobFailedError
 
 

@@ -19,7 +19,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from tidegate.connectors.delta.delta_log import DeltaLog
 from tidegate.connectors.delta.delta_sink import Delta
-from tidegate.connectors.interface import Committable, SinkWriter
+from tidegate.connectors.interface import SinkWriter
+from tidegate.connectors.transactions import Committable
 from tidegate.errors import TidegateError
 from tidegate.testing.one_sink_job import Reign, numbers
 

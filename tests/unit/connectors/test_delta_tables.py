@@ -21,7 +21,8 @@ from tidegate.connectors.delta.delta_log import DeltaLog, log_options
 from tidegate.connectors.delta.delta_sink import Delta
 from tidegate.connectors.files.sink import file_writer
 from tidegate.connectors.files.sink.hive_partitions import by_partition
-from tidegate.connectors.interface import SinkContext, SinkWriter
+from tidegate.connectors.interface import SinkWriter
+from tidegate.connectors.transactions import SinkContext
 from tidegate.errors import OptionError, PipelineError
 from tidegate.testing.one_sink_job import Reign
 

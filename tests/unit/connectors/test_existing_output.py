@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidegate import Csv, DataGen, JsonLines, Parquet, Pipeline
-from tidegate.connectors.interface import SinkContext
+from tidegate.connectors.transactions import SinkContext
 from tidegate.coordinator import events as ev
 from tidegate.errors import OptionError, PipelineError
 from tidegate.jobs.records import RestoreFrom

@@ -17,7 +17,8 @@ from published_rows import rows_in
 
 from tidegate.connectors.files.sink.parquet import Parquet
 from tidegate.connectors.files.sink.text_sinks import Csv, JsonLines
-from tidegate.connectors.interface import Committable, SinkWriter
+from tidegate.connectors.interface import SinkWriter
+from tidegate.connectors.transactions import Committable
 from tidegate.errors import TidegateError
 from tidegate.testing.one_sink_job import Reign, numbers
 

@@ -24,8 +24,9 @@ from tidegate.connectors.delta.delta_sink import Delta
 from tidegate.connectors.files.sink.marker_packs import PACK_SCHEMA, MarkerPacks
 from tidegate.connectors.files.sink.parquet import Parquet
 from tidegate.connectors.files.sink.sink_layout import FileLayout
-from tidegate.connectors.interface import Committable, Sink, SinkWriter
+from tidegate.connectors.interface import CollectsLeftovers, Sink, SinkWriter
 from tidegate.connectors.leftovers import ALL_CHECKPOINTS, Leftovers, StillNeeded
+from tidegate.connectors.transactions import Committable
 from tidegate.errors import TidegateError
 from tidegate.testing.one_sink_job import Reign, numbers
 
@@ -246,7 +247,7 @@ def test_what_a_sink_of_another_kind_had_staged_under_the_uid_is_none_of_its_fil
 def test_a_delta_table_takes_no_entry_twice_whose_marker_is_packed(tmp_path: Path) -> None:
     """S7.4: of all but the last one the table's log itself does not tell. From a savepoint that somebody kept."""
     sink = Delta(tmp_path)
-    assert sink.can_collect
+    assert isinstance(sink, CollectsLeftovers)
     handles = published(sink, 1, 2, 3)
     packed(sink)
     assert below(str(tmp_path), "commits") == []

@@ -22,8 +22,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tidegate.connectors.files.sink.file_writer import FileCut, FileWriter
 from tidegate.connectors.files.sink.parquet import Parquet
 from tidegate.connectors.files.sink.parquet_encoding import ParquetEncoding
-from tidegate.connectors.files.sink.sink_layout import FileLayout, StagedName, parse_staged_name, token
-from tidegate.connectors.interface import Committable, SinkContext, SinkWriter
+from tidegate.connectors.files.sink.sink_layout import FileLayout, StagedName, parse_staged_name
+from tidegate.connectors.interface import SinkWriter
+from tidegate.connectors.transactions import Committable, SinkContext, token
 from tidegate.errors import OptionError, PipelineError, SinkConflictError, TidegateError
 from tidegate.testing.one_sink_job import Reign, numbers
 

@@ -20,7 +20,8 @@ from tidegate.connectors.files.sink.file_sink import FileSink
 from tidegate.connectors.files.sink.hive_partitions import hive_folder
 from tidegate.connectors.files.sink.parquet import Parquet
 from tidegate.connectors.files.sink.text_sinks import Csv, JsonLines
-from tidegate.connectors.interface import SinkContext, SinkWriter
+from tidegate.connectors.interface import SinkWriter
+from tidegate.connectors.transactions import SinkContext
 from tidegate.errors import OptionError, PipelineError, TidegateError
 
 SINKS: list[Any] = [Parquet, Csv, JsonLines]

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from tidegate.connectors.discard import Discard, DiscardWriter
-from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import Sink, SinkWriter
 from tidegate.connectors.sink_operator import COMMITTABLES_SCHEMA, SinkOperator
+from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.jobs.history.verdicts import Withheld
 from tidegate.jobs.stores.in_memory import MemoryStore
 from tidegate.operators.stream_operator import CommitPermit

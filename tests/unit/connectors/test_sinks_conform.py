@@ -19,7 +19,9 @@ from fsspec.core import url_to_fs
 from tidegate.connectors.delta.delta_sink import Delta
 from tidegate.connectors.files.sink.parquet import Parquet
 from tidegate.connectors.files.sink.text_sinks import Csv, JsonLines
-from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import Sink, SinkWriter, SupportsQuarantine, SupportsRewind
+from tidegate.connectors.quarantine import Quarantine
+from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.jobs.client.staged_data import StagedData
 from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
 from tidegate.testing.sink_conformance import SinkConformance
@@ -50,9 +52,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 class _WithHalf(Sink):
     """Adds a column to partition by: whether n is odd."""
 
-    can_rewind = True
-    can_quarantine = True
-
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
 
@@ -68,9 +67,14 @@ class _WithHalf(Sink):
         writer.write = write_both  # type: ignore[method-assign]
         return writer
 
+    def quarantine(self, ctx: SinkContext, committables: Sequence[Committable], into: Quarantine) -> None:
+        assert isinstance(self.sink, SupportsQuarantine)
+        self.sink.quarantine(ctx, committables, into)
+
     def rewind_to(
         self, ctx: SinkContext, checkpoint_id: int, pending: Sequence[Committable] = (), **more: int
     ) -> Callable[[], None]:
+        assert isinstance(self.sink, SupportsRewind)
         return self.sink.rewind_to(ctx, checkpoint_id, pending, **more)
 
     def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:

@@ -26,7 +26,8 @@ from tidegate.connectors.files.sink import json_text
 from tidegate.connectors.files.sink.json_text import json_lines
 from tidegate.connectors.files.sink.text_sinks import Csv, JsonLines
 from tidegate.connectors.files.source.files import Files
-from tidegate.connectors.interface import Sink, SinkContext, SourceContext
+from tidegate.connectors.interface import Sink, SourceContext
+from tidegate.connectors.transactions import SinkContext
 from tidegate.errors import OptionError, PipelineError
 from tidegate.testing.one_sink_job import Reign
 

@@ -15,9 +15,10 @@ from tidegate.connectors.discard import Discard
 from tidegate.connectors.files.sink.parquet import Parquet
 from tidegate.connectors.files.sink.text_sinks import Csv
 from tidegate.connectors.interface import Sink
+from tidegate.connectors.postgres.postgres_sink import Postgres
 from tidegate.coordinator.recovery.fork_check import check_fork
 from tidegate.errors import PipelineError
-from tidegate.jobs.history.sink_places import is_same_place
+from tidegate.jobs.history.sink_identity import SinkIdentity, is_same_place, recorded_identity
 from tidegate.jobs.records import RestoreFrom, Spec
 from tidegate.plan.job_graph import JobGraph
 from tidegate.testing.collect_sink import CollectSink
@@ -91,8 +92,8 @@ def test_a_sink_that_commits_nothing_may_be_shared() -> None:
     ids=lambda value: value.describe() if isinstance(value, Sink) else None,
 )
 def test_the_place_of_a_sink_is_not_its_format_or_partitioning(one: Sink, other: Sink, same: bool) -> None:
-    assert is_same_place(one.describe(), other.describe()) is same
-    assert is_same_place(other.describe(), one.describe()) is same
+    assert is_same_place(one.identity(), other.identity()) is same
+    assert is_same_place(other.identity(), recorded_identity(one.describe())) is same
 
 
 @pytest.mark.parametrize(
@@ -114,4 +115,40 @@ def test_the_place_of_a_sink_is_not_its_format_or_partitioning(one: Sink, other:
     ],
 )
 def test_what_names_no_place_is_the_same_when_the_texts_are(one: str, other: str, same: bool) -> None:
-    assert is_same_place(one, other) is same
+    assert is_same_place(recorded_identity(one), recorded_identity(other)) is same
+
+
+@pytest.mark.parametrize(
+    ("sink", "identity"),
+    [
+        (Parquet("/out"), SinkIdentity("Parquet", ("/out",))),
+        (Csv("s3://b/it's", partition_by=["v"]), SinkIdentity("Csv", ("s3://b/it's",), {"partition_by": ["v"]})),
+        (Delta("/out", partition_by="v"), SinkIdentity("Delta", ("/out",), {"partition_by": ["v"]})),
+        (
+            Postgres("host=h dbname=d user=u", "t", mode="upsert", key="v"),
+            SinkIdentity("Postgres", ("u@h/d", "public.t"), {"key": ["v"]}),
+        ),
+        (CollectSink("a"), SinkIdentity("CollectSink", ("a",))),
+        (Discard(), SinkIdentity("Discard")),
+    ],
+)
+def test_the_identity_of_a_sink_is_read_back_from_its_text(sink: Sink, identity: SinkIdentity) -> None:
+    assert sink.identity() == identity
+    assert recorded_identity(sink.describe()) == identity
+
+
+class _Line(Discard):
+    def describe(self) -> str:
+        return "Line('/out/', mode=fast)"
+
+
+class _Remark(Discard):
+    def describe(self) -> str:
+        return "Remark to table t"
+
+
+def test_a_sink_that_only_describes_itself_has_the_identity_that_its_text_names() -> None:
+    assert _Line().identity() == SinkIdentity("Line", ("/out/",), {"mode": "fast"})
+    assert _Line().identity().plain_place == ("/out",)
+    assert _Remark().identity() == SinkIdentity("Remark to table t")
+    assert _Remark().describe() == str(_Remark().identity()) == "Remark to table t"

@@ -11,7 +11,8 @@ import pytest
 
 from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.datagen import DataGen
-from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import Sink, SinkWriter
+from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.coordinator import events as ev
 from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun

@@ -17,8 +17,8 @@ import pytest
 from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.files.sink.parquet import Parquet
-from tidegate.connectors.interface import Committable, Sink, SinkContext, Source
-from tidegate.connectors.transactions import parse_transaction_id
+from tidegate.connectors.interface import Sink, Source
+from tidegate.connectors.transactions import Committable, SinkContext, parse_transaction_id
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.errors import FencedError, PipelineError, SnapshotError, StoreError

@@ -179,7 +179,7 @@ def test_a_fork_takes_nothing_of_its_originals_quarantine() -> None:
 
 
 class _Stubborn(CollectSink):
-    can_quarantine = False
+    quarantine = None  # type: ignore[assignment]
 
 
 def stubborn(sink: str) -> Pipeline:
@@ -337,7 +337,7 @@ def test_a_store_that_cannot_be_reached_keeps_the_run_from_cleaning_up(monkeypat
     assert job.reject(1, "replay").ok
     job.run.crash()
     with monkeypatch.context() as broken:
-        broken.setattr("tidegate.testing.collect_sink.CollectWriter.quarantine", _unreachable)
+        broken.setattr("tidegate.testing.collect_sink.CollectSink.quarantine", _unreachable)
         with pytest.raises(StoreError, match="is not in quarantine"):
             job.job.rerun()
         left = job.job.last_job

@@ -21,7 +21,7 @@ from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.datagen import DataGen
 from tidegate.connectors.files.sink.marker_packs import MarkerPacks
 from tidegate.connectors.files.sink.parquet import Parquet
-from tidegate.connectors.interface import SinkContext
+from tidegate.connectors.transactions import SinkContext
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.garbage.abandoned_checkpoints import claimed_savepoints
 from tidegate.coordinator.garbage.sink_leftovers import (

@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate import DataGen, Discard, Pipeline, PipelineError, SparkFrame, SparkTable, SparkWriter, count, tumbling
-from tidegate.connectors.interface import SinkContext, SourceContext
+from tidegate.connectors.interface import SourceContext
 from tidegate.connectors.spark.materialised_splits import splits_of_files
+from tidegate.connectors.transactions import SinkContext
 from tidegate.errors import OptionError, TidegateError
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Spec

@@ -14,7 +14,8 @@ from tidegate.errors import PipelineError, SnapshotError
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
-from tidegate.state.operator_state import MAX_BATCHES, OperatorDescriptor, OperatorStates
+from tidegate.state.operator_descriptor import OperatorDescriptor
+from tidegate.state.operator_state import MAX_BATCHES, OperatorStates
 
 COLUMNS = pa.schema([("n", pa.int64()), ("tags", pa.list_(pa.string()))])
 DESCRIPTORS = (

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
+from tidegate.connectors.connector_registry import find_connector, registered_connectors
 from tidegate.errors import TidegateError
 from tidegate.jobs.launch.driver_requirements import (
     COMMAND_TIMEOUT_S,
@@ -80,6 +81,15 @@ def check_slot_python(named: str | None, said: str | None, version: tuple[int, i
     return Finding("PYSPARK_PYTHON", True, named)
 
 
+def check_connector(name: str) -> Finding:
+    """A connector that another distribution registers can be loaded."""
+    try:
+        found = find_connector(name)
+    except TidegateError as error:
+        return Finding("connector", False, error.what + (f": {error.cause}" if error.cause else ""), error.remedy)
+    return Finding("connector", True, f"{name} of {found.__module__}")
+
+
 def examine(root: str | None, storage_options: Mapping[str, Any], environment: Mapping[str, str]) -> list[Finding]:
     """Look at everything. Never raises for what it finds."""
     version = (sys.version_info.major, sys.version_info.minor)
@@ -91,6 +101,7 @@ def examine(root: str | None, storage_options: Mapping[str, Any], environment: M
         check_pyspark({name: _version(name) for name in ("pyspark", "pyspark-client")}, _has_jars()),
         check_slot_python(named, None if named is None else _slot_python_said(named), version),
         *[_package(name) for name in ("pyarrow", "numpy", "numba", "fsspec")],
+        *[check_connector(name) for name in registered_connectors()],
         check_loopback(),
         _kernel_cache(environment),
         _root(root, storage_options),

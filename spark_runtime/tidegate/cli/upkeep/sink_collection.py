@@ -9,7 +9,8 @@ from datetime import datetime, timedelta
 
 from tidegate.api.loader.pipeline_loader import load_pipeline
 from tidegate.connectors.found_schema import found_schemas
-from tidegate.connectors.interface import Sink, SinkContext
+from tidegate.connectors.interface import CollectsLeftovers, Sink
+from tidegate.connectors.transactions import SinkContext
 from tidegate.coordinator.garbage.abandoned_checkpoints import claimed_savepoints
 from tidegate.coordinator.garbage.sink_leftovers import (
     SinkLeftovers,
@@ -55,7 +56,11 @@ def collect_sinks(
     kept: list[str] = []
     with tempfile.TemporaryDirectory(prefix="tidegate-gc-") as scratch:
         sinks = list(_sinks(client, [s for s in reversed(specs) if s.number in {*ran, newest}], scratch, kept))
-        told = [f"sink {ctx.uid!r} cannot tell what it keeps" for sink, ctx in sinks if not sink.can_collect]
+        told = [
+            f"sink {ctx.uid!r} cannot tell what it keeps"
+            for sink, ctx in sinks
+            if not isinstance(sink, CollectsLeftovers)
+        ]
         try:
             found = collect_leftovers(
                 sinks,

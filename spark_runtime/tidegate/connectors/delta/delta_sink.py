@@ -15,12 +15,15 @@ from tidegate.connectors.files.sink.file_leftovers import FileLeftovers
 from tidegate.connectors.files.sink.file_sink import DEFAULT_TARGET_FILE_ROWS, DEFAULT_TARGET_FILE_SIZE, file_cut
 from tidegate.connectors.files.sink.hive_partitions import partition_columns
 from tidegate.connectors.files.sink.sink_layout import FileLayout
-from tidegate.connectors.files.sink.staged_files import staged_files
-from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.files.sink.staged_files import quarantine_files, staged_files
+from tidegate.connectors.interface import Sink, SinkWriter
 from tidegate.connectors.leftovers import Leftovers, StillNeeded
+from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.storage import absolute, check_target_folder, is_local, list_folder, open_filesystem
+from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import PipelineError
 from tidegate.jobs.client.staged_data import StagedData
+from tidegate.jobs.history.sink_identity import SinkIdentity
 from tidegate.units import ByteSize
 
 
@@ -45,9 +48,6 @@ class Delta(Sink):
     Raises:
         OptionError: `target_file_rows` or `target_file_size` < 1, or a column twice in `partition_by`.
     """
-
-    can_quarantine = True
-    can_collect = True
 
     def __init__(
         self,
@@ -94,6 +94,11 @@ class Delta(Sink):
         log = DeltaLog(self._url, location, options, stored, self._partition_by)
         return DeltaWriter(filesystem, FileLayout(root, ctx), ctx, self._cut, log, stored, self._partition_by)
 
+    def quarantine(self, ctx: SinkContext, committables: Sequence[Committable], into: Quarantine) -> None:
+        """Moves the staged files."""
+        filesystem, root = open_filesystem(self._url, self._storage_options)
+        quarantine_files(filesystem, FileLayout(root, ctx), ctx, committables, into)
+
     def collect(self, ctx: SinkContext, needed: StillNeeded, *, dry_run: bool = False) -> Leftovers:
         """Removes staged files, and packs commit markers."""
         filesystem, root = open_filesystem(self._url, self._storage_options)
@@ -104,7 +109,7 @@ class Delta(Sink):
         root = open_filesystem(self._url, self._storage_options)[1]
         return staged_files(self._url, FileLayout(root, ctx), ctx.uid, checkpoint_id, handle)
 
-    def describe(self) -> str:
+    def identity(self) -> SinkIdentity:
         """The path and the partition columns."""
-        by = f", partition_by={list(self._partition_by)}" if self._partition_by else ""
-        return f"Delta({self._url!r}{by})"
+        by = {"partition_by": list(self._partition_by)} if self._partition_by else {}
+        return SinkIdentity("Delta", (self._url,), by)

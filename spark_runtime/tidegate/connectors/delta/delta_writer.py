@@ -15,8 +15,7 @@ from tidegate.connectors.files.sink.file_writer import FileCut, FileWriter
 from tidegate.connectors.files.sink.hive_partitions import PartitionValues
 from tidegate.connectors.files.sink.parquet_encoding import ParquetEncoding
 from tidegate.connectors.files.sink.sink_layout import FileLayout
-from tidegate.connectors.interface import Committable, SinkContext
-from tidegate.connectors.transactions import TransactionId, parse_transaction_id
+from tidegate.connectors.transactions import Committable, SinkContext, TransactionId, parse_transaction_id
 from tidegate.errors import OutageError
 
 if TYPE_CHECKING:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Literal, get_args
 
 import pyarrow as pa
 
-from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import Sink, SinkWriter
 from tidegate.connectors.postgres.connection import Database
 from tidegate.connectors.postgres.postgres_writer import PostgresWriter
 from tidegate.connectors.postgres.staging_tables import Staging
-from tidegate.connectors.postgres.target_table import Target, check_target
+from tidegate.connectors.postgres.target_check import check_target
+from tidegate.connectors.postgres.target_table import Target
+from tidegate.connectors.quarantine import Quarantine
+from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import OptionError
 from tidegate.jobs.client.staged_data import StagedData
+from tidegate.jobs.history.sink_identity import SinkIdentity
 
 WriteMode = Literal["append", "upsert"]
 DEFAULT_STAGING_SCHEMA = "tidegate"
@@ -48,8 +53,6 @@ class Postgres(Sink):
         OptionError: an option is wrong, or a password is in plain text.
         EnvironmentProblemError: psycopg is not installed.
     """
-
-    can_quarantine = True
 
     def __init__(
         self,
@@ -100,6 +103,11 @@ class Postgres(Sink):
         """A writer; it connects when it first has something to stage, commit or clean up."""
         return PostgresWriter(self._database, self._target, self._staging, ctx)
 
+    def quarantine(self, ctx: SinkContext, committables: Sequence[Committable], into: Quarantine) -> None:
+        """Leaves the rows in the staging table, where nothing commits or removes them any more."""
+        with closing(PostgresWriter(self._database, self._target, self._staging, ctx)) as writer:
+            writer.quarantine(committables, into)
+
     def staged(self, ctx: SinkContext, checkpoint_id: int, handle: Committable) -> StagedData:
         """The rows in the staging table; `tidegate_row` in it numbers them in order."""
         rows, table = int(handle.data["rows"]), handle.data.get("staging")
@@ -109,7 +117,7 @@ class Postgres(Sink):
         place = self._database.place
         return StagedData(ctx.uid, checkpoint_id, "table", rows, relation=relation, where=where, place=place)
 
-    def describe(self) -> str:
+    def identity(self) -> SinkIdentity:
         """Database, table and key."""
-        upsert = f", key={list(self._target.key)}" if self._target.key else ""
-        return f"Postgres({self._database.place!r}, {self._target.name!r}{upsert})"
+        upsert = {"key": list(self._target.key)} if self._target.key else {}
+        return SinkIdentity("Postgres", (self._database.place, self._target.name), upsert)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from tidegate.connectors.interface import Committable, SinkContext, SinkWriter
+from tidegate.connectors.interface import SinkWriter
 from tidegate.connectors.postgres.connection import Connections, Database, is_unreachable, load_psycopg
 from tidegate.connectors.postgres.copy_columns import copy_text
 from tidegate.connectors.postgres.row_spool import WaitingRows
@@ -25,6 +25,8 @@ from tidegate.connectors.postgres.staging_tables import (
 from tidegate.connectors.postgres.target_table import Target, columns_of
 from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.transactions import (
+    Committable,
+    SinkContext,
     TransactionId,
     check_own,
     is_leftover,

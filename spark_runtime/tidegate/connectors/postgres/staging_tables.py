@@ -22,15 +22,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidegate.connectors.interface import SinkContext
-from tidegate.connectors.transactions import TransactionId
+from tidegate.connectors.postgres.copy_columns import Column
+from tidegate.connectors.postgres.target_table import Target
+from tidegate.connectors.transactions import SinkContext, TransactionId
 
 if TYPE_CHECKING:
     import psycopg
     from psycopg.sql import Composed
-
-    from tidegate.connectors.postgres.copy_columns import Column
-    from tidegate.connectors.postgres.target_table import Target
 
 TRANSACTION_COLUMN = "tidegate_transaction"
 ROW_COLUMN = "tidegate_row"

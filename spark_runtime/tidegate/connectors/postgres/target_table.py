@@ -1,25 +1,16 @@
-"""The table a Postgres sink writes to, and whether it takes the records."""
+"""The table a Postgres sink writes to."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
-from tidegate.connectors.postgres.connection import Database, load_psycopg, refused
-from tidegate.connectors.postgres.copy_columns import Column, problem_of
-from tidegate.connectors.postgres.staging_tables import RESERVED_COLUMNS, Staging
-from tidegate.errors import PipelineError
+from tidegate.connectors.postgres.copy_columns import Column
 
 if TYPE_CHECKING:
     import psycopg
 
-OLDEST_SERVER = 140_000
-"""As `server_version_num`; the first with multiranges, in which committed transactions are noted."""
-
-_TABLE = """
+FIND_TABLE = """
 SELECT c.oid, c.relkind::text, has_table_privilege(c.oid, 'INSERT'), has_table_privilege(c.oid, 'UPDATE'),
     has_table_privilege(c.oid, 'SELECT'), has_schema_privilege(n.oid, 'USAGE')
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s
@@ -36,12 +27,6 @@ SELECT a.attname::text, format_type(a.atttypid, a.atttypmod), b.typname::text, b
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
     JOIN pg_type b ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END
 WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
-"""
-_UNIQUE_KEYS = """
-SELECT (SELECT array_agg(a.attname::text) FROM pg_attribute a
-        WHERE a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]))
-FROM pg_index i WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indimmediate
-    AND i.indpred IS NULL AND i.indexprs IS NULL
 """
 
 
@@ -60,7 +45,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class _Found:
+class FoundColumn:
     """A column of the table and what this user may do with it."""
 
     column: Column
@@ -71,100 +56,10 @@ class _Found:
 
 def columns_of(connection: psycopg.Connection[Any], target: Target) -> dict[str, Column]:
     """The table's columns by name; empty when there is no such table."""
-    row = connection.execute(_TABLE, [target.schema, target.table]).fetchone()
-    return {name: found.column for name, found in _found(connection, row[0]).items()} if row else {}
+    row = connection.execute(FIND_TABLE, [target.schema, target.table]).fetchone()
+    return {name: found.column for name, found in found_columns(connection, row[0]).items()} if row else {}
 
 
-def _found(connection: psycopg.Connection[Any], table: int) -> dict[str, _Found]:
-    return {row[0]: _Found(Column(*row[:9]), *row[9:]) for row in connection.execute(_COLUMNS, [table])}
-
-
-def check_target(database: Database, target: Target, staging: Staging, schema: pa.Schema) -> None:
-    """Raise PipelineError when the table cannot take records of this schema, naming everything that is wrong."""
-    psycopg = load_psycopg()
-    try:
-        connection = database.connect("tidegate check")
-    except psycopg.Error as e:
-        remedy = "Check host, port, database, user and password, and that the server runs and admits this machine"
-        raise refused(database, e, "The database cannot be reached", f"table {target.name}", remedy) from None
-    try:
-        with connection, connection.transaction():
-            problems = _problems(connection, target, staging, schema)
-    except psycopg.Error as e:
-        remedy = "See the server's log, and check the user's rights"
-        raise refused(database, e, "The table cannot be examined", f"table {target.name}", remedy) from None
-    if problems:
-        raise PipelineError(
-            "The table cannot take these records"
-            if len(problems) == 1
-            else f"The table cannot take these records, for {len(problems)} reasons",
-            where=f"{database.place}, table {target.name}",
-            cause="; ".join(problems),
-            remedy="Change the table or the user's rights, or the records with select() and with_columns()",
-        )
-
-
-def _problems(
-    connection: psycopg.Connection[Any], target: Target, staging: Staging, schema: pa.Schema
-) -> Sequence[str]:
-    if connection.info.server_version < OLDEST_SERVER:
-        return [f"the server is version {connection.info.server_version // 10_000}; 14 or newer is needed"]
-    read_only = connection.execute("SELECT pg_is_in_recovery()").fetchone()
-    if read_only and read_only[0]:
-        return ["the server is a standby, which takes no writes; name the primary"]
-    row = connection.execute(_TABLE, [target.schema, target.table]).fetchone()
-    if row is None:
-        return ["there is no such table (names are taken as they are, upper and lower case too)"]
-    table, kind, *rights = row
-    if kind not in ("r", "p"):
-        return ["it is no table but a view, foreign table or the like"]
-    found = _found(connection, table)
-    return [
-        *_problems_of_columns(schema, found, target),
-        *_problems_of_key(connection, table, schema, found, target),
-        *_problems_of_rights(schema, found, rights, target),
-        *staging.problems(connection),
-    ]
-
-
-def _problems_of_columns(schema: pa.Schema, found: dict[str, _Found], target: Target) -> Sequence[str]:
-    problems = [f"column {name!r} is there twice" for name in sorted(set(schema.names)) if schema.names.count(name) > 1]
-    for field in schema:
-        if field.name in RESERVED_COLUMNS:
-            problems.append(f"column {field.name!r} has a name the sink needs itself; rename it")
-        elif field.name not in found:
-            problems.append(f"it has no column {field.name!r}; its columns are {', '.join(found)}")
-        elif problem := problem_of(field, found[field.name].column):
-            problems.append(f"column {field.name!r}: {problem}")
-    for name, there in found.items():
-        if name not in schema.names and there.column.required and not there.column.filled:
-            problems.append(f"its column {name!r} is NOT NULL, has no default, and the records have none of this name")
-    return problems
-
-
-def _problems_of_key(
-    connection: psycopg.Connection[Any], table: int, schema: pa.Schema, found: dict[str, _Found], target: Target
-) -> Sequence[str]:
-    problems = [f"the records have no key column {name!r}" for name in target.key if name not in schema.names]
-    nullable = [name for name in target.key if name in found and not found[name].column.required]
-    problems += [f"key column {name!r} is not NOT NULL, and no two nulls are the same key" for name in nullable]
-    if target.key and not problems:
-        unique = [set(row[0]) for row in connection.execute(_UNIQUE_KEYS, [table])]
-        if set(target.key) not in unique:
-            problems.append(f"it has no primary key or unique constraint on exactly {', '.join(target.key)}")
-    return problems
-
-
-def _problems_of_rights(
-    schema: pa.Schema, found: dict[str, _Found], rights: Sequence[bool], target: Target
-) -> Sequence[str]:
-    insert, update, select, usage = rights
-    written = [found[name] for name in schema.names if name in found]
-    problems = [] if usage else [f"the user lacks USAGE on schema {target.schema!r}"]
-    if not insert and not all(there.insert for there in written):
-        problems.append("the user lacks INSERT")
-    if target.key and not update and not all(t.update for t in written if t.column.name not in target.key):
-        problems.append("the user lacks UPDATE, which upsert needs")
-    if target.key and not select and not all(there.select for there in written):
-        problems.append("the user lacks SELECT, which upsert needs")
-    return problems
+def found_columns(connection: psycopg.Connection[Any], table: int) -> dict[str, FoundColumn]:
+    """The columns of a table, by its oid."""
+    return {row[0]: FoundColumn(Column(*row[:9]), *row[9:]) for row in connection.execute(_COLUMNS, [table])}

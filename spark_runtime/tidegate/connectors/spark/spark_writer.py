@@ -10,9 +10,9 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidegate.connectors.interface import Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import Sink, SinkWriter
 from tidegate.connectors.storage import open_filesystem
-from tidegate.connectors.transactions import check_own, transaction_id
+from tidegate.connectors.transactions import Committable, SinkContext, check_own, transaction_id
 from tidegate.errors import OptionError, PipelineError, TidegateError
 from tidegate.jobs.secrets import check_no_plain_secrets, resolve_secrets
 
@@ -40,8 +40,6 @@ class SparkWriter(Sink):
     Raises:
         OptionError: an unknown mode, both a path and a table, or a secret in plain text.
     """
-
-    batch_only = True
 
     def __init__(
         self,

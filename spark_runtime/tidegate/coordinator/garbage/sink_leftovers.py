@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from tidegate.channel.elements import SAVEPOINTS
-from tidegate.connectors.interface import Committable, Sink, SinkContext
+from tidegate.connectors.interface import CollectsLeftovers, Sink
 from tidegate.connectors.leftovers import ALL_CHECKPOINTS, Leftover, Leftovers, StillNeeded
-from tidegate.connectors.transactions import parse_transaction_id
+from tidegate.connectors.transactions import Committable, SinkContext, parse_transaction_id
 from tidegate.coordinator.garbage.garbage_collection import has_ended
 from tidegate.coordinator.recovery.sink_rewind import held_by_sinks
 from tidegate.errors import SnapshotError, StoreError
@@ -198,7 +198,7 @@ def collect_leftovers(
     found: list[tuple[str, Leftover]] = []
     kept: list[str] = []
     too_young = 0
-    able = [(sink, ctx) for sink, ctx in sinks if sink.can_collect]
+    able = [(sink, ctx) for sink, ctx in sinks if isinstance(sink, CollectsLeftovers)]
     for lineage in lineages if able else ():
         answer = asked(lineage)
         if answer.kept:

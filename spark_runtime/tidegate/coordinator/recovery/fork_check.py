@@ -11,7 +11,7 @@ from tidegate.errors import PipelineError
 from tidegate.jobs.artifacts.pinned_graph import pinned_graph
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.history.rewinds import sinks_of
-from tidegate.jobs.history.sink_places import is_same_place
+from tidegate.jobs.history.sink_identity import is_same_place, recorded_identity
 from tidegate.jobs.history.submissions import followed_by, may_have_run, submissions_of
 from tidegate.jobs.records import Spec
 from tidegate.jobs.stores.store import Store
@@ -24,7 +24,7 @@ def check_fork(
     """Refuse a fork that would never end, or write to where its original writes. Other submissions pass.
 
     Args:
-        live: two-phase sinks of the original, uid -> what each says of itself.
+        live: two-phase sinks of the original, uid -> recorded text of each identity.
         resolve: the one name of a local path: `os.path.realpath`.
 
     Raises:
@@ -45,14 +45,14 @@ def check_fork(
             "in the snapshot, under another one it begins at its beginning",
         )
     for uid, sink in two_phase_sinks(graph).items():
-        told = sink.describe()
-        taken = next((other for other, text in live.items() if is_same_place(told, text, resolve)), None)
+        own = sink.identity()
+        taken = next((o for o, text in live.items() if is_same_place(own, recorded_identity(text), resolve)), None)
         if taken is not None:
             raise PipelineError(
                 f"sink {uid!r} of the fork writes to where sink {taken!r} of its original writes",
-                where=f"{where}, {told}",
+                where=f"{where}, {sink.describe()}",
                 cause=f"its rows would mix with those of {live[taken]}",
-                remedy="Give the fork a place of its own; a sink class of your own names its place in describe()",
+                remedy="Give the fork a place of its own; a sink class of your own names its place in identity()",
             )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tidegate.connectors.files.sink.file_sink import FileSink
-from tidegate.connectors.interface import SinkContext
+from tidegate.connectors.interface import ReportsExistingOutput
+from tidegate.connectors.transactions import SinkContext
 from tidegate.errors import StoreError
 from tidegate.jobs.history.submissions import submissions_of
 from tidegate.jobs.records import Decision, Spec
@@ -26,12 +26,10 @@ def check_first_run(
 
 
 def existing_output(graph: JobGraph) -> Iterator[tuple[str, str]]:
-    """(uid, what a fresh start does with the files that are there) of every file sink."""
-    effects = {"error": "refuses the start if there are files", "append": "keeps the files that are there"}
+    """(uid, what a fresh start does with the output that is there) of every sink that tells."""
     for node in graph.nodes:
-        if isinstance(node.sink, FileSink):
-            effect = effects.get(node.sink.if_exists, "removes the files that are there with the first commit")
-            yield node.uid, f"{node.sink.describe()} {effect} (if_exists={node.sink.if_exists})"
+        if node.sink is not None and isinstance(node.sink, ReportsExistingOutput):
+            yield node.uid, f"{node.sink.describe()} {node.sink.existing_output()}"
 
 
 def check_fresh_start(graph: JobGraph, job_id: str, lineage: str = "", generation: int = 0) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tidegate.connectors.interface import Committable, Sink, SinkContext
+from tidegate.connectors.interface import Sink, SupportsQuarantine
 from tidegate.connectors.quarantine import Quarantine
-from tidegate.connectors.transactions import parse_transaction_id
+from tidegate.connectors.transactions import Committable, SinkContext, parse_transaction_id
 from tidegate.coordinator.recovery.sink_rewind import held_by_sinks
 from tidegate.errors import SnapshotError, StoreError, TidegateError
 from tidegate.jobs.history.checkpoints import CheckpointView
@@ -134,7 +134,7 @@ def _stranded(
     withheld: Withheld, held: Mapping[str, Sequence[Committable]], sinks: Mapping[str, tuple[Sink, SinkContext]]
 ) -> list[str]:
     """Of sinks that the pipeline has no more, or other ones in their place."""
-    able = {uid for uid, (sink, _) in sinks.items() if sink.can_quarantine}
+    able = {uid for uid, (sink, _) in sinks.items() if isinstance(sink, SupportsQuarantine)}
     return [
         f"what sink {uid!r} had staged for {list(withheld.checkpoints)}, which were rejected with then=quarantine, "
         "stays where it is: the pipeline has no sink of this uid that can move it"
@@ -150,7 +150,7 @@ def _withheld_of(withheld: Withheld, handles: Sequence[Committable]) -> list[Com
 def cannot_quarantine(graph: JobGraph) -> tuple[str, ...]:
     """Uids of two-phase sinks that cannot move away what they staged (S7.8)."""
     sinks = [(node.uid, node.sink) for node in graph.nodes if node.sink is not None]
-    return tuple(uid for uid, sink in sinks if sink.two_phase and not sink.can_quarantine)
+    return tuple(uid for uid, sink in sinks if sink.two_phase and not isinstance(sink, SupportsQuarantine))
 
 
 def _move(
@@ -161,14 +161,10 @@ def _move(
 ) -> None:
     for uid, (sink, ctx) in sinks.items():
         gone = _withheld_of(unmoved.withheld, held.get(uid, ()))
-        if not gone or not sink.can_quarantine:
+        if not gone or not isinstance(sink, SupportsQuarantine):
             continue
         try:
-            writer = sink.create_writer(ctx)
-            try:
-                writer.quarantine(gone, into)
-            finally:
-                writer.close()
+            sink.quarantine(ctx, gone, into)
         except SnapshotError:
             raise
         except Exception as error:

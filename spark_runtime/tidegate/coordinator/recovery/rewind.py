@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from tidegate.connectors.interface import Sink
+from tidegate.connectors.interface import Sink, SupportsRewind
 from tidegate.errors import SnapshotError
 from tidegate.jobs.history.checkpoints import RecoveryPoints, checkpoint_views
 from tidegate.jobs.history.rewinds import Rewind, rewinds_of, sinks_of
@@ -171,7 +171,7 @@ def _check_sinks(
             "sinks take back what was committed since their own job began, not what a fresh start committed",
             other_ways,
         )
-    unable = [f"{uid!r} ({type(sink).__name__})" for uid, sink in sinks.items() if not sink.can_rewind]
+    unable = [f"{uid!r} ({type(sink).__name__})" for uid, sink in sinks.items() if not isinstance(sink, SupportsRewind)]
     if unable:
         cause = "a sink of this kind cannot take back what it published"
         raise _cannot(spec, f"sinks {', '.join(unable)} cannot be rewound", cause, other_ways)

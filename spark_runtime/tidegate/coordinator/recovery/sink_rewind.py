@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tidegate.connectors.interface import Committable, Sink, SinkContext
+from tidegate.connectors.interface import Sink, SupportsRewind
 from tidegate.connectors.sink_operator import COMMITTABLES, held_handles
+from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import SnapshotError, StoreError, TidegateError
 from tidegate.snapshot.handles import StreamFactory
 from tidegate.snapshot.metadata import SnapshotMetadata
@@ -46,6 +47,12 @@ def take_back(
     """
     functions: dict[str, Callable[[], None]] = {}
     for uid, (sink, ctx) in sinks.items():
+        if not isinstance(sink, SupportsRewind):
+            raise SnapshotError(
+                f"{type(sink).__name__} cannot take back what it published",
+                where=f"sink {uid!r}",
+                remedy="Restore the latest snapshot, or set on_committed_after=accept_duplicates",
+            )
         try:
             functions[uid] = sink.rewind_to(ctx, checkpoint_id, held.get(uid, ()), before=before)
         except StoreError:

@@ -14,7 +14,8 @@ from tidegate.operators.stream_operator import SideOutput
 from tidegate.operators.time.event_time import EventTime
 from tidegate.state.broadcast_map import BroadcastMap
 from tidegate.state.keyed_state import StateDescriptor
-from tidegate.state.operator_state import OperatorDescriptor, OperatorListState, OperatorStates, UnionState
+from tidegate.state.operator_descriptor import OperatorDescriptor
+from tidegate.state.operator_state import OperatorListState, OperatorStates, UnionState
 from tidegate.state.raw_state import RawDescriptor, RawInput, RawOutput
 
 SubtaskState: TypeAlias = OperatorDescriptor | RawDescriptor

@@ -16,7 +16,7 @@ from tidegate.operators.processes.process_states import OwnStates
 from tidegate.operators.stream_operator import OperatorContext, Output, StreamOperator
 from tidegate.operators.time.passed_watermarks import PASSED_STATE, PassedWatermark
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
-from tidegate.state.operator_state import OperatorDescriptor
+from tidegate.state.operator_descriptor import OperatorDescriptor
 from tidegate.state.state_layout import unknown_state
 
 

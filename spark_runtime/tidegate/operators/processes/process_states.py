@@ -11,7 +11,8 @@ from tidegate.operators.functions.process_inputs import ProcessInput
 from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
-from tidegate.state.operator_state import OperatorDescriptor, OperatorStates
+from tidegate.state.operator_descriptor import OperatorDescriptor
+from tidegate.state.operator_state import OperatorStates
 from tidegate.state.raw_state import RawDescriptor, RawInput, RawOutput, raw_inputs
 from tidegate.state.state_layout import form_of
 

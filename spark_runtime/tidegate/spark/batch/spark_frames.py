@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from tidegate.connectors.spark.spark_source import SparkSource
+from tidegate.connectors.interface import ReadBySpark
 from tidegate.errors import PipelineError
 from tidegate.plan.job_graph import JobGraph, Node
 from tidegate.plan.spark_pushdown import NativeRows
@@ -56,7 +56,7 @@ class SparkFrames:
 
     def native(self, graph: JobGraph, source: Node) -> tuple[DataFrame, NativeRows]:
         """See `Frames`."""
-        assert isinstance(source.source, SparkSource), f"{source.uid!r} is no DataFrame"
+        assert isinstance(source.source, ReadBySpark), f"{source.uid!r} is no DataFrame"
         declared = declared_columns(self.session, source.source)
         read = asked_of(declared, graph, source)
         print(f"tidegate: source {source.uid!r}: Spark reads {read.describe(graph)}", flush=True)
@@ -106,7 +106,7 @@ def told_by(ends: Sequence[DataFrame]) -> list[str]:
     return [row[0] for row in _union(ends).collect()]
 
 
-def declared_columns(session: SparkSession, source: SparkSource) -> DataFrame:
+def declared_columns(session: SparkSession, source: ReadBySpark) -> DataFrame:
     """The columns of a DataFrame that its source declares. Raises PipelineError when one is missing, or it streams."""
     frame = source.frame(session)
     if not isinstance(frame, DataFrame) or frame.isStreaming:

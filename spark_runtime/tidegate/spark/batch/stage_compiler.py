@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from tidegate.connectors.spark.spark_source import SparkSource
+from tidegate.connectors.interface import ReadBySpark
 from tidegate.operators.row_specs import UnionSpec
 from tidegate.plan.batch_plan import BatchPlan, Stage
 from tidegate.plan.job_graph import JobGraph, Node
@@ -105,7 +105,7 @@ def _splits(plan: BatchPlan, stage: Stage, assigned: Assigned) -> Mapping[int, S
 
 
 def _reads_spark(plan: BatchPlan, stage: Stage) -> bool:
-    return isinstance(plan.graph.nodes[stage.nodes[0]].source, SparkSource)
+    return isinstance(plan.graph.nodes[stage.nodes[0]].source, ReadBySpark)
 
 
 def _only_puts_together(plan: BatchPlan, stage: Stage) -> bool:

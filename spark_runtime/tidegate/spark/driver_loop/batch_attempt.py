@@ -13,7 +13,7 @@ from typing import Any
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
-from tidegate.connectors.spark.spark_source import SparkSource
+from tidegate.connectors.interface import ReadBySpark
 from tidegate.connectors.split_documents import assign
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.batch_commit import BatchCommit, Told
@@ -212,4 +212,4 @@ def failure_of(error: Exception) -> RunFailed:
 
 def spark_sources(plan: BatchPlan) -> list[str]:
     """Uids of those that have no splits."""
-    return [node.uid for node in plan.graph.nodes if isinstance(node.source, SparkSource)]
+    return [node.uid for node in plan.graph.nodes if isinstance(node.source, ReadBySpark)]

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from tidegate.connectors.found_schema import found_schemas
-from tidegate.connectors.spark.spark_source import SparkSource
+from tidegate.connectors.interface import ReadBySpark
 from tidegate.connectors.split_documents import split_to_json
 from tidegate.coordinator.batch_commit import BatchCommit, Told, completed_before, refuse_restore
 from tidegate.coordinator.supervision import supervision_events as sv
@@ -66,7 +66,7 @@ class BatchSupervision(Supervision):
         self._found = {
             node.uid: [split_to_json(split) for split in node.source.discover(self._plan.parallelism)]
             for node in self._plan.graph.nodes
-            if node.source is not None and not isinstance(node.source, SparkSource)
+            if node.source is not None and not isinstance(node.source, ReadBySpark)
         }
         self._show(())
         self._job.retire_garbage()

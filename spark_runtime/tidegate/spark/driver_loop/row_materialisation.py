@@ -16,9 +16,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from tidegate.connectors.interface import Split
+from tidegate.connectors.interface import ReadBySpark, Split
 from tidegate.connectors.spark.materialised_splits import as_declared, splits_of_files
-from tidegate.connectors.spark.spark_source import SparkSource
 from tidegate.connectors.storage import absolute, open_filesystem
 from tidegate.errors import PipelineError, StoreError, TidegateError
 from tidegate.jobs.artifacts.materialised_rows import Materialised, find_materialised, settle_materialised
@@ -52,7 +51,7 @@ class Materialising:
     now_iso: Callable[[], str]
     session: Callable[[], SparkSession]
 
-    def splits(self, uid: str, source: SparkSource, parallelism: int) -> Sequence[Split]:
+    def splits(self, uid: str, source: ReadBySpark, parallelism: int) -> Sequence[Split]:
         """Of the files on record, which are written when there are none. Blocks for as long as Spark takes.
 
         Raises:
@@ -70,7 +69,7 @@ class Materialising:
         urls = [f"{base}/{file['path']}" for file in found.files]
         return splits_of_files(urls, source.schema(), self.storage_options, parallelism)
 
-    def _written(self, uid: str, source: SparkSource, parallelism: int) -> list[dict[str, Any]]:
+    def _written(self, uid: str, source: ReadBySpark, parallelism: int) -> list[dict[str, Any]]:
         folder = self.layout.materialised_files(self.spec.number, uid, self.reign.generation)
         url = f"{absolute(self.root).rstrip('/')}/{folder}"
         where = f"source {uid!r}"

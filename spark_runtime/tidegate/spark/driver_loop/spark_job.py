@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidegate.channel.elements import SAVEPOINTS
-from tidegate.connectors.interface import Source, Split
-from tidegate.connectors.spark.spark_source import SparkSource
+from tidegate.connectors.interface import ReadBySpark, Source, Split
 from tidegate.connectors.split_documents import assign
 from tidegate.coordinator import driver_job
 from tidegate.coordinator.driver_job import Splits, fresh_splits, topology_of
@@ -34,7 +33,7 @@ class Job(driver_job.Job):
 
     def discover(self, uid: str, source: Source) -> Sequence[Split]:
         """All splits of a source that starts fresh; those of a DataFrame when it is in files."""
-        if isinstance(source, SparkSource) and self.materialising is not None:
+        if isinstance(source, ReadBySpark) and self.materialising is not None:
             return self.materialising.splits(uid, source, self.plan.parallelism)
         return super().discover(uid, source)
 

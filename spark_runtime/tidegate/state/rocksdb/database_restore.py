@@ -20,6 +20,7 @@ from tidegate.state.rocksdb.byte_rows import ByteRows, joined
 from tidegate.state.rocksdb.checkpoint_files import FilesOfPart
 from tidegate.state.rocksdb.database import RocksDatabase
 from tidegate.state.rocksdb.database_keys import group_key, read_keys
+from tidegate.state.rocksdb.file_reader import NewBackend, rows_of_files
 from tidegate.state.rocksdb.list_chunks import RocksList
 from tidegate.state.rocksdb.portable_rows import StoredRows, own_rows, prefixed_columns
 from tidegate.state.rocksdb.timer_tables import BY_TIME, TIME_BYTES
@@ -36,14 +37,16 @@ class Restore:
         stored: Mapping[str, StoredRows],
         lists: Mapping[str, RocksList],
         scratch: Path,
+        new_backend: NewBackend,
     ) -> None:
         """Args: ctx: the place. database: not opened yet. stored: what the operator declares, by name. lists: its list
-        states. scratch: for databases that are copied from."""
+        states. scratch: for databases that are copied from. new_backend: for files whose columns have changed."""
         self._ctx = ctx
         self._database = database
         self._stored = stored
         self._lists = lists
         self._scratch = scratch
+        self._new_backend = new_backend
 
     def run(self, parts: Sequence[StatePart]) -> dict[str, str]:
         """Restore all parts. Returns blob ids of the files that became the database's, by file name.
@@ -74,15 +77,13 @@ class Restore:
 
     def _restore_changed(self, files: FilesOfPart) -> None:
         """Files whose columns have changed since, as rows (S5.5). Raises SnapshotError: these cannot become those."""
-        from tidegate.state.rocksdb.file_reader import rows_of_files
-
         ctx = self._ctx
         for name, schema in files.states.items():
             if name not in ctx.forgotten:
                 self._evolved(StatePart(name, "keyed", schema.empty_table()))
         if files.key_groups.stop <= ctx.key_groups.start or ctx.key_groups.stop <= files.key_groups.start:
             return
-        with rows_of_files(files.part, ctx.max_parallelism, str(self._scratch)) as parts:
+        with rows_of_files(files.part, ctx.max_parallelism, self._new_backend, str(self._scratch)) as parts:
             for part in parts:
                 if part.name not in ctx.forgotten:
                     self._restore_rows(self._evolved(part))

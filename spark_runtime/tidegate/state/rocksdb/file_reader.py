@@ -4,7 +4,7 @@ files are put into a database of their own, in a temporary folder, which gives r
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -21,8 +21,15 @@ READING = "snapshot"
 """Stands for the operator in errors; the caller knows which."""
 
 
+NewBackend = Callable[[], KeyedStateBackend]
+"""Makes a RocksDB back end, not opened. The back end restores by this module, so it is passed in."""
+
+
 class RocksFiles(NativeFiles):
     """Format "rocksdb"."""
+
+    def __init__(self, new_backend: NewBackend) -> None:
+        self._new_backend = new_backend
 
     def schemas(self, part: StatePart) -> Mapping[str, pa.Schema]:
         """States and timers by name. Needs no rocksdict."""
@@ -30,14 +37,16 @@ class RocksFiles(NativeFiles):
 
     def tables(self, part: StatePart, state: str, max_parallelism: int) -> Iterator[pa.Table]:
         """The rows of one state; writes the files to a temporary folder. Raises PipelineError without rocksdict."""
-        with rows_of_files(part, max_parallelism) as parts:
+        with rows_of_files(part, max_parallelism, self._new_backend) as parts:
             for rows in parts:
                 if rows.name == state:
                     yield from rows.tables()
 
 
 @contextmanager
-def rows_of_files(part: StatePart, max_parallelism: int, folder: str | None = None) -> Iterator[Sequence[StatePart]]:
+def rows_of_files(
+    part: StatePart, max_parallelism: int, new_backend: NewBackend, folder: str | None = None
+) -> Iterator[Sequence[StatePart]]:
     """The states and timers in a part of format "rocksdb" as parts of rows, to be read before it is left.
 
     Args:
@@ -47,11 +56,9 @@ def rows_of_files(part: StatePart, max_parallelism: int, folder: str | None = No
         PipelineError: `rocksdict` is not installed.
         SnapshotError: the files are damaged.
     """
-    from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
-
     files = FilesOfPart.of(part, READING)
     keys = _columns(next(iter(files.states.values())), KEY_PREFIX)
-    backend = RocksBackend()
+    backend = new_backend()
     with tempfile.TemporaryDirectory(prefix="tidegate-read-", dir=folder) as scratch:
         place = (READING, keys, tuple(keys.names), max_parallelism, files.key_groups)
         backend.open(BackendContext(*place, now_ms=lambda: 0, scratch=scratch, memory_bytes=READING_BYTES))

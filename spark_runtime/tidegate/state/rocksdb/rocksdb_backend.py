@@ -129,7 +129,7 @@ class RocksBackend(KeyedStateBackend):
 
     def restore(self, parts: Sequence[StatePart]) -> None:
         """See `KeyedStateBackend`."""
-        restore = Restore(self._ctx, self._database, self._stored, self._lists, self._scratch)
+        restore = Restore(self._ctx, self._database, self._stored, self._lists, self._scratch, type(self))
         self._inherited = restore.run(parts)
 
     def close(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -12,9 +11,7 @@ from tidegate.channel.elements import MAX_WATERMARK, CheckpointBarrier, Element,
 from tidegate.snapshot.channel_state import InFlight, channel_part
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.subtask.alignment import AlignmentAction, CaptureComplete, CaptureQueued, Record, StopRecording
-
-if TYPE_CHECKING:
-    from tidegate.subtask.inputs import InputPort
+from tidegate.subtask.input_port import InputPort
 
 MAX_RECORDED_BYTES = 256 * 2**20
 """Of batches that one snapshot keeps in memory because they were processed before the last barrier came. What is queued

@@ -11,8 +11,8 @@ from fsspec import AbstractFileSystem
 
 from tidegate.connectors.files.sink.sink_layout import FileLayout
 from tidegate.connectors.files.source.file_formats import FormatName, suffixes_of
-from tidegate.connectors.interface import SinkContext
 from tidegate.connectors.storage import is_local, list_folder, sync_to_disk
+from tidegate.connectors.transactions import SinkContext
 from tidegate.errors import OptionError, PipelineError
 
 IfExists = Literal["error", "append", "overwrite"]

@@ -13,8 +13,8 @@ from fsspec import AbstractFileSystem
 
 from tidegate.connectors.files.sink.marker_packs import MarkerPacks
 from tidegate.connectors.files.sink.sink_layout import FileLayout
-from tidegate.connectors.interface import SinkContext
 from tidegate.connectors.storage import is_local, list_folder, sync_to_disk
+from tidegate.connectors.transactions import SinkContext
 from tidegate.errors import TidegateError
 
 NAMED_FILES = 3

@@ -17,18 +17,26 @@ from tidegate.connectors.files.sink.file_rewind import FileRewind
 from tidegate.connectors.files.sink.file_writer import FileCut, FileWriter
 from tidegate.connectors.files.sink.hive_partitions import check_partition_columns, partition_columns
 from tidegate.connectors.files.sink.sink_layout import FileLayout
-from tidegate.connectors.files.sink.staged_files import staged_files
+from tidegate.connectors.files.sink.staged_files import quarantine_files, staged_files
 from tidegate.connectors.files.source.file_formats import FormatName
-from tidegate.connectors.interface import NO_CHECKPOINT, Committable, Sink, SinkContext, SinkWriter
+from tidegate.connectors.interface import NO_CHECKPOINT, Sink, SinkWriter
 from tidegate.connectors.leftovers import Leftovers, StillNeeded
+from tidegate.connectors.quarantine import Quarantine
 from tidegate.connectors.storage import absolute, check_target_folder, list_folder, open_filesystem
+from tidegate.connectors.transactions import Committable, SinkContext
 from tidegate.errors import OptionError, PipelineError
 from tidegate.jobs.client.staged_data import StagedData
+from tidegate.jobs.history.sink_identity import SinkIdentity
 from tidegate.units import ByteSize, parse_size
 
 DEFAULT_TARGET_FILE_ROWS = 1_000_000
 DEFAULT_TARGET_FILE_SIZE = "256 MiB"
 OTHER_FOLDER = "Write to another folder, or remove what is there"
+_EFFECTS: Mapping[IfExists, str] = {
+    "error": "refuses the start if there are files",
+    "append": "keeps the files that are there",
+    "overwrite": "removes the files that are there with the first commit",
+}
 
 
 class FileSink(Sink):
@@ -37,10 +45,6 @@ class FileSink(Sink):
 
     Args, raises: as the subclasses say.
     """
-
-    can_rewind = True
-    can_quarantine = True
-    can_collect = True
 
     _format_name: ClassVar[FormatName]
     """Of the files; other files of it in the folder count for `if_exists`."""
@@ -92,6 +96,10 @@ class FileSink(Sink):
             existing.check_absent()
         elif self.if_exists == "overwrite" and ctx.lineage:
             existing.begin()
+
+    def existing_output(self) -> str:
+        """What `if_exists` says of files that are there."""
+        return f"{_EFFECTS[self.if_exists]} (if_exists={self.if_exists})"
 
     @property
     @abstractmethod
@@ -159,6 +167,11 @@ class FileSink(Sink):
 
         return take_back
 
+    def quarantine(self, ctx: SinkContext, committables: Sequence[Committable], into: Quarantine) -> None:
+        """Moves the staged files."""
+        filesystem, root = open_filesystem(self._url, self._storage_options)
+        quarantine_files(filesystem, FileLayout(root, ctx), ctx, committables, into)
+
     def collect(self, ctx: SinkContext, needed: StillNeeded, *, dry_run: bool = False) -> Leftovers:
         """Removes staged files, and packs commit markers."""
         filesystem, root = open_filesystem(self._url, self._storage_options)
@@ -169,10 +182,10 @@ class FileSink(Sink):
         root = open_filesystem(self._url, self._storage_options)[1]
         return staged_files(self._url, FileLayout(root, ctx), ctx.uid, checkpoint_id, handle)
 
-    def describe(self) -> str:
+    def identity(self) -> SinkIdentity:
         """The path and how it is partitioned."""
-        by = f", partition_by={list(self._partition_by)}" if self._partition_by else ""
-        return f"{type(self).__name__}({self._url!r}{by})"
+        by = {"partition_by": list(self._partition_by)} if self._partition_by else {}
+        return SinkIdentity(type(self).__name__, (self._url,), by)
 
 
 def file_cut(target_file_rows: int, target_file_size: str | ByteSize, name: str) -> FileCut:

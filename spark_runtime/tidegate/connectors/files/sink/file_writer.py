@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -19,13 +19,17 @@ from tidegate.connectors.files.sink.existing_output import ExistingOutput
 from tidegate.connectors.files.sink.hive_partitions import PartitionValues, by_partition, hive_folder
 from tidegate.connectors.files.sink.marker_packs import MarkerPacks
 from tidegate.connectors.files.sink.sink_layout import FileLayout, parse_staged_name, target_name
-from tidegate.connectors.files.sink.staged_files import staged_files, suffix_of
-from tidegate.connectors.interface import Committable, SinkContext, SinkWriter
-from tidegate.connectors.quarantine import Quarantine
+from tidegate.connectors.interface import SinkWriter
 from tidegate.connectors.storage import is_local, sync_to_disk
-from tidegate.connectors.transactions import check_own, looks_after, parse_transaction_id, transaction_id
+from tidegate.connectors.transactions import (
+    Committable,
+    SinkContext,
+    check_own,
+    looks_after,
+    parse_transaction_id,
+    transaction_id,
+)
 from tidegate.errors import SinkConflictError, TidegateError
-from tidegate.jobs.client.staged_data import StagedData
 
 MARKER_VERSION = 1
 OPEN_FILES = 64
@@ -281,24 +285,6 @@ class FileWriter(SinkWriter):
         for handle in committables:
             check_own(self._ctx, handle)
             self._remove_staged(handle)
-
-    def quarantine(self, committables: Sequence[Committable], into: Quarantine) -> None:
-        """Move the files, partition folders kept."""
-        for handle in committables:
-            check_own(self._ctx, handle)
-            made = parse_transaction_id(handle.transaction_id)
-            held = self._staged_data(handle, into.checkpoint_of(made))
-            moved = []
-            for n, (entry, file) in enumerate(zip(handle.data["files"], held.files, strict=True)):
-                name = f"{entry.get('folder', '')}{n}{suffix_of(entry['staged'])}"
-                path = into.take_file(self._fs, self._layout.staged(entry["staged"], made.subtask), made, name)
-                if path is not None:
-                    moved.append(replace(file, path=path))
-            if moved:
-                into.note(made, replace(held, files=tuple(moved)))
-
-    def _staged_data(self, handle: Committable, checkpoint_id: int) -> StagedData:
-        return staged_files(self._layout.root, self._layout, self._ctx.uid, checkpoint_id, handle)
 
     def _remove_staged(self, handle: Committable) -> None:
         made = parse_transaction_id(handle.transaction_id)

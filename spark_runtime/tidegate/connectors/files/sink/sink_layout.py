@@ -13,22 +13,18 @@ generation, run, transaction number and file number, so that a zombie never writ
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from tidegate.connectors.interface import SinkContext
-from tidegate.connectors.transactions import TransactionId
+from tidegate.connectors.transactions import TOKEN_SEPARATOR, SinkContext, TransactionId, token
 from tidegate.errors import SinkConflictError
 
 PRIVATE_FOLDER = "_tidegate"
 STAGED_SUFFIX = ".staged"
 MARKER_SUFFIX = ".json"
 
-_SEPARATOR = "--"
-_PLAIN = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 _STAGED_NAME = re.compile(r"g(\d+)--(.+)--(\d+)--(\d+)((?:\.[a-z0-9]+)+)\.staged")
 _PUBLISHED_NAME = re.compile(r"part-(.+)--(\d+)--(\d+)--(\d+)(?:\.[a-z0-9]+)+")
 
@@ -46,21 +42,13 @@ class StagedName:
 
     def __str__(self) -> str:
         parts = [f"g{self.generation}", self.run, str(self.transaction), str(self.file)]
-        return _SEPARATOR.join(parts) + self.suffix + STAGED_SUFFIX
+        return TOKEN_SEPARATOR.join(parts) + self.suffix + STAGED_SUFFIX
 
 
 def parse_staged_name(name: str) -> StagedName | None:
     """Inverse of `str(StagedName)`; None for a file that is not ours."""
     match = _STAGED_NAME.fullmatch(name)
     return StagedName(int(match[1]), match[2], int(match[3]), int(match[4]), match[5]) if match else None
-
-
-def token(text: str) -> str:
-    """`text` as a part of a file name: as it is when plain, else cleaned and with a digest, so that no two texts
-    share a token. A token holds no separator."""
-    if _PLAIN.fullmatch(text) and _SEPARATOR not in text:
-        return text
-    return f"{re.sub('[^A-Za-z0-9_]', '_', text)}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 class FileLayout:
@@ -83,12 +71,12 @@ class FileLayout:
         self._generation = ctx.generation
         self._subtask = ctx.subtask
         names = [token(ctx.job_id), token(ctx.lineage), token(ctx.uid)]
-        self._writers = _SEPARATOR.join(names)
+        self._writers = TOKEN_SEPARATOR.join(names)
         self.staging_of_all = "/".join([self.root, PRIVATE_FOLDER, "staging", *names])
         self.staging = f"{self.staging_of_all}/{ctx.subtask}"
         self.commits = f"{self.root}/{PRIVATE_FOLDER}/commits"
         self.committed = "/".join([self.root, PRIVATE_FOLDER, "committed", *names])
-        self.own_files_begin = f"part-{_SEPARATOR.join(names[:2])}{_SEPARATOR}"
+        self.own_files_begin = f"part-{TOKEN_SEPARATOR.join(names[:2])}{TOKEN_SEPARATOR}"
         self.replaces = f"{self.root}/{PRIVATE_FOLDER}/replaced/{self._writers}.begun{MARKER_SUFFIX}"
         self.replaced = f"{self.root}/{PRIVATE_FOLDER}/replaced/{self._writers}{MARKER_SUFFIX}"
         self.markers_begin = "".join(f"{quote(name, safe='')}," for name in (ctx.job_id, ctx.lineage, ctx.uid))
@@ -146,4 +134,4 @@ def target_name(made: TransactionId, file: int, staged: str) -> str:
     if name is None:
         raise SinkConflictError("Not a staged file", where=staged, cause="damaged or foreign state of a sink")
     parts = [token(made.job_id), token(made.lineage), token(made.uid), str(made.subtask), str(made.checkpoint_id)]
-    return f"part-{_SEPARATOR.join([*parts, str(file)])}{name.suffix}"
+    return f"part-{TOKEN_SEPARATOR.join([*parts, str(file)])}{name.suffix}"

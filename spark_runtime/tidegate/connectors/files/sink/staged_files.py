@@ -1,14 +1,17 @@
-"""What file sinks tell of the files that a transaction has staged (S7.8)."""
+"""The files that a transaction of a file sink has staged: where they are, and how they go to quarantine (S7.8)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from urllib.parse import unquote
+
+from fsspec import AbstractFileSystem
 
 from tidegate.connectors.files.sink.hive_partitions import NULL_FOLDER
 from tidegate.connectors.files.sink.sink_layout import FileLayout, parse_staged_name
-from tidegate.connectors.interface import Committable
-from tidegate.connectors.transactions import parse_transaction_id
+from tidegate.connectors.quarantine import Quarantine
+from tidegate.connectors.transactions import Committable, SinkContext, check_own, parse_transaction_id
 from tidegate.jobs.client.staged_data import StagedData, StagedFile, files_staged
 
 
@@ -23,6 +26,28 @@ def staged_files(url: str, layout: FileLayout, uid: str, checkpoint_id: int, han
         values = partition if partition is not None else partition_of(file.get("folder", ""))
         files.append(StagedFile(path, file["rows"], file.get("bytes"), values))
     return files_staged(uid, checkpoint_id, suffix, files)
+
+
+def quarantine_files(
+    filesystem: AbstractFileSystem,
+    layout: FileLayout,
+    ctx: SinkContext,
+    committables: Sequence[Committable],
+    into: Quarantine,
+) -> None:
+    """Move the files of transactions, partition folders kept. See `SupportsQuarantine`."""
+    for handle in committables:
+        check_own(ctx, handle)
+        made = parse_transaction_id(handle.transaction_id)
+        held = staged_files(layout.root, layout, ctx.uid, into.checkpoint_of(made), handle)
+        moved = []
+        for n, (entry, file) in enumerate(zip(handle.data["files"], held.files, strict=True)):
+            name = f"{entry.get('folder', '')}{n}{suffix_of(entry['staged'])}"
+            path = into.take_file(filesystem, layout.staged(entry["staged"], made.subtask), made, name)
+            if path is not None:
+                moved.append(replace(file, path=path))
+        if moved:
+            into.note(made, replace(held, files=tuple(moved)))
 
 
 def suffix_of(staged: str) -> str:

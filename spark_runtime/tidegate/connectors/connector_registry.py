@@ -1,0 +1,86 @@
+"""The connectors by name: the built-in ones, and those that other distributions register as entry points.
+
+A built-in connector is one line here; `tidegate` takes its public connector names from this list. A connector of
+another distribution is an entry point of the group `tidegate.connectors`, `Name = module:Class`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tidegate.errors import EnvironmentProblemError, OptionError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+ENTRY_POINTS = "tidegate.connectors"
+"""The group of entry points."""
+
+BUILT_IN: Mapping[str, str] = {
+    "Csv": "tidegate.connectors.files.sink.text_sinks:Csv",
+    "DataGen": "tidegate.connectors.datagen:DataGen",
+    "Delta": "tidegate.connectors.delta.delta_sink:Delta",
+    "Discard": "tidegate.connectors.discard:Discard",
+    "Files": "tidegate.connectors.files.source.files:Files",
+    "JsonLines": "tidegate.connectors.files.sink.text_sinks:JsonLines",
+    "Parquet": "tidegate.connectors.files.sink.parquet:Parquet",
+    "Postgres": "tidegate.connectors.postgres.postgres_sink:Postgres",
+    "Replay": "tidegate.connectors.replay:Replay",
+    "SparkFrame": "tidegate.connectors.spark.spark_source:SparkFrame",
+    "SparkTable": "tidegate.connectors.spark.spark_source:SparkTable",
+    "SparkWriter": "tidegate.connectors.spark.spark_writer:SparkWriter",
+}
+"""Name of the class -> "module:Class". A module is imported when its connector is first used."""
+
+
+def registered_connectors() -> list[str]:
+    """Sorted names of the connectors that other installed distributions register. Imports none of them."""
+    return sorted({point.name for point in _entry_points()} - BUILT_IN.keys())
+
+
+def find_connector(name: str) -> type[Any]:
+    """The class of a source or sink, such as `find_connector("Parquet")`. Imports its module. A built-in connector wins
+    over another of its name.
+
+    Raises:
+        OptionError: there is no such connector, with the nearest name; or several distributions register it.
+        EnvironmentProblemError: its module cannot be imported, or lacks the class.
+    """
+    found = [_built_in(name)] if name in BUILT_IN else [point for point in _entry_points() if point.name == name]
+    if not found:
+        names = [*BUILT_IN, *registered_connectors()]
+        near = difflib.get_close_matches(name, names, n=1)
+        raise OptionError(
+            f"there is no connector {name!r}",
+            remedy=f"Did you mean {near[0]!r}?" if near else f"Use one of {', '.join(names)}",
+        )
+    if len(found) > 1:
+        raise OptionError(
+            f"{len(found)} distributions register a connector {name!r}",
+            cause=", ".join(sorted(point.value for point in found)),
+            remedy="Uninstall all but one of them",
+        )
+    try:
+        connector: type[Any] = found[0].load()
+    except (ImportError, AttributeError) as error:
+        raise EnvironmentProblemError(
+            f"connector {name!r} cannot be loaded",
+            where=f"entry point {found[0].value}",
+            cause=f"{type(error).__name__}: {error}",
+            remedy="Install what it needs, or the version of its distribution that fits this tidegate",
+        ) from error
+    return connector
+
+
+def _built_in(name: str) -> EntryPoint:
+    from importlib.metadata import EntryPoint  # slow to import, and `import tidegate` does without
+
+    return EntryPoint(name, BUILT_IN[name], ENTRY_POINTS)
+
+
+def _entry_points() -> list[EntryPoint]:
+    from importlib.metadata import entry_points
+
+    return list(entry_points(group=ENTRY_POINTS))

@@ -1,0 +1,104 @@
+"""What a sink writes to: its identity, as data, and as the text of it in decision logs and pinned graphs. Pure.
+
+The driver that runs a pipeline asks its sinks. Whoever reads a log (a fork, lineage) reads the text: `Kind(place, ...,
+option=...)`. `str(identity)` writes this text, `recorded_identity` reads it.
+"""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_SAME_SCHEME = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "local": "file"}
+"""Names that file systems and Spark have for one kind of store."""
+_POSTGRES_PORT = ":5432"
+_THIS_HOST = ("127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class SinkIdentity:
+    """What a sink writes to, without secrets.
+
+    Attributes:
+        kind: name of the sink's class. Of a recorded text without a place: the whole text.
+        place: such as `("s3://lake/out",)` or `("host:5432/db", "public.flights")`; (): not known.
+        options: what else matters to a reader, by name: texts, numbers and lists of them. Not part of the place.
+    """
+
+    kind: str
+    place: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __str__(self) -> str:
+        if not self.place:
+            return self.kind
+        options = (f"{name}={value!r}" for name, value in self.options.items())
+        return f"{self.kind}({', '.join([*map(repr, self.place), *options])})"
+
+    @property
+    def plain_place(self) -> tuple[str, ...]:
+        """The place without the user who connects, and without a trailing slash."""
+        return tuple((text if "://" in text else text.rpartition("@")[2]).rstrip("/") for text in self.place)
+
+
+def recorded_identity(text: str) -> SinkIdentity:
+    """The identity in a text that a log or a pinned graph has, from whichever version and class of sink. A text of
+    another form names no place."""
+    try:
+        call = ast.parse(text, mode="eval").body
+        if isinstance(call, ast.Call) and call.args:
+            place = tuple(str(ast.literal_eval(argument)) for argument in call.args)
+            options = {option.arg: _value(option.value) for option in call.keywords if option.arg is not None}
+            return SinkIdentity(ast.unparse(call.func), place, options)
+    except (SyntaxError, ValueError):
+        pass
+    return SinkIdentity(text)
+
+
+def is_same_place(one: SinkIdentity, other: SinkIdentity, resolve: Callable[[str], str] = posixpath.normpath) -> bool:
+    """Whether two sinks write to the same place however it is spelled, or one into a folder of the other's, as a
+    partition is. Where the place is not known they do when all else is equal.
+
+    Args:
+        resolve: the one name of a local path; in the driver it follows links.
+    """
+    if one == other:
+        return True
+    here, there = (tuple(_spelled(text, resolve) for text in _server_first(i.plain_place)) for i in (one, other))
+    if len(here) == len(there) == 1 and "/" in here[0]:
+        return _is_in(here[0], there[0]) or _is_in(there[0], here[0])
+    return here != () and here == there
+
+
+def _value(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return ast.unparse(node)
+
+
+def _server_first(place: tuple[str, ...]) -> tuple[str, ...]:
+    """Of a table of a database the server without what goes without saying."""
+    if len(place) != 2 or "://" in place[0]:
+        return place
+    host, slash, database = place[0].rpartition("/")
+    host = host.lower().removesuffix(_POSTGRES_PORT)
+    return f"{'localhost' if host in _THIS_HOST else host}{slash}{database}", place[1]
+
+
+def _spelled(text: str, resolve: Callable[[str], str]) -> str:
+    """A path or URL as all its spellings have it; any other text as it is."""
+    text = text.rpartition("::")[2]
+    scheme, is_url, rest = text.partition("://")
+    scheme = _SAME_SCHEME.get(scheme.lower(), scheme.lower())
+    if is_url and scheme != "file":
+        return f"{scheme}://{posixpath.normpath(rest)}"
+    path = rest if is_url else text
+    return resolve(f"/{path.strip('/')}") if path.startswith("/") else text
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return f"{path}/".startswith(f"{folder.rstrip('/')}/")
