@@ -6,18 +6,16 @@ import argparse
 import os
 
 from tidegate.cli import arguments
-from tidegate.cli.environment import Surroundings
+from tidegate.cli.environment import Job, Surroundings
 from tidegate.cli.presentation import progress_text
-from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.status import JobView
 
 
-def client_of(args: argparse.Namespace, around: Surroundings) -> JobClient:
-    """A client for the job named. Raises OptionError, StoreError."""
+def job_of(kind: type[Job], args: argparse.Namespace, around: Surroundings) -> Job:
+    """The job named, to read it or, as a JobClient, to command it. Raises OptionError, StoreError."""
     job_id = arguments.job_id(args)
-    return around.connect(
-        arguments.root(args, around.environment), job_id, arguments.storage_options(args, around.environment)
-    )
+    root = arguments.root(args, around.environment)
+    return around.connect(kind, root, job_id, arguments.storage_options(args, around.environment))
 
 
 def show_progress(around: Surroundings, view: JobView) -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import importlib.metadata
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any
 
 from tidegate.cli.arguments import Parser
-from tidegate.cli.environment import Surroundings, Verbs
-from tidegate.cli.jobs import commands, inspection, rescale, start
+from tidegate.cli.environment import Surroundings
 from tidegate.cli.output import Output
-from tidegate.cli.snapshots import snapshot_verbs
-from tidegate.cli.upkeep import agent, doctor, gc, pack
-from tidegate.cli.verdicts import verdict_verbs
+from tidegate.cli.verb_registry import VERBS, add_arguments
 from tidegate.errors import OptionError, TidegateError
 
 EXIT_BUG = 70
@@ -27,24 +23,37 @@ EXIT_PIPE_CLOSED = 141
 """Whoever read the output has gone."""
 
 
-def parser() -> Parser:
-    """The whole grammar."""
+def parser(words: Sequence[str] = ()) -> Parser:
+    """The grammar for these words: every verb by name and help line, and the arguments of the verb that they call."""
     whole = Parser(
         prog="tidegate",
         description="Stateful jobs on Spark with checkpoints, savepoints, drain and restore.",
         epilog="`tidegate VERB --help` tells more. Exit codes: 0 done, 2 wrong option, 3 pipeline, 4 job exists, 5 no "
         "such job, 6 job failed, 7 refused, 8 timeout, 9 slots, 10 snapshot, 11 store, 12 environment, 13 fenced.",
     )
-    whole.add_argument("--version", action="version", version=f"tidegate {version()}")
+    whole.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
     added = whole.add_subparsers(title="verbs", metavar="VERB", required=True, parser_class=Parser)
-    for family in (start, pack, inspection, commands, rescale, verdict_verbs, snapshot_verbs, gc, agent, doctor):
-        family.add(cast(Verbs, added))
-    whole.verbs = tuple(added.choices)
+    called = next((word for word in words if word in VERBS), None)
+    for name, verb in VERBS.items():
+        made = added.add_parser(name, help=verb.help)
+        if name == called:
+            add_arguments(name, made)
+    whole.verbs = tuple(VERBS)
     return whole
+
+
+class _Version(argparse.Action):
+    """argparse's own action wants the version before anybody has asked for it."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(f"{parser.prog} {version()}")
+        parser.exit()
 
 
 def version() -> str:
     """Of the installed distribution."""
+    import importlib.metadata  # loads 30 modules, and few calls need it
+
     try:
         return importlib.metadata.version("tidegate")
     except importlib.metadata.PackageNotFoundError:  # a source tree on the path
@@ -67,7 +76,7 @@ def main(
     output = Output(sys.stdout, sys.stderr, as_json="--json" in words)
     try:
         around = make_surroundings(output) if make_surroundings is not None else Surroundings(output, os.environ)
-        grammar = parser()
+        grammar = parser(words)
         grammar.check_verb(words)
         args, unknown = grammar.parse_known_args(words)
         if unknown:
@@ -86,6 +95,8 @@ def main(
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE_CLOSED
     except Exception:
+        import traceback  # for this case alone
+
         output.wipe()
         traceback.print_exc()
         output.note("tidegate: this is a bug in tidegate; please report it with the lines above")

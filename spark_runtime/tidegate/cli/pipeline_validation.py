@@ -7,16 +7,19 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tidegate.api.loader.pipeline_loader import load_pipeline
+from tidegate.connectors.found_schema import FoundSchemas, found_schemas
+from tidegate.coordinator.checkpoint_mode import check_checkpoint_mode, check_commit, check_sink_modes
+from tidegate.coordinator.recovery.fresh_start import check_fresh_start, existing_output
 from tidegate.jobs.artifacts.artifact import pack, resolve_pipeline
+from tidegate.jobs.artifacts.pinned_graph import PinnedGraph
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RelativePaths
-
-if TYPE_CHECKING:
-    from tidegate.connectors.found_schema import FoundSchemas
-    from tidegate.plan.execution_plan import ExecutionPlan
-    from tidegate.plan.job_graph import JobGraph
+from tidegate.plan.batch_plan import plan_batch
+from tidegate.plan.execution_plan import ExecutionPlan, plan
+from tidegate.plan.job_graph import JobGraph
 
 
 def validate(
@@ -27,7 +30,7 @@ def validate(
     *,
     starts: str = "",
     paths: RelativePaths | None = None,
-    schemas: FoundSchemas | None = None,
+    pinned: PinnedGraph | None = None,
 ) -> tuple[tuple[str, str], ...]:
     """Build the pipeline from what would be pinned of it, and plan it, as the driver will. See `built`.
 
@@ -35,13 +38,13 @@ def validate(
         starts: id of the job that is to start afresh with it: its sinks are asked whether they may write to what is
             there. Empty: nothing starts afresh.
         paths: where relative paths lie; None: in the working directory.
-        schemas: that the job's sources found before.
+        pinned: the graph of an earlier submission: files that came since do not change the schemas that its sources
+            found.
 
     Returns:
         (uid, text) of each file sink: what a fresh start does with the files that are there.
     """
-    from tidegate.coordinator.recovery.fresh_start import check_fresh_start, existing_output
-
+    schemas = None if pinned is None else found_schemas(pinned.graph)
     with built(pipeline, code_root, arguments, options, paths, schemas) as (graph, _):
         if starts:
             check_fresh_start(graph, starts)
@@ -69,11 +72,6 @@ def built(
             that the options turn off, or is nothing for its execution mode.
     """
     path, target = resolve_pipeline(pipeline, code_root)
-    from tidegate.api.loader.pipeline_loader import load_pipeline
-    from tidegate.coordinator.checkpoint_mode import check_checkpoint_mode, check_commit, check_sink_modes
-    from tidegate.plan.batch_plan import plan_batch
-    from tidegate.plan.execution_plan import plan
-
     with tempfile.TemporaryDirectory(prefix="tidegate-check-") as folder, contextlib.redirect_stdout(sys.stderr):
         for name, content in pack(path).files:
             file = os.path.join(folder, *name.split("/"))

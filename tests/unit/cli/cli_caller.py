@@ -119,7 +119,7 @@ class Caller:
 
         def surroundings(output: Output) -> Surroundings:
             require = require_machine if self.looks_at_machine else lambda *_: None
-            return Surroundings(output, self.environment, self.client, self.launch, require, self.sleep)
+            return Surroundings(output, self.environment, self.launch, require, self.sleep, lambda: self.elapsed_s)
 
         place = ("--root", self.root) if root else ()
         self.capsys.readouterr()

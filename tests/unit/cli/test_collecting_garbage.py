@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cli_caller import Caller
 
-from tidegate.cli.upkeep import gc
+from tidegate.cli.upkeep import job_garbage
 from tidegate.jobs.stores.store_registry import open_store
 
 
@@ -22,7 +22,7 @@ def orphan(tidegate: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     driver.reign.append("claim", data)
     driver.status("FAILED", reason="x")
     open_store(tidegate.root).create(f"{path}/op.state", b"five!")
-    monkeypatch.setattr(gc, "utc_now", lambda: datetime(2040, 1, 1, tzinfo=UTC))
+    monkeypatch.setattr(job_garbage, "utc_now", lambda: datetime(2040, 1, 1, tzinfo=UTC))
     return f"{tmp_path}/{path}"
 
 

@@ -6,7 +6,8 @@ import pytest
 from scripted_contract import FakeTime, ScriptedDriver
 
 from tidegate.errors import CommandRefusedError, DriverLostError, JobFailedError, JobNotFoundError, WaitTimeoutError
-from tidegate.jobs.client.job_client import RESULT_GRACE_S, JobClient
+from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.job_directory import RESULT_GRACE_S
 from tidegate.jobs.records import RestoreFrom, Spec
 from tidegate.jobs.status import JobStatus, JobView
 

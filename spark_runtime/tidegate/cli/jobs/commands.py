@@ -7,8 +7,9 @@ from datetime import timedelta
 from typing import Any
 
 from tidegate.cli import arguments
-from tidegate.cli.environment import Surroundings, Verbs
-from tidegate.cli.job_lookup import absolute, client_of, same_place, show_progress
+from tidegate.cli.arguments import Parser
+from tidegate.cli.environment import Surroundings
+from tidegate.cli.job_lookup import absolute, job_of, same_place, show_progress
 from tidegate.cli.presentation import checkpoint_document, size, status_text
 from tidegate.errors import CommandRefusedError, WaitTimeoutError
 from tidegate.jobs.client.job_client import JobClient
@@ -23,26 +24,26 @@ COMMAND_LIFE = timedelta(hours=1)
 """A driver refuses a command that is older; one that is waited for longer lives so long."""
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verbs."""
-    parser = verbs.add_parser(
-        "checkpoint", help="take a checkpoint now", description="Takes a checkpoint and waits for it."
-    )
+def add_checkpoint(parser: Parser) -> None:
+    """The arguments of `tidegate checkpoint`."""
+    parser.description = "Takes a checkpoint and waits for it."
     arguments.add_job(parser)
     arguments.add_timeout(parser, DEFAULT_TIMEOUT, f"how long to wait (default: {DEFAULT_TIMEOUT})")
     parser.set_defaults(run=checkpoint, path=None)
-    parser = verbs.add_parser(
-        "savepoint", help="take a savepoint; the job goes on", description="Takes a savepoint and waits for it."
-    )
+
+
+def add_savepoint(parser: Parser) -> None:
+    """The arguments of `tidegate savepoint`."""
+    parser.description = "Takes a savepoint and waits for it."
     arguments.add_job(parser)
     _add_path(parser)
     arguments.add_timeout(parser, DEFAULT_TIMEOUT, f"how long to wait (default: {DEFAULT_TIMEOUT})")
     parser.set_defaults(run=savepoint)
-    parser = verbs.add_parser(
-        "stop",
-        help="stop with a savepoint",
-        description="Stops the job with a savepoint and commits what it covers. Windows stay in it if not drained.",
-    )
+
+
+def add_stop(parser: Parser) -> None:
+    """The arguments of `tidegate stop`."""
+    parser.description = "Stops the job with a savepoint and commits what it covers. Windows stay in it if not drained."
     arguments.add_job(parser)
     parser.add_argument("--drain", action="store_true", help="fire all windows and timers first; for the end of a job")
     _add_path(parser)
@@ -54,9 +55,11 @@ def add(verbs: Verbs) -> None:
         help="then: go on as before (default); try once more without a drain; or end the job without a savepoint",
     )
     parser.set_defaults(run=stop)
-    parser = verbs.add_parser(
-        "cancel", help="end the job without a snapshot", description="Ends the job at once; its checkpoints stay."
-    )
+
+
+def add_cancel(parser: Parser) -> None:
+    """The arguments of `tidegate cancel`."""
+    parser.description = "Ends the job at once; its checkpoints stay."
     arguments.add_job(parser)
     arguments.add_timeout(parser, CANCEL_TIMEOUT, f"how long to wait (default: {CANCEL_TIMEOUT})")
     parser.set_defaults(run=cancel)
@@ -77,7 +80,7 @@ def savepoint(args: argparse.Namespace, around: Surroundings) -> int:
 
 
 def _snapshot(args: argparse.Namespace, around: Surroundings, verb: str) -> int:
-    client = client_of(args, around)
+    client = job_of(JobClient, args, around)
     timeout = arguments.duration(args.timeout, "--timeout")
     result = ask(client, around, verb, _with_path(args, {}), timeout)
     taken = client.view().checkpoint(int(result.data.get("checkpoint_id", 0)))
@@ -93,7 +96,7 @@ def _snapshot(args: argparse.Namespace, around: Surroundings, verb: str) -> int:
 
 def stop(args: argparse.Namespace, around: Surroundings) -> int:
     """Stop with a savepoint: suspend, or drain."""
-    client = client_of(args, around)
+    client = job_of(JobClient, args, around)
     timeout = arguments.duration(args.timeout, "--timeout")
     given = {"mode": "drain" if args.drain else "suspend", "timeout": timeout, "on_timeout": args.on_timeout}
     if timeout is None:
@@ -114,7 +117,7 @@ def stop(args: argparse.Namespace, around: Surroundings) -> int:
 
 def cancel(args: argparse.Namespace, around: Surroundings) -> int:
     """End the job; when its driver is dead, end it in the driver's place."""
-    client = client_of(args, around)
+    client = job_of(JobClient, args, around)
     timeout = arguments.duration(args.timeout, "--timeout")
     view = client.view()
     if view.is_terminal and view.status is not JobStatus.CANCELED:

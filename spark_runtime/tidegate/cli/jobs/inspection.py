@@ -7,8 +7,9 @@ import dataclasses
 from typing import Any
 
 from tidegate.cli import arguments
-from tidegate.cli.environment import Surroundings, Verbs
-from tidegate.cli.job_lookup import client_of
+from tidegate.cli.arguments import Parser
+from tidegate.cli.environment import Surroundings
+from tidegate.cli.job_lookup import job_of
 from tidegate.cli.output import table
 from tidegate.cli.presentation import (
     checkpoint_document,
@@ -20,8 +21,7 @@ from tidegate.cli.presentation import (
     view_lines,
 )
 from tidegate.errors import OptionError, TidegateError
-from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.client.job_directory import list_jobs
+from tidegate.jobs.client.job_directory import JobDirectory, list_jobs
 from tidegate.jobs.restore.snapshot_lookup import has_deleted_checkpoints
 from tidegate.jobs.status import JobStatus, JobView
 
@@ -30,23 +30,33 @@ FOLLOW_POLL_S = 1.0
 _EVERY = tuple(status for status in JobStatus if status.is_terminal)
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verbs."""
-    parser = verbs.add_parser(
-        "status", help="what a job is doing", description="Shows a job; --watch until it has ended."
-    )
+def add_status(parser: Parser) -> None:
+    """The arguments of `tidegate status`."""
+    parser.description = "Shows a job; --watch until it has ended."
     arguments.add_job(parser)
     parser.add_argument(
         "--watch", action="store_true", help="keep looking until the job has ended or its driver is lost"
     )
     parser.set_defaults(run=status)
-    parser = verbs.add_parser("checkpoints", help="a job's snapshots", description="Lists all snapshots, oldest first.")
+
+
+def add_checkpoints(parser: Parser) -> None:
+    """The arguments of `tidegate checkpoints`."""
+    parser.description = "Lists all snapshots, oldest first."
     arguments.add_job(parser)
     parser.set_defaults(run=checkpoints)
-    parser = verbs.add_parser("list", help="the jobs of a root", description="Lists the jobs of a root.")
+
+
+def add_list(parser: Parser) -> None:
+    """The arguments of `tidegate list`."""
+    parser.description = "Lists the jobs of a root."
     arguments.add_root(parser)
     parser.set_defaults(run=list_all)
-    parser = verbs.add_parser("logs", help="a job's logs", description="Shows the logs of the driver and the slots.")
+
+
+def add_logs(parser: Parser) -> None:
+    """The arguments of `tidegate logs`."""
+    parser.description = "Shows the logs of the driver and the slots."
     arguments.add_job(parser)
     parser.add_argument("--follow", action="store_true", help="go on until the job has ended")
     parser.add_argument("--generation", type=int, metavar="N", help="of an earlier driver (default: the newest)")
@@ -55,7 +65,7 @@ def add(verbs: Verbs) -> None:
 
 def status(args: argparse.Namespace, around: Surroundings) -> int:
     """Show a job; exit code 0 whatever its status is."""
-    client = client_of(args, around)
+    client = job_of(JobDirectory, args, around)
     view = client.view()
     if args.watch:
         _refuse_json(args, "--watch")
@@ -67,7 +77,7 @@ def status(args: argparse.Namespace, around: Surroundings) -> int:
     return 0
 
 
-def _watch(client: JobClient, around: Surroundings) -> JobView:
+def _watch(client: JobDirectory, around: Surroundings) -> JobView:
     """Look until the job has ended: a progress line on a terminal, else a line whenever status or snapshots change."""
     said: tuple[object, ...] = ()
 
@@ -84,7 +94,7 @@ def _watch(client: JobClient, around: Surroundings) -> JobView:
 
 def checkpoints(args: argparse.Namespace, around: Surroundings) -> int:
     """List a job's snapshots."""
-    client = client_of(args, around)
+    client = job_of(JobDirectory, args, around)
     view = client.view()
     if not view.checkpoints:
         around.output.say(f"{client.job_id}: no snapshot yet")
@@ -113,7 +123,7 @@ def list_all(args: argparse.Namespace, around: Surroundings) -> int:
     documents: list[dict[str, Any]] = []
     for job_id in list_jobs(root, storage_options):
         try:
-            view = around.connect(root, job_id, storage_options).view()
+            view = around.connect(JobDirectory, root, job_id, storage_options).view()
         except TidegateError as error:
             rows.append((job_id, "-", "-", f"cannot be read: {error}"))
             documents.append({"job_id": job_id, "status": None, "error": str(error)})
@@ -132,7 +142,7 @@ def list_all(args: argparse.Namespace, around: Surroundings) -> int:
 
 def logs(args: argparse.Namespace, around: Surroundings) -> int:
     """Show logs, each under its name when there are several."""
-    client = client_of(args, around)
+    client = job_of(JobDirectory, args, around)
     client.view()
     if args.generation is not None and args.generation < 1:
         raise OptionError(f"{args.generation} is not a generation", where="--generation", remedy="Give 1 or more")
@@ -150,7 +160,7 @@ def logs(args: argparse.Namespace, around: Surroundings) -> int:
     return 0
 
 
-def _follow(client: JobClient, around: Surroundings, generation: int | None) -> None:
+def _follow(client: JobDirectory, around: Surroundings, generation: int | None) -> None:
     shown: dict[str, int] = {}
     last = ""
     while True:

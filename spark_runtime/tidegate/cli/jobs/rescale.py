@@ -5,26 +5,25 @@ from __future__ import annotations
 import argparse
 
 from tidegate.cli import arguments
-from tidegate.cli.environment import Surroundings, Verbs
-from tidegate.cli.job_lookup import client_of, same_place
+from tidegate.cli.arguments import Parser
+from tidegate.cli.environment import Surroundings
+from tidegate.cli.job_lookup import job_of, same_place
 from tidegate.cli.jobs.commands import ask
 from tidegate.cli.jobs.start import add_waiting, run_submission
 from tidegate.errors import CommandRefusedError, OptionError
 from tidegate.jobs.client.job_client import JobClient
-from tidegate.jobs.launch.driver_requirements import without_ports
+from tidegate.jobs.launch.driver_requirements import require_machine, without_ports
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import RestoreFrom
 from tidegate.jobs.status import JobStatus, JobView
 from tidegate.jobs.stop_outcomes import answer_wait, stop_arguments
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb."""
-    parser = verbs.add_parser(
-        "rescale",
-        help="go on at another parallelism",
-        description="Suspends a job with a savepoint and restores it at another parallelism; all else is as before. "
-        "A job that is suspended already is restored. Should it not come up, restore it at the old parallelism.",
+def add_rescale(parser: Parser) -> None:
+    """The arguments of `tidegate rescale`."""
+    parser.description = (
+        "Suspends a job with a savepoint and restores it at another parallelism; all else is as before. "
+        "A job that is suspended already is restored. Should it not come up, restore it at the old parallelism."
     )
     arguments.add_job(parser)
     parser.add_argument("--parallelism", type=int, metavar="N", required=True, help="slots from now on")
@@ -35,7 +34,7 @@ def add(verbs: Verbs) -> None:
 
 def rescale(args: argparse.Namespace, around: Surroundings) -> int:
     """Suspend, submit, start. A job that runs at the parallelism already is left as it is."""
-    client = client_of(args, around)
+    client = job_of(JobClient, args, around)
     timeout = arguments.duration(args.timeout, "--timeout")
     view = client.view()
     before = client.spec(view.spec_number)
@@ -46,7 +45,7 @@ def rescale(args: argparse.Namespace, around: Surroundings) -> int:
         return 0
     options = JobOptions.from_mapping({**before.options, "parallelism": args.parallelism})
     conf = before.spark_conf if view.is_terminal else without_ports(before.spark_conf)
-    around.require(before.master, conf, options, around.environment)
+    (around.require or require_machine)(before.master, conf, options, around.environment)
     path = _suspended(args, around, client, view)
     around.output.note(f"{client.job_id}: suspended with savepoint {path}")
     spec = client.submit(

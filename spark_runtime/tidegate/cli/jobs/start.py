@@ -8,27 +8,27 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidegate.cli import arguments
-from tidegate.cli.environment import Surroundings, Verbs
-from tidegate.cli.job_lookup import client_of, same_place, show_progress
+from tidegate.cli.arguments import Parser
+from tidegate.cli.environment import Surroundings
+from tidegate.cli.job_lookup import job_of, same_place, show_progress
 from tidegate.cli.pipeline_arguments import add_pipeline_settings, given_arguments, given_options
-from tidegate.cli.pipeline_validation import validate
 from tidegate.cli.presentation import status_text, view_document, view_lines
+from tidegate.cli.verb_registry import runtime
 from tidegate.errors import CommandRefusedError, JobNotFoundError, OptionError
-from tidegate.jobs.artifacts.pinned_graph import pinned_graph
+from tidegate.jobs.artifacts.pinned_graph import PinnedGraph, pinned_graph
 from tidegate.jobs.client import fork as forking
 from tidegate.jobs.client import submission
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.client.job_directory import job_remedy
 from tidegate.jobs.client.waiter import failure_error
+from tidegate.jobs.launch.driver_requirements import require_machine
+from tidegate.jobs.launch.local import launch_local
 from tidegate.jobs.options import JobOptions
 from tidegate.jobs.records import Launch, RestoreFrom, Spec
 from tidegate.jobs.status import JobStatus, JobView
-
-if TYPE_CHECKING:
-    from tidegate.connectors.found_schema import FoundSchemas
 
 START_ALLOWANCE = timedelta(minutes=2)
 """How long a driver may take besides waiting for slots until its job runs, by default."""
@@ -37,23 +37,19 @@ _STARTED = (JobStatus.RUNNING, JobStatus.STOPPED, JobStatus.FINISHED, JobStatus.
 _ENDED = tuple(status for status in JobStatus if status.is_terminal)
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verbs."""
-    parser = verbs.add_parser(
-        "start",
-        help="submit a pipeline as a job and start it",
-        description="Checks the pipeline, pins its code, submits it, starts a driver here and waits until it runs.",
-    )
+def add_start(parser: Parser) -> None:
+    """The arguments of `tidegate start`."""
+    parser.description = "Checks the pipeline, pins its code, submits it, starts a driver here and waits until it runs."
     parser.add_argument("pipeline", metavar="PIPELINE", help="path/to/file.py:function or package.module:function")
     arguments.add_job(parser, positional=False)
     _add_fresh(parser, "start under the id of a job that is over, without its state: all input is read again.")
     _add_settings(parser)
     parser.set_defaults(run=start)
-    parser = verbs.add_parser(
-        "restore",
-        help="start a job from one of its snapshots, or from another job's savepoint",
-        description="Starts a new driver from a snapshot. What is not given is as before, the pinned code too.",
-    )
+
+
+def add_restore(parser: Parser) -> None:
+    """The arguments of `tidegate restore`."""
+    parser.description = "Starts a new driver from a snapshot. What is not given is as before, the pinned code too."
     arguments.add_job(parser)
     _add_source(parser)
     parser.add_argument(
@@ -70,11 +66,13 @@ def add(verbs: Verbs) -> None:
     )
     _add_settings(parser)
     parser.set_defaults(run=restore)
-    parser = verbs.add_parser(
-        "fork",
-        help="run a bounded job beside another one, from one of its snapshots",
-        description="Starts a job of its own from another job's snapshot, which is only read. Its sources have to be "
-        "bounded, and its sinks may not write to where the original's do. What is not given is the original's.",
+
+
+def add_fork(parser: Parser) -> None:
+    """The arguments of `tidegate fork`."""
+    parser.description = (
+        "Starts a job of its own from another job's snapshot, which is only read. Its sources have to be "
+        "bounded, and its sinks may not write to where the original's do. What is not given is the original's."
     )
     parser.add_argument("original", metavar="ORIGINAL", help="id of the job whose snapshot it begins with")
     arguments.add_job(parser, positional=False)
@@ -138,19 +136,19 @@ def add_waiting(parser: argparse.ArgumentParser) -> None:
 
 def start(args: argparse.Namespace, around: Surroundings) -> int:
     """Submit and start anew."""
-    client = client_of(args, around)
+    client = job_of(JobClient, args, around)
     options = JobOptions.from_mapping(given_options(args) or {})
     given = given_arguments(args) or {}
     timeout = arguments.duration(args.timeout, "--timeout")
     is_new = submission.check_start(client, args.submission_id, fresh=args.fresh)
     around.output.progress("checking the pipeline")
-    effects = validate(args.pipeline, args.code_root, given, options, starts=client.job_id if is_new else "")
+    effects = runtime("start")(args.pipeline, args.code_root, given, options, starts=client.job_id if is_new else "")
     if args.fresh and client.specs():
         for uid, effect in effects:
             around.output.note(f"fresh start: sink {uid!r}: {effect}")
     spark_conf = arguments.pairs(args.conf, "--conf")
     if is_new:
-        around.require(args.master, spark_conf, options, around.environment)
+        (around.require or require_machine)(args.master, spark_conf, options, around.environment)
     around.output.progress("submitting")
     spec = client.submit(
         pipeline=args.pipeline,
@@ -168,7 +166,7 @@ def start(args: argparse.Namespace, around: Surroundings) -> int:
 
 def restore(args: argparse.Namespace, around: Surroundings) -> int:
     """Submit and start from a snapshot. Options and arguments given are laid over those of the submission before."""
-    client = client_of(args, around)
+    client = job_of(JobClient, args, around)
     before = client.spec(client.view().followed) if client.specs() else None
     if before is None and args.pipeline is None:
         raise JobNotFoundError(
@@ -188,8 +186,8 @@ def restore(args: argparse.Namespace, around: Surroundings) -> int:
         around.output.progress("checking the pipeline")
         in_effect = checked or JobOptions.from_mapping(before.options if before else None)
         in_use = given if given is not None else before.arguments if before else {}
-        paths, schemas = (before.relative_paths, _schemas(client, before)) if before else (None, None)
-        validate(args.pipeline, args.code_root, in_use, in_effect, paths=paths, schemas=schemas)
+        paths, pinned = (before.relative_paths, _pinned(client, before)) if before else (None, None)
+        runtime("restore")(args.pipeline, args.code_root, in_use, in_effect, paths=paths, pinned=pinned)
     spark_conf = _laid_over(before.spark_conf if before else {}, arguments.pairs(args.conf, "--conf") or None)
     _require(args, around, before, spark_conf, checked or JobOptions.from_mapping(before.options if before else None))
     around.output.progress("submitting")
@@ -212,19 +210,15 @@ def restore(args: argparse.Namespace, around: Surroundings) -> int:
     return run_submission(args, around, client, submission.submit(client, request), timeout)
 
 
-def _schemas(client: JobClient, before: Spec) -> FoundSchemas:
-    """That the sources of an earlier submission found: files that came since do not change them."""
-    from tidegate.connectors.found_schema import found_schemas
-
-    pinned = pinned_graph(client.store, client.layout, before.number)
-    return {} if pinned is None else found_schemas(pinned.graph)
+def _pinned(client: JobClient, before: Spec) -> PinnedGraph | None:
+    return pinned_graph(client.store, client.layout, before.number)
 
 
 def fork(args: argparse.Namespace, around: Surroundings) -> int:
     """Submit and start a fork. Options and arguments given are laid over those under which its snapshot was taken."""
-    client = client_of(args, around)
+    client = job_of(JobClient, args, around)
     where = arguments.root(args, around.environment), arguments.storage_options(args, around.environment)
-    original = around.connect(where[0], args.original, where[1])
+    original = around.connect(JobClient, where[0], args.original, where[1])
     given = given_arguments(args)
     forking.check_differs(client, original, args.pipeline, given)
     submission.check_start(client, args.submission_id, fresh=args.fresh, what="fork")
@@ -236,8 +230,8 @@ def fork(args: argparse.Namespace, around: Surroundings) -> int:
     if args.pipeline is not None:
         around.output.progress("checking the pipeline")
         in_use = {**before.arguments, **(given or {})}
-        schemas = _schemas(client if known else original, before)
-        validate(args.pipeline, args.code_root, in_use, options, paths=before.relative_paths, schemas=schemas)
+        pinned = _pinned(client if known else original, before)
+        runtime("fork")(args.pipeline, args.code_root, in_use, options, paths=before.relative_paths, pinned=pinned)
     spark_conf = _laid_over(before.spark_conf, arguments.pairs(args.conf, "--conf") or None)
     _require(args, around, before, spark_conf, options)
     around.output.progress("submitting")
@@ -270,7 +264,7 @@ def _require(
         return  # it is there already, and its driver may have the ports
     master = args.master or (before.master if before else None)
     conf = spark_conf if spark_conf is not None else before.spark_conf if before else {}
-    around.require(master, conf, options, around.environment)
+    (around.require or require_machine)(master, conf, options, around.environment)
 
 
 def restore_from(
@@ -305,7 +299,7 @@ def run_submission(
     args: argparse.Namespace, around: Surroundings, client: JobClient, spec: Spec, timeout: timedelta | None
 ) -> int:
     output = around.output
-    launch = around.launch(client, spec)
+    launch = (around.launch or launch_local)(client, spec)
     if args.detach:
         view = client.view()
         output.say(f"{client.job_id}: submission {spec.number} started, process {launch.pid}")

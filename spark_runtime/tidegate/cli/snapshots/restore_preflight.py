@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from tidegate.cli.arguments import Parser
 from tidegate.cli.environment import Surroundings
-from tidegate.cli.pipeline_arguments import add_pipeline_settings, given_arguments, given_options
+from tidegate.cli.pipeline_arguments import given_arguments, given_options
 from tidegate.cli.pipeline_validation import built
-from tidegate.cli.snapshots.snapshot_path import add_path, current_splits, reader_of
+from tidegate.cli.snapshots.snapshot_path import current_splits, reader_of
 from tidegate.clock import now_iso
 from tidegate.connectors.found_schema import found_schemas
 from tidegate.connectors.interface import Source
@@ -25,20 +24,7 @@ from tidegate.plan.job_graph import JobGraph
 from tidegate.snapshot.reader import SnapshotReader
 
 
-def add(parser: Parser) -> None:
-    """The verb's arguments."""
-    add_path(parser)
-    parser.add_argument("pipeline", metavar="PIPELINE", help="path/to/file.py:function or package.module:function")
-    add_pipeline_settings(parser)
-    parser.add_argument("--allow-non-restored-state", action="store_true", help="state without an operator is dropped")
-    parser.add_argument("--allow-drained", action="store_true", help="what a drain took may be restored")
-    parser.add_argument(
-        "--write-graph", metavar="FILE.json", help="write the pipeline's graph there, for an Airflow preflight"
-    )
-    parser.set_defaults(run=check)
-
-
-def check(args: argparse.Namespace, around: Surroundings) -> int:
+def run(args: argparse.Namespace, around: Surroundings) -> int:
     """Say whether it fits, and why not; exit code 0 or that of a snapshot that does not fit."""
     reader = reader_of(args, around)
     given = given_options(args) or {}

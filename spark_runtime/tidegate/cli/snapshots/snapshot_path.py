@@ -17,12 +17,6 @@ from tidegate.snapshot.reader import SnapshotReader
 from tidegate.state.state_reader import open_reader
 
 
-def add_path(parser: argparse.ArgumentParser) -> None:
-    """Arguments of every verb that concerns one snapshot."""
-    parser.add_argument("path", metavar="PATH", help="folder or URL of the snapshot; also relative to --root")
-    arguments.add_root(parser)
-
-
 def reader_of(args: argparse.Namespace, around: Surroundings) -> SnapshotReader:
     """The snapshot that is named: a URL, an absolute path, one below the working directory when a snapshot lies there,
     else one below the root. Raises SnapshotError, StoreError, OptionError."""

@@ -1,7 +1,8 @@
-"""What a snapshot holds, as a document for programs and as lines for people. Reads; changes nothing."""
+"""`tidegate snapshot inspect`: what a snapshot holds, as a document for programs and as lines for people."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import pyarrow.compute as pc
 
 from tidegate.channel.elements import MIN_WATERMARK
+from tidegate.cli.environment import Surroundings
 from tidegate.cli.output import table
 from tidegate.cli.presentation import size
-from tidegate.cli.snapshots.snapshot_path import current_splits
+from tidegate.cli.snapshots.snapshot_path import current_splits, reader_of
 from tidegate.jobs.status_text import event_time
 from tidegate.snapshot.metadata import OperatorState
 from tidegate.snapshot.reader import SnapshotReader, StateShape
@@ -20,6 +22,15 @@ PROGRESS = "progress"
 """State in which operators over event time keep how far they are."""
 MAX_SPLITS_SHOWN = 20
 """Splits of one source in the text for people; the document has all."""
+
+
+def run(args: argparse.Namespace, around: Surroundings) -> int:
+    """Show it."""
+    document = summary_document(reader_of(args, around))
+    for line in summary_lines(document):
+        around.output.say(line)
+    around.output.document(document)
+    return 0
 
 
 def summary_document(reader: SnapshotReader) -> dict[str, Any]:

@@ -1,68 +1,33 @@
-"""`tidegate snapshot inspect`, `read` and `check`: what a snapshot holds and fits, without a job."""
+"""The arguments of `tidegate snapshot` and of its own verbs; each of them is in a module of its own."""
 
 from __future__ import annotations
 
-import argparse
-import base64
-import contextlib
-import json
-import os
-from collections.abc import Callable, Iterator
-from typing import Any, cast
-
-import pyarrow as pa
-
+from tidegate.cli import arguments
 from tidegate.cli.arguments import Parser
-from tidegate.cli.environment import Surroundings, Verbs
-from tidegate.cli.output import table
-from tidegate.cli.snapshots import restore_preflight
-from tidegate.cli.snapshots.snapshot_path import add_path, reader_of
-from tidegate.cli.snapshots.snapshot_summary import summary_document, summary_lines
-from tidegate.errors import OptionError, StoreError
-from tidegate.jobs.status_text import event_time
-from tidegate.state.state_reader import state_batches
+from tidegate.cli.pipeline_arguments import add_pipeline_settings
+from tidegate.cli.verb_registry import with_runtime
 
 DEFAULT_LIMIT = 20
 """Rows that `read` shows when neither --limit nor --out is given."""
-TIME_COLUMNS = frozenset(
-    f"{prefix}{name}"
-    for prefix in ("", "key:", "value:")
-    for name in (
-        *("window_start_us", "window_end_us", "span_start_us", "first_us", "last_us", "start_us", "end_us"),
-        *("time_us", "watermark_us"),
-    )
-)
-"""Columns of the runtime's own states that hold times, microseconds since the epoch; `read` shows them as such."""
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb and its own verbs."""
-    whole = verbs.add_parser(
-        "snapshot", help="look into a snapshot", description="Looks into a checkpoint or savepoint; no job is needed."
+def add_snapshot(parser: Parser) -> None:
+    """The verbs of `tidegate snapshot`."""
+    parser.description = "Looks into a checkpoint or savepoint; no job is needed."
+    added = parser.add_subparsers(title="verbs", metavar="VERB", required=True, parser_class=Parser)
+    _add_inspect(
+        added.add_parser(
+            "inspect",
+            help="what a snapshot holds",
+            description="Shows operators, states with their columns, rows and bytes, watermark and source positions.",
+        )
     )
-    added = cast(Verbs, whole.add_subparsers(title="verbs", metavar="VERB", required=True, parser_class=Parser))
-    parser = added.add_parser(
-        "inspect",
-        help="what a snapshot holds",
-        description="Shows operators, states with their columns, rows and bytes, watermark and source positions.",
+    _add_read(
+        added.add_parser(
+            "read", help="the rows of a state", description="Shows the rows of a state, or writes them to a file."
+        )
     )
-    add_path(parser)
-    parser.set_defaults(run=inspect)
-    parser = added.add_parser(
-        "read", help="the rows of a state", description="Shows the rows of a state, or writes them to a file."
-    )
-    add_path(parser)
-    parser.add_argument("--uid", required=True, metavar="UID", help="the operator")
-    parser.add_argument("--state", required=True, metavar="NAME", help="its state; `inspect` lists them")
-    parser.add_argument("--out", metavar="FILE", help="write all rows to FILE.parquet or FILE.arrow, batch by batch")
-    parser.add_argument(
-        "--limit", type=int, metavar="N", help=f"rows (default: {DEFAULT_LIMIT}; with --out or --format json all)"
-    )
-    parser.add_argument(
-        "--format", choices=("table", "json"), default="table", help="how rows are shown; json: one object a line"
-    )
-    parser.set_defaults(run=read)
-    restore_preflight.add(
+    _add_check(
         added.add_parser(
             "check",
             help="whether a pipeline can go on from a snapshot",
@@ -72,122 +37,37 @@ def add(verbs: Verbs) -> None:
     )
 
 
-def inspect(args: argparse.Namespace, around: Surroundings) -> int:
-    """Show it."""
-    document = summary_document(reader_of(args, around))
-    for line in summary_lines(document):
-        around.output.say(line)
-    around.output.document(document)
-    return 0
+def _add_path(parser: Parser) -> None:
+    parser.add_argument("path", metavar="PATH", help="folder or URL of the snapshot; also relative to --root")
+    arguments.add_root(parser)
 
 
-def read(args: argparse.Namespace, around: Surroundings) -> int:
-    """Show rows, or write them to a file."""
-    if args.limit is not None and args.limit < 0:
-        raise OptionError("a limit is not negative", where="--limit", remedy="Give 0 or more")
-    write = None if args.out is None else _writer_of(args.out)
-    batches = state_batches(reader_of(args, around), args.uid, args.state)
-    shows_some = args.out is None and args.format == "table"
-    limit = DEFAULT_LIMIT if args.limit is None and shows_some else args.limit
-    chosen = at_most(batches, limit)
-    told = {"uid": args.uid, "state": args.state, "columns": {f.name: str(f.type) for f in batches.schema}}
-    if write is not None:
-        rows = write(args.out, batches.schema, chosen)
-        around.output.say(f"{args.out}: {rows:,} rows")
-        around.output.document({**told, "out": args.out, "rows_written": rows})
-        return 0
-    shown = (row for batch in chosen for row in batch.to_pylist())
-    if around.output.as_json:
-        around.output.document({**told, "rows": [plain(row) for row in shown]})
-    elif args.format == "json":
-        for row in shown:
-            around.output.say(json.dumps(plain(row), ensure_ascii=False))
-    else:
-        _say_table(around, batches, list(shown), limit)
-    return 0
+def _add_inspect(parser: Parser) -> None:
+    _add_path(parser)
+    parser.set_defaults(run=with_runtime("snapshot inspect"))
 
 
-def _say_table(
-    around: Surroundings, batches: pa.RecordBatchReader, rows: list[dict[str, Any]], limit: int | None
-) -> None:
-    names = batches.schema.names
-    right = frozenset(f.name for f in batches.schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type))
-    times = frozenset(f.name for f in batches.schema if f.name in TIME_COLUMNS and pa.types.is_integer(f.type))
-    cells = [
-        tuple("" if row[name] is None else _cell(row[name], is_time=name in times) for name in names) for row in rows
-    ]
-    for line in table(names, cells, right=right):
-        around.output.say(line)
-    if limit is not None and len(rows) == limit and any(batch.num_rows for batch in batches):
-        around.output.note("there are more rows; --limit N shows more, --out FILE.parquet writes all")
+def _add_read(parser: Parser) -> None:
+    _add_path(parser)
+    parser.add_argument("--uid", required=True, metavar="UID", help="the operator")
+    parser.add_argument("--state", required=True, metavar="NAME", help="its state; `inspect` lists them")
+    parser.add_argument("--out", metavar="FILE", help="write all rows to FILE.parquet or FILE.arrow, batch by batch")
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help=f"rows (default: {DEFAULT_LIMIT}; with --out or --format json all)"
+    )
+    parser.add_argument(
+        "--format", choices=("table", "json"), default="table", help="how rows are shown; json: one object a line"
+    )
+    parser.set_defaults(run=with_runtime("snapshot read"))
 
 
-def _cell(value: Any, *, is_time: bool) -> str:
-    """A value as text; of a column that the runtime keeps times in, the time."""
-    return (event_time(value) or "") if is_time else str(plain(value))
-
-
-def at_most(batches: pa.RecordBatchReader, limit: int | None) -> Iterator[pa.RecordBatch]:
-    """The first `limit` rows; None: all. Reads no batch more than it needs to."""
-    left = limit
-    while left is None or left > 0:
-        batch = next(iter(batches), None)
-        if batch is None:
-            return
-        mine = batch if left is None else batch.slice(0, left)
-        left = None if left is None else left - mine.num_rows
-        yield mine
-
-
-def plain(value: Any) -> Any:
-    """A value of Arrow as JSON has it: bytes in base64, what JSON has no type for as text."""
-    if isinstance(value, dict):
-        return {str(name): plain(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode("ascii")
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if value - value == 0 else str(value)
-    return str(value)
-
-
-Write = Callable[[str, pa.Schema, Iterator[pa.RecordBatch]], int]
-
-
-def _writer_of(out: str) -> Write:
-    writers: dict[str, Write] = {".parquet": _write_parquet, ".arrow": _write_arrow}
-    found = writers.get(os.path.splitext(out)[1])
-    if found is None:
-        raise OptionError(f"{out!r} has no format", where="--out", remedy="Let it end in .parquet or .arrow")
-    return found
-
-
-def _write_parquet(out: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> int:
-    import pyarrow.parquet as pq
-
-    with _file_errors(out), pq.ParquetWriter(out, schema) as writer:
-        return _written(writer.write_batch, batches)
-
-
-def _write_arrow(out: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> int:
-    with _file_errors(out), pa.OSFile(out, "wb") as file, pa.ipc.new_file(file, schema) as writer:
-        return _written(writer.write_batch, batches)
-
-
-@contextlib.contextmanager
-def _file_errors(out: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StoreError("the file cannot be written", where=out, cause=str(error), remedy="Name another") from error
-
-
-def _written(write: Callable[[pa.RecordBatch], None], batches: Iterator[pa.RecordBatch]) -> int:
-    rows = 0
-    for batch in batches:
-        write(batch)
-        rows += batch.num_rows
-    return rows
+def _add_check(parser: Parser) -> None:
+    _add_path(parser)
+    parser.add_argument("pipeline", metavar="PIPELINE", help="path/to/file.py:function or package.module:function")
+    add_pipeline_settings(parser)
+    parser.add_argument("--allow-non-restored-state", action="store_true", help="state without an operator is dropped")
+    parser.add_argument("--allow-drained", action="store_true", help="what a drain took may be restored")
+    parser.add_argument(
+        "--write-graph", metavar="FILE.json", help="write the pipeline's graph there, for an Airflow preflight"
+    )
+    parser.set_defaults(run=with_runtime("snapshot check"))

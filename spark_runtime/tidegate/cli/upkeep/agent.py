@@ -7,7 +7,8 @@ import signal
 import threading
 
 from tidegate.cli import arguments
-from tidegate.cli.environment import Surroundings, Verbs
+from tidegate.cli.arguments import Parser
+from tidegate.cli.environment import Surroundings
 from tidegate.errors import OptionError
 from tidegate.jobs.launch import launcher_registry
 from tidegate.jobs.launch.agent import Agent
@@ -18,13 +19,9 @@ RESTARTS = 3
 WITHIN = "1 h"
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb."""
-    parser = verbs.add_parser(
-        "agent",
-        help="launch the drivers that jobs of the root want launched",
-        description="Runs until it is ended; the drivers it has launched go on. Several may look after one root.",
-    )
+def add_agent(parser: Parser) -> None:
+    """The arguments of `tidegate agent`."""
+    parser.description = "Runs until it is ended; the drivers it has launched go on. Several may look after one root."
     arguments.add_root(parser)
     kinds = launcher_registry.kinds()
     parser.add_argument(

@@ -5,18 +5,15 @@ from __future__ import annotations
 import argparse
 
 from tidegate.cli import arguments
-from tidegate.cli.environment import Surroundings, Verbs
+from tidegate.cli.arguments import Parser
+from tidegate.cli.environment import Surroundings
 from tidegate.cli.upkeep.installation_checks import examine
 from tidegate.errors import EnvironmentProblemError
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb."""
-    parser = verbs.add_parser(
-        "doctor",
-        help="check Java, Python, packages, ports and access to the root",
-        description="Checks what a job needs of this machine. Exit code 12 when something is wrong.",
-    )
+def add_doctor(parser: Parser) -> None:
+    """The arguments of `tidegate doctor`."""
+    parser.description = "Checks what a job needs of this machine. Exit code 12 when something is wrong."
     arguments.add_root(parser)
     parser.set_defaults(run=doctor)
 

@@ -12,7 +12,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from importlib import metadata
 
-from tidegate.cli.environment import Surroundings, Verbs
+from tidegate.cli.arguments import Parser
+from tidegate.cli.environment import Surroundings
 from tidegate.errors import EnvironmentProblemError, OptionError, PipelineError
 from tidegate.jobs.artifacts.artifact import pack, resolve_pipeline
 from tidegate.jobs.artifacts.packed_pipeline import SITE_PACKAGES, SUFFIX, Files, describe, packed
@@ -33,13 +34,9 @@ Install = Callable[[Sequence[str]], None]
 """Runs pip with these words."""
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb."""
-    parser = verbs.add_parser(
-        "pack",
-        help="put a pipeline and the packages it needs into one file",
-        description="Writes a zip that `start`, `restore` and Airflow take in the place of PIPELINE.",
-    )
+def add_pack(parser: Parser) -> None:
+    """The arguments of `tidegate pack`."""
+    parser.description = "Writes a zip that `start`, `restore` and Airflow take in the place of PIPELINE."
     parser.add_argument("pipeline", metavar="PIPELINE", help="path/to/file.py:function or package.module:function")
     parser.add_argument("-r", "--requirements", metavar="FILE", help="packages to put in, as pip reads them")
     parser.add_argument("-o", "--output", metavar="FILE.zip", required=True, help="the file to write")

@@ -22,13 +22,13 @@ from tidegate.coordinator.garbage.sink_leftovers import (
 from tidegate.errors import TidegateError
 from tidegate.jobs.artifacts.artifact import materialise
 from tidegate.jobs.artifacts.pinned_graph import pinned_graph
-from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.job_directory import JobDirectory
 from tidegate.jobs.history.submissions import followed_by, may_have_run, submissions_of
 from tidegate.jobs.records import Spec
 
 
 def collect_sinks(
-    client: JobClient,
+    client: JobDirectory,
     *,
     now: datetime,
     older_than: timedelta,
@@ -86,7 +86,7 @@ def collect_sinks(
 
 
 def _sinks(
-    client: JobClient, newest_first: Sequence[Spec], scratch: str, kept: list[str]
+    client: JobDirectory, newest_first: Sequence[Spec], scratch: str, kept: list[str]
 ) -> Iterator[tuple[Sink, SinkContext]]:
     """Every two-phase sink that a submission had, once for each uid and place, with the context of a writer."""
     seen: set[tuple[str, str]] = set()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import os
 import secrets
 import tempfile
 
 from tidegate.api.loader.pipeline_loader import load_pipeline
+from tidegate.cli.environment import Surroundings
+from tidegate.cli.job_lookup import job_of
+from tidegate.cli.verdicts.verdict_verbs import NEWEST
 from tidegate.clock import iso
 from tidegate.coordinator.driver_job import Job
 from tidegate.coordinator.events import Ruling
@@ -21,7 +26,7 @@ from tidegate.coordinator.late_commit import (
 from tidegate.coordinator.recovery.source_schemas import schemas_in_effect
 from tidegate.errors import CommandRefusedError
 from tidegate.jobs.artifacts.artifact import materialise
-from tidegate.jobs.client.job_client import JobClient
+from tidegate.jobs.client.job_directory import JobDirectory
 from tidegate.jobs.decision_log import last_fence
 from tidegate.jobs.history.verdicts import Verdicts, verdicts_of
 from tidegate.jobs.launches import find_local
@@ -29,7 +34,35 @@ from tidegate.jobs.options import JobOptions
 from tidegate.plan.execution_plan import plan
 
 
-def commit_pending(client: JobClient, ruling: Ruling | None = None) -> LateResult:
+def run(args: argparse.Namespace, around: Surroundings) -> int:
+    """Give a verdict, commit what is approved, and say what is left."""
+    client = job_of(JobDirectory, args, around)
+    around.output.progress(f"{client.job_id}: looking for its driver")
+    words = (("approve", args.approve), ("stop", args.reject), ("quarantine", args.quarantine))
+    given = next(((then, n) for then, n in words if n is not None), None)
+    ruling = None
+    if given is not None:
+        then, n = given
+        approves = then == "approve"
+        ruling = Ruling(
+            args.id or f"commit-pending-{secrets.token_hex(8)}",
+            approves,
+            None if n == NEWEST else n,
+            around.caller,
+            "quarantine" if then == "quarantine" else "stop",
+            args.reason,
+        )
+    result = commit_pending(client, ruling)
+    view = client.view()
+    committed = f"committed up to checkpoint {result.committed}" if result.committed else "nothing is committed"
+    waiting = f"; waiting for a verdict: {', '.join(map(str, result.waiting))}" if result.waiting else ""
+    gone = f"; in quarantine: {', '.join(map(str, result.quarantined))}" if result.quarantined else ""
+    around.output.say(f"{client.job_id}: {view.status}; {committed}{waiting}{gone}")
+    around.output.document({"job_id": client.job_id, "status": str(view.status), **dataclasses.asdict(result)})
+    return 0
+
+
+def commit_pending(client: JobDirectory, ruling: Ruling | None = None) -> LateResult:
     """Commit what is approved, after `ruling` if there is one, from the pinned pipeline and the latest recovery point;
     of a job that commits by itself what that point covers.
 
@@ -95,7 +128,7 @@ def commit_pending(client: JobClient, ruling: Ruling | None = None) -> LateResul
         return commit_late(job, f"commit-{secrets.token_hex(4)}", ruling)
 
 
-def _checked(client: JobClient) -> Verdicts:
+def _checked(client: JobDirectory) -> Verdicts:
     view = client.view()
     spec = client.spec(view.spec_number)
     where = f"job {client.job_id}"

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
 from tidegate.cli import arguments
-from tidegate.cli.environment import Surroundings, Verbs
-from tidegate.cli.job_lookup import client_of, show_progress
+from tidegate.cli.arguments import Parser
+from tidegate.cli.environment import Surroundings
+from tidegate.cli.job_lookup import job_of, show_progress
 from tidegate.cli.jobs.commands import ask
 from tidegate.cli.output import table
 from tidegate.cli.presentation import size
+from tidegate.cli.verb_registry import with_runtime
+from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.client.staged_data import StagedData
 from tidegate.jobs.status import JobView
 
@@ -22,22 +23,18 @@ NEWEST = 0
 """No checkpoint has this id."""
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verbs."""
-    parser = verbs.add_parser(
-        "approve",
-        help="commit what waits for a verdict",
-        description="Approves a checkpoint and all in front of it that wait, and waits until sinks have committed.",
-    )
+def add_approve(parser: Parser) -> None:
+    """The arguments of `tidegate approve`."""
+    parser.description = "Approves a checkpoint and all in front of it that wait, and waits until sinks have committed."
     arguments.add_job(parser)
     parser.add_argument("--checkpoint", type=int, metavar="ID", help="which one (default: the newest that waits)")
     arguments.add_timeout(parser, DEFAULT_TIMEOUT, f"how long to wait (default: {DEFAULT_TIMEOUT})")
     parser.set_defaults(run=approve)
-    parser = verbs.add_parser(
-        "reject",
-        help="give up what waits for a verdict",
-        description="Rejects a checkpoint and what came after it: nothing of it is ever committed.",
-    )
+
+
+def add_reject(parser: Parser) -> None:
+    """The arguments of `tidegate reject`."""
+    parser.description = "Rejects a checkpoint and what came after it: nothing of it is ever committed."
     arguments.add_job(parser)
     parser.add_argument("--checkpoint", type=int, metavar="ID", required=True, help="the oldest one to give up")
     parser.add_argument(
@@ -50,19 +47,21 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--reason", default="", metavar="TEXT", help="for people; written down with the verdict")
     arguments.add_timeout(parser, DEFAULT_TIMEOUT, f"how long to wait (default: {DEFAULT_TIMEOUT})")
     parser.set_defaults(run=reject)
-    parser = verbs.add_parser(
-        "staged",
-        help="where the data is that waits for a verdict",
-        description="Shows what approving a checkpoint would publish, and where it can be read until then.",
-    )
+
+
+def add_staged(parser: Parser) -> None:
+    """The arguments of `tidegate staged`."""
+    parser.description = "Shows what approving a checkpoint would publish, and where it can be read until then."
     arguments.add_job(parser)
     parser.add_argument("checkpoint", nargs="?", type=int, metavar="ID", help="default: the newest that waits")
     parser.set_defaults(run=staged)
-    parser = verbs.add_parser(
-        "commit-pending",
-        help="commit what is approved, with no job running",
-        description="Commits what is approved of a job that has ended, in this process, with the code that was pinned; "
-        "may be repeated. With a verdict: gives it first.",
+
+
+def add_commit_pending(parser: Parser) -> None:
+    """The arguments of `tidegate commit-pending`."""
+    parser.description = (
+        "Commits what is approved of a job that has ended, in this process, with the code that was pinned; "
+        "may be repeated. With a verdict: gives it first."
     )
     arguments.add_job(parser)
     word = parser.add_mutually_exclusive_group()
@@ -72,12 +71,12 @@ def add(verbs: Verbs) -> None:
     word.add_argument("--quarantine", type=int, metavar="ID", help="give up its output, which moves to quarantine/")
     parser.add_argument("--reason", default="", metavar="TEXT", help="of a rejection, for people")
     parser.add_argument("--id", metavar="ID", help="name of the verdict in the decision log (default: a random one)")
-    parser.set_defaults(run=commit_pending)
+    parser.set_defaults(run=with_runtime("commit-pending"))
 
 
 def approve(args: argparse.Namespace, around: Surroundings) -> int:
     """Approve, and wait for the commit; a job that ends before it leaves it pending."""
-    client = client_of(args, around)
+    client = job_of(JobClient, args, around)
     timeout = arguments.duration(args.timeout, "--timeout")
     result = ask(client, around, "commit", {"checkpoint_id": args.checkpoint}, timeout)
     n = int(result.data["checkpoint_id"])
@@ -97,7 +96,7 @@ def approve(args: argparse.Namespace, around: Surroundings) -> int:
 
 def reject(args: argparse.Namespace, around: Surroundings) -> int:
     """Reject."""
-    client = client_of(args, around)
+    client = job_of(JobClient, args, around)
     given = {"checkpoint_id": args.checkpoint, "then": args.then, "reason": args.reason}
     result = ask(client, around, "reject", given, arguments.duration(args.timeout, "--timeout"))
     around.output.say(result.message)
@@ -107,7 +106,7 @@ def reject(args: argparse.Namespace, around: Surroundings) -> int:
 
 def staged(args: argparse.Namespace, around: Surroundings) -> int:
     """Show what is staged: a table of it, then the places."""
-    client = client_of(args, around)
+    client = job_of(JobClient, args, around)
     found = client.staged(args.checkpoint)
     for line in staged_lines(found):
         around.output.say(line)
@@ -129,34 +128,3 @@ def staged_lines(found: Sequence[StagedData]) -> list[str]:
     lines += [path for data in found for path in data.paths]
     lines += [f"SELECT * FROM {d.relation} WHERE {d.where};  -- {d.place}" for d in found if d.kind == "table"]
     return lines
-
-
-def commit_pending(args: argparse.Namespace, around: Surroundings) -> int:
-    """Give a verdict, commit what is approved, and say what is left."""
-    from tidegate.cli.verdicts.pending_commits import commit_pending as commit
-    from tidegate.coordinator.events import Ruling
-
-    client = client_of(args, around)
-    around.output.progress(f"{client.job_id}: looking for its driver")
-    words = (("approve", args.approve), ("stop", args.reject), ("quarantine", args.quarantine))
-    given = next(((then, n) for then, n in words if n is not None), None)
-    ruling = None
-    if given is not None:
-        then, n = given
-        approves = then == "approve"
-        ruling = Ruling(
-            args.id or f"commit-pending-{secrets.token_hex(8)}",
-            approves,
-            None if n == NEWEST else n,
-            around.caller,
-            "quarantine" if then == "quarantine" else "stop",
-            args.reason,
-        )
-    result = commit(client, ruling)
-    view = client.view()
-    committed = f"committed up to checkpoint {result.committed}" if result.committed else "nothing is committed"
-    waiting = f"; waiting for a verdict: {', '.join(map(str, result.waiting))}" if result.waiting else ""
-    gone = f"; in quarantine: {', '.join(map(str, result.quarantined))}" if result.quarantined else ""
-    around.output.say(f"{client.job_id}: {view.status}; {committed}{waiting}{gone}")
-    around.output.document({"job_id": client.job_id, "status": str(view.status), **dataclasses.asdict(result)})
-    return 0

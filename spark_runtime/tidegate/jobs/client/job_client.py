@@ -4,7 +4,7 @@ here."""
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, cast
@@ -17,15 +17,11 @@ from tidegate.errors import (
     RecordError,
 )
 from tidegate.jobs.client import submission
-from tidegate.jobs.client.job_directory import POLL_S, JobDirectory
+from tidegate.jobs.client.job_directory import JobDirectory
 from tidegate.jobs.client.staged_data import StagedData, staged_data
-from tidegate.jobs.client.waiter import HeartbeatWatch, Waiting
-from tidegate.jobs.launches import local_death
 from tidegate.jobs.options import JobOptions
-from tidegate.jobs.process_output import output_tail
 from tidegate.jobs.records import (
     Command,
-    CommandResult,
     Owner,
     RelativePaths,
     RestoreFrom,
@@ -34,18 +30,15 @@ from tidegate.jobs.records import (
     Withdrawn,
     encode,
 )
-from tidegate.jobs.status import JobStatus, JobView
+from tidegate.jobs.status import JobView
 from tidegate.jobs.stop_outcomes import stop_arguments
-from tidegate.units import parse_duration
 
 VERBS: tuple[str, ...] = ("checkpoint", "savepoint", "stop", "cancel", "commit", "reject")
-RESULT_GRACE_S = 5.0
-"""How long after a job's end an answer may still come, seconds: the driver writes its last answers about then."""
 
 
 class JobClient(JobDirectory):
-    """One job below one root: everything that `JobDirectory` reads, and submissions, commands and waits. Blocks on the
-    store; not for event loops. Safe to make anew at will, not safe to share between threads."""
+    """One job below one root: everything that `JobDirectory` reads and waits for, and submissions and commands. Blocks
+    on the store; not for event loops. Safe to make anew at will, not safe to share between threads."""
 
     # ------------------------------------------------------------ submissions
 
@@ -204,85 +197,3 @@ class JobClient(JobDirectory):
         before a driver is launched. See the option `on_owner_lost`."""
         owner = Owner(spec, secrets.token_hex(8), iso(self.now()), by)
         self.store.replace(self.layout.owner, encode(owner))
-
-    # ------------------------------------------------------------ waiting
-
-    def wait_result(
-        self,
-        command_id: str,
-        timeout: timedelta | str | None = None,
-        poll_s: float = POLL_S,
-        on_poll: Callable[[JobView], None] | None = None,
-    ) -> CommandResult:
-        """Wait for the answer to a command; a refusal is an answer too (`raise_if_refused`). Errors: see
-        `Waiting.until`."""
-        command = self.command(command_id)
-        if command is None:
-            raise self.not_found(f"there is no command {command_id}")
-        return self._waiting(command.spec).until(
-            lambda view: self.result(command_id),
-            spec=command.spec,
-            what=f"the answer to {command.verb!r}",
-            timeout=None if timeout is None else parse_duration(timeout, where="timeout"),
-            poll_s=poll_s,
-            end_grace_s=RESULT_GRACE_S,
-            on_poll=on_poll,
-        )
-
-    def wait_status(
-        self,
-        wanted: Collection[str],
-        timeout: timedelta | str | None = None,
-        poll_s: float = POLL_S,
-        on_poll: Callable[[JobView], None] | None = None,
-        *,
-        spec: int | None = None,
-    ) -> JobView:
-        """Wait until the job's status is one of `wanted`. Errors: see `Waiting.until`."""
-        wanted = {JobStatus(status) for status in wanted}
-        what = f"status {' or '.join(sorted(wanted))}"
-        return self.wait_until(lambda view: view.status in wanted, what, timeout, poll_s, on_poll, spec=spec)
-
-    def wait_until(
-        self,
-        condition: Callable[[JobView], bool],
-        what: str,
-        timeout: timedelta | str | None = None,
-        poll_s: float = POLL_S,
-        on_poll: Callable[[JobView], None] | None = None,
-        *,
-        spec: int | None = None,
-    ) -> JobView:
-        """Wait until `condition` holds of the job.
-
-        Args:
-            condition: asked of each view of submission `spec`.
-            what: what is waited for, for errors.
-            timeout: None: as long as the driver lives.
-            poll_s: between two looks, seconds.
-            on_poll: told of every view.
-            spec: submission; None: the newest now.
-
-        Errors: see `Waiting.until`.
-        """
-        number = self.view().spec_number if spec is None else spec
-        return self._waiting(number).until(
-            lambda view: view if view.spec_number == number and condition(view) else None,
-            spec=number,
-            what=what,
-            timeout=None if timeout is None else parse_duration(timeout, where="timeout"),
-            poll_s=poll_s,
-            on_poll=on_poll,
-        )
-
-    def _waiting(self, number: int) -> Waiting:
-        spec = self.spec(number)
-        silence = JobOptions.from_mapping(spec.options).heartbeat_timeout
-        return Waiting(
-            look=self.view,
-            dead_here=lambda: local_death(self.store, self.layout, spec.number),
-            watch=HeartbeatWatch(silence.total_seconds(), self._monotonic),
-            tail=output_tail,
-            sleep=self._sleep,
-            monotonic=self._monotonic,
-        )

@@ -1,4 +1,5 @@
-"""`JobDirectory`: what one job's directory says, for those who read it. `JobClient` is this and what changes a job."""
+"""`JobDirectory`: what one job's directory says, for those who read it or wait for it. `JobClient` adds what changes a
+job."""
 
 from __future__ import annotations
 
@@ -6,22 +7,23 @@ import difflib
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from datetime import datetime
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 from tidegate.clock import iso, utc_now
 from tidegate.errors import JobNotFoundError, NotFoundError, RecordError, StoreError
-from tidegate.jobs.client.waiter import HeartbeatWatch
+from tidegate.jobs.client.waiter import HeartbeatWatch, Waiting
 from tidegate.jobs.decision_log import DecisionLog
 from tidegate.jobs.launches import find_local, launched_processes, local_death
 from tidegate.jobs.layout import JobLayout, job_ids
 from tidegate.jobs.options import JobOptions
-from tidegate.jobs.process_output import read_logs
+from tidegate.jobs.process_output import output_tail, read_logs
 from tidegate.jobs.records import Command, CommandResult, Decision, Launch, Spec, StatusHint, decode
 from tidegate.jobs.status import JobStatus, JobView, derive_durable, with_hint
 from tidegate.jobs.stores.store import Store
 from tidegate.jobs.stores.store_registry import open_store
+from tidegate.units import parse_duration
 
 POLL_S = 0.5
 """Default pause between two looks at a job, seconds."""
@@ -29,6 +31,8 @@ OBSERVE_INTERVALS = 5
 """Heartbeat intervals that an observer waits for one heartbeat before it takes a driver for dead."""
 LEAST_OBSERVE_S = 5.0
 """The least it waits, seconds: a busy machine may be late."""
+RESULT_GRACE_S = 5.0
+"""How long after a job's end an answer may still come, seconds: the driver writes its last answers about then."""
 LIST_REMEDY = "`tidegate list` shows the jobs of a root"
 MOST_NAMES = 3
 """Candidates that are looked up, since of each the job directory is asked whether it holds a job."""
@@ -50,8 +54,8 @@ def job_remedy(store: Store, job_id: str, otherwise: str) -> str:
 
 
 class JobDirectory:
-    """The directory of one job below one root, for reading. Blocks on the store; not for event loops. Keeps what cannot
-    change; safe to make anew at will, not safe to share between threads.
+    """The directory of one job below one root: reading it, and waiting for what it will say. Blocks on the store; not
+    for event loops. Keeps what cannot change; safe to make anew at will, not safe to share between threads.
 
     Attributes:
         root: URL of the root.
@@ -186,6 +190,86 @@ class JobDirectory:
             return decode(self.store.read(path), CommandResult, path)
         except NotFoundError:
             return None
+
+    def wait_result(
+        self,
+        command_id: str,
+        timeout: timedelta | str | None = None,
+        poll_s: float = POLL_S,
+        on_poll: Callable[[JobView], None] | None = None,
+    ) -> CommandResult:
+        """Wait for the answer to a command; a refusal is an answer too (`raise_if_refused`). Errors: see
+        `Waiting.until`."""
+        command = self.command(command_id)
+        if command is None:
+            raise self.not_found(f"there is no command {command_id}")
+        return self._waiting(command.spec).until(
+            lambda view: self.result(command_id),
+            spec=command.spec,
+            what=f"the answer to {command.verb!r}",
+            timeout=None if timeout is None else parse_duration(timeout, where="timeout"),
+            poll_s=poll_s,
+            end_grace_s=RESULT_GRACE_S,
+            on_poll=on_poll,
+        )
+
+    def wait_status(
+        self,
+        wanted: Collection[str],
+        timeout: timedelta | str | None = None,
+        poll_s: float = POLL_S,
+        on_poll: Callable[[JobView], None] | None = None,
+        *,
+        spec: int | None = None,
+    ) -> JobView:
+        """Wait until the job's status is one of `wanted`. Errors: see `Waiting.until`."""
+        wanted = {JobStatus(status) for status in wanted}
+        what = f"status {' or '.join(sorted(wanted))}"
+        return self.wait_until(lambda view: view.status in wanted, what, timeout, poll_s, on_poll, spec=spec)
+
+    def wait_until(
+        self,
+        condition: Callable[[JobView], bool],
+        what: str,
+        timeout: timedelta | str | None = None,
+        poll_s: float = POLL_S,
+        on_poll: Callable[[JobView], None] | None = None,
+        *,
+        spec: int | None = None,
+    ) -> JobView:
+        """Wait until `condition` holds of the job.
+
+        Args:
+            condition: asked of each view of submission `spec`.
+            what: what is waited for, for errors.
+            timeout: None: as long as the driver lives.
+            poll_s: between two looks, seconds.
+            on_poll: told of every view.
+            spec: submission; None: the newest now.
+
+        Errors: see `Waiting.until`.
+        """
+        number = self.view().spec_number if spec is None else spec
+        return self._waiting(number).until(
+            lambda view: view if view.spec_number == number and condition(view) else None,
+            spec=number,
+            what=what,
+            timeout=None if timeout is None else parse_duration(timeout, where="timeout"),
+            poll_s=poll_s,
+            on_poll=on_poll,
+        )
+
+    def _waiting(self, number: int) -> Waiting:
+        spec = self.spec(number)
+        silence = JobOptions.from_mapping(spec.options).heartbeat_timeout
+        return Waiting(
+            look=self.view,
+            dead_here=lambda: local_death(self.store, self.layout, spec.number),
+            watch=HeartbeatWatch(silence.total_seconds(), self._monotonic),
+            tail=output_tail,
+            sleep=self._sleep,
+            monotonic=self._monotonic,
+        )
 
     def not_found(self, what: str, remedy: str = LIST_REMEDY) -> JobNotFoundError:
         return JobNotFoundError(what, where=f"job {self.job_id}, root {self.root}", remedy=remedy)
