@@ -137,6 +137,7 @@ class ObservedSlot(Slot):
         self._on_finished(self._run_id, subtask, self._open_parts.get(subtask, set()))
         super().finished(subtask)
 
+    def _on_message(self, message: DriverMessage) -> None:
         if isinstance(message, Abort):
             self._aborted.add(message.checkpoint_id)
             for open_parts in self._open_parts.values():
