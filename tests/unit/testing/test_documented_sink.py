@@ -1,4 +1,4 @@
-"""The sink that docs/connectors/custom-sinks.md shows passes the suite that it speaks of; one with a fault is told of it."""
+"""The sink that docs/connectors/custom-sinks.md shows passes the suite; one with a fault is told of it."""
 
 from __future__ import annotations
 
