@@ -48,26 +48,28 @@ def find_connector(name: str) -> type[Any]:
         OptionError: there is no such connector, with the nearest name; or several distributions register it.
         EnvironmentProblemError: its module cannot be imported, or lacks the class.
     """
-    found = [_built_in(name)] if name in BUILT_IN else [point for point in _entry_points() if point.name == name]
-    if not found:
+    points = [_built_in(name)] if name in BUILT_IN else [point for point in _entry_points() if point.name == name]
+    if not points:
         names = [*BUILT_IN, *registered_connectors()]
         near = difflib.get_close_matches(name, names, n=1)
         raise OptionError(
             f"there is no connector {name!r}",
-            remedy=f"Did you mean {near[0]!r}?" if near else f"Use one of {', '.join(names)}",
+            cause=f"no installed distribution registers it as an entry point of the group {ENTRY_POINTS!r}",
+            remedy=f"Did you mean {near[0]!r}?" if near else "Install its distribution, here and on every executor",
         )
-    if len(found) > 1:
+    places = sorted({point.value for point in points})
+    if len(places) > 1:
         raise OptionError(
-            f"{len(found)} distributions register a connector {name!r}",
-            cause=", ".join(sorted(point.value for point in found)),
+            f"several distributions register a connector {name!r}",
+            cause=", ".join(places),
             remedy="Uninstall all but one of them",
         )
     try:
-        connector: type[Any] = found[0].load()
+        connector: type[Any] = points[0].load()
     except (ImportError, AttributeError) as error:
         raise EnvironmentProblemError(
             f"connector {name!r} cannot be loaded",
-            where=f"entry point {found[0].value}",
+            where=f"entry point {places[0]}",
             cause=f"{type(error).__name__}: {error}",
             remedy="Install what it needs, or the version of its distribution that fits this tidegate",
         ) from error
