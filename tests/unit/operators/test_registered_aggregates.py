@@ -134,6 +134,11 @@ def test_an_aggregate_that_compares_another_column_needs_one(name: str) -> None:
         td.aggregate(name, by="s")
 
 
+def test_columns_that_an_aggregate_does_not_take_are_refused() -> None:
+    assert "count_distinct of 2 columns" in refused(td.aggregate("count_distinct", "k", "s")).what
+    assert "rows of sum are not ordered" in refused(td.aggregate("sum", "k", by="s")).what
+
+
 @pytest.mark.parametrize("name", ["top_rows", "bottom_rows"])
 def test_the_rows_of_top_n_are_no_aggregate_by_themselves(name: str) -> None:
     assert f"{name} is not offered" in refused(td.aggregate(name, "s")).what
