@@ -211,6 +211,7 @@ def _result_type(function: AggregateFunction, aggregate: Aggregate, schema: pa.S
         function.check(aggregate)
     except PipelineError as error:
         raise placed(error, where) from error
+    _check_columns(function, aggregate, where)
     word, types = function.word, [require_column(schema, column, where).type for column in aggregate.columns]
     found = function.result_type(types, aggregate) if types or not function.needs_column else None
     if found is None and not types:
@@ -222,6 +223,18 @@ def _result_type(function: AggregateFunction, aggregate: Aggregate, schema: pa.S
         if not is_sortable(type_):
             raise _refused(function, column, type_, where)
     return found
+
+
+def _check_columns(function: AggregateFunction, aggregate: Aggregate, where: str) -> None:
+    word, orders = function.word, aggregate.orders
+    if orders and function.by == "none":
+        raise PipelineError(f"rows of {word} are not ordered by a column", where=where, remedy="Leave out by=")
+    if not orders and function.by == "required":
+        remedy = f'Name it: {word}("shop", by="price")'
+        raise PipelineError(f"{word} needs a column to compare", where=where, remedy=remedy)
+    count, most = len(aggregate.columns) - orders, function.most_columns
+    if most is not None and count > most:
+        raise PipelineError(f"{word} of {count} columns", where=where, remedy=f"Give {most} at most")
 
 
 def _refused(function: AggregateFunction, column: str, type_: pa.DataType, where: str) -> PipelineError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,38 +18,9 @@ from tidegate.state.aggregates.aggregation import AggregateFunction
 from tidegate.testing import AggregateConformance
 from tidegate.testing.aggregate_conformance import Rows
 
-MODULE = """
-from itertools import pairwise
-
-import numpy as np
-import pyarrow as pa
-
-from tidegate.state.aggregates.aggregation import AggregateFunction, is_number
-from tidegate.state.aggregates.row_log import RowLog, kept_lists, without_nulls
-
-
-class AllValues:
-    def rows(self, entries, columns):
-        return without_nulls(entries, list(columns), columns)
-
-    def fold(self, entries, columns):
-        order = np.argsort(entries, kind="stable")
-        return entries[order], [column.take(pa.array(order)) for column in columns]
-
-    def result(self, columns, offsets):
-        values = columns[0].to_numpy(zero_copy_only=False)
-        middles = [np.median(values[start:stop]) if stop > start else None for start, stop in pairwise(offsets)]
-        return pa.array(middles, pa.float64())
-
-
-MEDIAN = AggregateFunction(
-    name="median",
-    result_type=lambda types, _: pa.float64() if is_number(types[0]) else None,
-    state_schema=kept_lists,
-    accumulator=lambda aggregation, cells: RowLog(aggregation, AllValues(), is_list=True),
-    takes="numbers",
-)
-"""
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "pipelines.md").read_text(encoding="utf-8")
+(MODULE,) = (block for block in re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL) if "MEDIAN = " in block)
+"""The aggregate that the documents show."""
 ENTRY_POINTS = """
 [tidegate.aggregates]
 median = shop_aggregates:MEDIAN
@@ -160,6 +132,11 @@ def test_an_aggregate_that_compares_another_column_needs_one(name: str) -> None:
     assert f"{name} needs a column to compare" in refused(td.aggregate(name, "s")).what
     with pytest.raises(PipelineError, match="needs a column"):
         td.aggregate(name, by="s")
+
+
+def test_columns_that_an_aggregate_does_not_take_are_refused() -> None:
+    assert "count_distinct of 2 columns" in refused(td.aggregate("count_distinct", "k", "s")).what
+    assert "rows of sum are not ordered" in refused(td.aggregate("sum", "k", by="s")).what
 
 
 @pytest.mark.parametrize("name", ["top_rows", "bottom_rows"])

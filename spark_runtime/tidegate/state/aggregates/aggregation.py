@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from tidegate.state.cells import Cells
-from tidegate.state.keys.key_types import is_key_type, stored_type
+from tidegate.state.keys.key_types import is_key_type
 
 SORTABLE = "numbers, decimals, strings, binary, booleans, dates and times"
 """Types that can be compared, in words; see `is_sortable`."""
@@ -102,6 +102,8 @@ class AggregateFunction:
         check: raises PipelineError for arguments that do not fit, without saying where in the pipeline.
         word: what users call it, in error messages; default: `name`.
         needs_column: it cannot count rows.
+        most_columns: as many columns at most, besides those that rows are ordered by; None: any number.
+        by: whether rows can be, or must be, ordered by another column.
         by_time: rows count in the order of event time, where the stream has one: its column is added to those that
             rows are ordered by.
         takes: types that it takes, in words.
@@ -115,6 +117,8 @@ class AggregateFunction:
     check: Callable[[AggregateArguments], None] = accept_all
     word: str = ""
     needs_column: bool = True
+    most_columns: int | None = 1
+    by: Literal["none", "optional", "required"] = "none"
     by_time: bool = False
     takes: str = SORTABLE
     conversion: Callable[[str, pa.DataType], str] = cast_first
@@ -173,11 +177,6 @@ def is_numeric_type(type_: pa.DataType) -> bool:
 def is_sortable(type_: pa.DataType) -> bool:
     """Values of it can be compared: `SORTABLE`."""
     return is_numeric_type(type_) or (is_key_type(type_) and not pt.is_float16(type_))
-
-
-def kept_type(type_: pa.DataType) -> pa.DataType:
-    """Of a value of this type in state and results."""
-    return stored_type(type_)
 
 
 class ReadValues(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from tidegate.state.aggregates.aggregation import AggregateFunction, Aggregation, is_sortable, kept_type
+from tidegate.state.aggregates.aggregation import AggregateFunction, Aggregation, is_sortable
 from tidegate.state.aggregates.row_log import (
     Columns,
     RowLog,
@@ -19,7 +19,7 @@ from tidegate.state.aggregates.row_log import (
 )
 from tidegate.state.cells import Cells, Entries
 from tidegate.state.keys.key_bytes import Int64s
-from tidegate.state.keys.key_types import stored_array
+from tidegate.state.keys.key_types import stored_array, stored_type
 
 
 class DistinctValues:
@@ -64,7 +64,7 @@ COUNT_DISTINCT = AggregateFunction(
 )
 COLLECT_SET = AggregateFunction(
     name="collect_set",
-    result_type=lambda types, _: pa.list_(kept_type(types[0])) if is_sortable(types[0]) else None,
+    result_type=lambda types, _: pa.list_(stored_type(types[0])) if is_sortable(types[0]) else None,
     state_schema=kept_lists,
     accumulator=_listed,
 )

@@ -27,13 +27,13 @@ from tidegate.state.aggregates.aggregation import (
     is_number,
     is_numeric_type,
     is_sortable,
-    kept_type,
 )
 from tidegate.state.aggregates.ordered_rows import BestRows, Order
 from tidegate.state.aggregates.row_log import Columns, RowLog, Rows, kept_columns, one_or_null, without_nulls
 from tidegate.state.cells import Arrays, Cells, Entries
 from tidegate.state.compiler import inlined, kernel
 from tidegate.state.keys.key_bytes import Bytes, Int64s, fixed_values, valid_mask
+from tidegate.state.keys.key_types import stored_type
 
 Numbers = npt.NDArray[np.int64] | npt.NDArray[np.uint64] | npt.NDArray[np.float64]
 Function = Literal["count", "sum", "min", "max", "mean"]
@@ -431,7 +431,7 @@ def _extreme(name: str, order: Order) -> AggregateFunction:
 
     return AggregateFunction(
         name=name,
-        result_type=lambda types, _: kept_type(types[0]) if is_sortable(types[0]) else None,
+        result_type=lambda types, _: stored_type(types[0]) if is_sortable(types[0]) else None,
         state_schema=state_schema,
         accumulator=accumulator,
     )

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +15,7 @@ from tidegate.state.aggregates.aggregation import (
     AggregateArguments,
     AggregateFunction,
     Aggregation,
-    accept_all,
     is_sortable,
-    kept_type,
 )
 from tidegate.state.aggregates.row_log import (
     Columns,
@@ -33,7 +31,7 @@ from tidegate.state.aggregates.row_log import (
 )
 from tidegate.state.cells import Cells, Entries
 from tidegate.state.keys.key_bytes import Int64s, valid_mask
-from tidegate.state.keys.key_types import stored_array
+from tidegate.state.keys.key_types import stored_array, stored_type
 
 
 @dataclass(frozen=True)
@@ -117,17 +115,17 @@ def _one(name: str, order: Order, *, by_time: bool = False) -> AggregateFunction
 
     return AggregateFunction(
         name=name,
-        result_type=lambda types, _: kept_type(types[0]),
+        result_type=lambda types, _: stored_type(types[0]),
         state_schema=kept_columns,
         accumulator=accumulator,
-        check=accept_all if by_time else _require_order(name),
+        by="optional" if by_time else "required",
         by_time=by_time,
     )
 
 
 def _top(name: str, order: Order) -> AggregateFunction:
     def result_type(types: Sequence[pa.DataType], arguments: AggregateArguments) -> pa.DataType | None:
-        return pa.list_(kept_type(types[0])) if arguments.orders or is_sortable(types[0]) else None
+        return pa.list_(stored_type(types[0])) if arguments.orders or is_sortable(types[0]) else None
 
     def accumulator(aggregation: Aggregation, cells: Cells) -> RowLog:
         return RowLog(aggregation, BestRows(aggregation, order, is_list=True), is_list=True)
@@ -143,6 +141,7 @@ def _top(name: str, order: Order) -> AggregateFunction:
         accumulator=accumulator,
         check=check,
         word="top_n",
+        by="optional",
     )
 
 
@@ -166,14 +165,6 @@ def _collected(aggregation: Aggregation, cells: Cells) -> RowLog:
     return RowLog(aggregation, BestRows(aggregation, _ALL, is_list=True), is_list=True)
 
 
-def _require_order(name: str) -> Callable[[AggregateArguments], None]:
-    def check(arguments: AggregateArguments) -> None:
-        if not arguments.orders:
-            raise PipelineError(f"{name} needs a column to compare", remedy=f'Name it: {name}("shop", by="price")')
-
-    return check
-
-
 _ALL = Order(has_values=True, keeps_all=True)
 
 FIRST = _one("first", Order(has_values=True), by_time=True)
@@ -186,8 +177,9 @@ TOP_ROWS = _rows("top_rows", Order(descends=True))
 BOTTOM_ROWS = _rows("bottom_rows", Order())
 COLLECT = AggregateFunction(
     name="collect",
-    result_type=lambda types, _: pa.list_(kept_type(types[0])),
+    result_type=lambda types, _: pa.list_(stored_type(types[0])),
     state_schema=kept_lists,
     accumulator=_collected,
+    by="optional",
     by_time=True,
 )

@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from tidegate.state.aggregates.aggregation import Aggregation, Selection, StateColumns, kept_type
+from tidegate.state.aggregates.aggregation import Aggregation, Selection, StateColumns
 from tidegate.state.arrow.array_limits import ArrayTooLarge
 from tidegate.state.cells import Entries
 from tidegate.state.keys.key_bytes import CANONICAL_NAN_BITS, Int64s, fixed_values, valid_mask
-from tidegate.state.keys.key_types import stored_array
+from tidegate.state.keys.key_types import stored_array, stored_type
 
 FOLD_ROWS = 1 << 16
 """Rows are folded when as many have come since, or as many as were left by the last time if that is more."""
@@ -195,7 +195,7 @@ def kept_rows(aggregation: Aggregation) -> pa.Schema:
 def _kept(aggregation: Aggregation, names: list[str], *, is_list: bool) -> pa.Schema:
     parts = ("by", "then")[: aggregation.orders]
     names = [*names, *(f"{aggregation.function.name}_{part}:{aggregation.name}" for part in parts)]
-    types = [kept_type(type_) for type_ in aggregation.types]
+    types = [stored_type(type_) for type_ in aggregation.types]
     return pa.schema(zip(names, [pa.list_(type_) for type_ in types] if is_list else types, strict=True))
 
 

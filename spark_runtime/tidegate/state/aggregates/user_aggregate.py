@@ -111,5 +111,10 @@ def _check(arguments: AggregateArguments) -> None:
 
 
 USER = AggregateFunction(
-    name="user", result_type=_result_type, state_schema=_columns, accumulator=_accumulator, check=_check
+    name="user",
+    result_type=_result_type,
+    state_schema=_columns,
+    accumulator=_accumulator,
+    check=_check,
+    most_columns=None,
 )
