@@ -13,6 +13,10 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[1]
+sys.path.insert(0, str(REPOSITORY / "tools"))
+
+import import_graph  # noqa: E402
+
 PACKAGES = (REPOSITORY / "spark_runtime" / "tidegate", REPOSITORY / "provider" / "airflow_tidegate")
 # Modules in one folder, `__init__` aside: above this, a stranger no longer finds the right one.
 LARGEST_FOLDER = 20
@@ -59,6 +63,26 @@ def test_imports_keep_the_direction_of_the_design() -> None:
     run = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert " kept, 0 broken" in run.stdout
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """At every level: inside functions, for type checkers, and between the children of each package."""
+    graph = import_graph.import_graph(import_graph.modules_of(package.parent for package in PACKAGES))
+    assert len(graph) > 400
+    assert import_graph.all_cycles(graph) == []
+
+
+@pytest.mark.parametrize(
+    ("edges", "found"),
+    [
+        ({"p.a": {"p.b"}, "p.b": {"p.c"}, "p.c": {"p.a"}}, ["p.a <-> p.b <-> p.c", "in p: a <-> b <-> c"]),
+        ({"p.a.x": {"p.b.x"}, "p.b.x": set(), "p.b.y": {"p.a.x"}}, ["in p: a <-> b"]),
+        ({"p.a": {"p.b", "p.c"}, "p.b": {"p.c"}, "p.c": set()}, []),
+    ],
+    ids=["modules", "packages", "none"],
+)
+def test_cycles_are_found_between_modules_and_between_packages(edges: dict[str, set[str]], found: list[str]) -> None:
+    assert import_graph.all_cycles(edges) == found
 
 
 def test_every_package_of_the_runtime_but_the_contract_is_closed_to_the_provider() -> None:
