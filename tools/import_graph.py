@@ -74,7 +74,7 @@ def cycles(graph: Graph) -> list[list[str]]:
 
 def package_graphs(graph: Graph) -> Iterator[tuple[str, dict[str, set[str]]]]:
     """For each package the edges between its direct children, modules or packages."""
-    packages = {name.rpartition(".")[0] for name in graph if "." in name}
+    packages = {name[:at] for name in graph for at, sign in enumerate(name) if sign == "."}
     for package in sorted(packages):
         depth = package.count(".") + 1
         edges: dict[str, set[str]] = {}
