@@ -35,7 +35,7 @@ Rows = Sequence[Mapping[str, Any]]
 WINDOW_S, GAP_S = 10, 3
 _KEY, _TIME, _RESULT = "key", "time", "result"
 _SINKS = ("windows", "sessions", "groups", "everything")
-_settings = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+_settings = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 _ROW = st.tuples(st.integers(0, 2**16), st.sampled_from("abcd"), st.integers(0, 40))
 """Place in the input, key and event time in seconds."""
 _BATCHES = st.lists(st.lists(_ROW, min_size=1, max_size=10), min_size=1, max_size=5)
