@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -68,8 +68,7 @@ def as_on_spark(pipeline: Callable[[], Pipeline], **options: Any) -> InProcessJo
 
 
 def produced(run: InProcessRun) -> int:
-    progress: list[Mapping[str, Any]] = [s.source_input.progress() for s in run._subtasks if s.source_input is not None]
-    return sum(facts["rows"] for facts in progress)
+    return sum(s.source.details["rows"] for s in run.slot.metrics().subtasks if s.source is not None)
 
 
 def test_batches_that_were_split_do_not_pile_up_in_the_queues() -> None:
