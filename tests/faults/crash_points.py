@@ -128,11 +128,13 @@ def _told(message: SlotMessage) -> str | None:
     return _SENT.get(type(message))
 
 
+def _name(message: DriverMessage) -> str:
+    return _BROADCAST.get(type(message), type(message).__name__.lower())
+
+
 def broadcast_name(message: DriverMessage) -> str:
     """A message of the driver to the slots."""
-    if isinstance(message, Trigger) and message.stop is not None:
-        return "stop"
-    return _BROADCAST.get(type(message), type(message).__name__.lower())
+    return "stop" if isinstance(message, Trigger) and message.stop is not None else _name(message)
 
 
 def _sent(element: Any) -> str | None:
@@ -252,7 +254,7 @@ class Points:
         self.around(routed, "send", lambda _, element: _with("out", _sent(element)))
         self.around(Subtask, "_on_element", lambda _, __, element: _with("in", _sent(element)), after=False)
         self.around(Slot, "_write", lambda *_: "asynchronous write", after=False)
-        self.around(Slot, "_on_message", lambda _, message: f"{message['type']} received", after=False)
+        self.around(Slot, "_on_message", lambda _, message: f"{_name(message)} received", after=False)
         self.around(Subtask, "_close", lambda _: "close")
         self._wrap_slot_sends()
 
