@@ -342,7 +342,7 @@ def test_what_newcomers_are_told_to_use_exists(system: str) -> None:
     ours = [row.split(" | ")[1] for row in re.findall(r"^\| (.* \| .*) \|$", text, flags=re.MULTILINE)]
     codes = [code for cell in ours for code in re.findall(r"`([^`]+)`", cell)]
     assert len(codes) > 30
-    cli = (REPOSITORY / "spark_runtime" / "tidegate" / "cli").glob("*.py")
+    cli = (REPOSITORY / "spark_runtime" / "tidegate" / "cli").rglob("*.py")
     flags = {flag for path in cli for flag in re.findall(r'"--([a-z-]+)"', path.read_text(encoding="utf-8"))}
     unknown = {
         *(c for c in codes if c.startswith("Tidegate") and c not in classes),

@@ -704,7 +704,7 @@ MUTANTS = (
         "            if found is None or found.nonce != entry.nonce:\n                raise\n",
         "            raise\n",
         simulated=False,
-        tests=("unit/contract/test_decision_log.py",),
+        tests=("unit/jobs/test_decision_log.py",),
     ),
     Mutant(
         "an intermediate savepoint is a recovery point",

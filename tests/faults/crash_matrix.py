@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import postgres_server
 from crash_points import NAMED_STEPS, SINK_STEPS, points_installed

@@ -112,7 +112,12 @@ class SparkJob:
         self._arguments = {"target": out.arguments(), "fault": fault, "rows": ROWS, "rate": RATE}
         self._deadline_s = time.monotonic() + PATIENCE_S
         self._drivers = 0
-        paths = [str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [
+            str(HERE),
+            str(HERE.parent),
+            str(HERE.parent / "support"),
+            *filter(None, [os.environ.get("PYTHONPATH")]),
+        ]
         self._env = {
             "PYTHONPATH": os.pathsep.join(paths),
             "PYSPARK_PYTHON": sys.executable,

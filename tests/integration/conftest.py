@@ -52,6 +52,7 @@ class RealJob:
         function: str = "build",
         pipeline: Path = PIPELINE,
         restore: RestoreFrom | None = None,
+        fresh: bool = False,
         conf: dict[str, str] | None = None,
         **options: Any,
     ) -> None:
@@ -63,6 +64,7 @@ class RealJob:
             master=self.master,
             spark_conf=conf or {},
             restore=restore,
+            fresh=fresh,
         )
         launch_local(self.client, spec)
         self._pids.append(self.driver_pid())
@@ -121,6 +123,8 @@ class RealJob:
     def output(self) -> list[tuple[int, int, int, int]]:
         """Committed rows, sorted."""
         table = ds.dataset(self.out, format="parquet").to_table()
+        if not table.column_names:  # no file is committed yet
+            return []
         starts = [start // 1000 for start in pc.cast(table["window_start"], pa.int64()).to_pylist()]
         return sorted(
             zip(table["k"].to_pylist(), starts, table["n"].to_pylist(), table["total"].to_pylist(), strict=True)

@@ -53,7 +53,7 @@ def test_a_job_that_needs_no_final_snapshot_can_be_stopped_and_ends_without_one(
     assert local_job.client.wait_result(command.command_id, "60 s").ok
     view = local_job.until_status("STOPPED")
     assert view.restarts == 0
-    local_job.start(rows=ROWS, rate=50_000.0, function="discarding", checkpoint_interval=None)
+    local_job.start(rows=ROWS, rate=50_000.0, function="discarding", checkpoint_interval=None, fresh=True)
     view = local_job.until_status("FINISHED", "FAILED")
     assert view.status.value == "FINISHED", view.failure
     kinds = [d.data["kind"] for d in local_job.client.decisions() if d.kind == "claim"]

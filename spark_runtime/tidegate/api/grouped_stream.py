@@ -351,7 +351,7 @@ class WindowedStream(Generic[S]):
         Args:
             uid: required.
             renamed: key or output column in older snapshots -> its name now, so that they can be restored (S5.5).
-            aggregates: output column = `count()`, `sum("delay")` and the others of `pipeline.aggregates`.
+            aggregates: output column = `count()`, `sum("delay")` and the others of `api.aggregates`.
 
         Returns:
             The keys (of a dictionary its values), `window_start`, `window_end` (timestamp[us], UTC) and the aggregates.

@@ -15,7 +15,7 @@ from tidegate.snapshot.parts import Blob, StatePart
 def checked_part(
     part: StatePart, wanted: pa.Schema, uid: str, renamed: Renamed | None = None, *, fills: bool = True
 ) -> StatePart:
-    """The part with the columns of `wanted`, in order: as it is, or changed as `contract.evolution` allows.
+    """The part with the columns of `wanted`, in order: as it is, or changed as `jobs.restore.state_evolution` allows.
 
     Args:
         renamed: old column -> new column.

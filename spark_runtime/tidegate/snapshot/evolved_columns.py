@@ -1,4 +1,5 @@
-"""States of a snapshot with the columns that the pipeline declares now (S5.5). The rules are `contract.evolution`'s."""
+"""States of a snapshot with the columns that the pipeline declares now (S5.5); the rules are in
+`jobs.restore.state_evolution`."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ Renamed = Mapping[str, str]
 
 
 def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
-    """The columns as `contract.evolution` takes them."""
+    """The columns as `jobs.restore.state_evolution` takes them."""
     return tuple(Column(field.name, str(field.type), field.nullable) for field in schema)
 
 

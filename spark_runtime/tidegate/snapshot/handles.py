@@ -40,8 +40,8 @@ class StateHandle:
         kinds: of the parts in it, so that a rescale loads only what it needs (S5.5); None: not told.
         files: the blobs of its parts; each blob once.
         formats: of a state back end's own that parts of it have; other parts are rows.
-        staged: what its transactions have staged, as `contract.staged.StagedData.to_json()`, so that people can audit
-            it without reading the state (S7.8).
+        staged: the data that its transactions have staged, as `jobs.client.staged_data.StagedData.to_json()`, for
+            audits without reading the state (S7.8).
     """
 
     path: str | None

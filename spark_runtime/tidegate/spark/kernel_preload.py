@@ -13,6 +13,8 @@ _MODULES = (
     "tidegate.state.aggregates.moments",
     "tidegate.operators.windows.session_kernels",
     "tidegate.operators.deduplicate",
+    "tidegate.operators.joins.matched_pairs",
+    "tidegate.operators.joins.session_spans",
     "tidegate.operators.windows.row_groups",
     "tidegate.state.cells",
     "tidegate.state.arrow.arrow_buffers",

@@ -44,11 +44,13 @@ def private_cache_directory(base: Path, digest: str) -> Path | None:
 
 
 def sources_digest() -> str:
-    """Of the sources of all kernels: numba's cache notices a change only in the file a kernel is in, not in what it
-    calls."""
+    """Of the sources of all modules with kernels, which are those that import this one: numba's cache notices a change
+    only in the file a kernel is in, not in what it calls."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        digest.update(path.read_bytes())
+        source = path.read_bytes()
+        if b"tidegate.state.compiler" in source or path == Path(__file__):
+            digest.update(source)
     return digest.hexdigest()[:16]
 
 

@@ -14,7 +14,7 @@ class InlineRequests:
     """Asks on the loop's own thread, as soon as it is asked: the same run every time."""
 
     def __init__(self, function: AsyncFunction, capacity: int, done: Done) -> None:
-        """See `operators.requests.StartRequests`."""
+        """See `operators.async_requests.StartRequests`."""
         self.capacity = capacity
         self._function = function
         self._done = done

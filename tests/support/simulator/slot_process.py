@@ -98,6 +98,7 @@ class ObservedSlot(Slot):
         super().__init__(send=observed, **arguments)
         self._on_snapshot, self._on_finished = on_snapshot, on_finished
         self._open_parts: dict[tuple[int, int], set[int]] = {}
+        self._aborted: set[int] = set()
         self._faults = faults
 
     def write_snapshot(
@@ -110,7 +111,8 @@ class ObservedSlot(Slot):
         over: Callable[[int], None],
     ) -> None:
         """See Slot."""
-        self._open_parts.setdefault(subtask, set()).add(checkpoint_id)
+        if checkpoint_id not in self._aborted:  # its barrier may come after the abort: the part is dropped
+            self._open_parts.setdefault(subtask, set()).add(checkpoint_id)
         unaligned = bool(metrics.get("unaligned"))
         self._on_snapshot(self._run_id, checkpoint_id, subtask, [uid for uid, _ in parts], unaligned)
         if self._faults.strikes("snapshot_error"):
@@ -126,6 +128,7 @@ class ObservedSlot(Slot):
 
     def _on_message(self, message: Mapping[str, Any]) -> None:
         if message["type"] == "abort":
+            self._aborted.add(message["checkpoint_id"])
             for open_parts in self._open_parts.values():
                 open_parts.discard(message["checkpoint_id"])
         super()._on_message(message)

@@ -40,7 +40,7 @@ def test_what_differs_between_versions_is_imported_in_one_module() -> None:
     elsewhere = {
         f"{path.name}: {name}"
         for path in modules
-        if path != PROVIDER / "airflow_versions.py"
+        if path != PROVIDER / "version_compat.py"
         for name in imported(path)
         if name in (*MOVED, *SINCE_3_3)
     }

@@ -38,7 +38,7 @@ class Weighted(ArrowAggregate):
 
 
 def every_aggregate() -> dict[str, agg.Aggregate]:
-    """One of each function of `pipeline.aggregates`."""
+    """One of each function of `api.aggregates`."""
     return {
         "n": agg.count(),
         "n_v": agg.count("v"),

@@ -11,18 +11,20 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-import tidegate.operators
+import tidegate
 from tidegate.compat.pyspark_stateful.processor_specs import INITIAL, StatefulProcessorSpec, TimeMode
 from tidegate.jobs.options import ProcessingTimeOnEnd
 from tidegate.operators.stream_operator import DeclaresStates, EndOfInput, GivesResultsAtEnd
 
 STATELESS = {"FilterSpec", "ProjectSpec", "MapInArrowSpec", "UnionSpec", "PartialAggSpec", "UnnestRowsSpec"}
 """Specs whose operators keep nothing between two batches: nothing is left to be given at an end."""
-FOLDER = Path(str(tidegate.operators.__file__)).parent
+RUNTIME = Path(str(tidegate.__file__)).parent
+MODULES = [*(RUNTIME / "operators").rglob("*.py"), *(RUNTIME / "compat").rglob("*.py")]
 
 
 def specs() -> dict[str, type[Any]]:
-    modules = [importlib.import_module(f"tidegate.operators.{path.stem}") for path in FOLDER.glob("*specs.py")]
+    paths = [path.relative_to(RUNTIME.parent).with_suffix("") for path in MODULES if path.stem.endswith("specs")]
+    modules = [importlib.import_module(".".join(path.parts)) for path in paths]
     classes = [c for module in modules for _, c in inspect.getmembers(module, inspect.isclass)]
     return {c.__name__: c for c in classes if hasattr(c, "create") and hasattr(c, "describe")}
 
@@ -38,9 +40,9 @@ def test_every_spec_with_state_says_whose_end_makes_it_give_results() -> None:
 
 
 def test_specs_lie_in_the_modules_that_are_looked_through() -> None:
-    others = [path for path in FOLDER.glob("*.py") if not path.stem.endswith("specs")]
+    others = [path for path in MODULES if not path.stem.endswith("specs")]
     assert [path.name for path in others if "def create(self) -> StreamOperator:" in path.read_text()] == [
-        "contract.py"
+        "stream_operator.py"
     ]
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numba
 
+import tidegate
 from tidegate.spark.kernel_preload import compile_all
 from tidegate.state.compiler import CACHE_VARIABLE, private_cache_directory
 from tidegate.state.keys.key_hash import _targets
@@ -36,3 +39,17 @@ def test_every_kernel_is_compiled_before_it_is_called() -> None:
     for compiled in (_targets, add_fixed, add_bytes):
         assert len(compiled.signatures) == 1  # type: ignore[attr-defined]
     assert os.environ[CACHE_VARIABLE] == numba.config.CACHE_DIR
+
+
+def test_every_module_with_kernels_is_compiled_before_the_first_record() -> None:
+    """A module that is missing in the list costs seconds at the first record of some job."""
+    runtime = Path(str(tidegate.__file__)).parent
+    with_kernels = {
+        ".".join(path.relative_to(runtime.parent).with_suffix("").parts)
+        for path in runtime.rglob("*.py")
+        if "@kernel(" in path.read_text(encoding="utf-8") and path.stem != "compiler"
+    }
+    code = "import sys; from tidegate.spark.kernel_preload import compile_all; compile_all(); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert len(with_kernels) > 10
+    assert with_kernels - set(loaded) == set()

@@ -1,5 +1,6 @@
-"""What tidegate needs of a machine, and whether this one has it. Each check is a function from what it looked at to a
-Finding; `examine` does the looking. Java and ports are checked before a job is submitted, too (`contract.machine`)."""
+"""What tidegate needs of a machine, and whether this one has it. Each check is a function from observations to a
+Finding; `examine` makes the observations. Java and ports are checked before a job is submitted, too
+(`jobs.launch.driver_requirements`)."""
 
 from __future__ import annotations
 

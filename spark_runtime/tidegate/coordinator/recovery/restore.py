@@ -59,7 +59,7 @@ class Restore:
         return self.parallelism != self.metadata.parallelism
 
     def for_slot(self, index: int) -> dict[str, Any]:
-        """The part of the deployment message of slot `index`; `subtask.restored.load_restored` takes it."""
+        """Part of slot `index`'s deployment message, which `subtask.snapshots.restored_state.load_restored` reads."""
         place = Rescale(self.metadata.parallelism, self.parallelism, self.metadata.max_parallelism, index)
         shares = {op.uid: share_of(op, place) for op in self.operators if op.uid not in self.moved_splits}
         return {
@@ -136,7 +136,7 @@ def of_running(operator: OperatorState) -> OperatorState:
 
 
 def facts_of(metadata: SnapshotMetadata) -> SnapshotFacts:
-    """The snapshot as `contract.restore_check` takes it."""
+    """The snapshot as `jobs.restore.compatibility` takes it."""
     operators = []
     for operator in metadata.operators:
         handles = [state.handle for state in operator.subtasks if state.handle is not None]

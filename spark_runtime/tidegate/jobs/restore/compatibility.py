@@ -359,7 +359,7 @@ def _running_before_ended_subtasks(snapshot: SnapshotFacts, graph: Graph) -> Ite
     for uid, operator in operators.items():
         fact = facts.get(uid)
         if fact is None or fact.status != "partially_finished" or operator["kind"] == "sink":
-            continue  # what a sink has staged stays (`coordinator.restore.of_running`), and it takes rows again
+            continue  # a sink keeps what it has staged (`coordinator.recovery.restore.of_running`)
         if not (fact.has_state or operator["stateful"]):
             continue
         for feeder, exchange in zip(operator["inputs"], operator["exchanges"], strict=True):
@@ -381,8 +381,8 @@ def _mixed_chains(status: Mapping[str, str], graph: Graph) -> Iterator[tuple[str
 
 
 def chains_of(graph: Graph) -> list[list[str]]:
-    """Uids of each chain, as `plan.execution.plan` cuts them: an operator runs with the one whose main output it reads
-    by forward when it reads that alone and nobody else does. Documents before version 3 know no other outputs."""
+    """Uids of each chain, as `plan.execution_plan.plan` cuts them: an operator runs with the one whose main output it
+    reads by forward when it reads that alone and nobody else does. Documents before version 3 know no other outputs."""
     readers: dict[str, int] = {}
     for operator in graph["operators"]:
         for feeder in operator["inputs"]:

@@ -53,7 +53,8 @@ def load_restored(
     store.
 
     Args:
-        documents: `coordinator.restore.Restore.for_slot(index)` by index, all of one restore; empty: a fresh start.
+        documents: `coordinator.recovery.restore.Restore.for_slot(index)` by index, all of one restore; empty: a
+            fresh start.
         copies: asked first (S5.4).
 
     Raises:
