@@ -69,10 +69,11 @@ class JobTeller:
 
 
 def status_line(view: JobView) -> str:
-    """A job in one line."""
+    """A job in one line. A source is in it from its first heartbeat on."""
     sources = ", ".join(
         f"{s.uid} {s.records:,}{' (ended)' if s.end_of_data else ' (all played)' if s.played_all else ''}"
         for s in view.sources
+        if s.records is not None
     )
     return f"{view.status.value}, {len(view.completed)} snapshots{', rows read: ' + sources if sources else ''}"
 

@@ -560,8 +560,8 @@ MUTANTS = (
         "behind a commit gate completion permits the commit",
         "S7.8",
         "tidegate.coordinator.commits.commit_gate",
-        "        return [ev.NotifyDurable(checkpoint_id, last), *self._pressure()]\n",
-        "        return [ev.SendPermit(checkpoint_id, 1), ev.NotifyDurable(checkpoint_id, last), *self._pressure()]\n",
+        "        return [Durable(checkpoint_id, last), *self._pressure()]\n",
+        "        return [ev.SendPermit(checkpoint_id, 1), Durable(checkpoint_id, last), *self._pressure()]\n",
     ),
     Mutant(
         "behind a commit gate a restore commits all that it holds",

@@ -65,7 +65,7 @@ class TidegateRun:
     def rows_at_window(self) -> int:
         """How many rows the source has given. That they are in their windows is certain at the next checkpoint."""
         source = self._client.view().source("feed")
-        return source.records if source else 0
+        return (source.records or 0) if source else 0
 
     def checkpoint(self) -> tuple[int, str]:
         """(number, folder) of this submission's newest completed checkpoint; 0 when there is none."""

@@ -44,7 +44,7 @@ def test_a_fork_works_off_the_rest_beside_its_original(
     """S7.4: it commits none of the original's rows, and its driver refuses what would never end or mix its output."""
     original = local_job
     original.start(rows=ROWS, rate=400.0)
-    original.until(lambda view: sum(source.records for source in view.sources) > 2_500, "2,500 rows read")
+    original.until(lambda view: sum(source.records or 0 for source in view.sources) > 2_500, "2,500 rows read")
     command = original.client.send("savepoint", {}, issued_by="test")
     result = original.client.wait_result(command.command_id, "2 min")
     assert result.ok, result

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from tidegate.channel.control.protocol import (
     Acknowledged,
     Declined,
+    LetFinish,
     Subtask,
     SubtaskCommitted,
     SubtaskEndedData,
     SubtaskFinished,
     SubtaskRunning,
+    Trigger,
 )
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.checkpointing.checkpoint_plan import plan_checkpoint
@@ -384,7 +386,7 @@ class Coordinator:
             break
         if not self._final.needed and self._may_end_without():
             self._final.done = True
-            actions.append(ev.LetFinish())
+            actions.append(LetFinish())
         return actions
 
     def _on_location(self, checkpoint_id: int, path: str, now_ms: int) -> list[Action]:
@@ -402,7 +404,7 @@ class Coordinator:
         actions: list[Action] = []
         for final in self._pending.finals() if request.kind == "stop-savepoint" else ():
             actions += self._abort(final, "job_stops", f"the job stops with savepoint {checkpoint_id} instead", now_ms)
-        return [*actions, ev.SendTrigger(checkpoint_id, request.kind, request.stop, path, now_ms, plan.to_trigger)]
+        return [*actions, Trigger(checkpoint_id, request.kind, request.stop, path, now_ms, plan.to_trigger)]
 
     def _on_claim_failed(self, reason: str, now_ms: int) -> list[Action]:
         request, self._claiming = self._claiming, None

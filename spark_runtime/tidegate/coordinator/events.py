@@ -1,6 +1,7 @@
-"""What the coordinator is told (events) and what it asks for (actions). Frozen data, no behaviour.
+"""The events that the coordinator takes and the actions that it returns. Frozen data, no behaviour.
 
-Messages of subtasks are events, too: `channel.control.protocol.SubtaskEvent`.
+Some of both are messages of `channel.control.protocol`: those of subtasks are events, and an action `Trigger`,
+`Durable`, `PauseSources` or `LetFinish` is sent to every slot as it is.
 """
 
 from __future__ import annotations
@@ -9,7 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from tidegate.channel.control.protocol import Acknowledged, Subtask, SubtaskEvent
+from tidegate.channel.control.protocol import (
+    Acknowledged,
+    Durable,
+    LetFinish,
+    PauseSources,
+    Subtask,
+    SubtaskEvent,
+    Trigger,
+)
 from tidegate.channel.elements import CheckpointKind, StopMode
 from tidegate.jobs.history.verdicts import Withheld
 
@@ -212,18 +221,6 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class SendTrigger:
-    """Tell `subtasks` to start snapshot `checkpoint_id`."""
-
-    checkpoint_id: int
-    kind: CheckpointKind
-    stop: StopMode | None
-    path: str
-    triggered_ms: int
-    subtasks: tuple[Subtask, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class SendAbort:
     """Tell every subtask that `checkpoint_id` will never complete, and record it. `counts`: against
     `tolerable_checkpoint_failures` (S2.2)."""
@@ -257,15 +254,6 @@ class NotifyComplete:
 
 
 @dataclass(frozen=True, slots=True)
-class NotifyDurable:
-    """Behind a commit gate: tell every subtask that `checkpoint_id` is complete, which permits nothing. `last`: the job
-    ends with it, so that subtasks finish though they hold transactions that wait for a verdict (S7.8)."""
-
-    checkpoint_id: int
-    last: bool
-
-
-@dataclass(frozen=True, slots=True)
 class SendPermit:
     """Tell every subtask to commit what is <= `checkpoint_id`; the permit names log entry `log_number` (S7.8)."""
 
@@ -278,18 +266,6 @@ class SendQuarantine:
     """Tell every subtask to move away what is `withheld`, and never to commit it (S7.8)."""
 
     withheld: Withheld
-
-
-@dataclass(frozen=True, slots=True)
-class PauseSources:
-    """Tell every subtask whether sources are read (S7.8)."""
-
-    paused: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LetFinish:
-    """Tell every subtask that has ended to finish: no final snapshot is to come, since nobody needs one (S7.3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,11 +325,11 @@ class EndRun:
 
 Action: TypeAlias = (
     Claim
-    | SendTrigger
+    | Trigger
     | SendAbort
     | Complete
     | NotifyComplete
-    | NotifyDurable
+    | Durable
     | SendPermit
     | SendQuarantine
     | PauseSources

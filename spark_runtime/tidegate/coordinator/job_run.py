@@ -238,8 +238,8 @@ class JobRun:
         match action:
             case ev.Claim(request):
                 self._queue.append(self._claim(request))
-            case ev.SendTrigger(checkpoint_id, kind, stop, path, triggered_ms, subtasks):
-                self.slots.broadcast(Trigger(checkpoint_id, kind, stop, path, triggered_ms, subtasks))
+            case Trigger() | PauseSources() | LetFinish():
+                self.slots.broadcast(action)
             case ev.SendAbort(checkpoint_id, reason, code, counts):
                 data = {"checkpoint_id": checkpoint_id, "reason": reason, "code": code, "counts": counts}
                 self._append("abort", data)
@@ -249,17 +249,13 @@ class JobRun:
             case ev.NotifyComplete(checkpoint_id, log_number):
                 self.on_completed()
                 self.slots.broadcast(Complete(checkpoint_id, self.facts.reign.generation, log_number))
-            case ev.NotifyDurable(checkpoint_id, last):
+            case Durable():
                 self.on_completed()
-                self.slots.broadcast(Durable(checkpoint_id, last))
+                self.slots.broadcast(action)
             case ev.SendPermit(checkpoint_id, log_number):
                 self.slots.broadcast(Commit(checkpoint_id, self.facts.reign.generation, log_number))
             case ev.SendQuarantine(withheld):
                 self.slots.broadcast(Quarantine(self.facts.layout.quarantine, withheld))
-            case ev.PauseSources(paused):
-                self.slots.broadcast(PauseSources(paused))
-            case ev.LetFinish():
-                self.slots.broadcast(LetFinish())
             case ev.RecordCommitted(checkpoint_id):
                 self._append("committed", {"checkpoint_id": checkpoint_id})
             case ev.Retire(checkpoint_id, path):

@@ -11,7 +11,7 @@ from test_recovery import Log
 from test_recovery import spec as plain_spec
 from test_supervision import BOOM, Driven, command, farewell, statuses
 
-from tidegate.channel.control.protocol import SubtaskCommitted, SubtaskRunning
+from tidegate.channel.control.protocol import Durable, PauseSources, SubtaskCommitted, SubtaskRunning
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.commits.commit_gate import CommitGate
 from tidegate.coordinator.commits.ruling import judge_ruling
@@ -56,7 +56,7 @@ def test_completion_tells_subtasks_and_permits_nothing() -> None:
     d = gated()
     d.ask()
     actions = d.ack_all(1)
-    assert of(actions, ev.NotifyDurable) == [ev.NotifyDurable(1, last=False)]
+    assert of(actions, Durable) == [Durable(1, last=False)]
     assert of(actions, ev.NotifyComplete) == of(actions, ev.SendPermit) == []
     d.send(SubtaskCommitted(ONE, 1)), d.send(SubtaskCommitted(TWO, 1))
     assert of(d.actions, ev.RecordCommitted) == []
@@ -77,7 +77,7 @@ def test_what_is_approved_after_the_last_snapshot_is_left_to_others() -> None:
     """S7.8: subtasks may have finished, and a commit that none does must not be recorded."""
     d = gated()
     d.ask("stop-savepoint", "stop", stop="suspend")
-    assert of(d.ack_all(1), ev.NotifyDurable) == [ev.NotifyDurable(1, last=True)]
+    assert of(d.ack_all(1), Durable) == [Durable(1, last=True)]
     assert of(d.send(ev.Approved(1, 9)), ev.SendPermit) == []
     d.end_data(natural=False)
     actions = d.finish()
@@ -108,11 +108,11 @@ def test_sources_pause_when_as_many_wait_as_may() -> None:
     for n in (2, 3):
         d.ask()
         d.ack_all(n)
-    assert of(d.actions, ev.PauseSources) == [ev.PauseSources(True)] and d.coordinator.sources_paused
+    assert of(d.actions, PauseSources) == [PauseSources(True)] and d.coordinator.sources_paused
     (refused,) = of(d.ask(request_id="mine"), ev.Answer)
     assert (refused.ok, refused.code) == (False, "too_many_uncommitted")
     assert of(d.ask("savepoint", "sp"), ev.Claim) != []
-    assert of(d.send(ev.Approved(1, 9)), ev.PauseSources) == [ev.PauseSources(False)]
+    assert of(d.send(ev.Approved(1, 9)), PauseSources) == [PauseSources(False)]
 
 
 def test_what_waits_stays_and_what_a_rejection_goes_back_to() -> None:

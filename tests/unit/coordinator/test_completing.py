@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from coordinator_driver import ALL, SOURCE, TOPOLOGY, WINDOW, Driver, of
 
-from tidegate.channel.control.protocol import Acknowledged, DeclineCode, SubtaskEndedData, SubtaskFinished
+from tidegate.channel.control.protocol import Acknowledged, DeclineCode, SubtaskEndedData, SubtaskFinished, Trigger
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.stop.final_snapshot import FINAL_RETRY_MS, MAX_FINAL_RETRY_MS, FinalSnapshot
 
@@ -218,7 +218,7 @@ def test_aborts_are_sent_to_everybody_and_the_folder_goes_whatever_the_kind(kind
     d = ready(tolerable_failures=9)
     stop = {"stop": "suspend"} if kind == "stop-savepoint" else {}
     actions = d.end_data() if kind == "final" else d.ask(kind, "c", **stop)
-    assert [t.kind for t in of(actions, ev.SendTrigger)] == [kind]
+    assert [t.kind for t in of(actions, Trigger)] == [kind]
     match how:
         case "declined":
             actions = d.decline(ALL[0], 1)
@@ -300,7 +300,7 @@ def test_a_final_snapshot_does_not_wait_for_min_pause() -> None:
     d = ready(min_pause_ms=60_000)
     d.ask()
     d.ack_all(1)
-    assert [t.kind for t in of(d.end_data(), ev.SendTrigger)] == ["final"]
+    assert [t.kind for t in of(d.end_data(), Trigger)] == ["final"]
 
 
 def test_a_final_snapshot_that_somebody_finished_before_is_planned_afresh_at_once() -> None:
@@ -313,7 +313,7 @@ def test_a_final_snapshot_that_somebody_finished_before_is_planned_afresh_at_onc
     assert d.coordinator.pending_ids == (2,)
     actions = d.send(SubtaskFinished((SOURCE, 0)))
     assert ends(actions) == [(2, "subtask_finished", False)]
-    assert [t.subtasks for t in of(actions, ev.SendTrigger)] == [((SOURCE, 1),)]
+    assert [t.subtasks for t in of(actions, Trigger)] == [((SOURCE, 1),)]
 
 
 def test_no_final_snapshot_is_taken_beside_a_stop_savepoint() -> None:

@@ -11,6 +11,7 @@ from tidegate.channel.control.protocol import (
     SubtaskEndedData,
     SubtaskFinished,
     SubtaskRunning,
+    Trigger,
 )
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.checkpointing.collected_metadata import subtask_history
@@ -34,8 +35,8 @@ def test_nothing_is_triggered_before_every_subtask_runs() -> None:
 
 def test_the_periodic_trigger_starts_after_the_first_delay_and_goes_to_the_sources(driver: Driver) -> None:
     """S1.1, S1.3."""
-    assert of(driver.tick(999), ev.SendTrigger) == []
-    (trigger,) = of(driver.tick(1), ev.SendTrigger)
+    assert of(driver.tick(999), Trigger) == []
+    (trigger,) = of(driver.tick(1), Trigger)
     assert trigger.subtasks == ((SOURCE, 0), (SOURCE, 1))
     assert trigger.kind == "checkpoint" and trigger.triggered_ms == 1000
 
@@ -97,7 +98,7 @@ def test_a_savepoint_is_forced_past_concurrency_and_min_pause() -> None:
     d = Driver(min_pause_ms=60_000)
     d.start()
     d.tick(1000)
-    (trigger,) = of(d.ask("savepoint"), ev.SendTrigger)
+    (trigger,) = of(d.ask("savepoint"), Trigger)
     assert trigger.kind == "savepoint"
 
 
@@ -182,7 +183,7 @@ def test_a_finished_source_is_recorded_and_the_rest_is_triggered_past_it(driver:
     """S1.3, S6.1."""
     driver.send(SubtaskEndedData((SOURCE, 0), True))
     driver.send(SubtaskFinished((SOURCE, 0)))
-    (trigger,) = of(driver.tick(1000), ev.SendTrigger)
+    (trigger,) = of(driver.tick(1000), Trigger)
     assert trigger.subtasks == ((SOURCE, 1),)
     for subtask in ALL[1:-1]:
         driver.ack(subtask, 1)
@@ -195,7 +196,7 @@ def test_when_all_sources_have_finished_the_next_stage_is_triggered(driver: Driv
     for i in range(2):
         driver.send(SubtaskEndedData((SOURCE, i), True))
         driver.send(SubtaskFinished((SOURCE, i)))
-    (trigger,) = of(driver.tick(1000), ev.SendTrigger)
+    (trigger,) = of(driver.tick(1000), Trigger)
     assert trigger.subtasks == ((WINDOW, 0), (WINDOW, 1))
 
 
@@ -225,7 +226,7 @@ def test_one_final_snapshot_starts_at_once_when_nothing_reads_any_more() -> None
     actions: list[ev.Action] = []
     for subtask in ALL:
         actions += d.send(SubtaskEndedData(subtask, True))
-    assert [t.kind for t in of(actions, ev.SendTrigger)] == ["final"]
+    assert [t.kind for t in of(actions, Trigger)] == ["final"]
     actions = d.ack_all(1)
     assert of(actions, ev.NotifyComplete) != []
 

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from tidegate.channel.control.protocol import Acknowledged, Declined, SubtaskEndedData, SubtaskFinished, SubtaskRunning
+from tidegate.channel.control.protocol import (
+    Acknowledged,
+    Declined,
+    LetFinish,
+    SubtaskEndedData,
+    SubtaskFinished,
+    SubtaskRunning,
+    Trigger,
+)
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.coordinator import Coordinator, CoordinatorOptions
 from tidegate.coordinator.stop.final_snapshot import FINAL_RETRY_MS
@@ -79,7 +87,7 @@ def of(actions: list[ev.Action], kind: type) -> list[Any]:
 def test_no_savepoint_is_triggered_behind_a_stop_on_its_way() -> None:
     run = Run()
     run.ask("stop-savepoint", "stop", stop="drain")
-    assert of(run.ask("savepoint", "sp"), ev.SendTrigger) == []
+    assert of(run.ask("savepoint", "sp"), Trigger) == []
     run.ack_all(1)
     for subtask in TOPOLOGY.subtasks():
         actions = run.send(SubtaskFinished(subtask))
@@ -94,7 +102,7 @@ def test_a_stop_that_comes_during_the_final_snapshot_takes_its_savepoint_in_the_
     assert run.coordinator.pending_ids == (1,)
     actions = run.ask("stop-savepoint", "stop", stop="suspend")
     assert [(a.checkpoint_id, a.code, a.counts) for a in of(actions, ev.SendAbort)] == [(1, "job_stops", False)]
-    assert [(t.checkpoint_id, t.kind) for t in of(actions, ev.SendTrigger)] == [(2, "stop-savepoint")]
+    assert [(t.checkpoint_id, t.kind) for t in of(actions, Trigger)] == [(2, "stop-savepoint")]
     assert run.coordinator.next_wake_ms() == 10_000, "no other final one is asked for"
     actions = run.ack_all(1) + run.ack_all(2)
     for subtask in TOPOLOGY.subtasks():
@@ -121,7 +129,7 @@ def test_a_stop_that_comes_when_the_final_snapshot_is_complete_finds_the_job_end
     actions = run.ask("stop-savepoint", "stop", stop="suspend")
     for subtask in TOPOLOGY.subtasks():
         actions += run.send(SubtaskFinished(subtask))
-    assert of(actions, ev.FailRun) == of(actions, ev.SendTrigger) == []
+    assert of(actions, ev.FailRun) == of(actions, Trigger) == []
     assert [a.code for a in of(actions, ev.Answer)] == ["job_ended"]
     assert of(actions, ev.EndRun) == [ev.EndRun(None, None, None)]
 
@@ -146,7 +154,7 @@ def test_a_final_snapshot_whose_claim_failed_is_asked_for_again() -> None:
     run.claims_fail = False
     assert run.coordinator.next_wake_ms() == FINAL_RETRY_MS
     run.now += FINAL_RETRY_MS
-    assert [t.kind for t in of(run.send(ev.Tick()), ev.SendTrigger)] == ["final"]
+    assert [t.kind for t in of(run.send(ev.Tick()), Trigger)] == ["final"]
 
 
 def test_a_request_that_a_final_snapshot_pushes_out_is_answered() -> None:
@@ -180,8 +188,8 @@ def test_an_aborted_final_snapshot_leaves_no_files() -> None:
 def test_a_job_that_nobody_wants_a_final_snapshot_of_ends_without_one() -> None:
     """S7.3: no interval and nothing to commit; subtasks are told once, when nothing reads any more."""
     run = Run(topology=ONE_PHASE)
-    assert of(run.send(SubtaskEndedData((SOURCE, 0), True)), ev.LetFinish) == []
-    assert run.send(SubtaskEndedData((SINK, 0), True)) == [ev.LetFinish()]
+    assert of(run.send(SubtaskEndedData((SOURCE, 0), True)), LetFinish) == []
+    assert run.send(SubtaskEndedData((SINK, 0), True)) == [LetFinish()]
     assert run.send(ev.Tick()) == [] and run.coordinator.next_wake_ms() is None
     actions = run.send(SubtaskFinished((SOURCE, 0))) + run.send(SubtaskFinished((SINK, 0)))
     assert actions == [ev.EndRun(None, None, None)]
@@ -191,13 +199,13 @@ def test_a_job_that_nobody_wants_a_final_snapshot_of_ends_without_one() -> None:
 def test_with_an_interval_or_something_to_commit_a_job_ends_with_a_final_snapshot(options: Any) -> None:
     """S7.3."""
     actions = Run(**options).end_data()
-    assert [t.kind for t in of(actions, ev.SendTrigger)] == ["final"] and of(actions, ev.LetFinish) == []
+    assert [t.kind for t in of(actions, Trigger)] == ["final"] and of(actions, LetFinish) == []
 
 
 def test_a_job_without_snapshots_or_one_that_only_commits_tells_nobody_to_finish() -> None:
     """S7.3, S7.7: their subtasks wait for nothing."""
     for options in ({"enabled": False}, {"commit_only": 7}):
-        assert of(Run(topology=ONE_PHASE, **options).end_data(), ev.LetFinish) == []
+        assert of(Run(topology=ONE_PHASE, **options).end_data(), LetFinish) == []
 
 
 @pytest.mark.parametrize("kind", ["checkpoint", "savepoint"])
@@ -205,10 +213,10 @@ def test_a_snapshot_on_its_way_is_not_overtaken_by_the_end(kind: str) -> None:
     """S7.3: subtasks that finished would abort it."""
     run = Run(topology=ONE_PHASE)
     run.ask(kind, "asked")
-    assert of(run.end_data(), ev.LetFinish) == []
+    assert of(run.end_data(), LetFinish) == []
     actions = run.ack_all(1)
     assert [a.code for a in of(actions, ev.Answer)] == ["completed"]
-    assert of(actions, ev.LetFinish) == [ev.LetFinish()]
+    assert of(actions, LetFinish) == [LetFinish()]
 
 
 def test_a_stop_that_comes_before_the_end_is_the_snapshot_that_subtasks_wait_for() -> None:
@@ -219,7 +227,7 @@ def test_a_stop_that_comes_before_the_end_is_the_snapshot_that_subtasks_wait_for
     actions = run.send(SubtaskEndedData((SINK, 0), True)) + run.ack_all(1)
     for subtask in TOPOLOGY.subtasks():
         actions += run.send(SubtaskFinished(subtask))
-    assert of(actions, ev.LetFinish) == []
+    assert of(actions, LetFinish) == []
     assert of(actions, ev.EndRun) == [ev.EndRun("suspend", 1, "chk-1", "stop")]
 
 

@@ -9,6 +9,7 @@ from coordinator_driver import Driver, of
 from test_commit_gate import gated, spec
 from test_recovery import Log
 
+from tidegate.channel.control.protocol import PauseSources
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.commits.commit_gate import CommitGate
 from tidegate.coordinator.commits.ruling import Decide, is_closing, judge_ruling
@@ -49,7 +50,7 @@ def test_subtasks_hear_of_it_before_any_later_permit() -> None:
     assert early.send(ev.Quarantined(withheld)) == []
     early.send(ev.Approved(1, 9))
     early.start()
-    sent = [a for a in early.actions if isinstance(a, ev.SendQuarantine | ev.SendPermit | ev.PauseSources)]
+    sent = [a for a in early.actions if isinstance(a, ev.SendQuarantine | ev.SendPermit | PauseSources)]
     assert sent == [ev.SendQuarantine(withheld), ev.SendPermit(1, 9)]
 
 

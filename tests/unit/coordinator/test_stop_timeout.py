@@ -11,7 +11,7 @@ from coordinator_driver import ALL, SOURCE, WINDOW, Driver, of
 from test_supervision import BOOM, PHASES, Driven, command, farewell, statuses
 from test_supervision import of as chosen
 
-from tidegate.channel.control.protocol import SubtaskEndedData, SubtaskFinished, SubtaskRunning
+from tidegate.channel.control.protocol import SubtaskEndedData, SubtaskFinished, SubtaskRunning, Trigger
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.events import Answer, GiveUpStop, Request
 from tidegate.coordinator.job_run import RunEnded, RunFailed, StopGivenUp
@@ -106,7 +106,7 @@ def test_a_stop_that_was_not_triggered_ends_nothing_when_it_is_given_up() -> Non
     assert "operator win -> out, subtask 1 (is not up yet)" in answer.message
     assert "nothing had ended, the job goes on" in answer.message
     assert of(run.send(SubtaskRunning(ALL[3])), ev.Claim) == []
-    assert of(run.ask("savepoint", "sp"), ev.SendTrigger)
+    assert of(run.ask("savepoint", "sp"), Trigger)
 
 
 def test_a_stop_whose_savepoint_is_complete_is_not_taken_back() -> None:
@@ -161,7 +161,7 @@ def test_a_stop_planned_while_a_subtask_was_finishing_is_planned_afresh() -> Non
     """S1.5, S7.3: its output is exact, and the others' data has ended: another savepoint lets them finish."""
     run = stopping()
     actions = run.send(SubtaskFinished((SOURCE, 0)))
-    (abort,), (trigger,) = of(actions, ev.SendAbort), of(actions, ev.SendTrigger)
+    (abort,), (trigger,) = of(actions, ev.SendAbort), of(actions, Trigger)
     assert (abort.checkpoint_id, abort.code) == (1, "subtask_finished")
     assert (trigger.checkpoint_id, trigger.kind, trigger.stop) == (2, "stop-savepoint", "drain")
     assert of(actions, ev.FailRun) == [] and of(actions, ev.Answer) == []
@@ -175,7 +175,7 @@ def test_a_stop_that_is_planned_afresh_does_not_fall_out_of_a_full_queue() -> No
     run = stopping(max_queued=1)
     assert run.ask("savepoint", "sp") == [], "it waits for the stop's end"
     actions = run.send(SubtaskFinished((SOURCE, 0)))
-    (trigger,), (refused,) = of(actions, ev.SendTrigger), of(actions, ev.Answer)
+    (trigger,), (refused,) = of(actions, Trigger), of(actions, ev.Answer)
     assert (trigger.checkpoint_id, trigger.kind, trigger.stop) == (2, "stop-savepoint", "drain")
     assert (refused.request_id, refused.code) == ("sp", "too_many_requests")
 

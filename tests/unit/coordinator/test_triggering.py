@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from coordinator_driver import ALL, SOURCE, WINDOW, Driver, of
 
-from tidegate.channel.control.protocol import SubtaskFinished, SubtaskRunning
+from tidegate.channel.control.protocol import SubtaskFinished, SubtaskRunning, Trigger
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.checkpointing.retention import MAX_OVERDUE_DELETIONS
 from tidegate.coordinator.checkpointing.snapshot_requests import RequestQueue
@@ -115,7 +115,7 @@ def test_ticks_while_a_periodic_request_waits_are_refused_and_counted() -> None:
     for _ in range(3):
         d.tick(1000)
     assert d.coordinator.refused == {"periodic_queued": 2}
-    assert [t.checkpoint_id for t in of(d.ack_all(1), ev.SendTrigger)] == [2]
+    assert [t.checkpoint_id for t in of(d.ack_all(1), Trigger)] == [2]
     assert of(d.ack_all(2), ev.Claim) == []
 
 
@@ -124,14 +124,14 @@ def test_checkpoints_wait_while_too_many_retired_ones_are_not_deleted() -> None:
     d = Driver()
     d.start()
     d.send(ev.DeletionsOverdue(MAX_OVERDUE_DELETIONS - 1))
-    assert [t.checkpoint_id for t in of(d.tick(1000), ev.SendTrigger)] == [1]
+    assert [t.checkpoint_id for t in of(d.tick(1000), Trigger)] == [1]
     d.send(ev.DeletionsOverdue(MAX_OVERDUE_DELETIONS))
     d.ack_all(1)
     assert of(d.tick(1000) + d.ask("checkpoint", "mine") + d.tick(1000), ev.Claim) == []
     assert d.coordinator.waits_for_deletions == MAX_OVERDUE_DELETIONS
-    assert [t.kind for t in of(d.ask("savepoint", "sp"), ev.SendTrigger)] == ["savepoint"]
+    assert [t.kind for t in of(d.ask("savepoint", "sp"), Trigger)] == ["savepoint"]
     d.ack_all(2)
-    assert [t.checkpoint_id for t in of(d.send(ev.DeletionsOverdue(0)), ev.SendTrigger)] == [3]
+    assert [t.checkpoint_id for t in of(d.send(ev.DeletionsOverdue(0)), Trigger)] == [3]
     assert d.coordinator.waits_for_deletions == 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tidegate.channel.control.protocol import Durable, PauseSources
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.events import Action
 from tidegate.jobs.history.verdicts import Verdicts, Withheld
@@ -104,7 +105,7 @@ class CommitGate:
         self.line.append(checkpoint_id)
         self.waiting.append(checkpoint_id)
         self.closing = self.closing or last
-        return [ev.NotifyDurable(checkpoint_id, last), *self._pressure()]
+        return [Durable(checkpoint_id, last), *self._pressure()]
 
     def approve(self, checkpoint_id: int, log_number: int) -> list[Action]:
         """ "commit <= `checkpoint_id`" is in the log."""
@@ -131,4 +132,4 @@ class CommitGate:
         if not self._is_up or self.is_full == self._paused:
             return []
         self._paused = self.is_full
-        return [ev.PauseSources(self._paused)]
+        return [PauseSources(self._paused)]

@@ -22,9 +22,6 @@ BLOCK_ROWS = 256 * 1024
 """Rows after which a keyed head ends with the key in hand and begins anew: what it costs to open one is shared by so
 many rows, and its state is that of so many rows, or of one key."""
 
-NewOperator = Callable[[], StreamOperator]
-"""Gives an open operator."""
-
 
 Emitted: TypeAlias = pa.RecordBatch | SideOutput
 """What leaves the operators: rows of the main output, or of another that is read."""

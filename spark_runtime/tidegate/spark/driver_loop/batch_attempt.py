@@ -13,7 +13,6 @@ from typing import Any
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
-from tidegate.connectors.interface import ReadBySpark
 from tidegate.connectors.split_documents import assign
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.batch_commit import BatchCommit, Told
@@ -208,8 +207,3 @@ def failure_of(error: Exception) -> RunFailed:
         return RunFailed(text, code=failure_code(error))
     trace = "".join(traceback.format_exception(error))
     return RunFailed(f"Spark: {first_line(error)}", traceback=trace)
-
-
-def spark_sources(plan: BatchPlan) -> list[str]:
-    """Uids of those that have no splits."""
-    return [node.uid for node in plan.graph.nodes if isinstance(node.source, ReadBySpark)]
