@@ -225,7 +225,7 @@ class GroupedStream(Generic[S]):
             timeMode: of timers: "None", "ProcessingTime", which a TTL needs, or "EventTime", which needs
                 `with_watermark` upstream and drops late rows.
             initialState: a bounded stream of the same pipeline, grouped by columns of the same types: given to
-                `handleInitialState` before the first row, and never to an operator that goes on from a snapshot.
+                `handleInitialState` before the first row, and never to an operator that is restored from a snapshot.
             eventTimeColumnName: timestamp column of the result that is its event time; without it, it has none.
             uid: required.
             renamed: key column in older snapshots -> its name now, so that they can be restored (S5.5).

@@ -556,8 +556,8 @@ class Stream(StreamBase):
         """Say which column holds event time and how much out of order records come (S4.4).
 
         The watermark is the latest time seen, per split and then the minimum over splits, minus `delay`; records behind
-        it are late. Call it as near to the source as can be: behind an exchange or a second input splits cannot be told
-        apart any more, and a file that begins before the one in front of it ended has late records.
+        it are late. Call it as near to the source as possible: after an exchange or a second input, splits cannot be
+        distinguished any more, and a file that begins before the previous one ended has late records.
 
         Args:
             column: a timestamp, or int64 with `unit`.
@@ -678,7 +678,7 @@ class Stream(StreamBase):
         """Spread the records evenly: each subtask sends its batches to all subtasks in turn.
 
         For sources of which some subtasks read more than others. Records of one split do not keep their order, so call
-        `with_watermark` before it, where splits can still be told apart (S4.4).
+        `with_watermark` before it, where splits can still be distinguished (S4.4).
         """
         return self._exchanged("rebalance", user_location())
 

@@ -29,7 +29,7 @@ class Surroundings:
         output: where words go.
         environment: variables.
         launch: starts the driver of a submission; None: `launch_local`.
-        require: looks at what a driver needs of this machine, before a submission; None: `require_machine`.
+        require: checks what a driver needs of this machine, before a submission; None: `require_machine`.
         sleep: pause, seconds.
         monotonic: seconds.
         poll_s: pause between two looks at a job, seconds.

@@ -43,7 +43,7 @@ def parser(words: Sequence[str] = ()) -> Parser:
 
 
 class _Version(argparse.Action):
-    """argparse's own action wants the version before anybody has asked for it."""
+    """argparse's own action needs the version before a user requests it."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         print(f"{parser.prog} {version()}")

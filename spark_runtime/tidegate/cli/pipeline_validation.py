@@ -65,7 +65,7 @@ def built(
 
     Args:
         paths: where relative paths lie; None: in the working directory.
-        schemas: that the job's sources found before (S5.5); one that is not named looks at its input.
+        schemas: that the job's sources found before (S5.5); a source without one finds it in its input.
 
     Raises:
         PipelineError: the code is not there, or the pipeline cannot be built or planned from it, or needs snapshots

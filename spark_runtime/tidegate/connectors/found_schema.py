@@ -61,7 +61,7 @@ def found_schemas(graph: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 @contextmanager
 def using_found_schemas(schemas: FoundSchemas) -> Iterator[None]:
-    """Within the context, pipelines are built with these schemas; a source that is not named looks at its input."""
+    """Within the context, pipelines are built with these schemas; a source without one finds it in its input."""
     token = _in_effect.set(schemas)
     try:
         yield

@@ -324,7 +324,7 @@ class SupportsQuarantine(Protocol):
 
 @runtime_checkable
 class CollectsLeftovers(Protocol):
-    """A sink that can tell and remove what it keeps for nobody. `tidegate gc` leaves others alone."""
+    """A sink that lists and deletes data that no snapshot needs. `tidegate gc` skips other sinks."""
 
     def collect(self, ctx: SinkContext, needed: StillNeeded, *, dry_run: bool = False) -> Leftovers:
         """Remove what one lineage of a job left here and `needed` does not name, such as data that failed runs staged

@@ -123,7 +123,7 @@ class Replay(Source):
         return schema
 
     def found_schema(self) -> FoundSchema | None:
-        """Of the first file with a record, unless `schema` was given."""
+        """Of the first file with a record, unless `schema` was passed."""
         return self._files.found_schema()
 
     def with_found_schema(self, found: FoundSchema) -> Self:

@@ -446,6 +446,8 @@ def topology_of(graph: JobGraph, plan: ExecutionPlan, processing_time_on_end: Pr
             if end == "any":
                 fire_at_end.append(FiresAtEnd(node.uid, chain.chain_id))
             elif end != "none":
-                assert node is nodes[0], f"operator {node.uid!r} tells its inputs apart, and is not first of its chain"
+                assert node is nodes[0], (
+                    f"operator {node.uid!r} distinguishes its inputs, and is not first of its chain"
+                )
                 fire_at_end.append(FiresAtEnd(node.uid, chain.inputs[end].upstream_chain))
     return Topology(plan.parallelism, tuple(chains), tuple(fire_at_end))

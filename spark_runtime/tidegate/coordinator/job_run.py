@@ -149,7 +149,7 @@ class JobRun:
 
     @property
     def ended_counts(self) -> SourceCounts:
-        """Counts of sources that no subtask of this run tells: they are shown with those of the subtasks."""
+        """Counts of sources that no subtask of this run reports. The status adds them to the counts of the subtasks."""
         return self._ended.carried
 
     def on_event(self, event: Event) -> None:

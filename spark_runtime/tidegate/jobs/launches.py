@@ -1,8 +1,8 @@
 """Records of launches: every attempt to start a driver of a submission, and the process or application it started.
 
 A launch is recorded before the start, so that no driver runs that the job directory knows nothing of, and its process
-after it. Two launchers at once are told apart by create-only attempts; what slips through is fenced by the decision
-log. Whoever started a driver may die: by these records anybody else finds it again.
+after it. Of two launchers at once, create-only attempts let one win; the decision log fences a second driver
+off. Whoever started a driver may die: by these records anybody else finds it again.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class RunningDriver:
 
     def kill(self, number: signal.Signals = signal.SIGTERM) -> bool:
         """Send it a signal, SIGTERM asking for a graceful end; False when it is gone. A process that has taken over its
-        pid is never touched. Of spark-submit the Python program below it is told first: the JVM knows no graceful
-        end, and ends with it."""
+        pid is never touched. The Python program below spark-submit gets the signal first: the JVM has no graceful
+        end, and ends with the program."""
         programs = children(self.pid, DRIVER_ENTRY) if self.is_running() else ()
         for pid, started in programs:
             send_signal(pid, started, number)

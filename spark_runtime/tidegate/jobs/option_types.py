@@ -194,7 +194,7 @@ class OpenDuration(OptionalDuration):
 
 class OpenCount(OptionalCount):
     """An optional count that users may leave open, "auto": programs get what `derive` makes of the other options, each
-    time anew, and records keep "auto", so that a change of those options changes it too."""
+    time again, and records keep "auto", so that a change of those options changes it too."""
 
     def __init__(self, derive: Callable[[Any], int | None], least: int) -> None:
         self._derive = derive

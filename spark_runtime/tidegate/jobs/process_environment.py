@@ -1,4 +1,4 @@
-"""What a driver and the command line are told through their environment: storage options, and who calls."""
+"""Settings that a driver and the command line take from their environment: storage options, and the caller."""
 
 from __future__ import annotations
 

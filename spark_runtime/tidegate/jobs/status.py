@@ -68,8 +68,8 @@ class SourceView:
 
     Attributes:
         uid: of the source.
-        boundedness: "bounded", "unbounded", or "unknown" while no hint tells.
-        records: read so far, all subtasks, since the run began; None: not counted (batch mode), or no hint tells.
+        boundedness: "bounded", "unbounded", or "unknown" while no hint has it.
+        records: read so far, all subtasks, since the run began; None: not counted (batch mode), or no hint has it.
         end_of_data: all of it has been read, and every subtask has passed its end on.
         played_all: a replay has played everything once, though the source stays open.
         watermark_us: event time, microseconds since the epoch; None: none yet.

@@ -176,7 +176,7 @@ class Driver:
                 return self._supervision.run()
 
     def _schemas(self, client: JobClient, log: DecisionLog) -> FoundSchemas:
-        """See `schemas_in_effect`. A store that does not answer now is asked again, as by runs (S9.1)."""
+        """See `schemas_in_effect`. A store that does not answer is read again, as runs do (S9.1)."""
         for delay_s in SCHEMA_RETRIES_S:
             try:
                 return schemas_in_effect(self._store, self._layout, self._spec, client.specs(), log)

@@ -365,7 +365,7 @@ class SlotProcess:
 
 
 def _heartbeat(resident: int, slot: Slot | None) -> Heartbeat:
-    """`rounds` tells a hung loop; one that has ended does not come round any more."""
+    """`rounds` shows whether the loop hangs. A loop that has ended makes no rounds."""
     if slot is None:
         return Heartbeat(resident)
     rounds = None if slot.is_over else slot.rounds

@@ -57,7 +57,7 @@ from tidegate.subtask.watermarks import WatermarkTracker
 
 
 class Timers:
-    """Processing-time work of the chain's operators, asked for in front of every step. It ends with the data: after a
+    """Processing-time work of the chain's operators, requested before every step. It ends with the data: after a
     real end nothing is left that waits (S7.6), after a suspend it stays in the savepoint (S7.2)."""
 
     def __init__(

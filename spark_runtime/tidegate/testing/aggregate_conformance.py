@@ -64,7 +64,7 @@ class AggregateConformance(ABC):
         """
 
     def test_its_columns_in_snapshots_begin_with_its_name(self) -> None:
-        """They are durable, and a rename of the output column is a rename of what is behind the first colon."""
+        """They are durable, and a rename of the output column renames the part after the first colon."""
         aggregation = self._aggregation()
         for name in aggregation.state_schema().names:
             prefix, _, output = name.partition(":")
@@ -74,7 +74,7 @@ class AggregateConformance(ABC):
     @_settings
     @given(_BATCHES)
     def test_results_are_those_of_plain_python(self, drawn: list[list[tuple[int, str, int]]]) -> None:
-        """Of many entries at once, whichever of them are asked for."""
+        """Of many entries at once, and of any selection of them."""
         held, rows_of = _Held(self._aggregation()), dict[str, list[Mapping[str, Any]]]()
         for rows in map(self._rows, drawn):
             held.add(self._batch(rows), [row[_KEY] for row in rows])

@@ -16,7 +16,7 @@ LOOK_MS = 40
 SLOW_PHASE_MS = 3_000
 """By how much longer faults strike where deletions are slow: a folder is due after more than a second."""
 BUSY = 0.1
-"""Part of the looks at which people do what they would do in other seeds: with each driver the count begins anew."""
+"""Part of the rounds in which users act as in other seeds: with each driver the count begins again."""
 SLOWNESS_MS = (300, 800, 3_000)
 """How long the deletion of one folder takes, milliseconds; the last is longer than the slow phase."""
 SLACK_MS = 150

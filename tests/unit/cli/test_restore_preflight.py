@@ -221,7 +221,7 @@ def test_an_outage_is_no_refusal_of_the_restore(
 
     monkeypatch.setattr(Files, "unavailable", away)
     job.check_sources(*found)
-    assert "'rows' could not be asked" in capsys.readouterr().out
+    assert "'rows' could not report its positions" in capsys.readouterr().out
 
 
 def test_the_check_is_for_new_submissions(case: Case) -> None:

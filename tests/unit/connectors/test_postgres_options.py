@@ -67,7 +67,7 @@ def test_an_unreachable_server_and_a_missing_secret_are_named(tmp_path: Path, mo
 
 
 def test_a_server_that_goes_away_is_an_outage_and_no_fault_of_the_database(tmp_path: Path) -> None:
-    """S9.1: the job tries again; nobody has to mend anything in the database."""
+    """S9.1: the job tries again; nobody has to fix anything in the database."""
     writer = Postgres(f"host={tmp_path} dbname=sales", "daily").create_writer(Reign().context())
     writer.write(numbers(0, 1))
     with pytest.raises(OutageError, match="The database cannot be reached") as caught:

@@ -96,7 +96,7 @@ class Dead:
 
 
 def test_cancelling_a_dead_job_deletes_what_its_driver_would_have_deleted(tmp_path: Path) -> None:
-    """S2.3: never a savepoint; and behind a fence, so that a driver that lives after all decides nothing any more."""
+    """S2.3: never a savepoint; and after a fence, so that a driver that still lives decides nothing any more."""
     dead = Dead(tmp_path)
     assert dead.client.cancel_dead("alice").status == "CANCELED"
     assert dead.left == ["sp"]
@@ -148,7 +148,7 @@ def test_what_a_newer_submission_may_start_from_stays(tmp_path: Path, monkeypatc
 
 
 def test_what_waits_for_a_verdict_stays(tmp_path: Path) -> None:
-    """S2.3, S7.8: with the checkpoint that a rejection goes back to, and the files that they share."""
+    """S2.3, S7.8: with the checkpoint that a rejection restores, and the files that they share."""
     dead = Dead(tmp_path, commit="on_request")
     dead.client.cancel_dead()
     assert {"chk-1-g1", "chk-2-g1", "a.sst", "sp"} == set(dead.left)

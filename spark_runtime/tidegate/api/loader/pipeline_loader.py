@@ -51,7 +51,7 @@ def load_pipeline(
         arguments: what the function gets; see `arguments`.
         check_sinks: ask every sink whether it can take its records, which may do I/O.
         paths: where relative paths lie; None: in the working directory of this process.
-        schemas: that the job's sources found before (S5.5); a source that is not named looks at its input.
+        schemas: that the job's sources found before (S5.5); a source without one finds it in its input.
 
     Raises:
         PipelineError: the module or function is missing, what the user's code raised, with its place, or a result

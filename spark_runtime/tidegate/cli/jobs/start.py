@@ -49,7 +49,9 @@ def add_start(parser: Parser) -> None:
 
 def add_restore(parser: Parser) -> None:
     """The arguments of `tidegate restore`."""
-    parser.description = "Starts a new driver from a snapshot. What is not given is as before, the pinned code too."
+    parser.description = (
+        "Starts a new driver from a snapshot. Whatever is not passed stays as before, the pinned code included."
+    )
     arguments.add_job(parser)
     _add_source(parser)
     parser.add_argument(
@@ -72,7 +74,8 @@ def add_fork(parser: Parser) -> None:
     """The arguments of `tidegate fork`."""
     parser.description = (
         "Starts a job of its own from another job's snapshot, which is only read. Its sources have to be "
-        "bounded, and its sinks may not write to where the original's do. What is not given is the original's."
+        "bounded, and its sinks may not write to where the original's do. The original's arguments and options apply "
+        "where none are passed."
     )
     parser.add_argument("original", metavar="ORIGINAL", help="id of the job whose snapshot it begins with")
     arguments.add_job(parser, positional=False)

@@ -21,7 +21,9 @@ WITHIN = "1 h"
 
 def add_agent(parser: Parser) -> None:
     """The arguments of `tidegate agent`."""
-    parser.description = "Runs until it is ended; the drivers it has launched go on. Several may look after one root."
+    parser.description = (
+        "Runs until it is ended; the drivers that it has launched keep running. Several agents may supervise one root."
+    )
     arguments.add_root(parser)
     kinds = launcher_registry.kinds()
     parser.add_argument(

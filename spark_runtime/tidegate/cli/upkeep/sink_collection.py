@@ -57,7 +57,7 @@ def collect_sinks(
     with tempfile.TemporaryDirectory(prefix="tidegate-gc-") as scratch:
         sinks = list(_sinks(client, [s for s in reversed(specs) if s.number in {*ran, newest}], scratch, kept))
         told = [
-            f"sink {ctx.uid!r} cannot tell what it keeps"
+            f"sink {ctx.uid!r} cannot list what it keeps"
             for sink, ctx in sinks
             if not isinstance(sink, CollectsLeftovers)
         ]

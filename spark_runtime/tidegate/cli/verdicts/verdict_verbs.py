@@ -25,7 +25,7 @@ NEWEST = 0
 
 def add_approve(parser: Parser) -> None:
     """The arguments of `tidegate approve`."""
-    parser.description = "Approves a checkpoint and all in front of it that wait, and waits until sinks have committed."
+    parser.description = "Approves a checkpoint and all earlier ones that wait, and waits until sinks have committed."
     arguments.add_job(parser)
     parser.add_argument("--checkpoint", type=int, metavar="ID", help="which one (default: the newest that waits)")
     arguments.add_timeout(parser, DEFAULT_TIMEOUT, f"how long to wait (default: {DEFAULT_TIMEOUT})")

@@ -26,7 +26,7 @@ def check_first_run(
 
 
 def existing_output(graph: JobGraph) -> Iterator[tuple[str, str]]:
-    """(uid, what a fresh start does with the output that is there) of every sink that tells."""
+    """(uid, what a fresh start does with the output that is there) of every sink that reports it."""
     for node in graph.nodes:
         if node.sink is not None and isinstance(node.sink, ReportsExistingOutput):
             yield node.uid, f"{node.sink.describe()} {node.sink.existing_output()}"

@@ -20,7 +20,7 @@ class EndedSources:
     no snapshot, and of a source that has ended as a whole no reader is restored: their counts go into the metadata.
 
     Attributes:
-        carried: those that the restored snapshot holds; no reader of this run tells them.
+        carried: those that the restored snapshot holds; no reader of this run reports them.
     """
 
     def __init__(self, carried: SourceCounts, topology: Topology) -> None:

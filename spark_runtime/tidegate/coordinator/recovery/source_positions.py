@@ -56,7 +56,7 @@ def judge_source(uid: str, source: Source, splits: Sequence[Mapping[str, Any]]) 
         remedy = "Restore with the class that wrote them, or give the source a new uid"
         return Finding("source", "refused", what, cause, remedy, uid)
     if gone is None:
-        return Finding("source", "unknown", f"source {uid!r} cannot tell whether its positions are there", uid=uid)
+        return Finding("source", "unknown", f"source {uid!r} cannot check whether its positions are there", uid=uid)
     if not gone:
         return Finding("source", "fits", f"source {uid!r} finds all its {len(left)} open splits", uid=uid)
     named = "; ".join(f"{split_id}: {why}" for split_id, why in gone[:MAX_SPLITS_NAMED])
@@ -67,8 +67,8 @@ def judge_source(uid: str, source: Source, splits: Sequence[Mapping[str, Any]]) 
 
 
 def check_positions(graph: JobGraph, restore: Restore, positions: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Before a submission's first run: nothing starts that would fail when it comes to what is gone. What cannot be
-    looked at now is left to the run, which tries again (S9.1).
+    """Before a submission's first run: refuse to start a run that would fail when it comes to a missing position.
+    Positions that cannot be checked now are left to the run, which tries again (S9.1).
 
     Raises:
         SnapshotError: as `tidegate snapshot check` refuses it.
@@ -81,7 +81,7 @@ def check_positions(graph: JobGraph, restore: Restore, positions: Mapping[str, S
             finding = judge_source(node.uid, node.source, positions.get(node.uid, ()))
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-            print(f"tidegate: source {node.uid!r} could not be asked for its positions: {why}", flush=True)
+            print(f"tidegate: source {node.uid!r} could not report its positions: {why}", flush=True)
             continue
         if finding is not None and finding.verdict == "refused":
             where = f"snapshot {restore.location}"

@@ -26,7 +26,7 @@ def schemas_in_effect(
 
     The graph that the submission's first driver pinned comes first: slots, relaunches and late commits then agree with
     it, with a checkpoint or without. A submission that has none begins with what it restores, which may be a savepoint
-    of another job. Where neither tells, as of a fresh start and of earlier versions, sources look at their input.
+    of another job. Where neither has one, as in a fresh start and in earlier versions, sources find it in their input.
 
     Raises:
         SnapshotError: there is nothing of what the submission restores, or it is damaged.

@@ -38,7 +38,7 @@ VERBS: tuple[str, ...] = ("checkpoint", "savepoint", "stop", "cancel", "commit",
 
 class JobClient(JobDirectory):
     """One job below one root: everything that `JobDirectory` reads and waits for, and submissions and commands. Blocks
-    on the store; not for event loops. Safe to make anew at will, not safe to share between threads."""
+    on the store; not for event loops. Cheap to create; not safe to share between threads."""
 
     # ------------------------------------------------------------ submissions
 

@@ -55,7 +55,7 @@ def job_remedy(store: Store, job_id: str, otherwise: str) -> str:
 
 class JobDirectory:
     """The directory of one job below one root: reading it, and waiting for what it will say. Blocks on the store; not
-    for event loops. Keeps what cannot change; safe to make anew at will, not safe to share between threads.
+    for event loops. Caches what cannot change. Cheap to create; not safe to share between threads.
 
     Attributes:
         root: URL of the root.

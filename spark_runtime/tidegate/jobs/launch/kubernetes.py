@@ -36,7 +36,7 @@ DRIVER_SCRIPT = LauncherSetting(
     default="local:///opt/tidegate/driver_entry.py",
     metavar="URL",
 )
-"""What spark-submit is given: a copy of `driver_entry.py` in the image."""
+"""The script that spark-submit runs: a copy of `driver_entry.py` in the image."""
 
 MAX_POD_NAME = 63
 """Characters: a pod's name is its host name too (RFC 1123)."""

@@ -102,7 +102,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a launcher's check looks at; replaced in tests.
+    """What a launcher's check inspects; replaced in tests.
 
     Attributes:
         run: runs a program.
@@ -168,7 +168,7 @@ class Launcher(Protocol):
 
 
 def driver_arguments(root: str, launch: Launch, job_id: str) -> tuple[str, ...]:
-    """What a driver is told on its command line, whoever starts it."""
+    """The command line of a driver, whoever starts it."""
     return ("--root", root, "--job", job_id, "--spec", str(launch.spec), "--launch", str(launch.attempt))
 
 

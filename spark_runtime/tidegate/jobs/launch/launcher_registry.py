@@ -127,7 +127,7 @@ def find_driver(job: JobDirectory, spec: Spec, by_kind: Mapping[str, Launcher]) 
     """The newest driver of `spec` that the place where it was launched says is there. By the launcher that its record
     names, not by today's settings: a connection may have changed since.
 
-    None: none is there, or none can be asked from here; then the heartbeat tells (`JobDirectory.is_alive`). Raises
+    None: there is none, or this host cannot see it; then the heartbeat decides (`JobDirectory.is_alive`). Raises
     EnvironmentProblemError when a cluster does not answer.
     """
     for number, attempt in reversed(job.launches()):

@@ -19,7 +19,7 @@ def submit_command(
     conf: Mapping[str, str],
     program: str,
 ) -> tuple[str, ...]:
-    """spark-submit with `program`, which gets what every driver is told.
+    """spark-submit with `program` and the arguments that every driver takes.
 
     Args:
         mode: "client" or "cluster".

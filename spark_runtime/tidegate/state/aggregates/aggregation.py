@@ -63,7 +63,7 @@ class AggregateArguments(Protocol):
 
     @property
     def n(self) -> int:
-        """A number that the aggregate takes, such as the rows of top_n; 0: none was given."""
+        """A number that the aggregate takes, such as the rows of top_n; 0: none was passed."""
 
     @property
     def orders(self) -> int:

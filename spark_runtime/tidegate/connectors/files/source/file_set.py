@@ -123,7 +123,7 @@ class FileSet:
         return self._found
 
     def with_found_schema(self, found: FoundSchema) -> FileSet:
-        """See `Source.with_found_schema`: then no file is looked at for the schema."""
+        """See `Source.with_found_schema`: then no file is read for the schema."""
         if self._given_schema is not None:
             return self
         other = copy.copy(self)

@@ -78,8 +78,8 @@ class JsonParser:
 
     Args:
         columns: of the batches, and all known ones.
-        on_new: told the paths of fields that no known column has, each once, when a block first has it, up to some
-            `MAX_NEW_FIELDS`; None: they are passed over.
+        on_new: called with the paths of fields that no known column has, each once, when a block first has it, up to
+            some `MAX_NEW_FIELDS`; None: new fields are ignored.
     """
 
     def __init__(self, columns: FileSchema, on_new: Callable[[Sequence[str]], None] | None) -> None:
@@ -151,7 +151,7 @@ class JsonParser:
         return pa.schema([f.with_type(_as_text(f.type, self._is_text)) for f in self._typed])
 
     def _look_for_new(self, text: bytes) -> bool:
-        """Tell the new fields of a block that have not been told; False: the block is not readable as a whole."""
+        """Report the new fields of a block that were not reported yet; False: the block is not readable as a whole."""
         assert self._on_new is not None, "nobody asks for new fields"
         try:
             found = _new_fields(text, self._columns)
@@ -282,7 +282,8 @@ def _from_texts(read: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _with_times(texts: pa.Array, kind: pa.DataType) -> pa.DataType:
     """The type, with dates and times for texts that are all such ones, in UTC where all have a zone, such as `Z`. Arrow
-    takes dates for times, finds no times with fractions of a second, and tells no time with a zone from one without."""
+    takes dates for times, finds no times with fractions of a second, and does not distinguish times with and without a
+    zone."""
     if pa.types.is_struct(kind):
         fields = [kind.field(i) for i in range(kind.num_fields)]
         return pa.struct([f.with_type(_with_times(texts.field(f.name), f.type)) for f in fields])
