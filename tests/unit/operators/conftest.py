@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from builders import operators
 
-from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.operator_spec import OperatorSpec
-from tidegate.operators.stream_operator import OperatorContext, StreamOperator
+from tidegate.operators.stream_operator import StreamOperator
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.streams import decode_parts, encode_parts
 
@@ -23,21 +23,7 @@ def open_operator() -> OpenOperator:
     """open_operator(spec, restored=None): an opened operator, restored from parts that went through a state stream."""
 
     def open_(spec: OperatorSpec, restored: Sequence[StatePart] | None = None) -> StreamOperator:
-        operator = create_operator(spec)
-        operator.open(
-            OperatorContext(
-                job_id="job",
-                lineage="lineage",
-                uid="op",
-                subtask=0,
-                parallelism=1,
-                max_parallelism=128,
-                generation=1,
-                run_id="1-1",
-                input_schemas=(pa.schema([]),),
-                processing_time_ms=lambda: 0,
-            )
-        )
+        operator: StreamOperator = operators.open_operator(spec, pa.schema([]))
         if restored is not None:
             operator.restore(decode_parts(encode_parts(restored)))
         return operator
