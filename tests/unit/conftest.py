@@ -6,8 +6,25 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from builders.folders import quick_root
+
+
+@pytest.fixture(scope="session")
+def quick_folder() -> Iterator[Path]:
+    """A folder in memory where the machine has that, else on disk."""
+    with TemporaryDirectory(prefix="tidegate-unit-", dir=quick_root(), ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def tmp_path(quick_folder: Path) -> Iterator[Path]:
+    """pytest's, in the `quick_folder`, and gone when the test has ended: memory is scarce."""
+    with TemporaryDirectory(dir=quick_folder, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 from builders.clock import ManualClock
+from builders.folders import quick_root
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -144,7 +145,7 @@ class BackendMachine(RuleBasedStateMachine):
         """Args: backends: that the job may run on, by name."""
         super().__init__()
         self._backends = dict(backends)
-        self._directory = Path(tempfile.mkdtemp(prefix="tidegate-states-"))
+        self._directory = Path(tempfile.mkdtemp(prefix="tidegate-states-", dir=quick_root()))
         self._opened: list[PlainBackend] = []
         self._clock = ManualClock(1_000_000)
         self._checkpoint_id = 0

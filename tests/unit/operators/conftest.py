@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
@@ -32,17 +33,17 @@ def open_operator() -> OpenOperator:
 
 
 @pytest.fixture(scope="module", params=["heap", "rocksdb"])
-def place_of_state(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Any]:
+def place_of_state(request: pytest.FixtureRequest, quick_folder: Path) -> Iterator[Callable[[], Any]]:
     """place_of_state(): arguments of an `OperatorContext`, for one operator; every test runs with each back end. A
     module's autouse fixture hands it to what opens operators."""
     numbers = iter(range(10**6))
-    folder = tmp_path_factory.mktemp("state")
+    with TemporaryDirectory(dir=quick_folder, ignore_cleanup_errors=True) as folder:
 
-    def arguments() -> dict[str, Any]:
-        scratch = str(folder / f"{next(numbers)}") if request.param == "rocksdb" else ""
-        return {"state_backend": request.param, "scratch": scratch, "state_memory_bytes": 2**22}
+        def arguments() -> dict[str, Any]:
+            scratch = f"{folder}/{next(numbers)}" if request.param == "rocksdb" else ""
+            return {"state_backend": request.param, "scratch": scratch, "state_memory_bytes": 2**22}
 
-    return arguments
+        yield arguments
 
 
 @pytest.fixture
