@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from builders.jobs import submission
 
 from tidegate import DataGen, Pipeline
 from tidegate.connectors.split_documents import assign
@@ -17,7 +18,7 @@ from tidegate.coordinator.driver_job import Job
 from tidegate.jobs.decision_log import DecisionLog
 from tidegate.jobs.layout import JobLayout
 from tidegate.jobs.options import JobOptions
-from tidegate.jobs.records import Decision, RestoreFrom, Spec
+from tidegate.jobs.records import Decision, RestoreFrom
 from tidegate.jobs.status import derive_durable
 from tidegate.jobs.stores.store_registry import open_store
 from tidegate.plan.batch_plan import plan_batch
@@ -53,7 +54,7 @@ class Drivers:
         self.store, self.layout = open_store(f"memory://{self.name}"), JobLayout("job")
         self.given = JobOptions(parallelism=3, execution_mode="batch", **self.options)
         options = self.given.to_mapping()
-        self.spec = Spec("job", 1, "s", "m:f", "", {}, options, "local", {}, {}, self.restore, "l", None, AT, "test")
+        self.spec = submission(options=options, restore=self.restore)
         self._nonces = map(str, itertools.count())
         self._runs = itertools.count(1)
 

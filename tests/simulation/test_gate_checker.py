@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from builders.jobs import submission
 from simulator.gate_checker import GateChecker
 
 from tidegate.connectors.transactions import TransactionId
@@ -10,7 +11,7 @@ from tidegate.jobs.records import Decision, RestoreFrom, Spec
 
 
 def spec(number: int, restore: RestoreFrom | None = None) -> Spec:
-    return Spec("job", number, "s", "m:f", "", {}, {}, "local", {}, {}, restore, "l", None, "t", "test")
+    return submission(number, restore=restore)
 
 
 class Story:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from builders.jobs import submission
 from simulator.timelines import Timelines
 
 from tidegate.jobs.records import Decision, RestoreFrom, Spec
 
 
 def spec(number: int, restore: RestoreFrom | None = None) -> Spec:
-    return Spec("job", number, "s", "m:f", "", {}, {}, "local", {}, {}, restore, "l", None, "t", "test")
+    return submission(number, restore=restore)
 
 
 class Story:

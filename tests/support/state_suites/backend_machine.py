@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pyarrow as pa
+from builders.clock import ManualClock
+from builders.folders import quick_root
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from state_suites.backend_tests import KEY_CASES
 from state_suites.everything import DESCRIPTORS, Everything
 from state_suites.model_backend import ModelBackend
-from state_suites.plain_states import MAX_PARALLELISM, FakeClock, PlainBackend, Row, Shelf, plain
+from state_suites.plain_states import MAX_PARALLELISM, PlainBackend, Row, Shelf, plain
 from tidegate.snapshot.key_groups import key_group_range
 from tidegate.snapshot.parts import AsyncSnapshot, StatePart
 from tidegate.state.keyed_state import KeyedStateBackend, StateDescriptor, TimeToLive
@@ -143,9 +145,9 @@ class BackendMachine(RuleBasedStateMachine):
         """Args: backends: that the job may run on, by name."""
         super().__init__()
         self._backends = dict(backends)
-        self._directory = Path(tempfile.mkdtemp(prefix="tidegate-states-"))
+        self._directory = Path(tempfile.mkdtemp(prefix="tidegate-states-", dir=quick_root()))
         self._opened: list[PlainBackend] = []
-        self._clock = FakeClock()
+        self._clock = ManualClock(1_000_000)
         self._checkpoint_id = 0
         self._pending: Pending | None = None
         self._completed: Completed | None = None
@@ -205,7 +207,7 @@ class BackendMachine(RuleBasedStateMachine):
     @rule(ms=st.sampled_from([1, 300, 700, 1_000, 5_000]))
     def wait(self, ms: int) -> None:
         """Processing time passes."""
-        self._clock.ms += ms
+        self._clock.now += ms
 
     @rule()
     def compare(self) -> None:

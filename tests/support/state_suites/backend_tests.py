@@ -13,8 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from builders.clock import ManualClock
 
-from state_suites.plain_states import FakeClock, PlainBackend, Row, Shelf
+from state_suites.plain_states import PlainBackend, Row, Shelf
 from tidegate.state.keyed_state import KeyedStateBackend, StateDescriptor
 
 NAN = math.nan
@@ -97,11 +98,11 @@ def described(kind: Any, name: str = "state", columns: pa.Schema | None = None, 
     return StateDescriptor(name, kind, columns or pa.schema([("v", pa.int64())]), **more)
 
 
-class Rig:
+class BackendHarness:
     """Opens back ends that share a clock and a shelf of blobs, and closes them."""
 
     def __init__(self, make: Callable[[], KeyedStateBackend], directory: Path) -> None:
-        self.clock = FakeClock()
+        self.clock = ManualClock(1_000_000)
         self.shelf = Shelf()
         self._make = make
         self._directory = directory
@@ -135,8 +136,8 @@ class BackendTests(ABC):
         """A new back end, not open."""
 
     @pytest.fixture
-    def rig(self, tmp_path: Path) -> Iterator[Rig]:
+    def harness(self, tmp_path: Path) -> Iterator[BackendHarness]:
         """Opens back ends under test."""
-        rig = Rig(self.make_backend, tmp_path)
-        yield rig
-        rig.close()
+        harness = BackendHarness(self.make_backend, tmp_path)
+        yield harness
+        harness.close()

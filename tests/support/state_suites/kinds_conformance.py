@@ -13,8 +13,8 @@ from state_suites.backend_tests import (
     NAN,
     OTHER_NAN,
     VALUE_CASES,
+    BackendHarness,
     BackendTests,
-    Rig,
     described,
     value_state,
 )
@@ -28,9 +28,11 @@ class KeyTests(BackendTests):
     """`keys`, `all_keys`."""
 
     @pytest.mark.parametrize("case", KEY_CASES)
-    def test_keys_are_distinct_in_order_of_first_sight_with_their_groups(self, rig: Rig, case: str) -> None:
+    def test_keys_are_distinct_in_order_of_first_sight_with_their_groups(
+        self, harness: BackendHarness, case: str
+    ) -> None:
         schema, rows = KEY_CASES[case]
-        backend = rig.opened(key_schema=schema)
+        backend = harness.opened(key_schema=schema)
         keys = backend.keys([*rows, *reversed(rows)])
         count = len(rows)
         assert keys.size == count
@@ -42,9 +44,11 @@ class KeyTests(BackendTests):
         assert keys.groups.tolist() == key_groups(hashes, MAX_PARALLELISM).tolist()
 
     @pytest.mark.parametrize("case", ["pair", "float and date", "decimal and time"])
-    def test_namespaces_tell_keys_apart_and_leave_their_key_groups_alone(self, rig: Rig, case: str) -> None:
+    def test_namespaces_tell_keys_apart_and_leave_their_key_groups_alone(
+        self, harness: BackendHarness, case: str
+    ) -> None:
         schema, rows = KEY_CASES[case]
-        backend = rig.opened(key_schema=schema, namespace_columns=1)
+        backend = harness.opened(key_schema=schema, namespace_columns=1)
         keys = backend.keys([*rows, *reversed(rows)])
         expected = key_groups(hash_keys(batch_of(rows, schema), schema.names[:1]), MAX_PARALLELISM)
         assert keys.size == len(rows) and keys.groups.tolist() == expected.tolist()
@@ -56,15 +60,15 @@ class KeyTests(BackendTests):
         due = timers.due(len(rows), len(rows))
         assert due is not None and due.keys.groups[due.owners].tolist() == expected.tolist()
 
-    def test_namespaces_come_back_with_the_key_groups_of_their_keys(self, rig: Rig) -> None:
+    def test_namespaces_come_back_with_the_key_groups_of_their_keys(self, harness: BackendHarness) -> None:
         schema, rows = KEY_CASES["pair"]
-        old = rig.opened(key_schema=schema, namespace_columns=1)
+        old = harness.opened(key_schema=schema, namespace_columns=1)
         old.list(described("list")).append([(row, (i,)) for i, row in enumerate(rows)])
-        parts = rig.shelf.take(old.backend.snapshot(1, portable=True)())
+        parts = harness.shelf.take(old.backend.snapshot(1, portable=True)())
         groups = key_groups(hash_keys(batch_of(rows, schema), schema.names[:1]), MAX_PARALLELISM)
         found = [group for part in parts if part.name == "state" for t in part.tables() for group in t[0].to_pylist()]
         assert sorted(found) == sorted(groups.tolist())
-        halves = [rig.opened(key_schema=schema, namespace_columns=1, index=i, parallelism=2) for i in range(2)]
+        halves = [harness.opened(key_schema=schema, namespace_columns=1, index=i, parallelism=2) for i in range(2)]
         taken = []
         for half in halves:
             state = half.list(described("list"))
@@ -72,15 +76,15 @@ class KeyTests(BackendTests):
             taken += [row for row, got in zip(rows, state.get(rows)) if got and row in half.mine(rows)]
         assert sorted(taken, key=repr) == sorted(rows, key=repr)
 
-    def test_a_batch_without_rows_has_no_keys(self, rig: Rig) -> None:
-        backend = rig.opened()
+    def test_a_batch_without_rows_has_no_keys(self, harness: BackendHarness) -> None:
+        backend = harness.opened()
         state = backend.value(value_state())
         assert backend.keys([]).size == 0
         state.put([])
         assert list(state.get([])) == []
 
-    def test_every_nan_is_one_key_and_both_zeros_are_one(self, rig: Rig) -> None:
-        backend = rig.opened(key_schema=pa.schema([("k", pa.float64())]))
+    def test_every_nan_is_one_key_and_both_zeros_are_one(self, harness: BackendHarness) -> None:
+        backend = harness.opened(key_schema=pa.schema([("k", pa.float64())]))
         state = backend.value(value_state())
         state.put([((NAN,), (1,)), ((0.0,), (2,))])
         assert state.get([(OTHER_NAN,), (-0.0,)]) == [(1,), (2,)]
@@ -89,9 +93,9 @@ class KeyTests(BackendTests):
         assert len(backend.all_keys(value_state())) == 2
 
     @pytest.mark.parametrize("case", KEY_CASES)
-    def test_all_keys_gives_every_key_of_a_state_once(self, rig: Rig, case: str) -> None:
+    def test_all_keys_gives_every_key_of_a_state_once(self, harness: BackendHarness, case: str) -> None:
         schema, rows = KEY_CASES[case]
-        backend = rig.opened(key_schema=schema)
+        backend = harness.opened(key_schema=schema)
         state, other = backend.value(value_state("a")), backend.value(value_state("b"))
         assert backend.all_keys(state.descriptor) == set()
         state.put([(row, (i,)) for i, row in enumerate(rows)])
@@ -100,8 +104,8 @@ class KeyTests(BackendTests):
         assert backend.all_keys(state.descriptor, limit=2) == backend.ids(rows[:-1])
         assert backend.all_keys(other.descriptor, limit=2) == backend.ids(rows[:1])
 
-    def test_only_asking_for_keys_makes_no_entries(self, rig: Rig) -> None:
-        backend = rig.opened()
+    def test_only_asking_for_keys_makes_no_entries(self, harness: BackendHarness) -> None:
+        backend = harness.opened()
         value, elements, entries = (
             backend.value(value_state("v")),
             backend.list(described("list", "l")),
@@ -115,9 +119,9 @@ class KeyTests(BackendTests):
         for state in (value, elements, entries):
             assert backend.all_keys(state.descriptor) == set()
 
-    def test_many_keys_come_and_go(self, rig: Rig) -> None:
+    def test_many_keys_come_and_go(self, harness: BackendHarness) -> None:
         """Tables and chunks grow, and are used again."""
-        backend, step = rig.opened(), self.many_keys // 5
+        backend, step = harness.opened(), self.many_keys // 5
         state = backend.value(value_state())
         for first in range(0, 5 * step, step):
             state.put([((n,), (n * 3,)) for n in range(first, first + step)])
@@ -131,9 +135,9 @@ class ValueTests(BackendTests):
     """`ValueState`."""
 
     @pytest.mark.parametrize("case", KEY_CASES)
-    def test_values_are_kept_by_key_of_any_type(self, rig: Rig, case: str) -> None:
+    def test_values_are_kept_by_key_of_any_type(self, harness: BackendHarness, case: str) -> None:
         schema, rows = KEY_CASES[case]
-        state = rig.opened(key_schema=schema).value(value_state())
+        state = harness.opened(key_schema=schema).value(value_state())
         state.put([(row, (i,)) for i, row in enumerate(rows[1:])])
         assert state.get(rows) == [None, *((i,) for i in range(len(rows) - 1))]
         state.put([(rows[0], (-1,)), (rows[-1], (-2,))])
@@ -141,9 +145,9 @@ class ValueTests(BackendTests):
         assert state.get(rows)[-1] == (-2,)
 
     @pytest.mark.parametrize("case", VALUE_CASES)
-    def test_values_of_any_type_come_back_as_they_were(self, rig: Rig, case: str) -> None:
+    def test_values_of_any_type_come_back_as_they_were(self, harness: BackendHarness, case: str) -> None:
         columns, rows = VALUE_CASES[case]
-        backend = rig.opened()
+        backend = harness.opened()
         state = backend.value(value_state(columns=columns))
         keys = [(n,) for n in range(len(rows))]
         state.put(list(zip(keys, rows)))
@@ -154,13 +158,13 @@ class ValueTests(BackendTests):
         assert got.present.tolist() == [False, True]
         assert got.columns.schema.names == columns.names and got.columns.schema.types == columns.types
 
-    def test_a_null_is_a_value_and_not_an_absence(self, rig: Rig) -> None:
-        state = rig.opened().value(value_state())
+    def test_a_null_is_a_value_and_not_an_absence(self, harness: BackendHarness) -> None:
+        state = harness.opened().value(value_state())
         state.put([((1,), (None,))])
         assert state.get([(1,), (2,)]) == [(None,), None]
 
-    def test_only_masked_keys_are_set_or_cleared(self, rig: Rig) -> None:
-        state = rig.opened().value(value_state())
+    def test_only_masked_keys_are_set_or_cleared(self, harness: BackendHarness) -> None:
+        state = harness.opened().value(value_state())
         keys = [(n,) for n in range(6)]
         state.put([(key, (1,)) for key in keys], where=lambda key: key[0] < 4)
         state.put([(key, (2,)) for key in keys], where=lambda key: key[0] == 3)
@@ -170,8 +174,8 @@ class ValueTests(BackendTests):
         state.clear(keys, where=lambda key: False)
         assert state.get(keys) == [None, (1,), (1,), (2,), None, None]
 
-    def test_a_cleared_key_is_absent_until_it_is_set_again(self, rig: Rig) -> None:
-        backend = rig.opened()
+    def test_a_cleared_key_is_absent_until_it_is_set_again(self, harness: BackendHarness) -> None:
+        backend = harness.opened()
         state = backend.value(value_state())
         state.put([((1,), (10,)), ((2,), (20,))])
         state.clear([(1,), (3,)])
@@ -180,8 +184,8 @@ class ValueTests(BackendTests):
         state.put([((1,), (11,))])
         assert state.get([(1,)]) == [(11,)]
 
-    def test_states_of_one_key_are_apart(self, rig: Rig) -> None:
-        backend = rig.opened()
+    def test_states_of_one_key_are_apart(self, harness: BackendHarness) -> None:
+        backend = harness.opened()
         one, two = backend.value(value_state("one")), backend.value(value_state("two"))
         one.put([((1,), (10,))])
         assert two.get([(1,)]) == [None]
@@ -189,9 +193,9 @@ class ValueTests(BackendTests):
         one.clear([(1,)])
         assert (one.get([(1,)]), two.get([(1,)])) == ([None], [(20,)])
 
-    def test_what_was_read_stays_as_it_was_when_more_is_written(self, rig: Rig) -> None:
+    def test_what_was_read_stays_as_it_was_when_more_is_written(self, harness: BackendHarness) -> None:
         """Operators hand on what they read; a back end gives no view of memory that it writes to."""
-        backend = rig.opened()
+        backend = harness.opened()
         plainly = backend.value(value_state())
         plainly.put([((n,), (n,)) for n in range(5)])
         keys = backend.keys([(n,) for n in range(5)])
@@ -204,23 +208,23 @@ class ValueTests(BackendTests):
 class ListTests(BackendTests):
     """`ListState`."""
 
-    def test_elements_come_in_the_order_of_appending_also_of_interleaved_keys(self, rig: Rig) -> None:
-        state = rig.opened().list(described("list"))
+    def test_elements_come_in_the_order_of_appending_also_of_interleaved_keys(self, harness: BackendHarness) -> None:
+        state = harness.opened().list(described("list"))
         state.append([((1,), (10,)), ((2,), (20,)), ((1,), (11,)), ((None,), (0,))])
         state.append([((2,), (21,)), ((1,), (12,)), ((2,), (20,))])
         assert state.get([(1,), (2,), (3,), (None,)]) == [[(10,), (11,), (12,)], [(20,), (21,), (20,)], [], [(0,)]]
 
     @pytest.mark.parametrize("case", VALUE_CASES)
-    def test_elements_of_any_type_come_back_as_they_were(self, rig: Rig, case: str) -> None:
+    def test_elements_of_any_type_come_back_as_they_were(self, harness: BackendHarness, case: str) -> None:
         columns, rows = VALUE_CASES[case]
-        state = rig.opened().list(described("list", columns=columns))
+        state = harness.opened().list(described("list", columns=columns))
         state.append([((n % 2,), row) for n, row in enumerate(rows)])
         state.append([((0,), row) for row in rows])
         expected = [plain(row) for row in [*rows[::2], *rows]]
         assert state.get([(0,), (1,)]) == [expected, [plain(row) for row in rows[1::2]]]
 
-    def test_putting_replaces_lists_and_an_empty_one_is_none(self, rig: Rig) -> None:
-        backend = rig.opened()
+    def test_putting_replaces_lists_and_an_empty_one_is_none(self, harness: BackendHarness) -> None:
+        backend = harness.opened()
         state = backend.list(described("list"))
         state.append([((n,), (n,)) for n in (1, 1, 2, 3)])
         state.put([((1,), [(7,), (8,), (9,)]), ((2,), []), ((4,), [(4,)])])
@@ -229,8 +233,8 @@ class ListTests(BackendTests):
         state.append([((1,), (10,)), ((2,), (5,))])
         assert state.get([(1,), (2,)]) == [[(7,), (8,), (9,), (10,)], [(5,)]]
 
-    def test_cleared_lists_are_empty_and_begin_anew(self, rig: Rig) -> None:
-        state = rig.opened().list(described("list"))
+    def test_cleared_lists_are_empty_and_begin_anew(self, harness: BackendHarness) -> None:
+        state = harness.opened().list(described("list"))
         state.append([((n,), (n,)) for n in (1, 2, 3, 1)])
         state.clear([(1,), (2,), (9,)], where=lambda key: key[0] != 2)
         assert state.get([(1,), (2,), (3,)]) == [[], [(2,)], [(3,)]]
@@ -239,8 +243,8 @@ class ListTests(BackendTests):
         state.clear([(1,), (2,), (3,)])
         assert state.get([(1,), (2,), (3,)]) == [[], [], []]
 
-    def test_a_long_list_grows_by_small_appends(self, rig: Rig) -> None:
-        state = rig.opened().list(described("list"))
+    def test_a_long_list_grows_by_small_appends(self, harness: BackendHarness) -> None:
+        state = harness.opened().list(described("list"))
         for n in range(0, 600, 3):
             state.append([((1,), (n,)), ((1,), (n + 1,)), ((n,), (n,)), ((1,), (n + 2,))])
         assert state.get([(1,)])[0] == [(n,) for n in range(600)]
@@ -250,8 +254,8 @@ class ListTests(BackendTests):
 class MapTests(BackendTests):
     """`MapState`."""
 
-    def test_entries_are_found_by_key_and_map_key_and_null_is_one(self, rig: Rig) -> None:
-        state = rig.opened().map(described("map"))
+    def test_entries_are_found_by_key_and_map_key_and_null_is_one(self, harness: BackendHarness) -> None:
+        state = harness.opened().map(described("map"))
         state.put([((1,), ("a",), (1,)), ((1,), (None,), (2,)), ((None,), (None,), (3,)), ((2,), ("a",), (4,))])
         asked = [((1,), (None,)), ((1,), ("a",)), ((1,), ("",)), ((None,), (None,)), ((2,), (None,)), ((2,), ("a",))]
         assert state.get(asked) == [(2,), (1,), None, (3,), None, (4,)]
@@ -259,39 +263,39 @@ class MapTests(BackendTests):
         assert state.get(asked)[0] == (None,)
 
     @pytest.mark.parametrize("case", KEY_CASES)
-    def test_map_keys_may_be_of_any_key_type(self, rig: Rig, case: str) -> None:
+    def test_map_keys_may_be_of_any_key_type(self, harness: BackendHarness, case: str) -> None:
         schema, rows = KEY_CASES[case]
         map_key = pa.schema([field.with_name(f"m{i}") for i, field in enumerate(schema)])
-        state = rig.opened().map(described("map", map_key=map_key))
+        state = harness.opened().map(described("map", map_key=map_key))
         state.put([((1,), row, (i,)) for i, row in enumerate(rows)])
         assert state.get([((1,), row) for row in rows]) == [(i,) for i in range(len(rows))]
         state.remove([((1,), rows[0])])
         entries = state.entries([(1,), (2,)])
         assert entries == [dict(zip(state.map_ids(rows[1:]), [(i,) for i in range(1, len(rows))])), {}]
 
-    def test_every_nan_is_one_map_key_and_both_zeros_are_one(self, rig: Rig) -> None:
-        state = rig.opened().map(described("map", map_key=pa.schema([("m", pa.float64())])))
+    def test_every_nan_is_one_map_key_and_both_zeros_are_one(self, harness: BackendHarness) -> None:
+        state = harness.opened().map(described("map", map_key=pa.schema([("m", pa.float64())])))
         state.put([((1,), (NAN,), (1,)), ((1,), (0.0,), (2,))])
         state.put([((1,), (OTHER_NAN,), (3,)), ((1,), (-0.0,), (4,))])
         assert state.get([((1,), (NAN,)), ((1,), (0.0,))]) == [(3,), (4,)]
         assert [len(entries) for entries in state.entries([(1,)])] == [2]
 
     @pytest.mark.parametrize("case", VALUE_CASES)
-    def test_map_values_of_any_type_come_back_as_they_were(self, rig: Rig, case: str) -> None:
+    def test_map_values_of_any_type_come_back_as_they_were(self, harness: BackendHarness, case: str) -> None:
         columns, rows = VALUE_CASES[case]
-        state = rig.opened().map(described("map", columns=columns))
+        state = harness.opened().map(described("map", columns=columns))
         state.put([((1,), (str(i),), row) for i, row in enumerate(rows)])
         assert state.get([((1,), (str(i),)) for i in range(len(rows))]) == [plain(row) for row in rows]
         ids = state.map_ids([(str(i),) for i in range(len(rows))])
         assert state.entries([(1,)]) == [dict(zip(ids, [plain(row) for row in rows]))]
 
-    def test_of_equal_entries_in_one_batch_the_last_stays(self, rig: Rig) -> None:
-        state = rig.opened().map(described("map"))
+    def test_of_equal_entries_in_one_batch_the_last_stays(self, harness: BackendHarness) -> None:
+        state = harness.opened().map(described("map"))
         state.put([((1,), ("a",), (1,)), ((2,), ("a",), (2,)), ((1,), ("a",), (3,))])
         assert state.get([((1,), ("a",)), ((2,), ("a",)), ((1,), ("a",))]) == [(3,), (2,), (3,)]
 
-    def test_removing_takes_entries_and_the_key_with_its_last(self, rig: Rig) -> None:
-        backend = rig.opened()
+    def test_removing_takes_entries_and_the_key_with_its_last(self, harness: BackendHarness) -> None:
+        backend = harness.opened()
         state = backend.map(described("map"))
         state.put([((key,), (at,), (key,)) for key in (1, 2) for at in "abc"])
         state.remove([((1,), (at,)) for at in "abcd"] + [((2,), ("b",)), ((3,), ("a",)), ((2,), ("b",))])
@@ -300,8 +304,8 @@ class MapTests(BackendTests):
         state.put([((1,), ("b",), (5,))])
         assert state.entries([(1,)]) == [{state.map_ids([("b",)])[0]: (5,)}]
 
-    def test_clearing_takes_all_entries_of_a_key(self, rig: Rig) -> None:
-        state = rig.opened().map(described("map"))
+    def test_clearing_takes_all_entries_of_a_key(self, harness: BackendHarness) -> None:
+        state = harness.opened().map(described("map"))
         state.put([((key,), (at,), (key,)) for key in (1, 2, 3) for at in "abc"])
         state.clear([(1,), (2,)], where=lambda key: key[0] == 1)
         assert [len(entries) for entries in state.entries([(1,), (2,), (3,)])] == [0, 3, 3]
@@ -309,8 +313,8 @@ class MapTests(BackendTests):
         state.clear([(2,), (9,)])
         assert [len(entries) for entries in state.entries([(1,), (2,), (3,)])] == [0, 0, 3]
 
-    def test_a_map_of_many_entries(self, rig: Rig) -> None:
-        state = rig.opened().map(described("map", map_key=pa.schema([("m", pa.int64())])))
+    def test_a_map_of_many_entries(self, harness: BackendHarness) -> None:
+        state = harness.opened().map(described("map", map_key=pa.schema([("m", pa.int64())])))
         for first in range(0, 5_000, 500):
             state.put([((n % 3,), (n,), (-n,)) for n in range(first, first + 500)])
             state.remove([((n % 3,), (n,)) for n in range(first, first + 500) if n % 2])
@@ -338,10 +342,10 @@ class MergingTests(BackendTests):
     )
     @pytest.mark.parametrize("at_once", [True, False])
     def test_numbers_are_reduced_as_sql_has_it(
-        self, rig: Rig, type_: Any, values: list[Any], expected: tuple[Any, ...], at_once: bool
+        self, harness: BackendHarness, type_: Any, values: list[Any], expected: tuple[Any, ...], at_once: bool
     ) -> None:
         columns = pa.schema([(name, type_) for name in self.ALL])
-        backend = rig.opened()
+        backend = harness.opened()
         state = backend.merging(described("reducing", columns=columns, reductions=self.ALL))
         rows = [((1,), (value,) * 6) for value in values]
         for batch in [rows] if at_once else [[row] for row in rows]:
@@ -351,32 +355,34 @@ class MergingTests(BackendTests):
         total = pa.int64() if pa.types.is_integer(type_) else pa.float64()
         assert types == [total, type_, type_, pa.int64(), type_, type_]
 
-    def test_keys_are_reduced_apart_in_order_of_arrival(self, rig: Rig) -> None:
+    def test_keys_are_reduced_apart_in_order_of_arrival(self, harness: BackendHarness) -> None:
         columns = pa.schema([("f", pa.string()), ("l", pa.string()), ("n", pa.int64())])
-        state = rig.opened().merging(described("reducing", columns=columns, reductions=("first", "last", "sum")))
+        state = harness.opened().merging(described("reducing", columns=columns, reductions=("first", "last", "sum")))
         state.add([((1,), ("a", "a", 1)), ((None,), ("x", "x", 9)), ((1,), ("b", None, None)), ((2,), (None, "c", 3))])
         state.add([((2,), ("d", "e", 4)), ((1,), ("z", None, 10))])
         assert state.get([(1,), (2,), (None,)]) == [("a", "a", 11), ("d", "e", 7), ("x", "x", 9)]
 
-    def test_times_and_dates_have_a_least_and_a_greatest(self, rig: Rig) -> None:
+    def test_times_and_dates_have_a_least_and_a_greatest(self, harness: BackendHarness) -> None:
         _, (first, second, *_) = KEY_CASES["date"]
         columns = pa.schema([("d", pa.date32()), ("t", pa.timestamp("ms", "UTC"))])
-        state = rig.opened().merging(described("reducing", columns=columns, reductions=("min", "max")))
+        state = harness.opened().merging(described("reducing", columns=columns, reductions=("min", "max")))
         noon = KEY_CASES["timestamp"][1][0][0]
         state.add([((1,), (first[0], noon)), ((1,), (second[0], None))])
         assert state.get([(1,)]) == [(first[0], noon)]
 
     @pytest.mark.parametrize("values", [[2**63 - 1, 1], [-(2**63), -1]])
     @pytest.mark.parametrize("at_once", [True, False])
-    def test_a_sum_beyond_64_bits_fails_and_names_the_column(self, rig: Rig, values: list[int], at_once: bool) -> None:
-        state = rig.opened().merging(described("reducing", reductions=("sum",)))
+    def test_a_sum_beyond_64_bits_fails_and_names_the_column(
+        self, harness: BackendHarness, values: list[int], at_once: bool
+    ) -> None:
+        state = harness.opened().merging(described("reducing", reductions=("sum",)))
         rows = [((1,), (value,)) for value in values]
         with pytest.raises(SumOverflowError, match="'v'"):
             for batch in [rows] if at_once else [[row] for row in rows]:
                 state.add(batch)
 
-    def test_a_cleared_reduction_begins_anew(self, rig: Rig) -> None:
-        backend = rig.opened()
+    def test_a_cleared_reduction_begins_anew(self, harness: BackendHarness) -> None:
+        backend = harness.opened()
         state = backend.merging(described("reducing", reductions=("sum",)))
         state.add([((n,), (n,)) for n in (1, 2, 3)])
         state.clear([(1,), (2,), (9,)], where=lambda key: key[0] != 2)
@@ -385,9 +391,9 @@ class MergingTests(BackendTests):
         state.add([((1,), (5,)), ((2,), (5,))])
         assert state.get([(1,), (2,)]) == [(5,), (7,)]
 
-    def test_accumulators_are_merged_by_the_users_function(self, rig: Rig) -> None:
+    def test_accumulators_are_merged_by_the_users_function(self, harness: BackendHarness) -> None:
         columns = pa.schema([("text", pa.string()), ("n", pa.int64())])
-        backend = rig.opened()
+        backend = harness.opened()
         state = backend.merging(described("aggregating", columns=columns, merge=joined))
         state.add([((1,), ("a", 1)), ((2,), ("x", 5)), ((1,), ("b", 2))])
         state.add([((3,), ("q", 0)), ((1,), ("c", 3)), ((2,), ("y", 5)), ((1,), ("d", 4))])

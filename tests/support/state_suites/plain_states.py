@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from builders.clock import ManualClock
 
 from state_suites.model_cells import row_ids
 from tidegate.snapshot.key_groups import key_group_range
@@ -58,16 +59,6 @@ def rows_of(columns: pa.RecordBatch) -> list[Row]:
     return [plain(tuple(values[row] for values in lists)) for row in range(columns.num_rows)]
 
 
-class FakeClock:
-    """The injected clock."""
-
-    def __init__(self) -> None:
-        self.ms = 1_000_000
-
-    def __call__(self) -> int:
-        return self.ms
-
-
 class Shelf:
     """Blobs as a store keeps them: by id, each content once."""
 
@@ -103,7 +94,7 @@ class PlainBackend:
         backend: KeyedStateBackend,
         *,
         scratch: str,
-        clock: FakeClock,
+        clock: ManualClock[int],
         key_schema: pa.Schema = INT_KEY,
         index: int = 0,
         parallelism: int = 1,

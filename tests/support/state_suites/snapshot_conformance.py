@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from state_suites.backend_tests import KEY_CASES, VALUE_CASES, BackendTests, Rig, described, value_state
+from state_suites.backend_tests import KEY_CASES, VALUE_CASES, BackendHarness, BackendTests, described, value_state
 from state_suites.everything import DESCRIPTORS, LATEST, Everything
 from state_suites.model_backend import ModelBackend
 from state_suites.plain_states import INT_KEY, MAX_PARALLELISM, PlainBackend, Row, Shelf, plain
@@ -27,7 +27,7 @@ Taken = Sequence[tuple[int, Sequence[StatePart]]]
 
 
 def restored(
-    rig: Rig,
+    harness: BackendHarness,
     taken: Taken,
     *,
     place: tuple[int, int] = (0, 1),
@@ -37,14 +37,14 @@ def restored(
     """Everything of a new subtask.
 
     Args:
-        rig: opens it.
+        harness: opens it.
         taken: (subtask, parts) of all subtasks of a snapshot.
         place: (index, parallelism) of the new subtask.
         make: another back end.
         key_schema: of the keys.
     """
     index, parallelism = place
-    everything = Everything(rig.opened(make, key_schema=key_schema, index=index, parallelism=parallelism))
+    everything = Everything(harness.opened(make, key_schema=key_schema, index=index, parallelism=parallelism))
     mine = key_group_range(index, parallelism, MAX_PARALLELISM)
     parts: list[StatePart] = []
     for former, found in taken:
@@ -60,13 +60,13 @@ class RestoreTests(BackendTests):
 
     @pytest.mark.parametrize("portable", [False, True])
     @pytest.mark.parametrize("case", KEY_CASES)
-    def test_a_restore_brings_everything_back(self, rig: Rig, case: str, portable: bool) -> None:
+    def test_a_restore_brings_everything_back(self, harness: BackendHarness, case: str, portable: bool) -> None:
         schema, rows = KEY_CASES[case]
-        former = Everything(rig.opened(key_schema=schema))
+        former = Everything(harness.opened(key_schema=schema))
         former.write(rows, 1)
         former.write(rows[1:], 2)
         before = former.read(rows)
-        later = restored(rig, [(0, former.backend.taken(1, rig.shelf, portable=portable))], key_schema=schema)
+        later = restored(harness, [(0, former.backend.taken(1, harness.shelf, portable=portable))], key_schema=schema)
         assert later.read(rows) == before
         assert later.all_keys() == former.all_keys()
         for going in (former, later):
@@ -77,16 +77,16 @@ class RestoreTests(BackendTests):
 
     @pytest.mark.parametrize("portable", [False, True])
     @pytest.mark.parametrize("case", VALUE_CASES)
-    def test_columns_of_any_type_survive_a_restore(self, rig: Rig, case: str, portable: bool) -> None:
+    def test_columns_of_any_type_survive_a_restore(self, harness: BackendHarness, case: str, portable: bool) -> None:
         columns, rows = VALUE_CASES[case]
         value, elements = value_state("v", columns), described("list", "l", columns)
         entries = described("map", "m", columns)
-        former = rig.opened()
+        former = harness.opened()
         former.value(value).put([((n,), row) for n, row in enumerate(rows)])
         former.list(elements).append([((n % 2,), row) for n, row in enumerate(rows)])
         former.map(entries).put([((1,), (str(n),), row) for n, row in enumerate(rows)])
-        parts = former.taken(1, rig.shelf, portable=portable)
-        later = rig.opened()
+        parts = former.taken(1, harness.shelf, portable=portable)
+        later = harness.opened()
         states = later.value(value), later.list(elements), later.map(entries)
         later.backend.restore(parts)
         expected = [plain(row) for row in rows]
@@ -97,14 +97,14 @@ class RestoreTests(BackendTests):
     @pytest.mark.parametrize("portable", [False, True])
     @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2), (2, 5), (5, 1), (4, 4)])
     def test_a_restore_at_another_parallelism_gives_each_key_to_the_owner_of_its_group(
-        self, rig: Rig, before: int, after: int, portable: bool
+        self, harness: BackendHarness, before: int, after: int, portable: bool
     ) -> None:
         """S5.5: parts may hold foreign key groups, which are passed over."""
-        former = [Everything(rig.opened(index=i, parallelism=before)) for i in range(before)]
+        former = [Everything(harness.opened(index=i, parallelism=before)) for i in range(before)]
         for subtask in former:
             subtask.write(subtask.backend.mine(KEYS), 1)
         taken = [(i, subtask.backend.taken(1, Shelf(), portable=portable)) for i, subtask in enumerate(former)]
-        later = [restored(rig, taken, place=(i, after)) for i in range(after)]
+        later = [restored(harness, taken, place=(i, after)) for i in range(after)]
         assert _together(later) == _together(former)
         for name, ids in former[0].all_keys().items():
             for other in former[1:]:
@@ -115,16 +115,16 @@ class RestoreTests(BackendTests):
             assert _due(subtask) == {key: _due(*former)[key] for key in map(repr, subtask.backend.mine(KEYS))}
 
     @pytest.mark.parametrize("portable", [False, True])
-    def test_a_snapshot_of_nothing_restores_to_nothing(self, rig: Rig, portable: bool) -> None:
-        taken = Everything(rig.opened()).backend.taken(1, rig.shelf, portable=portable)
-        later = restored(rig, [(0, taken)])
+    def test_a_snapshot_of_nothing_restores_to_nothing(self, harness: BackendHarness, portable: bool) -> None:
+        taken = Everything(harness.opened()).backend.taken(1, harness.shelf, portable=portable)
+        later = restored(harness, [(0, taken)])
         assert all(found == set() for found in later.all_keys().values())
         assert later.event.next_us() is None
         assert later.event.due(LATEST) is None
 
-    def test_portable_snapshots_go_from_any_back_end_to_any_other(self, rig: Rig) -> None:
+    def test_portable_snapshots_go_from_any_back_end_to_any_other(self, harness: BackendHarness) -> None:
         """Also at another parallelism, and when both sides go on."""
-        mine, model = Everything(rig.opened()), Everything(rig.opened(ModelBackend))
+        mine, model = Everything(harness.opened()), Everything(harness.opened(ModelBackend))
         for everything in (mine, model):
             everything.write(KEYS, 1)
             everything.wipe(KEYS[5:9])
@@ -132,25 +132,25 @@ class RestoreTests(BackendTests):
         expected = model.read(KEYS)
         assert mine.read(KEYS) == expected
         ours, theirs = (e.backend.taken(1, Shelf(), portable=True) for e in (mine, model))
-        assert restored(rig, [(0, theirs)]).read(KEYS) == expected
-        assert restored(rig, [(0, ours)], make=ModelBackend).read(KEYS) == expected
+        assert restored(harness, [(0, theirs)]).read(KEYS) == expected
+        assert restored(harness, [(0, ours)], make=ModelBackend).read(KEYS) == expected
         for parts, make in ((theirs, None), (ours, ModelBackend)):
-            halves = [restored(rig, [(0, parts)], place=(i, 2), make=make) for i in range(2)]
+            halves = [restored(harness, [(0, parts)], place=(i, 2), make=make) for i in range(2)]
             for half in halves:
                 half.write(half.backend.mine(KEYS[:4]), 3)
-            models = [restored(rig, [(0, theirs)], place=(i, 2), make=ModelBackend) for i in range(2)]
+            models = [restored(harness, [(0, theirs)], place=(i, 2), make=ModelBackend) for i in range(2)]
             for half in models:
                 half.write(half.backend.mine(KEYS[:4]), 3)
             assert _together(halves) == _together(models)
 
-    def test_a_chain_of_snapshots_and_restores_loses_nothing(self, rig: Rig) -> None:
-        model, going = Everything(rig.opened(ModelBackend)), Everything(rig.opened())
+    def test_a_chain_of_snapshots_and_restores_loses_nothing(self, harness: BackendHarness) -> None:
+        model, going = Everything(harness.opened(ModelBackend)), Everything(harness.opened())
         for step in range(6):
             for everything in (model, going):
                 everything.write(KEYS[step * 3 : step * 3 + 15], step)
                 everything.wipe(KEYS[step * 5 : step * 5 + 3])
             parts = going.backend.taken(step + 1, Shelf(), portable=step % 2 == 1)
-            going = restored(rig, [(0, parts)])
+            going = restored(harness, [(0, parts)])
             assert going.read(KEYS) == model.read(KEYS)
         assert list(going.event.all_due(LATEST, 100)) == list(model.event.all_due(LATEST, 100))
 
@@ -159,8 +159,8 @@ class IsolationTests(BackendTests):
     """What the writing of a snapshot sees while the back end goes on (S5.3)."""
 
     @pytest.mark.parametrize("portable", [False, True])
-    def test_writes_after_the_freeze_are_not_in_the_snapshot(self, rig: Rig, portable: bool) -> None:
-        going = Everything(rig.opened())
+    def test_writes_after_the_freeze_are_not_in_the_snapshot(self, harness: BackendHarness, portable: bool) -> None:
+        going = Everything(harness.opened())
         going.write(KEYS, 1)
         before = going.read(KEYS)
         write = going.backend.backend.snapshot(1, portable=portable)
@@ -168,13 +168,15 @@ class IsolationTests(BackendTests):
         going.write([(n,) for n in range(100, 300)], 3)
         going.wipe(KEYS[10:30])
         going.event.due(500)
-        later = restored(rig, [(0, rig.shelf.take(write()))])
+        later = restored(harness, [(0, harness.shelf.take(write()))])
         assert later.read(KEYS) == before
-        assert later.read([(100,)]) == Everything(rig.opened()).read([(100,)])
+        assert later.read([(100,)]) == Everything(harness.opened()).read([(100,)])
 
     @pytest.mark.parametrize("portable", [False, True])
-    def test_a_snapshot_is_written_by_another_thread_while_writes_go_on(self, rig: Rig, portable: bool) -> None:
-        going = Everything(rig.opened())
+    def test_a_snapshot_is_written_by_another_thread_while_writes_go_on(
+        self, harness: BackendHarness, portable: bool
+    ) -> None:
+        going = Everything(harness.opened())
         going.write(KEYS, 1)
         with ThreadPoolExecutor(1) as pool:
             for step in range(2, 10):
@@ -186,10 +188,10 @@ class IsolationTests(BackendTests):
                 going.write([(n,) for n in range(1_000 * step, 1_000 * step + 400)], step)
                 going.wipe(KEYS[: 2 * step])
                 going.event.due(step * 1_000)
-                assert restored(rig, [(0, writing.result())]).read(KEYS) == before
+                assert restored(harness, [(0, writing.result())]).read(KEYS) == before
 
-    def test_several_snapshots_wait_to_be_written_and_one_never_is(self, rig: Rig) -> None:
-        going = Everything(rig.opened())
+    def test_several_snapshots_wait_to_be_written_and_one_never_is(self, harness: BackendHarness) -> None:
+        going = Everything(harness.opened())
         waiting: list[tuple[Any, Any]] = []
         for step in range(1, 5):
             going.write(KEYS[step * 4 : step * 4 + 12], step)
@@ -198,45 +200,45 @@ class IsolationTests(BackendTests):
         going.wipe(KEYS)
         waiting.pop(1)
         for before, write in reversed(waiting):
-            assert restored(rig, [(0, rig.shelf.take(write()))]).read(KEYS) == before
+            assert restored(harness, [(0, harness.shelf.take(write()))]).read(KEYS) == before
 
-    def test_pieces_of_unchanged_state_keep_their_ids_and_are_not_read_again(self, rig: Rig) -> None:
+    def test_pieces_of_unchanged_state_keep_their_ids_and_are_not_read_again(self, harness: BackendHarness) -> None:
         """S5.2: one id, one content; `Shelf` compares the bytes."""
-        backend, many = rig.opened(), self.many_keys
+        backend, many = harness.opened(), self.many_keys
         state = backend.value(value_state())
         state.put([((n,), (n,)) for n in range(many)])
-        first = backend.taken(1, rig.shelf)
+        first = backend.taken(1, harness.shelf)
         state.get([(5,), (many,)])
-        second = backend.taken(2, rig.shelf)
+        second = backend.taken(2, harness.shelf)
         assert _ids(first) == _ids(second)
         state.put([((7,), (-7,)), ((many,), (0,))])
         state.clear([(8,)])
         completed = _ids(second)
-        third = rig.shelf.take(backend.backend.snapshot(3)(), completed)
-        restored_again = rig.opened()
+        third = harness.shelf.take(backend.backend.snapshot(3)(), completed)
+        restored_again = harness.opened()
         again = restored_again.value(value_state())
         restored_again.backend.restore(third)
         asked = [(n,) for n in (6, 7, 8, many - 1, many, many + 1)]
         assert again.get(asked) == [(6,), (-7,), None, (many - 1,), (0,), None]
-        restored_before = rig.opened()
+        restored_before = harness.opened()
         before = restored_before.value(value_state())
         restored_before.backend.restore(first)
         assert before.get(asked) == [(6,), (7,), (8,), (many - 1,), None, None]
 
-    def test_every_change_of_a_piece_gives_it_another_id(self, rig: Rig) -> None:
-        backend, many = rig.opened(), self.many_keys
+    def test_every_change_of_a_piece_gives_it_another_id(self, harness: BackendHarness) -> None:
+        backend, many = harness.opened(), self.many_keys
         state = backend.merging(described("reducing", reductions=("sum",)))
         for step in range(4):
             state.add([((n,), (1,)) for n in range(0, many, 1 if step == 0 else many // 7)])
-            backend.taken(2 * step + 1, rig.shelf)
-            backend.taken(2 * step + 2, rig.shelf, portable=True)
+            backend.taken(2 * step + 1, harness.shelf)
+            backend.taken(2 * step + 2, harness.shelf, portable=True)
 
 
 class LayoutTests(BackendTests):
     """What a portable snapshot holds: see `tidegate.state.state_layout`."""
 
-    def test_a_portable_snapshot_has_a_part_of_rows_for_each_state(self, rig: Rig) -> None:
-        going = Everything(rig.opened())
+    def test_a_portable_snapshot_has_a_part_of_rows_for_each_state(self, harness: BackendHarness) -> None:
+        going = Everything(harness.opened())
         for keys in ([], KEYS):
             going.write(keys, 1)
             parts = {part.name: part for part in going.backend.taken(1, Shelf(), portable=True)}
@@ -251,18 +253,18 @@ class LayoutTests(BackendTests):
                     assert table.schema.metadata == schema.metadata
                     _check_groups(table)
 
-    def test_the_rows_of_each_kind(self, rig: Rig) -> None:
-        backend = rig.opened(key_schema=pa.schema([("k", pa.string()), ("n", pa.int16())]))
+    def test_the_rows_of_each_kind(self, harness: BackendHarness) -> None:
+        backend = harness.opened(key_schema=pa.schema([("k", pa.string()), ("n", pa.int16())]))
         ttl = TimeToLive(5_000)
         one, two = ("a", 1), (None, 2)
         backend.value(value_state("v", ttl=ttl)).put([(one, (10,)), (two, (None,))])
-        rig.clock.ms += 5
+        harness.clock.now += 5
         backend.list(described("list", "l", ttl=ttl)).append([(one, (1,)), (two, (2,)), (one, (3,))])
         backend.map(described("map", "m")).put([(one, ("x",), (1,)), (one, (None,), (2,))])
         backend.merging(described("reducing", "r", reductions=("count",))).add([(one, (1,)), (one, (None,))])
         backend.timers("event").register([(one, 20), (one, 10), (two, -1)])
-        parts = {part.name: part for part in backend.taken(1, rig.shelf, portable=True)}
-        at = rig.clock.ms
+        parts = {part.name: part for part in backend.taken(1, harness.shelf, portable=True)}
+        at = harness.clock.now
         base = {"key:k": "a", "key:n": 1}
         other = {"key:k": None, "key:n": 2}
         assert _rows(parts["v"]) == _sorted(
@@ -281,15 +283,15 @@ class LayoutTests(BackendTests):
             [{**base, "time_us": 10}, {**base, "time_us": 20}, {**other, "time_us": -1}]
         )
 
-    def test_portable_parts_pass_through_a_state_stream(self, rig: Rig) -> None:
-        going = Everything(rig.opened())
+    def test_portable_parts_pass_through_a_state_stream(self, harness: BackendHarness) -> None:
+        going = Everything(harness.opened())
         going.write(KEYS, 1)
         parts = [
             replace(part, table=pa.concat_tables(part.tables()), blobs=())
-            for part in going.backend.taken(1, rig.shelf, portable=True)
+            for part in going.backend.taken(1, harness.shelf, portable=True)
         ]
         read = decode_parts(encode_parts(parts))
-        assert restored(rig, [(0, read)]).read(KEYS) == going.read(KEYS)
+        assert restored(harness, [(0, read)]).read(KEYS) == going.read(KEYS)
 
 
 class WrongStateTests(BackendTests):
@@ -313,33 +315,40 @@ class WrongStateTests(BackendTests):
         ids=["kind", "type", "name", "map key", "reduction", "ttl"],
     )
     def test_a_state_of_another_declaration_is_refused_and_both_are_named(
-        self, rig: Rig, former: StateDescriptor, later: StateDescriptor, words: Sequence[str], portable: bool
+        self,
+        harness: BackendHarness,
+        former: StateDescriptor,
+        later: StateDescriptor,
+        words: Sequence[str],
+        portable: bool,
     ) -> None:
-        backend = rig.opened()
+        backend = harness.opened()
         _fill(_declare(backend, former))
-        parts = backend.taken(1, rig.shelf, portable=portable)
-        other = rig.opened()
+        parts = backend.taken(1, harness.shelf, portable=portable)
+        other = harness.opened()
         _declare(other, later)
         with pytest.raises(SnapshotError, match=r"'state'.*'tested'") as error:
             other.backend.restore(parts)
         assert all(word in str(error.value) for word in words), str(error.value)
 
     @pytest.mark.parametrize("portable", [False, True])
-    def test_another_type_of_the_key_is_refused(self, rig: Rig, portable: bool) -> None:
-        backend = rig.opened()
+    def test_another_type_of_the_key_is_refused(self, harness: BackendHarness, portable: bool) -> None:
+        backend = harness.opened()
         backend.value(value_state()).put([((1,), (1,))])
-        parts = backend.taken(1, rig.shelf, portable=portable)
-        other = rig.opened(key_schema=pa.schema([("k", pa.string())]))
+        parts = backend.taken(1, harness.shelf, portable=portable)
+        other = harness.opened(key_schema=pa.schema([("k", pa.string())]))
         other.value(value_state())
         with pytest.raises(SnapshotError, match=r"int64.*string"):
             other.backend.restore(parts)
 
     @pytest.mark.parametrize("portable", [False, True])
-    def test_a_state_that_nobody_declares_is_refused_and_not_dropped(self, rig: Rig, portable: bool) -> None:
-        backend = rig.opened()
+    def test_a_state_that_nobody_declares_is_refused_and_not_dropped(
+        self, harness: BackendHarness, portable: bool
+    ) -> None:
+        backend = harness.opened()
         backend.value(value_state("gone")).put([((1,), (1,))])
-        parts = backend.taken(1, rig.shelf, portable=portable)
-        other = rig.opened()
+        parts = backend.taken(1, harness.shelf, portable=portable)
+        other = harness.opened()
         other.value(value_state("new"))
         with pytest.raises(SnapshotError, match="'gone'"):
             other.backend.restore(parts)

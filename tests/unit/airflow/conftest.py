@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_job import NOW, Job
+from builders.clock import ManualClock
+from scripted_job import NOW, Job, ScriptedDriver
 
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.launch.local import LocalLauncher
@@ -38,6 +39,22 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.setattr("airflow_tidegate.launchers.local.settled_local", lambda *_: None)
     monkeypatch.setattr("airflow_tidegate.launchers.driver_launch.find_local", lambda *_: None)
     return made
+
+
+@pytest.fixture
+def driver(job: Job) -> ScriptedDriver:
+    """The driver of a job that runs."""
+    job.submit()
+    made = ScriptedDriver(job.client)
+    made.status("RUNNING")
+    made.beat()
+    return made
+
+
+@pytest.fixture
+def clock() -> ManualClock[float]:
+    """Seconds, for what looks at the page's clock."""
+    return ManualClock(0.0)
 
 
 @pytest.fixture(autouse=True)

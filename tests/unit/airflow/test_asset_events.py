@@ -65,16 +65,6 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(JobReader, "look", look)
 
 
-@pytest.fixture
-def driver(job: Job) -> ScriptedDriver:
-    """A running job."""
-    job.submit()
-    made = ScriptedDriver(job.client)
-    made.status("RUNNING")
-    made.beat()
-    return made
-
-
 def again(trigger: JobEventTrigger) -> JobEventTrigger:
     """The trigger as a triggerer makes it."""
     _, arguments = trigger.serialize()

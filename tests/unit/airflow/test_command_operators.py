@@ -17,16 +17,6 @@ from tidegate.jobs.stop_outcomes import next_action, remark
 Steps = list[Callable[[], None]]
 
 
-@pytest.fixture
-def driver(job: Job) -> ScriptedDriver:
-    """A running job."""
-    job.submit()
-    made = ScriptedDriver(job.client)
-    made.status("RUNNING")
-    made.beat()
-    return made
-
-
 def savepoint(**changes: Any) -> TidegateTriggerSavepointOperator:
     return TidegateTriggerSavepointOperator(**{"task_id": "save", "job_id": "j1", **changes})
 

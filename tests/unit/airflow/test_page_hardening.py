@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from builders.clock import ManualClock
 from page_stub import HOST, NONCE, Page, make_page
 from scripted_job import Job, ScriptedDriver
 
@@ -19,22 +20,8 @@ from tidegate.jobs.client.job_client import JobClient
 JOB = "/api/jobs/tidegate_default/j1"
 
 
-class Clock:
-    """Seconds that only a test lets pass."""
-
-    seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def page(job: Job, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Page:
+def page(job: Job, monkeypatch: pytest.MonkeyPatch, clock: ManualClock[float]) -> Page:
     """The page over the job root of `job`; job `j1` is of DAG `d` and runs."""
     job.submit(owner_dag="d", submitted_by="airflow:d/r1/start")
     driver = ScriptedDriver(job.client)
@@ -50,7 +37,7 @@ def another(job: Job, job_id: str) -> JobClient:
 
 
 def test_a_store_that_hangs_takes_a_few_threads_of_the_api_server_and_no_more(
-    page: Page, job: Job, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    page: Page, job: Job, clock: ManualClock[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_cache, "PATIENCE_S", 0.2)
     others = [another(job, f"k{n}").job_id for n in range(3 * READS_AT_ONCE)]
@@ -180,13 +167,13 @@ def test_the_list_goes_on_with_a_connection_whose_name_begins_like_the_one_befor
 
 
 def test_a_cancel_asks_a_driver_that_is_silent_though_its_process_is_there(
-    page: Page, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    page: Page, clock: ManualClock[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S9.4"""
     monkeypatch.setattr(JobClient, "is_alive", lambda self: False)
     monkeypatch.setattr("tidegate.jobs.client.submission.find_local", lambda *_: object())
     page.viewer().get(JOB)
-    clock.seconds += 3600.0
+    clock.now += 3600.0
     assert page.viewer().get(JOB).json()["is_silent"] is True
     answer = page.editor().post(f"{JOB}/cancel")
     assert (answer.status_code, list(answer.json())) == (202, ["command_id"])

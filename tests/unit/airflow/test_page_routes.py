@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.clock import ManualClock
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 from page_stub import HOST, NONCE, Page, make_page
@@ -27,22 +28,8 @@ JOB = "/api/jobs/tidegate_default/j1"
 VERBS = ("checkpoint", "savepoint", "stop", "cancel", "commit", "reject", "restore")
 
 
-class Clock:
-    """Seconds that only a test lets pass."""
-
-    seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def page(job: Job, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Page:
+def page(job: Job, monkeypatch: pytest.MonkeyPatch, clock: ManualClock[float]) -> Page:
     """The page over the job root of `job`; job `j1` is of DAG `d` and runs."""
     job.submit(owner_dag="d", submitted_by="airflow:d/r1/start")
     driver = ScriptedDriver(job.client)
@@ -284,11 +271,11 @@ def test_the_drivers_answer_is_shown(page: Page, job: Job) -> None:
 
 
 def test_a_cancel_of_a_job_whose_driver_is_dead_needs_no_driver(
-    page: Page, job: Job, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    page: Page, job: Job, clock: ManualClock[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(JobClient, "is_alive", lambda self: False)
     assert page.viewer().get(JOB).json()["is_silent"] is False
-    clock.seconds += timedelta(hours=1).total_seconds()
+    clock.now += timedelta(hours=1).total_seconds()
     assert page.viewer().get(JOB).json()["is_silent"] is True
     assert "cancelled" in page.editor().post(f"{JOB}/cancel").json()["done"]
     assert str(job.client.view().status) == "CANCELED"
@@ -307,11 +294,11 @@ def ended(job: Job, launcher: str = "local", host: str | None = None) -> None:
 
 
 def test_a_restore_submits_what_was_submitted_before_and_launches_its_driver(
-    page: Page, job: Job, clock: Clock
+    page: Page, job: Job, clock: ManualClock[float]
 ) -> None:
     assert page.viewer().get(JOB).json()["restore_problem"] == "", "nobody asks while a driver runs"
     ended(job)
-    clock.seconds += LOOK_S
+    clock.now += LOOK_S
     assert page.viewer().get(JOB).json()["restore_problem"] == ""
     body = {"nonce": NONCE, "spec": 1, "checkpoint_id": 1, "allow_drained": True}
     for _ in range(2):
@@ -380,7 +367,7 @@ def test_only_a_snapshot_of_the_job_can_be_restored(page: Page, job: Job) -> Non
     assert len(job.client.specs()) == 1
 
 
-def test_restore_points_are_those_that_are_still_there(page: Page, job: Job, clock: Clock) -> None:
+def test_restore_points_are_those_that_are_still_there(page: Page, job: Job, clock: ManualClock[float]) -> None:
     driver = ScriptedDriver(job.client, launch=2)
     driver.checkpoint(2)
     driver.checkpoint(3, "savepoint")
@@ -392,12 +379,14 @@ def test_restore_points_are_those_that_are_still_there(page: Page, job: Job, clo
 # ---------------------------------------------------------------- what is shown
 
 
-def test_html_in_what_is_shown_stays_text_in_the_page_and_in_the_answer(page: Page, job: Job, clock: Clock) -> None:
+def test_html_in_what_is_shown_stays_text_in_the_page_and_in_the_answer(
+    page: Page, job: Job, clock: ManualClock[float]
+) -> None:
     evil = "<img src=x onerror=alert(1)>"
     driver = ScriptedDriver(job.client, launch=2)
     driver.reign.append("failure", {"message": evil, "operator": None, "subtask": None, "traceback": None})
     driver.status("FAILED", reason=evil)
-    clock.seconds += LOOK_S
+    clock.now += LOOK_S
     shell = page.viewer().get("/ui/jobs/tidegate_default/j1")
     assert "<img" not in shell.text and shell.headers["content-type"].startswith("text/html")
     answer = page.viewer().get(JOB)
@@ -406,7 +395,7 @@ def test_html_in_what_is_shown_stays_text_in_the_page_and_in_the_answer(page: Pa
 
 
 def test_a_failure_says_whether_the_job_has_run_since_and_slots_are_those_it_needs(
-    page: Page, job: Job, clock: Clock
+    page: Page, job: Job, clock: ManualClock[float]
 ) -> None:
     """S9.1: derived where the CLI derives it."""
     driver = ScriptedDriver(job.client, launch=2)
@@ -415,14 +404,16 @@ def test_a_failure_says_whether_the_job_has_run_since_and_slots_are_those_it_nee
     driver.beat(slots_registered=2, slots_needed=1)
     for status, words in (("WAITING_FOR_SLOTS", "not recovered from yet"), ("RUNNING", "since recovered")):
         driver.status(status)
-        clock.seconds += LOOK_S
+        clock.now += LOOK_S
         document = page.viewer().get(JOB).json()
         assert document["failures"][0]["words"] == f"last failure, {words}"
         assert document["slots"] == {"registered": 1, "needed": 1}
         assert document["submissions"][-1]["was_restored"] is False
 
 
-def test_a_page_says_in_words_that_checkpoints_wait_for_deletions(page: Page, job: Job, clock: Clock) -> None:
+def test_a_page_says_in_words_that_checkpoints_wait_for_deletions(
+    page: Page, job: Job, clock: ManualClock[float]
+) -> None:
     """S2.3: in those of the CLI; the script of the page shows them."""
     driver = ScriptedDriver(job.client, launch=2)
     driver.status("RUNNING")
@@ -431,14 +422,16 @@ def test_a_page_says_in_words_that_checkpoints_wait_for_deletions(page: Page, jo
         (0, ""),
     ):
         driver.beat(waits_for_deletions=waits)
-        clock.seconds += LOOK_S
+        clock.now += LOOK_S
         document = page.viewer().get(JOB).json()
         assert document["deletions"].partition(";")[0] == words
     script = Path(inspect.getfile(TidegatePlugin)).with_name("static") / "job.js"
     assert "banner(" in script.read_text().partition("if (job.deletions)")[2].partition("\n")[0]
 
 
-def test_many_open_pages_cost_one_read(page: Page, job: Job, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_open_pages_cost_one_read(
+    page: Page, job: Job, clock: ManualClock[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     reads: list[str] = []
     real = JobClient.decisions
     monkeypatch.setattr(JobClient, "decisions", lambda self: (reads.append(self.job_id), real(self))[1])
@@ -447,13 +440,13 @@ def test_many_open_pages_cost_one_read(page: Page, job: Job, clock: Clock, monke
         viewer.get(JOB)
         viewer.get("/api/jobs")
     assert reads == ["j1"]
-    clock.seconds += LOOK_S
+    clock.now += LOOK_S
     viewer.get(JOB)
     assert reads == ["j1", "j1"]
 
 
 def test_throughput_is_that_of_two_hints_of_one_run_by_the_drivers_clock(
-    page: Page, job: Job, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    page: Page, job: Job, clock: ManualClock[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = ScriptedDriver(job.client, launch=2)
     driver.status("RUNNING")
@@ -461,7 +454,7 @@ def test_throughput_is_that_of_two_hints_of_one_run_by_the_drivers_clock(
     def rate(at: str, records: int) -> Any:
         monkeypatch.setattr("scripted_job.NOW", at)
         driver.beat(sources={"flights": {"boundedness": "bounded", "records": records}})
-        clock.seconds += LOOK_S
+        clock.now += LOOK_S
         return page.viewer().get(JOB).json()["sources"][0]["rate"]
 
     assert rate("2026-01-01T00:00:00.000Z", 100) is None

@@ -28,16 +28,6 @@ PATIENCE_S = 60
 
 
 @pytest.fixture
-def driver(job: Job) -> ScriptedDriver:
-    """A running job."""
-    job.submit()
-    made = ScriptedDriver(job.client)
-    made.status("RUNNING")
-    made.beat()
-    return made
-
-
-@pytest.fixture
 def requests(job: Job, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Requests to the store since the test cleared it, by method."""
     counted: Counter[str] = Counter()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -24,16 +22,8 @@ from tidegate.jobs.records import Desired, Launch, encode
 Steps = list[Callable[[], None]]
 
 
-@pytest.fixture(scope="module")
-def dead_pid() -> int:
-    """A process of this machine that is gone."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
-
-
 @pytest.fixture
-def launch(job: Job, dead_pid: int, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def launch(job: Job, dead_process: int, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Records a launch here whose process is gone, with a driver that has said RUNNING; launches of operators do the
     same."""
     monkeypatch.setattr("tidegate.jobs.client.job_client.JobClient.is_alive", lambda self, **_: False)
@@ -43,7 +33,7 @@ def launch(job: Job, dead_pid: int, monkeypatch: pytest.MonkeyPatch) -> Callable
         at = iso(datetime.now(UTC) - ago)
         made = Launch(spec, attempt, "local", host_name(), at, (), "n", process_space=process_space())
         job.client.store.create(job.client.layout.launch(spec, attempt), encode(made))
-        there = Launch(spec, attempt, "local", host_name(), at, (), "n", dead_pid, "then", process_space())
+        there = Launch(spec, attempt, "local", host_name(), at, (), "n", dead_process, "then", process_space())
         job.client.store.create(job.client.layout.launched_process(spec, attempt), encode(there))
         driver = ScriptedDriver(job.client, spec, attempt)
         driver.status("RUNNING")

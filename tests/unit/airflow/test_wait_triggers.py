@@ -20,16 +20,6 @@ from airflow_tidegate.waits.job_waits import CheckpointWait, EndOfDataWait
 from tidegate.errors import StoreError
 
 
-@pytest.fixture
-def driver(job: Job) -> ScriptedDriver:
-    """A running job."""
-    job.submit()
-    made = ScriptedDriver(job.client)
-    made.status("RUNNING")
-    made.beat()
-    return made
-
-
 def again(trigger: JobWaitTrigger) -> JobWaitTrigger:
     """The trigger as a triggerer makes it after a restart."""
     path, arguments = trigger.serialize()

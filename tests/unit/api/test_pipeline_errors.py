@@ -54,11 +54,6 @@ def read(p: Pipeline, schema: pa.Schema = SCHEMA, uid: str = "flights", rows: in
 
 
 @pytest.fixture
-def p() -> Pipeline:
-    return Pipeline()
-
-
-@pytest.fixture
 def flights(p: Pipeline) -> Stream:
     return read(p)
 

@@ -43,11 +43,6 @@ def read(p: Pipeline, schema: pa.Schema, uid: str) -> Stream:
 
 
 @pytest.fixture
-def p() -> Pipeline:
-    return Pipeline()
-
-
-@pytest.fixture
 def orders(p: Pipeline) -> Stream:
     return read(p, ORDERS, "orders")
 

@@ -31,11 +31,6 @@ PAYMENTS = pa.schema(
 )
 
 
-@pytest.fixture
-def p() -> Pipeline:
-    return Pipeline()
-
-
 def read(p: Pipeline, schema: pa.Schema, uid: str, rows: int | None = None) -> Stream:
     return p.read(DataGen(lambda n: {}, schema, rows=rows), uid=uid)
 

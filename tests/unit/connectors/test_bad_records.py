@@ -138,10 +138,10 @@ def test_a_replay_gives_each_bad_record_once_whoever_reads_the_files(tmp_path: P
 
 
 def bad_lines(folder: Path) -> Path:
-    """Some hundred records over several blocks, each ninth of them bad; empty lines between."""
-    lines = ["not json" if n % 9 == 0 else json.dumps({"n": n, "s": f"row {n}"}) for n in range(300)]
+    """Two hundred records over 18 blocks of 256 bytes, each ninth of them bad; empty lines between."""
+    lines = ["not json" if n % 9 == 0 else json.dumps({"n": n, "s": f"row {n}"}) for n in range(150)]
     write(folder / "a.jsonl", "\n".join(lines) + "\n\n\n")
-    write(folder / "b.jsonl", "\r\n".join(lines[:100]))
+    write(folder / "b.jsonl", "\r\n".join(lines[:50]))
     return folder
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -29,13 +28,7 @@ PATIENCE_S = 60
 Run = Callable[[PushContext], None]
 
 
-@pytest.fixture(autouse=True)
-def _threads_take_turns_often() -> Iterator[None]:
-    """A loop that never sleeps would else hold the interpreter for milliseconds; and there are more interleavings."""
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(interval_s)
+pytestmark = pytest.mark.usefixtures("quick_thread_switches")
 
 
 def batch_of(*numbers: int) -> pa.RecordBatch:
@@ -158,7 +151,7 @@ class Steps(threading.Condition):
         return True
 
 
-class Rig:
+class PushHarness:
     """A reader whose pusher's thread is the test's."""
 
     def __init__(self, *, splits: Sequence[Split] = (Split("s", {}),), bounded: bool = False, **options: Any) -> None:
@@ -213,47 +206,47 @@ def polled(reader: SourceReader) -> list[int]:
 @pytest.mark.parametrize("taken_at", range(16))
 def test_at_every_step_of_an_emission_a_snapshot_holds_the_position_of_exactly_what_was_polled(taken_at: int) -> None:
     """S4.1: the loop gets in between any two steps of the pusher, polls there or does not, and snapshots."""
-    rig = Rig(buffer_bytes=1)
+    harness = PushHarness(buffer_bytes=1)
     seen: list[int] = []
     moments: list[str] = []
 
     def between(step: str) -> None:
-        if rig.steps.held:
+        if harness.steps.held:
             return
         moments.append(step)
         chosen = len(moments) - 1 == taken_at
-        rig.steps.between = lambda step: None
+        harness.steps.between = lambda step: None
         if chosen or step == "waiting":
-            answer = rig.reader.poll(0)
+            answer = harness.reader.poll(0)
             seen.extend(answer.batch["n"].to_pylist() if answer.batch is not None else [])
-        assert rig.position() == (len(seen) or None)
-        rig.steps.between = between
+        assert harness.position() == (len(seen) or None)
+        harness.steps.between = between
 
-    rig.steps.between = between
+    harness.steps.between = between
     for number in range(5):
-        rig.push.emit(batch_of(number), split_id="s", position=number + 1)
-    rig.steps.between = lambda step: None
+        harness.push.emit(batch_of(number), split_id="s", position=number + 1)
+    harness.steps.between = lambda step: None
     assert seen == list(range(len(seen)))
-    assert rig.position() == (len(seen) or None)
+    assert harness.position() == (len(seen) or None)
     assert {"before", "waiting", "after"} <= set(moments) and len(moments) > 12
-    assert [*seen, *polled(rig.reader)] == [0, 1, 2, 3, 4] and rig.position() == 5
+    assert [*seen, *polled(harness.reader)] == [0, 1, 2, 3, 4] and harness.position() == 5
 
 
 def test_the_lock_is_held_while_records_and_position_are_handed_over() -> None:
     """S4.1: there is no moment between the two at which the loop could get in."""
-    rig = Rig()
+    harness = PushHarness()
     inside: list[bool] = []
 
-    handover: Any = rig.reader._handover
+    handover: Any = harness.reader._handover
     append = handover._append
 
     def appending(entry: Any) -> None:
-        inside.append(rig.steps.acquire(blocking=False))
+        inside.append(harness.steps.acquire(blocking=False))
         assert entry.batch is not None and entry.position == 1
         append(entry)
 
     handover._append = appending
-    rig.push.emit(batch_of(0), split_id="s", position=1)
+    harness.push.emit(batch_of(0), split_id="s", position=1)
     assert inside == [False]
 
 
@@ -279,81 +272,81 @@ def test_a_thread_that_emits_as_fast_as_it_can_never_separates_records_from_thei
 
 def test_what_was_emitted_and_not_polled_is_in_no_snapshot_and_is_emitted_again_after_a_restore() -> None:
     """S4.1, S4.2."""
-    rig = Rig()
+    harness = PushHarness()
     for number in range(3):
-        rig.push.emit(batch_of(number), split_id="s", position={"next": number + 1})
-    rig.reader.poll(0)
-    taken = rig.reader.snapshot()
+        harness.push.emit(batch_of(number), split_id="s", position={"next": number + 1})
+    harness.reader.poll(0)
+    taken = harness.reader.snapshot()
     assert [(split.split_id, split.position, split.finished) for split in taken] == [("s", {"next": 1}, False)]
-    again = Rig(splits=taken)
+    again = PushHarness(splits=taken)
     assert [split.position for split in again.push.splits] == [{"next": 1}]
 
 
 def test_a_position_that_the_pusher_changes_afterwards_stays_as_it_was_emitted() -> None:
-    rig = Rig()
+    harness = PushHarness()
     offsets = {"a": 1}
-    rig.push.emit(batch_of(1), split_id="s", position=offsets)
+    harness.push.emit(batch_of(1), split_id="s", position=offsets)
     offsets["a"] = 99
-    rig.reader.poll(0)
-    assert rig.position() == {"a": 1}
+    harness.reader.poll(0)
+    assert harness.position() == {"a": 1}
 
 
 def test_records_without_any_rows_move_the_position_alone() -> None:
-    rig = Rig()
-    rig.push.emit(batch_of(), split_id="s", position=7)
-    assert rig.position() is None
-    assert rig.reader.poll(0).batch is None
-    assert rig.position() == 7
+    harness = PushHarness()
+    harness.push.emit(batch_of(), split_id="s", position=7)
+    assert harness.position() is None
+    assert harness.reader.poll(0).batch is None
+    assert harness.position() == 7
 
 
 def test_an_emission_waits_while_the_buffer_is_full_and_goes_on_when_a_batch_is_polled() -> None:
     """Backpressure: the lock is released meanwhile, or the poll could not come in; waking without room changes
     nothing."""
-    rig = Rig(buffer_bytes=2 * (ENTRY_BYTES + 8))
+    harness = PushHarness(buffer_bytes=2 * (ENTRY_BYTES + 8))
     waits: list[int] = []
 
     def between(step: str) -> None:
         if step != "waiting":
             return
-        waits.append(rig.reader.progress()["buffered_bytes"])
+        waits.append(harness.reader.progress()["buffered_bytes"])
         if len(waits) % 3 == 0:
-            rig.steps.between = lambda step: None
-            told = rig.steps.told
-            assert rig.reader.poll(0).batch is not None
-            assert rig.steps.told == told + 1, "a waiting pusher must hear of the room"
-            rig.steps.between = between
+            harness.steps.between = lambda step: None
+            told = harness.steps.told
+            assert harness.reader.poll(0).batch is not None
+            assert harness.steps.told == told + 1, "a waiting pusher must hear of the room"
+            harness.steps.between = between
 
-    rig.steps.between = between
+    harness.steps.between = between
     for number in range(10):
-        rig.push.emit(batch_of(number), split_id="s", position=number)
+        harness.push.emit(batch_of(number), split_id="s", position=number)
     assert len(waits) == 3 * 8
     assert max(waits) <= 3 * (ENTRY_BYTES + 10)
-    assert rig.reader.progress() == {"buffered_bytes": waits[-1]}
+    assert harness.reader.progress() == {"buffered_bytes": waits[-1]}
 
 
 def test_positions_without_records_fill_the_buffer_too() -> None:
-    rig = Rig(buffer_bytes=10 * ENTRY_BYTES)
-    rig.steps.between = lambda step: rig.reader.close() if step == "waiting" else None
+    harness = PushHarness(buffer_bytes=10 * ENTRY_BYTES)
+    harness.steps.between = lambda step: harness.reader.close() if step == "waiting" else None
     with pytest.raises(PushClosedError):
         for number in range(100):
-            rig.push.emit(batch_of(), split_id="s", position=number)
+            harness.push.emit(batch_of(), split_id="s", position=number)
 
 
 def test_one_batch_larger_than_the_buffer_passes() -> None:
-    rig = Rig(buffer_bytes=1)
-    rig.push.emit(batch_of(*range(1_000)), split_id="s", position=1_000)
-    assert len(polled(rig.reader)) == 1_000
+    harness = PushHarness(buffer_bytes=1)
+    harness.push.emit(batch_of(*range(1_000)), split_id="s", position=1_000)
+    assert len(polled(harness.reader)) == 1_000
 
 
 def test_an_emission_wakes_the_loop_when_there_was_nothing() -> None:
-    rig = Rig()
-    assert rig.first.state == "nothing_now" and not rig.first.idle
-    rig.push.emit(batch_of(1), split_id="s", position=1)
-    rig.push.emit(batch_of(2), split_id="s", position=2)
-    assert rig.woken == 1
-    polled(rig.reader)
-    rig.push.emit(batch_of(3), split_id="s", position=3)
-    assert rig.woken == 2
+    harness = PushHarness()
+    assert harness.first.state == "nothing_now" and not harness.first.idle
+    harness.push.emit(batch_of(1), split_id="s", position=1)
+    harness.push.emit(batch_of(2), split_id="s", position=2)
+    assert harness.woken == 1
+    polled(harness.reader)
+    harness.push.emit(batch_of(3), split_id="s", position=3)
+    assert harness.woken == 2
 
 
 def test_what_the_pusher_raises_comes_out_of_the_next_poll_with_its_own_traceback() -> None:
@@ -363,70 +356,72 @@ def test_what_the_pusher_raises_comes_out_of_the_next_poll_with_its_own_tracebac
         push.emit(batch_of(1), split_id="s", position=1)
         raise ConnectionError("the broker has gone")
 
-    rig = Rig(run=run)
-    rig.threads[0].run()
-    assert rig.woken == 2
+    harness = PushHarness(run=run)
+    harness.threads[0].run()
+    assert harness.woken == 2
     with pytest.raises(ConnectionError, match="the broker has gone") as caught:
-        rig.reader.poll(0)
+        harness.reader.poll(0)
     assert any(entry.name == "run" and "test_push_sources" in str(entry.path) for entry in caught.traceback)
-    assert rig.position() is None
+    assert harness.position() is None
 
 
 def test_a_pusher_of_an_unbounded_source_that_returns_is_an_error() -> None:
-    rig = Rig()
-    rig.threads[0].run()
+    harness = PushHarness()
+    harness.threads[0].run()
     with pytest.raises(PipelineError, match=r"'events', subtask 3.*run` returned.*wait_until_closed"):
-        rig.reader.poll(0)
+        harness.reader.poll(0)
 
 
 def test_a_thread_that_exits_is_an_error_that_the_loop_can_report() -> None:
     def run(push: PushContext) -> None:
         raise SystemExit(3)
 
-    rig = Rig(run=run)
-    rig.threads[0].run()
+    harness = PushHarness(run=run)
+    harness.threads[0].run()
     with pytest.raises(PipelineError, match="SystemExit: 3"):
-        rig.reader.poll(0)
+        harness.reader.poll(0)
 
 
 def test_a_pusher_of_a_bounded_source_that_returns_has_read_every_split_to_its_end() -> None:
     def run(push: PushContext) -> None:
         push.emit(batch_of(1), split_id="a", position=1)
 
-    rig = Rig(splits=[Split("a", {}), Split("b", {}), Split("c", {}, position=5, finished=True)], bounded=True, run=run)
-    assert [split.split_id for split in rig.push.splits] == ["a", "b"]
-    rig.threads[0].run()
-    assert rig.reader.active_splits() == {"a", "b"}, "the ends have not been polled"
-    assert polled(rig.reader) == [1]
-    assert rig.reader.poll(0).state == "end"
-    assert [(s.position, s.finished) for s in rig.reader.snapshot()] == [(1, True), (None, True), (5, True)]
+    harness = PushHarness(
+        splits=[Split("a", {}), Split("b", {}), Split("c", {}, position=5, finished=True)], bounded=True, run=run
+    )
+    assert [split.split_id for split in harness.push.splits] == ["a", "b"]
+    harness.threads[0].run()
+    assert harness.reader.active_splits() == {"a", "b"}, "the ends have not been polled"
+    assert polled(harness.reader) == [1]
+    assert harness.reader.poll(0).state == "end"
+    assert [(s.position, s.finished) for s in harness.reader.snapshot()] == [(1, True), (None, True), (5, True)]
 
 
 def test_a_split_ends_behind_its_last_records_and_the_watermark_hears_of_it() -> None:
     """S4.4: a split that has ended holds the watermark back no longer, whatever comes from the others."""
-    rig = Rig(splits=[Split("a", {}), Split("b", {})])
-    rig.push.emit(batch_of(1), split_id="a", position=1)
-    rig.push.finish_split("a")
-    rig.push.emit(batch_of(2), split_id="b", position=1)
-    first = rig.reader.poll(0)
+    harness = PushHarness(splits=[Split("a", {}), Split("b", {})])
+    harness.push.emit(batch_of(1), split_id="a", position=1)
+    harness.push.finish_split("a")
+    harness.push.emit(batch_of(2), split_id="b", position=1)
+    first = harness.reader.poll(0)
     assert (first.split_id, first.splits_changed) == ("a", True)
-    assert rig.reader.active_splits() == {"b"}
-    assert not rig.reader.poll(0).splits_changed
-    rig.push.finish_split("b")
-    rig.push.finish_split("b")
-    last = rig.reader.poll(0)
+    assert harness.reader.active_splits() == {"b"}
+    assert not harness.reader.poll(0).splits_changed
+    harness.push.finish_split("b")
+    harness.push.finish_split("b")
+    last = harness.reader.poll(0)
     assert (last.batch, last.splits_changed, last.state, last.idle) == (None, True, "nothing_now", True)
 
 
 def test_idleness_begins_behind_what_was_emitted_and_ends_with_the_next_emission() -> None:
     """S4.4: idleness is explicit."""
-    rig = Rig()
-    rig.push.emit(batch_of(1), split_id="s", position=1)
-    rig.push.idle()
-    answers: list[Polled] = [rig.reader.poll(0), rig.reader.poll(0)]
+    harness = PushHarness()
+    harness.push.emit(batch_of(1), split_id="s", position=1)
+    harness.push.idle()
+    answers: list[Polled] = [harness.reader.poll(0), harness.reader.poll(0)]
     assert [answer.idle for answer in answers] == [False, True]
-    rig.push.emit(batch_of(2), split_id="s", position=2)
-    answers = [rig.reader.poll(0), rig.reader.poll(0)]
+    harness.push.emit(batch_of(2), split_id="s", position=2)
+    answers = [harness.reader.poll(0), harness.reader.poll(0)]
     assert [answer.idle for answer in answers] == [False, False]
 
 
@@ -444,11 +439,11 @@ def test_idleness_begins_behind_what_was_emitted_and_ends_with_the_next_emission
     ],
 )
 def test_a_wrong_emission_is_an_error_that_names_source_and_subtask(emit: Any, said: str) -> None:
-    rig = Rig(splits=[Split("s", {}), Split("done", {}, finished=True)])
+    harness = PushHarness(splits=[Split("s", {}), Split("done", {}, finished=True)])
     with pytest.raises(PipelineError, match=said) as caught:
-        emit(rig.push)
+        emit(harness.push)
     assert "source 'events', subtask 3" in str(caught.value)
-    assert rig.reader.poll(0).batch is None
+    assert harness.reader.poll(0).batch is None
 
 
 class Announcing(threading.Condition):
@@ -498,15 +493,15 @@ def test_closing_ends_a_pusher_that_waits_for_its_callbacks_and_tells_it_to_stop
 
 
 def test_a_pusher_that_does_not_stop_is_named_and_can_emit_nothing_any_more(capsys: pytest.CaptureFixture[str]) -> None:
-    rig = Rig(stop_s=2.5)
-    rig.reader.close()
-    assert rig.threads[0].joined_s == [2.5]
+    harness = PushHarness(stop_s=2.5)
+    harness.reader.close()
+    assert harness.threads[0].joined_s == [2.5]
     said = capsys.readouterr().err
     assert "Running" in said and "'events', subtask 3" in said and "2.5 s" in said
     for call in (
-        lambda: rig.push.emit(batch_of(1), split_id="s", position=1),
-        lambda: rig.push.finish_split("s"),
-        rig.push.idle,
+        lambda: harness.push.emit(batch_of(1), split_id="s", position=1),
+        lambda: harness.push.finish_split("s"),
+        harness.push.idle,
     ):
         with pytest.raises(PushClosedError):
             call()
@@ -516,17 +511,17 @@ def test_what_a_pusher_raises_after_the_end_troubles_nobody() -> None:
     def run(push: PushContext) -> None:
         raise OSError("socket closed by stop()")
 
-    rig = Rig(run=run)
-    rig.threads[0].live = False
-    rig.reader.close()
-    rig.threads[0].run()
-    assert rig.reader.poll(0).batch is None
+    harness = PushHarness(run=run)
+    harness.threads[0].live = False
+    harness.reader.close()
+    harness.threads[0].run()
+    assert harness.reader.poll(0).batch is None
 
 
 def test_no_thread_is_made_before_the_first_poll_or_without_a_split_to_read() -> None:
-    made = Rig(splits=[], bounded=True)
+    made = PushHarness(splits=[], bounded=True)
     assert made.first.state == "end" and made.threads == []
-    made = Rig(splits=[Split("s", {}, position=3, finished=True)])
+    made = PushHarness(splits=[Split("s", {}, position=3, finished=True)])
     assert made.first.idle and made.threads == []
     source = Counted()
     reader: Any = source.create_reader(SourceContext("events", 0, 1))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from builders.sinks import new_sink_name
 
 from tidegate.api.pipeline import Pipeline
 from tidegate.cli.pipeline_validation import validate
@@ -20,7 +20,6 @@ from tidegate.testing.in_process_job import InProcessJob
 
 SCHEMA = pa.schema([("n", pa.int64())])
 OFF = {"checkpoint_mode": "off"}
-_names = itertools.count()
 
 MODULE = """
 import pyarrow as pa
@@ -46,7 +45,7 @@ def pipeline(sink: str, two_phase: bool, rows: int | None = 100) -> Pipeline:
 
 
 def job(two_phase: bool, rows: int | None = 100, options: Any = OFF) -> tuple[InProcessJob, str]:
-    sink = f"checkpoint-mode-{next(_names)}"
+    sink = new_sink_name()
     return InProcessJob(lambda: pipeline(sink, two_phase, rows), options), sink
 
 

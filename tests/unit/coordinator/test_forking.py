@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from builders.jobs import submission
 
 from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.datagen import DataGen
@@ -34,7 +35,7 @@ def graph(sink: Sink, rows: int | None = 5) -> JobGraph:
 
 
 def spec(restore: RestoreFrom | None = FORK) -> Spec:
-    return Spec("backfill", 1, "s", "m:f", "", {}, {}, "local", {}, {}, restore, "l", None, "", "t")
+    return submission(job_id="backfill", restore=restore)
 
 
 def test_an_unbounded_source_is_refused_by_its_name() -> None:

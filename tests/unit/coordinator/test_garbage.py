@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 import pytest
+from builders.jobs import submission
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +24,7 @@ AT = "2026-01-01T00:00:00Z"
 
 
 def spec(number: int, restore: RestoreFrom | None = None) -> Spec:
-    return Spec("job", number, f"s{number}", "m:f", "", {}, {}, "local[1]", {}, {}, restore, "l", None, AT, "test")
+    return submission(number, restore=restore)
 
 
 def path_of(n: int) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.jobs import submission
 from coordinator_driver import ALL, TOPOLOGY
 
 from tidegate.channel.control.protocol import (
@@ -27,7 +28,7 @@ from tidegate.jobs.decision_log import DecisionLog
 from tidegate.jobs.history.checkpoints import checkpoint_views
 from tidegate.jobs.history.submissions import submissions_of
 from tidegate.jobs.layout import JobLayout
-from tidegate.jobs.records import Decision, Spec
+from tidegate.jobs.records import Decision
 from tidegate.jobs.status import derive
 from tidegate.jobs.stop_outcomes import CLAIM_FAILED, SAVEPOINT_FAILED, next_action
 from tidegate.jobs.stores.in_memory import MemoryStore
@@ -79,7 +80,7 @@ class Run:
             facts=JobFacts(
                 store=self.store,
                 layout=LAYOUT,
-                spec=Spec("job", 1, "s", "m:f", "", {}, {}, "local", {}, {}, None, "l", None, NOW, "test"),
+                spec=submission(),
                 reign=self.log.reign(spec=1, launch=1),
                 topology=TOPOLOGY,
                 graph_document={},

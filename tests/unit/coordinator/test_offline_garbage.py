@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders.jobs import submission
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,9 +59,7 @@ class Job:
         """A submission that no driver has begun."""
         n = len(self.specs) + 1
         options: dict[str, Any] = {"retained_checkpoints": 1}
-        self.specs.append(
-            Spec("job", n, f"s{n}", "m:f", code * 64, {}, options, "local[1]", {}, {}, restore, "l", None, AT, "test")
-        )
+        self.specs.append(submission(n, artifact=code * 64, options=options, restore=restore))
 
     def driver(self, restore: RestoreFrom | None = None, *, same_spec: bool = False) -> Job:
         self.generation += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from builders.jobs import submission
 
 from tidegate.coordinator.checkpointing.retention import Completed, retired
 from tidegate.coordinator.recovery.restore_point import choose_restore_point
@@ -14,7 +15,7 @@ from tidegate.jobs.records import Decision, RestoreFrom, Spec
 
 
 def spec(number: int, restore: RestoreFrom | None = None) -> Spec:
-    return Spec("job", number, f"s{number}", "m:f", "", {}, {}, "local[1]", {}, {}, restore, "l", None, "t", "test")
+    return submission(number, restore=restore)
 
 
 class Log:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from builders.jobs import submission
 
 from tidegate.connectors.files.sink.parquet import Parquet
 from tidegate.connectors.interface import Sink
@@ -28,7 +29,7 @@ OUT: dict[str, Sink] = {"out": CollectSink("out")}
 
 
 def spec(number: int, restore: RestoreFrom | None = None, lineage: str = "l") -> Spec:
-    return Spec("job", number, f"s{number}", "m:f", "", {}, {}, "local[1]", {}, {}, restore, lineage, None, "t", "test")
+    return submission(number, restore=restore, lineage=lineage)
 
 
 def back_to(checkpoint_id: int, **more: Any) -> RestoreFrom:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,12 +9,11 @@ from fed_splits import Fed
 
 from tidegate.api.pipeline import Pipeline
 from tidegate.subtask.slot import TELL_EVERY_MS
-from tidegate.testing.collect_sink import CollectSink, forget_collected
+from tidegate.testing.collect_sink import CollectSink
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 DRIFT_MS = 1_000
 BATCH_MS = 100
-_sinks = itertools.count()
 
 
 class Two:
@@ -43,14 +40,6 @@ class Two:
         """Sources that say that they are not read, and why."""
         sources = [s.source for s in self.run.slot.metrics().subtasks if s.source is not None]
         return {source.uid: source.details["paused"] for source in sources if "paused" in source.details}
-
-
-@pytest.fixture
-def sink() -> Iterator[str]:
-    name = f"aligned-{next(_sinks)}"
-    yield name
-    for end in ("fast", "slow"):
-        forget_collected(f"{name}-{end}")
 
 
 def passed(run: InProcessRun, ms: int) -> None:

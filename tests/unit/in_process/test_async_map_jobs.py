@@ -3,14 +3,13 @@ once."""
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from builders.batches import KEYED_ROWS, numbered_rows
 
 from tidegate import count, tumbling
 from tidegate.api.pipeline import Pipeline
@@ -19,17 +18,12 @@ from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.jobs.records import RestoreFrom
 from tidegate.operators.async_requests import start_requests
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 from tidegate.testing.inline_requests import HeldRequests
 
 ROWS = 400
-SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("ts", pa.timestamp("ms"))])
-_sinks = itertools.count()
-
-
-def rows(numbers: Any) -> dict[str, Any]:
-    return {"k": numbers % 7, "v": numbers, "ts": pa.array(numbers).cast(pa.timestamp("ms"))}
+rows = numbered_rows(7)
 
 
 def twice(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -43,10 +37,10 @@ async def twice_later(batch: pa.RecordBatch) -> pa.RecordBatch:
 def asking(name: str, function: Any = twice, ordered: bool = True, **what: Any) -> Pipeline:
     """The answers, and windows over them, which must have no late ones: each split is in order."""
     p = Pipeline()
-    source = DataGen(rows, SCHEMA, rows=ROWS, splits=3, batch_rows=16)
+    source = DataGen(rows, KEYED_ROWS, rows=ROWS, splits=3, batch_rows=16)
     timed = p.read(source, uid="numbers").with_watermark("ts", "0 s")
     given = {"capacity": 5, "batch_rows": 4, "ordered": ordered, "uid": "ask", **what}
-    answered = timed.map_async(function, SCHEMA, **given)
+    answered = timed.map_async(function, KEYED_ROWS, **given)
     answered.write(CollectSink(f"{name}-rows"), uid="out")
     windows = answered.group_by("k").window(tumbling("50 ms")).agg(n=count(), uid="windows")
     windows.write(CollectSink(f"{name}-windows"), uid="counts")
@@ -80,14 +74,6 @@ class AtRandom:
                 return
             self.pump(run)
         raise AssertionError("stuck")
-
-
-@pytest.fixture
-def sink() -> Iterator[str]:
-    name = f"asked-{next(_sinks)}"
-    yield name
-    for end in ("rows", "windows"):
-        forget_collected(f"{name}-{end}")
 
 
 def assert_complete(sink: str) -> None:
@@ -149,9 +135,9 @@ def test_on_threads_and_on_an_event_loop_every_answer_comes_out_too(sink: str, f
 
 def test_rows_that_are_not_answered_in_time_go_to_the_side_output(sink: str) -> None:
     p = Pipeline()
-    source = DataGen(rows, SCHEMA, rows=ROWS, splits=1, batch_rows=16)
+    source = DataGen(rows, KEYED_ROWS, rows=ROWS, splits=1, batch_rows=16)
     answered = p.read(source, uid="numbers").map_async(
-        twice, SCHEMA, timeout="1 s", on_timeout="side_output", capacity=2, uid="ask"
+        twice, KEYED_ROWS, timeout="1 s", on_timeout="side_output", capacity=2, uid="ask"
     )
     answered.write(CollectSink(f"{sink}-rows"), uid="out")
     answered.side_output("timed_out").write(CollectSink(f"{sink}-windows"), uid="unanswered")

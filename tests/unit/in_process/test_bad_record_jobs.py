@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,13 +21,12 @@ from tidegate.errors import PipelineError
 from tidegate.jobs.records import RestoreFrom
 from tidegate.operators.stream_operator import MAIN_OUTPUT
 from tidegate.testing.batch import InProcessBatch
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 ROWS, EVERY = 400, 7
 BAD = [n for n in range(ROWS) if n % EVERY == 0]
 GOOD = [n for n in range(ROWS) if n % EVERY]
-_sinks = itertools.count()
 
 
 @pytest.fixture
@@ -41,14 +38,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "a.jsonl").write_text("\n".join(lines[: ROWS // 2]) + "\n")
     (tmp_path / "b.jsonl").write_text("\n".join(lines[ROWS // 2 :]))
     return tmp_path
-
-
-@pytest.fixture
-def sink() -> Iterator[str]:
-    name = f"bad-records-{next(_sinks)}"
-    yield name
-    for end in ("main", "side"):
-        forget_collected(f"{name}-{end}")
 
 
 def column(sink: str, name: str) -> list[Any]:

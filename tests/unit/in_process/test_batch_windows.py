@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from builders.sinks import new_sink_name
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +25,6 @@ from tidegate.testing.in_process_job import InProcessJob
 EVENTS = pa.schema([("k", pa.string()), ("v", pa.int64()), ("ts", pa.timestamp("ms"))])
 LATEST_MS = 500_000
 SETTINGS = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-_names = itertools.count()
 
 drawn = st.lists(
     st.tuples(st.sampled_from("abcdef"), st.integers(-1000, 1000), st.integers(0, LATEST_MS)), min_size=1, max_size=80
@@ -79,7 +78,7 @@ def test_both_modes_agree_with_duckdb(
         pq.write_table(part, folder / f"{number}.parquet")
     found: list[Counter[Any]] = []
     for mode in ("streaming", "batch"):
-        sink = f"batch-windows-{next(_names)}"
+        sink = new_sink_name()
 
         def build(sink: str = sink) -> Pipeline:
             p = Pipeline()
@@ -165,7 +164,7 @@ def test_windows_of_a_calendar_agree_with_the_clock_in_both_modes(
             bounds = (b if b.tzinfo else b.replace(tzinfo=berlin) for b in window)
             wanted[key, *(bound.astimezone(UTC).replace(tzinfo=None) for bound in bounds)] += 1
     for mode in ("streaming", "batch"):
-        sink = f"calendars-{next(_names)}"
+        sink = new_sink_name()
 
         def build(sink: str = sink) -> Pipeline:
             p = Pipeline()

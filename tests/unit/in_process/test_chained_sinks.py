@@ -3,14 +3,14 @@ whole jobs in one thread (S6.1, S7.3, S7.4)."""
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from builders.batches import KEYED_ROWS, numbered_rows
+from builders.sinks import new_sink_name
 
 from tidegate.api.aggregates import count
 from tidegate.api.pipeline import Pipeline
@@ -25,17 +25,11 @@ from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 ROWS = 240
-SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("ts", pa.timestamp("ms"))])
-_names = itertools.count()
 Build = Callable[[str], Pipeline]
 
 
-def rows(numbers: Any) -> dict[str, Any]:
-    return {"k": numbers % 5, "v": numbers, "ts": pa.array(numbers).cast(pa.timestamp("ms"))}
-
-
 def numbers(p: Pipeline, uid: str = "numbers", total: int | None = ROWS) -> Stream:
-    return p.read(DataGen(rows, SCHEMA, rows=total, splits=3, batch_rows=16), uid=uid)
+    return p.read(DataGen(numbered_rows(5), KEYED_ROWS, rows=total, splits=3, batch_rows=16), uid=uid)
 
 
 def chain(stages: int, total: int | None = ROWS) -> Build:
@@ -100,7 +94,7 @@ class Chained:
     """A job whose pipeline writes to sinks of its own."""
 
     def __init__(self, build: Build, **options: Any) -> None:
-        self.name = f"chained-{next(_names)}"
+        self.name = new_sink_name()
         self.job = InProcessJob(lambda: build(self.name), {"parallelism": 2, **options})
 
     def rows(self, stage: object) -> list[tuple[Any, ...]]:

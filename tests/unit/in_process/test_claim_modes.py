@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
+from builders.sinks import new_sink_name
 
 from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.datagen import DataGen
@@ -20,7 +20,6 @@ from tidegate.testing.collect_sink import CollectSink
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 SCHEMA = pa.schema([("k", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
-_names = itertools.count()
 _Mode = Literal["no_claim", "claim"]
 
 
@@ -33,7 +32,7 @@ def endless(name: str) -> Pipeline:
 
 @pytest.fixture
 def job() -> InProcessJob:
-    return InProcessJob(partial(endless, f"claim-modes-{next(_names)}"), {"parallelism": 1})
+    return InProcessJob(partial(endless, new_sink_name()), {"parallelism": 1})
 
 
 def savepoint(run: InProcessRun, kind: Any = "savepoint") -> str:
@@ -83,7 +82,7 @@ def test_a_claimed_savepoint_that_a_dead_driver_left_goes_with_the_next_one(job:
 def test_a_claimed_savepoint_stays_while_a_rejection_may_go_back_to_it() -> None:
     """S7.8: before the first verdict there is nothing else to go back to."""
     gated = {"parallelism": 1, "commit": "on_request", "max_uncommitted_checkpoints": 5}
-    job = InProcessJob(partial(endless, f"claim-modes-{next(_names)}"), gated)
+    job = InProcessJob(partial(endless, new_sink_name()), gated)
     path = savepoint(job.submit())
     checkpoint(job.submit(RestoreFrom("savepoint", path, claim_mode="claim")), "c1")
     assert job.store.walk(path), "the driver that runs"
@@ -122,7 +121,7 @@ def test_snapshots_are_deleted_though_another_cannot_be_read_which_is_told_once(
 ) -> None:
     """S2.3: only what they share stays, until somebody puts that one back."""
     options = {"parallelism": 1, "retained_checkpoints": 3}
-    job = InProcessJob(partial(endless, f"claim-modes-{next(_names)}"), options)
+    job = InProcessJob(partial(endless, new_sink_name()), options)
     run = job.submit()
     unreadable, second, third = (checkpoint(run, name) for name in ("c1", "c2", "c3"))
     unused = job.layout.shared_file("unused")

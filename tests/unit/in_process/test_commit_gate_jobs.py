@@ -12,6 +12,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from builders.sinks import new_sink_name
 
 from tidegate.api.pipeline import Pipeline
 from tidegate.channel.control.protocol import PauseSources
@@ -31,7 +32,6 @@ from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 SCHEMA = pa.schema([("v", pa.int64())])
-_names = itertools.count()
 _ids = itertools.count(1)
 
 
@@ -55,7 +55,7 @@ class Gated:
     """A job behind a gate, its newest run, and its words."""
 
     def __init__(self, build: Callable[[str], Pipeline] = endless, *, rounds: int = 10, **options: Any) -> None:
-        self.sink = f"gated-{next(_names)}"
+        self.sink = new_sink_name()
         given = {"parallelism": 2, "commit": "on_request", **options}
         self.job = InProcessJob(lambda: build(self.sink), given)
         self.run: InProcessRun = self.job.submit()

@@ -3,7 +3,6 @@ gives. The clock is the test's."""
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,14 +48,6 @@ from tidegate.testing.in_process_job import InProcessJob
 
 ROWS = 400
 KEYS = 13
-_sinks = itertools.count()
-
-
-@pytest.fixture
-def sink() -> Iterator[str]:
-    name = f"connected-{next(_sinks)}"
-    yield name
-    forget_collected(name)
 
 
 def numbers(p: Pipeline, uid: str, rows: int | None = ROWS, key: str = "k", **options: Any) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from builders.batches import numbered_rows
+from builders.sinks import new_sink_name
 
 from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.datagen import DataGen
@@ -19,11 +20,6 @@ from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 BATCH_ROWS = 40
-_sinks = itertools.count()
-
-
-def rows(numbers: Any) -> dict[str, Any]:
-    return {"k": numbers % 101, "v": numbers}
 
 
 class Seen(Sink):
@@ -55,7 +51,7 @@ class SeenWriter(SinkWriter):
 
 def exchanged(sink: Sink, *, total: int | None = None) -> Pipeline:
     p = Pipeline()
-    numbers = p.read(DataGen(rows, SCHEMA, rows=total, batch_rows=BATCH_ROWS), uid="numbers")
+    numbers = p.read(DataGen(numbered_rows(101, "k", "v"), SCHEMA, rows=total, batch_rows=BATCH_ROWS), uid="numbers")
     numbers.repartition("k").map_in_arrow(lambda batches: batches, schema=SCHEMA, uid="same").write(sink, uid="out")
     return p
 
@@ -106,7 +102,7 @@ def test_a_trigger_does_not_wait_for_a_whole_queue() -> None:
 @pytest.mark.parametrize("rounds", range(1, 28, 3))
 def test_snapshots_of_drained_inputs_hold_each_row_once(rounds: int) -> None:
     """S3.1, S3.2: barriers are aligned in the middle of a turn."""
-    name = f"drained-{next(_sinks)}"
+    name = new_sink_name()
     job = as_on_spark(lambda: exchanged(CollectSink(name), total=4_000))
     run = job.submit()
     run.pump(rounds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.errors import SnapshotError
 from tidegate.jobs.records import RestoreFrom
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 ROWS, KEYS = 400, 5
@@ -100,12 +100,6 @@ def pipeline(process: KeyedProcess, sink: str) -> td.Pipeline:
     grouped = p.read(source, uid="rows").group_by("k")
     grouped.process(process, schema=RESULT, uid="counts").write(CollectSink(sink), uid="out")
     return p
-
-
-@pytest.fixture
-def sink(request: pytest.FixtureRequest) -> Iterator[str]:
-    yield request.node.name
-    forget_collected(request.node.name)
 
 
 def snapshot_of(job: InProcessJob, kind: Any) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,18 +13,8 @@ from tidegate.connectors.replay import Replay
 from tidegate.coordinator import events as ev
 from tidegate.jobs.records import RestoreFrom
 from tidegate.subtask.subtask import Subtask
-from tidegate.testing.collect_sink import CollectSink, forget_collected
+from tidegate.testing.collect_sink import CollectSink
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
-
-_sinks = itertools.count()
-
-
-@pytest.fixture
-def sink() -> Iterator[str]:
-    name = f"ended-counts-{next(_sinks)}"
-    yield name
-    for end in ("files", "played"):
-        forget_collected(f"{name}-{end}")
 
 
 def job_of(folder: Path, sink: str, parallelism: int = 1) -> InProcessJob:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from builders.sinks import new_sink_name
 from process_jobs import run_with_accidents
 from proof_cases import Case, Drawing, Result, tables
 from proof_groups import GROUPS, every_aggregate
@@ -60,7 +61,6 @@ HOLDERS: tuple[Any, ...] = (
 """Where the calls of the API are."""
 NO_OPERATORS = {"Stream.explain", "Stream.sort", "Stream.order_by"}
 """Calls that draw nothing, or are refused."""
-_sinks = itertools.count()
 
 
 class Proof:
@@ -68,7 +68,7 @@ class Proof:
 
     def __init__(self, case: Case, seed: int, *, paced: bool) -> None:
         self.case = case
-        self.sink = f"operators-{next(_sinks)}"
+        self.sink = new_sink_name()
         self._tables = tables(seed)
         self._rng = random.Random(seed)
         self._paced = paced

@@ -3,15 +3,15 @@ checkpoints."""
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from builders.batches import KEYED_ROWS, numbered_rows
 
 from tidegate import count, tumbling
 from tidegate.api.pipeline import Pipeline
@@ -21,18 +21,12 @@ from tidegate.coordinator.job_run import RunEnded
 from tidegate.jobs.records import RestoreFrom
 from tidegate.plan.execution_plan import plan
 from tidegate.state.keys.key_hash import partition_hash
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 ROWS = 12_000
 BATCH_ROWS = 250
-SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("ts", pa.timestamp("ms"))])
 Exchange = Callable[[Stream], Stream]
-_sinks = itertools.count()
-
-
-def rows(numbers: Any) -> dict[str, Any]:
-    return {"k": numbers % 7, "v": numbers, "ts": pa.array(numbers).cast(pa.timestamp("ms"))}
 
 
 def by_remainder(batch: pa.RecordBatch, n: int) -> Any:
@@ -50,20 +44,12 @@ EXCHANGES: dict[str, Exchange] = {
 def exchanged(name: str, exchange: Exchange, rows_in_all: int | None = ROWS) -> Pipeline:
     """Behind the exchange a sink that sees the records, and windows that need the watermark."""
     p = Pipeline()
-    source = DataGen(rows, SCHEMA, rows=rows_in_all, splits=3, batch_rows=BATCH_ROWS)
+    source = DataGen(numbered_rows(7), KEYED_ROWS, rows=rows_in_all, splits=3, batch_rows=BATCH_ROWS)
     stream = exchange(p.read(source, uid="numbers").with_watermark("ts", "0 s"))
     stream.write(CollectSink(f"{name}-rows"), uid="out")
     windows = stream.group_by("k").window(tumbling("1 s")).agg(n=count(), uid="windows")
     windows.write(CollectSink(f"{name}-windows"), uid="counts")
     return p
-
-
-@pytest.fixture
-def sink() -> Iterator[str]:
-    name = f"exchanges-{next(_sinks)}"
-    yield name
-    for end in ("rows", "windows"):
-        forget_collected(f"{name}-{end}")
 
 
 def arrived(sink: str) -> Counter[int]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,17 +13,8 @@ from tidegate.connectors.files.source.files import Files
 from tidegate.coordinator import events as ev
 from tidegate.errors import PipelineError
 from tidegate.subtask.chain import OperatorFailure
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob
-
-_sinks = itertools.count()
-
-
-@pytest.fixture
-def sink() -> Iterator[str]:
-    name = f"file-source-{next(_sinks)}"
-    yield name
-    forget_collected(name)
 
 
 def by_country(folder: Path, sink: str) -> InProcessJob:

@@ -3,7 +3,6 @@ state allow (S6). Whole jobs in one thread."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from builders.sinks import new_sink_name
 
 from tidegate.api.draft.graph_draft import DraftNode
 from tidegate.api.pipeline import Pipeline
@@ -31,7 +31,6 @@ from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 SCHEMA = pa.schema([("v", pa.int64())])
 ROWS = 480
-_names = itertools.count()
 
 
 @dataclass
@@ -97,7 +96,7 @@ class Finishing:
     """A job with a diary and sinks of its own."""
 
     def __init__(self, build: Callable[[Finishing], Pipeline], **options: Any) -> None:
-        self.name = f"finishing-{next(_names)}"
+        self.name = new_sink_name()
         self.diary = Diary()
         self.job = InProcessJob(lambda: build(self), {"parallelism": 2, "retained_checkpoints": 9, **options})
 

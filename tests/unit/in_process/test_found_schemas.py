@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,18 +23,10 @@ from tidegate.coordinator.recovery.source_schemas import schemas_in_effect
 from tidegate.errors import PipelineError, SnapshotError
 from tidegate.jobs.artifacts.pinned_graph import pinned_graph
 from tidegate.jobs.records import RestoreFrom, encode
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 ROWS = 120_000
-_sinks = itertools.count()
-
-
-@pytest.fixture
-def sink() -> Iterator[str]:
-    name = f"found-schema-{next(_sinks)}"
-    yield name
-    forget_collected(name)
 
 
 @pytest.fixture

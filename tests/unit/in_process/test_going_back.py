@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from builders.sinks import new_sink_name
 
 from tidegate.api.pipeline import Pipeline
 from tidegate.connectors.datagen import DataGen
@@ -31,7 +32,6 @@ from tidegate.testing.in_process_job import InProcessJob
 
 ROWS = 4_000
 SCHEMA = pa.schema([("v", pa.int64())])
-_names = itertools.count()
 _ids = itertools.count(1)
 
 
@@ -47,7 +47,7 @@ class Traveller:
     """A job into a collection, and its newest run."""
 
     def __init__(self, sinks: dict[str, Sink] | None = None, **options: Any) -> None:
-        self.name = f"going-back-{next(_names)}"
+        self.name = new_sink_name()
         self.sinks = sinks or {"out": CollectSink(self.name)}
         given = {"parallelism": 2, "retained_checkpoints": 9, **options}
         self.job = InProcessJob(lambda: numbers_into(self.sinks), given)
@@ -141,7 +141,7 @@ class Failing(CollectSink):
 @pytest.mark.parametrize("who", ["run", "driver", "submission"])
 def test_a_rewind_that_failed_half_way_is_repeated_by_whoever_comes_next(who: str) -> None:
     """S9.3: the next run of this driver, the next driver, or the next submission, which does not ask for it."""
-    first, second = f"half-{next(_names)}", f"half-{next(_names)}"
+    first, second = new_sink_name(), new_sink_name()
     failing = Failing(second)
     job = Traveller({"out": CollectSink(first), "copy": failing})
     one = job.snapshot()
@@ -173,7 +173,7 @@ class Unable(CollectSink):
 
 def test_a_sink_that_cannot_stops_the_rewind_before_another_is_changed() -> None:
     """S9.3: nothing is in the log, so nothing is unreachable."""
-    name = f"unable-{next(_names)}"
+    name = new_sink_name()
     job = Traveller({"out": CollectSink(name), "copy": Unable(f"{name}-copy")})
     one = job.snapshot()
     job.snapshot()

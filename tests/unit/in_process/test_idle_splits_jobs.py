@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,18 +10,9 @@ from fed_splits import SCHEMA, Fed, passed
 from tidegate import count, tumbling
 from tidegate.api.pipeline import Pipeline
 from tidegate.api.stream import Stream
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob
 from tidegate.testing.inline_requests import HeldRequests
-
-_sinks = itertools.count()
-
-
-@pytest.fixture
-def sink() -> Iterator[str]:
-    name = f"idle-{next(_sinks)}"
-    yield name
-    forget_collected(name)
 
 
 def counted(stream: Stream, sink: str) -> None:

@@ -3,13 +3,13 @@ moment."""
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from builders.batches import KEY_NAMES, KEYED_ROWS, named_keys, numbered_rows
+from builders.sinks import new_sink_name
 
 from tidegate.api.aggregates import count, mean
 from tidegate.api.aggregates import sum as total_of
@@ -25,23 +25,13 @@ from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 ROWS = 600
 KEYS = 7
-SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("ts", pa.timestamp("ms"))])
-NAMES = pa.schema([("k", pa.int64()), ("name", pa.string())])
-_sinks = itertools.count()
-
-
-def rows(numbers: Any) -> dict[str, Any]:
-    return {"k": numbers % KEYS, "v": numbers, "ts": pa.array(numbers).cast(pa.timestamp("ms"))}
-
-
-def names(numbers: Any) -> dict[str, Any]:
-    return {"k": numbers, "name": pa.array([f"key-{n}" for n in numbers.tolist()])}
+rows = numbered_rows(KEYS)
 
 
 def windows(sink: str, total: int | None = ROWS) -> Pipeline:
     p = Pipeline()
     (
-        p.read(DataGen(rows, SCHEMA, rows=total, splits=3, batch_rows=16), uid="numbers")
+        p.read(DataGen(rows, KEYED_ROWS, rows=total, splits=3, batch_rows=16), uid="numbers")
         .with_watermark("ts", "0 s")
         .group_by("k")
         .window(tumbling("100 ms"))
@@ -53,9 +43,9 @@ def windows(sink: str, total: int | None = ROWS) -> Pipeline:
 
 def joined(sink: str, total: int | None = ROWS) -> Pipeline:
     p = Pipeline()
-    known = p.read(DataGen(names, NAMES, rows=KEYS - 1, splits=1, batch_rows=2), uid="names")
+    known = p.read(DataGen(named_keys, KEY_NAMES, rows=KEYS - 1, splits=1, batch_rows=2), uid="names")
     (
-        p.read(DataGen(rows, SCHEMA, rows=total, splits=2, batch_rows=16), uid="numbers")
+        p.read(DataGen(rows, KEYED_ROWS, rows=total, splits=2, batch_rows=16), uid="numbers")
         .with_watermark("ts", "0 s")
         .join(known.broadcast(), on="k", uid="join")
         .group_by("name")
@@ -92,11 +82,6 @@ def committed(sink: str) -> list[tuple[Any, ...]]:
             millis = table[name].cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
             table = table.set_column(position, name, millis)
     return [tuple(row.values()) for row in table.to_pylist()]
-
-
-@pytest.fixture
-def sink() -> Iterator[str]:
-    yield f"sink-{next(_sinks)}"
 
 
 def job(sink: str, pipeline: Any = windows, **options: Any) -> InProcessJob:
@@ -280,7 +265,7 @@ def test_a_source_that_the_snapshot_does_not_know_is_read_from_its_start(sink: s
 
     def with_another_source() -> Pipeline:
         p = windows(sink)
-        p.read(DataGen(names, NAMES, rows=5, splits=2), uid="added").write(
+        p.read(DataGen(named_keys, KEY_NAMES, rows=5, splits=2), uid="added").write(
             CollectSink(f"{sink}-added"), uid="added-out"
         )
         return p
@@ -322,9 +307,9 @@ def test_a_build_side_that_a_drain_cut_short_goes_on_when_the_job_does(sink: str
 
     def build() -> Pipeline:
         p = Pipeline()
-        known = p.read(DataGen(names, NAMES, rows=KEYS, splits=1, batch_rows=1, rate=4), uid="names")
+        known = p.read(DataGen(named_keys, KEY_NAMES, rows=KEYS, splits=1, batch_rows=1, rate=4), uid="names")
         (
-            p.read(DataGen(rows, SCHEMA, splits=1, batch_rows=7, rate=70), uid="numbers")
+            p.read(DataGen(rows, KEYED_ROWS, splits=1, batch_rows=7, rate=70), uid="numbers")
             .join(known.broadcast(), on="k", uid="join")
             .write(CollectSink(sink), uid="out")
         )
@@ -349,11 +334,11 @@ def test_a_build_side_that_a_drain_cut_short_goes_on_when_the_job_does(sink: str
 
 def test_a_store_that_deletes_slowly_bounds_the_checkpoints_that_pile_up() -> None:
     """S2.3: new ones wait, and start again when it has come to delete."""
-    sink = f"slow-{next(_sinks)}"
+    sink = new_sink_name()
 
     def build() -> Pipeline:
         p = Pipeline()
-        p.read(DataGen(rows, SCHEMA, batch_rows=1), uid="numbers").write(CollectSink(sink), uid="out")
+        p.read(DataGen(rows, KEYED_ROWS, batch_rows=1), uid="numbers").write(CollectSink(sink), uid="out")
         return p
 
     a_job = InProcessJob(build, {"checkpoint_interval": "100 ms"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
-import itertools
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +19,7 @@ from tidegate.connectors.datagen import DataGen
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.jobs.records import RestoreFrom
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 ROWS = 400
@@ -33,7 +32,6 @@ SCHEMA = pa.schema(
     ]
 )
 KEYS = ("word", "price", "at", "span")
-_sinks = itertools.count()
 
 
 def key(n: int) -> tuple[Any, ...]:
@@ -59,13 +57,6 @@ class Counting(KeyedProcess):
         for keys in ctx.all_keys("rows"):
             found = ctx.merging("rows").get(keys)
             yield pa.RecordBatch.from_arrays([*keys.columns().columns, found.columns.column(0)], [*KEYS, "n"])
-
-
-@pytest.fixture
-def sink() -> Iterator[str]:
-    name = f"key-types-{next(_sinks)}"
-    yield name
-    forget_collected(name)
 
 
 @pytest.mark.parametrize("what", ["windows", "heap", "rocksdb"])

@@ -3,7 +3,6 @@ gives. The clock is the test's."""
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -36,7 +35,7 @@ from tidegate.jobs.records import RestoreFrom
 from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.operators import keyed_backend
 from tidegate.snapshot.metadata import read_metadata
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 ROWS = 600
@@ -52,14 +51,6 @@ KEY_TYPES = {
     "texts": [("k", pa.string())],
     "pairs": [("k", pa.int64()), ("k2", pa.string())],
 }
-_sinks = itertools.count()
-
-
-@pytest.fixture
-def sink() -> Iterator[str]:
-    name = f"processes-{next(_sinks)}"
-    yield name
-    forget_collected(name)
 
 
 @pytest.fixture(params=BACK_ENDS)

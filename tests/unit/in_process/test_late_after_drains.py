@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from tidegate.api.pipeline import Pipeline
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.jobs.records import RestoreFrom
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 _names = itertools.count()
@@ -73,13 +72,6 @@ class Deduplicating(Counting):
 
     def draw(self, timed: Stream) -> None:
         timed.deduplicate(["k", "ts"], within="10 ms", uid="first").write(CollectSink(self.sink), uid="out")
-
-
-@pytest.fixture
-def sink() -> Iterator[str]:
-    name = f"late-after-drain-{next(_names)}"
-    yield name
-    forget_collected(name)
 
 
 @pytest.mark.parametrize("stop", ["suspend", "drain"])

@@ -3,14 +3,13 @@ the test's."""
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from builders.batches import numbered_rows
 
 from tidegate.api.aggregates import count
 from tidegate.api.aggregates import sum as total_of
@@ -22,26 +21,15 @@ from tidegate.coordinator.job_run import RunEnded
 from tidegate.errors import SnapshotError
 from tidegate.jobs.records import RestoreFrom
 from tidegate.snapshot.metadata import read_metadata
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 ROWS = 600
 KEYS = 7
+rows = numbered_rows(KEYS, "k", "v")
 WINDOW_MS = 100
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 NAMES = pa.schema([("k", pa.int64()), ("w", pa.int64())])
-_sinks = itertools.count()
-
-
-@pytest.fixture
-def sink() -> Iterator[str]:
-    name = f"processing-{next(_sinks)}"
-    yield name
-    forget_collected(name)
-
-
-def rows(numbers: Any) -> dict[str, Any]:
-    return {"k": numbers % KEYS, "v": numbers}
 
 
 def windows(sink: str, *, total: int | None = ROWS, rate: float | None = 1_000, size: str = "100 ms") -> Pipeline:

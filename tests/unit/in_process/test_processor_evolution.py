@@ -20,7 +20,7 @@ from tidegate.errors import PipelineError, SnapshotError
 from tidegate.jobs.records import RestoreFrom
 from tidegate.snapshot.reader import SnapshotReader
 from tidegate.subtask.chain import OperatorFailure
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
@@ -100,12 +100,6 @@ def pipeline(processor: StatefulProcessor, sink: str) -> td.Pipeline:
     grouped = p.read(source, uid="rows").group_by("k")
     grouped.transform_with_state(processor, RESULT, "Update", "None", uid="counts").write(CollectSink(sink), uid="out")
     return p
-
-
-@pytest.fixture
-def sink(request: pytest.FixtureRequest) -> Iterator[str]:
-    yield request.node.name
-    forget_collected(request.node.name)
 
 
 def last(sink: str) -> Counter[tuple[Any, ...]]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from builders.batches import KEYED_ROWS, batch_of
+from builders.sinks import new_sink_name
 
 from tidegate.api.aggregates import count
 from tidegate.api.aggregates import sum as total_of
@@ -28,22 +28,13 @@ from tidegate.testing.in_process_job import InProcessJob
 ROWS = 400
 KEYS = 5
 WINDOW_MS = 50
-SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("ts", pa.timestamp("ms"))])
-_sinks = itertools.count()
 
 
-@pytest.fixture(autouse=True)
-def _threads_take_turns_often() -> Iterator[None]:
-    """The loop of a job in one process never sleeps: without this the pushers' threads would hardly run."""
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(interval_s)
+pytestmark = pytest.mark.usefixtures("quick_thread_switches")
 
 
 def rows(numbers: Sequence[int]) -> pa.RecordBatch:
-    times = pa.array(numbers, pa.int64()).cast(pa.timestamp("ms"))
-    return pa.record_batch([[n % KEYS for n in numbers], list(numbers), times], schema=SCHEMA)
+    return batch_of(KEYED_ROWS, [(n % KEYS, n, n) for n in numbers])
 
 
 class Feed(PushSource):
@@ -59,7 +50,7 @@ class Feed(PushSource):
         return "bounded"
 
     def schema(self) -> pa.Schema:
-        return SCHEMA
+        return KEYED_ROWS
 
     def discover(self, parallelism: int) -> Sequence[Split]:
         return [Split(f"feed-{i}", {"first": i}) for i in range(3)]
@@ -120,7 +111,7 @@ def expected() -> Counter[tuple[int, int, int]]:
 def test_a_crash_at_any_moment_loses_and_repeats_none_of_what_was_pushed(seed: int) -> None:
     """S4.1, S4.2, S9.1: each record affects state once, whatever waited in the pushers' buffers."""
     rng = random.Random(seed)
-    sink = f"push-{next(_sinks)}"
+    sink = new_sink_name()
     a_job = job(sink, Feed(), checkpoint_interval="1 s")
     run = a_job.submit()
     for _ in range(3):
@@ -140,7 +131,7 @@ def test_a_crash_at_any_moment_loses_and_repeats_none_of_what_was_pushed(seed: i
 
 def test_a_suspended_push_source_goes_on_where_the_savepoint_says() -> None:
     """S4.2, S7.2."""
-    sink = f"push-{next(_sinks)}"
+    sink = new_sink_name()
     a_job = job(sink, Feed())
     run = a_job.submit()
     run.until(lambda: sum(s.rows_in for s in run.slot._subtasks if s.source_input is not None) >= 40)
@@ -153,7 +144,7 @@ def test_a_suspended_push_source_goes_on_where_the_savepoint_says() -> None:
 
 
 def test_what_a_pusher_raises_fails_the_run_with_source_subtask_and_its_own_traceback() -> None:
-    sink = f"push-{next(_sinks)}"
+    sink = new_sink_name()
     run = job(sink, Feed(fails_at=130)).submit()
     with pytest.raises(OperatorFailure, match=r"'feed' subtask \d: ConnectionError: the feed broke off") as caught:
         run.to_end()

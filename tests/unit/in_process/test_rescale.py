@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from builders.batches import KEY_NAMES, KEYED_ROWS, named_keys, numbered_rows
 
 from tidegate.api.aggregates import count
 from tidegate.api.aggregates import sum as total_of
@@ -24,38 +24,20 @@ from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.errors import OptionError, SnapshotError
 from tidegate.jobs.records import RestoreFrom
-from tidegate.testing.collect_sink import Collection, CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import Collection, CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 ROWS = 2400
 KEYS = 11
-SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("ts", pa.timestamp("ms"))])
-NAMES = pa.schema([("k", pa.int64()), ("name", pa.string())])
 WINDOW = 100
-_sinks = itertools.count()
-
-
-@pytest.fixture
-def sink() -> Iterator[str]:
-    name = f"rescale-{next(_sinks)}"
-    yield name
-    forget_collected(name)
-
-
-def rows(numbers: Any) -> dict[str, Any]:
-    return {"k": numbers % KEYS, "v": numbers, "ts": pa.array(numbers).cast(pa.timestamp("ms"))}
-
-
-def names(numbers: Any) -> dict[str, Any]:
-    return {"k": numbers, "name": pa.array([f"key-{n}" for n in numbers.tolist()])}
 
 
 def pipeline(sink: str, *, splits: int = 4, known_rows: int = KEYS - 1, total: int | None = ROWS) -> Pipeline:
     """Two sources, a join, windows and a sink: every kind of state there is."""
     p = Pipeline()
-    known = p.read(DataGen(names, NAMES, rows=known_rows, splits=2, batch_rows=1), uid="names")
+    known = p.read(DataGen(named_keys, KEY_NAMES, rows=known_rows, splits=2, batch_rows=1), uid="names")
     (
-        p.read(DataGen(rows, SCHEMA, rows=total, splits=splits, batch_rows=16), uid="numbers")
+        p.read(DataGen(numbered_rows(KEYS), KEYED_ROWS, rows=total, splits=splits, batch_rows=16), uid="numbers")
         .with_watermark("ts", "0 s")
         .join(known.broadcast(), on="k", uid="join")
         .group_by("name")

@@ -3,7 +3,6 @@ reads is counted."""
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from builders.batches import KEYED_ROWS
 
 from tidegate import KeyedProcess, KeyedRows, ProcessContext, SideOutput, count, tumbling
 from tidegate.api.pipeline import Pipeline
@@ -20,14 +20,12 @@ from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.jobs.records import RestoreFrom
 from tidegate.subtask.chain import OperatorFailure
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 ROWS = 600
-SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("ts", pa.timestamp("ms"))])
 BAD = pa.schema([("why", pa.string()), ("v", pa.int64())])
 Build = Callable[[str], Pipeline]
-_sinks = itertools.count()
 
 
 def rows(numbers: Any) -> dict[str, Any]:
@@ -37,7 +35,7 @@ def rows(numbers: Any) -> dict[str, Any]:
 
 
 def read(p: Pipeline, splits: int = 3) -> Stream:
-    return p.read(DataGen(rows, SCHEMA, rows=ROWS, splits=splits, batch_rows=16), uid="numbers")
+    return p.read(DataGen(rows, KEYED_ROWS, rows=ROWS, splits=splits, batch_rows=16), uid="numbers")
 
 
 def sorted_out(batches: Iterator[pa.RecordBatch]) -> Iterable[pa.RecordBatch | SideOutput]:
@@ -58,7 +56,7 @@ class Evens(KeyedProcess):
 def function(name: str) -> Pipeline:
     """The side output of a function in the midst of a chain; main output by key, side output to another subtask."""
     p = Pipeline()
-    even = read(p).map_in_arrow(sorted_out, SCHEMA, side_outputs={"bad": BAD}, uid="parse")
+    even = read(p).map_in_arrow(sorted_out, KEYED_ROWS, side_outputs={"bad": BAD}, uid="parse")
     even.filter(pc.field("v") >= 0).write(CollectSink(f"{name}-main"), uid="out")
     even.side_output("bad").filter(pc.field("why") == "odd").write(CollectSink(f"{name}-side"), uid="rejects")
     return p
@@ -66,7 +64,7 @@ def function(name: str) -> Pipeline:
 
 def process(name: str) -> Pipeline:
     p = Pipeline()
-    even = read(p).group_by("k").process(Evens(), schema=SCHEMA, side_outputs={"bad": BAD}, uid="parse")
+    even = read(p).group_by("k").process(Evens(), schema=KEYED_ROWS, side_outputs={"bad": BAD}, uid="parse")
     even.write(CollectSink(f"{name}-main"), uid="out")
     even.side_output("bad").write(CollectSink(f"{name}-side"), uid="rejects")
     return p
@@ -79,14 +77,6 @@ def windows(name: str, splits: int = 3) -> Pipeline:
     results.write(CollectSink(f"{name}-main"), uid="out")
     results.side_output("late").write(CollectSink(f"{name}-side"), uid="late")
     return p
-
-
-@pytest.fixture
-def sink() -> Iterator[str]:
-    name = f"sides-{next(_sinks)}"
-    yield name
-    for end in ("main", "side"):
-        forget_collected(f"{name}-{end}")
 
 
 def column(sink: str, name: str) -> list[Any]:
@@ -157,7 +147,7 @@ def test_every_row_is_in_a_window_or_late_through_crashes_and_a_rescale(sink: st
 
 def test_rows_for_a_side_output_that_nobody_reads_are_dropped_and_counted(sink: str) -> None:
     def unread(p: Pipeline) -> Pipeline:
-        even = read(p).map_in_arrow(sorted_out, SCHEMA, side_outputs={"bad": BAD}, uid="parse")
+        even = read(p).map_in_arrow(sorted_out, KEYED_ROWS, side_outputs={"bad": BAD}, uid="parse")
         even.write(CollectSink(f"{sink}-main"), uid="out")
         return p
 
@@ -183,7 +173,7 @@ def test_rows_that_are_not_as_declared_fail_the_run_and_name_the_output(
     sink: str, given: SideOutput, cause: str
 ) -> None:
     p = Pipeline()
-    even = read(p).map_in_arrow(lambda batches: [given], SCHEMA, side_outputs={"bad": BAD}, uid="parse")
+    even = read(p).map_in_arrow(lambda batches: [given], KEYED_ROWS, side_outputs={"bad": BAD}, uid="parse")
     even.write(CollectSink(f"{sink}-main"), uid="out")
     even.side_output("bad").write(CollectSink(f"{sink}-side"), uid="rejects")
     run = InProcessJob(lambda: p, {"parallelism": 1}).submit()

@@ -3,7 +3,6 @@ their source and `with_watermark`."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,15 +21,6 @@ from tidegate.testing.in_process_job import InProcessJob
 
 ROWS, SPLITS = 600, 6
 SCHEMA = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("ms"))])
-_sinks = itertools.count()
-
-
-@pytest.fixture
-def sink() -> Iterator[str]:
-    name = f"branched-{next(_sinks)}"
-    yield name
-    for end in ("", "-raw"):
-        forget_collected(name + end)
 
 
 def far_apart(numbers: Any) -> dict[str, Any]:

@@ -4,7 +4,6 @@ calculation gives."""
 from __future__ import annotations
 
 import datetime as dt
-import itertools
 from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
@@ -29,7 +28,7 @@ from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.snapshot.metadata import read_metadata
 from tidegate.snapshot.reader import SnapshotReader
 from tidegate.testing.batch import InProcessBatch, run_batch
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 ROWS = 400
@@ -39,14 +38,6 @@ WINDOW_MS = 50
 END_MS = 10**9
 RESULT = "what STRING, k BIGINT, a BIGINT, b BIGINT, c BIGINT"
 BACK_ENDS = ("heap", "memory", "rocksdb")
-_sinks = itertools.count()
-
-
-@pytest.fixture
-def sink() -> Iterator[str]:
-    name = f"processors-{next(_sinks)}"
-    yield name
-    forget_collected(name)
 
 
 class Ledger(StatefulProcessor):

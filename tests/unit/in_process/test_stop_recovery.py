@@ -3,11 +3,12 @@ whatever is asked of it."""
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from builders.batches import numbered_rows
+from builders.sinks import new_sink_name
 
 from tidegate.api.aggregates import count
 from tidegate.api.pipeline import Pipeline
@@ -21,17 +22,12 @@ from tidegate.testing.in_process_job import InProcessJob
 
 ROWS = 600
 SCHEMA = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("ms"))])
-_sinks = itertools.count()
-
-
-def rows(numbers: Any) -> dict[str, Any]:
-    return {"k": numbers % 7, "ts": pa.array(numbers).cast(pa.timestamp("ms"))}
 
 
 def pipeline(sink: str, *, two_phase: bool = True) -> Pipeline:
     p = Pipeline()
     (
-        p.read(DataGen(rows, SCHEMA, rows=ROWS, splits=3, batch_rows=16), uid="numbers")
+        p.read(DataGen(numbered_rows(7, "k", "ts"), SCHEMA, rows=ROWS, splits=3, batch_rows=16), uid="numbers")
         .with_watermark("ts", "0 s")
         .group_by("k")
         .window(tumbling("100 ms"))
@@ -44,7 +40,7 @@ def pipeline(sink: str, *, two_phase: bool = True) -> Pipeline:
 @pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("interval", [None, "1 s"])
 def test_nothing_is_lost_when_a_crash_follows_the_stop_savepoint(interval: str | None, asked: bool) -> None:
-    sink = f"stop-recovery-{next(_sinks)}"
+    sink = new_sink_name()
     a_job = InProcessJob(lambda: pipeline(sink), {"parallelism": 2, "checkpoint_interval": interval})
     run = a_job.submit()
     run.pump(5)
@@ -65,7 +61,7 @@ def test_nothing_is_lost_when_a_crash_follows_the_stop_savepoint(interval: str |
 @pytest.mark.parametrize("stop", ["suspend", "drain"])
 def test_a_stop_does_not_race_with_the_end_of_its_subtasks(stop: Any) -> None:
     """S7.3, S7.7: with no interval and nothing to commit, they wait for its savepoint like any others."""
-    sink = f"stop-recovery-{next(_sinks)}"
+    sink = new_sink_name()
     a_job = InProcessJob(lambda: pipeline(sink, two_phase=False), {"parallelism": 2})
     run = a_job.submit()
     run.pump(5)
@@ -82,7 +78,7 @@ def test_a_stop_does_not_race_with_the_end_of_its_subtasks(stop: Any) -> None:
 @pytest.mark.parametrize("kind", ["stop-savepoint", "savepoint"])
 def test_a_savepoint_that_is_asked_for_while_the_final_snapshot_is_pending_is_taken(kind: Any) -> None:
     """S7.3, S7.7: the data has ended, the job has not; a stop's takes the place of the final one."""
-    sink = f"stop-recovery-{next(_sinks)}"
+    sink = new_sink_name()
     a_job = InProcessJob(lambda: pipeline(sink), {"parallelism": 2})
     run = a_job.submit()
     run.writers.held = True
@@ -108,7 +104,7 @@ def test_a_savepoint_that_is_asked_for_while_the_final_snapshot_is_pending_is_ta
 
 def test_a_bounded_job_with_no_interval_and_nothing_to_commit_ends_without_a_snapshot() -> None:
     """S7.3: nobody needs the final one, so that it can neither cost anything nor fail the job."""
-    sink = f"stop-recovery-{next(_sinks)}"
+    sink = new_sink_name()
     a_job = InProcessJob(lambda: pipeline(sink, two_phase=False), {"parallelism": 2})
     run = a_job.submit()
     assert run.to_end() == RunEnded(None, None, None, None)

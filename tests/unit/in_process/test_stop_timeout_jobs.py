@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from builders.batches import numbered_rows
+from builders.sinks import new_sink_name
 
 from tidegate.api.aggregates import count
 from tidegate.api.pipeline import Pipeline
@@ -20,13 +21,9 @@ from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
 ROWS = 600
+rows = numbered_rows(7, "k", "ts")
 SCHEMA = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("ms"))])
 GIVE_UP = ev.GiveUpStop("stop", "10 s")
-_sinks = itertools.count()
-
-
-def rows(numbers: Any) -> dict[str, Any]:
-    return {"k": numbers % 7, "ts": pa.array(numbers).cast(pa.timestamp("ms"))}
 
 
 def windows(sink: str) -> Pipeline:
@@ -65,7 +62,7 @@ def given_up(job: InProcessJob, run: InProcessRun) -> ev.Answer:
 @pytest.mark.parametrize("mode", ["suspend", "drain"])
 def test_a_stop_that_is_given_up_takes_nothing_from_the_job_that_goes_on(mode: str) -> None:
     """S7.7: what the drain fired early was not committed, and fires again."""
-    sink = f"stop-timeout-{next(_sinks)}"
+    sink = new_sink_name()
     job, run = stopping(sink, mode)
     answer = given_up(job, run)
     assert (answer.ok, answer.code) == (False, SAVEPOINT_FAILED)
@@ -78,7 +75,7 @@ def test_a_stop_that_is_given_up_takes_nothing_from_the_job_that_goes_on(mode: s
 
 def test_a_drain_that_is_given_up_is_followed_by_a_suspend_that_leaves_its_windows_open() -> None:
     """S7.2, S7.7: the second try."""
-    sink = f"stop-timeout-{next(_sinks)}"
+    sink = new_sink_name()
     job, run = stopping(sink, "drain")
     given_up(job, run)
     again = job.rerun()
@@ -93,7 +90,7 @@ def test_a_drain_that_is_given_up_is_followed_by_a_suspend_that_leaves_its_windo
 
 def test_a_stop_whose_savepoint_is_complete_ends_the_job_though_its_time_is_up() -> None:
     """S7.5, S7.7."""
-    sink = f"stop-timeout-{next(_sinks)}"
+    sink = new_sink_name()
     job, run = stopping(sink, "drain")
     run.writers.release()
     run.until(lambda: run.run.coordinator.stop_completed)
@@ -106,7 +103,7 @@ def test_a_stop_whose_savepoint_is_complete_ends_the_job_though_its_time_is_up()
 
 def test_a_stop_that_meets_a_subtask_about_to_finish_stops_the_job_without_a_restart() -> None:
     """S1.5, S7.3: the checkpoint that lets the short source finish has just completed."""
-    sink = f"stop-timeout-{next(_sinks)}"
+    sink = new_sink_name()
 
     def build() -> Pipeline:
         p = Pipeline()

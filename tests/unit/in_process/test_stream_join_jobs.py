@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from tidegate.jobs.restore.state_shapes import StateShape
 from tidegate.snapshot.metadata import read_metadata
 from tidegate.snapshot.reader import SnapshotReader
 from tidegate.testing.batch import InProcessBatch
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 ROWS = 400
@@ -39,14 +38,6 @@ BOUNDS: dict[str, tuple[dict[str, Any], str]] = {
     "sessions": ({"window": td.session("12 ms")}, ""),
 }
 """Arguments of the join and its condition; of sessions `test_every_operator` has it."""
-_sinks = itertools.count()
-
-
-@pytest.fixture
-def sink() -> Iterator[str]:
-    name = f"joins-{next(_sinks)}"
-    yield name
-    forget_collected(name)
 
 
 def left(n: Any) -> dict[str, Any]:

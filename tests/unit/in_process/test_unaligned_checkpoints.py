@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from builders.batches import KEY_NAMES, KEYED_ROWS, named_keys, numbered_rows
 
 from tidegate.api.aggregates import count
 from tidegate.api.aggregates import sum as total_of
@@ -26,27 +26,17 @@ from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 ROWS = 24_000
 KEYS = 7
 BATCH_ROWS = 500
+rows = numbered_rows(KEYS)
 SLOWNESS = 40
 """Rounds of the loop for one step of a slow subtask."""
-SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("ts", pa.timestamp("ms"))])
-NAMES = pa.schema([("k", pa.int64()), ("name", pa.string())])
 SOURCE, WINDOWS = 0, 1
 """Chains of `windows`."""
-_sinks = itertools.count()
-
-
-def rows(numbers: Any) -> dict[str, Any]:
-    return {"k": numbers % KEYS, "v": numbers, "ts": pa.array(numbers).cast(pa.timestamp("ms"))}
-
-
-def names(numbers: Any) -> dict[str, Any]:
-    return {"k": numbers, "name": pa.array([f"key-{n}" for n in numbers.tolist()])}
 
 
 def windows(sink: str) -> Pipeline:
     p = Pipeline()
     (
-        p.read(DataGen(rows, SCHEMA, rows=ROWS, splits=3, batch_rows=BATCH_ROWS), uid="numbers")
+        p.read(DataGen(rows, KEYED_ROWS, rows=ROWS, splits=3, batch_rows=BATCH_ROWS), uid="numbers")
         .with_watermark("ts", "0 s")
         .group_by("k")
         .window(tumbling("1 s"))
@@ -59,9 +49,9 @@ def windows(sink: str) -> Pipeline:
 def joined(sink: str) -> Pipeline:
     """A chain with a forward and a broadcast input, which aligns, in front of one with a hash input, which need not."""
     p = Pipeline()
-    known = p.read(DataGen(names, NAMES, rows=KEYS, splits=1, batch_rows=2), uid="names")
+    known = p.read(DataGen(named_keys, KEY_NAMES, rows=KEYS, splits=1, batch_rows=2), uid="names")
     (
-        p.read(DataGen(rows, SCHEMA, rows=ROWS, splits=3, batch_rows=BATCH_ROWS), uid="numbers")
+        p.read(DataGen(rows, KEYED_ROWS, rows=ROWS, splits=3, batch_rows=BATCH_ROWS), uid="numbers")
         .with_watermark("ts", "0 s")
         .join(known.broadcast(), on="k", uid="join")
         .group_by("name")
@@ -75,7 +65,7 @@ def joined(sink: str) -> Pipeline:
 def diamond(sink: str) -> Pipeline:
     """Two ways from one source to one exchange."""
     p = Pipeline()
-    numbers = p.read(DataGen(rows, SCHEMA, rows=ROWS, splits=3, batch_rows=BATCH_ROWS), uid="numbers")
+    numbers = p.read(DataGen(rows, KEYED_ROWS, rows=ROWS, splits=3, batch_rows=BATCH_ROWS), uid="numbers")
     timed = numbers.with_watermark("ts", "0 s")
     low, high = timed.filter(pc.field("k") < 3), timed.filter(pc.field("k") >= 3)
     (
@@ -92,7 +82,7 @@ def wider(sink: str) -> Pipeline:
     """Like `windows`, with one more column in front of the exchange."""
     p = Pipeline()
     (
-        p.read(DataGen(rows, SCHEMA, rows=ROWS, splits=3, batch_rows=BATCH_ROWS), uid="numbers")
+        p.read(DataGen(rows, KEYED_ROWS, rows=ROWS, splits=3, batch_rows=BATCH_ROWS), uid="numbers")
         .with_watermark("ts", "0 s")
         .with_columns(w=pc.field("v"))
         .group_by("k")
@@ -118,11 +108,6 @@ def committed(sink: str) -> list[tuple[Any, ...]]:
     starts = table["window_start"].cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
     key = table.column_names[0]
     return sorted(zip(table[key].to_pylist(), starts.to_pylist(), table["n"].to_pylist(), table["total"].to_pylist()))
-
-
-@pytest.fixture
-def sink() -> Iterator[str]:
-    yield f"unaligned-{next(_sinks)}"
 
 
 def job(sink: str, pipeline: Any = windows, **options: Any) -> InProcessJob:

@@ -3,12 +3,12 @@ write after that. Whole jobs in one thread."""
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from builders.sinks import new_sink_name
 
 from tidegate.api.aggregates import count
 from tidegate.api.pipeline import Pipeline
@@ -17,14 +17,12 @@ from tidegate.coordinator import events as ev
 from tidegate.testing.collect_sink import CollectSink
 from tidegate.testing.in_process_job import InProcessJob, InProcessRun
 
-_names = itertools.count()
-
 
 def build() -> Pipeline:
     p = Pipeline()
     source = DataGen(lambda n: {"k": n % 7}, pa.schema([("k", pa.int64())]), splits=3, batch_rows=16)
     counts = p.read(source, uid="numbers").group_by("k").agg(n=count(), uid="counts")
-    counts.write(CollectSink(f"unfinished-{next(_names)}"), uid="out")
+    counts.write(CollectSink(new_sink_name()), uid="out")
     return p
 
 

@@ -3,7 +3,6 @@ plain calculation gives. The clock is the test's."""
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -36,20 +35,12 @@ from tidegate.plan.graph_document import graph_document
 from tidegate.snapshot.metadata import read_metadata
 from tidegate.snapshot.reader import SnapshotReader
 from tidegate.testing.batch import run_batch
-from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
+from tidegate.testing.collect_sink import CollectSink, collected
 from tidegate.testing.in_process_job import InProcessJob
 
 ROWS = 600
 SOURCE = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 RESULT = pa.schema([("what", pa.string()), ("v", pa.int64())])
-_sinks = itertools.count()
-
-
-@pytest.fixture
-def sink() -> Iterator[str]:
-    name = f"unkeyed-{next(_sinks)}"
-    yield name
-    forget_collected(name)
 
 
 def result(what: str, values: Any) -> pa.RecordBatch:

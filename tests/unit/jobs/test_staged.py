@@ -7,14 +7,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from builders.jobs import submission
 
 from tidegate.errors import SnapshotError
 from tidegate.jobs.client.job_client import JobClient
 from tidegate.jobs.client.staged_data import StagedData, StagedFile, files_staged, merged, staged_data
-from tidegate.jobs.records import Decision, Spec
+from tidegate.jobs.records import Decision
 from tidegate.jobs.stores.in_memory import MemoryStore
 
-SPEC = Spec("job", 1, "s", "m:f", "", {}, {"commit": "on_request"}, "", {}, {}, None, "lineage", None, "", "")
+SPEC = submission(options={"commit": "on_request"}, lineage="lineage")
 
 
 def part(n: int, subtask: int = 0, uid: str = "out") -> StagedData:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from builders import operators
 
-from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.operator_spec import OperatorSpec
-from tidegate.operators.stream_operator import OperatorContext, StreamOperator
+from tidegate.operators.stream_operator import StreamOperator
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.streams import decode_parts, encode_parts
 
@@ -23,21 +24,7 @@ def open_operator() -> OpenOperator:
     """open_operator(spec, restored=None): an opened operator, restored from parts that went through a state stream."""
 
     def open_(spec: OperatorSpec, restored: Sequence[StatePart] | None = None) -> StreamOperator:
-        operator = create_operator(spec)
-        operator.open(
-            OperatorContext(
-                job_id="job",
-                lineage="lineage",
-                uid="op",
-                subtask=0,
-                parallelism=1,
-                max_parallelism=128,
-                generation=1,
-                run_id="1-1",
-                input_schemas=(pa.schema([]),),
-                processing_time_ms=lambda: 0,
-            )
-        )
+        operator: StreamOperator = operators.open_operator(spec, pa.schema([]))
         if restored is not None:
             operator.restore(decode_parts(encode_parts(restored)))
         return operator
@@ -46,17 +33,17 @@ def open_operator() -> OpenOperator:
 
 
 @pytest.fixture(scope="module", params=["heap", "rocksdb"])
-def place_of_state(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Any]:
+def place_of_state(request: pytest.FixtureRequest, quick_folder: Path) -> Iterator[Callable[[], Any]]:
     """place_of_state(): arguments of an `OperatorContext`, for one operator; every test runs with each back end. A
     module's autouse fixture hands it to what opens operators."""
     numbers = iter(range(10**6))
-    folder = tmp_path_factory.mktemp("state")
+    with TemporaryDirectory(dir=quick_folder, ignore_cleanup_errors=True) as folder:
 
-    def arguments() -> dict[str, Any]:
-        scratch = str(folder / f"{next(numbers)}") if request.param == "rocksdb" else ""
-        return {"state_backend": request.param, "scratch": scratch, "state_memory_bytes": 2**22}
+        def arguments() -> dict[str, Any]:
+            scratch = f"{folder}/{next(numbers)}" if request.param == "rocksdb" else ""
+            return {"state_backend": request.param, "scratch": scratch, "state_memory_bytes": 2**22}
 
-    return arguments
+        yield arguments
 
 
 @pytest.fixture

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
+from builders.operators import open_operator
+from builders.rescaling import StoredState, rows_by_subtask
 
 from tidegate.channel.elements import MIN_WATERMARK
-from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.operator_spec import OperatorSpec
-from tidegate.operators.stream_operator import OperatorContext, SideOutput
-from tidegate.snapshot.redistribution import Rescale, redistributed
-from tidegate.snapshot.streams import decode_parts, encode_parts
-from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
+from tidegate.operators.stream_operator import SideOutput
 
 GROUPS = 8
 STATE_MEMORY_BYTES = 2**20
@@ -61,28 +59,25 @@ class Subtasks:
         self._told = [MIN_WATERMARK] * parallelism
         self.operators: list[Any] = []
         for index in range(parallelism):
-            operator: Any = create_operator(spec)
             scratch = self._folder / f"{back_end}-{self._runs}-{index}"
             scratch.mkdir(parents=True)
-            operator.open(
-                OperatorContext(
-                    *("job", "l", "op", index, parallelism, GROUPS, 1, "r", (self._spec.input_schema,), lambda: 0),
-                    side_outputs=frozenset({"late"}),
-                    scratch=str(scratch),
-                    state_backend=back_end,  # type: ignore[arg-type]
-                    state_memory_bytes=STATE_MEMORY_BYTES,
-                )
+            operator = open_operator(
+                spec,
+                self._spec.input_schema,
+                subtask=index,
+                parallelism=parallelism,
+                max_parallelism=GROUPS,
+                side_outputs=frozenset({"late"}),
+                scratch=str(scratch),
+                state_backend=back_end,
+                state_memory_bytes=STATE_MEMORY_BYTES,
             )
             self.operators.append(operator)
 
     def feed(self, batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
-        groups = key_groups(hash_keys(batch, list(self._spec.keys)), GROUPS)
-        owners = subtask_of_key_groups(len(self.operators), GROUPS)[groups]
         out = []
-        for index, operator in enumerate(self.operators):
-            part = batch.filter(pa.array(owners == index))
-            if part.num_rows:
-                out += self.plain(operator.process(part, 0))
+        for index, part in rows_by_subtask(batch, self._spec.keys, len(self.operators), GROUPS):
+            out += self.plain(self.operators[index].process(part, 0))
         return out
 
     def watermark(self, watermark_us: int, first: int = 0) -> list[tuple[Any, ...]]:
@@ -101,17 +96,12 @@ class Subtasks:
         self, parallelism: int, back_end: str, *, portable: bool = True, spec: OperatorSpec | None = None
     ) -> None:
         """A crash, and a restore from a snapshot that was taken just before."""
-        streams, blobs = [], {}
         for operator in self.operators:
             operator.portable = portable
-            parts = operator.snapshot(1)()
-            streams.append(encode_parts(parts))
-            blobs |= {blob.id: b"".join(map(bytes, blob.pieces())) for part in parts for blob in part.blobs}
+        stored = StoredState.of(self.operators)
         self.close()
         self._open(spec or self._spec, back_end, parallelism)
-        for index, operator in enumerate(self.operators):
-            former = {i: decode_parts(stream, read_blob=blobs.__getitem__) for i, stream in enumerate(streams)}
-            operator.restore(redistributed(former, 0, Rescale(len(streams), parallelism, GROUPS, index)))
+        stored.restore(self.operators, GROUPS)
 
     def close(self) -> None:
         for operator in self.operators:

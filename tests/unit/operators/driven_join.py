@@ -10,17 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from builders.operators import open_operator
+from builders.rescaling import StoredState, rows_by_subtask
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 import tidegate as td
 from tidegate.channel.elements import MAX_WATERMARK, MIN_WATERMARK, Watermark
 from tidegate.operators.joins.join_specs import StreamJoinSpec
-from tidegate.operators.operator_registry import create_operator
-from tidegate.operators.stream_operator import OperatorContext
-from tidegate.snapshot.redistribution import Rescale, redistributed
-from tidegate.snapshot.streams import decode_parts, encode_parts
-from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
 
 GROUPS = 32
 LEFT = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us")), ("x", pa.int64())])
@@ -78,12 +75,11 @@ class Subtasks:
         self.told = [MIN_WATERMARK] * parallelism
         found = []
         for index in range(parallelism):
-            operator: Any = create_operator(self.spec)
             scratch = self.scratch / f"{self._runs}-{index}"
             scratch.mkdir()
-            place = ("job", "l", "op", index, parallelism, GROUPS, 1, "r", (LEFT, RIGHT), lambda: 0)
-            operator.open(OperatorContext(*place, scratch=str(scratch), state_backend=self.back_end))  # type: ignore[arg-type]
-            found.append(operator)
+            place = {"subtask": index, "parallelism": parallelism, "max_parallelism": GROUPS}
+            facts = {"scratch": str(scratch), "state_backend": self.back_end}
+            found.append(open_operator(self.spec, LEFT, RIGHT, **place, **facts))
         return found
 
     def take(self, index: int, emission: Iterator[Any]) -> None:
@@ -105,12 +101,8 @@ class Subtasks:
 
     def feed(self, side: int, rows: Sequence[tuple[Any, ...]]) -> None:
         batch = batch_of(side, rows)
-        groups = key_groups(hash_keys(batch, ["k"]), GROUPS)
-        owners = subtask_of_key_groups(self.parallelism, GROUPS)[groups]
-        for index, operator in enumerate(self.operators):
-            part = batch.filter(pa.array(owners == index))
-            if part.num_rows:
-                self.take(index, operator.process(part, side))
+        for index, part in rows_by_subtask(batch, ["k"], self.parallelism, GROUPS):
+            self.take(index, self.operators[index].process(part, side))
 
     def watermark(self, watermark_us: int) -> None:
         for index, operator in enumerate(self.operators):
@@ -121,18 +113,13 @@ class Subtasks:
             self.take(index, operator.end_input(side))
 
     def restart(self, parallelism: int, *, portable: bool = True) -> None:
-        streams, blobs = [], {}
         for operator in self.operators:
             operator.portable = portable
-            parts = operator.snapshot(1)()
-            streams.append(encode_parts(parts))
-            blobs |= {blob.id: b"".join(map(bytes, blob.pieces())) for part in parts for blob in part.blobs}
+        stored = StoredState.of(self.operators)
         self.close()
-        old, self.parallelism = self.parallelism, parallelism
+        self.parallelism = parallelism
         self.operators = self._opened(parallelism)
-        for index, operator in enumerate(self.operators):
-            former = {i: decode_parts(stream, read_blob=blobs.__getitem__) for i, stream in enumerate(streams)}
-            operator.restore(redistributed(former, 0, Rescale(old, parallelism, GROUPS, index)))
+        stored.restore(self.operators, GROUPS)
 
     def finish(self) -> list[tuple[Any, ...]]:
         self.watermark(MAX_WATERMARK)

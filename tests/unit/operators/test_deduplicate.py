@@ -6,6 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from builders.batches import batch_of
+from builders.operators import open_operator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,8 +15,7 @@ import tidegate as td
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import PipelineError
 from tidegate.operators.deduplicate_specs import DeduplicateSpec
-from tidegate.operators.operator_registry import create_operator
-from tidegate.operators.stream_operator import OperatorContext, SideOutput
+from tidegate.operators.stream_operator import SideOutput
 from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
 from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
@@ -36,16 +37,12 @@ def opened(
     now_ms: Any = lambda: 0,
     scratch: str = "",
 ) -> Any:
-    operator: Any = create_operator(deduplicate)
-    place = (subtask, parallelism, GROUPS, 1, "r", (INPUT,), now_ms)
-    operator.open(OperatorContext("job", "l", "op", *place, state_backend=back_end, scratch=scratch))
-    return operator
+    place = {"subtask": subtask, "parallelism": parallelism, "max_parallelism": GROUPS, "processing_time_ms": now_ms}
+    return open_operator(deduplicate, INPUT, **place, state_backend=back_end, scratch=scratch)
 
 
 def batch(rows: list[Triple]) -> pa.RecordBatch:
-    times = pa.array([t for _, t, _ in rows], pa.int64()).cast(pa.timestamp("us"))
-    columns = [pa.array([k for k, _, _ in rows], pa.int64()), times, pa.array([n for _, _, n in rows], pa.int64())]
-    return pa.record_batch(columns, schema=INPUT)
+    return batch_of(INPUT, rows)
 
 
 def kept(operator: Any, *rows: Triple) -> list[int]:

@@ -13,17 +13,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from builders.operators import open_operator
+from builders.rescaling import StoredState
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tidegate as td
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import PipelineError
-from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.operator_spec import OperatorSpec
-from tidegate.operators.stream_operator import OperatorContext
-from tidegate.snapshot.redistribution import Rescale, redistributed
-from tidegate.snapshot.streams import decode_parts, encode_parts
 from tidegate.state.aggregates.aggregation import Aggregation
 from tidegate.state.aggregates.numbers import SumOverflowError
 from tidegate.state.aggregates.ordered_rows import COLLECT
@@ -165,9 +163,7 @@ def windowed(window: Any, names: Sequence[str] = tuple(AGGREGATES)) -> OperatorS
 
 
 def opened(spec: OperatorSpec, subtask: int, parallelism: int) -> Any:
-    operator: Any = create_operator(spec)
-    operator.open(OperatorContext("job", "l", "op", subtask, parallelism, GROUPS, 1, "r", (INPUT,), lambda: 0))
-    return operator
+    return open_operator(spec, INPUT, subtask=subtask, parallelism=parallelism, max_parallelism=GROUPS)
 
 
 class Subtasks:
@@ -195,14 +191,9 @@ class Subtasks:
 
     def rescale(self, parallelism: int) -> None:
         """Crash, and go on at another parallelism."""
-        streams = [encode_parts(operator.snapshot(1)()) for operator in self.operators]
-        old = len(streams)
-        self.operators = []
-        for index in range(parallelism):
-            operator = opened(self.spec, index, parallelism)
-            former = {i: decode_parts(stream) for i, stream in enumerate(streams)}
-            operator.restore(redistributed(former, 0, Rescale(old, parallelism, GROUPS, index)))
-            self.operators.append(operator)
+        stored = StoredState.of(self.operators)
+        self.operators = [opened(self.spec, index, parallelism) for index in range(parallelism)]
+        stored.restore(self.operators, GROUPS)
 
     def count(self, counter: str) -> int:
         return sum(operator.ctx.counters.get(counter, 0) for operator in self.operators)

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from builders.batches import batch_of
+from builders.operators import OperatorHarness
 from state_suites.model_backend import ModelBackend
 
 from tidegate.api.states import list_state, value_state
@@ -18,10 +20,8 @@ from tidegate.operators import keyed_backend
 from tidegate.operators.functions.keyed_process import FiredTimers, KeyedProcess, KeyedRows, ProcessContext
 from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.processes.process_specs import KeyedProcessSpec
-from tidegate.operators.stream_operator import OperatorContext, StreamOperator
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.redistribution import Rescale, redistributed
-from tidegate.snapshot.streams import decode_parts, encode_parts
 
 GROUPS = 16
 INPUT = pa.schema([("k", pa.int64()), ("t", pa.int64())])
@@ -73,8 +73,8 @@ class Alarms(KeyedProcess):
         self.calls.append("close")
 
 
-class Rig:
-    """One operator with a clock of its own; results as (what, key, time)."""
+class ProcessHarness(OperatorHarness[list[tuple[Any, ...]]]):
+    """The operator of a process; results as (what, key, time)."""
 
     def __init__(
         self,
@@ -87,33 +87,19 @@ class Rig:
         time: str | None = "t",
     ) -> None:
         spec = KeyedProcessSpec(process, ("k",), tuple(process.states), time, "us", INPUT, schema)
-        self.now_ms = 0
-        self.operator: StreamOperator = create_operator(spec)
-        self.context = OperatorContext(
-            "job", "l", "op", *place, GROUPS, 1, "r", (INPUT,), lambda: self.now_ms, processing_time_on_end=on_end
+        super().__init__(
+            create_operator(spec),
+            results,
+            INPUT,
+            restored=restored,
+            max_parallelism=GROUPS,
+            subtask=place[0],
+            parallelism=place[1],
+            processing_time_on_end=on_end,
         )
-        self.operator.open(self.context)
-        if restored is not None:
-            self.operator.restore(restored)
 
     def feed(self, *rows: tuple[int | None, int | None]) -> list[tuple[Any, ...]]:
-        columns = [pa.array([row[i] for row in rows], pa.int64()) for i in range(2)]
-        return results(self.operator.process(pa.record_batch(columns, schema=INPUT), 0))
-
-    def watermark(self, time_us: int) -> list[tuple[Any, ...]]:
-        return results(self.operator.on_watermark(time_us))
-
-    def at(self, now_ms: int) -> list[tuple[Any, ...]]:
-        self.now_ms = now_ms
-        return results(self.operator.on_processing_time(now_ms))
-
-    def finish(self) -> list[tuple[Any, ...]]:
-        return results(self.operator.finish())
-
-    def state(self) -> list[StatePart]:
-        made = self.operator.snapshot(1)
-        assert made is not None
-        return list(decode_parts(encode_parts(made())))
+        return self.process(batch_of(INPUT, rows))
 
 
 def results(batches: Iterable[Any]) -> list[tuple[Any, ...]]:
@@ -122,21 +108,21 @@ def results(batches: Iterable[Any]) -> list[tuple[Any, ...]]:
 
 def place_of(key: int) -> int:
     """Its key group."""
-    rig = Rig(Alarms())
-    rig.feed((key, 0))
-    part = next(part for part in rig.state() if part.name == "count")
+    harness = ProcessHarness(Alarms())
+    harness.feed((key, 0))
+    part = next(part for part in harness.state() if part.name == "count")
     return int(part.table["__key_group"][0].as_py())
 
 
 def test_event_timers_fire_in_order_of_time_when_the_watermark_reaches_them() -> None:
     """S5.1, S7.2."""
-    rig = Rig(Alarms())
-    assert rig.feed((1, 30), (2, 10), (1, 10), (1, 30), (None, 20)) == []
-    assert rig.watermark(9) == []
-    assert sorted(rig.watermark(20)[:2]) == [("event", 1, 10), ("event", 2, 10)]
-    assert rig.watermark(30) == [("event", 1, 30)], "one for a key and time"
-    assert rig.watermark(1000) == []
-    assert not rig.operator.withholds(), "as open windows over event time do not"
+    harness = ProcessHarness(Alarms())
+    assert harness.feed((1, 30), (2, 10), (1, 10), (1, 30), (None, 20)) == []
+    assert harness.watermark(9) == []
+    assert sorted(harness.watermark(20)[:2]) == [("event", 1, 10), ("event", 2, 10)]
+    assert harness.watermark(30) == [("event", 1, 30)], "one for a key and time"
+    assert harness.watermark(1000) == []
+    assert not harness.operator.withholds(), "as open windows over event time do not"
 
 
 def test_timers_that_answer_timers_fire_in_the_same_watermark_when_they_are_due() -> None:
@@ -144,30 +130,30 @@ def test_timers_that_answer_timers_fire_in_the_same_watermark_when_they_are_due(
         early = due.times_us < 20
         ctx.event_timers.register(due.keys, due.owners[early], due.times_us[early] + 5)
 
-    rig = Rig(Alarms(answer=again))
-    rig.feed((1, 10), (1, 18))
-    assert rig.watermark(19) == [("event", 1, 10), ("event", 1, 18), ("event", 1, 15)]
-    assert rig.watermark(30) == [("event", 1, 20), ("event", 1, 23)]
+    harness = ProcessHarness(Alarms(answer=again))
+    harness.feed((1, 10), (1, 18))
+    assert harness.watermark(19) == [("event", 1, 10), ("event", 1, 18), ("event", 1, 15)]
+    assert harness.watermark(30) == [("event", 1, 20), ("event", 1, 23)]
 
 
 def test_a_timer_for_a_time_that_has_passed_fires_with_the_next_watermark() -> None:
-    rig = Rig(Alarms())
-    rig.watermark(100)
-    assert rig.feed((1, 50)) == []
-    assert rig.watermark(101) == [("event", 1, 50)]
+    harness = ProcessHarness(Alarms())
+    harness.watermark(100)
+    assert harness.feed((1, 50)) == []
+    assert harness.watermark(101) == [("event", 1, 50)]
 
 
 def test_timers_over_processing_time_fire_by_the_clock_and_keep_idleness_back() -> None:
     """S4.4, S5.1."""
-    rig = Rig(Alarms(clock=True))
-    assert rig.operator.next_processing_time_ms() is None and not rig.operator.withholds()
-    rig.feed((1, 10_500), (2, 30_000))
-    assert rig.operator.next_processing_time_ms() == 11, "what is between two milliseconds waits for the later one"
-    assert rig.operator.withholds()
-    assert rig.at(11) == [("processing", 1, 10_500)]
-    assert rig.watermark(10**9) == []
-    assert rig.at(40) == [("processing", 2, 30_000)]
-    assert rig.operator.next_processing_time_ms() is None and not rig.operator.withholds()
+    harness = ProcessHarness(Alarms(clock=True))
+    assert harness.operator.next_processing_time_ms() is None and not harness.operator.withholds()
+    harness.feed((1, 10_500), (2, 30_000))
+    assert harness.operator.next_processing_time_ms() == 11, "what is between two milliseconds waits for the later one"
+    assert harness.operator.withholds()
+    assert harness.at(11) == [("processing", 1, 10_500)]
+    assert harness.watermark(10**9) == []
+    assert harness.at(40) == [("processing", 2, 30_000)]
+    assert harness.operator.next_processing_time_ms() is None and not harness.operator.withholds()
 
 
 def test_the_end_of_the_input_fires_all_event_timers_and_those_that_answer_them() -> None:
@@ -177,11 +163,11 @@ def test_the_end_of_the_input_fires_all_event_timers_and_those_that_answer_them(
         early = due.times_us < 50
         ctx.event_timers.register(due.keys, due.owners[early], due.times_us[early] + 10)
 
-    rig = Rig(Alarms(answer=again))
-    rig.feed((1, 10))
-    assert [row[2] for row in rig.watermark(MAX_WATERMARK)] == [10, 20, 30, 40, 50]
-    assert rig.finish() == [("count", 1, 1)]
-    assert rig.context.counters == {}
+    harness = ProcessHarness(Alarms(answer=again))
+    harness.feed((1, 10))
+    assert [row[2] for row in harness.watermark(MAX_WATERMARK)] == [10, 20, 30, 40, 50]
+    assert harness.finish() == [("count", 1, 1)]
+    assert harness.context.counters == {}
 
 
 def test_a_timer_that_always_registers_the_next_ends_with_the_input_and_what_is_dropped_is_counted(
@@ -192,11 +178,11 @@ def test_a_timer_that_always_registers_the_next_ends_with_the_input_and_what_is_
     def again(due: FiredTimers, ctx: ProcessContext) -> None:
         ctx.event_timers.register(due.keys, due.owners, due.times_us + 1)
 
-    rig = Rig(Alarms(answer=again))
-    rig.feed((1, 0))
+    harness = ProcessHarness(Alarms(answer=again))
+    harness.feed((1, 0))
     with caplog.at_level(logging.WARNING):
-        assert len(rig.watermark(MAX_WATERMARK)) == 1_001
-    assert rig.context.counters == {"event_timers_dropped": 1}
+        assert len(harness.watermark(MAX_WATERMARK)) == 1_001
+    assert harness.context.counters == {"event_timers_dropped": 1}
     assert "event_timers_dropped" in caplog.text
 
 
@@ -207,12 +193,12 @@ def test_timers_over_processing_time_fire_once_at_the_end_or_are_dropped_and_cou
     def again(due: FiredTimers, ctx: ProcessContext) -> None:
         ctx.processing_timers.register(due.keys, due.owners, due.times_us + 1)
 
-    rig = Rig(Alarms(clock=True, answer=again), on_end=on_end)
-    rig.feed((1, 10), (2, 20), (2, 30))
-    fired = rig.watermark(MAX_WATERMARK)
+    harness = ProcessHarness(Alarms(clock=True, answer=again), on_end=on_end)
+    harness.feed((1, 10), (2, 20), (2, 30))
+    fired = harness.watermark(MAX_WATERMARK)
     assert len(fired) == (3 if on_end == "fire" else 0)
-    assert rig.context.counters == {"processing_time_dropped": 3}
-    assert rig.operator.next_processing_time_ms() is None and not rig.operator.withholds()
+    assert harness.context.counters == {"processing_time_dropped": 3}
+    assert harness.operator.next_processing_time_ms() is None and not harness.operator.withholds()
 
 
 def test_rows_between_the_last_watermark_and_the_end_still_set_timers_and_later_ones_are_counted() -> None:
@@ -224,60 +210,60 @@ def test_rows_between_the_last_watermark_and_the_end_still_set_timers_and_later_
                 ctx.event_timers.register(keys, np.arange(keys.size, dtype=np.int32), np.zeros(keys.size, np.int64))
             return ()
 
-    rig = Rig(Late())
-    assert rig.watermark(MAX_WATERMARK) == []
-    assert rig.feed((1, 10)) == []
-    assert rig.finish() == [("event", 1, 10)]
-    assert rig.context.counters == {"event_timers_dropped": 1}
-    assert rig.finish() == [], "finish may come again"
+    harness = ProcessHarness(Late())
+    assert harness.watermark(MAX_WATERMARK) == []
+    assert harness.feed((1, 10)) == []
+    assert harness.finish() == [("event", 1, 10)]
+    assert harness.context.counters == {"event_timers_dropped": 1}
+    assert harness.finish() == [], "finish may come again"
 
 
 def test_states_and_timers_go_on_after_a_restore_at_another_parallelism() -> None:
     """S5.5: no timer fires twice, none is lost."""
     keys = list(range(20))
-    old = Rig(Alarms())
+    old = ProcessHarness(Alarms())
     old.feed(*((k, 100 + k) for k in keys))
     fired = old.watermark(109)
     state = {0: old.state()}
     new = []
     for index in range(3):
         parts = redistributed(state, None, Rescale(1, 3, GROUPS, index))
-        new.append(Rig(Alarms(), parts, place=(index, 3)))
-    assert all(rig.operator._context.watermark_us == 109 for rig in new)
-    fired += [row for rig in new for row in rig.watermark(1000)]
+        new.append(ProcessHarness(Alarms(), parts, place=(index, 3)))
+    assert all(harness.operator._context.watermark_us == 109 for harness in new)
+    fired += [row for harness in new for row in harness.watermark(1000)]
     assert sorted(row[1] for row in fired) == keys
-    assert sorted(row for rig in new for row in rig.finish()) == [("count", k, 1) for k in keys]
+    assert sorted(row for harness in new for row in harness.finish()) == [("count", k, 1) for k in keys]
 
 
 def test_after_a_restore_the_watermark_of_a_key_is_that_of_its_key_group() -> None:
     """S4.4: of subtasks that had come to different times the earliest counts, and late rows stay late."""
     early, late = (next(k for k in range(100) if place_of(k) // (GROUPS // 2) == half) for half in range(2))
-    old = [Rig(Alarms(), place=(index, 2)) for index in range(2)]
+    old = [ProcessHarness(Alarms(), place=(index, 2)) for index in range(2)]
     old[0].watermark(50)
     old[1].watermark(100)
-    parts = redistributed({i: rig.state() for i, rig in enumerate(old)}, None, Rescale(2, 1, GROUPS, 0))
-    rig = Rig(Alarms(), parts)
-    context = rig.operator._context
-    keys = rig.operator._back_end.keys(pa.record_batch([pa.array([early, late]), pa.array([0, 0])], schema=INPUT))
+    parts = redistributed({i: harness.state() for i, harness in enumerate(old)}, None, Rescale(2, 1, GROUPS, 0))
+    harness = ProcessHarness(Alarms(), parts)
+    context = harness.operator._context
+    keys = harness.operator._back_end.keys(pa.record_batch([pa.array([early, late]), pa.array([0, 0])], schema=INPUT))
     assert context.watermark_us == 50
     assert context.watermarks_us(keys).tolist() == [50, 100]
-    again = redistributed({0: rig.state()}, None, Rescale(1, 1, GROUPS, 0))
-    assert Rig(Alarms(), again).operator._context.watermarks_us(keys).tolist() == [50, 100]
-    rig.watermark(120)
+    again = redistributed({0: harness.state()}, None, Rescale(1, 1, GROUPS, 0))
+    assert ProcessHarness(Alarms(), again).operator._context.watermarks_us(keys).tolist() == [50, 100]
+    harness.watermark(120)
     assert context.watermarks_us(keys).tolist() == [120, 120]
 
 
 def test_a_drained_state_goes_on_before_any_watermark() -> None:
     """S7.5: what the drain told of time was not so."""
-    rig = Rig(Alarms())
-    rig.feed((1, 10))
-    rig.watermark(MAX_WATERMARK)
-    assert Rig(Alarms(), rig.state()).operator._context.watermark_us == MIN_WATERMARK
+    harness = ProcessHarness(Alarms())
+    harness.feed((1, 10))
+    harness.watermark(MAX_WATERMARK)
+    assert ProcessHarness(Alarms(), harness.state()).operator._context.watermark_us == MIN_WATERMARK
 
 
 def test_a_state_whose_columns_grew_or_were_renamed_goes_on_and_any_other_change_is_refused() -> None:
     """S5.5."""
-    old = Rig(Alarms())
+    old = ProcessHarness(Alarms())
     old.feed((1, 5), (1, 6))
     state = old.state()
 
@@ -290,7 +276,7 @@ def test_a_state_whose_columns_grew_or_were_renamed_goes_on_and_any_other_change
                 assert held["who"].to_pylist() == [None]
                 yield pa.record_batch([["count"], keys.columns()["k"], held["rows"]], schema=RESULT)
 
-    assert Rig(Grown(), state).finish() == [("event", 1, 5), ("event", 1, 6), ("count", 1, 2)]
+    assert ProcessHarness(Grown(), state).finish() == [("event", 1, 5), ("event", 1, 6), ("count", 1, 2)]
 
     class Changed(Alarms):
         states = (value_state("count", {"n": pa.string()}),)
@@ -300,7 +286,7 @@ def test_a_state_whose_columns_grew_or_were_renamed_goes_on_and_any_other_change
 
     for process in (Changed(), Gone()):
         with pytest.raises(SnapshotError, match="count"):
-            Rig(process, state)
+            ProcessHarness(process, state)
 
 
 def test_event_time_is_given_in_microseconds() -> None:
@@ -310,10 +296,10 @@ def test_event_time_is_given_in_microseconds() -> None:
         def process(self, rows: KeyedRows, ctx: ProcessContext) -> None:
             seen.append(rows.event_time_us.to_pylist())
 
-    Rig(Times()).feed((1, 5), (2, None))
+    ProcessHarness(Times()).feed((1, 5), (2, None))
     assert seen == [[5, None]]
     with pytest.raises(PipelineError, match="with_watermark"):
-        Rig(Times(), time=None).feed((1, 5))
+        ProcessHarness(Times(), time=None).feed((1, 5))
 
 
 def test_a_wrong_batch_is_refused_with_the_column_and_the_line_of_the_yield() -> None:
@@ -322,7 +308,7 @@ def test_a_wrong_batch_is_refused_with_the_column_and_the_line_of_the_yield() ->
             yield pa.record_batch([pa.array([1])], names=["what"])  # the line
 
     with pytest.raises(PipelineError) as refused:
-        Rig(Wrong(), schema=pa.schema([("what", pa.string())])).feed((1, 5))
+        ProcessHarness(Wrong(), schema=pa.schema([("what", pa.string())])).feed((1, 5))
     with open(__file__) as source:
         line = next(n for n, text in enumerate(source, 1) if text.endswith("# the line\n"))
     assert "column 'what' is int64, declared is string" in str(refused.value)
@@ -336,7 +322,7 @@ def test_what_is_no_batches_is_refused(given: Any) -> None:
             return given
 
     with pytest.raises(PipelineError, match="process of the process Odd broke its|broke the declared schema"):
-        Rig(Odd(), schema=pa.schema([("what", pa.string())])).feed((1, 5))
+        ProcessHarness(Odd(), schema=pa.schema([("what", pa.string())])).feed((1, 5))
 
 
 def test_a_state_is_asked_for_by_its_name_and_kind() -> None:
@@ -350,9 +336,9 @@ def test_a_state_is_asked_for_by_its_name_and_kind() -> None:
             self.ask(ctx)
 
     with pytest.raises(PipelineError, match="did you mean 'count'"):
-        Rig(Asks(lambda ctx: ctx.value("cuont"))).feed((1, 5))
+        ProcessHarness(Asks(lambda ctx: ctx.value("cuont"))).feed((1, 5))
     with pytest.raises(PipelineError, match=r"ctx\.list\('seen'\)"):
-        Rig(Asks(lambda ctx: ctx.value("seen"))).feed((1, 5))
+        ProcessHarness(Asks(lambda ctx: ctx.value("seen"))).feed((1, 5))
 
 
 def test_timers_need_an_on_timers_and_whole_numbers() -> None:
@@ -365,14 +351,14 @@ def test_timers_need_an_on_timers_and_whole_numbers() -> None:
             ctx.event_timers.register(rows.keys, rows.owners, np.zeros(len(rows.owners)))
 
     with pytest.raises(PipelineError, match="no on_timers"):
-        Rig(Mute()).feed((1, 5))
+        ProcessHarness(Mute()).feed((1, 5))
     with pytest.raises(PipelineError, match="whole numbers"):
-        Rig(Fractions()).feed((1, 5))
+        ProcessHarness(Fractions()).feed((1, 5))
 
 
 def test_every_subtask_has_a_process_of_its_own_that_is_closed_once() -> None:
     process = Alarms()
-    one, other = Rig(process), Rig(process)
+    one, other = ProcessHarness(process), ProcessHarness(process)
     mine = one.operator._process
     assert mine is not process and mine is not other.operator._process
     one.operator.close()
@@ -389,4 +375,4 @@ def test_timers_of_keys_that_the_set_does_not_have_are_refused(owner: int) -> No
             ctx.event_timers.delete(rows.keys, np.full(1, owner, np.int32), np.zeros(1, np.int64))
 
     with pytest.raises(PipelineError, match=f"timers are of keys {owner} to {owner}, the set has 1,"):
-        Rig(Astray()).feed((1, 5))
+        ProcessHarness(Astray()).feed((1, 5))

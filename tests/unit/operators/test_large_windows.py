@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from builders.operators import open_operator
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.operators.aggregates.aggregate_specs import Agg
-from tidegate.operators.operator_registry import create_operator
-from tidegate.operators.stream_operator import OperatorContext, StreamOperator
+from tidegate.operators.stream_operator import StreamOperator
 from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.snapshot.parts import Blob, StatePart
 from tidegate.state.cells import CHUNK_ENTRIES
@@ -33,10 +33,9 @@ def opened(request: pytest.FixtureRequest) -> Opened:
 
     def open_(time_column: str | None = "t", subtask: int = 0, parallelism: int = 1) -> StreamOperator:
         schema = pa.schema([*(INPUT.field(key) for key in keys), *BOUNDS, *RESULTS])
-        operator = create_operator(WindowAggSpec(keys, time_column, "us", 100, 0, AGGREGATES, INPUT, schema))
-        place = (subtask, parallelism, 128, 1, "1-1", (INPUT,), lambda: 0)
-        operator.open(OperatorContext("job", "lineage", "op", *place))
-        return operator
+        spec = WindowAggSpec(keys, time_column, "us", 100, 0, AGGREGATES, INPUT, schema)
+        opened: StreamOperator = open_operator(spec, INPUT, subtask=subtask, parallelism=parallelism)
+        return opened
 
     return open_
 

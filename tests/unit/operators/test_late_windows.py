@@ -8,18 +8,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from builders.batches import batch_of
+from builders.operators import open_operator
+from builders.rescaling import StoredState, subtask_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import SnapshotError
 from tidegate.operators.aggregates.aggregate_specs import Agg
-from tidegate.operators.operator_registry import create_operator
-from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.windows.window_specs import WindowAggSpec
-from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
-from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
 
 GROUPS = 8
 INPUT = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us")), ("v", pa.int64())])
@@ -41,16 +40,14 @@ def spec(slide: int = 0, lateness: int = 0, time: str | None = "t", size: int = 
 
 
 def opened(window: WindowAggSpec, subtask: int = 0, parallelism: int = 1, now_ms: Any = lambda: 0) -> Any:
-    operator: Any = create_operator(window)
-    place = ("job", "l", "op", subtask, parallelism, GROUPS, 1, "r", (INPUT,), now_ms)
-    operator.open(OperatorContext(*place, **_place_of_state()))
+    place = {"subtask": subtask, "parallelism": parallelism, "max_parallelism": GROUPS, "processing_time_ms": now_ms}
+    operator = open_operator(window, INPUT, **place, **_place_of_state())
     operator.portable = True
     return operator
 
 
 def batch(*pairs: tuple[int, int]) -> pa.RecordBatch:
-    times = pa.array([t for _, t in pairs], pa.int64())
-    return pa.record_batch([pa.array([k for k, _ in pairs]), times.cast(pa.timestamp("us")), times], schema=INPUT)
+    return batch_of(INPUT, [(k, t, t) for k, t in pairs])
 
 
 def counts(out: Any) -> list[Result]:
@@ -68,13 +65,8 @@ def feed(operator: Any, *pairs: tuple[int, int]) -> list[Result]:
 
 
 def restored(window: WindowAggSpec, old: list[Any], parallelism: int) -> list[Any]:
-    streams = [encode_parts(operator.snapshot(1)()) for operator in old]
-    new = []
-    for index in range(parallelism):
-        operator = opened(window, index, parallelism)
-        former = {i: decode_parts(stream) for i, stream in enumerate(streams)}
-        operator.restore(redistributed(former, 0, Rescale(len(old), parallelism, GROUPS, index)))
-        new.append(operator)
+    new = [opened(window, index, parallelism) for index in range(parallelism)]
+    StoredState.of(old).restore(new, GROUPS)
     return new
 
 
@@ -251,8 +243,7 @@ BATCHES = st.lists(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 60)), mi
 
 
 def owner(key: int, parallelism: int) -> int:
-    group = key_groups(hash_keys(pa.record_batch({"k": [key]}), ["k"]), GROUPS)[0]
-    return int(subtask_of_key_groups(parallelism, GROUPS)[group])
+    return subtask_of(key, parallelism, GROUPS)
 
 
 @settings(deadline=None, max_examples=50)

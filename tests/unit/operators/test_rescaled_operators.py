@@ -9,19 +9,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from builders.batches import batch_of
+from builders.operators import open_operator
+from builders.rescaling import StoredState, subtask_of
 
 from tidegate.channel.elements import MAX_WATERMARK, Watermark
 from tidegate.operators.aggregates.aggregate_specs import Agg
 from tidegate.operators.joins.join_specs import BroadcastJoinSpec
-from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.operator_spec import OperatorSpec
-from tidegate.operators.stream_operator import OperatorContext
 from tidegate.operators.time.watermark_specs import WatermarkSpec
 from tidegate.operators.windows.window_specs import WindowAggSpec
 from tidegate.snapshot.parts import StatePart
-from tidegate.snapshot.redistribution import Rescale, redistributed
-from tidegate.snapshot.streams import decode_parts, encode_parts
-from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
 
 GROUPS = 128
 INPUT = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us"))])
@@ -50,26 +48,18 @@ JOIN = BroadcastJoinSpec(
 
 
 def opened(spec: OperatorSpec, subtask: int, parallelism: int) -> Any:
-    operator: Any = create_operator(spec)
-    operator.open(OperatorContext("job", "l", "op", subtask, parallelism, GROUPS, 1, "r", (pa.schema([]),), lambda: 0))
-    return operator
+    return open_operator(spec, pa.schema([]), subtask=subtask, parallelism=parallelism, max_parallelism=GROUPS)
 
 
 def rescaled(spec: OperatorSpec, old: Sequence[Any], parallelism: int, broadcast_from: int = 0) -> list[Any]:
     """The operators of a job of `parallelism` that take over from `old`."""
-    streams = [encode_parts(operator.snapshot(1)()) for operator in old]
-    out = []
-    for index in range(parallelism):
-        operator = opened(spec, index, parallelism)
-        former = {i: decode_parts(stream) for i, stream in enumerate(streams)}
-        operator.restore(redistributed(former, broadcast_from, Rescale(len(old), parallelism, GROUPS, index)))
-        out.append(operator)
-    return out
+    new = [opened(spec, index, parallelism) for index in range(parallelism)]
+    StoredState.of(old).restore(new, GROUPS, broadcast_from)
+    return new
 
 
 def owner(key: int, parallelism: int) -> int:
-    group = key_groups(hash_keys(pa.record_batch({"k": [key]}), ["k"]), GROUPS)[0]
-    return int(subtask_of_key_groups(parallelism, GROUPS)[group])
+    return subtask_of(key, parallelism, GROUPS)
 
 
 def key_of(subtask: int, parallelism: int) -> int:
@@ -78,8 +68,7 @@ def key_of(subtask: int, parallelism: int) -> int:
 
 
 def rows(*pairs: tuple[int, int]) -> pa.RecordBatch:
-    columns = [pa.array([k for k, _ in pairs], pa.int64()), pa.array([t for _, t in pairs], pa.int64())]
-    return pa.record_batch([columns[0], columns[1].cast(pa.timestamp("us"))], schema=INPUT)
+    return batch_of(INPUT, pairs)
 
 
 def fired(operator: Any, watermark_us: int) -> list[tuple[int, int, int]]:

@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from builders.batches import batch_of
+from builders.operators import open_operator
+from builders.rescaling import StoredState, rows_by_subtask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,11 +21,6 @@ from tidegate.coordinator import events as ev
 from tidegate.coordinator.job_run import RunEnded
 from tidegate.errors import PipelineError, SnapshotError
 from tidegate.operators.aggregates.aggregate_specs import Agg, RunningAggSpec
-from tidegate.operators.operator_registry import create_operator
-from tidegate.operators.stream_operator import OperatorContext
-from tidegate.snapshot.redistribution import Rescale, redistributed
-from tidegate.snapshot.streams import decode_parts, encode_parts
-from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
 from tidegate.testing.collect_sink import CollectSink, collected, forget_collected
 from tidegate.testing.in_process_job import InProcessJob
 
@@ -38,13 +36,11 @@ def spec(output: Any) -> RunningAggSpec:
 
 
 def opened(running: RunningAggSpec, subtask: int = 0, parallelism: int = 1) -> Any:
-    operator: Any = create_operator(running)
-    operator.open(OperatorContext("job", "l", "op", subtask, parallelism, GROUPS, 1, "r", (INPUT,), lambda: 0))
-    return operator
+    return open_operator(running, INPUT, subtask=subtask, parallelism=parallelism, max_parallelism=GROUPS)
 
 
 def batch(rows: list[tuple[int | None, int]]) -> pa.RecordBatch:
-    return pa.record_batch([pa.array([k for k, _ in rows], pa.int64()), pa.array([v for _, v in rows])], schema=INPUT)
+    return batch_of(INPUT, rows)
 
 
 def given_by(out: Any) -> list[tuple[Any, ...]]:
@@ -96,15 +92,11 @@ def test_the_last_update_of_each_key_is_its_final_result_across_rescales(
     for output in ("update", "final"):
         operators, last = [opened(spec(output))], {}
         for rows, parallelism in zip(batches, rescales, strict=False):
-            streams = [encode_parts(operator.snapshot(1)()) for operator in operators]
+            stored = StoredState.of(operators)
             operators = [opened(spec(output), i, parallelism) for i in range(parallelism)]
-            for i, operator in enumerate(operators):
-                former = {n: decode_parts(stream) for n, stream in enumerate(streams)}
-                operator.restore(redistributed(former, 0, Rescale(len(streams), parallelism, GROUPS, i)))
-            whole = batch(rows)  # type: ignore[arg-type]
-            owners = subtask_of_key_groups(parallelism, GROUPS)[key_groups(hash_keys(whole, ["k"]), GROUPS)]
-            for i, operator in enumerate(operators):
-                last.update({r[0]: r for r in given_by(operator.process(whole.filter(pa.array(owners == i)), 0))})
+            stored.restore(operators, GROUPS)
+            for i, part in rows_by_subtask(batch(rows), ["k"], parallelism, GROUPS):  # type: ignore[arg-type]
+                last.update({r[0]: r for r in given_by(operators[i].process(part, 0))})
         for operator in operators:
             last.update({r[0]: r for r in given_by(operator.finish())})
         every = [row for rows in batches for row in rows]

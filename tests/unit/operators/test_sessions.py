@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from builders.batches import batch_of
+from builders.operators import open_operator
+from builders.rescaling import StoredState, subtask_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.channel.elements import MAX_WATERMARK
 from tidegate.errors import SnapshotError, TidegateError
 from tidegate.operators.aggregates.aggregate_specs import Agg
-from tidegate.operators.operator_registry import create_operator
-from tidegate.operators.stream_operator import OperatorContext, SideOutput
+from tidegate.operators.stream_operator import SideOutput
 from tidegate.operators.windows import session_store, session_table
 from tidegate.operators.windows.session_specs import SessionAggSpec
 from tidegate.snapshot.parts import Blob, StatePart
-from tidegate.snapshot.redistribution import Rescale, redistributed
 from tidegate.snapshot.streams import decode_parts, encode_parts
 from tidegate.state.cells import CHUNK_ENTRIES
-from tidegate.state.keys.key_hash import hash_keys, key_groups, subtask_of_key_groups
 
 GROUPS = 8
 INPUT = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us")), ("v", pa.int64())])
@@ -48,17 +48,14 @@ def spec(gap: int = 10, lateness: int = 0, time: str | None = "t") -> SessionAgg
 def opened(
     sessions: SessionAggSpec, subtask: int = 0, parallelism: int = 1, now_ms: Any = lambda: 0, end: Any = "fire"
 ) -> Any:
-    operator: Any = create_operator(sessions)
-    place = (subtask, parallelism, GROUPS, 1, "r", (INPUT,), now_ms)
-    operator.open(OperatorContext("job", "l", "op", *place, processing_time_on_end=end, **_place_of_state()))
+    place = {"subtask": subtask, "parallelism": parallelism, "max_parallelism": GROUPS, "processing_time_ms": now_ms}
+    operator = open_operator(sessions, INPUT, **place, processing_time_on_end=end, **_place_of_state())
     operator.portable = True
     return operator
 
 
 def batch(*pairs: tuple[int | None, int | None]) -> pa.RecordBatch:
-    times = pa.array([t for _, t in pairs], pa.int64())
-    keys = pa.array([k for k, _ in pairs], pa.int64())
-    return pa.record_batch([keys, times.cast(pa.timestamp("us")), times], schema=INPUT)
+    return batch_of(INPUT, [(k, t, t) for k, t in pairs])
 
 
 def results(out: Any) -> list[Result]:
@@ -80,13 +77,8 @@ def feed(operator: Any, *pairs: tuple[int | None, int | None]) -> list[Result]:
 
 
 def restored(sessions: SessionAggSpec, old: list[Any], parallelism: int) -> list[Any]:
-    streams = [encode_parts(operator.snapshot(1)()) for operator in old]
-    new = []
-    for index in range(parallelism):
-        operator = opened(sessions, index, parallelism)
-        former = {i: decode_parts(stream) for i, stream in enumerate(streams)}
-        operator.restore(redistributed(former, 0, Rescale(len(old), parallelism, GROUPS, index)))
-        new.append(operator)
+    new = [opened(sessions, index, parallelism) for index in range(parallelism)]
+    StoredState.of(old).restore(new, GROUPS)
     return new
 
 
@@ -290,8 +282,7 @@ BATCHES = st.lists(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 90)), mi
 
 
 def owner(key: int, parallelism: int) -> int:
-    group = key_groups(hash_keys(pa.record_batch({"k": [key]}), ["k"]), GROUPS)[0]
-    return int(subtask_of_key_groups(parallelism, GROUPS)[group])
+    return subtask_of(key, parallelism, GROUPS)
 
 
 class Model:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from builders.batches import batch_of
 from driven_aggregates import STATE_MEMORY_BYTES, HeldBytes, Subtasks
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -37,7 +38,7 @@ def spec(output: Any = "final", **changed: Any) -> RunningAggSpec:
 
 
 def batch(rows: Rows) -> pa.RecordBatch:
-    return pa.record_batch([pa.array([row[i] for row in rows], f.type) for i, f in enumerate(INPUT)], schema=INPUT)
+    return batch_of(INPUT, rows)
 
 
 def _nullable(values: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from builders.batches import batch_of
 from driven_aggregates import STATE_MEMORY_BYTES, HeldBytes, Subtasks
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -35,8 +36,7 @@ def spec(lateness: int = 0, gap: int = 10) -> SessionAggSpec:
 
 
 def batch(rows: Rows) -> pa.RecordBatch:
-    columns = [pa.array([row[i] for row in rows], pa.int64() if i == 1 else f.type) for i, f in enumerate(INPUT)]
-    return pa.record_batch([column.cast(f.type) for column, f in zip(columns, INPUT, strict=True)], schema=INPUT)
+    return batch_of(INPUT, rows)
 
 
 ROW = st.tuples(

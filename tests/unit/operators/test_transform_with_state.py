@@ -10,6 +10,8 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
+from builders.batches import batch_of
+from builders.operators import OperatorHarness
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
@@ -22,10 +24,8 @@ from tidegate.compat.pyspark_stateful.state_overlays import LARGE_MAP_ENTRIES
 from tidegate.compat.pyspark_stateful.transform_with_state import TransformWithState
 from tidegate.errors import PipelineError, SnapshotError
 from tidegate.operators.operator_registry import create_operator
-from tidegate.operators.stream_operator import OperatorContext
 from tidegate.snapshot.parts import StatePart
 from tidegate.snapshot.redistribution import Rescale, redistributed
-from tidegate.snapshot.streams import decode_parts, encode_parts
 
 GROUPS = 16
 INPUT = pa.schema([("k", pa.string()), ("n", pa.int64()), ("t", pa.timestamp("us", "UTC"))])
@@ -33,8 +33,8 @@ START = pa.schema([("owner", pa.string()), ("n", pa.int64())])
 Said = tuple[str | None, str]
 
 
-class Rig:
-    """One operator with a clock of its own; what a processor says as (key, words)."""
+class ProcessorHarness(OperatorHarness[list[Said]]):
+    """The operator of a processor; what the processor says as (key, words)."""
 
     def __init__(
         self,
@@ -59,48 +59,36 @@ class Rig:
             *(processor, pandas, found.states, found.deleted, mode, ("k",), time, "us", INPUT, *start, schema),
             *(output_time, "us"),
         )
-        self.now_ms = 1_000
-        self.operator = create_operator(self.spec)
-        assert isinstance(self.operator, TransformWithState)
-        self.context = OperatorContext(
-            *("job", "l", "op", *place, GROUPS, 1, "r", (INPUT,), lambda: self.now_ms),
+        operator = create_operator(self.spec)
+        assert isinstance(operator, TransformWithState)
+        super().__init__(
+            operator,
+            said,
+            INPUT,
+            restored=restored,
+            now_ms=1_000,
+            max_parallelism=GROUPS,
+            subtask=place[0],
+            parallelism=place[1],
             processing_time_on_end=on_end,
             state_backend=back_end,
             drained=drained,
         )
-        self.operator.open(self.context)
-        if restored is not None:
-            self.operator.restore(restored)
 
     def feed(self, *rows: tuple[str | None, int | None, int | None]) -> list[Said]:
         """Rows of (key, number, event time in seconds)."""
-        times = [None if second is None else dt.datetime.fromtimestamp(second, dt.UTC) for _, _, second in rows]
-        columns = [[row[0] for row in rows], [row[1] for row in rows], times]
-        batch = pa.record_batch(
-            [pa.array(column, field.type) for column, field in zip(columns, INPUT, strict=True)], schema=INPUT
-        )
-        return said(self.operator.process(batch, 0))
+        return self.process(batch_of(INPUT, [(k, n, None if s is None else s * 1_000_000) for k, n, s in rows]))
 
     def start(self, *rows: tuple[str, int]) -> list[Said]:
         """Rows of the initial state."""
-        batch = pa.RecordBatch.from_pylist([{"owner": k, "n": n} for k, n in rows], schema=START)
-        return said(self.operator.process(batch, INITIAL))
+        return self.process(batch_of(START, rows), INITIAL)
 
-    def watermark(self, second: int) -> list[Said]:
-        return said(self.operator.on_watermark(second * 1_000_000))
+    def seconds(self, second: int) -> list[Said]:
+        """What the processor says when event time has come to a second."""
+        return self.watermark(second * 1_000_000)
 
     def end(self) -> list[Said]:
-        return [*said(self.operator.on_watermark(MAX_WATERMARK)), *said(self.operator.finish())]
-
-    def at(self, now_ms: int) -> list[Said]:
-        self.now_ms = now_ms
-        return said(self.operator.on_processing_time(now_ms))
-
-    def state(self) -> list[StatePart]:
-        self.operator.portable = True
-        made = self.operator.snapshot(1)
-        assert made is not None
-        return list(decode_parts(encode_parts(made())))
+        return [*self.watermark(MAX_WATERMARK), *self.finish()]
 
 
 def said(outputs: Iterable[Any]) -> list[Said]:
@@ -161,7 +149,7 @@ def test_a_processor_is_called_once_for_each_key_and_batch_with_rows_in_order() 
     def tell(self: Scripted, key: str, rows: Iterator[Row], _: Any) -> Iterator[Row]:
         yield Row(what=str([(row.k, row.n) for row in rows]), k=key)
 
-    assert Rig(Scripted(tell)).feed(("b", 1, 0), ("a", 2, 0), ("b", 3, 0), (None, 4, 0)) == [
+    assert ProcessorHarness(Scripted(tell)).feed(("b", 1, 0), ("a", 2, 0), ("b", 3, 0), (None, 4, 0)) == [
         ("b", "[('b', 1), ('b', 3)]"),
         ("a", "[('a', 2)]"),
         (None, "[(None, 4)]"),
@@ -172,21 +160,21 @@ def test_rows_that_the_processor_leaves_are_nobodys() -> None:
     def first(self: Scripted, key: str, rows: Iterator[Row], _: Any) -> list[Row]:
         return [Row(k=key, what=str(next(rows).n))]
 
-    assert Rig(Scripted(first)).feed(("b", 1, 0), ("b", 2, 0), ("a", 3, 0)) == [("b", "1"), ("a", "3")]
+    assert ProcessorHarness(Scripted(first)).feed(("b", 1, 0), ("b", 2, 0), ("a", 3, 0)) == [("b", "1"), ("a", "3")]
 
 
 @pytest.mark.parametrize("back_end", ["heap", "memory", "rocksdb"])
 def test_states_are_kept_from_batch_to_batch_and_through_a_snapshot(back_end: Any) -> None:
-    rig = Rig(Scripted(add_up, states=number), back_end=back_end)
-    assert rig.feed(("a", 1, 0), ("b", 2, 0)) == [("a", "1"), ("b", "2")]
-    assert rig.feed(("a", 3, 0)) == [("a", "4")]
-    again = Rig(Scripted(add_up, states=number), restored=rig.state(), back_end=back_end)
+    harness = ProcessorHarness(Scripted(add_up, states=number), back_end=back_end)
+    assert harness.feed(("a", 1, 0), ("b", 2, 0)) == [("a", "1"), ("b", "2")]
+    assert harness.feed(("a", 3, 0)) == [("a", "4")]
+    again = ProcessorHarness(Scripted(add_up, states=number), restored=harness.state(), back_end=back_end)
     assert again.feed(("b", 5, 0), ("a", 6, 0)) == [("b", "7"), ("a", "10")]
 
 
 def test_attributes_of_a_processor_are_each_subtasks_own() -> None:
     processor = Scripted(add_up, states=number)
-    one, other = Rig(processor), Rig(processor)
+    one, other = ProcessorHarness(processor), ProcessorHarness(processor)
     assert one.feed(("a", 1, 0)) == other.feed(("a", 1, 0)) == [("a", "1")]
     assert not hasattr(processor, "handle")
 
@@ -198,11 +186,11 @@ def test_many_keys_and_long_lists_are_worked_through_in_parts() -> None:
         self.states["l"].appendList([(row.n,) for row in rows])
         yield Row(k=key, what=str([n for (n,) in self.states["l"].get()]))
 
-    rig = Rig(Scripted(grow, states=lambda handle: {"l": handle.getListState("l", "n INT")}))
+    harness = ProcessorHarness(Scripted(grow, states=lambda handle: {"l": handle.getListState("l", "n INT")}))
     keys = [f"{i}" for i in range(3_000)]
     rows = [(key, i, 0) for i in range(2) for key in keys]
-    assert sorted(rig.feed(*rows)) == sorted((key, "[0, 1]") for key in keys)
-    assert sorted(rig.feed(*rows)) == sorted((key, "[0, 1, 0, 1]") for key in keys)
+    assert sorted(harness.feed(*rows)) == sorted((key, "[0, 1]") for key in keys)
+    assert sorted(harness.feed(*rows)) == sorted((key, "[0, 1, 0, 1]") for key in keys)
 
 
 def test_a_list_that_was_cleared_holds_what_is_appended_afterwards() -> None:
@@ -215,9 +203,9 @@ def test_a_list_that_was_cleared_holds_what_is_appended_afterwards() -> None:
         held.appendValue((len(before),))
         yield Row(k=key, what=f"{before} {there} {list(held.get())}")
 
-    rig = Rig(Scripted(change, states=lambda handle: {"l": handle.getListState("l", "n INT")}))
-    assert rig.feed(("a", 0, 0)) == [("a", "[] False [(2,), (3,), (0,)]")]
-    assert rig.feed(("a", 0, 0)) == [("a", "[(2,), (3,), (0,)] True [(2,), (3,), (3,)]")]
+    harness = ProcessorHarness(Scripted(change, states=lambda handle: {"l": handle.getListState("l", "n INT")}))
+    assert harness.feed(("a", 0, 0)) == [("a", "[] False [(2,), (3,), (0,)]")]
+    assert harness.feed(("a", 0, 0)) == [("a", "[(2,), (3,), (0,)] True [(2,), (3,), (3,)]")]
 
 
 def test_a_large_map_is_read_entry_by_entry_and_the_same() -> None:
@@ -234,12 +222,12 @@ def test_a_large_map_is_read_entry_by_entry_and_the_same() -> None:
         yield Row(k=key, what=f"{probe} {len(list(entries.keys())) if key == 'all' else 0}")
 
     columns = "n BIGINT, times STRING", "times INT"
-    rig = Rig(Scripted(change, states=lambda handle: {"m": handle.getMapState("m", *columns)}))
+    harness = ProcessorHarness(Scripted(change, states=lambda handle: {"m": handle.getMapState("m", *columns)}))
     many = [("a", n, 0) for n in range(3 * LARGE_MAP_ENTRIES)]
-    assert rig.feed(*many) == [("a", "([None, Row(times=1), None], True) 0")]
-    assert rig.feed(("a", 8, 0)) == [("a", "([None, Row(times=2), None], True) 0")]
-    assert rig.feed(("a", 8, 0), ("a", 9_999, 0)) == [("a", "([None, Row(times=3), Row(times=1)], True) 0")]
-    assert rig.feed(*[("all", n, 0) for n in range(9)]) == [("all", "([None, Row(times=1), None], True) 8")]
+    assert harness.feed(*many) == [("a", "([None, Row(times=1), None], True) 0")]
+    assert harness.feed(("a", 8, 0)) == [("a", "([None, Row(times=2), None], True) 0")]
+    assert harness.feed(("a", 8, 0), ("a", 9_999, 0)) == [("a", "([None, Row(times=3), Row(times=1)], True) 0")]
+    assert harness.feed(*[("all", n, 0) for n in range(9)]) == [("all", "([None, Row(times=1), None], True) 8")]
 
 
 def test_a_map_that_was_cleared_holds_what_is_put_afterwards() -> None:
@@ -252,24 +240,24 @@ def test_a_map_that_was_cleared_holds_what_is_put_afterwards() -> None:
             entries.updateValue((row.n,), (len(before),))
         yield Row(k=key, what=f"{before} {there} {sorted(entries.values())}")
 
-    rig = Rig(Scripted(change, states=lambda handle: {"m": handle.getMapState("m", "n INT", "n INT")}))
-    assert rig.feed(("a", 1, 0), ("a", 2, 0)) == [("a", "[] (False, None) [(0,), (0,)]")]
-    assert rig.feed(("a", 2, 0)) == [("a", "[((1,), (0,)), ((2,), (0,))] (False, None) [(2,)]")]
+    harness = ProcessorHarness(Scripted(change, states=lambda handle: {"m": handle.getMapState("m", "n INT", "n INT")}))
+    assert harness.feed(("a", 1, 0), ("a", 2, 0)) == [("a", "[] (False, None) [(0,), (0,)]")]
+    assert harness.feed(("a", 2, 0)) == [("a", "[((1,), (0,)), ((2,), (0,))] (False, None) [(2,)]")]
 
 
 def test_event_timers_fire_by_the_watermark_in_order_of_time() -> None:
-    rig = Rig(Scripted(set_timers, timer=tell_timer), "eventtime")
-    assert rig.feed(("a", 30, 1), ("b", 10, 1), ("a", 10, 1), ("a", 30, 1)) == []
-    assert rig.watermark(9) == []
-    assert sorted(rig.watermark(29)) == [("a", "10 at 29"), ("b", "10 at 29")]
-    assert rig.watermark(30) == [("a", "30 at 30")]
-    assert rig.watermark(99) == []
+    harness = ProcessorHarness(Scripted(set_timers, timer=tell_timer), "eventtime")
+    assert harness.feed(("a", 30, 1), ("b", 10, 1), ("a", 10, 1), ("a", 30, 1)) == []
+    assert harness.seconds(9) == []
+    assert sorted(harness.seconds(29)) == [("a", "10 at 29"), ("b", "10 at 29")]
+    assert harness.seconds(30) == [("a", "30 at 30")]
+    assert harness.seconds(99) == []
 
 
 def test_a_timer_for_a_time_that_has_come_fires_behind_the_rows_of_its_batch() -> None:
-    rig = Rig(Scripted(set_timers, timer=tell_timer), "eventtime")
-    rig.watermark(20)
-    assert rig.feed(("a", 20, 30), ("a", 21, 30)) == [("a", "20 at 20")]
+    harness = ProcessorHarness(Scripted(set_timers, timer=tell_timer), "eventtime")
+    harness.seconds(20)
+    assert harness.feed(("a", 20, 30), ("a", 21, 30)) == [("a", "20 at 20")]
 
 
 def test_a_timer_is_listed_while_it_fires_and_gone_afterwards_even_if_it_was_registered_again() -> None:
@@ -280,10 +268,10 @@ def test_a_timer_is_listed_while_it_fires_and_gone_afterwards_even_if_it_was_reg
         self.handle.registerTimer(time_ms)
         self.handle.deleteTimer(11_000)
 
-    rig = Rig(Scripted(set_timers, timer=fire), "eventtime")
-    rig.feed(("a", 10, 1), ("a", 11, 1), ("a", 50, 1))
-    assert rig.watermark(20) == [("a", "10 of [10, 11, 50]"), ("a", "11 of [50]")]
-    assert rig.watermark(49) == []
+    harness = ProcessorHarness(Scripted(set_timers, timer=fire), "eventtime")
+    harness.feed(("a", 10, 1), ("a", 11, 1), ("a", 50, 1))
+    assert harness.seconds(20) == [("a", "10 of [10, 11, 50]"), ("a", "11 of [50]")]
+    assert harness.seconds(49) == []
 
 
 def test_a_timer_that_is_due_fires_whatever_handlers_delete_however_many_keys_are_worked_through_together(
@@ -298,10 +286,10 @@ def test_a_timer_that_is_due_fires_whatever_handlers_delete_however_many_keys_ar
         self.handle.deleteTimer(50_000)
         yield Row(k=key, what=str(time_ms // 1000))
 
-    rig = Rig(Scripted(set_timers, timer=fire), "eventtime")
-    rig.feed(*((key, second, 1) for key in "abc" for second in (10, 11, 50)))
-    assert sorted(rig.watermark(20)) == [(key, second) for key in "abc" for second in ("10", "11")]
-    assert rig.watermark(60) == []
+    harness = ProcessorHarness(Scripted(set_timers, timer=fire), "eventtime")
+    harness.feed(*((key, second, 1) for key in "abc" for second in (10, 11, 50)))
+    assert sorted(harness.seconds(20)) == [(key, second) for key in "abc" for second in ("10", "11")]
+    assert harness.seconds(60) == []
 
 
 def test_a_timer_that_a_handler_sets_to_a_time_that_has_come_fires_the_next_time() -> None:
@@ -311,10 +299,10 @@ def test_a_timer_that_a_handler_sets_to_a_time_that_has_come_fires_the_next_time
         self.handle.registerTimer(time_ms - 1000)
         yield Row(k=key, what=str(time_ms // 1000))
 
-    rig = Rig(Scripted(set_timers, timer=fire), "eventtime")
-    rig.feed(("a", 10, 1))
-    assert [rig.watermark(second) for second in (20, 21, 22)] == [[("a", "10")], [("a", "9")], [("a", "8")]]
-    assert rig.feed(("b", None, 99)) == [("a", "7")]
+    harness = ProcessorHarness(Scripted(set_timers, timer=fire), "eventtime")
+    harness.feed(("a", 10, 1))
+    assert [harness.seconds(second) for second in (20, 21, 22)] == [[("a", "10")], [("a", "9")], [("a", "8")]]
+    assert harness.feed(("b", None, 99)) == [("a", "7")]
 
 
 def test_processing_timers_fire_by_the_clock_and_keep_idleness_back() -> None:
@@ -322,20 +310,20 @@ def test_processing_timers_fire_by_the_clock_and_keep_idleness_back() -> None:
         self.handle.registerTimer(values.getCurrentProcessingTimeInMs())
         yield Row(k=key, what=f"{time_ms} at {values.getCurrentProcessingTimeInMs()}")
 
-    rig = Rig(Scripted(set_timers, timer=fire), "processingtime")
-    assert rig.operator.next_processing_time_ms() is None and not rig.operator.withholds()
-    assert rig.feed(("a", 2, 1)) == []
-    assert rig.operator.next_processing_time_ms() == 2_000 and rig.operator.withholds()
-    assert rig.at(2_500) == [("a", "2000 at 2500")]
-    assert rig.operator.next_processing_time_ms() == 2_501, "one for now waits, so that the loop goes on"
+    harness = ProcessorHarness(Scripted(set_timers, timer=fire), "processingtime")
+    assert harness.operator.next_processing_time_ms() is None and not harness.operator.withholds()
+    assert harness.feed(("a", 2, 1)) == []
+    assert harness.operator.next_processing_time_ms() == 2_000 and harness.operator.withholds()
+    assert harness.at(2_500) == [("a", "2000 at 2500")]
+    assert harness.operator.next_processing_time_ms() == 2_501, "one for now waits, so that the loop goes on"
 
 
 def test_the_end_of_the_input_fires_all_event_timers_and_the_watermark_comes_from_timer_to_timer() -> None:
     """S7.6."""
-    rig = Rig(Scripted(set_timers, timer=tell_timer), "eventtime")
-    rig.feed(("a", 30, 1), ("b", 40, 1), ("b", 3, 1))
-    rig.watermark(5)
-    assert rig.end() == [("a", "30 at 30"), ("b", "40 at 40")]
+    harness = ProcessorHarness(Scripted(set_timers, timer=tell_timer), "eventtime")
+    harness.feed(("a", 30, 1), ("b", 40, 1), ("b", 3, 1))
+    harness.seconds(5)
+    assert harness.end() == [("a", "30 at 30"), ("b", "40 at 40")]
 
 
 def test_the_end_of_the_input_fires_processing_timers_once_or_drops_them() -> None:
@@ -345,31 +333,33 @@ def test_the_end_of_the_input_fires_processing_timers_once_or_drops_them() -> No
         self.handle.registerTimer(time_ms + 1)
         yield Row(k=key, what=str(time_ms))
 
-    rig = Rig(Scripted(set_timers, timer=again), "processingtime")
-    rig.feed(("a", 60, 1))
-    assert rig.end() == [("a", "60000")] and rig.context.counters == {"processing_time_dropped": 1}
-    rig = Rig(Scripted(set_timers, timer=again), "processingtime", on_end="drop")
-    rig.feed(("a", 60, 1), ("b", 60, 1))
-    assert rig.end() == [] and rig.context.counters == {"processing_time_dropped": 2}
+    harness = ProcessorHarness(Scripted(set_timers, timer=again), "processingtime")
+    harness.feed(("a", 60, 1))
+    assert harness.end() == [("a", "60000")] and harness.context.counters == {"processing_time_dropped": 1}
+    harness = ProcessorHarness(Scripted(set_timers, timer=again), "processingtime", on_end="drop")
+    harness.feed(("a", 60, 1), ("b", 60, 1))
+    assert harness.end() == [] and harness.context.counters == {"processing_time_dropped": 2}
 
 
 def test_late_rows_are_dropped_and_counted_over_event_time_alone() -> None:
     """S4.4: a row without a time is not late."""
-    rig = Rig(Scripted(add_up, states=number), "eventtime")
-    rig.watermark(10)
-    assert rig.feed(("a", 1, 9), ("a", 2, 10), ("b", 3, 2), ("a", 4, None)) == [("a", "6")]
-    assert rig.context.counters == {"late_dropped": 2}
-    rig = Rig(Scripted(add_up, states=number))
-    rig.watermark(10)
-    assert rig.feed(("a", 1, 9)) == [("a", "1")]
+    harness = ProcessorHarness(Scripted(add_up, states=number), "eventtime")
+    harness.seconds(10)
+    assert harness.feed(("a", 1, 9), ("a", 2, 10), ("b", 3, 2), ("a", 4, None)) == [("a", "6")]
+    assert harness.context.counters == {"late_dropped": 2}
+    harness = ProcessorHarness(Scripted(add_up, states=number))
+    harness.seconds(10)
+    assert harness.feed(("a", 1, 9)) == [("a", "1")]
 
 
 def test_without_time_mode_there_is_no_time() -> None:
     def tell(self: Scripted, key: str, rows: Iterator[Row], values: Any) -> Iterator[Row]:
         yield Row(k=key, what=f"{values.getCurrentProcessingTimeInMs()} {values.getCurrentWatermarkInMs()}")
 
-    assert Rig(Scripted(tell)).feed(("a", 1, 1)) == [("a", "-1 -1")]
-    assert Rig(Scripted(tell), "eventtime").feed(("a", 1, 1)) == [("a", "1000 0")], "0 before the first watermark"
+    assert ProcessorHarness(Scripted(tell)).feed(("a", 1, 1)) == [("a", "-1 -1")]
+    assert ProcessorHarness(Scripted(tell), "eventtime").feed(("a", 1, 1)) == [("a", "1000 0")], (
+        "0 before the first watermark"
+    )
 
 
 def start_with(self: Scripted, key: str, row: Row) -> None:
@@ -382,63 +372,67 @@ def test_rows_wait_for_the_initial_state_also_through_a_restore() -> None:
     def account() -> Scripted:
         return Scripted(add_up, states=number, initial=start_with)
 
-    rig = Rig(account(), initial=True)
-    assert rig.feed(("a", 1, 0)) == rig.start(("a", 100), ("b", 50)) == []
-    assert rig.operator.withholds() and not rig.operator.forwards_watermarks()
-    again = Rig(account(), initial=True, restored=rig.state())
+    harness = ProcessorHarness(account(), initial=True)
+    assert harness.feed(("a", 1, 0)) == harness.start(("a", 100), ("b", 50)) == []
+    assert harness.operator.withholds() and not harness.operator.forwards_watermarks()
+    again = ProcessorHarness(account(), initial=True, restored=harness.state())
     assert again.feed(("b", 2, 0)) == again.start(("a", 10)) == []
     assert said(again.operator.end_input(INITIAL)) == [("a", "111"), ("b", "52")]
     assert again.feed(("a", 5, 0)) == [("a", "116")]
-    third = Rig(account(), initial=True, restored=again.state())
+    third = ProcessorHarness(account(), initial=True, restored=again.state())
     assert third.start(("a", 100)) == [] and third.context.counters == {"initial_state_ignored": 1}
     assert third.feed(("a", 1, 0)) == [("a", "117")]
 
 
 def test_an_initial_state_that_a_drain_cut_short_goes_on() -> None:
     """S7.5."""
-    rig = Rig(Scripted(add_up, states=number, initial=start_with), initial=True)
-    rig.start(("a", 100))
-    assert rig.end() == []
-    again = Rig(Scripted(add_up, states=number, initial=start_with), initial=True, restored=rig.state(), drained=True)
+    harness = ProcessorHarness(Scripted(add_up, states=number, initial=start_with), initial=True)
+    harness.start(("a", 100))
+    assert harness.end() == []
+    again = ProcessorHarness(
+        Scripted(add_up, states=number, initial=start_with), initial=True, restored=harness.state(), drained=True
+    )
     assert again.feed(("a", 1, 0)) == again.start(("a", 10)) == []
     assert said(again.operator.end_input(INITIAL)) == [("a", "111")]
 
 
 def test_a_watermark_waits_for_the_initial_state_with_the_rows() -> None:
-    rig = Rig(
+    harness = ProcessorHarness(
         Scripted(set_timers, timer=tell_timer, initial=lambda self, key, row: self.handle.registerTimer(row.n * 1000)),
         "eventtime",
         initial=True,
     )
-    rig.feed(("a", 7, 5))
-    rig.start(("b", 3))
-    assert rig.watermark(8) == []
-    rig = Rig(
+    harness.feed(("a", 7, 5))
+    harness.start(("b", 3))
+    assert harness.seconds(8) == []
+    harness = ProcessorHarness(
         Scripted(set_timers, timer=tell_timer, initial=lambda self, key, row: self.handle.registerTimer(row.n * 1000)),
         "eventtime",
-        rig.state(),
+        harness.state(),
         initial=True,
     )
-    outputs = list(rig.operator.end_input(INITIAL))
+    outputs = list(harness.operator.end_input(INITIAL))
     assert said(outputs) == [("b", "3 at 8"), ("a", "7 at 8")]
     assert getattr(outputs[-1], "time_us", None) == 8_000_000, "it is passed on behind them"
 
 
 def test_an_initial_state_of_a_snapshot_without_one_is_too_late() -> None:
-    rig = Rig(Scripted(add_up, states=number))
-    rig.feed(("a", 1, 0))
-    again = Rig(Scripted(add_up, states=number, initial=start_with), initial=True, restored=rig.state())
+    harness = ProcessorHarness(Scripted(add_up, states=number))
+    harness.feed(("a", 1, 0))
+    again = ProcessorHarness(
+        Scripted(add_up, states=number, initial=start_with), initial=True, restored=harness.state()
+    )
     assert again.start(("a", 100)) == []
     assert again.feed(("a", 1, 0)) == [("a", "2")]
 
 
 def test_an_initial_state_may_be_taken_away_when_no_row_waits_for_it_any_more() -> None:
-    rig = Rig(Scripted(add_up, states=number, initial=start_with), initial=True)
-    rig.feed(("a", 1, 0))
+    harness = ProcessorHarness(Scripted(add_up, states=number, initial=start_with), initial=True)
+    harness.feed(("a", 1, 0))
     with pytest.raises(SnapshotError, match="wait for an initial state"):
-        Rig(Scripted(add_up, states=number), restored=rig.state())
-    list(rig.operator.end_input(INITIAL))
-    assert Rig(Scripted(add_up, states=number), restored=rig.state()).feed(("a", 1, 0)) == [("a", "2")]
+        ProcessorHarness(Scripted(add_up, states=number), restored=harness.state())
+    list(harness.operator.end_input(INITIAL))
+    assert ProcessorHarness(Scripted(add_up, states=number), restored=harness.state()).feed(("a", 1, 0)) == [("a", "2")]
 
 
 def test_waiting_rows_states_and_timers_come_to_whoever_has_their_key_group() -> None:
@@ -456,33 +450,35 @@ def test_waiting_rows_states_and_timers_come_to_whoever_has_their_key_group() ->
         return Scripted(both, states=number, timer=tell, initial=start_with)
 
     keys = [f"key {i}" for i in range(20)]
-    rig = Rig(processor(), "eventtime", initial=True)
-    rig.start(*[(key, 1) for key in keys])
-    rig.feed(*[(key, 7, 5) for key in keys])
+    harness = ProcessorHarness(processor(), "eventtime", initial=True)
+    harness.start(*[(key, 1) for key in keys])
+    harness.feed(*[(key, 7, 5) for key in keys])
     found: list[Said] = []
     for index in range(3):
-        parts = redistributed({0: rig.state()}, None, Rescale(1, 3, GROUPS, index))
-        new = Rig(processor(), "eventtime", parts, place=(index, 3), initial=True)
+        parts = redistributed({0: harness.state()}, None, Rescale(1, 3, GROUPS, index))
+        new = ProcessorHarness(processor(), "eventtime", parts, place=(index, 3), initial=True)
         list(new.operator.end_input(INITIAL))
-        found += new.watermark(100)
+        found += new.seconds(100)
     assert sorted(found) == sorted((key, "7000 (8,)") for key in keys)
 
 
 def test_a_state_that_init_deletes_is_dropped_from_a_snapshot() -> None:
-    rig = Rig(Scripted(add_up, states=lambda handle: (handle.getValueState("old", "x INT"), number(handle))[1]))
-    rig.feed(("a", 1, 0))
+    harness = ProcessorHarness(
+        Scripted(add_up, states=lambda handle: (handle.getValueState("old", "x INT"), number(handle))[1])
+    )
+    harness.feed(("a", 1, 0))
     with pytest.raises(SnapshotError, match="'old'"):
-        Rig(Scripted(add_up, states=number), restored=rig.state())
+        ProcessorHarness(Scripted(add_up, states=number), restored=harness.state())
     forgets = Scripted(add_up, states=lambda handle: (handle.deleteIfExists("old"), number(handle))[1])
-    assert Rig(forgets, restored=rig.state()).feed(("a", 1, 0)) == [("a", "2")]
+    assert ProcessorHarness(forgets, restored=harness.state()).feed(("a", 1, 0)) == [("a", "2")]
 
 
 def test_timers_of_another_time_mode_are_refused_at_a_restore() -> None:
-    rig = Rig(Scripted(set_timers, timer=tell_timer), "eventtime")
-    rig.feed(("a", 10, 1))
+    harness = ProcessorHarness(Scripted(set_timers, timer=tell_timer), "eventtime")
+    harness.feed(("a", 10, 1))
     for mode in ("processingtime", "none"):
         with pytest.raises(SnapshotError, match="timers over event time"):
-            Rig(Scripted(set_timers, timer=tell_timer), mode, rig.state())
+            ProcessorHarness(Scripted(set_timers, timer=tell_timer), mode, harness.state())
 
 
 def test_a_row_behind_the_watermark_is_refused_where_its_time_counts() -> None:
@@ -491,11 +487,13 @@ def test_a_row_behind_the_watermark_is_refused_where_its_time_counts() -> None:
     def fire(self: Scripted, key: str, _: Any, time_ms: int) -> Iterator[Row]:
         yield Row(k=key, at=dt.datetime.fromtimestamp(time_ms / 1000, dt.UTC))
 
-    rig = Rig(Scripted(set_timers, timer=fire), "eventtime", output="k STRING, at TIMESTAMP", output_time="at")
-    rig.feed(("a", 10, 1), ("a", 30, 1))
-    assert len(rig.watermark(20)) == 1
+    harness = ProcessorHarness(
+        Scripted(set_timers, timer=fire), "eventtime", output="k STRING, at TIMESTAMP", output_time="at"
+    )
+    harness.feed(("a", 10, 1), ("a", 30, 1))
+    assert len(harness.seconds(20)) == 1
     with pytest.raises(PipelineError, match="the watermark has come to 1970-01-01T00:00:20") as refused:
-        rig.feed(("a", 15, 25))
+        harness.feed(("a", 15, 25))
     assert "eventTimeColumnName" in refused.value.remedy
 
 
@@ -510,14 +508,14 @@ def test_a_row_behind_the_watermark_is_refused_where_its_time_counts() -> None:
 )
 def test_rows_that_are_not_of_the_declared_type_are_refused(give: Callable[[str], Any], cause: str) -> None:
     with pytest.raises(PipelineError, match="broke outputStructType") as refused:
-        Rig(Scripted(lambda self, key, rows, _: give(key))).feed(("a", 1, 1))
+        ProcessorHarness(Scripted(lambda self, key, rows, _: give(key))).feed(("a", 1, 1))
     assert cause in refused.value.cause
 
 
 def test_nulls_where_none_are_declared_are_refused() -> None:
-    rig = Rig(Scripted(lambda self, key, rows, _: [Row(k=None)]), output="k STRING NOT NULL")
+    harness = ProcessorHarness(Scripted(lambda self, key, rows, _: [Row(k=None)]), output="k STRING NOT NULL")
     with pytest.raises(PipelineError, match="outputStructType") as refused:
-        rig.feed(("a", 1, 1))
+        harness.feed(("a", 1, 1))
     assert "has nulls" in refused.value.cause
 
 
@@ -536,7 +534,7 @@ def test_nulls_where_none_are_declared_are_refused() -> None:
 )
 def test_what_cannot_be_is_refused_with_the_line_of_the_processor(use: Callable[[Any], Any], what: str) -> None:
     with pytest.raises(PipelineError, match=what) as refused:
-        Rig(Scripted(lambda self, key, rows, _: use(self), states=number)).feed(("a", 1, 1))
+        ProcessorHarness(Scripted(lambda self, key, rows, _: use(self), states=number)).feed(("a", 1, 1))
     assert __file__ in refused.value.where
 
 
@@ -560,16 +558,16 @@ def test_a_value_beyond_its_type_is_refused_with_state_key_and_value(use: Callab
             "map": handle.getMapState("map", "i STRING", "i INTERVAL DAY TO SECOND"),
         }
 
-    rig = Rig(Scripted(lambda self, key, rows, _: use(self) if key == "b" else [], states=intervals))
+    harness = ProcessorHarness(Scripted(lambda self, key, rows, _: use(self) if key == "b" else [], states=intervals))
     with pytest.raises(PipelineError, match=f"{state} cannot take what it was given") as refused:
-        rig.feed(("a", 1, 1), ("b", 2, 1))
+        harness.feed(("a", 1, 1), ("b", 2, 1))
     assert "key k='b'" in refused.value.where and "and got" in refused.value.cause
 
 
 def test_a_state_is_of_no_use_without_a_key() -> None:
     kept: list[Any] = []
-    rig = Rig(Scripted(lambda self, key, rows, _: kept.append(self.states["n"]), states=number))
-    rig.feed(("a", 1, 1))
+    harness = ProcessorHarness(Scripted(lambda self, key, rows, _: kept.append(self.states["n"]), states=number))
+    harness.feed(("a", 1, 1))
     with pytest.raises(PipelineError, match="while no key is handled"):
         kept[0].get()
 
@@ -586,21 +584,23 @@ def test_pandas_frames_come_and_go_by_key() -> None:
                 yield pd.DataFrame({"k": key, "what": [f"{total} {frame.index.tolist()} {frame['t'].dtype}"]})
                 yield pd.DataFrame({0: key, 1: [str(list(frame.columns))]})
 
-    rig = Rig(Frames(), pandas=True)
+    harness = ProcessorHarness(Frames(), pandas=True)
     columns = "['k', 'n', 't']"
-    assert rig.feed(("a", 1, 5), ("b", 2, 5), ("a", 3, 5)) == [
+    assert harness.feed(("a", 1, 5), ("b", 2, 5), ("a", 3, 5)) == [
         ("a", "4 [0, 1] datetime64[ns]"),
         ("a", columns),
         ("b", "2 [0] datetime64[ns]"),
         ("b", columns),
     ]
-    assert rig.feed(("a", 1, 5))[0] == ("a", "5 [0] datetime64[ns]")
+    assert harness.feed(("a", 1, 5))[0] == ("a", "5 [0] datetime64[ns]")
 
 
 def test_ignoring_an_initial_state_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig(Scripted(add_up, states=number, initial=start_with), initial=True)
-    list(rig.operator.end_input(INITIAL))
-    again = Rig(Scripted(add_up, states=number, initial=start_with), initial=True, restored=rig.state())
+    harness = ProcessorHarness(Scripted(add_up, states=number, initial=start_with), initial=True)
+    list(harness.operator.end_input(INITIAL))
+    again = ProcessorHarness(
+        Scripted(add_up, states=number, initial=start_with), initial=True, restored=harness.state()
+    )
     with caplog.at_level(logging.WARNING):
         again.start(("a", 100))
         again.start(("a", 100))

@@ -10,13 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pytest
+from builders.operators import open_operator
 
 from tidegate.api.states import aggregating_state, list_state, map_state, reducing_state, value_state
 from tidegate.errors import PipelineError
 from tidegate.operators.functions.keyed_process import KeyedProcess, KeyedRows, ProcessContext
-from tidegate.operators.operator_registry import create_operator
 from tidegate.operators.processes.process_specs import KeyedProcessSpec
-from tidegate.operators.stream_operator import OperatorContext
 from tidegate.state.keyed_state import Elements, KeySet
 
 INPUT = pa.schema([("k", pa.int64())])
@@ -63,24 +62,11 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[Us
 
     def over(use: Use) -> None:
         process = Uses(use)
-        operator = create_operator(KeyedProcessSpec(process, ("k",), tuple(process.states), None, "us", INPUT, INPUT))
-        opened.append(operator)
-        operator.open(
-            OperatorContext(
-                "job",
-                "l",
-                "op",
-                0,
-                1,
-                16,
-                1,
-                "r",
-                (INPUT,),
-                lambda: 0,
-                state_backend=request.param,
-                scratch=str(tmp_path / str(len(opened))),
-            )
+        spec = KeyedProcessSpec(process, ("k",), tuple(process.states), None, "us", INPUT, INPUT)
+        operator = open_operator(
+            spec, INPUT, max_parallelism=16, state_backend=request.param, scratch=str(tmp_path / f"{len(opened)}")
         )
+        opened.append(operator)
         list(operator.process(pa.record_batch([pa.array([1, 2, 3])], schema=INPUT), 0))
 
     yield over

@@ -54,7 +54,7 @@ class FakeCommit:
         self.done.append(("abort", reason))
 
 
-class Rig:
+class AttemptHarness:
     """An attempt around a calculation."""
 
     def __init__(self, calculation: Callable[[], Sequence[Told]] | None, commit: FakeCommit | None = None) -> None:
@@ -80,15 +80,15 @@ class Rig:
 
 
 def test_a_run_completes_before_it_publishes_and_says_so_last() -> None:
-    rig = Rig(lambda: TOLD)
-    assert rig.attempt.run() == RunEnded(None, 7, "chk-7", None, ())
-    assert rig.commit.done == [("complete", TOLD), "publish", "committed"]
+    harness = AttemptHarness(lambda: TOLD)
+    assert harness.attempt.run() == RunEnded(None, 7, "chk-7", None, ())
+    assert harness.commit.done == [("complete", TOLD), "publish", "committed"]
 
 
 def test_a_run_that_only_commits_calculates_nothing() -> None:
-    rig = Rig(None)
-    assert isinstance(rig.attempt.run(), RunEnded)
-    assert rig.commit.done == ["publish", "committed"]
+    harness = AttemptHarness(None)
+    assert isinstance(harness.attempt.run(), RunEnded)
+    assert harness.commit.done == ["publish", "committed"]
 
 
 def test_a_task_that_fails_is_named_and_nothing_is_complete() -> None:
@@ -97,10 +97,10 @@ def test_a_task_that_fails_is_named_and_nothing_is_complete() -> None:
     def calculate() -> Sequence[Told]:
         raise RuntimeError(f"Job aborted: TaskFailedError: {FAILURE}{json.dumps(told)}\n at java")
 
-    rig = Rig(calculate)
-    assert rig.attempt.run() == RunFailed("ValueError: bad", "doubled", 1, "...")
-    assert rig.attempt.shut_down("ValueError: bad") == []
-    assert rig.commit.done == [("abort", "ValueError: bad")]
+    harness = AttemptHarness(calculate)
+    assert harness.attempt.run() == RunFailed("ValueError: bad", "doubled", 1, "...")
+    assert harness.attempt.shut_down("ValueError: bad") == []
+    assert harness.commit.done == [("abort", "ValueError: bad")]
 
 
 def test_a_commit_that_fails_leaves_the_checkpoint_complete_for_the_next_run() -> None:
@@ -109,11 +109,11 @@ def test_a_commit_that_fails_leaves_the_checkpoint_complete_for_the_next_run() -
     def unreachable() -> None:
         raise StoreError("the store is away")
 
-    rig = Rig(lambda: TOLD, FakeCommit(publish=unreachable))
-    outcome = rig.attempt.run()
+    harness = AttemptHarness(lambda: TOLD, FakeCommit(publish=unreachable))
+    outcome = harness.attempt.run()
     assert isinstance(outcome, RunFailed) and outcome.message == "the store is away"
-    assert rig.attempt.shut_down("") == []
-    assert rig.commit.done == [("complete", TOLD)]
+    assert harness.attempt.shut_down("") == []
+    assert harness.commit.done == [("complete", TOLD)]
 
 
 def test_a_run_that_is_given_up_cancels_its_stages_and_completes_nothing() -> None:
@@ -121,14 +121,14 @@ def test_a_run_that_is_given_up_cancels_its_stages_and_completes_nothing() -> No
 
     def calculate() -> Sequence[Told]:
         going_on.set()
-        assert rig.cancelled.wait(10)
+        assert harness.cancelled.wait(10)
         return TOLD
 
-    rig = Rig(calculate)
-    rig.rounds.append(lambda: rig.run.fail(RunFailed("cancelled by test")) if going_on.is_set() else None)
-    assert rig.attempt.run() == RunFailed("cancelled by test")
-    rig.attempt.shut_down("cancelled by test")
-    assert rig.commit.done == [("abort", "cancelled by test")]
+    harness = AttemptHarness(calculate)
+    harness.rounds.append(lambda: harness.run.fail(RunFailed("cancelled by test")) if going_on.is_set() else None)
+    assert harness.attempt.run() == RunFailed("cancelled by test")
+    harness.attempt.shut_down("cancelled by test")
+    assert harness.commit.done == [("abort", "cancelled by test")]
 
 
 def test_a_run_that_is_given_up_between_two_jobs_of_spark_is_cancelled_in_the_next(
@@ -139,15 +139,15 @@ def test_a_run_that_is_given_up_between_two_jobs_of_spark_is_cancelled_in_the_ne
     second = threading.Event()
 
     def calculate() -> Sequence[Told]:
-        assert rig.cancelled.wait(10)
-        rig.cancelled.clear()  # this one met no job
-        assert rig.cancelled.wait(10)
+        assert harness.cancelled.wait(10)
+        harness.cancelled.clear()  # this one met no job
+        assert harness.cancelled.wait(10)
         second.set()
         raise RuntimeError("cancelled")
 
-    rig = Rig(calculate)
-    rig.rounds.append(lambda: rig.run.fail(RunFailed("cancelled by test")))
-    assert rig.attempt.run() == RunFailed("cancelled by test")
+    harness = AttemptHarness(calculate)
+    harness.rounds.append(lambda: harness.run.fail(RunFailed("cancelled by test")))
+    assert harness.attempt.run() == RunFailed("cancelled by test")
     assert second.is_set()
 
 
@@ -158,16 +158,16 @@ def test_a_run_that_is_given_up_while_it_commits_ends_the_commit() -> None:
     def publish() -> None:
         assert given_up.wait(10)
 
-    rig = Rig(lambda: TOLD, FakeCommit(publish=publish))
+    harness = AttemptHarness(lambda: TOLD, FakeCommit(publish=publish))
 
     def give_up() -> None:
-        if ("complete", TOLD) in rig.commit.done:
-            rig.run.fail(RunFailed("cancelled by test"))
+        if ("complete", TOLD) in harness.commit.done:
+            harness.run.fail(RunFailed("cancelled by test"))
             given_up.set()
 
-    rig.rounds.append(give_up)
-    assert rig.attempt.run() == RunEnded(None, 7, "chk-7", None, ())
-    assert rig.commit.done == [("complete", TOLD), "publish", "committed"]
+    harness.rounds.append(give_up)
+    assert harness.attempt.run() == RunEnded(None, 7, "chk-7", None, ())
+    assert harness.commit.done == [("complete", TOLD), "publish", "committed"]
 
 
 def test_a_commit_that_does_not_end_in_time_is_given_up_with_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,12 +179,12 @@ def test_a_commit_that_does_not_end_in_time_is_given_up_with_its_run(monkeypatch
     def publish() -> None:
         over.wait(10)
 
-    rig = Rig(None, FakeCommit(publish=publish))
-    rig.rounds.append(lambda: rig.run.fail(RunFailed("cancelled by test")))
-    assert rig.attempt.run() == RunFailed("cancelled by test")
+    harness = AttemptHarness(None, FakeCommit(publish=publish))
+    harness.rounds.append(lambda: harness.run.fail(RunFailed("cancelled by test")))
+    assert harness.attempt.run() == RunFailed("cancelled by test")
     over.set()
-    assert rig.cancelled.is_set()
-    assert "committed" not in rig.commit.done
+    assert harness.cancelled.is_set()
+    assert "committed" not in harness.commit.done
 
 
 @pytest.mark.parametrize("where", ["complete", "publish"])
@@ -196,7 +196,7 @@ def test_a_driver_that_is_fenced_ends_at_once(where: str) -> None:
 
     commit = FakeCommit(complete=FencedError("over")) if where == "complete" else FakeCommit(publish=fenced)
     with pytest.raises(FencedError):
-        Rig(lambda: TOLD, commit).attempt.run()
+        AttemptHarness(lambda: TOLD, commit).attempt.run()
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_driver_that_is_fenced_ends_at_once(where: str) -> None:
     ],
 )
 def test_what_asks_for_a_snapshot_or_gives_a_verdict_is_refused_in_batch(wish: ev.Wish) -> None:
-    rig = Rig(lambda: TOLD)
-    rig.run.take(wish)
-    ((answer),) = rig.answers
+    harness = AttemptHarness(lambda: TOLD)
+    harness.run.take(wish)
+    ((answer),) = harness.answers
     assert (answer.request_id, answer.ok, answer.code) == ("c", False, "batch_mode")

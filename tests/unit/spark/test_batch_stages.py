@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from builders.batches import KEYED_ROWS, numbered_rows
+from builders.jobs import submission
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +23,6 @@ from tidegate.connectors.spark.materialised_splits import splits_of_files
 from tidegate.connectors.transactions import SinkContext
 from tidegate.errors import OptionError, TidegateError
 from tidegate.jobs.options import JobOptions
-from tidegate.jobs.records import Spec
 from tidegate.plan.batch_plan import BatchPlan, plan_batch
 from tidegate.spark.batch.exchange import HASH, SORTED_BY, TARGET, Blocks, Tagger
 from tidegate.spark.batch.wire_rows import from_wire, to_wire, wire_schema
@@ -30,7 +31,6 @@ from tidegate.spark.driver_loop.row_materialisation import WriteTask
 from tidegate.spark.session import spark_settings
 from tidegate.subtask.chain import OperatorFailure
 
-ROWS = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("ts", pa.timestamp("ms"))])
 COLUMNS: dict[str, pa.Array] = {
     "u8": pa.array([1, 255, None], pa.uint8()),
     "u64": pa.array([2**64 - 1, 0, None], pa.uint64()),
@@ -73,15 +73,10 @@ def test_a_type_that_cannot_travel_and_come_back_is_refused_by_its_column(kind: 
         wire_schema(pa.schema([("wide", kind)]))
 
 
-def rows(numbers: np.ndarray) -> dict[str, Any]:
-    """Rows by number."""
-    return {"k": numbers, "v": numbers, "ts": pa.array(numbers).cast(pa.timestamp("ms"))}
-
-
 def windowed() -> BatchPlan:
     """A source, and windows by key."""
     p = Pipeline()
-    source = p.read(DataGen(rows, ROWS, rows=10), uid="numbers").with_watermark("ts", "0 s")
+    source = p.read(DataGen(numbered_rows(300), KEYED_ROWS, rows=10), uid="numbers").with_watermark("ts", "0 s")
     source.group_by("k").window(tumbling("1 s")).agg(n=count(), uid="w").write(Discard(), uid="out")
     return plan_batch(p.build(), 2, 128)
 
@@ -94,7 +89,7 @@ def test_blocks_hold_whole_keys_in_order_of_time_and_all_rows_once(
     stage = plan.stages[1]
     assert stage.by_key
     times = pa.array([(i * 37) % 101 for i in range(len(keys))]).cast(pa.timestamp("ms"))
-    batch = pa.record_batch([pa.array(keys), pa.array(range(len(keys))), times], schema=ROWS)
+    batch = pa.record_batch([pa.array(keys), pa.array(range(len(keys))), times], schema=KEYED_ROWS)
     tagged = Tagger(plan, stage, stage.inputs[0], 0).tagged(batch)
     ordered = pa.Table.from_batches([tagged]).sort_by([(name, "ascending") for name in SORTED_BY]).combine_chunks()
     blocks = []
@@ -117,11 +112,14 @@ def test_blocks_hold_whole_keys_in_order_of_time_and_all_rows_once(
 def test_rebalanced_rows_find_the_same_subtask_when_a_stage_runs_again(is_ordered: bool) -> None:
     """Also when a DataFrame gives them in another order: subtasks that have read theirs do not read again."""
     p = Pipeline()
-    by_us, by_spark = DataGen(rows, ROWS, rows=10), SparkFrame(lambda spark: spark.table("x"), schema=ROWS)
+    by_us, by_spark = (
+        DataGen(numbered_rows(300), KEYED_ROWS, rows=10),
+        SparkFrame(lambda spark: spark.table("x"), schema=KEYED_ROWS),
+    )
     p.read(by_us if is_ordered else by_spark, uid="in").rebalance().write(Discard(), uid="out")
     plan = plan_batch(p.build(), 3, 128)
     stage = plan.stages[1]
-    made = pa.record_batch(list(rows(np.arange(300)).values()), schema=ROWS)
+    made = pa.record_batch(list(numbered_rows(300)(np.arange(300)).values()), schema=KEYED_ROWS)
 
     def targets(batches: list[pa.RecordBatch]) -> dict[int, int]:
         tagger = Tagger(plan, stage, stage.inputs[0], 1)
@@ -263,7 +261,7 @@ def test_a_commit_of_spark_that_has_ended_is_not_repeated(tmp_path: Path, monkey
 def test_batch_mode_takes_dynamic_allocation_and_keeps_the_partitions_it_asks_for() -> None:
     options = JobOptions(execution_mode="batch")
     conf = {"spark.dynamicAllocation.enabled": "true", "spark.sql.adaptive.enabled": "true"}
-    spec = Spec("j", 1, "s", "m:f", "", {}, {}, "local[2]", conf, {}, None, "l", None, "", "test")
+    spec = submission(job_id="j", master="local[2]", spark_conf=conf)
     settings = spark_settings(spec, options)
     assert settings["spark.sql.adaptive.enabled"] == "false"
     assert settings["spark.dynamicAllocation.enabled"] == "true"

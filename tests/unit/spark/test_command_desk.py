@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from builders.jobs import submission
 
 from tidegate.coordinator.events import Answer
 from tidegate.coordinator.supervision.supervision_events import AnswerAllOpen
 from tidegate.errors import StoreError
 from tidegate.jobs.layout import JobLayout
-from tidegate.jobs.records import Command, CommandResult, Spec, Withdrawn, decode, encode
+from tidegate.jobs.records import Command, CommandResult, Withdrawn, decode, encode
 from tidegate.jobs.stores.store import Store
 from tidegate.jobs.stores.store_registry import open_store
 from tidegate.spark.driver_loop import command_poller
@@ -59,7 +60,7 @@ class Stale:
         return self._listings.pop() if self._listings else self._store.list(folder)
 
 
-class Rig:
+class DeskHarness:
     def __init__(self) -> None:
         self.store = open_store(f"memory://command-desk-{next(_roots)}")
         self.desks: list[CommandDesk] = []
@@ -79,7 +80,7 @@ class Rig:
             self.store.replace(LAYOUT.bell, command_id.encode())
 
     def desk(self, store: Any = None, now_s: Callable[[], float] = time.time) -> CommandDesk:
-        spec = Spec("job", 1, "s", "m:f", "", {}, {}, "local", {}, {}, None, "l", None, NOW, "test")
+        spec = submission()
         desk = CommandDesk(store or self.store, LAYOUT, spec, 1, lambda: NOW, now_s)
         self.desks.append(desk)
         return desk
@@ -90,10 +91,10 @@ class Rig:
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    rig = Rig()
-    yield rig
-    for desk in rig.desks:
+def harness() -> Iterator[DeskHarness]:
+    harness = DeskHarness()
+    yield harness
+    for desk in harness.desks:
         desk.close()
 
 
@@ -107,158 +108,167 @@ def wait_for(condition: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize(("what", "where"), [("read", "c1.json"), ("exists", "withdrawn")])
-def test_a_command_is_found_although_the_store_stumbled(rig: Rig, what: str, where: str) -> None:
+def test_a_command_is_found_although_the_store_stumbled(harness: DeskHarness, what: str, where: str) -> None:
     """S9.4."""
-    rig.send("c1")
-    desk = rig.desk(Stumbling(rig.store, what, where))
+    harness.send("c1")
+    desk = harness.desk(Stumbling(harness.store, what, where))
     assert [c.command_id for c in wait_for(desk.take)] == ["c1"]
 
 
 @pytest.mark.parametrize("data", [b"", b"no json", b"{}", b'{"record": "command", "v": 99}', b"of another id"])
-def test_a_command_that_cannot_be_read_is_answered_and_keeps_no_other_waiting(rig: Rig, data: bytes) -> None:
+def test_a_command_that_cannot_be_read_is_answered_and_keeps_no_other_waiting(
+    harness: DeskHarness, data: bytes
+) -> None:
     """S9.4: its sender waits for an answer."""
     if data == b"of another id":
         data = encode(Command("c9", "savepoint", {}, 1, NOW, "2999-01-01T00:00:00+00:00", "test"))
-    rig.store.create(LAYOUT.command("c1"), data)
-    rig.store.create(f"{LAYOUT.commands}/no id.json", data)
-    rig.send("c2")
-    desk = rig.desk(Stumbling(rig.store, "create", "c1.result"))
+    harness.store.create(LAYOUT.command("c1"), data)
+    harness.store.create(f"{LAYOUT.commands}/no id.json", data)
+    harness.send("c2")
+    desk = harness.desk(Stumbling(harness.store, "create", "c1.result"))
     assert [c.command_id for c in wait_for(desk.take)] == ["c2"]
-    result = wait_for(lambda: desk.take() or rig.result("c1"))
+    result = wait_for(lambda: desk.take() or harness.result("c1"))
     assert (result.ok, result.code) == (False, "invalid_command")
     assert "c1.json" in result.message
     desk.answer_all(AnswerAllOpen(Answer("", False, "job_ended", "over")))
-    assert [n for n in rig.store.list(LAYOUT.commands) if "result" in n] == ["c1.result.json", "c2.result.json"]
+    assert [n for n in harness.store.list(LAYOUT.commands) if "result" in n] == ["c1.result.json", "c2.result.json"]
 
 
-def test_a_command_for_a_newer_submission_that_this_driver_cannot_read_is_left_to_the_newer_driver(rig: Rig) -> None:
+def test_a_command_for_a_newer_submission_that_this_driver_cannot_read_is_left_to_the_newer_driver(
+    harness: DeskHarness,
+) -> None:
     """S9.2, S9.4."""
-    rig.store.create(LAYOUT.command("c1"), b'{"record": "command", "v": 99, "spec": 2}')
-    rig.send("c2")
-    desk = rig.desk()
+    harness.store.create(LAYOUT.command("c1"), b'{"record": "command", "v": 99, "spec": 2}')
+    harness.send("c2")
+    desk = harness.desk()
     assert [c.command_id for c in wait_for(desk.take)] == ["c2"]
     desk.close()
-    assert rig.result("c1") is None
+    assert harness.result("c1") is None
 
 
-def test_a_fenced_driver_answers_no_command_that_it_cannot_read(rig: Rig) -> None:
+def test_a_fenced_driver_answers_no_command_that_it_cannot_read(harness: DeskHarness) -> None:
     """S9.2, S9.4: the newer one may be able to."""
-    desk = rig.desk()
+    desk = harness.desk()
     desk.abandon()
-    rig.store.create(LAYOUT.command("c1"), b"")
+    harness.store.create(LAYOUT.command("c1"), b"")
     desk.close()
-    assert rig.result("c1") is None
+    assert harness.result("c1") is None
 
 
-def test_an_answer_that_the_store_did_not_take_is_written_later(rig: Rig) -> None:
-    rig.send("c1")
-    desk = rig.desk(Stumbling(rig.store, "create", "c1.result"))
+def test_an_answer_that_the_store_did_not_take_is_written_later(harness: DeskHarness) -> None:
+    harness.send("c1")
+    desk = harness.desk(Stumbling(harness.store, "create", "c1.result"))
     wait_for(desk.take)
     desk.answer(Answer("c1", True, "completed", "done"))
-    assert rig.result("c1") is None
+    assert harness.result("c1") is None
     desk.take()
-    assert wait_for(lambda: rig.result("c1")).ok
+    assert wait_for(lambda: harness.result("c1")).ok
 
 
-def test_a_fenced_driver_answers_nothing_when_it_ends(rig: Rig) -> None:
+def test_a_fenced_driver_answers_nothing_when_it_ends(harness: DeskHarness) -> None:
     """S9.2, S9.4."""
-    rig.send("c1")
-    desk = rig.desk()
+    harness.send("c1")
+    desk = harness.desk()
     wait_for(desk.take)
     desk.abandon()
     desk.close()
-    assert rig.result("c1") is None
+    assert harness.result("c1") is None
 
 
-def test_a_command_for_a_newer_submission_is_left_to_its_driver(rig: Rig) -> None:
+def test_a_command_for_a_newer_submission_is_left_to_its_driver(harness: DeskHarness) -> None:
     """S9.4."""
-    desk = rig.desk()
-    rig.send("newer", spec=2)
-    rig.send("older", spec=0)
-    rig.send("odd", expires_at="soon")
-    wait_for(lambda: desk.take() or (rig.result("older") and rig.result("odd")))
+    desk = harness.desk()
+    harness.send("newer", spec=2)
+    harness.send("older", spec=0)
+    harness.send("odd", expires_at="soon")
+    wait_for(lambda: desk.take() or (harness.result("older") and harness.result("odd")))
     desk.close()
-    assert rig.result("newer") is None
-    assert [(r.code if (r := rig.result(c)) else None) for c in ("older", "odd")] == ["superseded", "invalid_command"]
+    assert harness.result("newer") is None
+    assert [(r.code if (r := harness.result(c)) else None) for c in ("older", "odd")] == [
+        "superseded",
+        "invalid_command",
+    ]
 
 
-def test_a_command_withdrawn_before_a_run_could_take_it_is_not_wanted_and_gets_no_result(rig: Rig) -> None:
+def test_a_command_withdrawn_before_a_run_could_take_it_is_not_wanted_and_gets_no_result(harness: DeskHarness) -> None:
     """S9.4."""
-    rig.send("c1")
-    desk = rig.desk()
+    harness.send("c1")
+    desk = harness.desk()
     wait_for(desk.take)
     assert desk.is_wanted("c1")
-    rig.store.create(LAYOUT.withdrawn("c1"), encode(Withdrawn("c1", NOW, "test")))
+    harness.store.create(LAYOUT.withdrawn("c1"), encode(Withdrawn("c1", NOW, "test")))
     assert not desk.is_wanted("c1")
     desk.close()
-    assert rig.result("c1") is None
+    assert harness.result("c1") is None
 
 
-def test_a_command_that_expired_before_a_run_could_take_it_is_answered_so(rig: Rig) -> None:
+def test_a_command_that_expired_before_a_run_could_take_it_is_answered_so(harness: DeskHarness) -> None:
     """S9.4."""
-    rig.send("c1", expires_at="2030-01-01T00:00:00+00:00")
+    harness.send("c1", expires_at="2030-01-01T00:00:00+00:00")
     clock = iter([1.8e9, 2e9])
-    desk = rig.desk(now_s=lambda: next(clock))
+    desk = harness.desk(now_s=lambda: next(clock))
     wait_for(desk.take)
     assert not desk.is_wanted("c1")
-    result = rig.result("c1")
+    result = harness.result("c1")
     assert result is not None and result.code == "expired"
 
 
-def test_a_command_that_a_run_has_had_does_not_expire_before_the_next_has_it(rig: Rig) -> None:
+def test_a_command_that_a_run_has_had_does_not_expire_before_the_next_has_it(harness: DeskHarness) -> None:
     """S7.7, S9.4: the second try of a stop that took long."""
-    rig.send("c1", expires_at="2030-01-01T00:00:00+00:00")
+    harness.send("c1", expires_at="2030-01-01T00:00:00+00:00")
     clock = iter([1.8e9, 2e9])
-    desk = rig.desk(now_s=lambda: next(clock))
+    desk = harness.desk(now_s=lambda: next(clock))
     wait_for(desk.take)
-    assert desk.is_wanted("c1", begun=True) and rig.result("c1") is None
+    assert desk.is_wanted("c1", begun=True) and harness.result("c1") is None
 
 
-def test_a_command_answered_by_another_driver_is_not_carried_out(rig: Rig) -> None:
+def test_a_command_answered_by_another_driver_is_not_carried_out(harness: DeskHarness) -> None:
     """S9.4: though the listing that found it was stale."""
-    rig.send("c1")
-    rig.send("c2")
-    unanswered = rig.store.list(LAYOUT.commands)
-    rig.store.create(LAYOUT.result("c1"), encode(CommandResult("c1", True, "completed", "done", {}, 7, NOW)))
-    desk = rig.desk(Stale(rig.store, unanswered))
+    harness.send("c1")
+    harness.send("c2")
+    unanswered = harness.store.list(LAYOUT.commands)
+    harness.store.create(LAYOUT.result("c1"), encode(CommandResult("c1", True, "completed", "done", {}, 7, NOW)))
+    desk = harness.desk(Stale(harness.store, unanswered))
     assert [c.command_id for c in wait_for(desk.take)] == ["c2"]
     desk.close()
-    result = rig.result("c1")
+    result = harness.result("c1")
     assert result is not None and result.generation == 7
 
 
-def test_a_command_whose_client_died_before_it_rang_is_found(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_whose_client_died_before_it_rang_is_found(
+    harness: DeskHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """S9.4."""
     monkeypatch.setattr(command_poller, "POLLS_PER_LOOK", 2)
     monkeypatch.setattr(command_poller, "POLL_S", 0.01)
-    desk = rig.desk()
-    rig.send("c1")
+    desk = harness.desk()
+    harness.send("c1")
     assert [c.command_id for c in wait_for(desk.take)] == ["c1"]
-    rig.send("c2", ring=False)
+    harness.send("c2", ring=False)
     assert [c.command_id for c in wait_for(desk.take)] == ["c2"]
 
 
-def test_commands_that_come_together_are_taken_as_they_were_issued(rig: Rig) -> None:
-    rig.send("savepoint-1", issued_at="2026-01-01T00:00:01.000Z")
-    rig.send("cancel-1", issued_at="2026-01-01T00:00:02.000Z")
-    assert [c.command_id for c in wait_for(rig.desk().take)] == ["savepoint-1", "cancel-1"]
+def test_commands_that_come_together_are_taken_as_they_were_issued(harness: DeskHarness) -> None:
+    harness.send("savepoint-1", issued_at="2026-01-01T00:00:01.000Z")
+    harness.send("cancel-1", issued_at="2026-01-01T00:00:02.000Z")
+    assert [c.command_id for c in wait_for(harness.desk().take)] == ["savepoint-1", "cancel-1"]
 
 
-def test_a_command_under_anothers_name_is_not_taken(rig: Rig) -> None:
-    rig.store.create(LAYOUT.command("mine"), encode(Command("other", "cancel", {}, 1, NOW, NOW, "test")))
-    rig.send("c1")
-    assert [c.command_id for c in wait_for(rig.desk().take)] == ["c1"]
+def test_a_command_under_anothers_name_is_not_taken(harness: DeskHarness) -> None:
+    harness.store.create(LAYOUT.command("mine"), encode(Command("other", "cancel", {}, 1, NOW, NOW, "test")))
+    harness.send("c1")
+    assert [c.command_id for c in wait_for(harness.desk().take)] == ["c1"]
 
 
-def test_commands_that_come_after_the_jobs_end_are_answered_as_those_before_it(rig: Rig) -> None:
+def test_commands_that_come_after_the_jobs_end_are_answered_as_those_before_it(harness: DeskHarness) -> None:
     """S9.4."""
-    desk = rig.desk()
+    desk = harness.desk()
     farewell = AnswerAllOpen(Answer("", False, "job_ended", "over"), {"cancel": Answer("", True, "canceled", "done")})
-    rig.send("c1", verb="cancel")
+    harness.send("c1", verb="cancel")
     wait_for(desk.take)
     desk.answer_all(farewell)
-    rig.send("c2", verb="cancel")
-    rig.send("c3")
+    harness.send("c2", verb="cancel")
+    harness.send("c3")
     wait_for(lambda: len(desk.take()) or None)
     desk.close()
-    assert [r.code for c in ("c1", "c2") if (r := rig.result(c))] == ["canceled", "canceled"]
+    assert [r.code for c in ("c1", "c2") if (r := harness.result(c))] == ["canceled", "canceled"]

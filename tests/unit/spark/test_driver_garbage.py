@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +33,7 @@ def build(args):
 NOW = "2026-11-21T09:25:00.000Z"
 
 
-@pytest.fixture(autouse=True)
-def own_signal_handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, how in before.items():
-        signal.signal(number, how)
+pytestmark = pytest.mark.usefixtures("own_signal_handlers")
 
 
 class Left:

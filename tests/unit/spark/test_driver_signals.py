@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,12 +21,7 @@ def build(args):
 """
 
 
-@pytest.fixture(autouse=True)
-def own_signal_handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, how in before.items():
-        signal.signal(number, how)
+pytestmark = pytest.mark.usefixtures("own_signal_handlers")
 
 
 def test_sigterm_while_the_pipeline_is_built_ends_the_driver_at_once_with_a_status(tmp_path: Path) -> None:

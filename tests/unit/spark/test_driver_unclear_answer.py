@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +28,7 @@ def build(args):
 """
 
 
-@pytest.fixture(autouse=True)
-def own_signal_handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, how in before.items():
-        signal.signal(number, how)
+pytestmark = pytest.mark.usefixtures("own_signal_handlers")
 
 
 class DeafSupervision:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,12 +29,7 @@ def build(args):
 """
 
 
-@pytest.fixture(autouse=True)
-def own_signal_handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, how in before.items():
-        signal.signal(number, how)
+pytestmark = pytest.mark.usefixtures("own_signal_handlers")
 
 
 class Submitted:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 import threading
 from datetime import timedelta
@@ -27,14 +25,6 @@ class Exited(BaseException):
 def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
-
-
-@pytest.fixture
-def dead_process() -> int:
-    """Id of a process that has ended."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
 
 
 def test_the_folder_of_a_killed_slot_is_removed_by_the_next(disk: Path, dead_process: int) -> None:

@@ -6,25 +6,16 @@ import queue
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from builders.subtasks import memory_slot
 
 from tidegate.channel.control.protocol import Cancel, LetFinish
-from tidegate.jobs.stores.in_memory import MemoryStore
 from tidegate.spark.slot_entry import SlotMail
-from tidegate.subtask.slot import Slot, Wake
+from tidegate.subtask.slot import Slot
 
 
 def slot() -> Slot:
     """A slot whose loop is over at once: it hosts nothing."""
-    return Slot(
-        run_id="r",
-        generation=1,
-        send=lambda message: None,
-        open_location=lambda location: (MemoryStore(), location),
-        threshold_bytes=0,
-        writers=ThreadPoolExecutor(1),
-        now_ms=lambda: 0,
-        wake=Wake(),
-    )
+    return memory_slot(writers=ThreadPoolExecutor(1))
 
 
 def test_what_comes_before_the_loop_is_handed_to_it() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +14,7 @@ from tidegate.spark.driver import Driver, main
 EXIT_FENCED = 13
 
 
-@pytest.fixture(autouse=True)
-def own_signal_handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, how in before.items():
-        signal.signal(number, how)
+pytestmark = pytest.mark.usefixtures("own_signal_handlers")
 
 
 def submitted(tmp_path: Path) -> JobClient:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from builders.jobs import submission
 
 from tidegate.coordinator import events as ev
 from tidegate.coordinator.driver_job import Job
@@ -52,7 +53,7 @@ class FakeJob:
         self.store, self.layout = open_store(self.root), LAYOUT
         given = {"restart_delay": "10 ms", "sigterm_timeout": "1 min", **options}
         self.options = JobOptions(**given)
-        self.spec = Spec("job", 1, "s", "m:f", "", {}, {}, "local", {}, {}, None, "l", None, NOW, "test")
+        self.spec = submission()
         nonces = map(str, itertools.count())
         self.log = DecisionLog(self.store, LAYOUT, lambda: NOW, lambda: next(nonces))
         self.reign = self.log.reign(spec=1, launch=1)

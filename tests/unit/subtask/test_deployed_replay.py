@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from builders.subtasks import memory_slot, no_location
 
 from tidegate.api.aggregates import count
 from tidegate.api.pipeline import Pipeline
@@ -19,11 +20,9 @@ from tidegate.plan.execution_plan import plan
 from tidegate.snapshot.channel_state import InFlight, channel_part
 from tidegate.snapshot.parts import StatePart
 from tidegate.subtask.deployment import Deployment, deploy
-from tidegate.subtask.slot import Slot, Wake
 from tidegate.subtask.snapshots.restored_state import Restored
 from tidegate.subtask.subtask import Subtask
 from tidegate.testing.collect_sink import CollectSink
-from tidegate.testing.in_process_job import InlineExecutor
 
 SCHEMA = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("ms"))])
 NAMES = pa.schema([("k", pa.int64()), ("name", pa.string())])
@@ -55,16 +54,7 @@ def deployed(
     """Subtasks by uid of the chain's head, and index."""
     graph = pipeline().build()
     execution = plan(graph, parallelism, 16)
-    slot = Slot(
-        run_id="r",
-        generation=1,
-        send=lambda message: None,
-        open_location=lambda location: (_ for _ in ()).throw(AssertionError(location)),
-        threshold_bytes=1,
-        writers=InlineExecutor(),
-        now_ms=lambda: 0,
-        wake=Wake(),
-    )
+    slot = memory_slot(open_location=no_location)
     deployment = Deployment(
         job_id="job",
         lineage="lineage",

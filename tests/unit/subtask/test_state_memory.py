@@ -7,14 +7,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from builders.subtasks import memory_slot, no_location
 
 import tidegate as td
 from tidegate.plan.execution_plan import plan
 from tidegate.state.keyed_state import KeyedStateBackend
 from tidegate.subtask.deployment import Deployment, deploy
-from tidegate.subtask.slot import Slot, Wake
 from tidegate.testing.collect_sink import CollectSink
-from tidegate.testing.in_process_job import InlineExecutor
 
 SCHEMA = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("ms"))])
 
@@ -32,16 +31,7 @@ def shares(draw: Callable[[td.Pipeline], td.Stream], state_backend: Any = "heap"
     p = td.Pipeline()
     draw(p).write(CollectSink("state-memory"), uid="out")
     graph = p.build()
-    slot = Slot(
-        run_id="r",
-        generation=1,
-        send=lambda message: None,
-        open_location=lambda location: (_ for _ in ()).throw(AssertionError(location)),
-        threshold_bytes=1,
-        writers=InlineExecutor(),
-        now_ms=lambda: 0,
-        wake=Wake(),
-    )
+    slot = memory_slot(open_location=no_location)
     deployment = Deployment(
         job_id="job",
         lineage="lineage",

@@ -8,11 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from builders.subtasks import memory_slot
 
 from tidegate.channel.control.protocol import Acknowledged, Declined, SlotMessage, SubtaskCommitted
-from tidegate.jobs.stores.in_memory import MemoryStore
 from tidegate.snapshot.parts import StatePart
-from tidegate.subtask.slot import Slot, Wake
 from tidegate.subtask.snapshots.snapshot_writer import SnapshotPlace
 from tidegate.subtask.snapshots.writer_threads import side_by_side
 from tidegate.testing.in_process_job import InlineExecutor
@@ -22,22 +21,13 @@ MEET_S = 20.0
 STATE = pa.table({"v": [1]})
 
 
-class SlotOf:
+class BareSlot:
     """A slot without subtasks, and what it told the driver."""
 
     def __init__(self, writers: Executor) -> None:
         self.sent: list[dict[str, Any]] = []
         self.told = threading.Event()
-        self.slot = Slot(
-            run_id="run",
-            generation=1,
-            send=self.send,
-            open_location=lambda path: (MemoryStore("writing"), path),
-            threshold_bytes=1 << 20,
-            writers=writers,
-            now_ms=lambda: 0,
-            wake=Wake(),
-        )
+        self.slot = memory_slot(send=self.send, writers=writers)
         self.slot._places[1] = SnapshotPlace(1, "chk-1", False)
 
     def send(self, message: SlotMessage) -> None:
@@ -58,11 +48,11 @@ def test_the_states_of_a_chain_are_written_side_by_side_and_acknowledged_as_one(
         return [StatePart(f"state-{n}", "list", STATE)]
 
     with ThreadPoolExecutor(3) as writers:
-        rig = SlotOf(writers)
+        bare = BareSlot(writers)
         parts = [(f"op-{n}", lambda n=n: stage(n)) for n in range(3)]
-        rig.slot.write_snapshot((0, 0), 1, parts, {}, True, lambda _: None)  # type: ignore[arg-type]
-        ack = rig.await_message()
-    assert len(rig.sent) == 1
+        bare.slot.write_snapshot((0, 0), 1, parts, {}, True, lambda _: None)  # type: ignore[arg-type]
+        ack = bare.await_message()
+    assert len(bare.sent) == 1
     assert (type(ack), list(ack.operators), ack.finished) == (Acknowledged, ["op-0", "op-1", "op-2"], True)
     assert ack.metrics["bytes"] == sum(handle["size_bytes"] for handle in ack.operators.values()) > 0
 
@@ -72,12 +62,12 @@ def test_the_commits_of_a_chain_run_side_by_side_and_are_reported_when_the_last_
     meeting = threading.Barrier(3)
     done: list[str] = []
     with ThreadPoolExecutor(3) as writers:
-        rig = SlotOf(writers)
+        bare = BareSlot(writers)
         works = [lambda: meeting.wait(MEET_S)] * 3
-        rig.slot.commit((0, 0), 1, works, lambda: done.append("done"))  # type: ignore[arg-type]
-        assert rig.await_message() == SubtaskCommitted((0, 0), 1)
-    rig.slot.pump()
-    assert len(rig.sent) == 1 and done == ["done"], "`done` is for the loop"
+        bare.slot.commit((0, 0), 1, works, lambda: done.append("done"))  # type: ignore[arg-type]
+        assert bare.await_message() == SubtaskCommitted((0, 0), 1)
+    bare.slot.pump()
+    assert len(bare.sent) == 1 and done == ["done"], "`done` is for the loop"
 
 
 def test_a_state_that_cannot_be_written_declines_the_snapshot_once_and_acknowledges_nothing() -> None:
@@ -87,10 +77,10 @@ def test_a_state_that_cannot_be_written_declines_the_snapshot_once_and_acknowled
         raise OSError("disk full")
 
     for failing in range(3):
-        rig = SlotOf(InlineExecutor())
+        bare = BareSlot(InlineExecutor())
         parts = [(f"op-{n}", fail if n >= failing else list) for n in range(3)]
-        rig.slot.write_snapshot((0, 0), 1, parts, {}, False, lambda _: None)  # type: ignore[arg-type]
-        (decline,) = rig.sent
+        bare.slot.write_snapshot((0, 0), 1, parts, {}, False, lambda _: None)  # type: ignore[arg-type]
+        (decline,) = bare.sent
         assert isinstance(decline, Declined) and "disk full" in decline.reason
 
 
@@ -100,11 +90,11 @@ def test_a_commit_that_fails_ends_the_run_and_reports_nothing_as_committed() -> 
     def fail() -> None:
         raise OSError("network down")
 
-    rig = SlotOf(InlineExecutor())
-    rig.slot.commit((0, 0), 1, [lambda: None, fail, fail], lambda: pytest.fail("not committed"))
+    bare = BareSlot(InlineExecutor())
+    bare.slot.commit((0, 0), 1, [lambda: None, fail, fail], lambda: pytest.fail("not committed"))
     with pytest.raises(OSError, match="network down"):
-        rig.slot.pump()
-    assert rig.sent == []
+        bare.slot.pump()
+    assert bare.sent == []
 
 
 def test_what_is_done_comes_in_the_order_of_the_works_whatever_ended_first() -> None:
