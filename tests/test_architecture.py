@@ -161,6 +161,49 @@ def test_names_are_taken_apart_at_case_and_underscore(name: str, expected: set[s
     assert words(name) == expected
 
 
+def calls(path: Path) -> Iterator[tuple[int, str, str]]:
+    """Line, function and arguments of every call in `path`, as source."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            yield node.lineno, ast.unparse(node.func), ", ".join(map(ast.unparse, node.args))
+
+
+def test_a_package_has_one_logger() -> None:
+    """Of its name: `tidegate.coordinator` also for packages inside it, `airflow_tidegate` for modules beside them."""
+    loggers = Counter(
+        (".".join(path.relative_to(package.parent).parts[:-1][:2]), name)
+        for package in PACKAGES
+        for path in package.rglob("*.py")
+        if path.name != "log_format.py"
+        for _, function, name in calls(path)
+        if function.endswith("getLogger")
+    )
+    assert len(loggers) >= 10
+    assert [name for package, name in loggers if name != repr(package)] == []
+
+
+def test_what_goes_wrong_is_logged_and_not_printed() -> None:
+    """ruff's T20 holds the same of `print`."""
+    wrong = [
+        f"{short(path)}:{line}"
+        for path in modules()
+        if not path.is_relative_to(PACKAGES[0] / "cli")
+        for line, function, _ in calls(path)
+        if function.startswith("traceback.print_") or function in {"sys.stdout.write", "sys.stderr.write"}
+    ]
+    assert wrong == []
+
+
+def test_decisions_of_the_coordinator_are_not_logged_where_they_are_made() -> None:
+    """Pure modules return actions or remarks; whoever carries them out logs."""
+    logging_modules = {
+        path.relative_to(PACKAGES[0] / "coordinator").as_posix()
+        for path in (PACKAGES[0] / "coordinator").rglob("*.py")
+        if any(name == "logging" for _, name in imports(path))
+    }
+    assert logging_modules == {"driver_job.py", "garbage/shared_files.py", "late_commit.py"}
+
+
 def test_no_test_is_skipped_or_expected_to_fail() -> None:
     allowed = {Path(__file__).name}
     wrong = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import threading
 import traceback
@@ -16,6 +17,9 @@ import pyarrow as pa
 
 from tidegate.connectors.interface import Boundedness, Polled, Source, SourceContext, SourceReader, Split
 from tidegate.errors import PipelineError
+from tidegate.log_format import context
+
+logger = logging.getLogger("tidegate.connectors")
 
 ENTRY_BYTES = 512
 """What an entry counts besides its records, bytes: bounds how many entries without records can wait."""
@@ -401,8 +405,8 @@ class PushReader(SourceReader):
         return {"buffered_bytes": self._handover.queued_bytes}
 
     def close(self) -> None:
-        """End the pusher's thread and wait for it, a bounded time; one that goes on is named on standard error, with
-        where it stands. It can emit nothing any more."""
+        """End the pusher's thread and wait for it, a bounded time; one that goes on is logged, with where it
+        stands. It can emit nothing any more."""
         if self._closed:
             return
         self._closed = True
@@ -455,9 +459,12 @@ class PushReader(SourceReader):
     def _name_the_living(self, thread: threading.Thread) -> None:
         frame = sys._current_frames().get(thread.ident or 0)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
-        print(
-            f"tidegate: the pusher {type(self._pusher).__name__} of {self._where} did not end within "
-            f"{self._stop_s:g} s; make its stop() end what its run() waits for. It stands at:\n{stack}",
-            file=sys.stderr,
-            flush=True,
+        logger.warning(
+            "the pusher %s of %s did not end within %g s; make its stop() end what its run() waits for. "
+            "It stands at:\n%s",
+            type(self._pusher).__name__,
+            self._where,
+            self._stop_s,
+            stack.rstrip(),
+            extra=context(operator=self._ctx.uid, subtask=self._ctx.subtask),
         )

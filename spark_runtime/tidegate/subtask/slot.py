@@ -5,8 +5,8 @@ Threads around it only append to the inbox and wake it; everything else happens 
 
 from __future__ import annotations
 
+import logging
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -43,6 +43,7 @@ from tidegate.channel.control.protocol import (
 )
 from tidegate.channel.elements import MAX_WATERMARK, SAVEPOINTS, CheckpointBarrier
 from tidegate.jobs.options import SnapshotCompression
+from tidegate.log_format import context
 from tidegate.operators.stream_operator import CommitPermit
 from tidegate.snapshot.blobs import BlobFile
 from tidegate.snapshot.handles import OpenLocation
@@ -51,6 +52,8 @@ from tidegate.snapshot.parts import AsyncSnapshot
 from tidegate.subtask.snapshots.snapshot_writer import SnapshotPlace, SnapshotWriter, Written
 from tidegate.subtask.snapshots.writer_threads import side_by_side
 from tidegate.subtask.subtask import Subtask
+
+logger = logging.getLogger("tidegate.subtask")
 
 TELL_EVERY_MS = 200
 """How often a slot tells the driver of its sources' watermarks at most: how far a source may run beyond its drift."""
@@ -264,7 +267,8 @@ class Slot:
             self.tell(partial(over, checkpoint_id))
 
         def failed(error: Exception) -> None:
-            traceback.print_exception(error)
+            place = context(checkpoint=checkpoint_id, operator=",".join(uid for uid, _ in parts), subtask=subtask[1])
+            logger.error("the snapshot could not be written", exc_info=error, extra=place)
             self.decline(subtask, checkpoint_id, f"state could not be written: {type(error).__name__}: {error}")
             self.tell(partial(over, checkpoint_id))
 
@@ -415,12 +419,12 @@ class Slot:
         return min(IDLE_WAIT_S, max(0.0, (min(times) - self._now_ms()) / 1000))
 
     def close(self) -> None:
-        """Close every subtask; errors are printed, since the run's own outcome matters more."""
+        """Close every subtask; errors are logged, since the run's own outcome matters more."""
         for subtask in self._subtasks:
             try:
                 subtask.close()
             except Exception:
-                traceback.print_exc()
+                logger.exception("closing failed", extra=context(subtask=subtask.subtask[1]))
 
     def metrics(self) -> SlotMetrics:
         """For the heartbeat."""
