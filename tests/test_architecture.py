@@ -20,6 +20,10 @@ import import_graph  # noqa: E402
 PACKAGES = (REPOSITORY / "spark_runtime" / "tidegate", REPOSITORY / "provider" / "airflow_tidegate")
 # Modules in one folder, `__init__` aside: above this, a stranger no longer finds the right one.
 LARGEST_FOLDER = 20
+# Lines of a function, its docstring aside: what one sees whole.
+LONGEST_FUNCTION = 60
+# Functions that ruff's rules on complexity let pass, with a reason each.
+MOST_EXCEPTIONS = 10
 EMPTY_NAMES = {"manager", "handler", "helper", "helpers", "utils", "util", "common", "core", "misc", "engine", "impl"}
 CODE_RUNNING_FORMATS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 # All that the provider may import of the runtime: the job directory, and what it is made of.
@@ -132,6 +136,52 @@ def test_the_runtime_measures_no_timeout_by_a_clock_that_can_be_set() -> None:
 def test_no_folder_has_more_modules_than_one_looks_through() -> None:
     sizes = Counter(short(path.parent) for path in modules() if path.name != "__init__.py")
     assert {folder: n for folder, n in sizes.items() if n > LARGEST_FOLDER} == {}
+
+
+def python_files() -> list[Path]:
+    """All of the repository, tests and tools included."""
+    folders = ("benchmarks", "dags", "provider", "spark_runtime", "tests", "tools")
+    return sorted(path for folder in folders for path in (REPOSITORY / folder).rglob("*.py"))
+
+
+def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """From the first statement to the last; a docstring is none."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return 0 if not body else (function.end_lineno or 0) - body[0].lineno + 1
+
+
+def test_no_function_is_longer_than_one_sees() -> None:
+    found = [
+        (lines_of(node), f"{short(path)}:{node.lineno} {node.name}")
+        for path in python_files()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    assert len(found) > 5_000
+    assert [entry for entry in found if entry[0] > LONGEST_FUNCTION] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [("def f():\n    a\n    b", 2), ('def f(\n    a,\n):\n    """Of it."""\n    return (\n        a\n    )', 3)],
+)
+def test_a_function_is_as_long_as_its_statements(source: str, lines: int) -> None:
+    (function,) = ast.parse(source).body
+    assert isinstance(function, ast.FunctionDef) and lines_of(function) == lines
+
+
+def test_few_functions_are_excepted_from_the_limits_of_complexity_and_each_for_a_reason() -> None:
+    excepted = [
+        f"{short(path)}:{number} {line.partition('# noqa')[2]}"
+        for path in python_files()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(r"# noqa: (?:[A-Z]+\d+, )*(?:C901|PLR09\d\d)\b", line)
+    ]
+    assert 0 < len(excepted) <= MOST_EXCEPTIONS
+    assert [one for one in excepted if not re.search(r" - \w+ \w+", one)] == []
+    text = (REPOSITORY / "ruff.toml").read_text(encoding="utf-8")
+    ignored = text.partition("[lint.per-file-ignores]")[2].partition("[lint.mccabe]")[0] + text.partition("ignore =")[2]
+    assert "C901" not in ignored and "PLR09" not in ignored
 
 
 def test_module_and_class_names_say_what_they_hold() -> None:

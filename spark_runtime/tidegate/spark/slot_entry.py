@@ -153,6 +153,7 @@ def slot_main(parameters: SlotParameters, _partition: Iterable[int]) -> Iterator
     faulthandler.enable()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     set_up(parameters.log_format, job=parameters.job_id, generation=parameters.generation, slot=index)
+    logger.info("slot of run %s on %s, process %d", parameters.run_id, socket.gethostname(), os.getpid())
     process = SlotProcess(parameters, index, host)
     try:
         process.run()
@@ -205,7 +206,6 @@ class SlotProcess:
         threading.Thread(target=self._watch, name="slot-watch", daemon=True).start()
         try:
             where = f"job {self._parameters.job_id}, slot {self._index} on {socket.gethostname()}"
-            logger.info("slot of run %s on %s, process %d", self._parameters.run_id, socket.gethostname(), os.getpid())
             check_versions(self._parameters.versions, own_versions(), where)
             graph, execution = self._build()
             compile_all()

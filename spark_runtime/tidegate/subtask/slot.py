@@ -310,7 +310,7 @@ class Slot:
                 self._on_message(message)
         return any_taken
 
-    def _on_message(self, message: DriverMessage) -> None:
+    def _on_message(self, message: DriverMessage) -> None:  # noqa: C901, PLR0912 - one case per message
         match message:
             case Trigger():
                 self._on_trigger(message)

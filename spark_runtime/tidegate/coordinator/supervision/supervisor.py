@@ -136,7 +136,9 @@ class Supervisor:
 
     # ------------------------------------------------------------ entry
 
-    def handle(self, event: SupervisionEvent, now_ms: int) -> list[SupervisionAction]:
+    def handle(  # noqa: C901, PLR0911, PLR0912 - one case per event
+        self, event: SupervisionEvent, now_ms: int
+    ) -> list[SupervisionAction]:
         """Take one event; the actions are to be carried out in order."""
         if self._farewell is not None:
             return [AnswerCommand(self._farewell.to(event.command))] if isinstance(event, CommandArrived) else []

@@ -181,7 +181,7 @@ class Supervision:
 
     # ------------------------------------------------------------ actions
 
-    def _carry_out(self, action: sv.SupervisionAction) -> None:
+    def _carry_out(self, action: sv.SupervisionAction) -> None:  # noqa: C901, PLR0912 - one case per action
         job = self._job
         match action:
             case sv.WaitForSlots():
@@ -332,17 +332,7 @@ class Supervision:
         attempt = self._new_attempt(
             session,
             job.options,
-            {
-                "root": job.root,
-                "storage_options": job.storage_options,
-                "job_id": job.spec.job_id,
-                "spec": job.spec.number,
-                "generation": job.reign.generation,
-                "run_id": run_id,
-                "digest": job.plan.digest,
-                "schemas": found_schemas(graph_document(job.graph)),
-                "log_format": job.options.log_format,
-            },
+            self._slot_parameters(run_id),
             master=job.spec.master,
             make_run=make_run,
             assignments=assign(fresh_splits(splits, restore), job.plan.parallelism),
@@ -353,6 +343,21 @@ class Supervision:
             on_round=self._on_round,
         )
         return attempt, _as_stop_point(found[0]) if found else None
+
+    def _slot_parameters(self, run_id: str) -> Mapping[str, Any]:
+        """See `Attempt`."""
+        job = self._job
+        return {
+            "root": job.root,
+            "storage_options": job.storage_options,
+            "job_id": job.spec.job_id,
+            "spec": job.spec.number,
+            "generation": job.reign.generation,
+            "run_id": run_id,
+            "digest": job.plan.digest,
+            "schemas": found_schemas(graph_document(job.graph)),
+            "log_format": job.options.log_format,
+        }
 
     def _is_wanted(self, request: ev.Wish) -> bool:
         """Whether the command that waits for the answer, if there is one, may still be carried out (S9.4)."""
